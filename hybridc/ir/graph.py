@@ -1,0 +1,113 @@
+"""What is computed: kernels and the tensors between them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+
+class Device(StrEnum):
+    """A place where kernels run and buffers live."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+class Role(StrEnum):
+    """What a tensor is to the user of the model."""
+
+    INPUT = "input"
+    WEIGHT = "weight"
+    ACTIVATION = "activation"
+    STATE = "state"
+    OUTPUT = "output"
+
+
+def dtype_bits(dtype: str) -> int:
+    """Bits of one element of a dtype name such as `float32`, `int8` or `bool` (one byte)."""
+    if dtype == "bool":
+        return 8
+    digits = re.search(r"(\d+)", dtype)
+    if digits is None:
+        raise ValueError(f"dtype {dtype!r} has no fixed size")
+    return int(digits.group(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One value with storage of its own. Reshapes of it are views, not tensors."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+    @property
+    def size_bytes(self) -> int:
+        return (math.prod(self.shape) * dtype_bits(self.dtype) + 7) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One call of a compiled function.
+
+    `may_overwrite` pairs an output with an input whose bytes it may take, if that input is not
+    needed afterwards: every element is read by the very iteration that writes its place.
+    `workspace_bytes` and `devices` tell, per device, the scratch memory and whether the kernel has code.
+    """
+
+    name: str
+    function: str
+    """Name of the distinct function; kernels of the same shapes share one."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    may_overwrite: tuple[tuple[str, str], ...] = ()
+    flops: int = 0
+    bytes_moved: int = 0
+    gpu_workspace_bytes: int = 0
+    cpu_workspace_bytes: int = 0
+    devices: tuple[Device, ...] = (Device.GPU, Device.CPU)
+    origins: tuple[str, ...] = ()
+    """Names of the ONNX nodes it computes."""
+
+    def workspace_bytes(self, device: Device) -> int:
+        return self.gpu_workspace_bytes if device is Device.GPU else self.cpu_workspace_bytes
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Kernels in an order that can be executed, and every tensor they touch.
+
+    `inputs` and `outputs` name tensors in the order of the model's interface; an output may be an
+    input, a weight, or named twice. Inputs, weights and states start on the host; outputs end there.
+    """
+
+    kernels: tuple[Kernel, ...]
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @cached_property
+    def tensor(self) -> dict[str, Tensor]:
+        return {t.name: t for t in self.tensors}
+
+    @cached_property
+    def kernel(self) -> dict[str, Kernel]:
+        return {k.name: k for k in self.kernels}
+
+    @cached_property
+    def producer(self) -> dict[str, int]:
+        """Position of the kernel that writes a tensor; inputs and weights have none."""
+        return {name: i for i, kernel in enumerate(self.kernels) for name in kernel.outputs}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[int, ...]]:
+        """Positions of the kernels that read a tensor, in order."""
+        found: dict[str, list[int]] = {t.name: [] for t in self.tensors}
+        for i, kernel in enumerate(self.kernels):
+            for name in dict.fromkeys(kernel.inputs):
+                found[name].append(i)
+        return {name: tuple(positions) for name, positions in found.items()}

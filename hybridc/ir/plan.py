@@ -1,0 +1,193 @@
+"""Where and when it is computed: ordered steps, and the buffers they use.
+
+Four lanes run side by side: GPU, CPU, host-to-device and device-to-host. Within a lane steps run in
+order; between lanes only `waits` order them. Steps are listed in one order that keeps both, and the
+host issues them in that order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hybridc.ir.graph import Device
+
+SCHEMA_VERSION = 1
+ALIGNMENT_BYTES = 256
+"""Offsets in an arena are multiples of this: what CUDA gives a fresh allocation, and four cache lines."""
+
+
+class Lane(StrEnum):
+    """A queue of steps that run one after the other."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    H2D = "h2d"
+    D2H = "d2h"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a kernel on a device."""
+
+    kernel: str
+    device: Device
+    waits: tuple[int, ...] = ()
+    """Positions of earlier steps, of other lanes, that must have ended."""
+
+    @property
+    def lane(self) -> Lane:
+        return Lane.GPU if self.device is Device.GPU else Lane.CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy a tensor from one device's memory to the other's."""
+
+    tensor: str
+    source: Device
+    target: Device
+    waits: tuple[int, ...] = ()
+
+    @property
+    def lane(self) -> Lane:
+        return Lane.H2D if self.target is Device.GPU else Lane.D2H
+
+
+Step = Run | Copy
+
+
+class BufferKind(StrEnum):
+    """Why bytes are held."""
+
+    TENSOR = "tensor"
+    WEIGHT = "weight"
+    WORKSPACE = "workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes of one device's arena, held from the begin of `first_step` to the end of `last_step`.
+
+    One for each stay of a tensor on a device, and one for a kernel's workspace (`tensor` is then the
+    kernel's name). What is there before the first step (inputs on the host, weights) has
+    `first_step` -1; what must outlive the run (outputs on the host, weights) has `last_step` equal to
+    the number of steps. Weights that CPU kernels read are mapped from the file and have no buffer.
+    """
+
+    tensor: str
+    kind: BufferKind
+    device: Device
+    offset_bytes: int
+    size_bytes: int
+    first_step: int
+    last_step: int
+
+    @property
+    def end_bytes(self) -> int:
+        return self.offset_bytes + self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One allocation per device that holds all its buffers."""
+
+    device: Device
+    size_bytes: int
+    lower_bound_bytes: int
+    """The largest sum of aligned bytes live at one step: no packing of these buffers can be smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is decided about one graph for one machine and budget."""
+
+    steps: tuple[Step, ...]
+    buffers: tuple[Buffer, ...]
+    arenas: tuple[Arena, ...]
+    """One for each device of the target, GPU first."""
+    budget_bytes: int | None
+    """GPU bytes promised never to be exceeded; None where there is no limit or no GPU."""
+    step_us: tuple[float, ...]
+    """Predicted time of each step by itself."""
+    makespan_us: float
+    """Predicted time of a run, lanes side by side."""
+
+    def arena_bytes(self, device: Device) -> int:
+        return next((a.size_bytes for a in self.arenas if a.device is device), 0)
+
+    def device_of(self) -> dict[str, Device]:
+        """Device of every kernel."""
+        return {s.kernel: s.device for s in self.steps if isinstance(s, Run)}
+
+
+def align(size_bytes: int) -> int:
+    """Round up to a multiple of `ALIGNMENT_BYTES`."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain JSON values; `plan_from_json` is its inverse."""
+
+    def step(s: Step) -> dict[str, Any]:
+        if isinstance(s, Run):
+            return {"run": s.kernel, "device": s.device.value, "waits": list(s.waits)}
+        return {"copy": s.tensor, "source": s.source.value, "target": s.target.value, "waits": list(s.waits)}
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "budget_bytes": plan.budget_bytes,
+        "makespan_us": plan.makespan_us,
+        "arenas": [
+            {"device": a.device.value, "size_bytes": a.size_bytes, "lower_bound_bytes": a.lower_bound_bytes}
+            for a in plan.arenas
+        ],
+        "steps": [step(s) | {"us": us} for s, us in zip(plan.steps, plan.step_us, strict=True)],
+        "buffers": [
+            {
+                "tensor": b.tensor,
+                "kind": b.kind.value,
+                "device": b.device.value,
+                "offset_bytes": b.offset_bytes,
+                "size_bytes": b.size_bytes,
+                "first_step": b.first_step,
+                "last_step": b.last_step,
+            }
+            for b in plan.buffers
+        ],
+    }
+
+
+def plan_from_json(data: dict[str, Any]) -> Plan:
+    """Read a plan back. Raises KeyError, TypeError or ValueError on anything that is not one."""
+    if data["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"plan schema {data['schema_version']} is not {SCHEMA_VERSION}")
+
+    def step(s: dict[str, Any]) -> Step:
+        waits = tuple(int(w) for w in s["waits"])
+        if "run" in s:
+            return Run(s["run"], Device(s["device"]), waits)
+        return Copy(s["copy"], Device(s["source"]), Device(s["target"]), waits)
+
+    def buffer(b: dict[str, Any]) -> Buffer:
+        return Buffer(
+            b["tensor"],
+            BufferKind(b["kind"]),
+            Device(b["device"]),
+            int(b["offset_bytes"]),
+            int(b["size_bytes"]),
+            int(b["first_step"]),
+            int(b["last_step"]),
+        )
+
+    return Plan(
+        steps=tuple(step(s) for s in data["steps"]),
+        buffers=tuple(buffer(b) for b in data["buffers"]),
+        arenas=tuple(
+            Arena(Device(a["device"]), int(a["size_bytes"]), int(a["lower_bound_bytes"])) for a in data["arenas"]
+        ),
+        budget_bytes=None if data["budget_bytes"] is None else int(data["budget_bytes"]),
+        step_us=tuple(float(s["us"]) for s in data["steps"]),
+        makespan_us=float(data["makespan_us"]),
+    )
