@@ -1,0 +1,118 @@
+"""Targets: `[cuda[:ARCH,...]+]ISA`, for example `cuda+avx2`, `cuda:sm_80,sm_90+avx512`, `avx2`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridc.errors import DeviceError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """An x86 instruction set as a schedule and LLVM need to know it."""
+
+    name: str
+    mcpu: str
+    """LLVM's name of the oldest processor that has it."""
+    mattr: tuple[str, ...]
+    vector_bits: int
+    vector_registers: int
+    cpu_flags: tuple[str, ...]
+    """Flags of /proc/cpuinfo that a processor must have to run it."""
+
+    def lanes(self, dtype_bits: int = 32) -> int:
+        """Elements of one vector register."""
+        return self.vector_bits // dtype_bits
+
+
+_AVX2_FLAGS = ("avx", "avx2", "fma", "f16c", "bmi1", "bmi2")
+_AVX512_FLAGS = (*_AVX2_FLAGS, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+ISAS = {
+    isa.name: isa
+    for isa in (
+        Isa("avx2", "core-avx2", (), 256, 16, _AVX2_FLAGS),
+        Isa("avx512", "skylake-avx512", ("-prefer-256-bit",), 512, 32, _AVX512_FLAGS),
+        Isa("avx512_bf16", "cooperlake", ("-prefer-256-bit",), 512, 32, (*_AVX512_FLAGS, "avx512_bf16")),
+        Isa(
+            "amx",
+            "sapphirerapids",
+            ("-prefer-256-bit",),
+            512,
+            32,
+            (*_AVX512_FLAGS, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
+        ),
+    )
+}
+
+DEFAULT_ARCHITECTURES = ("sm_80", "sm_90")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What code is made for: the CUDA architectures, if any, and the CPU's ISA."""
+
+    cuda_architectures: tuple[str, ...]
+    isa: Isa
+
+    @property
+    def has_gpu(self) -> bool:
+        return bool(self.cuda_architectures)
+
+    def __str__(self) -> str:
+        if not self.has_gpu:
+            return self.isa.name
+        return f"cuda:{','.join(self.cuda_architectures)}+{self.isa.name}"
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Feature flags of the processor hybridc runs on."""
+    try:
+        match = re.search(r"^flags\s*:\s*(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return frozenset(match.group(1).split()) if match else frozenset()
+
+
+def missing_flags(isa: Isa, flags: frozenset[str] | None = None) -> tuple[str, ...]:
+    """Flags that `isa` needs and this processor lacks."""
+    present = cpu_flags() if flags is None else flags
+    return tuple(flag for flag in isa.cpu_flags if flag not in present)
+
+
+def native_isa() -> Isa:
+    """The richest ISA that this processor has. Raises DeviceError HC401 if it has not even AVX2."""
+    flags = cpu_flags()
+    for isa in reversed(ISAS.values()):
+        if not missing_flags(isa, flags):
+            return isa
+    raise DeviceError(
+        "HC401", f"this processor lacks {', '.join(missing_flags(ISAS['avx2'], flags))}", remedy="AVX2 is the least hybridc needs"
+    )
+
+
+def parse_target(text: str) -> Target:
+    """Read `[cuda[:ARCH,...]+]ISA`. Raises UsageError HC501 naming what is wrong."""
+
+    def refuse(what: str) -> UsageError:
+        return UsageError(
+            "HC501", what, where=f"target {text!r}", remedy=f"write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(ISAS)}, native"
+        )
+
+    gpu_text, plus, isa_text = text.rpartition("+")
+    architectures: tuple[str, ...] = ()
+    if plus:
+        kind, colon, archs = gpu_text.partition(":")
+        if kind != "cuda":
+            raise refuse(f"unknown GPU kind {kind!r}")
+        architectures = tuple(archs.split(",")) if colon else DEFAULT_ARCHITECTURES
+        for arch in architectures:
+            if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+                raise refuse(f"unknown CUDA architecture {arch!r}")
+    if isa_text == "native":
+        return Target(architectures, native_isa())
+    if isa_text not in ISAS:
+        raise refuse(f"unknown instruction set {isa_text!r}" if isa_text != "cuda" else "a target needs a CPU instruction set too")
+    return Target(architectures, ISAS[isa_text])

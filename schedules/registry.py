@@ -1,0 +1,79 @@
+"""Which rule schedules a function for a device: ordered rules, the first that accepts it wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridc.errors import InternalError
+from hybridc.ir import Device
+from hybridc.targets import Target
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a constant argument is laid out for the device that reads it.
+
+    The array is zero-padded at its end to `padded`, reshaped to `shape`, and its axes permuted.
+    """
+
+    padded: tuple[int, ...]
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        pad = [(0, big - small) for small, big in zip(array.shape, self.padded, strict=True)]
+        return np.ascontiguousarray(np.pad(array, pad).reshape(self.shape).transpose(self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A function to schedule. `constants` are the positions of parameters known at compile time,
+    which a rule may ask to be packed differently."""
+
+    function: tirx.PrimFunc
+    constants: frozenset[int]
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A function ready for code generation on one device.
+
+    Its parameters are those of the request, packed ones with the packed shape, and behind them one
+    for each of `workspace_bytes`: scratch buffers that were global allocations of the function.
+    """
+
+    function: tirx.PrimFunc
+    rule: str
+    packings: tuple[tuple[int, Packing], ...] = ()
+    workspace_bytes: tuple[int, ...] = ()
+
+
+Rule = Callable[[Request], Scheduled | None]
+"""Returns None for "not mine". The name of the rule in reports is its `__name__`."""
+
+
+def rules(device: Device) -> tuple[Rule, ...]:
+    """The rules of a device, in the order they are tried."""
+    if device is Device.GPU:
+        from hybridc.schedules.cuda import RULES
+    else:
+        from hybridc.schedules.cpu import RULES
+    return RULES
+
+
+def schedule(request: Request, device: Device) -> Scheduled:
+    """Schedule by the first rule that accepts. Raises InternalError HC901 if none does."""
+    for rule in rules(device):
+        scheduled = rule(request)
+        if scheduled is not None:
+            return scheduled
+    name = request.function.attrs["global_symbol"] if request.function.attrs else "?"
+    raise InternalError("HC901", f"no {device} schedule rule accepts this function", where=str(name))
