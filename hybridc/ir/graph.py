@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 
 class Device(StrEnum):
@@ -111,3 +112,60 @@ class Graph:
             for name in dict.fromkeys(kernel.inputs):
                 found[name].append(i)
         return {name: tuple(positions) for name, positions in found.items()}
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """The graph as plain JSON values; `graph_from_json` is its inverse."""
+    return {
+        "tensors": [
+            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "role": t.role.value}
+            for t in graph.tensors
+        ],
+        "kernels": [
+            {
+                "name": k.name,
+                "function": k.function,
+                "inputs": list(k.inputs),
+                "outputs": list(k.outputs),
+                "may_overwrite": [list(pair) for pair in k.may_overwrite],
+                "flops": k.flops,
+                "bytes_moved": k.bytes_moved,
+                "gpu_workspace_bytes": k.gpu_workspace_bytes,
+                "cpu_workspace_bytes": k.cpu_workspace_bytes,
+                "devices": [d.value for d in k.devices],
+                "origins": list(k.origins),
+            }
+            for k in graph.kernels
+        ],
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+    }
+
+
+def graph_from_json(data: dict[str, Any]) -> Graph:
+    """Read a graph back. Raises KeyError, TypeError or ValueError on anything that is not one."""
+
+    def tensor(t: dict[str, Any]) -> Tensor:
+        return Tensor(str(t["name"]), tuple(int(n) for n in t["shape"]), str(t["dtype"]), Role(t["role"]))
+
+    def kernel(k: dict[str, Any]) -> Kernel:
+        return Kernel(
+            name=str(k["name"]),
+            function=str(k["function"]),
+            inputs=tuple(k["inputs"]),
+            outputs=tuple(k["outputs"]),
+            may_overwrite=tuple((output, source) for output, source in k["may_overwrite"]),
+            flops=int(k["flops"]),
+            bytes_moved=int(k["bytes_moved"]),
+            gpu_workspace_bytes=int(k["gpu_workspace_bytes"]),
+            cpu_workspace_bytes=int(k["cpu_workspace_bytes"]),
+            devices=tuple(Device(d) for d in k["devices"]),
+            origins=tuple(k["origins"]),
+        )
+
+    return Graph(
+        kernels=tuple(kernel(k) for k in data["kernels"]),
+        tensors=tuple(tensor(t) for t in data["tensors"]),
+        inputs=tuple(data["inputs"]),
+        outputs=tuple(data["outputs"]),
+    )

@@ -1,0 +1,15 @@
+"""CUDA schedules: a rule returns a function whose every loop nest is one launch, or None for "not mine"."""
+
+from hybridc.schedules.cuda import intrinsics
+from hybridc.schedules.cuda.conv2d import conv2d
+from hybridc.schedules.cuda.elementwise import elementwise
+from hybridc.schedules.cuda.fallback import fallback
+from hybridc.schedules.cuda.matmul import matmul
+from hybridc.schedules.cuda.reduction import reduction
+from hybridc.schedules.registry import Rule
+
+intrinsics.register()
+
+RULES: tuple[Rule, ...] = (elementwise, matmul, conv2d, reduction, fallback)
+
+__all__ = ["RULES"]

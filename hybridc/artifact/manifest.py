@@ -1,0 +1,163 @@
+"""manifest.json: what an artifact holds, what it needs, and how to check it. No TVM inside."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FORMAT = "hybridc-artifact"
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+PLAN = "plan.json"
+LIBRARY = "library.so"
+CUDA_SOURCE = "kernels.cu"
+WEIGHTS = "weights.bin"
+WEIGHT_ALIGNMENT_BYTES = 64
+"""A cache line, and what TVM's kernels assume of a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output: the user's name, and the graph's tensor behind it."""
+
+    name: str
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The model that was compiled."""
+
+    name: str
+    sha256: str
+    opset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the artifact as it was written."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight in weights.bin, as the kernels that read it expect it."""
+
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    """After packing."""
+    offset_bytes: int
+    size_bytes: int
+    packed: bool
+    arena_offset_bytes: int | None = None
+    """Where it is uploaded to in the GPU's arena; None for weights that stay on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of the packages that wrote the artifact; the same TVM must load it."""
+
+    hybridc: str
+    tvm: str
+    tvm_ffi: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything but plan, code and weights."""
+
+    versions: Versions
+    target: str
+    cpu_flags: tuple[str, ...]
+    cuda_architectures: tuple[str, ...]
+    threads: int | None
+    event_count: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    source: Source
+    host_weights: tuple[StoredWeight, ...]
+    """In the order of the VM function's parameters."""
+    gpu_weights: tuple[StoredWeight, ...]
+    cuda_image_key: str | None
+    files: tuple[StoredFile, ...]
+
+
+def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as plain JSON values; `manifest_from_json` is its inverse."""
+    return {"format": FORMAT, "schema_version": SCHEMA_VERSION, **asdict(manifest)}
+
+
+def manifest_from_json(data: dict[str, Any]) -> Manifest:
+    """Read a manifest back. Raises KeyError, TypeError or ValueError on anything that is not one."""
+    key = data["cuda_image_key"]
+    threads = data["threads"]
+    return Manifest(
+        versions=Versions(*(_text(data["versions"][k]) for k in ("hybridc", "tvm", "tvm_ffi"))),
+        target=_text(data["target"]),
+        cpu_flags=_texts(data["cpu_flags"]),
+        cuda_architectures=_texts(data["cuda_architectures"]),
+        threads=None if threads is None else _count(threads),
+        event_count=_count(data["event_count"]),
+        inputs=tuple(_port(p) for p in data["inputs"]),
+        outputs=tuple(_port(p) for p in data["outputs"]),
+        source=Source(
+            _text(data["source"]["name"]), _text(data["source"]["sha256"]), _count(data["source"]["opset"])
+        ),
+        host_weights=tuple(_weight(w) for w in data["host_weights"]),
+        gpu_weights=tuple(_weight(w) for w in data["gpu_weights"]),
+        cuda_image_key=None if key is None else _text(key),
+        files=tuple(_file(f) for f in data["files"]),
+    )
+
+
+def _port(data: dict[str, Any]) -> Port:
+    return Port(_text(data["name"]), _text(data["tensor"]), _shape(data["shape"]), _text(data["dtype"]))
+
+
+def _weight(data: dict[str, Any]) -> StoredWeight:
+    arena_offset = data["arena_offset_bytes"]
+    if not isinstance(data["packed"], bool):
+        raise TypeError(f"packed is {data['packed']!r}")
+    return StoredWeight(
+        tensor=_text(data["tensor"]),
+        dtype=_text(data["dtype"]),
+        shape=_shape(data["shape"]),
+        offset_bytes=_count(data["offset_bytes"]),
+        size_bytes=_count(data["size_bytes"]),
+        packed=data["packed"],
+        arena_offset_bytes=None if arena_offset is None else _count(arena_offset),
+    )
+
+
+def _file(data: dict[str, Any]) -> StoredFile:
+    digest = _text(data["sha256"])
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise ValueError(f"{digest!r} is not a SHA-256")
+    return StoredFile(_text(data["name"]), _count(data["size_bytes"]), digest)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _texts(values: list[object]) -> tuple[str, ...]:
+    return tuple(_text(v) for v in values)
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+def _shape(values: list[object]) -> tuple[int, ...]:
+    return tuple(_count(v) for v in values)

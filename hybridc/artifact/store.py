@@ -1,0 +1,199 @@
+"""Write a model.hyb/ folder: complete or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridc.artifact.load import installed_versions
+from hybridc.artifact.manifest import (
+    CUDA_SOURCE,
+    FORMAT,
+    LIBRARY,
+    MANIFEST,
+    PLAN,
+    WEIGHT_ALIGNMENT_BYTES,
+    WEIGHTS,
+    Manifest,
+    Port,
+    Source,
+    StoredFile,
+    StoredWeight,
+    manifest_to_json,
+)
+from hybridc.errors import InternalError, UsageError
+from hybridc.ir import Graph, Plan
+from hybridc.ir.graph import graph_to_json
+from hybridc.ir.plan import plan_to_json
+from hybridc.targets import Target
+
+if TYPE_CHECKING:
+    from hybridc.passes.bind import ResidentWeight, WeightLayout
+    from hybridc.schedules.registry import Packing
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What goes into an artifact, apart from the weights' bytes and the library."""
+
+    graph: Graph
+    plan: Plan
+    target: Target
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    source: Source
+    host_weights: tuple[WeightLayout, ...]
+    resident_weights: tuple[ResidentWeight, ...]
+    event_count: int
+    cuda_source: str | None = None
+    cuda_image_key: str | None = None
+    threads: int | None = None
+
+
+def store(
+    path: str | Path, contents: Contents, weights: Mapping[str, np.ndarray], build: Callable[[Path], Path]
+) -> Manifest:
+    """Write an artifact to `path`, replacing an older one there.
+
+    `weights` holds the arrays of the graph's weights as the model has them. `build(directory)` is called
+    with the folder that becomes the artifact, and puts the library there.
+
+    Raises UsageError HC521 if `path` is something else than an artifact, HC522 if it cannot be written.
+    In both cases, and whenever `build` fails, `path` is left as it was.
+    """
+    destination = Path(path)
+    _check_destination(destination)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+    except OSError as error:
+        raise _cannot_write(destination, error) from None
+    try:
+        build(scratch)
+        manifest = _fill(scratch, contents, weights)
+        scratch.chmod(0o755)
+        _put_in_place(scratch, destination)
+    except OSError as error:
+        raise _cannot_write(destination, error) from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return manifest
+
+
+def _cannot_write(destination: Path, error: OSError) -> UsageError:
+    what = f"the artifact cannot be written: {error.strerror or error}"
+    return UsageError(
+        "HC522", what, where=str(destination), remedy="free space, or choose another place with -o"
+    )
+
+
+def _check_destination(destination: Path) -> None:
+    if not destination.exists() and not destination.is_symlink():
+        return
+    try:
+        data = json.loads((destination / MANIFEST).read_bytes())
+        is_artifact = isinstance(data, dict) and data.get("format") == FORMAT
+    except (OSError, ValueError):
+        is_artifact = False
+    if destination.is_symlink() or not is_artifact:
+        what = "the output exists and is not a compiled artifact"
+        raise UsageError("HC521", what, where=str(destination), remedy="choose another name, or remove it")
+
+
+def _put_in_place(scratch: Path, destination: Path) -> None:
+    """Rename into place. A folder cannot replace another in one step, so the old one is moved aside."""
+    if not destination.exists():
+        os.rename(scratch, destination)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}-old-", dir=destination.parent))
+    os.rename(destination, aside / "old")
+    try:
+        os.rename(scratch, destination)
+    except OSError:
+        os.rename(aside / "old", destination)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -> Manifest:
+    """Write every file but the library, the manifest last."""
+    _write_json(folder / PLAN, {"graph": graph_to_json(contents.graph), "plan": plan_to_json(contents.plan)})
+    names = [PLAN, LIBRARY, WEIGHTS]
+    if contents.cuda_source is not None:
+        (folder / CUDA_SOURCE).write_text(contents.cuda_source)
+        names.append(CUDA_SOURCE)
+    layouts = [*contents.host_weights, *(r.layout for r in contents.resident_weights)]
+    offsets = _write_weights(folder / WEIGHTS, layouts, weights)
+    manifest = Manifest(
+        versions=installed_versions(),
+        target=str(contents.target),
+        cpu_flags=contents.target.isa.cpu_flags,
+        cuda_architectures=contents.target.cuda_architectures,
+        threads=contents.threads,
+        event_count=contents.event_count,
+        inputs=contents.inputs,
+        outputs=contents.outputs,
+        source=contents.source,
+        host_weights=tuple(_stored(layout, offsets) for layout in contents.host_weights),
+        gpu_weights=tuple(_stored(r.layout, offsets, r.offset_bytes) for r in contents.resident_weights),
+        cuda_image_key=contents.cuda_image_key,
+        files=tuple(_describe(folder / name) for name in sorted(names)),
+    )
+    _write_json(folder / MANIFEST, manifest_to_json(manifest))
+    return manifest
+
+
+def _write_json(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _describe(path: Path) -> StoredFile:
+    with path.open("rb") as stream:
+        return StoredFile(path.name, path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())
+
+
+Offsets = dict[tuple[str, "Packing | None"], int]
+
+
+def _stored(layout: WeightLayout, offsets: Offsets, arena_offset_bytes: int | None = None) -> StoredWeight:
+    return StoredWeight(
+        tensor=layout.tensor,
+        dtype=layout.dtype,
+        shape=layout.shape,
+        offset_bytes=offsets[layout.tensor, layout.packing],
+        size_bytes=layout.size_bytes,
+        packed=layout.packing is not None,
+        arena_offset_bytes=arena_offset_bytes,
+    )
+
+
+def _write_weights(path: Path, layouts: Iterable[WeightLayout], weights: Mapping[str, np.ndarray]) -> Offsets:
+    """Write each weight once for each packing; its shape does not matter to the bytes."""
+    offsets: Offsets = {}
+    with path.open("wb") as stream:
+        for layout in layouts:
+            key = layout.tensor, layout.packing
+            if key in offsets:
+                continue
+            stream.write(bytes(-stream.tell() % WEIGHT_ALIGNMENT_BYTES))
+            offsets[key] = stream.tell()
+            stream.write(_packed(layout, weights[layout.tensor]).reshape(-1).view(np.uint8).data)
+    return offsets
+
+
+def _packed(layout: WeightLayout, array: np.ndarray) -> np.ndarray:
+    packed = np.ascontiguousarray(array) if layout.packing is None else layout.packing.apply(array)
+    if packed.dtype.name != layout.dtype or packed.nbytes != layout.size_bytes:
+        what = f"a kernel expects {layout.dtype}{list(layout.shape)}, the weight is {packed.dtype}{list(packed.shape)}"
+        raise InternalError("HC913", what, where=layout.tensor)
+    return packed

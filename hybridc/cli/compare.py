@@ -1,0 +1,193 @@
+"""Compare a model's results with ONNX Runtime, compiled at each of several GPU budgets.
+
+Errors are relative to the largest value of the output they are in. Without a GPU the artifacts run
+on an emulated one that has exactly the budget. Needs onnxruntime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridc.cli.arguments import add_compile_options, add_json, compile_options, parse_budgets
+from hybridc.cli.files import existing_file, print_json
+from hybridc.cli.hardware import nvidia_driver
+from hybridc.errors import InternalError, UsageError
+from hybridc.ir import Device
+from hybridc.options import CompileOptions, format_bytes, parse_seed
+from hybridc.progress import terminal_progress
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HELP = "compare results with ONNX Runtime at several budgets"
+EXAMPLE = "  hybridc compare resnet.onnx --target cuda+avx2 --gpu-memory 100%,50%,25%"
+
+_TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """One budget's results held against the reference."""
+
+    budget_bytes: int | None
+    allocated_bytes: int
+    """Most GPU memory that was really held."""
+    max_abs_error: float
+    max_rel_error: float
+    worst_output: str
+    """Output with the largest relative error."""
+    seconds: float
+    """Of the run."""
+    passed: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    add_compile_options(parser)
+    parser.add_argument(
+        "--gpu-memory",
+        type=parse_budgets,
+        default=(None,),
+        metavar="A,B,C",
+        help="budgets, such as 64MiB or 50%% (default: one run without a limit)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=_parse_tolerance,
+        default=_TOLERANCE,
+        metavar="X",
+        help="largest relative error that passes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=parse_seed, default=0, metavar="N", help="of the inputs (default: %(default)s)"
+    )
+    parser.add_argument("--emulate-gpu", action="store_true", help="emulate the GPU even where there is one")
+    add_json(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    existing_file(arguments.model, "the model")
+    options = [compile_options(arguments, budget) for budget in arguments.gpu_memory]
+    emulate = options[0].target.has_gpu and (arguments.emulate_gpu or nvidia_driver() is None)
+    from hybridc.cli.reference import reference_run
+
+    feeds, expected = reference_run(arguments.model, options[0], arguments.seed)
+    with tempfile.TemporaryDirectory(prefix="hybridc-compare-") as folder:
+        rows = [
+            _compare(arguments, of_budget, feeds, expected, Path(folder) / str(number), emulate)
+            for number, of_budget in enumerate(options)
+        ]
+    passed = all(row.passed for row in rows)
+    if arguments.json:
+        print_json(
+            {
+                "model": str(arguments.model),
+                "target": str(options[0].target),
+                "tolerance": arguments.tolerance,
+                "emulated_gpu": emulate,
+                "passed": passed,
+                "comparisons": [_finite(dataclasses.asdict(row)) for row in rows],
+            }
+        )
+    else:
+        print(_table(rows))
+    if not passed:
+        raise _failure(rows, arguments)
+    return 0
+
+
+def _compare(
+    arguments: argparse.Namespace,
+    options: CompileOptions,
+    feeds: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    folder: Path,
+    emulate: bool,
+) -> Comparison:
+    """Compile for one budget, run in a process of its own, and hold the results against the reference."""
+    from hybridc.cli.child import run_artifact
+    from hybridc.cli.reference import deviation
+    from hybridc.compiler import compile_model
+
+    folder.mkdir()
+    with terminal_progress() as progress:
+        compiled = compile_model(arguments.model, folder / "model.hyb", options, progress)
+    plan = compiled.plan
+    device_bytes = plan.arena_bytes(Device.GPU) if plan.budget_bytes is None else plan.budget_bytes
+    ran = run_artifact(compiled.path, feeds, folder, device_bytes if emulate else None, options.threads)
+    deviations = [deviation(name, ran.outputs[name], reference) for name, reference in expected.items()]
+    worst = max(deviations, key=lambda d: d.max_rel)
+    within = plan.budget_bytes is None or ran.gpu_allocated_bytes <= plan.budget_bytes
+    return Comparison(
+        budget_bytes=plan.budget_bytes,
+        allocated_bytes=ran.gpu_allocated_bytes,
+        max_abs_error=max(d.max_abs for d in deviations),
+        max_rel_error=worst.max_rel,
+        worst_output=worst.output,
+        seconds=ran.seconds,
+        passed=within and worst.max_rel <= arguments.tolerance,
+    )
+
+
+def _table(rows: list[Comparison]) -> str:
+    from hybridc.report.table import Column, format_us, render_table
+
+    columns = (
+        Column("GPU budget", numeric=True),
+        Column("allocated", numeric=True),
+        Column("max abs error", numeric=True),
+        Column("max rel error", numeric=True),
+        Column("in output"),
+        Column("run", numeric=True),
+        Column("result"),
+    )
+    cells = [
+        (
+            "no limit" if row.budget_bytes is None else format_bytes(row.budget_bytes),
+            format_bytes(row.allocated_bytes),
+            f"{row.max_abs_error:.2e}",
+            f"{row.max_rel_error:.2e}",
+            row.worst_output,
+            format_us(row.seconds * 1e6),
+            "PASS" if row.passed else "FAIL",
+        )
+        for row in rows
+    ]
+    return "\n".join(render_table(columns, cells))
+
+
+def _failure(rows: list[Comparison], arguments: argparse.Namespace) -> InternalError:
+    row = next(row for row in rows if not row.passed)
+    budget = (
+        "without a limit" if row.budget_bytes is None else f"at a budget of {format_bytes(row.budget_bytes)}"
+    )
+    if row.max_rel_error > arguments.tolerance:
+        what = f"{budget} output {row.worst_output!r} is off by {row.max_rel_error:.2e} of its scale"
+        return InternalError(
+            "HC910", f"{what}, more than {arguments.tolerance:g}", where=str(arguments.model)
+        )
+    what = f"{budget} the GPU held {format_bytes(row.allocated_bytes)}"
+    return InternalError("HC911", what, where=str(arguments.model))
+
+
+def _finite(row: dict[str, object]) -> dict[str, object]:
+    """JSON has no infinity: an error without bound becomes null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
+
+
+def _parse_tolerance(text: str) -> float:
+    try:
+        tolerance = float(text)
+    except ValueError:
+        tolerance = math.nan
+    if not 0 <= tolerance < math.inf:
+        raise UsageError("HC513", f"{text!r} is not a tolerance", remedy="write a number such as 1e-4")
+    return tolerance

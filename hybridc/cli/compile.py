@@ -1,0 +1,104 @@
+"""Compile an ONNX model into an artifact that runs within a GPU memory budget.
+
+The artifact is a folder. It holds the code for the CPU and, if the target has one, the GPU, the
+plan of what runs where, and the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json, compile_options
+from hybridc.cli.files import check_artifact_place, existing_file, print_json
+from hybridc.options import format_bytes
+from hybridc.progress import terminal_progress
+
+if TYPE_CHECKING:
+    from hybridc.compiler import Compiled
+
+HELP = "compile an ONNX model into an artifact"
+EXAMPLE = "  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 64MiB"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.hyb", help="folder to write")
+    add_compile_options(parser)
+    add_gpu_memory(parser)
+    parser.add_argument("--stop-after", metavar="STAGE", help="end after this stage, and write no artifact")
+    parser.add_argument(
+        "--dump-ir", type=Path, metavar="DIR", help="write the IR after every stage into a folder"
+    )
+    add_json(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    existing_file(arguments.model, "the model")
+    check_artifact_place(arguments.output)
+    options = compile_options(
+        arguments, arguments.gpu_memory, stop_after=arguments.stop_after, dump_ir=arguments.dump_ir
+    )
+    from hybridc.compiler import compile_model
+
+    with terminal_progress() as progress:
+        compiled = compile_model(arguments.model, arguments.output, options, progress)
+    if arguments.stop_after is not None:
+        _report_stop(compiled, arguments)
+    elif arguments.json:
+        print_json(compiled_to_json(compiled) | {"target": str(options.target)})
+    else:
+        print(_summary(compiled, str(options.target)))
+    return 0
+
+
+def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
+    """What was compiled, without the tables of the plan report."""
+    from hybridc.report import report_plan, report_to_json
+
+    report = report_to_json(report_plan(compiled.graph, compiled.plan))
+    return {
+        "path": str(compiled.path),
+        "artifact_bytes": _folder_bytes(compiled.path),
+        "seconds": dict(compiled.seconds),
+        "kernels": len(report["kernels"]),
+        "functions": len({kernel.function for kernel in compiled.graph.kernels}),
+        "copies": len(report["copies"]),
+        "copied_bytes": sum(row["size_bytes"] for row in report["copies"]),
+        "budget_bytes": report["budget_bytes"],
+        "devices": report["devices"],
+        "makespan_us": report["makespan_us"],
+    }
+
+
+def _summary(compiled: Compiled, target: str) -> str:
+    from hybridc.report.table import format_us, plural
+
+    data = compiled_to_json(compiled)
+    kernels, functions = plural(data["kernels"], "kernel"), plural(data["functions"], "distinct function")
+    lines = [
+        f"{compiled.path}: {format_bytes(data['artifact_bytes'])}, for {target}",
+        f"  {kernels} ({functions}), compiled in {sum(compiled.seconds.values()):.1f} s",
+    ]
+    for row in data["devices"]:
+        budget = f" of {format_bytes(row['budget_bytes'])}" if row["budget_bytes"] is not None else ""
+        memory = (
+            f"{format_bytes(row['peak_bytes'])}{budget}, lower bound {format_bytes(row['lower_bound_bytes'])}"
+        )
+        lines.append(f"  {row['device']}: {plural(row['kernels'], 'kernel')}, memory {memory}")
+    if data["copies"]:
+        lines.append(f"  {plural(data['copies'], 'copy', 'copies')} of {format_bytes(data['copied_bytes'])}")
+    lines.append(f"  predicted run: {format_us(data['makespan_us'])}")
+    return "\n".join(lines)
+
+
+def _report_stop(compiled: Compiled, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print_json({"stopped_after": arguments.stop_after, "seconds": dict(compiled.seconds)})
+    else:
+        print(f"stopped after {arguments.stop_after}; no artifact was written")
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,90 @@
+"""Inputs of a run: read from files, or drawn at random from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from hybridc.cli.files import read_array
+from hybridc.cli.suggest import did_you_mean
+from hybridc.errors import UsageError
+
+_DTYPE_OF_TYPE = {"float": "float32", "double": "float64"}
+
+
+class ModelInput(Protocol):
+    """An input as onnxruntime describes it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> Iterable[int]: ...
+
+    @property
+    def type(self) -> str:
+        """Such as `tensor(float)`."""
+        ...
+
+
+def gather_feeds(
+    inputs: Iterable[ModelInput], files: Iterable[tuple[str, Path]], seed: int | None
+) -> dict[str, np.ndarray]:
+    """A feed for every input: from its file, else drawn from `seed`.
+
+    Raises UsageError HC533 for a file of an unknown input, and for an input without a file or seed.
+    """
+    inputs = list(inputs)
+    names = [i.name for i in inputs]
+    drawn = random_feeds(inputs, seed) if seed is not None else {}
+    given: dict[str, np.ndarray] = {}
+    for name, path in files:
+        if name not in names:
+            raise UsageError(
+                "HC533", f"the model has no input {name!r}", remedy=did_you_mean(name, names, "inputs are")
+            )
+        given[name] = read_array(path)
+    missing = [name for name in names if name not in drawn and name not in given]
+    if missing:
+        raise UsageError(
+            "HC533",
+            f"no value for {', '.join(map(repr, missing))}",
+            remedy=f"give --input {missing[0]}=FILE.npy, or --random",
+        )
+    return drawn | given
+
+
+def random_feeds(inputs: Iterable[ModelInput], seed: int) -> dict[str, np.ndarray]:
+    """Feeds that depend on the seed and on the inputs' order, shapes and types alone.
+
+    Floats are drawn from the normal distribution, 8-bit integers from all there are, wider integers
+    from 0 and 1: they are indices, masks or lengths, which these always are in range for.
+    """
+    generator = np.random.default_rng(seed)
+    return {i.name: _draw(generator, tuple(i.shape), numpy_dtype(i.type)) for i in inputs}
+
+
+def _draw(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    if dtype.kind == "b":
+        return generator.integers(0, 2, shape).astype(bool)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        low, high = (limits.min, limits.max) if dtype.itemsize == 1 else (0, 1)
+        return generator.integers(low, high, shape, dtype=dtype, endpoint=True)
+    return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def numpy_dtype(onnx_type: str) -> np.dtype:
+    """The dtype of `tensor(float)`, `tensor(int64)` and so on. Raises UsageError HC533 for other types."""
+    name = onnx_type.removeprefix("tensor(").removesuffix(")")
+    try:
+        if name == "bfloat16":
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(_DTYPE_OF_TYPE.get(name, name))
+    except TypeError:
+        raise UsageError("HC533", f"no array has the type {onnx_type}") from None

@@ -1,0 +1,171 @@
+"""`main`: find the command, run it, and end with the exit code of what happened."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import importlib
+import io
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from hybridc.cli.suggest import did_you_mean
+from hybridc.errors import HybridcError, InternalError, UsageError
+
+COMMANDS = ("compile", "run", "plan", "compare", "models", "machine")
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"
+
+_EPILOG = """\
+Exit codes: 0 done, 1 internal error or failed comparison, 2 wrong use, 3 model or artifact refused,
+4 no plan fits the budget, 5 a device or instruction set is missing.
+
+A first tour:
+  hybridc models export resnet resnet.onnx
+  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50%
+  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 50%
+  hybridc run resnet.hyb --random --output outputs
+"""
+_FILE_ERRORS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EISDIR,
+    }
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong use as a `UsageError` instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("HC500", message, remedy=f"see {self.prog} -h")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; errors go to standard error, without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
+    try:
+        code = _dispatch(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _close_stdout()
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            traceback.print_exc()
+        shown = _as_hybridc_error(error)
+        print(shown, file=sys.stderr)
+        return shown.exit_code
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the whole command line, and that of every command."""
+    parser = _Parser(
+        prog="hybridc",
+        description="Compile ONNX models for a GPU too small for them, together with the CPU beside it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    of_command: dict[str, argparse.ArgumentParser] = {}
+    for name in COMMANDS:
+        module = _module(name)
+        assert module.__doc__ is not None
+        command = subparsers.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__.strip(),
+            epilog=f"Example:\n{module.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(command)
+        of_command[name] = command
+    return parser, of_command
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f"hybridc.cli.{command}")
+
+
+def _dispatch(argv: list[str]) -> int:
+    _check_command(argv)
+    parser, of_command = build_parser()
+    try:
+        arguments, unknown = parser.parse_known_args(argv)
+    except SystemExit:  # -h has printed its text
+        return 0
+    if arguments.version:
+        from importlib.metadata import version
+
+        print(f"hybridc {version('hybridc')}")
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    if unknown:
+        raise _unknown_arguments(unknown, of_command[arguments.command])
+    code: int = _module(arguments.command).execute(arguments)
+    return code
+
+
+def _check_command(argv: list[str]) -> None:
+    """Refuse an unknown command. Options in front of the command take no values, so the first word is it."""
+    words = [word for word in argv if not word.startswith("-")]
+    if words and words[0] not in COMMANDS:
+        raise UsageError(
+            "HC500",
+            f"there is no command {words[0]!r}",
+            remedy=did_you_mean(words[0], COMMANDS, "commands are"),
+        )
+
+
+def _unknown_arguments(unknown: list[str], parser: argparse.ArgumentParser) -> UsageError:
+    options = sorted(set(re.findall(r"--[a-z][a-z-]*", parser.format_help())))
+    first = unknown[0]
+    if not first.startswith("-"):
+        return UsageError("HC500", f"unexpected argument {first!r}", remedy=f"see {parser.prog} -h")
+    option = first.split("=")[0]
+    return UsageError(
+        "HC500", f"there is no option {option}", remedy=did_you_mean(option, options, "options are")
+    )
+
+
+def _as_hybridc_error(error: Exception) -> HybridcError:
+    if isinstance(error, HybridcError):
+        return error
+    if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
+        return UsageError("HC531", str(error.strerror), where=str(error.filename or ""))
+    first_line = next(iter(str(error).splitlines()), "")
+    return InternalError(
+        "HC900",
+        f"internal error: {type(error).__name__}: {first_line}",
+        remedy=f"this is a fault of hybridc; set {TRACEBACK_VARIABLE}=1 for the traceback and report it",
+    )
+
+
+def _close_stdout() -> None:
+    """Let the interpreter flush into nothing at exit: the reader of the pipe has gone."""
+    with contextlib.suppress(OSError, ValueError):  # standard output need not be a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

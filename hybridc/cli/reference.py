@@ -1,0 +1,111 @@
+"""What ONNX Runtime makes of a model, and how far other results are from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridc.cli.feeds import random_feeds
+from hybridc.errors import UsageError
+from hybridc.options import CompileOptions
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+@dataclass(frozen=True, slots=True)
+class FixedInput:
+    """An input whose dimensions are all known."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far one output is from its reference."""
+
+    output: str
+    max_abs: float
+    max_rel: float
+    """`max_abs` over the largest finite value of the reference."""
+
+
+def reference_run(
+    model: Path, options: CompileOptions, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Random feeds of a model, and ONNX Runtime's outputs for them, by name.
+
+    Raises UsageError HC534 if onnxruntime is missing or refuses the model, HC511 if a dimension is
+    unknown.
+    """
+    session = _open(model, options.threads)
+    feeds = random_feeds(_fixed_inputs(session.get_inputs(), options), seed)
+    names = [output.name for output in session.get_outputs()]
+    try:
+        results = session.run(names, feeds)
+    except Exception as error:  # onnxruntime's errors share no base
+        raise _refused(model, error) from None
+    return feeds, dict(zip(names, results, strict=True))
+
+
+def deviation(output: str, actual: np.ndarray, expected: np.ndarray) -> Deviation:
+    """Compare one output. Values agree where both are NaN or the same infinity.
+
+    An output of another shape is infinitely far.
+    """
+    if actual.shape != expected.shape:
+        return Deviation(output, np.inf, np.inf)
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        distance = np.where((a == e) | (np.isnan(a) & np.isnan(e)), 0.0, np.abs(a - e))
+    max_abs = float(np.max(np.nan_to_num(distance, nan=np.inf, posinf=np.inf), initial=0.0))
+    scale = float(np.max(np.abs(e[np.isfinite(e)]), initial=0.0))
+    return Deviation(output, max_abs, max_abs / scale if scale > 0 else max_abs)
+
+
+def _open(model: Path, threads: int | None) -> onnxruntime.InferenceSession:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise UsageError(
+            "HC534",
+            "onnxruntime is not installed, and it is what results are compared with",
+            remedy="pip install onnxruntime",
+        ) from None
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = threads or 0
+    session_options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(model), session_options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise _refused(model, error) from None
+
+
+def _refused(model: Path, error: Exception) -> UsageError:
+    first_line = next(iter(str(error).splitlines()), "")
+    return UsageError("HC534", f"onnxruntime cannot run this model: {first_line}", where=str(model))
+
+
+def _fixed_inputs(inputs: Iterable[Any], options: CompileOptions) -> list[FixedInput]:
+    shapes, dims = dict(options.shapes), dict(options.dims)
+    fixed = []
+    for i in inputs:
+        sizes = shapes.get(i.name, [dims.get(size, size) for size in i.shape])
+        unknown = next((size for size in sizes if not isinstance(size, int) or size < 0), 0)
+        if unknown != 0:
+            raise UsageError(
+                "HC511",
+                f"input {i.name!r} has an unknown dimension {unknown!r}",
+                where=f"shape {list(i.shape)}",
+                remedy=f"fix it with --dim {unknown}=1"
+                if isinstance(unknown, str)
+                else f"fix it with --shape {i.name}=...",
+            )
+        fixed.append(FixedInput(i.name, tuple(sizes), i.type))
+    return fixed

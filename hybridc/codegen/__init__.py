@@ -1,0 +1,1 @@
+"""From scheduled functions to machine code."""

@@ -1,0 +1,259 @@
+"""The emulated GPU as a process sees it: starting it, its statistics, its failures.
+
+The fake `libcudart.so.13` and `libcuda.so.1` are loaded with global visibility before TVM's unmodified
+`libtvm_runtime_cuda.so`, whose needs the dynamic linker then finds satisfied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridc.emulator.toolchain import NATIVE_FOLDER, build_library
+from hybridc.errors import DeviceError
+
+_DRIVER_NAME = "libcuda.so.1"
+_RUNTIME_NAME = "libcudart.so.13"
+_MAXIMUM_WORKERS = 16  # each keeps up to 1,024 stacks mapped, and a process may hold 65,530 mappings
+
+
+class ThreadOrder(enum.IntEnum):
+    """In which order the threads of a block run between two barriers.
+
+    CUDA promises no order, so a kernel whose result depends on it lacks a barrier.
+    """
+
+    FORWARD = 0
+    REVERSE = 1
+    SHUFFLED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatistics:
+    """What the device holds now and has done since the process started.
+
+    Copies from host to device are h2d, from device to host d2h; `allocations` and `launches` count calls.
+    """
+
+    used_bytes: int
+    peak_bytes: int
+    capacity_bytes: int
+    allocations: int
+    launches: int
+    h2d_copies: int
+    h2d_bytes: int
+    d2h_copies: int
+    d2h_bytes: int
+
+
+class _Configuration(ctypes.Structure):
+    """Mirrors Configuration in native/device.h."""
+
+    _fields_ = (
+        ("capacity_bytes", ctypes.c_uint64),
+        ("present", ctypes.c_int32),
+        ("compute_major", ctypes.c_int32),
+        ("compute_minor", ctypes.c_int32),
+        ("thread_order", ctypes.c_int32),
+        ("lazy_streams", ctypes.c_int32),
+        ("worker_count", ctypes.c_int32),
+    )
+
+
+class _Statistics(ctypes.Structure):
+    """Mirrors Statistics in native/device.h."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in DeviceStatistics.__slots__)
+
+
+@dataclass(slots=True)
+class _Process:
+    """What this process has loaded."""
+
+    library: ctypes.CDLL | None = None
+    is_started: bool = False
+
+
+_process = _Process()
+_images: dict[str, Path] = {}
+
+
+def start(
+    memory_bytes: int,
+    *,
+    thread_order: ThreadOrder = ThreadOrder.FORWARD,
+    lazy_streams: bool = False,
+    compute_capability: tuple[int, int] = (8, 0),
+) -> None:
+    """Give this process an emulated NVIDIA GPU with `memory_bytes` of memory, as `tvm.cuda(0)`.
+
+    Works before and after `import tvm`. A second call changes the running device. With `lazy_streams`
+    the work of a stream waits, like on a slow GPU, until something waits for it, so that a forgotten
+    event shows as wrong data.
+
+    Raises DeviceError HC420 where a real GPU driver is loaded, HC421 to HC423 where the device cannot
+    be built, HC424 if more than `memory_bytes` is in use.
+    """
+    if memory_bytes <= 0:
+        raise ValueError(f"memory_bytes must be positive, not {memory_bytes}")
+    library = _load()
+    wanted = _Configuration(
+        memory_bytes,
+        1,
+        *compute_capability,
+        int(thread_order),
+        int(lazy_streams),
+        min(os.cpu_count() or 1, _MAXIMUM_WORKERS),
+    )
+    used_bytes = library.hybridc_emulator_configure(ctypes.byref(wanted))
+    if used_bytes:
+        raise DeviceError(
+            "HC424",
+            f"the emulated GPU cannot shrink to {memory_bytes} bytes: {used_bytes} bytes are in use",
+            remedy="release what is on the device first",
+        )
+    _process.is_started = True
+
+
+def preload() -> None:
+    """Make TVM able to compile for CUDA on a machine without a GPU driver.
+
+    Loads the emulated driver without a device. Does nothing where the real driver is installed.
+    """
+    if _process.library is None and not _has_real_driver():
+        _load()
+
+
+def is_active() -> bool:
+    """Whether this process has an emulated GPU."""
+    return _process.is_started
+
+
+def statistics() -> DeviceStatistics:
+    """Bytes, launches and copies of the emulated GPU."""
+    result = _Statistics()
+    _started_library().hybridc_emulator_statistics(ctypes.byref(result))
+    return DeviceStatistics(**{name: getattr(result, name) for name in DeviceStatistics.__slots__})
+
+
+def reset_peak() -> None:
+    """Let `peak_bytes` start again from what is in use now."""
+    _started_library().hybridc_emulator_reset_peak()
+
+
+def last_failure() -> str:
+    """What poisoned the device, for example `kernel k: out-of-bounds access at ...`; "" if nothing did."""
+    text: bytes = _started_library().hybridc_emulator_failure()
+    return text.decode()
+
+
+def reset() -> None:
+    """Finish or drop queued work and make a poisoned device usable again."""
+    _started_library().hybridc_emulator_reset()
+
+
+def register_image(image_key: str, library: Path) -> None:
+    """Let the emulated driver run `library` when it is given the image of that key."""
+    _images[image_key] = library
+    if _process.library is not None:
+        _process.library.hybridc_emulator_register_image(int(image_key, 16), os.fsencode(library))
+
+
+def _started_library() -> ctypes.CDLL:
+    if _process.library is None or not _process.is_started:
+        raise DeviceError("HC425", "this process has no emulated GPU", remedy="call hybridc.emulator.start first")
+    return _process.library
+
+
+def _load() -> ctypes.CDLL:
+    """Build and load the fake libraries, then TVM's CUDA runtime on top of them."""
+    if _process.library is None:
+        _refuse_real_driver()
+        runtime_path, driver_path = _build_libraries()
+        library = ctypes.CDLL(str(runtime_path), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(driver_path), ctypes.RTLD_GLOBAL)
+        library.hybridc_emulator_configure.restype = ctypes.c_uint64
+        library.hybridc_emulator_failure.restype = ctypes.c_char_p
+        library.hybridc_emulator_register_image.argtypes = (ctypes.c_uint64, ctypes.c_char_p)
+        library.hybridc_emulator_register_image.restype = None
+        _process.library = library
+        for key, path in _images.items():
+            register_image(key, path)
+    _load_tvm_cuda_runtime()
+    return _process.library
+
+
+def _build_libraries() -> tuple[Path, Path]:
+    sources = [path.read_text() for path in sorted(NATIVE_FOLDER.glob("*.cpp"))]
+    runtime = build_library(
+        sources,
+        name="device",
+        # Leaving a crashed kernel by a jump is what _FORTIFY_SOURCE's longjmp takes for an error.
+        compile_flags=("-O2", "-U_FORTIFY_SOURCE"),
+        link_flags=(
+            f"-Wl,-soname,{_RUNTIME_NAME}",
+            f"-Wl,--version-script={NATIVE_FOLDER / 'exports.map'}",
+            "-ldl",
+            "-lpthread",
+        ),
+        depends_on=(*sorted(NATIVE_FOLDER.glob("*.h")), NATIVE_FOLDER / "exports.map"),
+        file_name=_RUNTIME_NAME,
+    )
+    driver = build_library(
+        ("",),
+        name="driver",
+        link_flags=(f"-Wl,-soname,{_DRIVER_NAME}", "-Wl,--no-as-needed", str(runtime)),
+        file_name=_DRIVER_NAME,
+    )
+    return runtime, driver
+
+
+def _load_tvm_cuda_runtime() -> None:
+    """Load libtvm_runtime_cuda.so if `import tvm` is over; else that import will load it."""
+    if "tvm.base" not in sys.modules or not hasattr(sys.modules["tvm"], "cuda"):
+        return
+    import tvm_ffi
+
+    if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None:
+        return
+    from tvm import base, libinfo
+
+    name = "libtvm_runtime_cuda.so"
+    candidates = [folder / name for folder in libinfo.package_lib_paths()]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        raise DeviceError("HC426", "this TVM has no CUDA runtime", remedy="pip install apache-tvm==0.27.0.post1")
+    base._LOADED_LIBS["tvm_runtime_cuda"] = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+
+
+def _mapped_files() -> str:
+    try:
+        return Path("/proc/self/maps").read_text()
+    except OSError:
+        return ""
+
+
+def _is_real_driver_mapped() -> bool:
+    return f"/{_DRIVER_NAME}" in _mapped_files() or "/libcuda.so." in _mapped_files()
+
+
+def _has_real_driver() -> bool:
+    """Whether the real driver's library can be loaded; loads it if so."""
+    try:
+        ctypes.CDLL(_DRIVER_NAME)
+    except OSError:
+        return False
+    return True
+
+
+def _refuse_real_driver() -> None:
+    if _is_real_driver_mapped():
+        raise DeviceError(
+            "HC420",
+            "the emulated GPU cannot start beside a real NVIDIA driver, which this process has loaded",
+            remedy="use the real GPU, or start the emulated one in a process of its own before importing tvm",
+        )

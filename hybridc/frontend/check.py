@@ -1,0 +1,238 @@
+"""Refuse a model that is malformed, unsafe or beyond what hybridc knows; put its nodes in order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto
+
+from hybridc.errors import ModelError
+from hybridc.frontend import codes
+from hybridc.frontend.load import Loaded
+
+OLDEST_OPSET, NEWEST_OPSET = 7, 23
+"""What both TVM's importer and the folding passes know."""
+MAX_NODES = 200_000
+"""Nodes after inlining: nested functions can ask for exponentially many."""
+_CHECKED_ELEMENTS = 1024
+"""Larger initializers are shown to the checker as inputs: their values decide no shape."""
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+def check_model(loaded: Loaded) -> None:
+    """Check operators, names and types, and sort the nodes topologically in place.
+
+    Requires: tensors are checked, nodes are named. Raises ModelError HC105 to HC109 and HC118.
+    """
+    model, name = loaded.proto, loaded.source.name
+    _check_opset(loaded)
+    _check_domains(model, name)
+    _check_functions(model, name)
+    _check_definitions(model.graph, name)
+    _sort_nodes(model.graph, name)
+    _run_onnx_checker(model, name)
+
+
+def _check_opset(loaded: Loaded) -> None:
+    opset = loaded.source.opset
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+        raise ModelError(
+            codes.UNSUPPORTED_OPSET,
+            f"opset {opset} is not between {OLDEST_OPSET} and {NEWEST_OPSET}",
+            where=loaded.source.name,
+            remedy=f"export with opset {NEWEST_OPSET}, or onnx.version_converter.convert_version(model, {NEWEST_OPSET})",
+        )
+
+
+def _check_domains(model: onnx.ModelProto, name: str) -> None:
+    functions = {(f.domain, f.name) for f in model.functions}
+    unknown: dict[str, list[str]] = {}
+    nodes = [*_nodes_within(model.graph.node)]
+    for function in model.functions:
+        nodes += _nodes_within(function.node)
+    for node in nodes:
+        if node.domain not in _DEFAULT_DOMAINS and (node.domain, node.op_type) not in functions:
+            unknown.setdefault(f"{node.domain}::{node.op_type}", []).append(node.name)
+    if unknown:
+        raise ModelError(
+            codes.UNKNOWN_DOMAIN,
+            f"operators of unknown domains: {', '.join(unknown)}",
+            where=f"{name}: node {next(iter(unknown.values()))[0]!r}",
+            remedy="export with standard ONNX operators only",
+        )
+
+
+def _nodes_within(nodes: Iterator[NodeProto] | list[NodeProto]) -> Iterator[NodeProto]:
+    """Nodes and those of their subgraphs, at any depth."""
+    for node in nodes:
+        yield node
+        for graph in _subgraphs(node):
+            yield from _nodes_within(graph.node)
+
+
+def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _check_functions(model: onnx.ModelProto, name: str) -> None:
+    """Inlining must end, and end with a bounded number of nodes."""
+    bodies = {(f.domain, f.name): f.node for f in model.functions}
+    inlined: dict[tuple[str, str], int | None] = {}
+
+    def count(nodes: Iterator[NodeProto] | list[NodeProto]) -> int:
+        total = 0
+        for node in _nodes_within(nodes):
+            key = (node.domain, node.op_type)
+            if key not in bodies:
+                total += 1
+                continue
+            if key not in inlined:
+                inlined[key] = None
+                inlined[key] = count(bodies[key])
+            size = inlined[key]
+            if size is None:
+                raise ModelError(
+                    codes.CYCLE,
+                    f"function {node.op_type!r} calls itself",
+                    where=f"{name}: node {node.name!r} ({node.op_type})",
+                    remedy="ONNX functions cannot be recursive",
+                )
+            total += size
+        return total
+
+    try:
+        total = count(model.graph.node)
+    except RecursionError as error:
+        raise ModelError(codes.TOO_LARGE, "functions are nested too deeply", where=name) from error
+    if total > MAX_NODES:
+        raise ModelError(
+            codes.TOO_LARGE,
+            f"the model has {total} nodes after inlining, more than {MAX_NODES}",
+            where=name,
+            remedy="split the model",
+        )
+
+
+def check_interface(loaded: Loaded) -> None:
+    """Inputs and outputs must be tensors of numbers. Raises ModelError HC110."""
+    graph, name = loaded.proto.graph, loaded.source.name
+    refused = (TensorProto.UNDEFINED, TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+    for kind, values in (("input", graph.input), ("output", graph.output)):
+        for value in values:
+            if kind == "output" and not value.HasField("type"):
+                continue
+            if not value.type.HasField("tensor_type") or value.type.tensor_type.elem_type in refused:
+                raise ModelError(
+                    codes.UNSUPPORTED_TYPE,
+                    f"{kind} {value.name!r} is not a tensor of numbers",
+                    where=f"{name}: {kind} {value.name!r}",
+                    remedy="sequences, optionals, maps, strings and complex numbers are not supported",
+                )
+
+
+def _check_definitions(graph: GraphProto, name: str) -> None:
+    """Each value is defined once, and what is used is defined somewhere in the graph."""
+    initializers = {tensor.name for tensor in graph.initializer}
+    if len(initializers) != len(graph.initializer) or len({i.name for i in graph.input}) != len(graph.input):
+        raise _bad_definition("two inputs or two initializers have the same name", name)
+    defined = initializers | {value.name for value in graph.input}
+    for node in graph.node:
+        for output in filter(None, node.output):
+            if output in defined:
+                raise _bad_definition(f"value {output!r} is defined twice", _at(name, node))
+            defined.add(output)
+    for node in graph.node:
+        for used in _used(node):
+            if used not in defined:
+                raise _bad_definition(f"value {used!r} is used but never defined", _at(name, node))
+    for value in graph.output:
+        if value.name not in defined:
+            raise _bad_definition(f"output {value.name!r} is never computed", name)
+
+
+def _used(node: NodeProto) -> set[str]:
+    """Names of the values that a node reads, those that its subgraphs capture included."""
+    names = {name for name in node.input if name}
+    for graph in _subgraphs(node):
+        local = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        local.update(output for inner in graph.node for output in inner.output)
+        for inner in graph.node:
+            names |= _used(inner) - local
+        names |= {v.name for v in graph.output if v.name} - local
+    return names
+
+
+def _sort_nodes(graph: GraphProto, name: str) -> None:
+    """Kahn's algorithm; among the nodes that are ready the first of the file goes first."""
+    producer = {output: i for i, node in enumerate(graph.node) for output in node.output if output}
+    needs = [{producer[v] for v in _used(node) if v in producer} for node in graph.node]
+    users: list[list[int]] = [[] for _ in graph.node]
+    for i, sources in enumerate(needs):
+        for source in sources:
+            users[source].append(i)
+    missing = [len(sources) for sources in needs]
+    ready = [i for i, count in enumerate(missing) if count == 0]
+    order: list[int] = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for user in users[order[-1]]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                heapq.heappush(ready, user)
+    if len(order) < len(graph.node):
+        stuck = next(i for i, count in enumerate(missing) if count)
+        raise ModelError(
+            codes.CYCLE,
+            "the graph has a cycle",
+            where=_at(name, graph.node[stuck]),
+            remedy="ONNX graphs must be acyclic: a node cannot need its own output",
+        )
+    if order != sorted(order):
+        nodes = [graph.node[i] for i in order]
+        ordered = GraphProto()
+        ordered.node.extend(nodes)
+        del graph.node[:]
+        graph.node.extend(ordered.node)
+
+
+def _run_onnx_checker(model: onnx.ModelProto, name: str) -> None:
+    """`onnx.checker` on a copy without large initializers, which it would serialise or look for on disk."""
+    skeleton = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    skeleton.functions.extend(model.functions)
+    skeleton.graph.name = model.graph.name or "graph"
+    skeleton.graph.node.extend(model.graph.node)
+    skeleton.graph.input.extend(model.graph.input)
+    skeleton.graph.output.extend(model.graph.output)
+    known = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        elements = 1
+        for dim in tensor.dims:
+            elements *= dim
+        if elements <= _CHECKED_ELEMENTS and tensor.data_location != TensorProto.EXTERNAL:
+            skeleton.graph.initializer.append(tensor)
+        elif tensor.name not in known:
+            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            skeleton.graph.input.append(info)
+    try:
+        onnx.checker.check_model(skeleton, full_check=True)
+    except Exception as error:  # the checker raises many kinds, RuntimeError and ValueError among them
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            codes.CHECKER,
+            f"the ONNX checker refuses the model: {lines[0]}",
+            where=name,
+            remedy="export the network again; onnx.checker.check_model(model, full_check=True) tells more",
+        ) from error
+
+
+def _at(name: str, node: NodeProto) -> str:
+    return f"{name}: node {node.name!r} ({node.op_type})"
+
+
+def _bad_definition(what: str, where: str) -> ModelError:
+    return ModelError(codes.BAD_DEFINITION, what, where=where, remedy="export the network again")

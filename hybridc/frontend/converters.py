@@ -1,0 +1,117 @@
+"""Operators converted here because TVM's converter is wrong or emits more than is needed.
+
+Each takes TVM's importer, the node with safe value names (which it may change), and the same node
+with inferred shapes. It returns the value of the node's first output, or None to leave the node,
+changed or not, to TVM's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import tvm
+from onnx import NodeProto
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None"]
+
+
+def _gather(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """One `take`: TVM's converter computes the axis' extent at run time, and reads out of bounds.
+
+    At run time "wrap" counts negative indices from the end and keeps every other in bounds.
+    """
+    data, indices = (importer._nodes[name] for name in proto.input)
+    axis = node.attributes.get_int("axis", 0)
+    if not isinstance(data, relax.Var):
+        return None
+    if not isinstance(indices, tvm.ir.GenericConst):
+        return relax.op.take(data, indices, axis, mode="wrap")
+    array = indices.value.numpy()
+    extent = int(data.ty.shape[axis])
+    return relax.op.take(data, relax.const(np.where(array < 0, array + extent, array), str(array.dtype)), axis)
+
+
+def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """One or two elementwise operators: TVM's converter looks for NaN in the bounds at run time."""
+    data = importer._nodes[proto.input[0]]
+    bounds: list[relax.Expr | None] = []
+    for position, attribute in ((1, "min"), (2, "max")):
+        value = node.attributes.get_float(attribute, None)
+        if value is not None:
+            bounds.append(relax.const(value, data.ty.dtype.dtype))
+        elif position < len(proto.input) and proto.input[position]:
+            bounds.append(importer._nodes[proto.input[position]])
+        else:
+            bounds.append(None)
+    if not all(b is None or (isinstance(b, tvm.ir.GenericConst) and not np.isnan(b.value.numpy())) for b in bounds):
+        return None
+    low, high = bounds
+    result = data if low is None else relax.op.maximum(data, low)
+    return result if high is None else relax.op.minimum(result, high)
+
+
+def _expand(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """Broadcast to the inferred shape: a target dimension may be smaller than the input's."""
+    shape = node.outputs[0].shape
+    if shape is None or not shape.is_static():
+        return None
+    data = importer._nodes[proto.input[0]]
+    target = [int(dim) for dim in shape]
+    return data if [int(d) for d in data.ty.shape] == target else relax.op.broadcast_to(data, target)
+
+
+def _batch_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
+    """ONNX weighs the old statistics with `momentum`, Relax the new ones."""
+    momentum = node.attributes.get_float("momentum", 0.9)
+    _set_attribute(proto, "momentum", 1.0 - momentum)
+
+
+def _conv_transpose(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
+    """`output_shape`, which TVM ignores, becomes the padding that leads to it (as ONNX defines it)."""
+    wanted = node.attributes.get_ints("output_shape", ())
+    if not wanted:
+        return
+    assert node.inputs[0] is not None and node.inputs[1] is not None
+    assert node.inputs[0].shape is not None and node.inputs[1].shape is not None
+    source = [int(dim) for dim in node.inputs[0].shape][2:]
+    kernel = [int(dim) for dim in node.inputs[1].shape][2:]
+    rank = len(source)
+    strides = node.attributes.get_ints("strides", [1] * rank)
+    dilations = node.attributes.get_ints("dilations", [1] * rank)
+    extra = node.attributes.get_ints("output_padding", [0] * rank)
+    upper = node.attributes.get_string("auto_pad", "NOTSET") == "SAME_UPPER"
+    begins, ends = [], []
+    for i, size in enumerate(wanted[-rank:]):
+        total = strides[i] * (source[i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
+        if total < 0:
+            raise ValueError(f"output_shape {list(wanted)} is larger than the node can produce")
+        begins.append(total // 2 if upper else total - total // 2)
+        ends.append(total - begins[-1])
+    for name in ("output_shape", "auto_pad"):
+        _remove_attribute(proto, name)
+    _set_attribute(proto, "pads", begins + ends)
+
+
+def _set_attribute(proto: NodeProto, name: str, value: float | list[int]) -> None:
+    _remove_attribute(proto, name)
+    proto.attribute.append(onnx.helper.make_attribute(name, value))
+
+
+def _remove_attribute(proto: NodeProto, name: str) -> None:
+    kept = [attribute for attribute in proto.attribute if attribute.name != name]
+    del proto.attribute[:]
+    proto.attribute.extend(kept)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "BatchNormalization": _batch_normalization,
+    "Clip": _clip,
+    "ConvTranspose": _conv_transpose,
+    "Expand": _expand,
+    "Gather": _gather,
+}

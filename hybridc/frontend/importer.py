@@ -1,0 +1,201 @@
+"""Import a simplified ONNX graph to Relax, node by node, remembering which node made which binding."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from hybridc.errors import ModelError
+from hybridc.frontend import codes
+from hybridc.frontend.converters import CONVERTERS
+from hybridc.frontend.names import safe_names
+from hybridc.frontend.restrictions import check_restrictions
+
+FROZEN_ELEMENTS = 64
+"""Integers up to this many become constants: operators need shapes, axes and pads at compile time."""
+_BROADCASTING = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min")
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A Relax function as the importer leaves it: not yet in normal form."""
+
+    module: tvm.IRModule
+    bindings: tuple[tuple[relax.Binding, str], ...]
+    """In order, each with the name of the ONNX node that emitted it."""
+    inputs: tuple[relax.Var, ...]
+    outputs: tuple[relax.Expr, ...]
+    weights: Mapping[str, tuple[relax.Var, np.ndarray]]
+
+
+def supported_operators() -> frozenset[str]:
+    """ONNX operators that can be imported."""
+    return frozenset(onnx_frontend._get_convert_map()) | set(CONVERTERS)
+
+
+def check_operators(graph: ir.Graph, name: str) -> None:
+    """Raises ModelError HC113 that lists the operators nothing can import, and a node of each."""
+    supported = supported_operators()
+    missing: dict[str, list[str]] = {}
+    for node in graph:
+        if node.op_type not in supported:
+            missing.setdefault(node.op_type, []).append(f"{node.name!r}")
+    if missing:
+        where = "; ".join(f"{op}: {', '.join(nodes[:3])}{', ...' * (len(nodes) > 3)}" for op, nodes in missing.items())
+        raise ModelError(
+            codes.MISSING_OPERATOR,
+            f"hybridc cannot import the operators {', '.join(missing)}",
+            where=f"{name}: {where}",
+            remedy="export the network without them: decomposed, or with loops and branches unrolled",
+        )
+
+
+def import_graph(model: ir.Model, name: str, node_names: Mapping[str, str]) -> Emitted:
+    """Emit the graph's nodes in order.
+
+    `node_names` gives the user's node for a value, where a pass replaced the node that makes it.
+    Raises ModelError HC113 to HC115, naming the node.
+    """
+    graph = model.graph
+    check_operators(graph, name)
+    check_restrictions(graph, name)
+    return _GraphImporter(model, name, node_names).run()
+
+
+class _GraphImporter:
+    """Drives TVM's importer one node at a time over one BlockBuilder."""
+
+    def __init__(self, model: ir.Model, name: str, node_names: Mapping[str, str]) -> None:
+        self.graph, self.name, self.node_names = model.graph, name, node_names
+        self.tvm = onnx_frontend.ONNXGraphImporter({}, {}, keep_params_in_input=True, sanitize=False)
+        self.tvm.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+        values = [*self.graph.inputs, *self.graph.initializers.values()]
+        values += [output for node in self.graph for output in node.outputs]
+        self.identifiers = safe_names(value.name for value in values if value.name)
+        self.markers: list[tuple[relax.Var, str]] = []
+
+    def run(self) -> Emitted:
+        inputs = [self._variable(value, value.shape) for value in self.graph.inputs]
+        self._bind_initializers()
+        weights = {identifier: entry for identifier, entry in self.tvm._params.items()}
+        bb = self.tvm.bb
+        parameters = [*inputs, *(variable for variable, _ in weights.values())]
+        with _quiet(), bb.function("main", params=parameters):
+            with bb.dataflow():
+                for node in self.graph:
+                    self._emit(node)
+                outputs = [self.tvm._nodes[self.identifiers[value.name]] for value in self.graph.outputs]
+                result = bb.emit_output(relax.Tuple([o for o in outputs if isinstance(o, relax.Var)]))
+            bb.emit_func_output(result)
+        module = bb.get()
+        bindings = module["main"].body.blocks[0].bindings
+        return Emitted(module, tuple(self._with_origins(bindings)), tuple(inputs), tuple(outputs), weights)
+
+    def _variable(self, value: ir.Value, shape: Iterable[int | ir.SymbolicDim] | None) -> relax.Var:
+        """A parameter with the value's type."""
+        assert shape is not None and value.dtype is not None
+        identifier = self.identifiers[value.name or ""]
+        variable = relax.Var(identifier, relax.TensorType([int(dim) for dim in shape], str(value.dtype.numpy())))
+        self.tvm._nodes[identifier] = variable
+        return variable
+
+    def _bind_initializers(self) -> None:
+        """Weights become parameters; small integers and scalars become constants."""
+        for value in self.graph.initializers.values():
+            assert value.const_value is not None
+            array = value.const_value.numpy()
+            identifier = self.identifiers[value.name or ""]
+            if array.ndim == 0 or (array.dtype.kind in "iub" and array.size <= FROZEN_ELEMENTS):
+                self.tvm._nodes[identifier] = relax.const(array, str(array.dtype))
+            elif array.size == 1 and _is_scalar_operand(value):
+                self.tvm._nodes[identifier] = relax.const(array.reshape(()), str(array.dtype))
+            else:
+                self.tvm._params[identifier] = (self._variable(value, array.shape), array)
+
+    def _emit(self, node: ir.Node) -> None:
+        """Import one node and bind each of its outputs to a variable."""
+        proto = self._renamed(node)
+        try:
+            converter = CONVERTERS.get(node.op_type)
+            result = converter(self.tvm, proto, node) if converter else None
+            if result is not None:
+                self.tvm._nodes[proto.output[0]] = self.tvm.bb.normalize(result)
+            else:
+                self.tvm._construct_nodes(onnx.GraphProto(node=[proto]))
+            for output in filter(None, proto.output):
+                self._bind(output)
+        except Exception as error:  # TVM's converters raise anything, InternalError and KeyError among them
+            raise self._failure(node, error) from error
+        marker = self.tvm.bb.emit(relax.Tuple([]), name_hint="_end")
+        self.markers.append((marker, self._origin(node)))
+
+    def _bind(self, output: str) -> None:
+        """Converters return nested expressions; a variable keeps users from emitting them again."""
+        value = self.tvm._nodes[output]
+        if not isinstance(value, (relax.Var, tvm.ir.GenericConst, relax.ShapeExpr)) and isinstance(value, relax.Expr):
+            self.tvm._nodes[output] = self.tvm.bb.emit(value, name_hint=output)
+
+    def _renamed(self, node: ir.Node) -> onnx.NodeProto:
+        """The node as protobuf with safe value names."""
+        proto = ir.serde.serialize_node(node)
+        inputs = [self.identifiers.get(name, "") for name in proto.input]
+        outputs = [self.identifiers.get(name, "") for name in proto.output]
+        del proto.input[:], proto.output[:]
+        proto.input.extend(inputs)
+        proto.output.extend(outputs)
+        return proto
+
+    def _origin(self, node: ir.Node) -> str:
+        """The node of the user's file: a pass may have put a new one in its place."""
+        names = (self.node_names.get(output.name or "") for output in node.outputs)
+        return next(filter(None, names), node.name or node.op_type)
+
+    def _with_origins(self, bindings: list[relax.Binding]) -> Iterator[tuple[relax.Binding, str]]:
+        """Bindings between two markers belong to one node. What follows the last marker is the result."""
+        markers = iter(self.markers)
+        marker, origin = next(markers, (None, ""))
+        for binding in bindings:
+            if marker is None:
+                return
+            if binding.var.same_as(marker):
+                marker, origin = next(markers, (None, ""))
+            else:
+                yield binding, origin
+
+    def _failure(self, node: ir.Node, error: Exception) -> ModelError:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return ModelError(
+            codes.IMPORT_FAILED,
+            f"cannot import the node: {type(error).__name__}: {lines[-1].strip()}",
+            where=f"{self.name}: node {self._origin(node)!r} ({node.op_type})",
+            remedy="fix dynamic dimensions with --shape or --dim, or export the node in another form",
+        )
+
+
+def _is_scalar_operand(value: ir.Value) -> bool:
+    """Whether every use is an elementwise operation whose other operand has at least the same rank."""
+    rank = len(value.shape or ())
+
+    def harmless(node: ir.Node) -> bool:
+        others = [v for v in node.inputs if v is not value and v is not None]
+        return node.op_type in _BROADCASTING and any(v.shape is not None and len(v.shape) >= rank for v in others)
+
+    return not value.is_graph_output() and all(harmless(node) for node, _ in value.uses())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """TVM's importer prints and warns about what is reported as an error here."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,55 @@
+"""What the frontend hands on: a Relax function whose every binding knows its ONNX nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """An input or output of the model."""
+
+    name: str
+    """The user's own name."""
+    variable: str
+    """Its variable in the Relax function: a safe identifier."""
+    shape: tuple[int, ...]
+    dtype: str
+    """Name of the numpy dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The model that was read."""
+
+    name: str
+    """File name, `<bytes>` or `<ModelProto>`."""
+    sha256: str
+    """Of the file without its external data."""
+    ir_version: int
+    opset: int
+    producer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """One Relax function `main` and all that belongs to it.
+
+    `main` is a single dataflow block of normalised bindings; its parameters are the inputs and then
+    the weights that are used; constants inside are scalars. It returns a tuple of variables, one for
+    each output of the model, in order and possibly the same twice.
+    """
+
+    module: tvm.IRModule
+    weights: Mapping[str, np.ndarray]
+    """By parameter name, tied weights once. They may be memory maps of the model's files, or views
+    with zero strides where the model asks for a constant array: do not assume contiguous memory."""
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+    origins: Mapping[str, tuple[str, ...]]
+    """Names of the ONNX nodes that each binding's variable was made from."""
+    source: Source

@@ -1,0 +1,121 @@
+"""Give every input a static shape: from the model, `shapes` by input name, `dims` by dimension name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import ValueInfoProto
+
+from hybridc.errors import ModelError
+from hybridc.frontend import codes
+
+
+def fix_shapes(
+    model: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]
+) -> None:
+    """Write static dimensions into the inputs, in place; forget every other shape but initializers'.
+
+    A dimension that is missing, zero or negative counts as unknown. A named dimension that one
+    input's shape fixes is fixed for all. Raises ModelError HC111 if a dimension stays unknown, HC112
+    if `shapes` or `dims` contradict the model.
+    """
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    _check_names(inputs, name, shapes, dims)
+    known = dict(dims)
+    for value in inputs:
+        if value.name in shapes:
+            _apply_shape(value, name, tuple(shapes[value.name]), known)
+    for value in inputs:
+        _apply_dims(value, name, known)
+    _forget_inferred(model)
+
+
+def _check_names(
+    inputs: list[ValueInfoProto], name: str, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]
+) -> None:
+    input_names = [value.name for value in inputs]
+    dim_names = sorted({d.dim_param for v in inputs for d in v.type.tensor_type.shape.dim if d.dim_param})
+    for given in shapes:
+        if given not in input_names:
+            raise _contradiction(f"there is no input {given!r}", name, f"inputs are {', '.join(input_names)}")
+    for given in dims:
+        if given not in dim_names:
+            listed = f"its named dimensions are {', '.join(dim_names)}" if dim_names else "it has no named dimension"
+            raise _contradiction(f"there is no dimension {given!r} in any input", name, listed)
+    for given, sizes in (*shapes.items(), *((d, (size,)) for d, size in dims.items())):
+        if any(size < 1 for size in sizes):
+            raise _contradiction(f"{given!r} is given as {_text(sizes)}", name, "dimensions must be positive")
+
+
+def _apply_shape(value: ValueInfoProto, name: str, shape: tuple[int, ...], known: dict[str, int]) -> None:
+    tensor = value.type.tensor_type
+    where = f"{name}: input {value.name!r}"
+    if not tensor.HasField("shape"):
+        for _ in shape:
+            tensor.shape.dim.add()
+    if len(tensor.shape.dim) != len(shape):
+        raise _contradiction(
+            f"input {value.name!r} has {len(tensor.shape.dim)} dimensions, not {len(shape)}",
+            where,
+            f"its shape is {_dims_text(value)}",
+        )
+    declared = _dims_text(value)
+    for dim, size in zip(tensor.shape.dim, shape, strict=True):
+        fixed = dim.dim_value if dim.dim_value > 0 else known.get(dim.dim_param, size)
+        if fixed != size:
+            raise _contradiction(
+                f"input {value.name!r} cannot have shape {_text(shape)}: a dimension is already {fixed}",
+                where,
+                f"its shape is {declared}",
+            )
+        if dim.dim_param:
+            known[dim.dim_param] = size
+        dim.dim_value = size
+
+
+def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int]) -> None:
+    tensor = value.type.tensor_type
+    declared = _dims_text(value)
+    for dim in tensor.shape.dim:
+        if dim.dim_param in known:
+            dim.dim_value = known[dim.dim_param]
+    unnamed = not tensor.HasField("shape") or any(d.dim_value < 1 and not d.dim_param for d in tensor.shape.dim)
+    unknown = list(dict.fromkeys(d.dim_param for d in tensor.shape.dim if d.dim_param and d.dim_value < 1))
+    if unknown or unnamed:
+        example = "x".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim) or "1x3x224x224"
+        by_dim = " or " + " ".join(f"--dim {d}=1" for d in unknown) if unknown and not unnamed else ""
+        raise ModelError(
+            codes.UNKNOWN_DIMENSION,
+            f"input {value.name!r} has unknown dimensions: {declared}",
+            where=f"{name}: input {value.name!r}",
+            remedy=f"fix them, for example --shape {value.name}={example}{by_dim}",
+        )
+
+
+def _forget_inferred(model: onnx.ModelProto) -> None:
+    """Shapes written by an exporter may be symbolic, or just wrong; they are inferred anew."""
+    del model.graph.value_info[:]
+    known = {value.name: value.type for value in model.graph.input}
+    for output in model.graph.output:
+        if output.name in known:
+            output.type.CopyFrom(known[output.name])
+        else:
+            for dim in output.type.tensor_type.shape.dim:
+                dim.Clear()
+
+
+def _dims_text(value: ValueInfoProto) -> str:
+    if not value.type.tensor_type.HasField("shape"):
+        return "of unknown rank"
+    dims = value.type.tensor_type.shape.dim
+    return "x".join(str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims)
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _contradiction(what: str, where: str, remedy: str) -> ModelError:
+    return ModelError(codes.CONTRADICTED_SHAPE, what, where=where, remedy=remedy)

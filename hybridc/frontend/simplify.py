@@ -1,0 +1,157 @@
+"""Inline functions, drop nodes that do nothing, fold constants: never copying a large or tied weight."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript.optimizer import _constant_folding as folding
+
+from hybridc.errors import HybridcError, ModelError
+from hybridc.frontend import codes
+
+FOLD_INPUT_ELEMENTS = 8192
+FOLD_OUTPUT_ELEMENTS = 512 * 512
+MAX_GENERATED_BYTES = 4 << 30
+"""Of all arrays that ConstantOfShape nodes make: a few bytes of a file can ask for any size."""
+
+# Folded whatever their size if the weight has no other use: the result replaces it.
+_REARRANGING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+
+
+def simplify(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model:
+    """The same computation with fewer nodes, none of a model-local function.
+
+    Requires: the model is checked, input shapes are static, every node has a unique name.
+    Ensures: constants are initializers of the graph, all used; values have names, nodes have names,
+    shapes are inferred where they can be. Raises ModelError HC116 if a pass fails, HC118 if
+    constants are too large.
+    """
+    try:
+        return _simplify(model, name, folder)
+    except HybridcError:
+        raise
+    except Exception as error:  # third-party passes raise anything
+        cause = error.__cause__ or error
+        raise ModelError(
+            codes.SIMPLIFY_FAILED,
+            f"cannot simplify the model: {error}: {cause}" if cause is not error else f"cannot simplify the model: {error}",
+            where=name,
+            remedy="export the network again with static shapes",
+        ) from error
+
+
+def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model:
+    model = ir.from_proto(proto)
+    graph = model.graph
+    if folder is not None:
+        ir.external_data.set_base_dir(graph, folder)
+    _drop_initializer_inputs(graph)
+    common.InlinePass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _make_constant_arrays(graph, name)
+    _drop_no_ops(graph)
+    fold = folding.FoldConstantsPass(
+        shape_inference=True,
+        input_size_limit=FOLD_INPUT_ELEMENTS,
+        output_size_limit=FOLD_OUTPUT_ELEMENTS,
+        should_fold=_should_fold,
+    )
+    # A second round sees the shapes that the first one made known.
+    for _ in range(2):
+        fold(model)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        _make_constant_arrays(graph, name)
+        _drop_no_ops(graph)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.NameFixPass()(model)
+    return model
+
+
+def _drop_initializer_inputs(graph: ir.Graph) -> None:
+    """Before IR version 4 weights were listed as inputs, too."""
+    kept = [value for value in graph.inputs if value.name not in graph.initializers]
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+
+
+def _make_constant_arrays(graph: ir.Graph, name: str) -> None:
+    """ConstantOfShape with a known shape becomes an initializer that needs no memory: strides are zero."""
+    total_bytes = 0
+    for node in list(graph):
+        shape_tensor = node.inputs[0].const_value if node.op_type == "ConstantOfShape" and node.inputs[0] else None
+        if shape_tensor is None or shape_tensor.size > 16:
+            continue
+        shape = tuple(int(dim) for dim in shape_tensor.numpy())
+        fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else np.zeros(1, "float32")
+        total_bytes += math.prod(shape) * fill.itemsize
+        if total_bytes > MAX_GENERATED_BYTES or min(shape, default=0) < 0:
+            raise ModelError(
+                codes.TOO_LARGE,
+                f"a constant of shape {list(shape)} is asked for; all such constants may have "
+                f"{MAX_GENERATED_BYTES >> 30} GiB",
+                where=f"{name}: node {node.name!r} (ConstantOfShape)",
+                remedy="store weights in the model",
+            )
+        array = np.broadcast_to(fill.reshape(()), shape)
+        _replace_by_array(graph, node, array)
+
+
+def _replace_by_array(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:
+    value = node.outputs[0]
+    tensor = ir.Tensor(array, name=value.name)
+    constant = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    ir.convenience.replace_all_uses_with(value, constant, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    graph.register_initializer(constant)
+
+
+def _drop_no_ops(graph: ir.Graph) -> None:
+    """Identity, inference Dropout and Cast to the same type hand on their input."""
+    for node in list(graph):
+        if node.inputs and node.inputs[0] is not None and _is_no_op(node):
+            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0], replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+
+
+def _is_no_op(node: ir.Node) -> bool:
+    if node.op_type == "Cast":
+        source = node.inputs[0].dtype if node.inputs[0] is not None else None
+        return source is not None and source == node.attributes["to"].as_int()
+    if node.op_type == "Dropout":
+        mask_used = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        off = training is None or (training.const_value is not None and not training.const_value.numpy().any())
+        return off and not mask_used
+    return node.op_type == "Identity"
+
+
+def _should_fold(node: ir.Node) -> bool | None:
+    """Fold only what is known to be small before it is computed, or what replaces a weight of one use.
+
+    None leaves the decision to the pass, whose limits hold for the inputs.
+    """
+    elements = _known_elements(node)
+    if elements is None:
+        return False
+    inputs = [value for value in node.inputs if value is not None]
+    if node.op_type in _REARRANGING:
+        large = [v for v in inputs if v.const_value is not None and v.const_value.size > FOLD_INPUT_ELEMENTS]
+        if all(len(v.uses()) == 1 and not v.is_graph_output() for v in large):
+            return True
+    return None if elements <= FOLD_OUTPUT_ELEMENTS else False
+
+
+def _known_elements(node: ir.Node) -> int | None:
+    """Elements of all outputs, None if a shape is not known or one of them is no tensor."""
+    total = 0
+    for output in node.outputs:
+        if output.shape is None or not output.shape.is_static():
+            return None
+        total += math.prod(int(dim) for dim in output.shape)
+    return total

@@ -1,0 +1,207 @@
+"""Options of a compilation, and the texts they are written as."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridc.errors import UsageError
+from hybridc.targets import Target, parse_target
+
+if TYPE_CHECKING:
+    from hybridc.machine import Machine
+
+_UNITS = {
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "TiB": 1024**4,
+}
+_BYTES_OF_UNIT = {unit.lower(): size_bytes for unit, size_bytes in _UNITS.items()}
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,12})?)\s*(?P<unit>%|[A-Za-z]*)", re.ASCII)
+_LARGEST_BYTES = 2**62
+_LARGEST_DIMENSION = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """GPU memory a plan may use: bytes, or a percentage of what the model needs entirely on the GPU.
+
+    Exactly one of the two fields is set.
+    """
+
+    size_bytes: int | None = None
+    percent: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.size_bytes is None) == (self.percent is None):
+            raise ValueError("a budget is either bytes or a percentage")
+
+    def resolve(self, all_gpu_peak_bytes: int) -> int:
+        """Bytes of the budget, for a model that needs `all_gpu_peak_bytes` entirely on the GPU."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        assert self.percent is not None
+        return int(all_gpu_peak_bytes * Decimal(str(self.percent)) / 100)
+
+    def __str__(self) -> str:
+        return f"{self.percent:g}%" if self.size_bytes is None else format_bytes(self.size_bytes)
+
+
+def parse_budget(text: str) -> Budget:
+    """Read `64MiB`, `1.5GiB`, `500MB`, `4096B` or `50%`. Raises UsageError HC510 for anything else."""
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None:
+        raise _refuse_amount(text, "is not an amount of memory")
+    number, unit = Decimal(match["number"]), match["unit"]
+    if unit == "%":
+        return Budget(percent=float(number))
+    if not unit:
+        raise _refuse_amount(
+            text, "has no unit", f"bytes are written {text.strip()}B, mebibytes {text.strip()}MiB"
+        )
+    if unit.lower() not in _BYTES_OF_UNIT:
+        raise _refuse_amount(text, f"has the unknown unit {unit!r}")
+    size_bytes = int(number * _BYTES_OF_UNIT[unit.lower()])
+    if size_bytes > _LARGEST_BYTES:
+        raise _refuse_amount(text, "is more than any machine has")
+    return Budget(size_bytes=size_bytes)
+
+
+def parse_bytes(text: str) -> int:
+    """Like `parse_budget`, where a percentage makes no sense. Raises UsageError HC510."""
+    size_bytes = parse_budget(text).size_bytes
+    if size_bytes is None:
+        raise _refuse_amount(text, "must be an amount of bytes, not a percentage")
+    return size_bytes
+
+
+def _refuse_amount(
+    text: str, what: str, remedy: str = "write for example 64MiB, 1.5GiB, 500MB or 50%"
+) -> UsageError:
+    return UsageError("HC510", f"{text!r} {what}", remedy=remedy)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Bytes for people: at least three digits, in the largest binary unit that leaves one before the point.
+
+    What is printed reads back within 0.5 %, and exactly below 1 KiB.
+    """
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    scaled, unit = _scale(size_bytes)
+    digits = 2 if scaled < 10 else 1
+    if round(scaled, digits) >= 1024 and unit != _BINARY_UNITS[-1]:
+        scaled, unit, digits = scaled / 1024, _BINARY_UNITS[_BINARY_UNITS.index(unit) + 1], 2
+    return f"{scaled:.{digits}f} {unit}"
+
+
+def format_budget(size_bytes: int) -> str:
+    """Bytes as a value for `--gpu-memory`: rounded up in the third decimal, so never less than asked."""
+    if size_bytes < 1024:
+        return f"{size_bytes}B"
+    scaled, unit = _scale(size_bytes)
+    rounded = scaled.quantize(Decimal("0.001"), ROUND_CEILING)
+    return f"{rounded.normalize():f}{unit}"
+
+
+def _scale(size_bytes: int) -> tuple[Decimal, str]:
+    power = min((max(size_bytes, 1).bit_length() - 1) // 10, len(_BINARY_UNITS) - 1)
+    return Decimal(size_bytes) / 1024**power, _BINARY_UNITS[power]
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Read `NAME=1x3x224x224`; the name may hold `=` and `:`. Raises UsageError HC511."""
+    name, equals, dims = text.rpartition("=")
+    sizes = tuple(_dimension(word) for word in dims.split("x"))
+    if not equals or not name or None in sizes:
+        raise UsageError(
+            "HC511",
+            f"{text!r} is not an input shape",
+            remedy="write NAME=1x3x224x224, all dimensions positive",
+        )
+    return name, tuple(size for size in sizes if size is not None)
+
+
+def parse_dim(text: str) -> tuple[str, int]:
+    """Read `NAME=8`, the size of a named dimension. Raises UsageError HC512."""
+    name, _, digits = text.rpartition("=")
+    size = _dimension(digits)
+    if not name or size is None:
+        raise UsageError(
+            "HC512", f"{text!r} is not the size of a dimension", remedy="write NAME=8, a positive size"
+        )
+    return name, size
+
+
+def _dimension(digits: str) -> int | None:
+    if not re.fullmatch(r"\d{1,10}", digits, re.ASCII):
+        return None
+    return int(digits) if 1 <= int(digits) <= _LARGEST_DIMENSION else None
+
+
+def parse_count(text: str) -> int:
+    """Read a whole number of at least 1, such as a number of threads. Raises UsageError HC513."""
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
+        raise UsageError("HC513", f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def parse_seed(text: str) -> int:
+    """Read a whole number of at least 0. Raises UsageError HC513."""
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        raise UsageError("HC513", f"{text!r} is not a seed", remedy="give a whole number of at least 0")
+    return int(text)
+
+
+def _native_target() -> Target:
+    return parse_target("native")
+
+
+def _default_machine() -> Machine:
+    from hybridc.machine import load_machine
+
+    return load_machine()
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How a model is compiled."""
+
+    target: Target = field(default_factory=_native_target)
+    gpu_memory: Budget | None = None
+    """None: no limit, the GPU's whole memory."""
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Shapes of inputs whose dimensions the model leaves open."""
+    dims: tuple[tuple[str, int], ...] = ()
+    """Sizes of named dimensions, in every input that has them."""
+    machine: Machine = field(default_factory=_default_machine)
+    """Speeds that the planner weighs against each other."""
+    threads: int | None = None
+    """CPU threads that the plan counts on; None: as many as the machine profile has."""
+    stop_after: str | None = None
+    """Name of the last stage to run."""
+    dump_ir: Path | None = None
+    """Folder that gets the IR after every stage."""
+
+    def __post_init__(self) -> None:
+        for option, pairs in (("--shape", self.shapes), ("--dim", self.dims)):
+            names = [name for name, _ in pairs]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise UsageError("HC514", f"{option} names {twice!r} more than once", remedy="name it once")
+        if self.gpu_memory is not None and not self.target.has_gpu:
+            raise UsageError(
+                "HC515",
+                f"--gpu-memory {self.gpu_memory} is given, but the target {self.target} has no GPU",
+                remedy=f"compile for --target cuda+{self.target.isa.name}",
+            )

@@ -1,0 +1,85 @@
+"""TVM's runtime libraries without TVM: what `import tvm` costs (a compiler, 1.3 s) is not needed to run."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from hybridc.errors import DeviceError, UsageError
+
+CUDA_RUNTIME = "libcudart.so.13"
+_BIG_CORES = 1  # ThreadGroup::kBig: all cores of the fastest kind
+_configured = threading.local()
+
+
+def load_runtime(*, cuda: bool) -> None:
+    """Load libtvm_runtime, and with `cuda` its CUDA part. Both stay loaded; loading again does nothing.
+
+    Raises DeviceError HC402 where the NVIDIA driver or the CUDA runtime is missing.
+    """
+    os.environ.setdefault("TVM_BIND_THREADS", "0")  # TVM would pin the caller's own thread
+    os.environ.setdefault("TVM_NUM_THREADS", str(available_threads()))  # its default is half the cores
+    folder = _tvm_folder()
+    ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
+    if not cuda:
+        return
+    try:
+        _load_cuda_runtime()
+        ctypes.CDLL(str(folder / "libtvm_runtime_cuda.so"), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise no_gpu(str(error)) from None
+
+
+def no_gpu(reason: str) -> DeviceError:
+    """The error for an artifact that needs a GPU where there is none."""
+    remedy = "install the NVIDIA driver, or run on the emulated GPU: --emulate-gpu 1GiB"
+    return DeviceError("HC402", f"no GPU can be used: {reason}", remedy=remedy)
+
+
+def available_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def limit_threads(count: int) -> None:
+    """Let parallel kernels called from this thread use `count` threads: each thread has a pool of its own."""
+    if getattr(_configured, "count", None) != count:
+        _global("runtime.config_threadpool")(_BIG_CORES, count)
+        _configured.count = count
+
+
+def check_threads(count: int) -> int:
+    """Refuse an impossible number of threads. Raises UsageError HC502."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise UsageError("HC502", f"threads must be a positive number, not {count!r}")
+    return count
+
+
+def _global(name: str) -> Any:
+    return tvm_ffi.get_global_func(name)
+
+
+def _tvm_folder() -> Path:
+    spec = importlib.util.find_spec("tvm")  # finds the package and does not import it
+    if spec is None or spec.origin is None:
+        raise DeviceError("HC406", "apache-tvm is not installed", remedy="pip install apache-tvm")
+    return Path(spec.origin).parent / "lib"
+
+
+def _load_cuda_runtime() -> None:
+    """The CUDA runtime of the process or the system, else the one from NVIDIA's wheel."""
+    try:
+        ctypes.CDLL(CUDA_RUNTIME, ctypes.RTLD_GLOBAL)
+    except OSError:
+        spec = importlib.util.find_spec("nvidia")
+        folders = list(spec.submodule_search_locations or ()) if spec else []
+        found = [path for folder in folders for path in Path(folder).glob(f"*/lib/{CUDA_RUNTIME}")]
+        if not found:
+            raise
+        ctypes.CDLL(str(found[0]), ctypes.RTLD_GLOBAL)

@@ -1,0 +1,148 @@
+"""A loaded library with its arenas and lanes: everything of a run that is not about names and feeds."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from hybridc.artifact.load import Artifact
+from hybridc.artifact.manifest import StoredWeight
+from hybridc.errors import ArtifactError, DeviceError
+from hybridc.ir import Device
+from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu
+
+_CPU = 1  # kDLCPU
+_NAIVE = 1  # AllocatorType::kNaive; the VM needs one, and never allocates from it
+_GPU_INDEX = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """Bytes that were really allocated, or mapped from the artifact."""
+
+    gpu_bytes: int
+    host_bytes: int
+    mapped_weight_bytes: int
+
+
+class Program:
+    """The VM of one artifact, its arenas and its lanes.
+
+    What it holds is freed by `close`, or when it is collected. Not safe for several threads at once.
+    Raises DeviceError HC402 without the GPU that the artifact needs, HC405 if the GPU has too little free
+    memory; ArtifactError HC307 if the library cannot be loaded.
+    """
+
+    def __init__(self, artifact: Artifact, threads: int) -> None:
+        self._threads = threads
+        load_runtime(cuda=artifact.needs_gpu)
+        _offer_kernels_to_emulator(artifact)
+        self._library = _load_library(artifact.library)
+        gpu_bytes = artifact.plan.arena_bytes(Device.GPU)
+        if artifact.needs_gpu:
+            self._check_gpu(gpu_bytes)
+        self._gpu_arena = self._helper("device_arena")(_GPU_INDEX, gpu_bytes) if gpu_bytes else None
+        host_bytes = max(artifact.plan.arena_bytes(Device.CPU), 1)
+        self._host_arena = self._helper("host_arena")(host_bytes, artifact.needs_gpu)
+        self._weights = _map_weights(artifact.weights)
+        self._upload(artifact.manifest.gpu_weights)
+        self._lanes = self._helper("open_lanes")(
+            artifact.needs_gpu, _GPU_INDEX, artifact.manifest.event_count
+        )
+        self._close_lanes = weakref.finalize(self, self._helper("close_lanes"), self._lanes)
+        weights = [self._view(w, w.offset_bytes, self._weights) for w in artifact.manifest.host_weights]
+        self._arguments = (self._lanes, self._gpu_arena, self._host_arena, *weights)
+        self._main = self._start_vm()
+
+    @property
+    def host_bytes(self) -> np.ndarray:
+        """The host's arena as uint8: where inputs are put and outputs are found."""
+        return np.from_dlpack(self._host_arena)
+
+    def weight_bytes(self, weight: StoredWeight) -> np.ndarray:
+        """The mapped bytes of a weight, as uint8."""
+        return np.from_dlpack(self._weights)[weight.offset_bytes : weight.offset_bytes + weight.size_bytes]
+
+    def run(self) -> None:
+        """Run the plan's steps; on return every lane is idle."""
+        limit_threads(self._threads)
+        self._helper("enter_lanes")(self._lanes)
+        try:
+            self._main(*self._arguments)
+        finally:
+            self._helper("leave_lanes")(self._lanes)
+
+    def allocated(self) -> Allocated:
+        """Sizes of the allocations behind the arenas, and of the mapped weights file."""
+        gpu, host, weights = self._gpu_arena, self._host_arena, self._weights
+        return Allocated(*(0 if tensor is None else int(tensor.shape[0]) for tensor in (gpu, host, weights)))
+
+    def close(self) -> None:
+        """Free arenas, streams and events."""
+        self._close_lanes()
+        del self._main, self._arguments, self._gpu_arena, self._host_arena, self._weights
+
+    def _helper(self, name: str) -> Any:
+        return self._library.get_function(f"hybridc_{name}", query_imports=True)
+
+    def _check_gpu(self, needed_bytes: int) -> None:
+        try:
+            free_bytes = self._helper("free_device_bytes")(_GPU_INDEX)
+        except RuntimeError as error:
+            raise no_gpu(str(error).splitlines()[-1]) from None
+        if free_bytes < needed_bytes:
+            what = f"the artifact needs {needed_bytes:,} bytes of GPU memory, and {free_bytes:,} are free"
+            raise DeviceError(
+                "HC405", what, remedy="end other programs on the GPU, or compile with a smaller --gpu-memory"
+            )
+
+    def _view(self, weight: StoredWeight, offset_bytes: int, arena: Any) -> Any:
+        return self._helper("arena_view")(arena, offset_bytes, weight.shape, weight.dtype)
+
+    def _upload(self, weights: tuple[StoredWeight, ...]) -> None:
+        for weight in weights:
+            assert weight.arena_offset_bytes is not None
+            source = self._view(weight, weight.offset_bytes, self._weights)
+            self._helper("upload")(source, self._view(weight, weight.arena_offset_bytes, self._gpu_arena))
+
+    def _start_vm(self) -> Any:
+        machine = self._library.get_function("vm_load_executable")()
+        machine.get_function("vm_initialization")(_CPU, 0, _NAIVE)
+        return machine.get_function("main")
+
+
+def _offer_kernels_to_emulator(artifact: Artifact) -> None:
+    """Let the emulated GPU, if it is what runs here, know the source of the image it is about to get."""
+    emulator = sys.modules.get("hybridc.emulator")  # not imported: not active
+    source = artifact.cuda_source()
+    key = artifact.manifest.cuda_image_key
+    if emulator is not None and emulator.is_active() and source is not None and key is not None:
+        emulator.provide_kernels(key, source)
+
+
+def _load_library(path: Path) -> Any:
+    try:
+        return tvm_ffi.load_module(str(path))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ArtifactError(
+            "HC307",
+            f"the library cannot be loaded: {reason}",
+            where=str(path),
+            remedy="compile the model again",
+        ) from error
+
+
+def _map_weights(path: Path) -> Any:
+    """The weights as one tensor of bytes whose pages are read when they are used; None if there are none."""
+    if path.stat().st_size == 0:
+        return None
+    return tvm_ffi.from_dlpack(
+        np.memmap(path, dtype=np.uint8, mode="c")
+    )  # "c": DLPack exports no read-only arrays

@@ -1,0 +1,222 @@
+"""Run an artifact with the manners of onnxruntime's InferenceSession."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from hybridc.artifact.load import Artifact, open_artifact
+from hybridc.artifact.manifest import Port
+from hybridc.errors import ArtifactError, PlanError, UsageError
+from hybridc.ir import Buffer, BufferKind, Device
+from hybridc.passes.verify import verify
+from hybridc.runtime.libraries import available_threads, check_threads
+from hybridc.runtime.program import Program
+
+_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "bool": "bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input or output as onnxruntime describes it."""
+
+    name: str
+    shape: list[int]
+    type: str
+    """For example `tensor(float)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of one device: what the plan promised, and what was allocated."""
+
+    planned_bytes: int
+    allocated_bytes: int
+    mapped_weight_bytes: int = 0
+    """Weights that CPU kernels read from the artifact's file; their pages are loaded when used."""
+
+
+def load(path: str | Path, *, threads: int | None = None, check_weights: bool = True) -> Session:
+    """Open an artifact and make it ready to run.
+
+    `threads` limits the CPU's kernels; the default is the artifact's own limit, else every core this
+    process may use. `check_weights=False` trusts the weights file's bytes, which saves reading them all.
+    Raises ArtifactError, DeviceError or UsageError.
+    """
+    return Session(path, threads=threads, check_weights=check_weights)
+
+
+class Session:
+    """A loaded artifact. Arenas are allocated here, once; a run allocates nothing on a device.
+
+    Runs from several threads are done one after the other. Several sessions may be open at once.
+    """
+
+    def __init__(self, path: str | Path, *, threads: int | None = None, check_weights: bool = True) -> None:
+        if threads is not None:
+            check_threads(threads)
+        self._artifact = open_artifact(path, check_weights=check_weights)
+        self._verify()
+        self._lock = threading.Lock()
+        self._places = _host_places(self._artifact)
+        count = threads or self._artifact.manifest.threads or available_threads()
+        self._program: Program | None = Program(self._artifact, count)
+
+    @property
+    def artifact(self) -> Artifact:
+        return self._artifact
+
+    def get_inputs(self) -> list[NodeArg]:
+        return [_node_arg(port) for port in self._artifact.manifest.inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        return [_node_arg(port) for port in self._artifact.manifest.outputs]
+
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Compute outputs, in the order asked for; None asks for all of them.
+
+        Raises UsageError: HC511 unknown input, HC512 missing input, HC513 wrong dtype, HC514 wrong shape,
+        HC515 unknown output, HC516 closed session.
+        """
+        outputs = self._requested(output_names)
+        arrays = self._checked(feeds)
+        with self._lock:
+            program = self._open_program()
+            host = program.host_bytes
+            for port in self._artifact.manifest.inputs:
+                place = self._places.get((port.tensor, True))
+                if place is not None:
+                    _array(host[place], port)[...] = arrays[port.tensor]
+            program.run()
+            return [self._output(port, program, host, arrays) for port in outputs]
+
+    def memory(self) -> dict[Device, DeviceMemory]:
+        """Planned and really allocated bytes of each device."""
+        plan = self._artifact.plan
+        with self._lock:
+            allocated = self._open_program().allocated()
+        return {
+            Device.GPU: DeviceMemory(plan.arena_bytes(Device.GPU), allocated.gpu_bytes),
+            Device.CPU: DeviceMemory(
+                plan.arena_bytes(Device.CPU), allocated.host_bytes, allocated.mapped_weight_bytes
+            ),
+        }
+
+    def close(self) -> None:
+        """Free everything; closing twice does no harm."""
+        with self._lock:
+            if self._program is not None:
+                self._program.close()
+                self._program = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _verify(self) -> None:
+        try:
+            verify(self._artifact.graph, self._artifact.plan)
+        except PlanError as error:
+            what = f"its plan is refused ({error.code}): {error.what}"
+            raise ArtifactError("HC306", what, where=error.where, remedy="compile the model again") from error
+
+    def _open_program(self) -> Program:
+        if self._program is None:
+            raise UsageError("HC516", "the session is closed", where=str(self._artifact.path))
+        return self._program
+
+    def _requested(self, names: Sequence[str] | None) -> list[Port]:
+        ports = {port.name: port for port in self._artifact.manifest.outputs}
+        if names is None:
+            return list(self._artifact.manifest.outputs)
+        for name in names:
+            if name not in ports:
+                raise UsageError("HC515", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
+        return [ports[name] for name in names]
+
+    def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The feeds by tensor name, each known, complete and of the right type."""
+        ports = {port.name: port for port in self._artifact.manifest.inputs}
+        for name in feeds:
+            if name not in ports:
+                raise UsageError("HC511", f"unknown input {name!r}", remedy=f"inputs are {_list(ports)}")
+        for name, port in ports.items():
+            if name not in feeds:
+                raise UsageError("HC512", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
+        return {ports[name].tensor: _checked_feed(ports[name], array) for name, array in feeds.items()}
+
+    def _output(
+        self, port: Port, program: Program, host: np.ndarray, feeds: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """A fresh array. An output may be an input, whose place may be taken by now, or a weight."""
+        if port.tensor in feeds:
+            return feeds[port.tensor].copy()
+        place = self._places.get((port.tensor, False))
+        if place is not None:
+            return _array(host[place], port).copy()
+        stored = self._artifact.manifest.host_weights
+        weight = next(w for w in stored if w.tensor == port.tensor and not w.packed)
+        return _array(program.weight_bytes(weight), port).copy()
+
+
+def _host_places(artifact: Artifact) -> dict[tuple[str, bool], slice]:
+    """Bytes of the host's arena that hold a tensor before the first step (True) and after the last (False)."""
+    end = len(artifact.plan.steps)
+    buffers = [b for b in artifact.plan.buffers if b.device is Device.CPU and b.kind is BufferKind.TENSOR]
+
+    def place(buffer: Buffer) -> slice:
+        return slice(buffer.offset_bytes, buffer.end_bytes)
+
+    before = {(b.tensor, True): place(b) for b in buffers if b.first_step < 0}
+    return before | {(b.tensor, False): place(b) for b in buffers if b.last_step >= end}
+
+
+def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
+    array = np.asarray(feed)
+    if array.dtype.name != port.dtype:
+        what = f"input {port.name!r} has dtype {array.dtype.name}"
+        raise UsageError("HC513", what, remedy=f"feed {_type(port)}")
+    if array.shape != port.shape:
+        raise UsageError(
+            "HC514", f"input {port.name!r} has shape {list(array.shape)}", remedy=f"feed {_type(port)}"
+        )
+    return array
+
+
+def _array(data: np.ndarray, port: Port) -> np.ndarray:
+    return data.view(_dtype(port.dtype)).reshape(port.shape)
+
+
+def _dtype(name: str) -> np.dtype:
+    if name == "bfloat16":
+        import ml_dtypes  # numpy knows the name only after this import
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def _node_arg(port: Port) -> NodeArg:
+    return NodeArg(port.name, list(port.shape), f"tensor({_TYPES.get(port.dtype, port.dtype)})")
+
+
+def _type(port: Port) -> str:
+    return f"{port.dtype}{list(port.shape)}"
+
+
+def _list(names: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, names)) or "none"

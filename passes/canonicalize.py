@@ -1,0 +1,241 @@
+"""Canonicalize: fold BatchNorm and whatever depends on weights alone, so that only real work is left.
+
+Layout is chosen here too, and it is the model's own: activations stay NCHW and row-major, because a
+tensor may be written by one device and read by the other. Only weights are laid out for the device
+that reads them, when a schedule asks for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from hybridc.passes.program import (
+    Program,
+    ProgramBuilder,
+    count_uses,
+    is_op,
+    resolve,
+    tensor_dtype,
+    tensor_shape,
+    variables,
+)
+
+SHARED_FOLD_LIMIT_BYTES = 1 << 20
+"""A weight that others read too is folded into a second copy only when the copy is this small."""
+
+
+@dataclass
+class _Context:
+    """What a rule may ask about the expression at hand; variables are those of the new function."""
+
+    builder: ProgramBuilder
+    values: dict[relax.Var, relax.Expr]
+    uses: Counter[relax.Var]
+    """Reads of each variable of the new function, counted on the old one."""
+    origins: tuple[str, ...] = ()
+    name: str = ""
+
+    def weight(self, expr: relax.Expr) -> np.ndarray | None:
+        """The value of an expression known at compile time."""
+        if isinstance(expr, GenericConst):
+            return expr.value.numpy()
+        return self.builder.weights.get(expr.name) if isinstance(expr, relax.Var) else None
+
+    def definition(self, expr: relax.Expr) -> relax.Expr | None:
+        return self.values.get(expr) if isinstance(expr, relax.Var) else None
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        var = self.builder.emit(expr, self.origins, self.name)
+        self.values[var] = expr
+        return var
+
+
+Rule = Callable[[relax.Expr, _Context], relax.Expr | None]
+
+
+def canonicalize(program: Program) -> Program:
+    """Apply the first fitting rule of `RULES` to every binding, in one pass.
+
+    Requires: `main` normalised, straight-line, static shapes.
+    Ensures: no `batch_norm`; no operator whose inputs are all weights, except views and copies of large
+    shared ones; every binding has origins.
+    Raises: nothing of its own.
+    """
+    old_uses = count_uses(program)
+    main = program.main
+    inputs = [v for v in main.params if v.name not in program.weights]
+    builder = ProgramBuilder(inputs)
+    new: dict[relax.Var, relax.Expr] = {v: v for v in inputs}
+    context = _Context(builder, {}, Counter({v: old_uses[v] for v in inputs}))
+
+    for old in main.params:
+        if old.name in program.weights:
+            new[old] = builder.weight(program.weights[old.name], old.name)
+            context.uses[new[old]] = old_uses[old]
+    for binding in program.bindings:
+        context.origins = program.origins.get(binding.var.name, ())
+        context.name = binding.var.name
+        expr = _substitute(binding.value, new)
+        replacement = next((r for rule in RULES if (r := rule(expr, context)) is not None), None)
+        result = replacement if replacement is not None else context.emit(expr)
+        new[binding.var] = result
+        if isinstance(result, relax.Var):
+            context.uses[result] += old_uses[binding.var]
+    return builder.finish([_substitute(output, new) for output in program.outputs])
+
+
+def _substitute(expr: relax.Expr, new: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    if isinstance(expr, relax.Var):
+        return new.get(expr, expr)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([_substitute(item, new) for item in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(_substitute(expr.tuple_value, new), expr.index)
+    if isinstance(expr, relax.Call):
+        return relax.Call(expr.op, [_substitute(a, new) for a in expr.args], expr.attrs, expr.ty_args)
+    return expr
+
+
+def _drop_names_of_names(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+    """`a = b` and `a = (b, c)` need no binding; `a = (b, c)[i]` is b or c."""
+    if isinstance(expr, relax.Var | relax.Tuple):
+        return expr
+    if isinstance(expr, relax.TupleGetItem):
+        source = resolve(expr.tuple_value, context.values)
+        return source.fields[expr.index] if isinstance(source, relax.Tuple) else None
+    return None
+
+
+_NUMPY: dict[str, Callable[[np.ndarray, relax.Call], np.ndarray]] = {
+    "reshape": lambda x, call: x.reshape(_result_shape(call)),
+    "expand_dims": lambda x, call: x.reshape(_result_shape(call)),
+    "squeeze": lambda x, call: x.reshape(_result_shape(call)),
+    "permute_dims": lambda x, call: np.transpose(x, None if call.attrs.axes is None else [int(a) for a in call.attrs.axes]),
+    "astype": lambda x, call: x.astype(str(call.attrs.dtype)),
+    "broadcast_to": lambda x, call: np.broadcast_to(x, _result_shape(call)),
+}
+
+
+def _result_shape(call: relax.Call) -> tuple[int, ...]:
+    return tensor_shape(relax.BlockBuilder().normalize(call))
+
+
+def _fold_weight_views(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+    """A reshape, transpose, cast or broadcast of a weight is a weight.
+
+    Views share the array. A large weight that somebody else reads as it is (tied embeddings) is not
+    copied: the transpose then stays for the kernel that consumes it.
+    """
+    if not (isinstance(expr, relax.Call) and is_op(expr, *_NUMPY)):
+        return None
+    value = context.weight(expr.args[0])
+    if value is None:
+        return None
+    folded = _NUMPY[expr.op.name.removeprefix("relax.")](value, expr)
+    moves_bytes = not np.may_share_memory(folded, value) or not folded.flags.c_contiguous
+    shared = isinstance(expr.args[0], relax.Var) and context.uses[expr.args[0]] > 1
+    if moves_bytes and shared and folded.nbytes > SHARED_FOLD_LIMIT_BYTES:
+        return None
+    return context.builder.weight(folded, context.name)
+
+
+def _fold_batch_norm(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+    """BatchNorm of inference is a scale and a shift per channel.
+
+    After a convolution that nobody else reads they go into its weights and one bias; else they stay
+    as a multiply and an add, which fuse with what follows.
+    """
+    if not is_op(expr, "nn.batch_norm") or expr.attrs.training:
+        return None
+    data, *parameters = expr.args
+    constants = [context.weight(p) for p in parameters]
+    if any(c is None for c in constants):
+        return None
+    gamma, beta, mean, variance = (np.asarray(c, np.float64) for c in constants)
+    scale = (gamma if expr.attrs.scale else 1.0) / np.sqrt(variance + float(expr.attrs.epsilon))
+    shift = (beta if expr.attrs.center else 0.0) - mean * scale
+    folded = _scale_convolution(data, scale, shift, context)
+    if folded is None:
+        per_channel = _channel_shape(data, int(expr.attrs.axis))
+        scaled = context.emit(relax.op.multiply(data, _parameter(scale, per_channel, data, context)))
+        folded = context.emit(relax.op.add(scaled, _parameter(shift, per_channel, data, context)))
+    unused = [context.weight(p) for p in parameters[2:]]
+    return relax.Tuple([folded, *(context.builder.weight(u, f"{context.name}_stat") for u in unused)])
+
+
+def _channel_shape(data: relax.Expr, axis: int) -> tuple[int, ...]:
+    shape = tensor_shape(data)
+    return tuple(extent if i == axis % len(shape) else 1 for i, extent in enumerate(shape))
+
+
+def _parameter(value: np.ndarray, shape: tuple[int, ...], like: relax.Expr, context: _Context) -> relax.Var:
+    return context.builder.weight(value.reshape(shape).astype(tensor_dtype(like)), f"{context.name}_param")
+
+
+def _scale_convolution(
+    data: relax.Expr, scale: np.ndarray, shift: np.ndarray, context: _Context
+) -> relax.Expr | None:
+    """`conv(x, w) [+ b]` times scale plus shift, as `conv(x, w * scale) + (b * scale + shift)`."""
+    conv_var, bias = data, np.zeros_like(shift)
+    definition = context.definition(data)
+    if is_op(definition, "add") and context.uses[data] == 1:
+        constant = context.weight(definition.args[1])
+        if constant is None or constant.size != shift.size:
+            return None
+        conv_var, bias = definition.args[0], constant.reshape(-1).astype(np.float64)
+    conv = context.definition(conv_var)
+    if not is_op(conv, "nn.conv1d", "nn.conv2d", "nn.conv3d") or context.uses[conv_var] != 1:
+        return None
+    weight = context.weight(conv.args[1])
+    if weight is None:
+        return None
+    per_output = (-1,) + (1,) * (weight.ndim - 1)
+    scaled = (weight.astype(np.float64) * scale.reshape(per_output)).astype(weight.dtype)
+    origins = [
+        origin
+        for var in dict.fromkeys((conv_var, data))
+        for origin in context.builder.origins.get(var.name, ())
+    ]
+    context.origins = tuple(dict.fromkeys([*origins, *context.origins]))
+    call = relax.Call(conv.op, [conv.args[0], context.builder.weight(scaled, conv.args[1].name)], conv.attrs)
+    product = context.emit(call)
+    context.uses[product] = 1
+    return context.emit(
+        relax.op.add(product, _parameter(bias * scale + shift, _channel_shape(data, 1), data, context))
+    )
+
+
+def _use_scalar_constants(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+    """A one-element weight in an element-wise operator becomes a literal in the kernel."""
+    if not is_op(expr, "add", "subtract", "multiply", "divide", "power", "maximum", "minimum"):
+        return None
+    if all(context.weight(a) is not None for a in expr.args):
+        return None
+    arguments = [_as_scalar(a, expr, context) for a in expr.args]
+    if all(a is b for a, b in zip(arguments, expr.args, strict=True)):
+        return None
+    return context.emit(relax.Call(expr.op, arguments, expr.attrs))
+
+
+def _as_scalar(argument: relax.Expr, call: relax.Call, context: _Context) -> relax.Expr:
+    value = context.weight(argument)
+    other_rank = max(len(tensor_shape(a)) for a in call.args if a is not argument)
+    is_scalar = isinstance(argument, GenericConst) and value.ndim == 0
+    if value is None or value.size != 1 or value.ndim > other_rank or is_scalar:
+        return argument
+    return relax.const(value.reshape(()), value.dtype.name)
+
+
+RULES: tuple[Rule, ...] = (
+    _drop_names_of_names,
+    _fold_weight_views,
+    _fold_batch_norm,
+    _use_scalar_constants,
+)
+"""Tried in this order on every binding."""

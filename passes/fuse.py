@@ -1,0 +1,348 @@
+"""Fuse: element-wise operators join the operator whose result they use; one PrimFunc per distinct group.
+
+Time is linear in the number of operators. Each distinct operator is legalised once, each distinct group
+is composed once, in a module of its own size; TVM's `FuseOps` and `FuseTIR` on the whole graph are
+superlinear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir.expr import GenericConst
+
+from hybridc.errors import ModelError
+from hybridc.passes.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape, variables
+
+VIEWS = ("reshape", "expand_dims", "squeeze", "flatten")
+"""Operators that change a shape and move no bytes: they stay, and own no kernel."""
+
+MAX_GROUP = 32
+"""Operators in one kernel; longer chains gain nothing more and only slow compilation."""
+
+
+class Pattern(IntEnum):
+    """How an operator's loops relate to its inputs, as TVM's `AnnotateTIROpPattern` numbers it."""
+
+    ELEMENTWISE = 0
+    BROADCAST = 1
+    INJECTIVE = 2
+    REDUCTION = 3
+    OUT_ELEMENTWISE_FUSABLE = 4
+    TUPLE = 7
+    OPAQUE = 8
+
+
+ANCHORS = (Pattern.INJECTIVE, Pattern.REDUCTION, Pattern.OUT_ELEMENTWISE_FUSABLE)
+"""What an element-wise epilogue may be attached to."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Bindings, by position, that become one kernel; the last one gives its result."""
+
+    members: list[int]
+    pattern: Pattern
+    anchors: set[int]
+    """Members that do more than element-wise work; what they read is never computed inside them."""
+
+    @property
+    def last(self) -> int:
+        return self.members[-1]
+
+
+def fuse(program: Program) -> Program:
+    """Replace operators by calls of distinct PrimFuncs.
+
+    Requires: `main` canonical.
+    Ensures: every binding is a `call_tir`, a view or the projection of a tuple; PrimFuncs are
+    structurally distinct by (operators, shapes, which arguments are weights).
+    Raises: ModelError HC150 for an operator that has no TensorIR.
+    """
+    functions = _FunctionTable()
+    return _emit(program, _form_groups(program, functions), functions)
+
+
+# ------------------------------------------------------------------------------------------ grouping
+
+
+def _form_groups(program: Program, functions: _FunctionTable) -> list[_Group]:
+    """Groups in the order of their last members, which is an executable order.
+
+    A producer joins its consumer only if all readers of its result are in that group; so no path leaves
+    the group and comes back, and the groups cannot form a cycle.
+    """
+    bindings = program.bindings
+    position = {binding.var: i for i, binding in enumerate(bindings)}
+    readers: dict[relax.Var, set[int]] = {binding.var: set() for binding in bindings}
+    for i, binding in enumerate(bindings):
+        for var in variables(binding.value):
+            readers.setdefault(var, set()).add(i)
+    for output in program.outputs:
+        for var in variables(output):
+            readers.setdefault(var, set()).add(-1)
+
+    group_of: dict[int, _Group] = {}
+    for i, binding in enumerate(bindings):
+        pattern = _pattern(binding, program, functions)
+        group = _Group([i], pattern, {i} if pattern > Pattern.BROADCAST else set())
+        group_of[i] = group
+        for producer in _joinable_producers(group, bindings, position, readers, group_of, program):
+            group.members = sorted(producer.members + group.members)
+            group.pattern = max(group.pattern, producer.pattern)
+            group.anchors |= producer.anchors
+            group_of.update((member, group) for member in producer.members)
+    distinct = {id(group): group for group in group_of.values()}
+    return sorted(distinct.values(), key=lambda group: group.last)
+
+
+def _pattern(binding: relax.VarBinding, program: Program, functions: _FunctionTable) -> Pattern:
+    if not isinstance(binding.value, relax.Call) or is_op(binding.value, *VIEWS):
+        return Pattern.OPAQUE
+    return functions.pattern(binding, program)
+
+
+def _joinable_producers(
+    group: _Group,
+    bindings: list[relax.VarBinding],
+    position: dict[relax.Var, int],
+    readers: dict[relax.Var, set[int]],
+    group_of: dict[int, _Group],
+    program: Program,
+) -> Iterator[_Group]:
+    """Producers that the caller then merges into `group`, one after the other, nearest first."""
+    call = bindings[group.last].value
+    if is_op(call, "matmul"):
+        yield from _transposed_weight(call, bindings, position, readers, group_of, program)
+    if group.pattern > Pattern.BROADCAST:
+        return
+    shape = _shape_or_none(bindings[group.last].var)
+    progress = True
+    while progress and len(group.members) < MAX_GROUP:
+        progress = False
+        inputs = {v for m in group.members for v in variables(bindings[m].value) if v in position}
+        for var in sorted(inputs, key=lambda v: -position[v]):
+            producer = group_of[position[var]]
+            if producer is group or producer.last != position[var]:
+                continue
+            fits = producer.pattern <= Pattern.BROADCAST or (
+                producer.pattern in ANCHORS and group.pattern <= Pattern.BROADCAST
+            )
+            inside = readers[var] <= set(group.members) - group.anchors
+            if fits and inside and _shape_or_none(var) == shape:
+                yield producer
+                progress = True
+                break
+
+
+def _shape_or_none(var: relax.Var) -> tuple[int, ...] | None:
+    return tensor_shape(var) if isinstance(var.ty, relax.TensorType) else None
+
+
+def _transposed_weight(
+    call: relax.Call,
+    bindings: list[relax.VarBinding],
+    position: dict[relax.Var, int],
+    readers: dict[relax.Var, set[int]],
+    group_of: dict[int, _Group],
+    program: Program,
+) -> Iterator[_Group]:
+    """The transpose of a weight that others read untransposed (tied embeddings) is done by the matmul."""
+    weight = call.args[1]
+    if not (isinstance(weight, relax.Var) and weight in position and len(readers[weight]) == 1):
+        return
+    transpose = bindings[position[weight]].value
+    if is_op(transpose, "permute_dims") and transpose.args[0].name in program.weights:
+        yield group_of[position[weight]]
+
+
+# ------------------------------------------------------------------------------- distinct functions
+
+
+@dataclass
+class _FunctionTable:
+    """Distinct PrimFuncs by what they compute, and the pattern of each distinct operator."""
+
+    by_key: dict[str, tvm.ir.GlobalVar] = field(default_factory=dict)
+    functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = field(default_factory=dict)
+    _patterns: dict[str, Pattern] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
+
+    def pattern(self, binding: relax.VarBinding, program: Program) -> Pattern:
+        key, _ = _describe([binding], program)
+        if key not in self._patterns:
+            legal = _legalize([binding], [], program)
+            legal = relax.transform.AnnotateTIROpPattern()(legal)
+            found = [f for f in legal.functions.values() if isinstance(f, tirx.PrimFunc)]
+            single = len(found) == 1 and isinstance(binding.var.ty, relax.TensorType)
+            self._patterns[key] = Pattern(int(found[0].attrs["op_pattern"])) if single else Pattern.OPAQUE
+        return self._patterns[key]
+
+    def function(self, members: list[relax.VarBinding], program: Program) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]]:
+        """The function of a group and the arguments to call it with."""
+        key, arguments = _describe(members, program)
+        if key not in self.by_key:
+            name = self._name(members)
+            function = _compose(members, arguments, program)
+            variable = tvm.ir.GlobalVar(name)
+            relax.expr._update_type(variable, function.ty)
+            self.by_key[key] = variable
+            self.functions[variable] = function.with_attr("global_symbol", name)
+        return self.by_key[key], arguments
+
+    def _name(self, members: list[relax.VarBinding]) -> str:
+        operators = [m.value.op.name.rpartition(".")[2] for m in members]
+        stem = "_".join(dict.fromkeys(operators))[:48].rstrip("_")
+        name, i = stem, 0
+        while name in self._names:
+            i += 1
+            name = f"{stem}_{i}"
+        self._names.add(name)
+        return name
+
+
+def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, list[relax.Expr]]:
+    """A key that is equal for groups that compute the same function, and the group's arguments."""
+    arguments: list[relax.Expr] = []
+    labels: dict[object, str] = {m.var: f"%{i}" for i, m in enumerate(members)}
+
+    def describe(expr: relax.Expr) -> str:
+        if isinstance(expr, relax.Tuple):
+            return f"({','.join(describe(item) for item in expr.fields)})"
+        if isinstance(expr, GenericConst) and expr.value.ndim == 0:
+            return f"{expr.value.dtype}={expr.value.numpy()!r}"
+        if not isinstance(expr, relax.Var | GenericConst):
+            return str(expr)
+        if expr not in labels:
+            kind = "weight" if isinstance(expr, GenericConst) or expr.name in program.weights else "tensor"
+            labels[expr] = f"${len(arguments)}"
+            arguments.append(expr)
+            return f"{labels[expr]}:{kind}:{tensor_dtype(expr)}{tensor_shape(expr)}"
+        return labels[expr]
+
+    lines = [
+        f"{m.value.op.name}({','.join(describe(a) for a in m.value.args)}){m.value.attrs}{m.var.ty}" for m in members
+    ]
+    return "\n".join(lines), arguments
+
+
+def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program) -> tvm.IRModule:
+    """A module whose `main` is the group alone, its operators replaced by calls of PrimFuncs."""
+    if not arguments:
+        _, arguments = _describe(members, program)
+    parameters = [relax.Var(f"p{i}", a.ty) for i, a in enumerate(arguments)]
+    new: dict[relax.Expr, relax.Expr] = dict(zip(arguments, parameters, strict=True))
+
+    def rename(expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([rename(item) for item in expr.fields])
+        return new.get(expr, expr)
+
+    normalizer = relax.BlockBuilder()
+    bindings = []
+    for i, member in enumerate(members):
+        call = member.value
+        value = normalizer.normalize(relax.Call(call.op, [rename(a) for a in call.args], call.attrs, call.ty_args))
+        new[member.var] = relax.Var(f"v{i}", value.ty)
+        bindings.append(relax.VarBinding(new[member.var], value))
+    result = new[members[-1].var]
+    main = relax.Function(parameters, relax.SeqExpr([relax.BindingBlock(bindings)], result), result.ty)
+    module = tvm.IRModule({"main": main.with_attr("global_symbol", "main")})
+    with _fault(members, program):
+        return relax.transform.LegalizeOps()(module)
+
+
+def _compose(members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program) -> tirx.PrimFunc:
+    """One PrimFunc for the group: its parameters are the arguments and then the results."""
+    legal = _legalize(members, arguments, program)
+    body = legal["main"]
+    calls = [b.value for block in body.body.blocks for b in block.bindings]
+    if not calls or not all(is_op(call, "call_tir") for call in calls):
+        raise _unsupported(members, program, "")
+    group = tvm.ir.GlobalVar("group")
+    primitive = body.without_attr("global_symbol").with_attr("Primitive", 1)
+    relax.expr._update_type(group, primitive.ty)
+    parameters = [relax.Var(p.name, p.ty) for p in body.params]
+    call = relax.BlockBuilder().normalize(relax.Call(group, parameters))
+    result = relax.Var("result", call.ty)
+    block = relax.BindingBlock([relax.VarBinding(result, call)])
+    caller = relax.Function(parameters, relax.SeqExpr([block], result), result.ty)
+    functions = {g: f for g, f in legal.functions.items() if g.name_hint != "main"}
+    functions[group] = primitive
+    functions[tvm.ir.GlobalVar("main")] = caller.with_attr("global_symbol", "main")
+    with _fault(members, program):
+        fused = relax.transform.FuseTIR()(tvm.IRModule(functions))
+    function = next(f for f in fused.functions.values() if isinstance(f, tirx.PrimFunc))
+    results = len(call.ty.fields) if isinstance(call.ty, relax.TupleType) else 1
+    if len(function.params) != len(arguments) + results:
+        raise _unsupported(members, program, "its TensorIR ignores an input")
+    return function
+
+
+class _fault:
+    """Turns TVM's failure to compile a group into an error that names the ONNX node."""
+
+    def __init__(self, members: list[relax.VarBinding], program: Program) -> None:
+        self.members, self.program = members, program
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            text = str(error).strip().splitlines()
+            raise _unsupported(self.members, self.program, text[-1] if text else "") from error
+
+
+def _unsupported(members: list[relax.VarBinding], program: Program, why: str) -> ModelError:
+    operators = ", ".join(dict.fromkeys(m.value.op.name.removeprefix("relax.") for m in members))
+    nodes = ", ".join(_origins(members, program))
+    what = f"no kernel can be made for {operators}" + (f": {why}" if why else "")
+    return ModelError("HC150", what, where=f"node {nodes}", remedy="replace the operator or fix its attributes")
+
+
+# ------------------------------------------------------------------------------------------ emission
+
+
+def _origins(members: Iterable[relax.VarBinding], program: Program) -> list[str]:
+    return list(dict.fromkeys(o for m in members for o in program.origins.get(m.var.name, ())))
+
+
+def _emit(program: Program, groups: list[_Group], functions: _FunctionTable) -> Program:
+    bindings = program.bindings
+    inputs = [v for v in program.main.params if v.name not in program.weights]
+    builder = ProgramBuilder(inputs)
+    new: dict[relax.Expr, relax.Expr] = {v: v for v in inputs}
+    for var in program.main.params:
+        if var.name in program.weights:
+            new[var] = builder.weight(program.weights[var.name], var.name)
+
+    def renamed(expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, GenericConst) and expr not in new:
+            new[expr] = builder.weight(expr.value.numpy(), "constant")
+        return relax.Tuple([renamed(i) for i in expr.fields]) if isinstance(expr, relax.Tuple) else new[expr]
+
+    for group in groups:
+        members = [bindings[i] for i in group.members]
+        last = members[-1]
+        origins = _origins(members, program)
+        if isinstance(last.value, relax.TupleGetItem):
+            value = relax.TupleGetItem(renamed(last.value.tuple_value), last.value.index)
+            new[last.var] = builder.emit(value, origins, f"{value.tuple_value.name}_{value.index}")
+        elif is_op(last.value, *VIEWS):
+            view = relax.op.reshape(renamed(last.value.args[0]), tensor_shape(last.var))
+            new[last.var] = builder.emit(view, origins, "view")
+        else:
+            function, arguments = functions.function(members, program)
+            results = list(last.var.ty.fields) if isinstance(last.var.ty, relax.TupleType) else last.var.ty
+            call = relax.call_tir(function, [renamed(a) for a in arguments], results)
+            new[last.var] = builder.emit(call, origins, _hint(members))
+    return builder.finish([renamed(output) for output in program.outputs], functions.functions)
+
+
+def _hint(members: list[relax.VarBinding]) -> str:
+    """Name a result after the operator that gives the kernel its cost: the first that is no epilogue."""
+    return members[0].value.op.name.rpartition(".")[2]

@@ -1,0 +1,152 @@
+"""The model between two Relax passes: one straight-line function, its weights, and where each binding came from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from tvm import relax
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One Relax function `main` and what it needs.
+
+    `main` is a single block of bindings without control flow. Its parameters are the inputs and then
+    the weights, whose values stand in `weights` by parameter name; it returns a tuple of variables.
+    Functions that it calls stand beside it in `module`.
+    """
+
+    module: tvm.IRModule
+    weights: Mapping[str, np.ndarray]
+    origins: Mapping[str, tuple[str, ...]]
+    """Names of the ONNX nodes that each binding, by variable name, computes."""
+
+    @property
+    def main(self) -> relax.Function:
+        return self.module["main"]
+
+    @property
+    def bindings(self) -> list[relax.VarBinding]:
+        return [binding for block in self.main.body.blocks for binding in block.bindings]
+
+    @property
+    def outputs(self) -> list[relax.Expr]:
+        body = resolve(self.main.body.body, {b.var: b.value for b in self.bindings})
+        return list(body.fields) if isinstance(body, relax.Tuple) else [self.main.body.body]
+
+
+def resolve(expr: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+    """Follow variables that only name another variable or a tuple."""
+    while isinstance(expr, relax.Var) and isinstance(values.get(expr), relax.Var | relax.Tuple):
+        expr = values[expr]
+    return expr
+
+
+def is_op(expr: relax.Expr, *names: str) -> bool:
+    """Whether `expr` calls one of these operators, named without the `relax.` prefix."""
+    return (
+        isinstance(expr, relax.Call)
+        and isinstance(expr.op, tvm.ir.Op)
+        and expr.op.name.removeprefix("relax.") in names
+    )
+
+
+def variables(expr: relax.Expr) -> list[relax.Var]:
+    """The variables that a normalised expression reads, in order, with repeats."""
+    if isinstance(expr, relax.Var):
+        return [expr]
+    if isinstance(expr, relax.Tuple):
+        return [v for item in expr.fields for v in variables(item)]
+    if isinstance(expr, relax.TupleGetItem):
+        return variables(expr.tuple_value)
+    if isinstance(expr, relax.Call):
+        return [v for argument in expr.args for v in variables(argument)]
+    return []
+
+
+def count_uses(program: Program) -> Counter[relax.Var]:
+    """How often each variable is read; being an output of the model counts as a read."""
+    uses: Counter[relax.Var] = Counter()
+    for binding in program.bindings:
+        uses.update(variables(binding.value))
+    for output in program.outputs:
+        uses.update(variables(output))
+    return uses
+
+
+def tensor_shape(expr: relax.Expr) -> tuple[int, ...]:
+    """The static shape of a tensor expression."""
+    return tuple(int(extent) for extent in expr.ty.shape.values)
+
+
+def tensor_dtype(expr: relax.Expr) -> str:
+    """The dtype name of a tensor expression."""
+    dtype = expr.ty.dtype
+    return str(getattr(dtype, "dtype", dtype))
+
+
+@dataclass
+class ProgramBuilder:
+    """Writes a new `main` binding by binding, with the types inferred and the origins kept."""
+
+    inputs: list[relax.Var]
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _weight_vars: dict[str, relax.Var] = field(default_factory=dict)
+    _bindings: list[relax.VarBinding] = field(default_factory=list)
+    _names: Counter[str] = field(default_factory=Counter)
+    _normalizer: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
+
+    def __post_init__(self) -> None:
+        self._names.update(v.name for v in self.inputs)
+
+    def unique(self, hint: str) -> str:
+        """A name not used so far in this function."""
+        name = hint
+        while self._names[name]:
+            name = f"{hint}_{self._names[hint]}"
+            self._names[hint] += 1
+        self._names[name] += 1
+        return name
+
+    def emit(self, expr: relax.Expr, origins: Iterable[str], hint: str) -> relax.Var:
+        """Bind `expr` to a new variable."""
+        expr = self._normalizer.normalize(expr)
+        var = relax.Var(self.unique(hint), expr.ty)
+        self._bindings.append(relax.VarBinding(var, expr))
+        self.origins[var.name] = tuple(dict.fromkeys(origins))
+        return var
+
+    def weight(self, value: np.ndarray, hint: str) -> relax.Var:
+        """A new weight parameter with this value."""
+        var = relax.Var(self.unique(hint), relax.TensorType(value.shape, value.dtype.name))
+        self.weights[var.name] = value
+        self._weight_vars[var.name] = var
+        return var
+
+    def finish(self, outputs: list[relax.Expr], functions: Mapping[tvm.ir.GlobalVar, object] | None = None) -> Program:
+        """Drop what no output needs and close the function."""
+        live = {v for output in outputs for v in variables(output)}
+        kept: list[relax.VarBinding] = []
+        for binding in reversed(self._bindings):
+            if binding.var in live:
+                kept.append(binding)
+                live.update(variables(binding.value))
+        kept.reverse()
+        weights = [var for var in self._weight_vars.values() if var in live]
+        result = self._normalizer.normalize(relax.Tuple(outputs))
+        body = relax.SeqExpr([relax.BindingBlock(kept)], result)
+        relax.expr._update_type(body, result.ty)
+        main = relax.Function([*self.inputs, *weights], body, result.ty).with_attr("global_symbol", "main")
+        name = tvm.ir.GlobalVar("main")
+        relax.expr._update_type(name, main.ty)
+        module = tvm.IRModule({**(functions or {}), name: main})
+        return Program(
+            module,
+            {var.name: self.weights[var.name] for var in weights},
+            {binding.var.name: self.origins[binding.var.name] for binding in kept},
+        )

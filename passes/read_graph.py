@@ -1,0 +1,162 @@
+"""Read the `Graph` off the fused Relax function: kernels, tensors, costs, what may be overwritten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm_ffi import structural_equal
+
+from hybridc.ir import Device, Graph, Kernel, Role, Tensor
+from hybridc.ir.graph import dtype_bits
+from hybridc.ir.plan import align
+from hybridc.passes.program import Program, is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.registry import Scheduled
+
+
+def read_graph(program: Program, scheduled: Mapping[tuple[str, Device], Scheduled]) -> Graph:
+    """The graph of a fused program.
+
+    Requires: every binding of `main` is a `call_tir`, a reshape or a projection; `scheduled` holds the
+    functions for each device of the target (it tells the workspace).
+    Ensures: views own no tensor: kernels and outputs name the tensor whose bytes they see.
+    """
+    functions = {g.name_hint: f for g, f in program.module.functions.items() if isinstance(f, tirx.PrimFunc)}
+    facts = {name: _facts(name, function, scheduled) for name, function in functions.items()}
+    tensors: dict[str, Tensor] = {}
+    names: dict[relax.Var, tuple[str, ...]] = {}
+    for var in program.main.params:
+        role = Role.WEIGHT if var.name in program.weights else Role.INPUT
+        tensors[var.name] = Tensor(var.name, tensor_shape(var), tensor_dtype(var), role)
+        names[var] = (var.name,)
+
+    outputs = {name for expr in program.outputs for name in _output_names(expr, program)}
+    kernels: list[Kernel] = []
+    for binding in program.bindings:
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            names[binding.var] = (names[value.tuple_value][value.index],)
+        elif is_op(value, "reshape"):
+            names[binding.var] = names[value.args[0]]
+        else:
+            results = _result_tensors(binding.var, outputs)
+            tensors.update((t.name, t) for t in results)
+            names[binding.var] = tuple(t.name for t in results)
+            inputs = tuple(names[argument][0] for argument in value.args[1].fields)
+            origins = program.origins[binding.var.name]
+            kernels.append(_kernel(binding.var.name, inputs, results, origins, facts[value.args[0].name_hint]))
+    return Graph(
+        kernels=tuple(kernels),
+        tensors=tuple(tensors.values()),
+        inputs=tuple(v.name for v in program.main.params if v.name not in program.weights),
+        outputs=tuple(names[expr][0] for expr in program.outputs),
+    )
+
+
+def _output_names(expr: relax.Expr, program: Program) -> Iterator[str]:
+    """The tensor, and the views on the way to it, that an output of the model names."""
+    values = {b.var: b.value for b in program.bindings}
+    while True:
+        value = values.get(expr)
+        if isinstance(value, relax.TupleGetItem):
+            yield f"{value.tuple_value.name}_{value.index}"
+            return
+        yield expr.name
+        if not is_op(value, "reshape"):
+            return
+        expr = value.args[0]
+
+
+def _result_tensors(var: relax.Var, outputs: set[str]) -> list[Tensor]:
+    def tensor(name: str, like: relax.Expr) -> Tensor:
+        role = Role.OUTPUT if name in outputs else Role.ACTIVATION
+        dtype = like.dtype
+        shape = tuple(int(extent) for extent in like.shape.values)
+        return Tensor(name, shape, str(getattr(dtype, "dtype", dtype)), role)
+
+    if isinstance(var.ty, relax.TupleType):
+        return [tensor(f"{var.name}_{i}", field) for i, field in enumerate(var.ty.fields)]
+    return [tensor(var.name, var.ty)]
+
+
+def _kernel(
+    name: str, inputs: tuple[str, ...], results: list[Tensor], origins: tuple[str, ...], facts: Kernel
+) -> Kernel:
+    """The kernel of one call, from the facts of its function (whose tensors are named by position)."""
+    outputs = tuple(t.name for t in results)
+    overwrite = tuple(
+        (outputs[int(o)], inputs[int(i)]) for o, i in facts.may_overwrite if inputs.count(inputs[int(i)]) == 1
+    )
+    return Kernel(
+        name=name,
+        function=facts.function,
+        inputs=inputs,
+        outputs=outputs,
+        may_overwrite=overwrite,
+        flops=facts.flops,
+        bytes_moved=facts.bytes_moved,
+        gpu_workspace_bytes=facts.gpu_workspace_bytes,
+        cpu_workspace_bytes=facts.cpu_workspace_bytes,
+        devices=facts.devices,
+        origins=origins,
+    )
+
+
+def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Device], Scheduled]) -> Kernel:
+    """What every call of a function has in common."""
+    workspace = {
+        device: sum(align(size) for size in scheduled[name, device].workspace_bytes)
+        for device in Device
+        if (name, device) in scheduled
+    }
+    return Kernel(
+        name=name,
+        function=name,
+        inputs=(),
+        outputs=(),
+        may_overwrite=_overwritable(function),
+        flops=int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": function}))),
+        bytes_moved=sum(math.prod(int(e) for e in b.shape) * dtype_bits(str(b.dtype)) // 8 for b in function.params),
+        gpu_workspace_bytes=workspace.get(Device.GPU, 0),
+        cpu_workspace_bytes=workspace.get(Device.CPU, 0),
+        devices=tuple(workspace),
+    )
+
+
+def _overwritable(function: tirx.PrimFunc) -> tuple[tuple[str, str], ...]:
+    """Pairs (output, input), by position, where the output may take the input's bytes.
+
+    True if the input is read by one block only, which writes the output, is no reduction, and reads
+    exactly the element that it writes.
+    """
+    schedule = s_tir.Schedule(function)
+    blocks = [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
+    parameters = list(function.params)
+    written = [p for p in parameters if any(w.source.same_as(p) for b in blocks for w in b.writes)]
+    inputs = [p for p in parameters if not any(p.same_as(w) for w in written)]
+    return tuple(
+        (str(o), str(i))
+        for o, output in enumerate(written)
+        for i, source in enumerate(inputs)
+        if _same_element(output, source, blocks)
+    )
+
+
+def _same_element(output: tirx.Var, source: tirx.Var, blocks: list) -> bool:
+    readers = [block for block in blocks if any(r.source.same_as(source) for r in block.reads)]
+    writers = [block for block in blocks if any(w.source.same_as(output) for w in block.writes)]
+    if len(readers) != 1 or len(writers) != 1 or not readers[0].same_as(writers[0]):
+        return False
+    block = readers[0]
+    reads = [r.region for r in block.reads if r.source.same_as(source)]
+    writes = [w.region for w in block.writes if w.source.same_as(output)]
+    return (
+        len(reads) == len(writes) == 1
+        and str(source.dtype) == str(output.dtype)
+        and structural_equal(source.shape, output.shape)
+        and structural_equal(reads[0], writes[0])
+        and all(int(r.extent) == 1 for r in reads[0])
+        and all(int(v.iter_type) == int(tirx.IterVar.DataPar) for v in block.iter_vars)
+    )

@@ -1,0 +1,332 @@
+"""Accept or refuse a plan. Shares no code with the planner, and runs at compile time and at load time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridc.errors import PlanError
+from hybridc.ir import Buffer, BufferKind, Copy, Device, Graph, Lane, Plan, Role, Run, Step, Tensor
+from hybridc.ir.plan import ALIGNMENT_BYTES
+
+_LANES = tuple(Lane)
+_LARGEST_BYTES = 2**62
+Clock = tuple[int, ...]
+"""Per lane the last position that has ended: what happens before something, as a vector clock."""
+
+
+def verify(graph: Graph, plan: Plan) -> None:
+    """Check every promise of a plan against the graph. The plan may be anything: it is never trusted.
+
+    Raises PlanError, naming step, tensor or buffer:
+
+        HC210  a name, position or size that cannot be
+        HC211  a kernel that does not run exactly once, or on a device it has no code for
+        HC212  a wait for a step that is not earlier
+        HC213  a value that is not there yet when it is read, or is written twice
+        HC214  a step without a buffer for what it touches, or with more than one
+        HC215  a buffer outside its arena, not aligned, of a wrong size, or of bytes that nothing holds
+        HC216  two buffers that share bytes though their uses are not ordered
+        HC217  a GPU arena that exceeds the budget
+        HC218  an output or state that is not on the host in the end, or an input not in the beginning
+        HC219  a weight of a GPU kernel that is not resident, or a weight anywhere else
+    """
+    _check_graph(graph)
+    _check_steps(graph, plan)
+    _check_arenas(plan)
+    _Verifier(graph, plan).check()
+
+
+def _refuse(code: str, what: str, where: str) -> PlanError:
+    remedy = "the plan is damaged, or a fault of hybridc: compile again"
+    return PlanError(code, what, where=where, remedy=remedy)
+
+
+def _check_graph(graph: Graph) -> None:
+    """Names are unique and known, every tensor has one writer at most, sizes are possible."""
+    names = [t.name for t in graph.tensors]
+    written = [name for kernel in graph.kernels for name in kernel.outputs]
+    for group in (names, written, [k.name for k in graph.kernels]):
+        if len(set(group)) != len(group):
+            raise _refuse("HC210", "a name stands for two things", "the graph")
+    for tensor in graph.tensors:
+        if not _is_possible(tensor):
+            what = f"impossible tensor {tensor.dtype}{list(tensor.shape)}"
+            raise _refuse("HC210", what, f"tensor {tensor.name!r}")
+    for kernel in graph.kernels:
+        for device in Device:
+            if not 0 <= kernel.workspace_bytes(device) < _LARGEST_BYTES:
+                raise _refuse("HC210", "impossible workspace", f"kernel {kernel.name!r}")
+    read = (name for kernel in graph.kernels for name in kernel.inputs)
+    for name in (*read, *written, *graph.inputs, *graph.outputs):
+        if not isinstance(name, str) or name not in graph.tensor:
+            raise _refuse("HC210", f"unknown tensor {name!r}", "the graph")
+
+
+def _is_possible(tensor: Tensor) -> bool:
+    try:
+        return all(extent >= 0 for extent in tensor.shape) and tensor.size_bytes < _LARGEST_BYTES
+    except ValueError:
+        return False
+
+
+def _check_steps(graph: Graph, plan: Plan) -> None:
+    """Names, devices and waits; and that every kernel runs exactly once."""
+    ran: set[str] = set()
+    for position, step in enumerate(plan.steps):
+        where = _describe(position, step)
+        if not all(isinstance(wait, int) and 0 <= wait < position for wait in step.waits):
+            raise _refuse("HC212", f"waits for {list(step.waits)}, not only for earlier steps", where)
+        if isinstance(step, Copy):
+            if not isinstance(step.tensor, str) or step.tensor not in graph.tensor:
+                raise _refuse("HC210", f"copies the unknown tensor {step.tensor!r}", where)
+            if step.source is step.target:
+                raise _refuse("HC210", f"copies from the {step.source} to itself", where)
+            continue
+        if not isinstance(step.kernel, str) or step.kernel not in graph.kernel:
+            raise _refuse("HC210", f"runs the unknown kernel {step.kernel!r}", where)
+        if step.device not in graph.kernel[step.kernel].devices:
+            raise _refuse("HC211", f"the kernel has no code for the {step.device}", where)
+        if step.kernel in ran:
+            raise _refuse("HC211", "the kernel has run before", where)
+        ran.add(step.kernel)
+    for kernel in graph.kernels:
+        if kernel.name not in ran:
+            raise _refuse("HC211", "the kernel never runs", f"kernel {kernel.name!r}")
+
+
+def _check_arenas(plan: Plan) -> None:
+    devices = [arena.device for arena in plan.arenas]
+    if len(set(devices)) != len(devices):
+        raise _refuse("HC210", "a device has two arenas", f"arenas of {', '.join(devices)}")
+    for arena in plan.arenas:
+        where = f"arena of the {arena.device}"
+        if not 0 <= arena.size_bytes < _LARGEST_BYTES:
+            raise _refuse("HC210", f"impossible size {arena.size_bytes}", where)
+        budget_bytes = plan.budget_bytes if arena.device is Device.GPU else None
+        if budget_bytes is not None and arena.size_bytes > budget_bytes:
+            what = f"{arena.size_bytes:,} bytes exceed the budget of {budget_bytes:,} bytes"
+            raise _refuse("HC217", what, where)
+
+
+class _Verifier:
+    """A plan whose names are known to exist, with its buffers by what they hold."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.end = len(plan.steps)
+        self.clocks, self.clocks_at_begin = _clocks(plan.steps)
+        self.placement = plan.device_of()
+        self.given = {
+            t.name for t in graph.tensors if t.name not in graph.producer and t.role is not Role.WEIGHT
+        }
+        self.stays: dict[tuple[Device, str, bool], list[int]] = {}
+        self.last_use = np.full((len(plan.buffers), len(_LANES)), -1, dtype=np.int64)
+        """Per buffer and lane the last step that uses it."""
+
+    def check(self) -> None:
+        for index, buffer in enumerate(self.plan.buffers):
+            self._check_buffer(buffer)
+            key = (buffer.device, buffer.tensor, buffer.kind is BufferKind.WORKSPACE)
+            self.stays.setdefault(key, []).append(index)
+        for position, step in enumerate(self.plan.steps):
+            self._check_accesses(position, step)
+        self._check_stays_are_written()
+        self._check_interface()
+        self._check_overlaps()
+
+    def _check_buffer(self, buffer: Buffer) -> None:
+        """The buffer holds something of the graph, of its size, in its arena, for a possible time."""
+        where = f"{buffer.kind} buffer of {buffer.tensor!r} on the {buffer.device}"
+        if buffer.kind is BufferKind.WORKSPACE:
+            if not isinstance(buffer.tensor, str) or self.placement.get(buffer.tensor) is not buffer.device:
+                raise _refuse("HC215", "no such kernel runs there", where)
+            size_bytes = self.graph.kernel[buffer.tensor].workspace_bytes(buffer.device)
+        else:
+            if not isinstance(buffer.tensor, str) or buffer.tensor not in self.graph.tensor:
+                raise _refuse("HC210", "unknown tensor", where)
+            tensor = self.graph.tensor[buffer.tensor]
+            size_bytes = tensor.size_bytes
+            if (tensor.role is Role.WEIGHT) != (buffer.kind is BufferKind.WEIGHT):
+                raise _refuse("HC219", "weights, and only they, lie in weight buffers", where)
+        if buffer.size_bytes != size_bytes:
+            raise _refuse("HC215", f"has {buffer.size_bytes} bytes but needs {size_bytes}", where)
+        if buffer.offset_bytes % ALIGNMENT_BYTES or buffer.offset_bytes < 0:
+            raise _refuse("HC215", f"offset {buffer.offset_bytes} is not aligned", where)
+        if buffer.end_bytes > self.plan.arena_bytes(buffer.device):
+            raise _refuse("HC215", f"ends at {buffer.end_bytes}, outside the arena", where)
+        if not -1 <= buffer.first_step <= buffer.last_step <= self.end:
+            raise _refuse("HC210", f"held from step {buffer.first_step} to {buffer.last_step}", where)
+        if buffer.kind is BufferKind.WEIGHT:
+            self._check_weight(buffer, where)
+
+    def _check_weight(self, buffer: Buffer, where: str) -> None:
+        readers = self.graph.consumers[buffer.tensor]
+        on_gpu = any(self.placement[self.graph.kernels[r].name] is Device.GPU for r in readers)
+        if buffer.device is not Device.GPU or not on_gpu:
+            raise _refuse("HC219", "only weights of GPU kernels have buffers, on the GPU", where)
+        if (buffer.first_step, buffer.last_step) != (-1, self.end):
+            raise _refuse("HC219", "is not resident during the whole run", where)
+
+    def _check_accesses(self, position: int, step: Step) -> None:
+        where = _describe(position, step)
+        if isinstance(step, Copy):
+            if self.graph.tensor[step.tensor].role is Role.WEIGHT:
+                raise _refuse("HC219", "copies a weight", where)
+            self._read(position, step.tensor, step.source, where)
+            self._write(position, step.tensor, step.target, where)
+            return
+        kernel = self.graph.kernel[step.kernel]
+        for name in kernel.inputs:
+            if self.graph.tensor[name].role is not Role.WEIGHT:
+                self._read(position, name, step.device, where)
+            elif step.device is Device.GPU:
+                self._use(position, self._covering(position, name, Device.GPU, where))
+        for name in kernel.outputs:
+            self._write(position, name, step.device, where)
+        if kernel.workspace_bytes(step.device):
+            self._use(position, self._covering(position, kernel.name, step.device, where, workspace=True))
+
+    def _read(self, position: int, name: str, device: Device, where: str) -> None:
+        index = self._covering(position, name, device, where)
+        written = self.plan.buffers[index].first_step
+        if written >= 0 and not self._before(written, position):
+            what = f"reads {name!r} on the {device} without being behind step {written}, which puts it there"
+            raise _refuse("HC213", what, where)
+        self._use(position, index)
+
+    def _write(self, position: int, name: str, device: Device, where: str) -> None:
+        """A stay begins with the step that writes it, and nothing else writes it."""
+        index = self._covering(position, name, device, where)
+        if self.plan.buffers[index].first_step != position:
+            raise _refuse("HC213", f"writes {name!r} on the {device}, which is already there", where)
+        self._use(position, index)
+
+    def _covering(self, position: int, name: str, device: Device, where: str, workspace: bool = False) -> int:
+        """The one buffer that holds a tensor or workspace at a step."""
+        found = [
+            index
+            for index in self.stays.get((device, name, workspace), ())
+            if self.plan.buffers[index].first_step <= position <= self.plan.buffers[index].last_step
+        ]
+        if len(found) != 1:
+            what = f"{len(found) or 'no'} buffers hold {name!r} on the {device} at this step"
+            raise _refuse("HC214", what, where)
+        return found[0]
+
+    def _use(self, position: int, index: int) -> None:
+        self.last_use[index, _LANES.index(self.plan.steps[position].lane)] = position
+
+    def _before(self, early: int, late: int) -> bool:
+        return early < late and self.clocks[late][_LANES.index(self.plan.steps[early].lane)] >= early
+
+    def _check_stays_are_written(self) -> None:
+        """What a buffer holds is put there by the step it begins with, or by the session before all."""
+        for buffer in self.plan.buffers:
+            if buffer.kind is BufferKind.WEIGHT:
+                continue
+            given = buffer.device is Device.CPU and buffer.tensor in self.given
+            if not (given if buffer.first_step < 0 else self._is_written_first(buffer)):
+                where = f"{buffer.kind} buffer of {buffer.tensor!r} on the {buffer.device}"
+                raise _refuse("HC213", f"nothing writes it at step {buffer.first_step}, its first", where)
+
+    def _is_written_first(self, buffer: Buffer) -> bool:
+        if buffer.first_step >= self.end:
+            return False
+        step = self.plan.steps[buffer.first_step]
+        if isinstance(step, Copy):
+            return step.tensor == buffer.tensor and step.target is buffer.device
+        kernel = self.graph.kernel[step.kernel]
+        written = (kernel.name,) if buffer.kind is BufferKind.WORKSPACE else kernel.outputs
+        return step.device is buffer.device and buffer.tensor in written
+
+    def _check_interface(self) -> None:
+        """Inputs and states are on the host before the first step, outputs and states after the last."""
+        kept = {t.name for t in self.graph.tensors if t.role is Role.STATE} | set(self.graph.outputs)
+        for name in (*self.given, *kept):
+            if self.graph.tensor[name].role is Role.WEIGHT:
+                continue
+            held = [self.plan.buffers[i] for i in self.stays.get((Device.CPU, name, False), ())]
+            if name in self.given and sum(b.first_step == -1 for b in held) != 1:
+                raise _refuse("HC218", "the input has not one host buffer to begin with", f"tensor {name!r}")
+            if name in kept and sum(b.last_step == self.end for b in held) != 1:
+                raise _refuse("HC218", "the output is not in one host buffer in the end", f"tensor {name!r}")
+
+    def _check_overlaps(self) -> None:
+        for device in Device:
+            chosen = [i for i, b in enumerate(self.plan.buffers) if b.device is device and b.size_bytes]
+            if chosen:
+                self._check_overlaps_of(np.array(chosen))
+
+    def _check_overlaps_of(self, chosen: np.ndarray) -> None:
+        """Of any two buffers with common bytes, all uses of one come before the first use of the other.
+
+        The first use is the write that a stay begins with, and every read is behind it. What is there
+        before the first step has nothing before it, and what must outlive the last is before nothing.
+        """
+        buffers = [self.plan.buffers[i] for i in chosen]
+        start = np.array([b.offset_bytes for b in buffers])
+        stop = np.array([b.end_bytes for b in buffers])
+        mortal = np.array([b.last_step < self.end for b in buffers])
+        last_use = self.last_use[chosen]
+        nothing = (-2,) * len(_LANES)
+        begin = np.array(
+            [self.clocks_at_begin[b.first_step] if b.first_step >= 0 else nothing for b in buffers]
+        )
+        for one in range(len(buffers)):
+            before_one = mortal & (last_use <= begin[one]).all(axis=1)
+            after_one = mortal[one] & (last_use[one] <= begin).all(axis=1)
+            clash = (start[one] < stop) & (start < stop[one]) & ~before_one & ~after_one
+            clash[one] = False
+            for other in np.flatnonzero(clash):
+                early, late = sorted((one, int(other)), key=lambda i: buffers[i].first_step)
+                if not self._overwrites(int(chosen[late]), int(chosen[early])):
+                    raise self._overlap(buffers[early], buffers[late])
+
+    def _overwrites(self, late: int, early: int) -> bool:
+        """Whether `late` may take the bytes of `early`: an output those of an input of the same kernel.
+
+        All other uses of the input must have ended before the kernel, and both begin at one address.
+        """
+        new, old = self.plan.buffers[late], self.plan.buffers[early]
+        if not (new.kind is old.kind is BufferKind.TENSOR) or old.last_step == self.end:
+            return False
+        step = self.plan.steps[new.first_step] if 0 <= new.first_step < self.end else None
+        if not isinstance(step, Run) or new.first_step not in self.last_use[early]:
+            return False
+        return (
+            (new.tensor, old.tensor) in self.graph.kernel[step.kernel].may_overwrite
+            and new.offset_bytes == old.offset_bytes
+            and new.size_bytes <= old.size_bytes
+            and bool((self.last_use[early] <= np.array(self.clocks[new.first_step])).all())
+        )
+
+    def _overlap(self, early: Buffer, late: Buffer) -> PlanError:
+        what = (
+            f"{early.tensor!r} at {early.offset_bytes}..{early.end_bytes} and {late.tensor!r} at "
+            f"{late.offset_bytes}..{late.end_bytes} share bytes, and neither ends before the other begins"
+        )
+        first = late.first_step
+        where = _describe(first, self.plan.steps[first]) if 0 <= first < self.end else "before the first step"
+        return _refuse("HC216", f"{what}, on the {late.device}", where)
+
+
+def _clocks(steps: tuple[Step, ...]) -> tuple[list[Clock], list[Clock]]:
+    """What has ended when each step ends, itself included, and what when it begins."""
+    ends: list[Clock] = []
+    begins: list[Clock] = []
+    lane_clock: dict[Lane, Clock] = dict.fromkeys(_LANES, (-1,) * len(_LANES))
+    for position, step in enumerate(steps):
+        known = (lane_clock[step.lane], *(ends[wait] for wait in step.waits))
+        begins.append(tuple(max(column) for column in zip(*known, strict=True)))
+        clock = list(begins[-1])
+        clock[_LANES.index(step.lane)] = position
+        ends.append(tuple(clock))
+        lane_clock[step.lane] = ends[-1]
+    return ends, begins
+
+
+def _describe(position: int, step: Step) -> str:
+    if isinstance(step, Run):
+        return f"step {position}: run {step.kernel!r} on the {step.device}"
+    return f"step {position}: copy {step.tensor!r} from {step.source} to {step.target}"

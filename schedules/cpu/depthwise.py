@@ -1,0 +1,18 @@
+"""Depthwise convolutions: every channel has kernels of its own."""
+
+from __future__ import annotations
+
+from hybridc.schedules.cpu.conv2d import read_convolution, schedule_convolution
+from hybridc.schedules.registry import Request, Scheduled
+
+
+def depthwise(request: Request) -> Scheduled | None:
+    """Accepts grouped convolutions with one input channel a group, of one or two spatial axes.
+
+    There is no sum over channels to fill the registers with, so a tile is one channel's `depth` lines x
+    `width` vectors, enough accumulators to hide the latency of a multiply-add; KH * KW steps feed it.
+    """
+    convolution = read_convolution(request.function)
+    if convolution is None or convolution.group_inputs != 1 or convolution.groups == 1:
+        return None
+    return schedule_convolution(request, convolution, depthwise.__name__)

@@ -1,0 +1,235 @@
+"""Reading a fused function: its blocks as plain expressions that can be put into another loop nest.
+
+Relax hands over one block per operator: producers (padding), an anchor (the reduction) and an
+epilogue of element-wise blocks. A micro-kernel needs them as "the value at these indices", which is
+what `Block.value_at` gives; the nest around them is then ours to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+
+from hybridc.schedules.registry import Packing, Request, Scheduled
+from hybridc.schedules.workspace import lift_workspace
+
+Index = tirx.PrimExpr if hasattr(tirx, "PrimExpr") else ir.Expr
+
+
+def substitute(expr: ir.Expr, values: Mapping[ir.Var, ir.Expr]) -> ir.Expr:
+    """Replace variables, for example a block's iterators by loop indices."""
+    return tvm_ffi.structural_map(expr, (ir.Var, lambda var: values.get(var, var)))
+
+
+def replace_loads(expr: ir.Expr, value_at: Callable[[ir.Var, Sequence[ir.Expr]], ir.Expr | None]) -> ir.Expr:
+    """Replace every load for which `value_at(buffer, indices)` is not None."""
+
+    def replaced(load: ir.TensorLoad) -> ir.Expr:
+        value = value_at(load.source, load.indices)
+        return load if value is None else value
+
+    return tvm_ffi.structural_map(expr, (ir.TensorLoad, replaced))
+
+
+def loads(expr: ir.Expr) -> list[ir.TensorLoad]:
+    """Every buffer load of an expression, in order."""
+    found: list[ir.TensorLoad] = []
+
+    def collect(load: ir.TensorLoad) -> None:
+        found.append(load)
+
+    tvm_ffi.structural_walk(expr, (ir.TensorLoad, collect))
+    return found
+
+
+def uses(expr: ir.Expr, var: ir.Var) -> bool:
+    found: list[ir.Var] = []
+
+    def collect(v: ir.Var) -> None:
+        if v.same_as(var):
+            found.append(v)
+
+    tvm_ffi.structural_walk(expr, (ir.Var, collect))
+    return bool(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block: `buffer[indices] = value` (or a reduction over `reduce`) for every point of its iterators."""
+
+    name: str
+    spatial: tuple[ir.Var, ...]
+    reduce: tuple[ir.Var, ...]
+    extents: Mapping[ir.Var, int]
+    buffer: ir.Var
+    indices: tuple[ir.Expr, ...]
+    value: ir.Expr
+
+    @property
+    def writes_identity(self) -> bool:
+        """Each spatial iterator, in order, is one index of what it writes (unit axes may be constant 0)."""
+        iterators = [v for v in self.spatial]
+        for index, extent in zip(self.indices, self.buffer.shape, strict=True):
+            if iterators and index.same_as(iterators[0]) and self.extents[iterators[0]] == int(extent):
+                iterators.pop(0)
+            elif int(extent) != 1:
+                return False
+        return not iterators
+
+    def value_at(self, indices: Sequence[ir.Expr]) -> ir.Expr:
+        """The value written at `indices`; only for a block that `writes_identity`."""
+        values = {
+            axis: at for axis, at in zip(self.indices, indices, strict=True) if isinstance(axis, ir.Var)
+        }
+        return substitute(self.value, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A function whose body is a sequence of perfect loop nests, one block each."""
+
+    function: tirx.PrimFunc
+    blocks: tuple[Block, ...]
+
+    @property
+    def reductions(self) -> tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.reduce)
+
+    def producer(self, buffer: ir.Var) -> Block | None:
+        return next((block for block in self.blocks if block.buffer.same_as(buffer)), None)
+
+    def parameter(self, buffer: ir.Var) -> int | None:
+        """Position of a parameter, None for an intermediate."""
+        return next((i for i, p in enumerate(self.function.params) if p.same_as(buffer)), None)
+
+    def inlined(self, expr: ir.Expr, stop: Block | None = None) -> ir.Expr:
+        """`expr` with spatial intermediates replaced by what computes them, except the buffer of `stop`."""
+
+        def value_at(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
+            block = self.producer(buffer)
+            if block is None or block is stop or block.reduce:
+                return None
+            return self.inlined(block.value_at(indices), stop)
+
+        return replace_loads(expr, value_at)
+
+
+def read_nest(function: tirx.PrimFunc) -> Nest | None:
+    """Read a function, or None if a block is opaque, predicated, nested or does not write one identity point."""
+    schedule = s_tir.Schedule(function)
+    root = schedule.get_sblock("root")
+    blocks = []
+    for rv in schedule.get_child_blocks(root):
+        block = _read_block(schedule.get(rv))
+        if block is None or not block.writes_identity:
+            return None
+        blocks.append(block)
+    return Nest(function, tuple(blocks)) if blocks else None
+
+
+def _read_block(block: s_tir.SBlock) -> Block | None:
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or block.match_buffers:
+        return None
+    kinds = {int(v.iter_type) for v in block.iter_vars}
+    if not kinds <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
+        return None
+    if not all(isinstance(v.dom.extent, tirx.IntImm) for v in block.iter_vars):
+        return None
+    return Block(
+        block.name_hint,
+        tuple(v.var for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.DataPar),
+        tuple(v.var for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.CommReduce),
+        {v.var: int(v.dom.extent) for v in block.iter_vars},
+        store.buffer,
+        tuple(store.indices),
+        store.value,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A sum of products and what follows it: `out = epilogue(sum over reduce of left * right)`."""
+
+    nest: Nest
+    anchor: Block
+    left: ir.TensorLoad
+    right: ir.TensorLoad
+
+    def store(self, at: Mapping[ir.Var, ir.Expr], accumulated: ir.Expr) -> tirx.BufferStore:
+        """Write the output element of the anchor's point `at`, whose sum is `accumulated`."""
+        last = self.nest.blocks[-1]
+        point = [substitute(index, at) for index in self.anchor.indices]
+        if last is self.anchor:
+            return tirx.BufferStore(last.buffer, accumulated, point)
+
+        def sum_at(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
+            return accumulated if buffer.same_as(self.anchor.buffer) else None
+
+        value = replace_loads(self.nest.inlined(last.value_at(point), self.anchor), sum_at)
+        return tirx.BufferStore(last.buffer, value, point)
+
+
+def read_contraction(function: tirx.PrimFunc) -> Contraction | None:
+    """A float32 function with one multiply-accumulate anchor and a point-wise epilogue, else None."""
+    nest = read_nest(function)
+    if nest is None or len(nest.reductions) != 1:
+        return None
+    anchor = nest.reductions[0]
+    last = nest.blocks[-1]
+    if str(anchor.buffer.dtype) != "float32" or nest.parameter(last.buffer) is None:
+        return None
+    product = _summand(anchor)
+    if product is None or not _is_pointwise(nest, anchor):
+        return None
+    left, right = product.a, product.b
+    if not isinstance(left, ir.TensorLoad) or not isinstance(right, ir.TensorLoad):
+        return None
+    if any(str(load.source.dtype) != "float32" for load in (left, right)):
+        return None
+    return Contraction(nest, anchor, left, right)
+
+
+def _summand(anchor: Block) -> tirx.Mul | None:
+    value = anchor.value
+    if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
+        return None
+    own = isinstance(value.a, ir.TensorLoad) and value.a.source.same_as(anchor.buffer)
+    return value.b if own else None
+
+
+def _is_pointwise(nest: Nest, anchor: Block) -> bool:
+    """Everything after the anchor maps its element at a point to the output's element at that point."""
+    start = nest.blocks.index(anchor)
+    shape = [int(e) for e in anchor.buffer.shape]
+    outputs = [b for b in nest.blocks if nest.parameter(b.buffer) is not None]
+    if len(outputs) != 1 or outputs[0] is not nest.blocks[-1]:
+        return False
+    inner = [anchor.buffer, *(b.buffer for b in nest.blocks[start + 1 :])]
+    for block in nest.blocks[start + 1 :]:
+        if [int(e) for e in block.buffer.shape] != shape:
+            return False
+        analyzer = sym.Analyzer()
+        for load in loads(block.value):
+            if any(load.source.same_as(buffer) for buffer in inner):
+                same = zip(load.indices, block.indices, strict=True)
+                if not all(analyzer.can_prove_equal(a, b) for a, b in same):
+                    return False
+    return True
+
+
+def finish(
+    function: tirx.PrimFunc, rule: str, packings: Sequence[tuple[int, Packing]] = ()
+) -> Scheduled:
+    """The result of a rule: what is left at the root becomes workspace parameters."""
+    lifted, workspace_bytes = lift_workspace(function)
+    return Scheduled(lifted, rule, tuple(packings), workspace_bytes)
+
+
+def result(request: Request, schedule: s_tir.Schedule, rule: str) -> Scheduled:
+    """`finish` for a rule that scheduled the function in place."""
+    name = next(iter(schedule.mod.get_global_vars()))
+    return finish(schedule.mod[name].with_attrs(dict(request.function.attrs or {})), rule)

@@ -1,0 +1,234 @@
+"""The micro-kernel that convolution and matrix product share, and the loops around it.
+
+A tile is `rows` x `vectors` accumulators that stay in registers while the whole reduction runs:
+
+    for k:  for m in rows:  for c in vectors:  acc[m, c, :] += left(k, m) * right(k, c, :)
+
+`left` is a scalar that is broadcast, `right` a contiguous vector, so each step costs `rows` + `vectors`
+loads for `rows` * `vectors` multiply-adds (Goto and van de Geijn, "Anatomy of high-performance matrix
+multiplication", 2008). Rows are the outer loop and vectors the inner one: LLVM spills the other order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import ir, s_tir, tirx
+
+from hybridc.targets import Isa
+
+INDEX = "int64"
+Point = Sequence[ir.Expr]
+
+UNROLLED_MULTIPLY_ADDS = 96
+"""A loop body is unrolled up to about this many vector instructions: enough to hide the loop, and LLVM
+takes well below a second for it."""
+PARALLEL_WORK = 1 << 15
+"""Multiply-adds (or elements moved) below which a parallel region costs more than it saves."""
+
+
+def integer(value: int) -> tirx.IntImm:
+    return tirx.IntImm(INDEX, value)
+
+
+def loop(
+    extent: int | ir.Expr, body: Callable[[ir.Var], tirx.Stmt], kind: tirx.ForKind = tirx.ForKind.SERIAL
+) -> tirx.Stmt:
+    """A loop from zero; an extent of one makes none."""
+    if isinstance(extent, int):
+        if extent == 1:
+            return body(integer(0))
+        extent = integer(extent)
+    var = tirx.Var("i", INDEX)
+    return tirx.For(var, integer(0), extent, kind, body(var))
+
+
+def unrolled(extent: int, body: Callable[[ir.Var], tirx.Stmt]) -> tirx.Stmt:
+    return loop(extent, body, tirx.ForKind.UNROLLED)
+
+
+def vectorized(lanes: int, body: Callable[[ir.Var], tirx.Stmt]) -> tirx.Stmt:
+    return loop(lanes, body, tirx.ForKind.VECTORIZED)
+
+
+def grid(
+    extents: Sequence[int], body: Callable[[tuple[ir.Expr, ...]], tirx.Stmt], *, parallel: bool = False
+) -> tirx.Stmt:
+    """A loop nest fused into one loop, so that threads share all of it evenly."""
+
+    def fused(flat: ir.Expr) -> tirx.Stmt:
+        point: list[ir.Expr] = []
+        for extent in reversed(extents):
+            point.append(tirx.floormod(flat, integer(extent)) if extent > 1 else integer(0))
+            flat = tirx.floordiv(flat, integer(extent))
+        return body(tuple(reversed(point)))
+
+    kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
+    return loop(math.prod(extents), fused, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Accumulators of one micro-kernel: `rows` scalars times `depth` lines of `width` vectors of `lanes`."""
+
+    rows: int
+    depth: int
+    width: int
+    lanes: int
+
+    @property
+    def vectors(self) -> int:
+        return self.depth * self.width
+
+    @property
+    def columns(self) -> int:
+        """Elements of one line."""
+        return self.width * self.lanes
+
+
+def ceil_div(value: int, step: int) -> int:
+    return -(-value // step)
+
+
+def choose_tile(isa: Isa, rows: int, lines: int, columns: int, *, divide_rows: bool = False) -> Tile:
+    """The tile with the least predicted time for a `rows` x `lines` x `columns` output.
+
+    Predicted time is padded work (tiles stick out at the edges) times the load of the pipeline: two
+    vector loads or multiply-adds a cycle, of which each waits about eight steps for its own result.
+    `divide_rows` demands tiles that do not stick out in rows.
+    """
+    narrow = columns * 2 <= isa.lanes()
+    lanes = isa.lanes() // 2 if narrow and isa.lanes() > 8 else isa.lanes()
+    line_vectors = ceil_div(columns, lanes)
+
+    def cost(tile: Tile) -> float:
+        padded = (
+            ceil_div(rows, tile.rows) * tile.rows
+            * ceil_div(lines, tile.depth) * tile.depth
+            * ceil_div(line_vectors, tile.width) * tile.width
+        )  # fmt: skip
+        sums = tile.rows * tile.vectors
+        loads = (tile.rows + tile.vectors) / sums
+        return padded * max(1.0, 8 / sums) * (1.0 + 0.5 * loads)
+
+    candidates = [
+        Tile(m, d, w, lanes)
+        for m in range(1, min(rows, 16) + 1)
+        for d in range(1, min(lines, 8) + 1)
+        for w in range(1, min(line_vectors, 8) + 1)
+        if m * d * w + d * w + 1 <= isa.vector_registers and not (divide_rows and rows % m)
+    ]
+    return min(candidates, key=lambda tile: (cost(tile), tile.depth))
+
+
+def micro_kernel(
+    tile: Tile,
+    reduction: Sequence[int],
+    left: Callable[[Point, ir.Expr], ir.Expr],
+    right: Callable[[Point, ir.Expr, ir.Expr, ir.Expr], ir.Expr],
+    write: Callable[[Callable[..., ir.Expr]], tirx.Stmt],
+) -> tuple[tirx.Stmt, ir.Var]:
+    """Zero the accumulators, run the reduction, write the result.
+
+    `left(k, m)` and `right(k, line, vector, lane)` give the factors, `write(sum_at)` the statement that
+    stores, where `sum_at(m, line, vector, lane)` is a finished sum. Returns the accumulators' buffer too,
+    which the function's root block must allocate.
+    """
+    sums = tirx.decl_buffer((tile.rows, tile.vectors, tile.lanes), "float32", "sums", scope="local")
+
+    def sum_indices(m: ir.Expr, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
+        return [m, line * integer(tile.width) + vector, lane]
+
+    def sum_at(m: ir.Expr, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        return tirx.BufferLoad(sums, sum_indices(m, line, vector, lane))
+
+    def each_vector(body: Callable[..., tirx.Stmt]) -> tirx.Stmt:
+        return unrolled(tile.rows, lambda m: unrolled(tile.depth, lambda d: unrolled(tile.width, lambda w: vectorized(
+            tile.lanes, lambda lane: body(m, d, w, lane)))))  # fmt: skip
+
+    def clear(m: ir.Expr, d: ir.Expr, w: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+        return tirx.BufferStore(sums, tirx.FloatImm("float32", 0.0), sum_indices(m, d, w, lane))
+
+    def accumulate(k: Point) -> tirx.Stmt:
+        def step(m: ir.Expr, d: ir.Expr, w: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            product = left(k, m) * right(k, d, w, lane)
+            return tirx.BufferStore(sums, sum_at(m, d, w, lane) + product, sum_indices(m, d, w, lane))
+
+        return each_vector(step)
+
+    body = tirx.SeqStmt(
+        [each_vector(clear), _reduction_loops(reduction, tile.rows * tile.vectors, accumulate), write(sum_at)]
+    )
+    return body, sums
+
+
+def _reduction_loops(
+    extents: Sequence[int], multiply_adds: int, body: Callable[[Point], tirx.Stmt]
+) -> tirx.Stmt:
+    """The reduction's loops; the innermost ones are unrolled while the body stays small."""
+    budget = UNROLLED_MULTIPLY_ADDS // multiply_adds
+    steps: list[int] = []
+    for extent in reversed(extents):
+        step = max((s for s in range(1, min(extent, max(budget, 1)) + 1) if extent % s == 0), default=1)
+        if len(steps) == 0 and step == 1 and extent > 1 and extent <= budget:
+            step = extent
+        steps.insert(0, step)
+        budget = budget // step if step == extent else 1
+
+    def nest(axis: int, point: tuple[ir.Expr, ...]) -> tirx.Stmt:
+        if axis == len(extents):
+            return body(point)
+        step = steps[axis]
+        return loop(extents[axis] // step, lambda outer: unrolled(
+            step, lambda inner: nest(axis + 1, (*point, outer * integer(step) + inner))))  # fmt: skip
+
+    return nest(0, ())
+
+
+def write_columns(
+    start: ir.Expr, columns: int, tile: Tile, vector: ir.Expr, body: Callable[[ir.Expr, ir.Expr], tirx.Stmt]
+) -> tirx.Stmt:
+    """Write one vector that begins at column `start` of a line of `columns`: whole, or its part that exists.
+
+    `body(column, lane)` writes one element. The part is cut in powers of two, each a vector of its own:
+    an index that is only known at run time would force the accumulators out of the registers.
+    """
+    first = start + vector * integer(tile.lanes)
+    whole = vectorized(tile.lanes, lambda lane: body(first + lane, lane))
+    tail = columns % tile.lanes
+    if columns % tile.columns == 0:
+        return whole
+    pieces: list[tirx.Stmt] = []
+    done = 0
+    while done < tail:
+        size = 1 << ((tail - done).bit_length() - 1)
+        offset = done
+        pieces.append(
+            vectorized(
+                size, lambda lane, at=offset: body(first + integer(at) + lane, integer(at) + lane)
+            )
+        )
+        done += size
+    partial = tirx.SeqStmt(pieces) if len(pieces) > 1 else (pieces[0] if pieces else None)
+    rest = None if partial is None else tirx.IfThenElse(first < integer(columns), partial, None)
+    return tirx.IfThenElse(first + integer(tile.lanes) <= integer(columns), whole, rest)
+
+
+def when(condition: ir.Expr, body: tirx.Stmt, *, always: bool) -> tirx.Stmt:
+    return body if always else tirx.IfThenElse(condition, body, None)
+
+
+def clamp(index: ir.Expr, extent: int, *, inside: bool) -> ir.Expr:
+    """An index that stays readable where a tile sticks out; what is computed there is never written."""
+    return index if inside else tirx.min(index, integer(extent - 1))
+
+
+def function_of(
+    original: tirx.PrimFunc, params: Sequence[ir.Var], stages: Sequence[tirx.Stmt], buffers: Sequence[ir.Var]
+) -> tirx.PrimFunc:
+    """A function with new parameters and body; `buffers` are its intermediates."""
+    body = tirx.SeqStmt(list(stages)) if len(stages) > 1 else stages[0]
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=list(buffers))
+    return tirx.PrimFunc(list(params), s_tir.SBlockRealize([], True, root), original.ret_type, original.attrs)

@@ -1,0 +1,38 @@
+"""Convolutions of any rank with padding and epilogue: implicit GEMM, or directly where channels do not mix."""
+
+from __future__ import annotations
+
+from tvm import s_tir
+
+from hybridc.schedules.cuda.anchor import find_anchor
+from hybridc.schedules.cuda.launch import by_dlight, cuda_target, finish
+from hybridc.schedules.cuda.loops import inline_all, thread_per_result
+from hybridc.schedules.cuda.matmul import SMALLEST_SIDE, TiledMatmul
+from hybridc.schedules.registry import Request, Scheduled
+
+FEW_OUTPUTS = 2048
+"""Below this many outputs a thread for each leaves a GPU idle: let a block share the reduction."""
+
+
+def conv2d(request: Request) -> Scheduled | None:
+    """Accepts a product in which a window slides: convolution 1-D to 3-D, transposed, dilated, grouped.
+
+    Dense: implicit GEMM, rows are output positions and columns output channels; the padding is
+    computed while a slice is staged in shared memory, so that no padded copy is written. Grouped and
+    depthwise ones, and those of very few channels, have no operand worth sharing: a thread computes
+    one output in a register, neighbours read neighbouring columns.
+    """
+    anchor = find_anchor(request.function)
+    if anchor is None or not anchor.slides:
+        return None
+    if min(anchor.rows, anchor.columns) >= SMALLEST_SIDE:
+        tiled = by_dlight((TiledMatmul(anchor),), request, "conv2d")
+        if tiled is not None:
+            return tiled
+    if anchor.outputs < FEW_OUTPUTS and anchor.reduction >= FEW_OUTPUTS:
+        return None
+    schedule = s_tir.Schedule(request.function)
+    blocks = inline_all(schedule)
+    if blocks is None or not thread_per_result(schedule, blocks):
+        return None
+    return finish(schedule, "conv2d", cuda_target(request.target))

@@ -1,0 +1,34 @@
+"""Elementary functions as CUDA's accurate ones, where TVM would emit its fast approximations.
+
+TVM lowers `pow` to `__powf`, which is NaN for every negative base, and `sin` and `cos` to `__sinf` and
+`__cosf`, whose error grows without bound outside [-pi, pi]; `__logf` and `__expf` lose up to half of the
+digits. The accurate functions are within 2 ulp and cost nothing where memory is the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+from tvm.tirx.op import call_pure_extern, register_intrin_lowering
+
+ACCURATE = ("cos", "exp", "exp10", "log", "log10", "log2", "pow", "sin", "tan")
+
+
+def accurate(name: str) -> Callable[[tirx.Call], tirx.Expr]:
+    """Lowering of a function to CUDA's `name` for float64 and `namef` for the rest, half types by float32."""
+
+    def lower(call: tirx.Call) -> tirx.Expr:
+        dtype = str(call.ty.dtype)
+        if dtype == "float64":
+            return call_pure_extern("float64", name, *call.args)
+        result = call_pure_extern("float32", f"{name}f", *(a.astype("float32") for a in call.args))
+        return result if dtype == "float32" else result.astype(dtype)
+
+    return lower
+
+
+def register() -> None:
+    """Make TVM's CUDA code generation use them."""
+    for name in ACCURATE:
+        register_intrin_lowering(f"tirx.{name}", target="cuda", f=accurate(name), level=99)

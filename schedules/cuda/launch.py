@@ -1,0 +1,100 @@
+"""What every CUDA rule shares: the target it schedules for, and the proof that a GPU can run the result."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir.transform import Sequential
+from tvm.s_tir.analysis import verify_gpu_code
+from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
+from tvm.tirx.analysis import verify_memory
+
+from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.workspace import lift_workspace
+from hybridc.targets import Target
+
+MAX_THREADS = 1024
+"""Threads of a block, the limit of every CUDA GPU."""
+MAX_SHARED_BYTES = 48 << 10
+"""Shared memory a block may take on every CUDA GPU without asking for more."""
+WARP = 32
+BLOCK_THREADS = 256
+"""Threads of a block where no data is shared: enough blocks for every multiprocessor, full occupancy."""
+
+_LIMITS = {
+    "max_threads_per_block": MAX_THREADS,
+    "max_shared_memory_per_block": MAX_SHARED_BYTES,
+    "max_thread_x": MAX_THREADS,
+    "max_thread_y": MAX_THREADS,
+    "max_thread_z": 64,
+}
+
+_LOWER = Sequential(
+    [
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerCrossThreadReduction(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.LiftThreadBinding(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.UnifyThreadBinding(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+    ]
+)
+"""TVM's own lowering, as far as the loops, thread extents and allocations of the kernels are final."""
+
+
+def cuda_target(target: Target) -> tvm.target.Target:
+    """TVM's target for the oldest of the architectures: what runs there runs on the newer ones."""
+    arch = min(target.cuda_architectures, key=lambda name: int(name.strip("sm_af")))
+    return tvm.target.Target(
+        {
+            "kind": "cuda",
+            "arch": arch,
+            "max_threads_per_block": MAX_THREADS,
+            "max_shared_memory_per_block": MAX_SHARED_BYTES,
+            "thread_warp_size": WARP,
+        }
+    )
+
+
+def runs_on_gpu(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+    """Whether every access is made by a bound thread, and every launch stays within the limits."""
+    named = function.with_attr("global_symbol", "kernel").with_attr("target", target)
+    try:
+        lowered = _LOWER(tvm.IRModule({"kernel": named}))["kernel"]
+    except Exception:
+        return False
+    return verify_memory(lowered) and verify_gpu_code(lowered, _LIMITS)
+
+
+def finish(schedule: s_tir.Schedule, rule: str, target: tvm.target.Target) -> Scheduled | None:
+    """The scheduled function with its workspace as parameters; None if a GPU cannot run it."""
+    function, workspace_bytes = lift_workspace(schedule.mod["main"])
+    if not runs_on_gpu(function, target):
+        return None
+    scheduled = function.with_attr("tirx.is_scheduled", True)
+    return Scheduled(scheduled, rule, workspace_bytes=workspace_bytes)
+
+
+def by_dlight(candidates: tuple[GPUScheduleRule, ...], request: Request, rule: str) -> Scheduled | None:
+    """The first of TVM's dlight rules that accepts the function and whose result a GPU can run.
+
+    dlight means its rules for language models; on other functions they may raise instead of
+    returning None, which is "not mine" too.
+    """
+    target = cuda_target(request.target)
+    for candidate in candidates:
+        try:
+            with target:
+                schedule = candidate.apply(request.function, target, False)
+        except Exception:
+            continue
+        if isinstance(schedule, s_tir.Schedule):
+            scheduled = finish(schedule, rule, target)
+            if scheduled is not None:
+                return scheduled
+    return None

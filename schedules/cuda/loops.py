@@ -1,0 +1,122 @@
+"""Loop transformations that several CUDA rules share."""
+
+from __future__ import annotations
+
+import math
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
+from tvm.s_tir.dlight.base import try_inline
+
+from hybridc.schedules.cuda.launch import BLOCK_THREADS, WARP
+
+SBlockRV = s_tir.schedule.SBlockRV
+LoopRV = s_tir.schedule.LoopRV
+
+
+def inline_all(schedule: s_tir.Schedule) -> list[SBlockInfo] | None:
+    """Inline every block that can be, and return what is left; None if a block is not a plain loop nest."""
+    blocks = normalize_prim_func(schedule)
+    return None if blocks is None else try_inline(schedule, blocks)
+
+
+def is_single_store(schedule: s_tir.Schedule, info: SBlockInfo) -> bool:
+    """Whether a block writes one element an iteration; loops of its own inside a block are opaque."""
+    return isinstance(schedule.get(info.block_rv).body, tirx.BufferStore)
+
+
+def extent(schedule: s_tir.Schedule, loops: list[LoopRV]) -> int:
+    """Iterations of a loop nest."""
+    return math.prod(int(schedule.get(loop).extent) for loop in loops)
+
+
+def bind(schedule: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV]) -> LoopRV:
+    """Spread loops over blocks of threads, neighbouring threads on neighbouring iterations of the last.
+
+    Small nests take fewer threads, whole warps. Returns the loop of the threads.
+    """
+    loop = schedule.fuse(*loops) if loops else schedule.add_unit_loop(block)
+    iterations = extent(schedule, [loop])
+    threads = min(BLOCK_THREADS, -(-iterations // WARP) * WARP)
+    outer, inner = schedule.split(loop, factors=[None, threads])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")
+    return inner
+
+
+def launch_alone(schedule: s_tir.Schedule, info: SBlockInfo) -> None:
+    """One launch for one block: a thread for each spatial iteration, which reduces by itself."""
+    block = info.block_rv
+    kinds = list(zip(schedule.get_loops(block), info.dom_kind(), strict=True))
+    spatial = [loop for loop, kind in kinds if kind == "S"]
+    serial = [loop for loop, kind in kinds if kind != "S"]
+    if spatial and serial:
+        schedule.reorder(*spatial, *serial)
+    bind(schedule, block, spatial)
+    if info.is_reduction() and serial:
+        schedule.decompose_reduction(block, serial[0])
+
+
+def thread_per_result(schedule: s_tir.Schedule, blocks: list[SBlockInfo]) -> bool:
+    """One launch for a chain of reductions and what is made of their results.
+
+    A thread owns one element of the reductions' results: it reduces into registers, then computes
+    every output that depends on it (one for a convolution, a row for a softmax). Returns False, with
+    the schedule in an unknown state, where results are not private to a thread.
+    """
+    last = blocks[-1]
+    if len(blocks) == 1:
+        launch_alone(schedule, last)
+        return True
+    if not last.is_injective():
+        return False
+    reduced = [write.source for info in blocks[:-1] for write in schedule.get(info.block_rv).writes]
+    owned, swept = _split_loops(schedule, last, reduced)
+    if not owned:
+        return False
+    schedule.reorder(*owned, *swept)
+    thread = bind(schedule, last.block_rv, owned)
+    for info in reversed(blocks[:-1]):
+        if not _reduce_at(schedule, info, thread):
+            return False
+    return True
+
+
+def _split_loops(
+    schedule: s_tir.Schedule, info: SBlockInfo, reduced: list[tirx.Var]
+) -> tuple[list[LoopRV], list[LoopRV]]:
+    """Loops of a block that select an element of the `reduced` buffers, and the others."""
+    selecting: set[tirx.Var] = set()
+
+    def add(var: tirx.Var) -> None:
+        selecting.add(var)
+
+    block = schedule.get(info.block_rv)
+    for read in block.reads:
+        if any(read.source.same_as(buffer) for buffer in reduced):
+            for index in read.region:
+                tvm_ffi.structural_walk(index.min, (tirx.Var, add), order="post")
+    loops = list(zip(schedule.get_loops(info.block_rv), block.iter_vars, strict=True))
+    owned = [loop for loop, iterator in loops if iterator.var in selecting]
+    swept = [loop for loop, iterator in loops if iterator.var not in selecting]
+    return owned, swept
+
+
+def _reduce_at(schedule: s_tir.Schedule, info: SBlockInfo, thread: LoopRV) -> bool:
+    """Move a producer into the thread that needs it; False if a thread would need several elements."""
+    block = info.block_rv
+    depth = len(schedule.get_loops(block))
+    schedule.compute_at(block, thread, preserve_unit_loops=True)
+    inner = schedule.get_loops(block)[-depth:]
+    kinds = [i.iter_type for i in schedule.get(block).iter_vars]
+    serial = [loop for loop, kind in zip(inner, kinds, strict=True) if kind == tirx.IterVar.CommReduce]
+    spatial = [loop for loop, kind in zip(inner, kinds, strict=True) if kind == tirx.IterVar.DataPar]
+    if len(serial) + len(spatial) != len(kinds) or extent(schedule, spatial) != 1:
+        return False
+    for index in range(len(schedule.get(block).writes)):
+        schedule.set_scope(block, index, "local")
+    if serial:
+        schedule.reorder(*spatial, *serial)
+        schedule.decompose_reduction(block, serial[0])
+    return True

@@ -1,0 +1,45 @@
+"""Reductions and what is made of their results: pooling, mean, softmax, normalisation."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import s_tir
+from tvm.s_tir.dlight.analysis import SBlockInfo
+from tvm.s_tir.dlight.gpu import GeneralReduction, Reduction
+
+from hybridc.schedules.cuda.launch import WARP, by_dlight, cuda_target, finish
+from hybridc.schedules.cuda.loops import inline_all, thread_per_result
+from hybridc.schedules.registry import Request, Scheduled
+
+MANY_RESULTS = 1 << 16
+"""With this many results a thread for each already fills a GPU."""
+
+
+def reduction(request: Request) -> Scheduled | None:
+    """Accepts a chain of reductions over the same rows, with element-wise work before and after.
+
+    Long rows: a block of threads shares a row, keeps its sums in shared memory and computes the
+    outputs of the row in the same launch. Short rows (a pooling window), or very many: a thread each.
+    """
+    schedule = s_tir.Schedule(request.function)
+    blocks = inline_all(schedule)
+    if not blocks or not any(info.is_reduction() for info in blocks):
+        return None
+    if max(_extent(info, "R") for info in blocks) >= WARP and _results(blocks) < MANY_RESULTS:
+        shared = by_dlight((Reduction(), GeneralReduction()), request, "reduction")
+        if shared is not None:
+            return shared
+    try:
+        private = thread_per_result(schedule, blocks)
+    except s_tir.schedule.ScheduleError:
+        return None
+    return finish(schedule, "reduction", cuda_target(request.target)) if private else None
+
+
+def _extent(info: SBlockInfo, kind: str) -> int:
+    return math.prod(int(i.dom) for i in info.iters if i.kind == kind)
+
+
+def _results(blocks: list[SBlockInfo]) -> int:
+    return max(_extent(info, "S") for info in blocks if info.is_reduction())

@@ -1,0 +1,45 @@
+"""What every test shares: two threads, skips for missing hardware, and golden files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# before anything imports TVM, which reads it once: by default it takes half the cores
+os.environ.setdefault("TVM_NUM_THREADS", "2")
+
+from hybridc.targets import ISAS, missing_flags
+
+GOLDEN_FOLDER = Path(__file__).parent / "golden"
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew-golden", action="store_true", help="write the golden files anew")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("isa"):
+        missing = missing_flags(ISAS[marker.args[0]])
+        if missing:
+            pytest.skip(f"this processor lacks {', '.join(missing)}")
+    if item.get_closest_marker("gpu") is not None and not NVIDIA_DRIVER.exists():
+        pytest.skip("no NVIDIA driver")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` holds `text` against tests/golden/NAME; `--renew-golden` writes it instead."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN_FOLDER / name
+        if request.config.getoption("--renew-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        expected = path.read_text(encoding="utf-8") if path.exists() else ""
+        assert text == expected, f"{path} differs; if the change is meant: pytest --renew-golden"
+
+    return check

@@ -1,0 +1,143 @@
+"""Imported functions compute what ONNX Runtime computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx.helper import make_node
+
+
+def test_convolution_with_bias_and_batch_normalization(make_model, assert_matches, rng):
+    weights = {
+        "w": rng.standard_normal((4, 3, 3, 3), dtype=np.float32),
+        "b": rng.standard_normal(4, dtype=np.float32),
+        **{name: rng.random(4, dtype=np.float32) + 0.5 for name in ("scale", "shift", "mean", "variance")},
+    }
+    nodes = [
+        make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        make_node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["n"], momentum=0.8),
+        make_node("Relu", ["n"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": [1, 3, 8, 8]}, ["y"], weights)
+    assert_matches(model, {"x": rng.standard_normal((1, 3, 8, 8), dtype=np.float32)}, rtol=1e-4)
+
+
+def test_gemm_softmax_and_layer_normalization(make_model, assert_matches, rng):
+    weights = {
+        "w": rng.standard_normal((5, 6), dtype=np.float32),
+        "b": rng.standard_normal(5, dtype=np.float32),
+        "scale": rng.random(5, dtype=np.float32),
+    }
+    nodes = [
+        make_node("Gemm", ["x", "w", "b"], ["g"], transB=1, alpha=0.5, beta=2.0),
+        make_node("LayerNormalization", ["g", "scale"], ["l"]),
+        make_node("Softmax", ["l"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": [3, 6]}, ["y"], weights)
+    assert_matches(model, {"x": rng.standard_normal((3, 6), dtype=np.float32)}, rtol=1e-4)
+
+
+def test_gather_counts_negative_indices_from_the_end(make_model, assert_matches, rng):
+    table = rng.standard_normal((7, 3), dtype=np.float32)
+    nodes = [
+        make_node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT64),
+        make_node("Gather", ["table", "i"], ["a"]),
+        make_node("Gather", ["a", "last"], ["y"], axis=0),
+    ]
+    model = make_model(nodes, {"x": [4]}, ["y"], {"table": table, "last": np.array([-1, 0])})
+    assert_matches(model, {"x": np.array([0, -1, -7, 6], np.float32)})
+
+
+def test_clip_takes_constant_or_missing_bounds(make_model, assert_matches, rng):
+    weights = {"low": np.array(-0.5, np.float32), "high": np.array(0.25, np.float32)}
+    nodes = [make_node("Clip", ["x", "low", "high"], ["y"]), make_node("Clip", ["x", "", "high"], ["z"])]
+    imported = assert_matches(
+        make_model(nodes, {"x": [9]}, ["y", "z"], weights), {"x": np.linspace(-1, 1, 9, dtype=np.float32)}
+    )
+    assert not imported.weights
+
+
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
+def test_transposed_convolution_keeps_its_output_shape(make_model, assert_matches, rng, auto_pad):
+    weights = {"w": rng.standard_normal((2, 3, 3, 3), dtype=np.float32)}
+    node = make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2], output_shape=[10, 9], auto_pad=auto_pad)
+    model = make_model([node], {"x": [1, 2, 5, 5]}, ["y"], weights)
+    assert_matches(model, {"x": rng.standard_normal((1, 2, 5, 5), dtype=np.float32)}, rtol=1e-4)
+
+
+def test_expand_keeps_dimensions_where_the_target_is_smaller(make_model, assert_matches, rng):
+    nodes = [make_node("Expand", ["x", "shape"], ["y"])]
+    model = make_model(nodes, {"x": [3, 1, 4]}, ["y"], {"shape": np.array([2, 1, 5, 1])})
+    assert_matches(model, {"x": rng.standard_normal((3, 1, 4), dtype=np.float32)})
+
+
+def test_attention_with_shapes_computed_at_run_time(make_model, assert_matches, rng):
+    """The Shape-Gather-Concat-Reshape chains that exporters write, erf and depth-to-space."""
+    weights = {
+        "zero": np.array(0),
+        "four": np.array([4]),
+        "minus": np.array([-1]),
+        "axes": np.array([0]),
+        "half": np.array([0.5], np.float32),
+    }
+    nodes = [
+        make_node("Shape", ["x"], ["s"]),
+        make_node("Gather", ["s", "zero"], ["n"]),
+        make_node("Unsqueeze", ["n", "axes"], ["n1"]),
+        make_node("Concat", ["n1", "four", "minus"], ["target"], axis=0),
+        make_node("Reshape", ["x", "target"], ["r"]),
+        make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1]),
+        make_node("MatMul", ["r", "t"], ["m"]),
+        make_node("Mul", ["m", "half"], ["h"]),
+        make_node("Erf", ["h"], ["y"]),
+        make_node("DepthToSpace", ["x"], ["z"], blocksize=2),
+    ]
+    model = make_model(nodes, {"x": ["N", 4, 2, 3]}, ["y", "z"], weights)
+    imported = assert_matches(model, {"x": rng.standard_normal((2, 4, 2, 3), dtype=np.float32)}, dims={"N": 2})
+    assert not imported.weights, "shapes and scalars are constants"
+
+
+def test_split_and_elementwise_chain(make_model, assert_matches, rng):
+    nodes = [
+        make_node("Split", ["x"], ["a", "b"], axis=1),
+        make_node("Sigmoid", ["a"], ["s"]),
+        make_node("Mul", ["s", "b"], ["m"]),
+        make_node("Pow", ["m", "two"], ["p"]),
+        make_node("ReduceMean", ["p"], ["y"], axes=[1], keepdims=0),
+    ]
+    model = make_model(nodes, {"x": [2, 6]}, ["y"], {"two": np.array(2, np.float32)})
+    assert_matches(model, {"x": rng.standard_normal((2, 6), dtype=np.float32)})
+
+
+def test_functions_are_inlined(make_model, assert_matches, rng):
+    body = [make_node("Mul", ["a", "a"], ["t"], name="square"), make_node("Add", ["t", "a"], ["r"])]
+    function = helper.make_function("local", "F", ["a"], ["r"], body, [helper.make_opsetid("", 17)])
+    nodes = [
+        make_node("F", ["x"], ["h"], domain="local", name="first"),
+        make_node("F", ["h"], ["y"], domain="local", name="second"),
+    ]
+    model = make_model(nodes, {"x": [4]}, ["y"], functions=[function])
+    model.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 4
+    imported = assert_matches(model, {"x": rng.standard_normal(4, dtype=np.float32)})
+    assert len(imported.origins) == 4
+
+
+def test_outputs_may_repeat_and_may_be_inputs_or_weights(make_model, assert_matches, rng):
+    nodes = [make_node("Relu", ["x"], ["r"]), make_node("Identity", ["r"], ["same"])]
+    weights = {"w": rng.standard_normal(3, dtype=np.float32), "scalar": np.array(2.5, np.float32)}
+    model = make_model(nodes, {"x": [4]}, ["r", "x", "w", "same", "scalar"], weights)
+    for output, shape in zip(model.graph.output, [[4], [4], [3], [4], []], strict=True):
+        output.type.CopyFrom(helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, shape))
+    imported = assert_matches(model, {"x": rng.standard_normal(4, dtype=np.float32)})
+    variables = [value.variable for value in imported.outputs]
+    assert variables[0] == variables[3]
+    assert variables[1] == imported.inputs[0].variable
+
+
+def test_a_model_without_nodes(make_model, assert_matches, rng):
+    model = make_model([], {"x": [4]}, ["x"])
+    model.graph.output[0].CopyFrom(model.graph.input[0])
+    imported = assert_matches(model, {"x": rng.standard_normal(4, dtype=np.float32)})
+    assert not imported.origins

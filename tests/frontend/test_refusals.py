@@ -1,0 +1,341 @@
+"""Each kind of bad model is refused with its own code, the place and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.helper import make_node
+
+from hybridc.errors import HybridcError, ModelError
+from hybridc.frontend import codes, read_model
+
+
+def refusal(source, **options) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        read_model(source, **options)
+    error = caught.value
+    assert error.where and error.remedy, "every refusal says where and what to do"
+    return error
+
+
+@pytest.fixture
+def relu(make_model) -> onnx.ModelProto:
+    return make_model([make_node("Relu", ["x"], ["y"], name="act")], {"x": [2, 3]}, ["y"])
+
+
+@pytest.fixture
+def weighted(make_model) -> onnx.ModelProto:
+    weights = {"w": np.arange(3, dtype=np.float32)}
+    return make_model([make_node("Add", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], weights)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"not a model", b"\xff" * 64])
+def test_bytes_that_are_no_model(data):
+    assert refusal(data).code == codes.NOT_ONNX
+
+
+def test_truncated_model(weighted, tmp_path):
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(weighted.SerializeToString()[:-20])
+    error = refusal(path)
+    assert error.code == codes.NOT_ONNX
+    assert "cut.onnx" in error.where
+
+
+def test_missing_file_and_folder(tmp_path):
+    assert refusal(tmp_path / "absent.onnx").code == codes.UNREADABLE
+    assert refusal(tmp_path).code == codes.UNREADABLE
+
+
+def test_sparse_file_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "huge.onnx"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    assert refusal(path).code == codes.UNREADABLE
+
+
+@pytest.mark.parametrize("dims", [[-3], [1 << 62, 1 << 62], [1 << 33, 1 << 33], [4], [2]])
+def test_tensor_whose_shape_and_bytes_contradict_each_other(weighted, dims):
+    tensor = weighted.graph.initializer[0]
+    del tensor.dims[:]
+    tensor.dims.extend(dims)
+    error = refusal(weighted)
+    assert error.code == codes.MALFORMED_TENSOR
+    assert "'w'" in error.where
+
+
+def test_tensor_with_values_in_the_wrong_field(weighted):
+    tensor = weighted.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.int64_data.extend([1, 2, 3])
+    assert refusal(weighted).code == codes.MALFORMED_TENSOR
+
+
+@pytest.mark.parametrize("kind", [TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.UNDEFINED, 4711])
+def test_tensor_of_a_type_without_support(weighted, kind):
+    weighted.graph.initializer[0].data_type = kind
+    assert refusal(weighted).code == codes.UNSUPPORTED_TYPE
+
+
+def test_sequence_input(relu):
+    relu.graph.input[0].type.CopyFrom(
+        helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
+    )
+    assert refusal(relu).code == codes.UNSUPPORTED_TYPE
+
+
+def test_operator_of_an_unknown_domain_even_if_its_name_is_known(relu):
+    relu.graph.node[0].domain = "com.microsoft"
+    relu.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    error = refusal(relu)
+    assert error.code == codes.UNKNOWN_DOMAIN
+    assert "com.microsoft::Relu" in error.what
+    assert "'act'" in error.where
+
+
+@pytest.mark.parametrize("opset", [1, 6, 24, 99])
+def test_opset_out_of_range(relu, opset):
+    relu.opset_import[0].version = opset
+    error = refusal(relu)
+    assert error.code == codes.UNSUPPORTED_OPSET
+    assert str(opset) in error.what
+
+
+def test_value_defined_twice(relu):
+    relu.graph.node.append(make_node("Abs", ["x"], ["y"]))
+    error = refusal(relu)
+    assert error.code == codes.BAD_DEFINITION
+    assert "'y'" in error.what
+
+
+def test_undefined_value_and_output(relu):
+    relu.graph.node[0].input[0] = "ghost"
+    assert refusal(relu).code == codes.BAD_DEFINITION
+    relu.graph.node[0].input[0] = "x"
+    relu.graph.output[0].name = "ghost"
+    assert refusal(relu).code == codes.BAD_DEFINITION
+
+
+def test_cycle_names_a_node_of_it(make_model):
+    nodes = [make_node("Add", ["x", "b"], ["a"], name="one"), make_node("Relu", ["a"], ["b"], name="two")]
+    model = make_model([], {"x": [2]}, ["b"])
+    model.graph.node.extend(nodes)
+    error = refusal(model)
+    assert error.code == codes.CYCLE
+    assert "'one'" in error.where
+
+
+def test_recursive_functions(make_model):
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    one = helper.make_function("local", "F", ["a"], ["r"], [make_node("G", ["a"], ["r"], domain="local")], imports)
+    two = helper.make_function("local", "G", ["a"], ["r"], [make_node("F", ["a"], ["r"], domain="local")], imports)
+    model = make_model([make_node("F", ["x"], ["y"], domain="local")], {"x": [2]}, ["y"], functions=[one, two])
+    assert refusal(model).code == codes.CYCLE
+
+
+def test_functions_that_inline_to_exponentially_many_nodes(make_model):
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    functions = [helper.make_function("local", "F0", ["a"], ["r"], [make_node("Abs", ["a"], ["r"])], imports)]
+    for level in range(1, 40):
+        body = [make_node(f"F{level - 1}", [a], [b], domain="local") for a, b in (("a", "t"), ("t", "r"))]
+        functions.append(helper.make_function("local", f"F{level}", ["a"], ["r"], body, imports))
+    model = make_model([make_node("F39", ["x"], ["y"], domain="local")], {"x": [2]}, ["y"], functions=functions)
+    assert refusal(model).code == codes.TOO_LARGE
+
+
+def test_what_the_onnx_checker_refuses(relu):
+    relu.graph.node[0].attribute.append(helper.make_attribute("alpha", 1.0))
+    assert refusal(relu).code == codes.CHECKER
+
+
+def test_shapes_that_do_not_fit_together(make_model):
+    model = make_model([], {"x": [2, 3], "z": [4, 5]}, ["y"])
+    model.graph.node.append(make_node("MatMul", ["x", "z"], ["y"]))
+    assert refusal(model).code == codes.CHECKER
+
+
+@pytest.mark.parametrize("shape", [["N", 3], [-1, 3], [0, 3], [None, 3]])
+def test_unknown_dimension_names_the_input_and_the_remedy(make_model, shape):
+    model = make_model([make_node("Relu", ["in/x"], ["y"])], {"in/x": [1, 3]}, ["y"])
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("in/x", TensorProto.FLOAT, shape))
+    error = refusal(model)
+    assert error.code == codes.UNKNOWN_DIMENSION
+    assert "'in/x'" in error.what
+    assert "--shape in/x=1x3" in error.remedy
+    assert ("--dim N=1" in error.remedy) == (shape[0] == "N")
+    assert read_model(model, shapes={"in/x": (5, 3)}).inputs[0].shape == (5, 3)
+
+
+def test_unknown_rank_needs_a_shape(make_model):
+    model = make_model([make_node("Relu", ["x"], ["y"])], {"x": [1]}, ["y"])
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert refusal(model).code == codes.UNKNOWN_DIMENSION
+
+
+def test_a_named_dimension_is_fixed_for_all_inputs(make_model):
+    model = make_model([make_node("Add", ["a", "b"], ["y"])], {"a": ["N", 3], "b": ["N", 3]}, ["y"])
+    assert read_model(model, dims={"N": 4}).outputs[0].shape == (4, 3)
+    assert read_model(model, shapes={"a": (7, 3)}).inputs[1].shape == (7, 3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shapes": {"x": (1, 2, 3)}},
+        {"shapes": {"x": (2, 4)}},
+        {"shapes": {"other": (2, 3)}},
+        {"shapes": {"x": (0, 3)}},
+        {"dims": {"M": 2}},
+        {"dims": {"N": -2}},
+        {"dims": {"N": 2}, "shapes": {"x": (3, 3)}},
+    ],
+)
+def test_given_shape_that_contradicts_the_model(make_model, options):
+    model = make_model([make_node("Relu", ["x"], ["y"])], {"x": ["N", 3]}, ["y"])
+    assert refusal(model, **options).code == codes.CONTRADICTED_SHAPE
+
+
+def test_missing_operators_are_all_listed_with_their_nodes(make_model):
+    weights = {"w": np.zeros((1, 8, 3), np.float32), "r": np.zeros((1, 8, 2), np.float32)}
+    nodes = [
+        make_node("LSTM", ["x", "w", "r"], ["h"], hidden_size=2, name="memory"),
+        make_node("Det", ["m"], ["d"], name="determinant"),
+    ]
+    error = refusal(make_model(nodes, {"x": [4, 1, 3], "m": [2, 2]}, ["h", "d"], weights))
+    assert error.code == codes.MISSING_OPERATOR
+    for part in ("LSTM", "Det"):
+        assert part in error.what
+    assert "'memory'" in error.where
+    assert "'determinant'" in error.where
+
+
+def test_uses_that_would_be_computed_wrong(make_model):
+    sizes = np.array([1, 1, 5, 5])
+    models = [
+        make_model([make_node("Resize", ["x", "", "", "s"], ["y"], mode="linear")], {"x": [1, 1, 8, 8]}, ["y"], {"s": sizes}),
+        make_model([make_node("LayerNormalization", ["x", "w"], ["y", "m"])], {"x": [2, 3]}, ["y", "m"], {"w": np.ones(3, np.float32)}),
+        make_model([make_node("Gather", ["x", "i"], ["y"])], {"x": [2, 3]}, ["y"], {"i": np.array([2])}),
+        make_model([make_node("Mod", ["x", "z"], ["y"], fmod=1)], {"x": [2], "z": [2]}, ["y"]),
+    ]
+    for model in models:
+        error = refusal(model)
+        assert error.code == codes.WRONG_RESULT
+        assert model.graph.node[0].op_type in error.where
+
+
+def test_shape_that_depends_on_data(make_model):
+    model = make_model([make_node("NonZero", ["x"], ["i"]), make_node("Cast", ["i"], ["y"], to=1)], {"x": [2, 3]}, ["y"])
+    assert refusal(model).code in (codes.DATA_DEPENDENT_SHAPE, codes.IMPORT_FAILED)
+
+
+@pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "Tile"])
+def test_constants_that_ask_for_terabytes_are_never_made(make_model, operator):
+    huge = np.array([1 << 21, 1 << 21])
+    weights = {"huge": huge, "one": np.ones((1, 1), np.float32)}
+    operands = ["huge"] if operator == "ConstantOfShape" else ["one", "huge"]
+    nodes = [make_node(operator, operands, ["c"]), make_node("ReduceMax", ["c"], ["m"]), make_node("Add", ["x", "m"], ["y"])]
+    model = make_model(nodes, {"x": [1, 1]}, ["y"], weights)
+    try:
+        read_model(model)
+    except ModelError as error:
+        assert error.code == codes.TOO_LARGE
+
+
+class TestExternalData:
+    """A model's data may only come from files that lie inside its own folder."""
+
+    @pytest.fixture
+    def folder(self, tmp_path) -> Path:
+        (tmp_path / "model" / "data").mkdir(parents=True)
+        (tmp_path / "model" / "data" / "w.bin").write_bytes(np.arange(8, dtype=np.float32).tobytes())
+        (tmp_path / "secret.bin").write_bytes(bytes(64))
+        return tmp_path / "model"
+
+    @pytest.fixture
+    def save(self, weighted, folder):
+        def save(location: str, offset: str = "0", length: str | None = "12") -> Path:
+            tensor = weighted.graph.initializer[0]
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", location), ("offset", offset), ("length", length)):
+                if value is not None:
+                    tensor.external_data.add(key=key, value=value)
+            path = folder / "m.onnx"
+            path.write_bytes(weighted.SerializeToString())
+            return path
+
+        return save
+
+    @pytest.mark.parametrize("length", ["12", None])
+    def test_file_inside_the_folder_is_mapped(self, save, length):
+        imported = read_model(save("data/w.bin", offset="4", length=length))
+        np.testing.assert_array_equal(imported.weights["w"], [1, 2, 3])
+
+    def test_link_inside_the_folder_is_followed(self, save, folder):
+        (folder / "link.bin").symlink_to(folder / "data" / "w.bin")
+        np.testing.assert_array_equal(read_model(save("link.bin")).weights["w"], [0, 1, 2])
+
+    @pytest.mark.parametrize("location", ["../secret.bin", "data/../../secret.bin", "", "data", "absent.bin", "a\0b"])
+    def test_other_places_are_refused(self, save, location):
+        assert refusal(save(location)).code == codes.EXTERNAL_DATA
+
+    def test_absolute_path_is_refused(self, save, folder):
+        assert refusal(save(str(folder / "data" / "w.bin"))).code == codes.EXTERNAL_DATA
+
+    def test_links_that_lead_outside_are_refused(self, save, folder):
+        (folder / "link.bin").symlink_to(folder.parent / "secret.bin")
+        (folder / "up").symlink_to(folder.parent)
+        assert refusal(save("link.bin")).code == codes.EXTERNAL_DATA
+        assert refusal(save("up/secret.bin")).code == codes.EXTERNAL_DATA
+
+    @pytest.mark.parametrize(("offset", "length"), [("24", "12"), ("-4", "12"), ("x", "12"), ("99999999999", "12")])
+    def test_range_beyond_the_file_is_refused(self, save, offset, length):
+        assert refusal(save("data/w.bin", offset, length)).code == codes.EXTERNAL_DATA
+
+    def test_length_that_contradicts_the_shape_is_refused(self, save):
+        assert refusal(save("data/w.bin", "0", "16")).code == codes.MALFORMED_TENSOR
+
+    def test_bytes_and_protos_have_no_folder(self, save):
+        path = save("data/w.bin")
+        assert refusal(path.read_bytes()).code == codes.EXTERNAL_DATA
+        assert refusal(onnx.load(path, load_external_data=False)).code == codes.EXTERNAL_DATA
+        assert read_model(onnx.load(path)).weights["w"].shape == (3,)
+
+
+def _seed_model() -> bytes:
+    weights = [
+        numpy_helper.from_array(np.ones((2, 3, 1, 1), np.float32), "w"),
+        numpy_helper.from_array(np.array([1, -1]), "shape"),
+    ]
+    nodes = [
+        make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        make_node("Relu", ["c"], ["r"]),
+        make_node("Reshape", ["r", "shape"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_mutated_models_are_read_or_refused_but_never_crash(data):
+    content = bytearray(_seed_model())
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(content) - 1))
+        content[position] = data.draw(st.integers(0, 255))
+    try:
+        read_model(bytes(content))
+    except HybridcError:
+        pass

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+from hybridc.ir import Device, Graph, Role
+from hybridc.passes.fuse import fuse
+from hybridc.passes.read_graph import read_graph
+from hybridc.schedules.registry import Scheduled
+from tests.support.programs import drawn, program_of
+from tvm import tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+
+def graph_of(module, weights=None) -> Graph:
+    program = fuse(program_of(module, weights))
+    scheduled = {
+        (g.name_hint, device): Scheduled(f, "as it is", workspace_bytes=(100, 300) if device is Device.GPU else ())
+        for g, f in program.module.functions.items()
+        if isinstance(f, tirx.PrimFunc)
+        for device in Device
+    }
+    return read_graph(program, scheduled)
+
+
+@I.ir_module
+class Block:
+    @R.function
+    def main(
+        x: R.Tensor((1, 4, 6, 6), "float32"),
+        w: R.Tensor((4, 4, 3, 3), "float32"),
+        v: R.Tensor((144, 8), "float32"),
+    ):
+        with R.dataflow():
+            c = R.nn.conv2d(x, w, padding=(1, 1))
+            d = R.add(c, x)
+            f = R.reshape(d, (1, 144))
+            e = R.matmul(f, v)
+            y = R.nn.softmax(e)
+            R.output(y, f)
+        return (y, f)
+
+
+@pytest.fixture(scope="module")
+def block() -> Graph:
+    return graph_of(Block, {"w": drawn(0, 4, 4, 3, 3), "v": drawn(1, 144, 8)})
+
+
+def test_kernels_stand_in_order_with_their_nodes(block):
+    assert [k.name for k in block.kernels] == ["conv2d", "matmul", "softmax"]
+    assert block.kernel["conv2d"].origins == ("node_c", "node_d")
+
+
+def test_a_view_names_the_tensor_whose_bytes_it_sees(block):
+    assert block.kernel["matmul"].inputs == ("conv2d", "v")
+    assert block.outputs == ("softmax", "conv2d")
+
+
+def test_roles_follow_from_the_interface(block):
+    roles = {t.name: t.role for t in block.tensors}
+    assert roles == {
+        "x": Role.INPUT,
+        "w": Role.WEIGHT,
+        "v": Role.WEIGHT,
+        "conv2d": Role.OUTPUT,
+        "matmul": Role.ACTIVATION,
+        "softmax": Role.OUTPUT,
+    }
+
+
+def test_flops_and_bytes_are_those_of_the_mathematics(block):
+    conv = block.kernel["conv2d"]
+    assert conv.flops == pytest.approx(2 * 4 * 36 * 4 * 9 + 4 * 36, rel=0.02)
+    assert conv.bytes_moved == 4 * (144 + 144 + 144)
+    assert block.kernel["matmul"].flops == 2 * 144 * 8
+
+
+def test_workspace_is_counted_per_device_and_aligned(block):
+    assert block.kernel["conv2d"].gpu_workspace_bytes == 256 + 512
+    assert block.kernel["conv2d"].cpu_workspace_bytes == 0
+
+
+@I.ir_module
+class Overwrites:
+    @R.function
+    def main(x: R.Tensor((4, 6), "float32"), row: R.Tensor((1, 6), "float32")):
+        with R.dataflow():
+            a = R.add(x, row)
+            s = R.nn.softmax(a)
+            t = R.permute_dims(s, axes=[1, 0])
+            u = R.astype(t, "float16")
+            y = R.multiply(t, t)
+            R.output(u, y)
+        return (u, y)
+
+
+def test_only_an_input_read_where_it_is_written_may_be_overwritten():
+    graph = graph_of(Overwrites)
+    overwrite = {k.name: k.may_overwrite for k in graph.kernels}
+    assert overwrite["add"] == (("add", "x"),)  # not the broadcast row
+    assert overwrite["softmax"] == ()  # reads a whole row before it writes
+    assert overwrite["permute_dims"] == ()
+    assert overwrite["astype"] == ()  # narrower elements
+    assert overwrite["multiply"] == (("multiply", "permute_dims"),)
+
+
+def test_a_residual_input_of_a_convolution_may_be_overwritten_but_not_its_data():
+    @I.ir_module
+    class Residual:
+        @R.function
+        def main(
+            x: R.Tensor((1, 4, 6, 6), "float32"), r: R.Tensor((1, 4, 6, 6), "float32"), w: R.Tensor((4, 4, 3, 3), "float32")
+        ):
+            with R.dataflow():
+                c = R.nn.conv2d(x, w, padding=(1, 1))
+                y = R.add(c, r)
+                R.output(y)
+            return (y,)
+
+    graph = graph_of(Residual, {"w": drawn(0, 4, 4, 3, 3)})
+    assert graph.kernels[0].may_overwrite == (("conv2d", "r"),)
+
+
+def test_an_input_read_twice_is_not_overwritten():
+    graph = graph_of(Block, {"w": drawn(0, 4, 4, 3, 3), "v": drawn(1, 144, 8)})
+    assert graph.kernel["conv2d"].may_overwrite == ()  # x is the data and the residual

@@ -1,0 +1,167 @@
+"""Texts of options: what is read, what is refused, and what is printed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridc.errors import UsageError
+from hybridc.options import (
+    Budget,
+    CompileOptions,
+    format_budget,
+    format_bytes,
+    parse_budget,
+    parse_bytes,
+    parse_count,
+    parse_dim,
+    parse_seed,
+    parse_shape,
+)
+from hybridc.targets import parse_target
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("64MiB", 64 * MIB),
+        ("1.5GiB", 1536 * MIB),
+        ("500MB", 500_000_000),
+        ("500mb", 500_000_000),
+        ("1 kB", 1000),
+        ("2TiB", 2 * 1024**4),
+        ("123456B", 123456),
+        ("0B", 0),
+        (" 7KiB ", 7168),
+        ("0.5B", 0),
+    ],
+)
+def test_budget_in_bytes(text: str, size_bytes: int) -> None:
+    assert parse_budget(text) == Budget(size_bytes=size_bytes)
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "MiB", "64", "-1MiB", "1e9B", "64M", "64 Mi B", "1,5GiB", "nan%", "inf", "12%%", "٣MiB", "9" * 30 + "B", "9999999TiB"],
+)
+def test_budget_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^.") as refusal:
+        parse_budget(text)
+    assert refusal.value.code == "HC510"
+    assert refusal.value.exit_code == 2
+
+
+def test_budget_without_a_unit_is_told_how_to_write_it() -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_budget("64")
+    assert "64B" in refusal.value.remedy and "64MiB" in refusal.value.remedy
+
+
+def test_percentage_is_resolved_against_the_all_gpu_peak() -> None:
+    assert parse_budget("50%").resolve(1001) == 500
+    assert parse_budget("12.5%").resolve(800) == 100
+    assert parse_budget("100%").resolve(2**50 + 1) == 2**50 + 1
+    assert parse_budget("1KiB").resolve(7) == 1024
+
+
+def test_percentage_is_no_amount_of_bytes() -> None:
+    with pytest.raises(UsageError, match="not a percentage"):
+        parse_bytes("50%")
+
+
+def test_budget_is_either_bytes_or_percentage() -> None:
+    with pytest.raises(ValueError):
+        Budget()
+    with pytest.raises(ValueError):
+        Budget(size_bytes=1, percent=1.0)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (10 * 1024 - 1, "10.0 KiB"),
+        (MIB - 1, "1.00 MiB"),
+        (1536 * MIB, "1.50 GiB"),
+        (2**60, "1048576.0 TiB"),
+    ],
+)
+def test_bytes_for_people(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text
+
+
+@given(st.integers(0, 2**50))
+def test_formatted_bytes_read_back_closely(size_bytes: int) -> None:
+    assert abs(parse_bytes(format_bytes(size_bytes)) - size_bytes) <= size_bytes * 0.005
+
+
+@given(st.integers(0, 2**50))
+def test_formatted_budget_reads_back_as_no_less_and_hardly_more(size_bytes: int) -> None:
+    assert size_bytes <= parse_bytes(format_budget(size_bytes)) <= size_bytes * 1.001 + 1
+
+
+@given(st.integers(0, 10_000).map(lambda n: n / 10))
+def test_percentage_reads_back(percent: float) -> None:
+    assert parse_budget(str(Budget(percent=percent))).percent == pytest.approx(percent, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("x=1x3x224x224", ("x", (1, 3, 224, 224))),
+        ("x=7", ("x", (7,))),
+        ("scope/x:0=2x2", ("scope/x:0", (2, 2))),
+        ("a=b=2x2", ("a=b", (2, 2))),
+    ],
+)
+def test_shape(text: str, shape: tuple[str, tuple[int, ...]]) -> None:
+    assert parse_shape(text) == shape
+
+
+@given(st.text(min_size=1), st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=6))
+def test_shape_of_any_name_reads_back(name: str, dims: list[int]) -> None:
+    assert parse_shape(f"{name}={'x'.join(map(str, dims))}") == (name, tuple(dims))
+
+
+@pytest.mark.parametrize("text", ["", "x", "x=", "=1x2", "x=0", "x=-1x2", "x=1X2", "x=1xN", "x=1x", "x=²", f"x={2**31}"])
+def test_shape_refused(text: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_shape(text)
+    assert refusal.value.code == "HC511"
+
+
+def test_dim() -> None:
+    assert parse_dim("N=8") == ("N", 8)
+    assert parse_dim("a=b=1") == ("a=b", 1)
+
+
+@pytest.mark.parametrize("text", ["N", "N=", "=1", "N=0", "N=x", "N=1x2"])
+def test_dim_refused(text: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_dim(text)
+    assert refusal.value.code == "HC512"
+
+
+def test_counts_and_seeds() -> None:
+    assert (parse_count("2"), parse_seed("0")) == (2, 0)
+    for parse, text in ((parse_count, "0"), (parse_count, "two"), (parse_seed, "-1"), (parse_seed, "1.0")):
+        with pytest.raises(UsageError) as refusal:
+            parse(text)
+        assert refusal.value.code == "HC513"
+
+
+def test_options_refuse_two_shapes_for_one_input() -> None:
+    with pytest.raises(UsageError, match="--shape names 'x' more than once"):
+        CompileOptions(target=parse_target("avx2"), shapes=(("x", (1,)), ("x", (2,))))
+
+
+def test_options_refuse_a_gpu_budget_without_a_gpu() -> None:
+    with pytest.raises(UsageError, match="has no GPU") as refusal:
+        CompileOptions(target=parse_target("avx2"), gpu_memory=Budget(size_bytes=MIB))
+    assert "cuda+avx2" in refusal.value.remedy
