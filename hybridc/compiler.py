@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.artifact import Contents, Port, Source, store
+from hybridc.artifact.manifest import Port, Source
+from hybridc.artifact.store import Contents, store
 from hybridc.codegen.cuda import compile_fatbin
 from hybridc.codegen.library import BuiltLibrary, build_library
 from hybridc.emulator import image_key, preload
@@ -62,11 +63,9 @@ def compile_model(
     """Compile a model to the folder `output`. Raises HybridcError; nothing half written is left behind."""
     watch = _Watch(progress or Silent())
     with watch("import"):
-        model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
+        model, start = import_model(source, options)
     with watch("passes"):
-        done = run_stages(
-            _begin(model, options), watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir
-        )
+        done = run_stages(start, watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir)
     if done.lowered is None:
         return Compiled(None, done.graph, done.plan, watch.seconds)
     with tempfile.TemporaryDirectory(prefix="hybridc-") as scratch:
@@ -79,16 +78,18 @@ def compile_model(
 
 def plan_model(source: Model, options: CompileOptions, progress: Progress | None = None) -> Planned:
     """Plan a model without generating code, which needs no GPU. Raises HybridcError."""
-    model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
-    done = run_stages(_begin(model, options), progress or Silent(), stop_after="verify", dump_ir=options.dump_ir)
+    _, start = import_model(source, options)
+    done = run_stages(start, progress or Silent(), stop_after="verify", dump_ir=options.dump_ir)
     assert done.graph is not None and done.plan is not None
     smallest = smallest_budget_bytes(done.graph, options.machine) if options.target.has_gpu else 0
     return Planned(done.graph, done.plan, all_gpu_peak_bytes(done.graph), smallest)
 
 
-def _begin(model: ImportedModel, options: CompileOptions) -> Compilation:
+def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel, Compilation]:
+    """Read a model, and what the stages start from. Raises ModelError or UsageError."""
+    model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
     program = Program(model.module, model.weights, model.origins)
-    return Compilation(program, options.target, options.machine, options.gpu_memory)
+    return model, Compilation(program, options.target, options.machine, options.gpu_memory)
 
 
 def _generate_code(done: Compilation, folder: Path, progress: Progress) -> BuiltLibrary:

@@ -99,7 +99,7 @@ def format_bytes(size_bytes: int) -> str:
     if size_bytes < 1024:
         return f"{size_bytes} B"
     scaled, unit = _scale(size_bytes)
-    digits = 2 if scaled < 10 else 1
+    digits = 2 if round(scaled, 2) < 10 else 1
     if round(scaled, digits) >= 1024 and unit != _BINARY_UNITS[-1]:
         scaled, unit, digits = scaled / 1024, _BINARY_UNITS[_BINARY_UNITS.index(unit) + 1], 2
     return f"{scaled:.{digits}f} {unit}"

@@ -53,14 +53,14 @@ def lower(graph: Graph, plan: Plan, functions: Functions, target: Target) -> Low
     builder = relax.BlockBuilder()
     compiled = _add_functions(builder, graph, plan, functions, target)
     lanes, gpu, host = (relax.Var(name, relax.AnyType()) for name in ("lanes", "gpu_arena", "host_arena"))
-    weights = {
+    weights: dict[Operand, relax.Var] = {
         layout: relax.Var(f"weight_{i}", relax.TensorType(layout.shape, layout.dtype))
         for i, layout in enumerate(binding.host_weights)
     }
     attributes = {"relax.force_pure": True, "global_symbol": "main"}
     with builder.function("main", [lanes, gpu, host, *weights.values()], attrs=attributes):
         views = _emit_views(builder, {Device.GPU: gpu, Device.CPU: host}, binding.operands)
-        variables: dict[Operand, relax.Var] = {**views, **weights}
+        variables = views | weights
         steps = [[variables[operand] for operand in operands] for operands in binding.operands]
         event_count = _emit_steps(_Calls(builder, lanes), graph, plan, compiled, steps)
         builder.emit_func_output(_Calls(builder, lanes).helper("hybridc_finish_lanes"))
@@ -73,7 +73,7 @@ def llvm_target(isa: Isa) -> tvm.target.Target:
 
 
 def cuda_target(target: Target) -> tvm.target.Target:
-    """CUDA's target, with the LLVM target as host. The oldest architecture named decides what code may use."""
+    """CUDA's target, with the LLVM target as host. Code may use what the oldest architecture has."""
     oldest = min(target.cuda_architectures, key=lambda arch: int("".join(filter(str.isdigit, arch))))
     limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
     return tvm.target.Target({"kind": "cuda", "arch": oldest, **limits, "host": _llvm_config(target.isa)})
@@ -144,9 +144,9 @@ def _add_functions(
 
 def _emit_views(
     builder: relax.BlockBuilder, arenas: dict[Device, relax.Var], operands: tuple[tuple[Operand, ...], ...]
-) -> dict[View, relax.Var]:
+) -> dict[Operand, relax.Var]:
     """One binding for each distinct view, in order of first use."""
-    views = {}
+    views: dict[Operand, relax.Var] = {}
     for view in dict.fromkeys(o for step in operands for o in step if isinstance(o, View)):
         arguments = [
             arenas[view.device],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _REPAIR_ROUNDS = 24
@@ -34,23 +34,43 @@ def live_bound(blocks: Sequence[Block]) -> int:
 def pack(blocks: Sequence[Block]) -> tuple[int, ...]:
     """An offset for each block, so that blocks with a common step share no byte.
 
+    Blocks held all the time, such as weights, are stacked at the bottom, which costs nothing; the
+    others go on top of them.
+    """
+    begin = min((b.first for b in blocks), default=0)
+    end = max((b.last for b in blocks), default=0)
+    offsets = [0] * len(blocks)
+    floor, passing = 0, list[int]()
+    for i, block in enumerate(blocks):
+        if block.first == begin and block.last == end:
+            offsets[i] = floor
+            floor += block.size_bytes
+        else:
+            passing.append(i)
+    for i, offset in zip(passing, _pack_passing([blocks[i] for i in passing]), strict=True):
+        offsets[i] = floor + offset
+    return tuple(offsets)
+
+
+def _pack_passing(blocks: Sequence[Block]) -> list[int]:
+    """The best of several packings; ends as soon as one meets the live bound.
+
     The problem is NP-hard. Blocks are put one after the other into the tightest hole, in several
     orders (Pisarchyk and Lee, arXiv 2001.03288: by size; also by lifetime, by area, by begin), and
     then what stands highest is put first and all is packed again, as in squeaky wheel optimisation
-    (Joslin and Clements, JAIR 10, 1999). Ends as soon as the live bound is met.
+    (Joslin and Clements, JAIR 10, 1999).
     """
     bound = live_bound(blocks)
     conflicts = _conflicts(blocks)
     best: list[int] = []
-    best_total, best_order = -1, list[int]()
-    for key in _ORDERS:
-        order = sorted(range(len(blocks)), key=lambda i: (key(blocks[i]), i))
+    best_total = -1
+    for order in _orders(blocks):
         offsets = _best_fit(blocks, order, conflicts)
         total = _total(blocks, offsets)
         if best_total < 0 or total < best_total:
             best, best_total, best_order = offsets, total, order
         if best_total <= bound:
-            return tuple(best)
+            return best
     offsets, order = best, best_order
     for _ in range(_REPAIR_ROUNDS):
         top = _total(blocks, offsets)
@@ -61,7 +81,12 @@ def pack(blocks: Sequence[Block]) -> tuple[int, ...]:
             best, best_total = offsets, total
         if best_total <= bound:
             break
-    return tuple(best)
+    return best
+
+
+def _orders(blocks: Sequence[Block]) -> Iterator[list[int]]:
+    for key in _ORDERS:
+        yield sorted(range(len(blocks)), key=lambda i: (key(blocks[i]), i))
 
 
 _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (

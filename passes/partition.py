@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Kernel, Role
@@ -16,7 +16,8 @@ from hybridc.passes.reuse_buffers import live_bytes_bound, reuse_buffers
 Placement = tuple[Device, ...]
 """The device of each kernel, in the graph's order."""
 
-_GIVE_BACK_WINDOWS = 16
+_MOST_STRETCHES = 32
+"""The finest division of the graph whose stretches are tried on the other device."""
 
 
 def partition(graph: Graph, machine: Machine, budget_bytes: int | None) -> Placement:
@@ -41,7 +42,7 @@ def partition(graph: Graph, machine: Machine, budget_bytes: int | None) -> Place
     for order in _orders_of_moving(graph, machine):
         found += _fitting(trial, order, budget_bytes)
     best = min(found, key=trial.makespan_us)
-    return _give_back(trial, best, budget_bytes)
+    return _exchange(trial, best, budget_bytes)
 
 
 def all_gpu(graph: Graph) -> Placement:
@@ -91,6 +92,10 @@ class _Trial:
 
     def live_bytes(self, placement: Placement) -> int:
         return live_bytes_bound(self.graph, insert_copies(self.graph, placement), Device.GPU)
+
+    def fits(self, placement: Placement, budget_bytes: int) -> bool:
+        """The live bytes are quick to find and never more than the packed arena: they go first."""
+        return self.live_bytes(placement) <= budget_bytes and self.arena_bytes(placement) <= budget_bytes
 
     def _plan(self, placement: Placement) -> tuple[int, float]:
         if placement not in self._known:
@@ -169,23 +174,19 @@ def _live_bytes(graph: Graph) -> list[int]:
     return live
 
 
-def _give_back(trial: _Trial, placement: Placement, budget_bytes: int) -> Placement:
-    """Move stretches of kernels back to the GPU, long ones first, where that fits and is faster."""
-    preferred = all_gpu(trial.graph)
+def _exchange(trial: _Trial, placement: Placement, budget_bytes: int) -> Placement:
+    """Move stretches of kernels to either device, long ones first, where that fits and is faster."""
+    choices = (all_gpu(trial.graph), smallest_placement(trial.graph))
     count = len(placement)
-    windows = 2
-    while windows <= min(_GIVE_BACK_WINDOWS, count):
-        bounds = [count * w // windows for w in range(windows + 1)]
-        for start, end in pairwise(bounds):
+    stretches = 2
+    while stretches <= min(_MOST_STRETCHES, count):
+        bounds = [count * i // stretches for i in range(stretches + 1)]
+        for (start, end), preferred in product(pairwise(bounds), choices):
             changed = (*placement[:start], *preferred[start:end], *placement[end:])
-            if (
-                changed != placement
-                and trial.live_bytes(changed) <= budget_bytes
-                and trial.arena_bytes(changed) <= budget_bytes
-                and trial.makespan_us(changed) < trial.makespan_us(placement)
-            ):
+            fits = trial.fits(changed, budget_bytes)
+            if fits and trial.makespan_us(changed) < trial.makespan_us(placement):
                 placement = changed
-        windows *= 2
+        stretches *= 2
     return placement
 
 

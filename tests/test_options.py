@@ -46,7 +46,22 @@ def test_budget_in_bytes(text: str, size_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "MiB", "64", "-1MiB", "1e9B", "64M", "64 Mi B", "1,5GiB", "nan%", "inf", "12%%", "٣MiB", "9" * 30 + "B", "9999999TiB"],
+    [
+        "",
+        "MiB",
+        "64",
+        "-1MiB",
+        "1e9B",
+        "64M",
+        "64 Mi B",
+        "1,5GiB",
+        "nan%",
+        "inf",
+        "12%%",
+        "٣MiB",
+        "9" * 30 + "B",
+        "9999999TiB",
+    ],
 )
 def test_budget_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^.") as refusal:
@@ -129,7 +144,9 @@ def test_shape_of_any_name_reads_back(name: str, dims: list[int]) -> None:
     assert parse_shape(f"{name}={'x'.join(map(str, dims))}") == (name, tuple(dims))
 
 
-@pytest.mark.parametrize("text", ["", "x", "x=", "=1x2", "x=0", "x=-1x2", "x=1X2", "x=1xN", "x=1x", "x=²", f"x={2**31}"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "x=", "=1x2", "x=0", "x=-1x2", "x=1X2", "x=1xN", "x=1x", "x=²", f"x={2**31}"]
+)
 def test_shape_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
         parse_shape(text)

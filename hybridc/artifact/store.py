@@ -67,7 +67,7 @@ def store(
     `weights` holds the arrays of the graph's weights as the model has them. `build(directory)` is called
     with the folder that becomes the artifact, and puts the library there.
 
-    Raises UsageError HC521 if `path` is something else than an artifact, HC522 if it cannot be written.
+    Raises UsageError HC561 if `path` is something else than an artifact, HC562 if it cannot be written.
     In both cases, and whenever `build` fails, `path` is left as it was.
     """
     destination = Path(path)
@@ -92,7 +92,7 @@ def store(
 def _cannot_write(destination: Path, error: OSError) -> UsageError:
     what = f"the artifact cannot be written: {error.strerror or error}"
     return UsageError(
-        "HC522", what, where=str(destination), remedy="free space, or choose another place with -o"
+        "HC562", what, where=str(destination), remedy="free space, or choose another place with -o"
     )
 
 
@@ -106,7 +106,7 @@ def _check_destination(destination: Path) -> None:
         is_artifact = False
     if destination.is_symlink() or not is_artifact:
         what = "the output exists and is not a compiled artifact"
-        raise UsageError("HC521", what, where=str(destination), remedy="choose another name, or remove it")
+        raise UsageError("HC561", what, where=str(destination), remedy="choose another name, or remove it")
 
 
 def _put_in_place(scratch: Path, destination: Path) -> None:
@@ -194,6 +194,7 @@ def _write_weights(path: Path, layouts: Iterable[WeightLayout], weights: Mapping
 def _packed(layout: WeightLayout, array: np.ndarray) -> np.ndarray:
     packed = np.ascontiguousarray(array) if layout.packing is None else layout.packing.apply(array)
     if packed.dtype.name != layout.dtype or packed.nbytes != layout.size_bytes:
-        what = f"a kernel expects {layout.dtype}{list(layout.shape)}, the weight is {packed.dtype}{list(packed.shape)}"
+        wanted, found = f"{layout.dtype}{list(layout.shape)}", f"{packed.dtype}{list(packed.shape)}"
+        what = f"a kernel expects {wanted}, the weight is {found}"
         raise InternalError("HC913", what, where=layout.tensor)
     return packed

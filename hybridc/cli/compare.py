@@ -118,6 +118,7 @@ def _compare(
     with terminal_progress() as progress:
         compiled = compile_model(arguments.model, folder / "model.hyb", options, progress)
     plan = compiled.plan
+    assert compiled.path is not None and plan is not None  # nothing told the compiler to stop early
     device_bytes = plan.arena_bytes(Device.GPU) if plan.budget_bytes is None else plan.budget_bytes
     ran = run_artifact(compiled.path, feeds, folder, device_bytes if emulate else None, options.threads)
     deviations = [deviation(name, ran.outputs[name], reference) for name, reference in expected.items()]

@@ -44,7 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     with terminal_progress() as progress:
         compiled = compile_model(arguments.model, arguments.output, options, progress)
-    if arguments.stop_after is not None:
+    if compiled.path is None:
         _report_stop(compiled, arguments)
     elif arguments.json:
         print_json(compiled_to_json(compiled) | {"target": str(options.target)})
@@ -54,7 +54,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
-    """What was compiled, without the tables of the plan report."""
+    """What was compiled, without the tables of the plan report. The compiler went to the end."""
+    assert compiled.path is not None and compiled.graph is not None and compiled.plan is not None
     from hybridc.report import report_plan, report_to_json
 
     report = report_to_json(report_plan(compiled.graph, compiled.plan))

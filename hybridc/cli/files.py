@@ -89,18 +89,15 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 def read_array(path: Path) -> np.ndarray:
     """The array of a .npy file; never unpickles. Raises UsageError HC530 or HC533."""
-    import numpy as np
+    from numpy.lib import format as npy
 
     existing_file(path, "the input file")
     try:
-        array = np.load(path, allow_pickle=False)
+        with path.open("rb") as stream:
+            return npy.read_array(stream, allow_pickle=False)
     except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise UsageError("HC533", f"cannot read an array: {error}", where=str(path)) from None
-    if not isinstance(array, np.ndarray):
-        raise UsageError(
-            "HC533", "the file holds several arrays", where=str(path), remedy="write one with numpy.save"
-        )
-    return array
+        what = f"cannot read an array: {error}"
+        raise UsageError("HC533", what, where=str(path), remedy="write it with numpy.save") from None
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

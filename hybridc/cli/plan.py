@@ -71,5 +71,5 @@ def _read_artifact(arguments: argparse.Namespace) -> tuple[Report, str]:
     from hybridc.artifact import open_artifact
     from hybridc.report import report_plan
 
-    artifact = open_artifact(arguments.source)
+    artifact = open_artifact(arguments.source, check_weights=False, check_host=False)
     return report_plan(artifact.graph, artifact.plan), f"Plan of {arguments.source}"

@@ -7,6 +7,7 @@ but no speed.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from hybridc.options import format_bytes, parse_bytes, parse_count, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from hybridc.runtime import Session
 
 HELP = "run an artifact"
 EXAMPLE = """\
@@ -76,10 +79,11 @@ def execute(arguments: argparse.Namespace) -> int:
     names = [output.name for output in session.get_outputs()]
     results, seconds = _timed_runs(session, names, feeds, arguments.repeat)
     outputs = _save(dict(zip(names, results, strict=True)), arguments.output)
+    memory = {device.value: dataclasses.asdict(used) for device, used in session.memory().items()}
     if arguments.json:
-        print_json({"outputs": outputs, "seconds": seconds, "memory": session.memory()})
+        print_json({"outputs": outputs, "seconds": seconds, "memory": memory})
     else:
-        print(_summary(outputs, seconds, session.memory()))
+        print(_summary(outputs, seconds, memory))
     return 0
 
 
@@ -92,7 +96,7 @@ def _split_input(text: str) -> tuple[str, Path]:
 
 
 def _timed_runs(
-    session: Any, names: list[str], feeds: dict[str, np.ndarray], repeat: int
+    session: Session, names: list[str], feeds: dict[str, np.ndarray], repeat: int
 ) -> tuple[list[np.ndarray], list[float]]:
     seconds = []
     for _ in range(repeat):
@@ -121,7 +125,7 @@ def _save(results: dict[str, np.ndarray], folder: Path | None) -> list[dict[str,
     return described
 
 
-def _summary(outputs: list[dict[str, Any]], seconds: list[float], memory: dict[str, Any]) -> str:
+def _summary(outputs: list[dict[str, Any]], seconds: list[float], memory: dict[str, dict[str, int]]) -> str:
     from hybridc.report.table import format_us, plural, printable
 
     lines = []

@@ -75,7 +75,8 @@ class _Process:
     """What this process has loaded."""
 
     library: ctypes.CDLL | None = None
-    is_started: bool = False
+    configuration: _Configuration | None = None
+    """Of the started device; None while there is only the driver."""
 
 
 _process = _Process()
@@ -116,7 +117,7 @@ def start(
             f"the emulated GPU cannot shrink to {memory_bytes} bytes: {used_bytes} bytes are in use",
             remedy="release what is on the device first",
         )
-    _process.is_started = True
+    _process.configuration = wanted
 
 
 def preload() -> None:
@@ -130,7 +131,7 @@ def preload() -> None:
 
 def is_active() -> bool:
     """Whether this process has an emulated GPU."""
-    return _process.is_started
+    return _process.configuration is not None
 
 
 def statistics() -> DeviceStatistics:
@@ -164,8 +165,10 @@ def register_image(image_key: str, library: Path) -> None:
 
 
 def _started_library() -> ctypes.CDLL:
-    if _process.library is None or not _process.is_started:
-        raise DeviceError("HC425", "this process has no emulated GPU", remedy="call hybridc.emulator.start first")
+    if _process.library is None or _process.configuration is None:
+        raise DeviceError(
+            "HC425", "this process has no emulated GPU", remedy="call hybridc.emulator.start first"
+        )
     return _process.library
 
 
@@ -226,7 +229,9 @@ def _load_tvm_cuda_runtime() -> None:
     candidates = [folder / name for folder in libinfo.package_lib_paths()]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
-        raise DeviceError("HC426", "this TVM has no CUDA runtime", remedy="pip install apache-tvm==0.27.0.post1")
+        raise DeviceError(
+            "HC426", "this TVM has no CUDA runtime", remedy="pip install apache-tvm==0.27.0.post1"
+        )
     base._LOADED_LIBS["tvm_runtime_cuda"] = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 

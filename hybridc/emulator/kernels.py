@@ -51,7 +51,11 @@ class _Kernel:
     needs_fibers: bool
 
     def definition(self) -> str:
-        shared = f"struct {self.name}_shared {{ {' '.join(self.shared_members)} }};\n" if self.shared_members else ""
+        shared = (
+            f"struct {self.name}_shared {{ {' '.join(self.shared_members)} }};\n"
+            if self.shared_members
+            else ""
+        )
         return shared + self.text
 
     def export(self) -> str:
@@ -61,6 +65,7 @@ class _Kernel:
             f"emulator::KernelEntry hybridc_kernel_{self.name}() {{ "
             f'return cuda_on_cpu::Kernel<{self.name}>::entry("{self.name}", {size}, {int(self.needs_fibers)}); }}\n'
         )
+
 
 _BIND = (
     'extern "C" __attribute__((visibility("default"))) '

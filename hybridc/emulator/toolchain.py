@@ -33,7 +33,9 @@ def _compiler() -> tuple[str, str]:
     """Path and version text of g++. Raises DeviceError HC421."""
     path = shutil.which("g++")
     if path is None:
-        raise DeviceError("HC421", "the emulated GPU needs g++, which is not installed", remedy="install g++ 11 or newer")
+        raise DeviceError(
+            "HC421", "the emulated GPU needs g++, which is not installed", remedy="install g++ 11 or newer"
+        )
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     return path, version.partition("\n")[0]
 
@@ -48,7 +50,9 @@ def cuda_include_folder() -> Path:
         if (root / "include" / "cuda.h").is_file() and (root / "include" / "crt").is_dir():
             return root / "include"
     raise DeviceError(
-        "HC422", "the emulated GPU needs the CUDA headers, which are not installed", remedy="pip install hybridc[cuda]"
+        "HC422",
+        "the emulated GPU needs the CUDA headers, which are not installed",
+        remedy="pip install hybridc[cuda]",
     )
 
 

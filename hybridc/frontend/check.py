@@ -42,7 +42,7 @@ def _check_opset(loaded: Loaded) -> None:
             codes.UNSUPPORTED_OPSET,
             f"opset {opset} is not between {OLDEST_OPSET} and {NEWEST_OPSET}",
             where=loaded.source.name,
-            remedy=f"export with opset {NEWEST_OPSET}, or onnx.version_converter.convert_version(model, {NEWEST_OPSET})",
+            remedy=f"convert it: onnx.version_converter.convert_version(model, {NEWEST_OPSET})",
         )
 
 

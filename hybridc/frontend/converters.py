@@ -17,6 +17,8 @@ from onnx import NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+from hybridc.frontend.values import static_shape
+
 Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None"]
 
 
@@ -33,7 +35,9 @@ def _gather(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> rel
         return relax.op.take(data, indices, axis, mode="wrap")
     array = indices.value.numpy()
     extent = int(data.ty.shape[axis])
-    return relax.op.take(data, relax.const(np.where(array < 0, array + extent, array), str(array.dtype)), axis)
+    return relax.op.take(
+        data, relax.const(np.where(array < 0, array + extent, array), str(array.dtype)), axis
+    )
 
 
 def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
@@ -48,7 +52,9 @@ def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax
             bounds.append(importer._nodes[proto.input[position]])
         else:
             bounds.append(None)
-    if not all(b is None or (isinstance(b, tvm.ir.GenericConst) and not np.isnan(b.value.numpy())) for b in bounds):
+    if not all(
+        b is None or (isinstance(b, tvm.ir.GenericConst) and not np.isnan(b.value.numpy())) for b in bounds
+    ):
         return None
     low, high = bounds
     result = data if low is None else relax.op.maximum(data, low)
@@ -57,12 +63,11 @@ def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax
 
 def _expand(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
     """Broadcast to the inferred shape: a target dimension may be smaller than the input's."""
-    shape = node.outputs[0].shape
-    if shape is None or not shape.is_static():
+    target = static_shape(node.outputs[0])
+    if target is None:
         return None
     data = importer._nodes[proto.input[0]]
-    target = [int(dim) for dim in shape]
-    return data if [int(d) for d in data.ty.shape] == target else relax.op.broadcast_to(data, target)
+    return data if tuple(int(dim) for dim in data.ty.shape) == target else relax.op.broadcast_to(data, target)
 
 
 def _batch_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
@@ -74,30 +79,73 @@ def _batch_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir
 def _conv_transpose(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
     """`output_shape`, which TVM ignores, becomes the padding that leads to it (as ONNX defines it)."""
     wanted = node.attributes.get_ints("output_shape", ())
-    if not wanted:
+    data, weight = static_shape(node.inputs[0]), static_shape(node.inputs[1])
+    if not wanted or data is None or weight is None:
         return
-    assert node.inputs[0] is not None and node.inputs[1] is not None
-    assert node.inputs[0].shape is not None and node.inputs[1].shape is not None
-    source = [int(dim) for dim in node.inputs[0].shape][2:]
-    kernel = [int(dim) for dim in node.inputs[1].shape][2:]
+    source, kernel = data[2:], weight[2:]
     rank = len(source)
     strides = node.attributes.get_ints("strides", [1] * rank)
     dilations = node.attributes.get_ints("dilations", [1] * rank)
-    extra = node.attributes.get_ints("output_padding", [0] * rank)
+    extra = list(node.attributes.get_ints("output_padding", [0] * rank))
     upper = node.attributes.get_string("auto_pad", "NOTSET") == "SAME_UPPER"
     begins, ends = [], []
     for i, size in enumerate(wanted[-rank:]):
         total = strides[i] * (source[i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
-        if total < 0:
-            raise ValueError(f"output_shape {list(wanted)} is larger than the node can produce")
+        extra[i] += max(-total, 0)
+        total = max(total, 0)
         begins.append(total // 2 if upper else total - total // 2)
         ends.append(total - begins[-1])
     for name in ("output_shape", "auto_pad"):
         _remove_attribute(proto, name)
+    _set_attribute(proto, "output_padding", extra)
     _set_attribute(proto, "pads", begins + ends)
 
 
-def _set_attribute(proto: NodeProto, name: str, value: float | list[int]) -> None:
+def _pow(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """Base and exponent may differ in type; TVM raises floating point numbers only, and of one type."""
+    base, exponent = (importer._nodes[name] for name in proto.input)
+    types = [str(value.ty.dtype) for value in (base, exponent)]
+    if types[0] == types[1] and types[0].startswith("float"):
+        return None
+    common = types[0] if types[0].startswith("float") else "float64"
+    power = relax.op.power(relax.op.astype(base, common), relax.op.astype(exponent, common))
+    return relax.op.astype(power, types[0])
+
+
+def _resize(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
+    """Sizes instead of scales, for all axes: what `axes` and the aspect ratio mean is inferred already."""
+    target = static_shape(node.outputs[0])
+    if target is None:
+        return
+    sizes = f"{proto.output[0]}_sizes"
+    importer._nodes[sizes] = relax.const(np.array(target), "int64")
+    if node.op_type == "Upsample" or importer.opset < 11:
+        proto.op_type = "Resize"
+        _set_attribute(proto, "coordinate_transformation_mode", "asymmetric")
+        _set_attribute(proto, "nearest_mode", "floor")
+    data = proto.input[0]
+    del proto.input[:]
+    proto.input.extend([data, "", "", sizes])
+    for name in ("axes", "keep_aspect_ratio_policy", "scales"):
+        _remove_attribute(proto, name)
+
+
+def _rms_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """Over more than one axis TVM's operator reads its weight with the wrong rank."""
+    data, scale = (importer._nodes[name] for name in proto.input)
+    rank, dtype = len(data.ty.shape), str(data.ty.dtype)
+    axis = node.attributes.get_int("axis", -1) % rank
+    if axis == rank - 1:
+        return None
+    wide = "float64" if dtype == "float64" else "float32"
+    x = data if dtype == wide else relax.op.astype(data, wide)
+    mean = relax.op.mean(relax.op.multiply(x, x), list(range(axis, rank)), keepdims=True)
+    epsilon = relax.const(node.attributes.get_float("epsilon", 1e-5), wide)
+    normal = relax.op.multiply(x, relax.op.rsqrt(relax.op.add(mean, epsilon)))
+    return relax.op.multiply(normal if dtype == wide else relax.op.astype(normal, dtype), scale)
+
+
+def _set_attribute(proto: NodeProto, name: str, value: float | str | list[int]) -> None:
     _remove_attribute(proto, name)
     proto.attribute.append(onnx.helper.make_attribute(name, value))
 
@@ -114,4 +162,8 @@ CONVERTERS: dict[str, Converter] = {
     "ConvTranspose": _conv_transpose,
     "Expand": _expand,
     "Gather": _gather,
+    "Pow": _pow,
+    "RMSNormalization": _rms_normalization,
+    "Resize": _resize,
+    "Upsample": _resize,
 }

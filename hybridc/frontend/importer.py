@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from hybridc.frontend import codes
 from hybridc.frontend.converters import CONVERTERS
 from hybridc.frontend.names import safe_names
 from hybridc.frontend.restrictions import check_restrictions
+from hybridc.frontend.values import static_shape
 
 FROZEN_ELEMENTS = 64
 """Integers up to this many become constants: operators need shapes, axes and pads at compile time."""
@@ -51,7 +52,9 @@ def check_operators(graph: ir.Graph, name: str) -> None:
         if node.op_type not in supported:
             missing.setdefault(node.op_type, []).append(f"{node.name!r}")
     if missing:
-        where = "; ".join(f"{op}: {', '.join(nodes[:3])}{', ...' * (len(nodes) > 3)}" for op, nodes in missing.items())
+        where = "; ".join(
+            f"{op}: {', '.join(nodes[:3])}{', ...' * (len(nodes) > 3)}" for op, nodes in missing.items()
+        )
         raise ModelError(
             codes.MISSING_OPERATOR,
             f"hybridc cannot import the operators {', '.join(missing)}",
@@ -85,27 +88,29 @@ class _GraphImporter:
         self.markers: list[tuple[relax.Var, str]] = []
 
     def run(self) -> Emitted:
-        inputs = [self._variable(value, value.shape) for value in self.graph.inputs]
+        inputs = [self._variable(value, static_shape(value)) for value in self.graph.inputs]
         self._bind_initializers()
         weights = {identifier: entry for identifier, entry in self.tvm._params.items()}
         bb = self.tvm.bb
         parameters = [*inputs, *(variable for variable, _ in weights.values())]
         with _quiet(), bb.function("main", params=parameters):
             with bb.dataflow():
-                for node in self.graph:
-                    self._emit(node)
-                outputs = [self.tvm._nodes[self.identifiers[value.name]] for value in self.graph.outputs]
+                failure = self._emit_all()
+                names = [] if failure else [self.identifiers[v.name or ""] for v in self.graph.outputs]
+                outputs = [self.tvm._nodes[name] for name in names]
                 result = bb.emit_output(relax.Tuple([o for o in outputs if isinstance(o, relax.Var)]))
             bb.emit_func_output(result)
+        if failure:
+            raise failure from failure.__cause__
         module = bb.get()
         bindings = module["main"].body.blocks[0].bindings
         return Emitted(module, tuple(self._with_origins(bindings)), tuple(inputs), tuple(outputs), weights)
 
-    def _variable(self, value: ir.Value, shape: Iterable[int | ir.SymbolicDim] | None) -> relax.Var:
+    def _variable(self, value: ir.Value, shape: tuple[int, ...] | None) -> relax.Var:
         """A parameter with the value's type."""
         assert shape is not None and value.dtype is not None
         identifier = self.identifiers[value.name or ""]
-        variable = relax.Var(identifier, relax.TensorType([int(dim) for dim in shape], str(value.dtype.numpy())))
+        variable = relax.Var(identifier, relax.TensorType(shape, str(value.dtype.numpy())))
         self.tvm._nodes[identifier] = variable
         return variable
 
@@ -122,27 +127,39 @@ class _GraphImporter:
             else:
                 self.tvm._params[identifier] = (self._variable(value, array.shape), array)
 
+    def _emit_all(self) -> ModelError | None:
+        """Import every node. A failure is returned: raised here, it would leave the builder's blocks open."""
+        for node in self.graph:
+            try:
+                self._emit(node)
+            except (
+                Exception
+            ) as error:  # TVM's converters raise anything, InternalError and KeyError among them
+                failure = self._failure(node, error)
+                failure.__cause__ = error
+                return failure
+        return None
+
     def _emit(self, node: ir.Node) -> None:
         """Import one node and bind each of its outputs to a variable."""
         proto = self._renamed(node)
-        try:
-            converter = CONVERTERS.get(node.op_type)
-            result = converter(self.tvm, proto, node) if converter else None
-            if result is not None:
-                self.tvm._nodes[proto.output[0]] = self.tvm.bb.normalize(result)
-            else:
-                self.tvm._construct_nodes(onnx.GraphProto(node=[proto]))
-            for output in filter(None, proto.output):
-                self._bind(output)
-        except Exception as error:  # TVM's converters raise anything, InternalError and KeyError among them
-            raise self._failure(node, error) from error
+        converter = CONVERTERS.get(node.op_type)
+        result = converter(self.tvm, proto, node) if converter else None
+        if result is not None:
+            self.tvm._nodes[proto.output[0]] = self.tvm.bb.normalize(result)
+        else:
+            self.tvm._construct_nodes(onnx.GraphProto(node=[proto]))
+        for output in filter(None, proto.output):
+            self._bind(output)
         marker = self.tvm.bb.emit(relax.Tuple([]), name_hint="_end")
         self.markers.append((marker, self._origin(node)))
 
     def _bind(self, output: str) -> None:
         """Converters return nested expressions; a variable keeps users from emitting them again."""
         value = self.tvm._nodes[output]
-        if not isinstance(value, (relax.Var, tvm.ir.GenericConst, relax.ShapeExpr)) and isinstance(value, relax.Expr):
+        if not isinstance(value, (relax.Var, tvm.ir.GenericConst, relax.ShapeExpr)) and isinstance(
+            value, relax.Expr
+        ):
             self.tvm._nodes[output] = self.tvm.bb.emit(value, name_hint=output)
 
     def _renamed(self, node: ir.Node) -> onnx.NodeProto:
@@ -188,7 +205,9 @@ def _is_scalar_operand(value: ir.Value) -> bool:
 
     def harmless(node: ir.Node) -> bool:
         others = [v for v in node.inputs if v is not value and v is not None]
-        return node.op_type in _BROADCASTING and any(v.shape is not None and len(v.shape) >= rank for v in others)
+        return node.op_type in _BROADCASTING and any(
+            v.shape is not None and len(v.shape) >= rank for v in others
+        )
 
     return not value.is_graph_output() and all(harmless(node) for node, _ in value.uses())
 

@@ -48,7 +48,7 @@ def _read(path: Path) -> bytes:
                 codes.UNREADABLE,
                 f"the file has {size_bytes} bytes, and an ONNX file can have at most {MAX_MODEL_BYTES}",
                 where=str(path),
-                remedy="save its weights as external data: onnx.save(model, path, save_as_external_data=True)",
+                remedy="save its weights beside it: onnx.save(..., save_as_external_data=True)",
             )
         return path.read_bytes()
     except (OSError, ValueError) as error:

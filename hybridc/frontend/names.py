@@ -8,22 +8,20 @@ from collections.abc import Iterable
 MAX_NAME_LENGTH = 64
 
 # C++, CUDA and the few macros that generated sources see; Python's, because TVMScript is printed.
-_RESERVED = frozenset(
-    """
-    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class
-    co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype
-    default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline
-    int int16_t int32_t int64_t int8_t long mutable namespace new noexcept not not_eq nullptr operator or or_eq
-    private protected public register reinterpret_cast requires restrict return short signed size_t sizeof static
-    static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename
-    uint16_t uint32_t uint64_t uint8_t union unsigned using virtual void volatile wchar_t while xor xor_eq
-    half half2 float2 float4 int2 int4 dim3 uint3 blockIdx blockDim threadIdx gridDim warpSize main NULL NAN
-    INFINITY EOF stdin stdout stderr errno
-    False None True as assert async await def del elif except finally from global import in is lambda nonlocal
-    pass raise with yield
-    I P R T
-    """.split()
-)
+_WORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t
+    class co_await co_return co_yield compl concept const const_cast consteval constexpr constinit
+    continue decltype default delete do double dynamic_cast else enum explicit export extern false float
+    for friend goto if inline int int16_t int32_t int64_t int8_t long mutable namespace new noexcept not
+    not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires restrict
+    return short signed size_t sizeof static static_assert static_cast struct switch template this
+    thread_local throw true try typedef typeid typename uint16_t uint32_t uint64_t uint8_t union unsigned
+    using virtual void volatile wchar_t while xor xor_eq half half2 float2 float4 int2 int4 dim3 uint3
+    blockIdx blockDim threadIdx gridDim warpSize main NULL NAN INFINITY EOF stdin stdout stderr errno
+    False None True as assert async await def del elif except finally from global import in is lambda
+    nonlocal pass raise with yield I P R T
+"""
+_RESERVED = frozenset(_WORDS.split())
 
 
 def safe_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:

@@ -13,6 +13,7 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.importer import Emitted
 from hybridc.frontend.names import safe_names
+from hybridc.frontend.shape_folding import fold_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +60,19 @@ class _Normalizer:
         for binding, origin in self.emitted.bindings:
             if isinstance(binding, relax.MatchCast):
                 raise self._data_dependent(origin)
-            value = self._substitute(binding.value)
+            value = fold_shape(self._substitute(binding.value))
             if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
                 value = value.tuple_value.fields[value.index]
-            if isinstance(value, (relax.Var, relax.Tuple, tvm.ir.GenericConst)):
+            if isinstance(value, (relax.Var, relax.Tuple, relax.ShapeExpr, tvm.ir.GenericConst)):
                 self.resolved[binding.var] = value
             else:
                 kept.append((binding.var, value, origin))
         return kept
 
     def _substitute(self, value: relax.Expr) -> relax.Expr:
-        """The value with aliases followed and tensor constants replaced by parameters."""
+        """The value with aliases followed."""
         if isinstance(value, relax.Var):
             return self.resolved.get(value, value)
-        if isinstance(value, tvm.ir.GenericConst):
-            return value if value.value.ndim == 0 else self._hoist(value)
         if isinstance(value, relax.Tuple):
             return relax.Tuple([self._substitute(field) for field in value.fields])
         if isinstance(value, relax.TupleGetItem):
@@ -82,11 +81,23 @@ class _Normalizer:
             return _call(value, [self._substitute(arg) for arg in value.args])
         return value
 
+    def _hoist_constants(self, value: relax.Expr) -> relax.Expr:
+        """The value with tensor constants replaced by parameters: constants cannot be planned."""
+        if isinstance(value, tvm.ir.GenericConst):
+            return value if value.value.ndim == 0 else self._hoist(value)
+        if isinstance(value, relax.Tuple):
+            return relax.Tuple([self._hoist_constants(field) for field in value.fields])
+        if isinstance(value, tvm.ir.Call):
+            return _call(value, [self._hoist_constants(arg) for arg in value.args])
+        return value
+
     def _hoist(self, constant: tvm.ir.GenericConst) -> relax.Var:
-        """A weight parameter in place of a constant: constants cannot be planned."""
+        """The weight parameter that stands for a constant."""
         if constant not in self.hoisted:
             array = constant.value.numpy()
-            name = safe_names(["constant"] if "constant" not in self.taken else [f"constant_{len(self.taken)}"], self.taken)
+            name = safe_names(
+                ["constant"] if "constant" not in self.taken else [f"constant_{len(self.taken)}"], self.taken
+            )
             identifier = next(iter(name.values()))
             self.taken.add(identifier)
             variable = relax.Var(identifier, relax.TensorType(array.shape, str(array.dtype)))
@@ -108,14 +119,15 @@ class _Normalizer:
         """Bindings with distinct safe names; only outputs are visible outside the dataflow block."""
         visible = set(outputs)
         self.resolved = {}
-        bindings, origins = [], {}
+        bindings: list[relax.VarBinding] = []
+        origins: dict[str, tuple[str, ...]] = {}
         names = _distinct([variable.name for variable, _, _ in kept], self.taken)
         for (variable, value, origin), identifier in zip(kept, names, strict=True):
             if not _is_static(variable.ty):
                 raise self._data_dependent(origin)
             make = relax.Var if variable in visible else relax.DataflowVar
             fresh = make(identifier, variable.ty)
-            bindings.append(relax.VarBinding(fresh, self._substitute(value)))
+            bindings.append(relax.VarBinding(fresh, self._hoist_constants(self._substitute(value))))
             origins[identifier] = (origin,)
             self.resolved[variable] = fresh
         return bindings, origins, self.resolved

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.values import constant_array, static_shape
 
 
 def check_restrictions(graph: ir.Graph, name: str) -> None:
@@ -26,17 +27,24 @@ def check_restrictions(graph: ir.Graph, name: str) -> None:
 
 
 def _resize(node: ir.Node) -> str | None:
-    mode = _text(node, "mode", "nearest")
+    """The importer computes positions from the sizes: scales must be exactly their ratio."""
     if node.attributes.get_int("antialias", 0):
         return "with antialias is not supported"
-    if _text(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        return "with tf_crop_and_resize is not supported"
-    source, target = _shape(node.inputs[0]), _shape(node.outputs[0])
-    if mode not in ("linear", "cubic"):
-        return None
+    coordinates = _text(node, "coordinate_transformation_mode", "half_pixel")
+    if coordinates in ("tf_crop_and_resize", "half_pixel_symmetric"):
+        return f"with {coordinates} is not supported"
+    source, target = static_shape(node.inputs[0]), static_shape(node.outputs[0])
     if source is None or target is None:
         return "needs static shapes"
-    if any(new < old and old % new for old, new in zip(source, target, strict=True)):
+    scales = constant_array(node.inputs[-1]) if len(node.inputs) < 4 else None
+    if scales is not None and scales.size:
+        axes = node.attributes.get_ints("axes", range(len(source)))
+        if any(float(s) * source[axis] != target[axis] for s, axis in zip(scales, axes, strict=True)):
+            return "with scales that do not give whole sizes is not supported"
+    if coordinates == "align_corners" and any(n == 1 != o for o, n in zip(source, target, strict=True)):
+        return "to one pixel with align_corners is not supported"
+    mode = _text(node, "mode", "nearest")
+    if mode != "nearest" and any(n < o and o % n for o, n in zip(source, target, strict=True)):
         return f"({mode}) shrinks by a factor that is no integer"
     return None
 
@@ -51,7 +59,7 @@ def _is_inf(node: ir.Node) -> str | None:
 
 
 def _mod(node: ir.Node) -> str | None:
-    divisor = _constant(node.inputs[1])
+    divisor = constant_array(node.inputs[1])
     if not node.attributes.get_int("fmod", 0):
         return None
     if divisor is None or not np.isfinite(divisor).all():
@@ -59,13 +67,19 @@ def _mod(node: ir.Node) -> str | None:
     return None
 
 
+def _roi_align(node: ir.Node) -> str | None:
+    return "with mode max is not supported" if _text(node, "mode", "avg") == "max" else None
+
+
 def _reduce_extremum(node: ir.Node) -> str | None:
-    shape = _shape(node.inputs[0])
+    if node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.BOOL:
+        return "of booleans is not supported"
+    shape = static_shape(node.inputs[0])
     return "of an empty tensor is not supported" if shape is not None and 0 in shape else None
 
 
 def _gather(node: ir.Node) -> str | None:
-    indices, shape = _constant(node.inputs[1]), _shape(node.inputs[0])
+    indices, shape = constant_array(node.inputs[1]), static_shape(node.inputs[0])
     if indices is None or shape is None or not indices.size:
         return None
     extent = shape[node.attributes.get_int("axis", 0)]
@@ -76,7 +90,7 @@ def _gather(node: ir.Node) -> str | None:
 
 def _non_max_suppression(node: ir.Node) -> str | None:
     parameters = [value for value in node.inputs[2:] if value is not None]
-    return None if all(_constant(p) is not None for p in parameters) else "needs constant parameters"
+    return None if all(constant_array(p) is not None for p in parameters) else "needs constant parameters"
 
 
 def _dropout(node: ir.Node) -> str | None:
@@ -98,6 +112,8 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "ReduceMax": _reduce_extremum,
     "ReduceMin": _reduce_extremum,
     "Resize": _resize,
+    "RoiAlign": _roi_align,
+    "Upsample": _resize,
 }
 
 
@@ -107,13 +123,3 @@ def _uses_output(node: ir.Node, first: int) -> bool:
 
 def _text(node: ir.Node, attribute: str, default: str) -> str:
     return node.attributes.get_string(attribute, default) or default
-
-
-def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    if value is None or value.shape is None or not value.shape.is_static():
-        return None
-    return tuple(int(dim) for dim in value.shape)
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    return None if value is None or value.const_value is None else value.const_value.numpy()

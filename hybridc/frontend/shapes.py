@@ -42,7 +42,11 @@ def _check_names(
             raise _contradiction(f"there is no input {given!r}", name, f"inputs are {', '.join(input_names)}")
     for given in dims:
         if given not in dim_names:
-            listed = f"its named dimensions are {', '.join(dim_names)}" if dim_names else "it has no named dimension"
+            listed = (
+                f"its named dimensions are {', '.join(dim_names)}"
+                if dim_names
+                else "it has no named dimension"
+            )
             raise _contradiction(f"there is no dimension {given!r} in any input", name, listed)
     for given, sizes in (*shapes.items(), *((d, (size,)) for d, size in dims.items())):
         if any(size < 1 for size in sizes):
@@ -81,10 +85,14 @@ def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int]) -> N
     for dim in tensor.shape.dim:
         if dim.dim_param in known:
             dim.dim_value = known[dim.dim_param]
-    unnamed = not tensor.HasField("shape") or any(d.dim_value < 1 and not d.dim_param for d in tensor.shape.dim)
+    unnamed = not tensor.HasField("shape") or any(
+        d.dim_value < 1 and not d.dim_param for d in tensor.shape.dim
+    )
     unknown = list(dict.fromkeys(d.dim_param for d in tensor.shape.dim if d.dim_param and d.dim_value < 1))
     if unknown or unnamed:
-        example = "x".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim) or "1x3x224x224"
+        example = (
+            "x".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim) or "1x3x224x224"
+        )
         by_dim = " or " + " ".join(f"--dim {d}=1" for d in unknown) if unknown and not unnamed else ""
         raise ModelError(
             codes.UNKNOWN_DIMENSION,

@@ -13,12 +13,14 @@ from onnxscript.optimizer import _constant_folding as folding
 
 from hybridc.errors import HybridcError, ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 
 FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
 MAX_GENERATED_BYTES = 4 << 30
 """Of all arrays that ConstantOfShape nodes make: a few bytes of a file can ask for any size."""
 
+MAX_RANK = 16
 # Folded whatever their size if the weight has no other use: the result replaces it.
 _REARRANGING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
@@ -39,7 +41,9 @@ def simplify(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model
         cause = error.__cause__ or error
         raise ModelError(
             codes.SIMPLIFY_FAILED,
-            f"cannot simplify the model: {error}: {cause}" if cause is not error else f"cannot simplify the model: {error}",
+            f"cannot simplify the model: {error}: {cause}"
+            if cause is not error
+            else f"cannot simplify the model: {error}",
             where=name,
             remedy="export the network again with static shapes",
         ) from error
@@ -52,8 +56,7 @@ def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Mode
         ir.external_data.set_base_dir(graph, folder)
     _drop_initializer_inputs(graph)
     common.InlinePass()(model)
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    _make_constant_arrays(graph, name)
+    _make_initializers(graph, name)
     _drop_no_ops(graph)
     fold = folding.FoldConstantsPass(
         shape_inference=True,
@@ -64,8 +67,7 @@ def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Mode
     # A second round sees the shapes that the first one made known.
     for _ in range(2):
         fold(model)
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        _make_constant_arrays(graph, name)
+        _make_initializers(graph, name)
         _drop_no_ops(graph)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     common.RemoveUnusedNodesPass()(model)
@@ -80,32 +82,40 @@ def _drop_initializer_inputs(graph: ir.Graph) -> None:
     graph.inputs.extend(kept)
 
 
-def _make_constant_arrays(graph: ir.Graph, name: str) -> None:
-    """ConstantOfShape with a known shape becomes an initializer that needs no memory: strides are zero."""
+def _make_initializers(graph: ir.Graph, name: str) -> None:
+    """Constant and ConstantOfShape nodes become initializers, the latter without memory: strides are zero."""
     total_bytes = 0
     for node in list(graph):
-        shape_tensor = node.inputs[0].const_value if node.op_type == "ConstantOfShape" and node.inputs[0] else None
-        if shape_tensor is None or shape_tensor.size > 16:
-            continue
-        shape = tuple(int(dim) for dim in shape_tensor.numpy())
-        fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else np.zeros(1, "float32")
-        total_bytes += math.prod(shape) * fill.itemsize
-        if total_bytes > MAX_GENERATED_BYTES or min(shape, default=0) < 0:
-            raise ModelError(
-                codes.TOO_LARGE,
-                f"a constant of shape {list(shape)} is asked for; all such constants may have "
-                f"{MAX_GENERATED_BYTES >> 30} GiB",
-                where=f"{name}: node {node.name!r} (ConstantOfShape)",
-                remedy="store weights in the model",
-            )
-        array = np.broadcast_to(fill.reshape(()), shape)
-        _replace_by_array(graph, node, array)
+        if node.op_type == "Constant":
+            constant = ir.convenience.get_const_tensor(node.outputs[0])
+            if constant is not None:
+                _replace_by_array(graph, node, constant.numpy())
+        elif node.op_type == "ConstantOfShape":
+            dims = constant_array(node.inputs[0])
+            if dims is None or dims.size > MAX_RANK:
+                continue
+            fill = constant_attribute(node, "value", np.zeros(1, np.float32))
+            total_bytes += math.prod(int(dim) for dim in dims) * fill.itemsize
+            if total_bytes > MAX_GENERATED_BYTES or (dims < 0).any():
+                raise _too_large(dims, node, name)
+            _replace_by_array(graph, node, np.broadcast_to(fill.reshape(()), tuple(dims)))
+
+
+def _too_large(dims: np.ndarray, node: ir.Node, name: str) -> ModelError:
+    return ModelError(
+        codes.TOO_LARGE,
+        f"a constant of shape {dims.tolist()} is asked for, and all together may have {MAX_GENERATED_BYTES} bytes",
+        where=f"{name}: node {node.name!r} (ConstantOfShape)",
+        remedy="store weights in the model",
+    )
 
 
 def _replace_by_array(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:
     value = node.outputs[0]
     tensor = ir.Tensor(array, name=value.name)
-    constant = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    constant = ir.Value(
+        name=value.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+    )
     ir.convenience.replace_all_uses_with(value, constant, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     graph.register_initializer(constant)
@@ -126,7 +136,9 @@ def _is_no_op(node: ir.Node) -> bool:
     if node.op_type == "Dropout":
         mask_used = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
         training = node.inputs[2] if len(node.inputs) > 2 else None
-        off = training is None or (training.const_value is not None and not training.const_value.numpy().any())
+        off = training is None or (
+            training.const_value is not None and not training.const_value.numpy().any()
+        )
         return off and not mask_used
     return node.op_type == "Identity"
 
@@ -149,9 +161,6 @@ def _should_fold(node: ir.Node) -> bool | None:
 
 def _known_elements(node: ir.Node) -> int | None:
     """Elements of all outputs, None if a shape is not known or one of them is no tensor."""
-    total = 0
-    for output in node.outputs:
-        if output.shape is None or not output.shape.is_static():
-            return None
-        total += math.prod(int(dim) for dim in output.shape)
-    return total
+    shapes = [static_shape(output) for output in node.outputs]
+    known = [shape for shape in shapes if shape is not None]
+    return sum(math.prod(shape) for shape in known) if len(known) == len(shapes) else None

@@ -18,7 +18,7 @@ from hybridc.frontend.load import Loaded
 MAX_TENSOR_BYTES = 1 << 40
 
 # Elements that one entry of a typed field holds; complex numbers and strings are refused before.
-_FIELD_OF = {
+_FIELD_OF: dict[int, str] = {
     TensorProto.FLOAT: "float_data",
     TensorProto.DOUBLE: "double_data",
     TensorProto.INT64: "int64_data",
@@ -48,7 +48,10 @@ def check_tensors(loaded: Loaded) -> None:
 def _initializers(graph: GraphProto, name: str) -> Iterable[TensorProto]:
     if graph.sparse_initializer:
         raise ModelError(
-            codes.UNSUPPORTED_TYPE, "sparse initializers are not supported", where=name, remedy="make them dense"
+            codes.UNSUPPORTED_TYPE,
+            "sparse initializers are not supported",
+            where=name,
+            remedy="make them dense",
         )
     return graph.initializer
 
@@ -119,7 +122,9 @@ def _check_typed_data(tensor: TensorProto, where: str) -> None:
     if any(length for name, length in lengths.items() if name != field):
         raise _malformed(f"values of type {ir.DataType(tensor.data_type).name} belong into {field}", where)
     if lengths[field] != expected:
-        raise _malformed(f"its shape {list(tensor.dims)} needs {expected} values, but it has {lengths[field]}", where)
+        raise _malformed(
+            f"its shape {list(tensor.dims)} needs {expected} values, but it has {lengths[field]}", where
+        )
 
 
 def _check_external(tensor: TensorProto, size_bytes: int, where: str, folder: Path | None) -> None:

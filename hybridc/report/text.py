@@ -111,9 +111,15 @@ def _memory_cells(row: DeviceRow) -> tuple[str, ...]:
 def _closing(report: Report) -> list[str]:
     lines = []
     if report.all_gpu_peak_bytes is not None and any(row.device is Device.GPU for row in report.devices):
+        smallest = report.smallest_budget_bytes
         line = f"Entirely on the GPU the model needs {format_bytes(report.all_gpu_peak_bytes)}"
-        if report.smallest_budget_bytes is not None:
-            line += f"; the smallest budget that works is {format_budget(report.smallest_budget_bytes)}"
+        if smallest is not None:
+            works = (
+                f"the smallest budget that works is {format_budget(smallest)}"
+                if smallest
+                else "any budget works"
+            )
+            line += f"; {works}"
         lines.append(line + ".")
     busy = ", ".join(f"{_LANE_NAMES[row.lane]} {format_us(row.busy_us)}" for row in report.lanes)
     lines += [f"Predicted run: {format_us(report.makespan_us)}.", f"Busy: {busy or 'nothing'}."]

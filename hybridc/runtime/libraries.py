@@ -55,9 +55,9 @@ def limit_threads(count: int) -> None:
 
 
 def check_threads(count: int) -> int:
-    """Refuse an impossible number of threads. Raises UsageError HC502."""
+    """Refuse an impossible number of threads. Raises UsageError HC557."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise UsageError("HC502", f"threads must be a positive number, not {count!r}")
+        raise UsageError("HC557", f"threads must be a positive number, not {count!r}")
     return count
 
 

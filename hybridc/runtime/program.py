@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ class Program:
 
     What it holds is freed by `close`, or when it is collected. Not safe for several threads at once.
     Raises DeviceError HC402 without the GPU that the artifact needs, HC405 if the GPU has too little free
-    memory; ArtifactError HC307 if the library cannot be loaded.
+    memory, HC407 if it fails; ArtifactError HC307 if the library cannot be loaded.
     """
 
     def __init__(self, artifact: Artifact, threads: int) -> None:
@@ -44,9 +46,14 @@ class Program:
         load_runtime(cuda=artifact.needs_gpu)
         _offer_kernels_to_emulator(artifact)
         self._library = _load_library(artifact.library)
-        gpu_bytes = artifact.plan.arena_bytes(Device.GPU)
         if artifact.needs_gpu:
-            self._check_gpu(gpu_bytes)
+            self._check_gpu(artifact.plan.arena_bytes(Device.GPU))
+        with _device_errors():
+            self._prepare(artifact)
+
+    def _prepare(self, artifact: Artifact) -> None:
+        """Allocate the arenas, upload the GPU's weights, open the lanes, start the VM."""
+        gpu_bytes = artifact.plan.arena_bytes(Device.GPU)
         self._gpu_arena = self._helper("device_arena")(_GPU_INDEX, gpu_bytes) if gpu_bytes else None
         host_bytes = max(artifact.plan.arena_bytes(Device.CPU), 1)
         self._host_arena = self._helper("host_arena")(host_bytes, artifact.needs_gpu)
@@ -70,13 +77,14 @@ class Program:
         return np.from_dlpack(self._weights)[weight.offset_bytes : weight.offset_bytes + weight.size_bytes]
 
     def run(self) -> None:
-        """Run the plan's steps; on return every lane is idle."""
+        """Run the plan's steps; on return every lane is idle. Raises DeviceError HC407 if the GPU fails."""
         limit_threads(self._threads)
-        self._helper("enter_lanes")(self._lanes)
-        try:
-            self._main(*self._arguments)
-        finally:
-            self._helper("leave_lanes")(self._lanes)
+        with _device_errors():
+            self._helper("enter_lanes")(self._lanes)
+            try:
+                self._main(*self._arguments)
+            finally:
+                self._helper("leave_lanes")(self._lanes)
 
     def allocated(self) -> Allocated:
         """Sizes of the allocations behind the arenas, and of the mapped weights file."""
@@ -115,6 +123,17 @@ class Program:
         machine = self._library.get_function("vm_load_executable")()
         machine.get_function("vm_initialization")(_CPU, 0, _NAIVE)
         return machine.get_function("main")
+
+
+@contextmanager
+def _device_errors() -> Iterator[None]:
+    """TVM and the helper report what CUDA refuses as RuntimeError, with CUDA's name of it at the end."""
+    try:
+        yield
+    except RuntimeError as error:
+        what = f"the device failed: {str(error).strip().splitlines()[-1]}"
+        remedy = "see whether the GPU is in order and has free memory; if so, this is a fault of hybridc"
+        raise DeviceError("HC407", what, remedy=remedy) from error
 
 
 def _offer_kernels_to_emulator(artifact: Artifact) -> None:

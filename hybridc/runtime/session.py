@@ -18,13 +18,8 @@ from hybridc.passes.verify import verify
 from hybridc.runtime.libraries import available_threads, check_threads
 from hybridc.runtime.program import Program
 
-_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "float16",
-    "bfloat16": "bfloat16",
-    "bool": "bool",
-}
+_TYPES = {"float32": "float", "float64": "double"}
+"""What onnxruntime calls differently than numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +81,8 @@ class Session:
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Compute outputs, in the order asked for; None asks for all of them.
 
-        Raises UsageError: HC511 unknown input, HC512 missing input, HC513 wrong dtype, HC514 wrong shape,
-        HC515 unknown output, HC516 closed session.
+        Raises UsageError: HC551 unknown input, HC552 missing input, HC553 wrong dtype, HC554 wrong shape,
+        HC555 unknown output, HC556 closed session.
         """
         outputs = self._requested(output_names)
         arrays = self._checked(feeds)
@@ -137,7 +132,7 @@ class Session:
 
     def _open_program(self) -> Program:
         if self._program is None:
-            raise UsageError("HC516", "the session is closed", where=str(self._artifact.path))
+            raise UsageError("HC556", "the session is closed", where=str(self._artifact.path))
         return self._program
 
     def _requested(self, names: Sequence[str] | None) -> list[Port]:
@@ -146,7 +141,7 @@ class Session:
             return list(self._artifact.manifest.outputs)
         for name in names:
             if name not in ports:
-                raise UsageError("HC515", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
+                raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
         return [ports[name] for name in names]
 
     def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -154,10 +149,10 @@ class Session:
         ports = {port.name: port for port in self._artifact.manifest.inputs}
         for name in feeds:
             if name not in ports:
-                raise UsageError("HC511", f"unknown input {name!r}", remedy=f"inputs are {_list(ports)}")
+                raise UsageError("HC551", f"unknown input {name!r}", remedy=f"inputs are {_list(ports)}")
         for name, port in ports.items():
             if name not in feeds:
-                raise UsageError("HC512", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
+                raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
         return {ports[name].tensor: _checked_feed(ports[name], array) for name, array in feeds.items()}
 
     def _output(
@@ -175,7 +170,7 @@ class Session:
 
 
 def _host_places(artifact: Artifact) -> dict[tuple[str, bool], slice]:
-    """Bytes of the host's arena that hold a tensor before the first step (True) and after the last (False)."""
+    """Where in the host's arena a tensor is before the first step (True) and after the last (False)."""
     end = len(artifact.plan.steps)
     buffers = [b for b in artifact.plan.buffers if b.device is Device.CPU and b.kind is BufferKind.TENSOR]
 
@@ -190,10 +185,10 @@ def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
     array = np.asarray(feed)
     if array.dtype.name != port.dtype:
         what = f"input {port.name!r} has dtype {array.dtype.name}"
-        raise UsageError("HC513", what, remedy=f"feed {_type(port)}")
+        raise UsageError("HC553", what, remedy=f"feed {_type(port)}")
     if array.shape != port.shape:
         raise UsageError(
-            "HC514", f"input {port.name!r} has shape {list(array.shape)}", remedy=f"feed {_type(port)}"
+            "HC554", f"input {port.name!r} has shape {list(array.shape)}", remedy=f"feed {_type(port)}"
         )
     return array
 

@@ -69,11 +69,12 @@ def matmul(request: Request) -> Scheduled | None:
 
 def _read_product(contraction: Contraction) -> _Product | None:
     anchor = contraction.anchor
-    if len(anchor.reduce) != 1 or not anchor.spatial or len(contraction.nest.blocks[0].reduce) == 0:
+    factors = [contraction.nest.inlined(load) for load in (contraction.left, contraction.right)]
+    if len(anchor.reduce) != 1 or not anchor.spatial or not all(isinstance(f, ir.TensorLoad) for f in factors):
         return None
     (k,) = anchor.reduce
     column = anchor.spatial[-1]
-    for left, right in ((contraction.left, contraction.right), (contraction.right, contraction.left)):
+    for left, right in (factors, factors[::-1]):
         in_left = [any(uses(i, v) for i in left.indices) for v in anchor.spatial]
         in_right = [any(uses(i, v) for i in right.indices) for v in anchor.spatial]
         direct = any(i.same_as(column) for i in right.indices[-2:]) and any(i.same_as(k) for i in right.indices[-2:])

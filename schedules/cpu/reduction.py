@@ -121,7 +121,7 @@ def _vectorize_row(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
         return
     if not block.name_hint.endswith("_rf"):
         return
-    print(kinds, [int(schedule.get(l).extent) for l in loops]); lane = loops[-1]; reduce=loops[-2]
+    lane, reduce = loops[0], loops[-1]
     schedule.reorder(reduce, lane)
     schedule.vectorize(lane)
     initial = schedule.decompose_reduction(rv, reduce)
@@ -185,9 +185,10 @@ def _schedule_plane(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
     schedule.reorder(*tasks, *reduce, vector)
     if tasks and iterations >= PARALLEL_ELEMENTS:
         schedule.parallel(schedule.fuse(*tasks))
-    initial = schedule.decompose_reduction(rv, reduce[0])
     if vectorizes:
         schedule.vectorize(vector)
+    initial = schedule.decompose_reduction(rv, reduce[0])
+    if vectorizes:
         schedule.vectorize(schedule.get_loops(initial)[-1])
 
 

@@ -1,4 +1,4 @@
-"""Convolutions of any rank with padding and epilogue: implicit GEMM, or directly where channels do not mix."""
+"""Convolutions of any rank with their epilogue: implicit GEMM, or direct where channels do not mix."""
 
 from __future__ import annotations
 

@@ -1,20 +1,69 @@
-"""Whatever no other rule takes: right for every function that has no call to the host."""
+"""Whatever no other rule takes: right for every function that makes no call to the host."""
 
 from __future__ import annotations
 
-from tvm import s_tir
+from tvm import s_tir, tirx
+from tvm.ir import Range
 
-from hybridc.schedules.cuda.launch import cuda_target, finish
+from hybridc.schedules.cuda.launch import BLOCK_THREADS, cuda_target, finish, finish_function
 from hybridc.schedules.cuda.loops import inline_all, launch_alone
 from hybridc.schedules.registry import Request, Scheduled
 
 
 def fallback(request: Request) -> Scheduled | None:
-    """Accepts everything: a launch for each block, with results between launches in the workspace."""
+    """Accepts everything: a launch for each block, with results between launches in the workspace.
+
+    A body that is not made of blocks (scatter) gets a launch for each of its loops instead: a thread
+    for each iteration of a loop that is marked parallel, one thread for any other.
+    """
+    target = cuda_target(request.target)
     schedule = s_tir.Schedule(request.function)
     blocks = inline_all(schedule)
-    if not blocks:
+    if blocks:
+        for info in blocks:
+            launch_alone(schedule, info)
+        return finish(schedule, "fallback", target)
+    if not isinstance(request.function.body, s_tir.SBlockRealize):
         return None
-    for info in blocks:
-        launch_alone(schedule, info)
-    return finish(schedule, "fallback", cuda_target(request.target))
+    return finish_function(_launch_loops(request.function), "fallback", target)
+
+
+def _launch_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function whose body is plain statements, each of them a launch."""
+    block = function.body.block
+    launches = [_launch(statement) for statement in _statements(block.body)]
+    body = launches[0] if len(launches) == 1 else tirx.SeqStmt(launches)
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=block.alloc_buffers)
+    realize = s_tir.SBlockRealize([], True, root)
+    return tirx.PrimFunc(function.params, realize, function.ret_type, function.attrs, function.span)
+
+
+def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
+    """The loops of a sequence; the sequence as one if anything in it is not a loop."""
+    while isinstance(body, tirx.AttrStmt) and body.attr_key == "pragma_scope":
+        body = body.body
+    if isinstance(body, tirx.SeqStmt) and all(isinstance(s, tirx.For) for s in body):
+        return list(body)
+    return [body]
+
+
+def _launch(statement: tirx.Stmt) -> tirx.Stmt:
+    """Iterations of a parallel loop over threads, in blocks of `BLOCK_THREADS`; else one thread."""
+    if isinstance(statement, tirx.For) and statement.kind == tirx.ForKind.PARALLEL:
+        iterations, threads = int(statement.extent), BLOCK_THREADS
+    else:
+        iterations, threads = 1, 1
+    block, thread = tirx.Var("bx", "int64"), tirx.Var("tx", "int64")
+    position = block * threads + thread
+    if iterations > 1:
+        one = tirx.For(statement.loop_var, statement.min + position, 1, tirx.ForKind.SERIAL, statement.body)
+        statement = tirx.IfThenElse(position < iterations, one, None)
+    return _bind(
+        block, "blockIdx.x", -(-iterations // threads), _bind(thread, "threadIdx.x", threads, statement)
+    )
+
+
+def _bind(var: tirx.Var, tag: str, extent: int, body: tirx.Stmt) -> tirx.For:
+    zero, threads = tirx.const(0, "int64"), tirx.const(extent, "int64")
+    index = tirx.IterVar(Range(zero, threads), tirx.Var(tag, "int64"), tirx.IterVar.ThreadIndex, tag)
+    return tirx.For(var, zero, threads, tirx.ForKind.THREAD_BINDING, body, index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.transform import Sequential
 from tvm.s_tir.analysis import verify_gpu_code
@@ -17,6 +18,7 @@ MAX_THREADS = 1024
 """Threads of a block, the limit of every CUDA GPU."""
 MAX_SHARED_BYTES = 48 << 10
 """Shared memory a block may take on every CUDA GPU without asking for more."""
+MAX_GRID_YZ = 65535
 WARP = 32
 BLOCK_THREADS = 256
 """Threads of a block where no data is shared: enough blocks for every multiprocessor, full occupancy."""
@@ -68,16 +70,35 @@ def runs_on_gpu(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         lowered = _LOWER(tvm.IRModule({"kernel": named}))["kernel"]
     except Exception:
         return False
-    return verify_memory(lowered) and verify_gpu_code(lowered, _LIMITS)
+    return verify_memory(lowered) and verify_gpu_code(lowered, _LIMITS) and _fits_grid(lowered)
+
+
+def _fits_grid(lowered: tirx.PrimFunc) -> bool:
+    """CUDA's limit on blocks along y and z, which TVM's check leaves out."""
+    extents: list[int] = []
+
+    def note(attribute: tirx.AttrStmt) -> None:
+        if attribute.attr_key == "thread_extent" and attribute.node.thread_tag in (
+            "blockIdx.y",
+            "blockIdx.z",
+        ):
+            extents.append(int(attribute.value))
+
+    tvm_ffi.structural_walk(lowered.body, (tirx.AttrStmt, note), order="post")
+    return max(extents, default=1) <= MAX_GRID_YZ
 
 
 def finish(schedule: s_tir.Schedule, rule: str, target: tvm.target.Target) -> Scheduled | None:
     """The scheduled function with its workspace as parameters; None if a GPU cannot run it."""
-    function, workspace_bytes = lift_workspace(schedule.mod["main"])
-    if not runs_on_gpu(function, target):
+    return finish_function(schedule.mod["main"], rule, target)
+
+
+def finish_function(function: tirx.PrimFunc, rule: str, target: tvm.target.Target) -> Scheduled | None:
+    """`finish` for a function that was scheduled by hand."""
+    lifted, workspace_bytes = lift_workspace(function)
+    if not runs_on_gpu(lifted, target):
         return None
-    scheduled = function.with_attr("tirx.is_scheduled", True)
-    return Scheduled(scheduled, rule, workspace_bytes=workspace_bytes)
+    return Scheduled(lifted.with_attr("tirx.is_scheduled", True), rule, workspace_bytes=workspace_bytes)
 
 
 def by_dlight(candidates: tuple[GPUScheduleRule, ...], request: Request, rule: str) -> Scheduled | None:

@@ -8,11 +8,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.s_tir.dlight.base import try_inline
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from hybridc.schedules.cuda.launch import BLOCK_THREADS, WARP
-
-SBlockRV = s_tir.schedule.SBlockRV
-LoopRV = s_tir.schedule.LoopRV
 
 
 def inline_all(schedule: s_tir.Schedule) -> list[SBlockInfo] | None:
@@ -77,10 +75,7 @@ def thread_per_result(schedule: s_tir.Schedule, blocks: list[SBlockInfo]) -> boo
         return False
     schedule.reorder(*owned, *swept)
     thread = bind(schedule, last.block_rv, owned)
-    for info in reversed(blocks[:-1]):
-        if not _reduce_at(schedule, info, thread):
-            return False
-    return True
+    return all(_reduce_at(schedule, info, thread) for info in reversed(blocks[:-1]))
 
 
 def _split_loops(

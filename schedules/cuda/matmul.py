@@ -1,4 +1,4 @@
-"""Matrix products with their epilogue: register-blocked through shared memory, or a block per row of a vector."""
+"""Matrix products with their epilogue: register-blocked through shared memory, or a block per row."""
 
 from __future__ import annotations
 

@@ -67,7 +67,11 @@ def assert_matches() -> AssertMatches:
     """Imports a model, runs it and ONNX Runtime on the same feeds, and compares all outputs."""
 
     def check(
-        model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], *, dims: Mapping[str, int] = {}, rtol: float = 1e-5
+        model: onnx.ModelProto,
+        feeds: Mapping[str, np.ndarray],
+        *,
+        dims: Mapping[str, int] = {},
+        rtol: float = 1e-5,
     ) -> ImportedModel:
         imported = read_model(model, dims=dims)
         options = onnxruntime.SessionOptions()

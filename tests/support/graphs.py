@@ -38,7 +38,7 @@ class GraphBuilder:
         devices: tuple[Device, ...] = (Device.GPU, Device.CPU),
         flops: int = 1_000_000,
     ) -> str:
-        """Append a kernel `k0`, `k1`, ... that makes `outputs` of the given sizes; returns its first output."""
+        """Append a kernel `k0`, `k1`, ... that makes `outputs` of given sizes; returns its first output."""
         for name, size in outputs.items():
             self.tensor(name, size)
         size_bytes = {t.name: t.size_bytes for t in self.tensors}
@@ -114,7 +114,7 @@ def _draw_kernel(draw: st.DrawFn, build: GraphBuilder, i: int, sizes: st.SearchS
     # the latest tensors are drawn most, which makes chains with branches and residuals
     names = [t.name for t in build.tensors]
     recent = st.sampled_from(names[-3:])
-    inputs = tuple(draw(st.lists(st.one_of(recent, recent, st.sampled_from(names)), max_size=3)))
+    inputs: tuple[str, ...] = tuple(draw(st.lists(recent | st.sampled_from(names), max_size=3)))
     size_of = {t.name: t.size_bytes for t in build.tensors}
     outputs: dict[str, int] = {}
     overwrite: list[tuple[str, str]] = []

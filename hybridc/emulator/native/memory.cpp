@@ -12,11 +12,12 @@ namespace emulator {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kGuardBytes = 64 << 20;  // costs only addresses, and catches strides of whole tensors
 constexpr unsigned char kFill = 0xFF;  // fresh memory reads as NaN in every float format, and as -1
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// [guard page][slack | charged bytes][guard page]: the data ends at the guard page, so that running over
+// [guard pages][slack | charged bytes][guard pages]: the data ends at guard pages, so that running over
 // the end faults at once. The slack in front cannot fault, so it is checked for damage instead, as are
 // the bytes between the requested and the charged size.
 struct Allocation {
@@ -25,7 +26,7 @@ struct Allocation {
   char* mapping;
   size_t mapping_bytes;
 
-  char* slack() const { return mapping + kPage; }
+  char* slack() const { return mapping + kGuardBytes; }
   char* end() const { return data + requested_bytes; }
 };
 
@@ -69,16 +70,16 @@ cudaError_t allocate_device(void** pointer, size_t size_bytes) {
   const size_t capacity = configuration().capacity_bytes;
   if (charged < size_bytes || charged > capacity || counters.used_bytes > capacity - charged)
     return cudaErrorMemoryAllocation;
-  const size_t body = round_up(charged, kPage), total = body + 2 * kPage;
+  const size_t body = round_up(charged, kPage), total = body + 2 * kGuardBytes;
   void* mapping = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) return cudaErrorMemoryAllocation;
   char* start = static_cast<char*>(mapping);
-  if (mprotect(start + kPage, body, PROT_READ | PROT_WRITE) != 0) {
+  if (mprotect(start + kGuardBytes, body, PROT_READ | PROT_WRITE) != 0) {
     munmap(mapping, total);
     return cudaErrorMemoryAllocation;
   }
-  std::memset(start + kPage, kFill, body);
-  char* data = start + kPage + body - charged;
+  std::memset(start + kGuardBytes, kFill, body);
+  char* data = start + kGuardBytes + body - charged;
   allocations()[data] = {data, size_bytes, charged, start, total};
   counters.used_bytes += charged;
   counters.peak_bytes = std::max(counters.peak_bytes, counters.used_bytes);

@@ -1,0 +1,45 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= $(shell nproc)
+
+.PHONY: demo test test-full lint types wheel-smoke bench clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable ".[cuda,test,lint]"
+	touch $@
+
+# Compile a real network for a GPU budget it does not fit, run it, compare with ONNX Runtime.
+demo: $(VENV)/.installed
+	$(BIN)/python benchmarks/demo.py
+
+# The fast suite: at most ten minutes on two cores.
+test: $(VENV)/.installed
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+
+# Everything, the big models on every target and budget included.
+test-full: $(VENV)/.installed
+	$(BIN)/pytest -n $(WORKERS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+# The built wheel alone, in an environment of its own, must compile and run a model.
+wheel-smoke: $(VENV)/.installed
+	bash .ci/wheel_smoke
+
+# Measurements, one after the other; JSON under benchmarks/results/.
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/resnet50.py
+
+clean:
+	rm -rf $(VENV) build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,70 @@
+"""The way of a model through the frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+from tvm import relax
+
+from hybridc.frontend.check import check_interface, check_model
+from hybridc.frontend.importer import import_graph
+from hybridc.frontend.load import Loaded, load
+from hybridc.frontend.model import ImportedModel, ValueInfo
+from hybridc.frontend.names import unique_names
+from hybridc.frontend.normal_form import normal_form
+from hybridc.frontend.shapes import fix_shapes
+from hybridc.frontend.simplify import simplify
+from hybridc.frontend.tensors import check_tensors
+
+
+def read_model(
+    source: str | Path | bytes | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] = {},
+    dims: Mapping[str, int] = {},
+) -> ImportedModel:
+    """Read an ONNX model that nobody vouches for.
+
+    `shapes` fixes inputs by name, `dims` named dimensions; all shapes are static afterwards. Raises
+    ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model.
+    """
+    loaded = load(source)
+    name = loaded.source.name
+    node_names = _name_nodes(loaded)
+    check_tensors(loaded)
+    check_interface(loaded)
+    fix_shapes(loaded.proto, name, shapes, dims)
+    check_model(loaded)
+    output_names = [value.name for value in loaded.proto.graph.output]
+    model = simplify(loaded.proto, name, loaded.folder)
+    input_names = [value.name or "" for value in model.graph.inputs]
+    normal = normal_form(import_graph(model, name, node_names), name)
+    parameters = normal.module["main"].params[: len(input_names)]
+    return ImportedModel(
+        module=normal.module,
+        weights=normal.weights,
+        inputs=tuple(_value_info(n, v) for n, v in zip(input_names, parameters, strict=True)),
+        outputs=tuple(_value_info(n, v) for n, v in zip(output_names, normal.outputs, strict=True)),
+        origins=normal.origins,
+        source=loaded.source,
+    )
+
+
+def _name_nodes(loaded: Loaded) -> dict[str, str]:
+    """Give every node of the file a name of its own; returns the name of the node of each value."""
+    graph = loaded.proto.graph
+    names = unique_names(node.name or f"{node.op_type}_{i}" for i, node in enumerate(graph.node))
+    for node, name in zip(graph.node, names, strict=True):
+        node.name = name
+    for function in loaded.proto.functions:
+        for i, node in enumerate(function.node):
+            node.name = node.name or f"{node.op_type}_{i}"
+    return {output: node.name for node in graph.node for output in node.output if output}
+
+
+def _value_info(name: str, variable: relax.Var) -> ValueInfo:
+    return ValueInfo(
+        name, variable.name, tuple(int(dim) for dim in variable.ty.shape), str(variable.ty.dtype)
+    )

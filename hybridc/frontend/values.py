@@ -1,0 +1,25 @@
+"""What is known about a value of an ONNX graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+
+def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape if every dimension is known."""
+    if value is None or value.shape is None:
+        return None
+    dims = [dim for dim in value.shape if isinstance(dim, int)]
+    return tuple(dims) if len(dims) == len(value.shape) else None
+
+
+def constant_array(value: ir.Value | None) -> np.ndarray | None:
+    """The values if they are known."""
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def constant_attribute(node: ir.Node, name: str, default: np.ndarray) -> np.ndarray:
+    """The values of a tensor attribute."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_tensor().numpy()

@@ -1,0 +1,204 @@
+"""A compiler, a runtime and an emulator that only pretend, for tests of the command line alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridc.cli import main
+from hybridc.ir import Arena, Copy, Device, Graph, Kernel, Plan, Role, Run, Tensor
+from hybridc.options import CompileOptions
+from hybridc.progress import Progress
+
+MIB = 1024**2
+ALL_GPU_PEAK_BYTES = 8 * MIB
+SMALLEST_BUDGET_BYTES = MIB + 1
+
+
+def small_graph() -> Graph:
+    return Graph(
+        kernels=(
+            Kernel("k0", "f", ("x",), ("a",), origins=("Relu_0",)),
+            Kernel("k1", "f", ("a",), ("y",), origins=("Relu_1",)),
+        ),
+        tensors=(
+            Tensor("x", (2, 3), "float32", Role.INPUT),
+            Tensor("a", (2, 3), "float32", Role.ACTIVATION),
+            Tensor("y", (2, 3), "float32", Role.OUTPUT),
+        ),
+        inputs=("x",),
+        outputs=("y",),
+    )
+
+
+def small_plan(budget_bytes: int | None) -> Plan:
+    return Plan(
+        steps=(
+            Run("k0", Device.CPU),
+            Copy("a", Device.CPU, Device.GPU, (0,)),
+            Run("k1", Device.GPU, (1,)),
+            Copy("y", Device.GPU, Device.CPU, (2,)),
+        ),
+        buffers=(),
+        arenas=(Arena(Device.GPU, 512, 512), Arena(Device.CPU, 768, 768)),
+        budget_bytes=budget_bytes,
+        step_us=(1.0, 2.0, 3.0, 4.0),
+        makespan_us=10.0,
+    )
+
+
+@dataclass(frozen=True)
+class Port:
+    name: str
+    shape: tuple[int, ...]
+    type: str
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    planned_bytes: int
+    allocated_bytes: int
+
+
+class FakeSession:
+    """y = max(x, 0), under names that no file system likes."""
+
+    def get_inputs(self) -> list[Port]:
+        return [Port("in=x", (2, 3), "tensor(float)")]
+
+    def get_outputs(self) -> list[Port]:
+        return [Port("../y/0", (2, 3), "tensor(float)")]
+
+    def run(self, output_names: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return [np.maximum(feeds["in=x"], 0)]
+
+    def memory(self) -> dict[Device, DeviceMemory]:
+        return {Device.GPU: DeviceMemory(512, 512)}
+
+
+@dataclass
+class Fakes:
+    """What the command line asked of the fakes, and an error for them to raise."""
+
+    options: list[CompileOptions] = field(default_factory=list)
+    emulated_bytes: list[int] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def compile_model(
+        self, source: Path, output: Path, options: CompileOptions, progress: Progress | None = None
+    ) -> Any:
+        self.options.append(options)
+        if self.error is not None:
+            raise self.error
+        if options.stop_after is not None:
+            return _Record(path=None, graph=None, plan=None, seconds={"import": 0.5})
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "manifest.json").write_text("{}")
+        return _Record(
+            path=output,
+            graph=small_graph(),
+            plan=small_plan(_budget_bytes(options)),
+            seconds={"import": 0.5, "link": 1.0},
+        )
+
+    def plan_model(self, source: Path, options: CompileOptions, progress: Progress | None = None) -> Any:
+        self.options.append(options)
+        if self.error is not None:
+            raise self.error
+        return _Record(
+            graph=small_graph(),
+            plan=small_plan(_budget_bytes(options)),
+            all_gpu_peak_bytes=ALL_GPU_PEAK_BYTES,
+            smallest_budget_bytes=SMALLEST_BUDGET_BYTES,
+        )
+
+    def open_artifact(self, path: Path, **checks: bool) -> Any:
+        return _Record(graph=small_graph(), plan=small_plan(MIB))
+
+    def load(self, path: Path, threads: int | None = None) -> FakeSession:
+        if self.error is not None:
+            raise self.error
+        return FakeSession()
+
+    def start(self, memory_bytes: int) -> None:
+        self.emulated_bytes.append(memory_bytes)
+
+
+def _budget_bytes(options: CompileOptions) -> int | None:
+    return options.gpu_memory.resolve(ALL_GPU_PEAK_BYTES) if options.gpu_memory is not None else None
+
+
+class _Record:
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    """Fakes in place of the compiler, the runtime, the artifact reader and the emulator."""
+    import hybridc
+
+    pretending = Fakes()
+    for name, functions in {
+        "compiler": ("compile_model", "plan_model"),
+        "runtime": ("load",),
+        "artifact": ("open_artifact",),
+        "emulator": ("start",),
+    }.items():
+        module = ModuleType(f"hybridc.{name}")
+        for function in functions:
+            setattr(module, function, getattr(pretending, function))
+        monkeypatch.setitem(sys.modules, f"hybridc.{name}", module)
+        monkeypatch.setattr(hybridc, name, module, raising=False)
+    return pretending
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A file that only looks like a model."""
+    path = tmp_path / "network.onnx"
+    path.write_bytes(b"not read by the fakes")
+    return path
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    path = tmp_path / "network.hyb"
+    path.mkdir()
+    (path / "manifest.json").write_text("{}")
+    return path
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Cli:
+    """Runs command lines in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *argv: object) -> Outcome:
+        code = main([str(word) for word in argv])
+        captured = self._capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)

@@ -1,0 +1,203 @@
+"""Each command with a pretended compiler and runtime: what it passes on, prints and writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridc.options import Budget
+
+MIB = 1024**2
+
+
+def test_compile_passes_its_options_on(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    words = "--target cuda:sm_90+avx2 --gpu-memory 50% --threads 2 --shape x=1x3 --shape y:0=2 --dim N=4"
+    outcome = cli(
+        "compile",
+        model,
+        "-o",
+        tmp_path / "o.hyb",
+        *words.split(),
+        "--machine",
+        "h100",
+        "--dump-ir",
+        tmp_path / "ir",
+    )
+    assert outcome.code == 0
+    (options,) = fakes.options
+    assert str(options.target) == "cuda:sm_90+avx2"
+    assert options.gpu_memory == Budget(percent=50.0)
+    assert options.shapes == (("x", (1, 3)), ("y:0", (2,)))
+    assert options.dims == (("N", 4),)
+    assert (options.machine.name, options.threads, options.dump_ir) == ("h100", 2, tmp_path / "ir")
+
+
+def test_compile_summary(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    out = cli("compile", model, "-o", tmp_path / "o.hyb", "--target", "cuda+avx2", "--gpu-memory", "1MiB").out
+    assert "2 kernels (1 distinct function), compiled in 1.5 s" in out
+    assert "gpu: 1 kernel, memory 512 B of 1.00 MiB, lower bound 512 B" in out
+    assert "2 copies of 48 B" in out
+
+
+def test_compile_json(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    data = cli(
+        "compile", model, "-o", tmp_path / "o.hyb", "--target", "cuda+avx2", "--gpu-memory", "1MiB", "--json"
+    ).json()
+    assert (data["kernels"], data["functions"], data["copies"], data["copied_bytes"]) == (2, 1, 2, 48)
+    assert data["budget_bytes"] == MIB
+    assert data["devices"][0]["peak_bytes"] == 512
+    assert data["seconds"] == {"import": 0.5, "link": 1.0}
+
+
+def test_compile_stops_after_a_stage(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    outcome = cli("compile", model, "-o", tmp_path / "o.hyb", "--target", "avx2", "--stop-after", "fuse")
+    assert fakes.options[0].stop_after == "fuse"
+    assert outcome.out == "stopped after fuse; no artifact was written\n"
+
+
+def test_compile_refuses_to_replace_what_is_no_artifact(
+    cli: Any, fakes: Any, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").touch()
+    for output in (model, tmp_path / "precious"):
+        outcome = cli("compile", model, "-o", output)
+        assert outcome.code == 2 and "is not an artifact" in outcome.err
+    assert fakes.options == []
+
+
+def test_compile_replaces_an_artifact(cli: Any, fakes: Any, model: Path, artifact: Path) -> None:
+    assert cli("compile", model, "-o", artifact, "--target", "avx2").code == 0
+
+
+@pytest.mark.parametrize("budget", ["64", "lots", "-3MiB"])
+def test_compile_refuses_a_wrong_budget(cli: Any, fakes: Any, model: Path, budget: str) -> None:
+    outcome = cli("compile", model, "-o", "o.hyb", f"--gpu-memory={budget}")
+    assert outcome.code == 2 and "error[HC510]" in outcome.err
+
+
+def test_compile_refuses_an_unknown_machine(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    outcome = cli("compile", model, "-o", tmp_path / "o.hyb", "--machine", "lptop-4gb")
+    assert outcome.code == 2 and "laptop-4gb" in outcome.err
+
+
+def test_plan_of_a_model(cli: Any, fakes: Any, model: Path) -> None:
+    out = cli("plan", model, "--target", "cuda+avx2", "--gpu-memory", "50%").out
+    assert out.startswith(f"Plan of {model} for cuda:sm_80,sm_90+avx2 on laptop-4gb\n")
+    assert "4.00 MiB" in out and "the smallest budget that works is 1.001MiB" in out
+
+
+def test_plan_json(cli: Any, fakes: Any, model: Path) -> None:
+    data = cli("plan", model, "--target", "cuda+avx2", "--gpu-memory", "50%", "--json").json()
+    assert data["schema_version"] == 1
+    assert (data["budget_bytes"], data["all_gpu_peak_bytes"]) == (4 * MIB, 8 * MIB)
+    assert [row["device"] for row in data["kernels"]] == ["cpu", "gpu"]
+    assert [row["target"] for row in data["copies"]] == ["gpu", "cpu"]
+
+
+def test_plan_of_an_artifact(cli: Any, fakes: Any, artifact: Path) -> None:
+    outcome = cli("plan", artifact, "--json")
+    assert outcome.json()["budget_bytes"] == MIB
+    assert outcome.json()["all_gpu_peak_bytes"] is None
+
+
+def test_plan_of_an_artifact_takes_no_new_budget(cli: Any, fakes: Any, artifact: Path) -> None:
+    outcome = cli("plan", artifact, "--gpu-memory", "1MiB")
+    assert outcome.code == 2 and "plan is fixed" in outcome.err
+
+
+def test_run_reads_and_writes_arrays(cli: Any, fakes: Any, artifact: Path, tmp_path: Path) -> None:
+    array = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
+    np.save(tmp_path / "x.npy", array)
+    outcome = cli(
+        "run", artifact, "--input", f"in=x={tmp_path / 'x.npy'}", "--output", tmp_path / "a" / "b", "--json"
+    )
+    (output,) = outcome.json()["outputs"]
+    assert (output["name"], output["shape"], output["dtype"]) == ("../y/0", [2, 3], "float32")
+    assert Path(output["path"]).parent == tmp_path / "a" / "b"
+    np.testing.assert_array_equal(np.load(output["path"]), np.maximum(array, 0))
+    assert outcome.json()["memory"]["gpu"]["allocated_bytes"] == 512
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["_y_0.npy"]
+
+
+def test_run_prints_what_it_did(cli: Any, fakes: Any, artifact: Path) -> None:
+    out = cli("run", artifact, "--random", "--repeat", 3).out
+    assert "../y/0: float32 2x3\n" in out and "3 runs: median" in out
+    assert "gpu memory: 512 B planned, 512 B allocated" in out
+
+
+def test_run_draws_the_same_inputs_from_the_same_seed(
+    cli: Any, fakes: Any, artifact: Path, tmp_path: Path
+) -> None:
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert cli("run", artifact, "--random", "--seed", seed, "--output", tmp_path / folder).code == 0
+    a, b, c = (np.load(tmp_path / folder / "_y_0.npy") for folder in "abc")
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+
+
+def test_run_starts_the_emulator_with_the_given_size(cli: Any, fakes: Any, artifact: Path) -> None:
+    assert cli("run", artifact, "--random", "--emulate-gpu", "64MiB").code == 0
+    assert fakes.emulated_bytes == [64 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ([], "no value for 'in=x'"),
+        (["--input", "x"], "'x' is not an input"),
+        (["--input", "inx=x.npy"], "did you mean 'in=x'?"),
+        (["--random", "--emulate-gpu", "50%"], "not a percentage"),
+        (["--random", "--seed", "-1"], "not a seed"),
+        (["--random", "--repeat", "0"], "at least 1"),
+    ],
+)
+def test_run_refuses_wrong_inputs(cli: Any, fakes: Any, artifact: Path, argv: list[str], text: str) -> None:
+    outcome = cli("run", artifact, *argv)
+    assert outcome.code == 2 and text in outcome.err
+
+
+def test_run_of_a_model_says_to_compile_it(cli: Any, fakes: Any, model: Path) -> None:
+    outcome = cli("run", model, "--random")
+    assert outcome.code == 2 and "hybridc compile MODEL.onnx -o network.hyb" in outcome.err
+
+
+def test_models_list(cli: Any) -> None:
+    listed = cli("models", "list", "--json").json()
+    assert {"resnet", "unet", "bert"} <= {model["name"] for model in listed}
+    assert "resnet" in cli("models", "list").out
+
+
+def test_models_export(cli: Any, tmp_path: Path) -> None:
+    data = cli(
+        "models", "export", "mlp", tmp_path / "new" / "mlp.onnx", "--param", "hidden=8", "--json"
+    ).json()
+    assert data["parameters"] == {"hidden": 8}
+    assert data["size_bytes"] == (tmp_path / "new" / "mlp.onnx").stat().st_size
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["mlp.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["rsnet"], "resnet"),
+        (["mlp", "--param", "hiden=8"], "hidden"),
+        (["mlp", "--param", "hidden=many"], "of type int"),
+        (["mlp", "--param", "hidden"], "KEY=VALUE"),
+    ],
+)
+def test_models_export_refuses(cli: Any, tmp_path: Path, argv: list[str], text: str) -> None:
+    outcome = cli("models", "export", argv[0], tmp_path / "m.onnx", *argv[1:])
+    assert outcome.code == 2 and text in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_machine_show(cli: Any) -> None:
+    data = cli("machine", "show", "h100", "--json").json()
+    assert data["profile"]["name"] == "h100" and "laptop-4gb" in data["profiles"]
+    assert data["computer"]["cores"] >= 1
+    out = cli("machine", "show").out
+    assert "Profile laptop-4gb" in out and "This computer" in out
+    assert max(map(len, out.splitlines())) <= 100

@@ -1,0 +1,87 @@
+"""Files of the user: read safely, written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridc.cli.files import read_array, safe_file_names, write_array, written_whole
+from hybridc.errors import UsageError
+
+
+@given(st.lists(st.text(), unique=True))
+def test_file_names_are_distinct_and_stay_in_their_folder(names: list[str]) -> None:
+    files = safe_file_names(names, ".npy")
+    assert list(files) == names
+    assert len({file.lower() for file in files.values()}) == len(names)
+    for file in files.values():
+        assert (
+            Path(file).name == file and not file.startswith((".", "-")) and len(file) < 130 and file.isascii()
+        )
+
+
+def test_file_names_keep_what_is_harmless() -> None:
+    files = safe_file_names(["prob_1", "a/b", "a:b", "../../etc/passwd", ""], ".npy")
+    assert list(files.values()) == ["prob_1.npy", "a_b.npy", "a_b_2.npy", "_.._etc_passwd.npy", "output.npy"]
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "evil.npy", np.array([object()]), allow_pickle=True)
+    with pytest.raises(UsageError, match="Object arrays") as refusal:
+        read_array(tmp_path / "evil.npy")
+    assert refusal.value.code == "HC533"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no array", b"\x93NUMPY\x01\x00v\x00{'descr'", b"PK\x03\x04", b"\x80\x04N."]
+)
+def test_files_without_an_array_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.npy"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as refusal:
+        read_array(path)
+    assert refusal.value.code == "HC533"
+
+
+def test_bfloat16_is_written_as_float32(tmp_path: Path) -> None:
+    write_array(tmp_path / "b.npy", np.array([1.5, -2], ml_dtypes.bfloat16))
+    assert np.load(tmp_path / "b.npy").dtype == np.float32
+
+
+def test_failed_writing_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as whole:
+        whole.write_text("half of the n")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_written_beside_move_along(tmp_path: Path) -> None:
+    with written_whole(tmp_path / "m.onnx") as whole:
+        whole.write_text("model")
+        whole.with_name("m.onnx.data").write_text("weights")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
+
+
+def test_full_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No space left") as refusal, written_whole(tmp_path / "x") as whole:
+        raise OSError(28, "No space left on device", str(whole))
+    assert refusal.value.where == str(tmp_path / "x")
+
+
+def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"), written_whole(tmp_path):
+        pass
+
+
+def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    with pytest.raises(UsageError, match="cannot make the folder"):
+        write_array(tmp_path / "f" / "x.npy", np.zeros(1))

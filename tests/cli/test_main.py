@@ -1,0 +1,156 @@
+"""The command line as a whole: help, suggestions, exit codes, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridc.cli.main import COMMANDS
+from hybridc.errors import (
+    ArtifactError,
+    DeviceError,
+    HybridcError,
+    InternalError,
+    ModelError,
+    PlanError,
+    UsageError,
+)
+
+
+def test_help_names_every_command_and_exit_code(cli: Any) -> None:
+    outcome = cli("-h")
+    assert outcome.code == 0
+    assert all(f"\n    {command} " in outcome.out for command in COMMANDS)
+    assert "4 no plan fits" in outcome.out.replace("\n", " ")
+
+
+def test_no_command_prints_the_help(cli: Any) -> None:
+    assert cli().out == cli("-h").out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_shows_its_example(cli: Any, command: str) -> None:
+    outcome = cli(command, "-h")
+    example = importlib.import_module(f"hybridc.cli.{command}").EXAMPLE
+    assert outcome.code == 0
+    assert example in outcome.out and f"hybridc {command} " in example
+    assert "%%" not in outcome.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_parse(command: str) -> None:
+    from hybridc.cli.main import build_parser
+
+    for line in importlib.import_module(f"hybridc.cli.{command}").EXAMPLE.splitlines():
+        arguments = build_parser()[0].parse_args(line.split()[1:])
+        assert arguments.command == command
+
+
+def test_version(cli: Any) -> None:
+    outcome = cli("--version")
+    assert (outcome.code, outcome.out.split()[0]) == (0, "hybridc")
+
+
+def test_help_imports_neither_tvm_nor_numpy() -> None:
+    code = "import sys, hybridc.cli as c; c.main(['-h']); print({'tvm', 'numpy', 'onnx'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    ("argv", "suggestion"),
+    [
+        (["compil"], "did you mean 'compile'?"),
+        (["qqq"], "commands are compile, run"),
+        (["plan", "m.onnx", "--gpu-memry", "1MiB"], "did you mean '--gpu-memory'?"),
+        (["plan", "m.onnx", "more"], "hybridc plan -h"),
+        (["compile", "m.onnx"], "hybridc compile -h"),
+        (["models", "lst"], "hybridc models -h"),
+        (["plan", "m.onnx", "--gpu-mem", "1MiB"], "did you mean '--gpu-memory'?"),
+    ],
+)
+def test_wrong_use_is_explained(cli: Any, argv: list[str], suggestion: str) -> None:
+    outcome = cli(*argv)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("error[HC500]: ") and suggestion in outcome.err
+
+
+def test_missing_file_suggests_its_neighbour(cli: Any, model: Path) -> None:
+    outcome = cli("plan", model.with_name("netwrok.onnx"))
+    assert outcome.code == 2
+    assert outcome.err.startswith("error[HC530]") and f"did you mean {model}?" in outcome.err
+
+
+def test_missing_folder_is_named(cli: Any, tmp_path: Path) -> None:
+    assert f"there is no folder {tmp_path / 'no'}" in cli("plan", tmp_path / "no" / "m.onnx").err
+
+
+def test_folder_is_no_model(cli: Any, tmp_path: Path) -> None:
+    assert "is not a file" in cli("compile", tmp_path, "-o", tmp_path / "o").err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InternalError("HC901", "x"), 1),
+        (UsageError("HC501", "x"), 2),
+        (ModelError("HC101", "x"), 3),
+        (ArtifactError("HC301", "x"), 3),
+        (PlanError("HC201", "x"), 4),
+        (DeviceError("HC401", "x"), 5),
+    ],
+)
+def test_errors_end_with_the_exit_code_of_their_group(
+    cli: Any, fakes: Any, model: Path, error: HybridcError, code: int
+) -> None:
+    fakes.error = error
+    outcome = cli("plan", model)
+    assert (outcome.code, outcome.err) == (code, f"{error}\n")
+
+
+def test_unexpected_error_has_no_traceback_but_tells_how_to_get_it(
+    cli: Any, fakes: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HYBRIDC_TRACEBACK", raising=False)
+    fakes.error = RuntimeError("first line\nsecond line")
+    outcome = cli("plan", model)
+    assert outcome.code == 1
+    assert outcome.err.startswith("error[HC900]: internal error: RuntimeError: first line\n")
+    assert "HYBRIDC_TRACEBACK=1" in outcome.err and "Traceback" not in outcome.err
+    monkeypatch.setenv("HYBRIDC_TRACEBACK", "1")
+    assert "Traceback" in cli("plan", model).err
+
+
+def test_interrupt_is_quiet(cli: Any, fakes: Any, model: Path) -> None:
+    fakes.error = KeyboardInterrupt()
+    outcome = cli("plan", model)
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "")
+
+
+def test_full_disk_is_the_users_error(cli: Any, fakes: Any, model: Path) -> None:
+    fakes.error = OSError(errno.ENOSPC, "No space left on device", "weights.bin")
+    outcome = cli("plan", model)
+    assert outcome.code == 2
+    assert outcome.err == "error[HC531]: No space left on device\n  --> weights.bin\n"
+
+
+def test_closed_pipe_is_quiet() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run(
+        [sys.executable, "-m", "hybridc.cli", "models", "list"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (run.returncode, run.stderr) == (141, "")

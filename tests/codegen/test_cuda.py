@@ -1,0 +1,76 @@
+"""NVRTC and nvFatbin make images that name what they hold, and errors that say what to do."""
+
+from __future__ import annotations
+
+import struct
+import sys
+
+import pytest
+
+from hybridc.codegen import cuda
+from hybridc.codegen.cuda import compile_fatbin
+from hybridc.errors import DeviceError, InternalError
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+FATBIN_MAGIC = 0xBA55ED50
+PTX, ELF = 1, 2
+
+SCALE = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= 2.0f; }'
+
+
+def entries(fatbin: bytes) -> list[tuple[int, int]]:
+    """(kind, architecture) of everything in a fat binary."""
+    magic, _, header_bytes, body_bytes = struct.unpack_from("<IHHQ", fatbin)
+    assert magic == FATBIN_MAGIC
+    assert header_bytes + body_bytes <= len(fatbin)
+    found, offset = [], header_bytes
+    while offset < header_bytes + body_bytes:
+        kind, _, entry_header_bytes, size_bytes = struct.unpack_from("<HHIQ", fatbin, offset)
+        (architecture,) = struct.unpack_from("<I", fatbin, offset + 28)
+        found.append((kind, architecture))
+        offset += entry_header_bytes + size_bytes
+    return found
+
+
+def test_image_holds_code_for_each_architecture_and_ptx_of_the_oldest() -> None:
+    fatbin = compile_fatbin(SCALE, ("sm_90", "sm_80"))
+    assert sorted(entries(fatbin)) == [(PTX, 80), (ELF, 80), (ELF, 90)]
+
+
+def test_same_source_gives_the_same_image() -> None:
+    assert compile_fatbin(SCALE, ("sm_80",)) == compile_fatbin(SCALE, ("sm_80",))
+
+
+def test_headers_and_constants_of_generated_source_are_found() -> None:
+    source = (
+        "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <mma.h>\n#include <math_constants.h>\n"
+        "#include <cuda/std/cstdint>\n"
+        'extern "C" __global__ void f(half* x, float* y) { x[0] = __float2half(INFINITY); y[0] = NAN; }'
+    )
+    assert (ELF, 80) in entries(compile_fatbin(source, ("sm_80",)))
+
+
+def test_refused_source_is_an_internal_error_with_the_log() -> None:
+    with pytest.raises(InternalError, match=r'kernels\.cu\(\d+\).*\n?.*"nowhere" is undefined') as caught:
+        compile_fatbin("__global__ void f() { nowhere = 1; }", ("sm_80",))
+    assert caught.value.code == "HC920"
+
+
+def test_unknown_architecture_is_an_error() -> None:
+    with pytest.raises(InternalError):
+        compile_fatbin(SCALE, ("sm_11",))
+
+
+def test_missing_wheels_name_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(DeviceError) as caught:
+        compile_fatbin(SCALE, ("sm_80",))
+    assert caught.value.code == "HC431"
+    assert "hybridc[cuda]" in caught.value.remedy
+
+
+def test_missing_headers_name_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DeviceError, match="headers"):
+        compile_fatbin(SCALE, ("sm_80",))

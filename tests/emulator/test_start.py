@@ -1,0 +1,143 @@
+"""Starting the emulated GPU: in any order with TVM, from two processes, and beside a real driver."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridc import emulator
+from hybridc.emulator import device as emulator_device
+from hybridc.emulator import toolchain
+from hybridc.errors import DeviceError
+
+RELU_AND_MATMUL = """
+import numpy as np, tvm, tvm_ffi
+from tvm import relax
+from hybridc import emulator
+
+{after_import}
+gpu = tvm.cuda(0)
+assert gpu.exist and gpu.compute_version == "8.0"
+image = b"image of the program"
+
+def compile_kernels(source):
+    emulator.provide_kernels(emulator.image_key(image), str(source))
+    return image
+
+tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_kernels, override=True)
+builder = relax.BlockBuilder()
+a = relax.Var("a", relax.TensorType((64, 32), "{dtype}"))
+b = relax.Var("b", relax.TensorType((32, 48), "{dtype}"))
+with builder.function("main", [a, b]):
+    with builder.dataflow():
+        product = builder.emit(relax.op.matmul(a, b))
+        result = builder.emit_output(relax.op.nn.relu(product))
+    builder.emit_func_output(result)
+target = tvm.target.Target(dict(kind="cuda", arch="sm_80", max_threads_per_block=1024,
+                                max_shared_memory_per_block=49152, thread_warp_size=32), host="llvm")
+vm = relax.VirtualMachine(tvm.compile(builder.get(), target=target), gpu)
+rng = np.random.default_rng(0)
+x, y = rng.standard_normal((64, 32)).astype("{dtype}"), rng.standard_normal((32, 48)).astype("{dtype}")
+out = vm["main"](tvm.runtime.tensor(x, gpu), tvm.runtime.tensor(y, gpu)).numpy()
+np.testing.assert_allclose(out, np.maximum(x.astype("f8") @ y.astype("f8"), 0), atol={tolerance})
+assert emulator.statistics().launches > 0
+"""
+
+START = "from hybridc import emulator; emulator.start(16 << 20)\n"
+
+
+def run_python(program: str, **environment: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.fixture
+def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator_device, "_process", emulator_device._Process())
+
+
+def test_tvm_program_runs_when_started_before_tvm() -> None:
+    run_python(START + RELU_AND_MATMUL.format(after_import="", dtype="float32", tolerance=1e-4))
+
+
+def test_tvm_program_in_half_precision_runs_when_started_after_tvm() -> None:
+    run_python(RELU_AND_MATMUL.format(after_import=START, dtype="float16", tolerance=5e-2))
+
+
+def test_preloaded_driver_has_no_device_until_started() -> None:
+    run_python(
+        "from hybridc import emulator; emulator.preload(); import tvm, tvm_ffi\n"
+        "assert tvm_ffi.get_global_func('device_api.cuda', allow_missing=True) is not None\n"
+        "assert not tvm.cuda(0).exist and not emulator.is_active()\n"
+        "emulator.start(1 << 20)\n"
+        "assert tvm.cuda(0).exist and emulator.is_active()\n"
+    )
+
+
+def test_two_processes_can_build_at_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    program = START + (
+        "emulator.provide_kernels('0', 'extern \"C\" __global__ void k(float* x) { *x = 1; }')\n"
+        "assert emulator.is_active()\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert not list((tmp_path / "hybridc" / "emulator").glob("*-building-*"))
+
+
+def test_real_driver_is_refused(no_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapping = "7f00-7f01 r-xp 00000000 00:00 1 /usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06\n"
+    monkeypatch.setattr(emulator_device, "_mapped_files", lambda: mapping)
+    with pytest.raises(DeviceError) as caught:
+        emulator.start(1 << 20)
+    assert caught.value.code == "HC420"
+
+
+def test_statistics_without_a_device_are_refused(no_device: None) -> None:
+    with pytest.raises(DeviceError) as caught:
+        emulator.statistics()
+    assert caught.value.code == "HC425"
+
+
+def test_missing_compiler_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    toolchain._compiler.cache_clear()
+    with pytest.raises(DeviceError) as caught:
+        toolchain.build_library(("",), name="nothing")
+    assert caught.value.code == "HC421"
+    toolchain._compiler.cache_clear()
+
+
+def test_missing_cuda_headers_are_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    toolchain.cuda_include_folder.cache_clear()
+    with pytest.raises(DeviceError) as caught:
+        toolchain.cuda_include_folder()
+    assert caught.value.code == "HC422"
+    assert "hybridc[cuda]" in caught.value.remedy
+    toolchain.cuda_include_folder.cache_clear()
+
+
+def test_image_key_ignores_what_follows_the_image() -> None:
+    fatbin = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 8) + b"contents"
+    assert emulator.image_key(fatbin + b"whatever follows") == emulator.image_key(fatbin)
+    assert emulator.image_key(b"ptx text\0 rest") == emulator.image_key(b"ptx text")
+    assert emulator.image_key(b"ptx text") != emulator.image_key(b"ptx texu")

@@ -1,0 +1,129 @@
+"""Sessions on the emulated GPU: copies in both directions, waits, bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridc import emulator
+from hybridc.errors import ArtifactError, DeviceError
+from hybridc.ir import Device
+from hybridc.runtime import load, session
+from tests.runtime.conftest import EMULATED_BYTES
+from tests.support.artifacts import SHAPE, weight_array
+
+W = weight_array((8, 8))
+
+
+def drawn(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SHAPE, dtype=np.float32)
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    product = x.astype(np.float64) @ W
+    return -(np.maximum(product, 0) + product)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+@pytest.mark.parametrize("lazy_streams", [False, True])
+def test_copies_in_both_directions_in_repeated_runs(hybrid_artifact: Path, lazy_streams: bool) -> None:
+    emulator.start(EMULATED_BYTES, lazy_streams=lazy_streams)
+    with load(hybrid_artifact) as opened:
+        for seed in range(3):
+            y = opened.run(None, {"the/x": drawn(seed)})[0]
+            np.testing.assert_allclose(y, expected(drawn(seed)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_dropped_wait_is_refused_at_load(racing_artifact: Path) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        load(racing_artifact)
+    assert caught.value.code == "HC306"
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_dropped_wait_gives_wrong_data_where_streams_are_slow(
+    racing_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "verify", lambda graph, plan: None)
+    emulator.start(EMULATED_BYTES, lazy_streams=True)
+    with load(racing_artifact) as opened:
+        y = opened.run(None, {"the/x": drawn(0)})[0]
+    assert not np.allclose(y, expected(drawn(0)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_gpu_memory_is_one_allocation_freed_at_close(hybrid_artifact: Path) -> None:
+    before = emulator.statistics()
+    with load(hybrid_artifact) as opened:
+        memory = opened.memory()[Device.GPU]
+        loaded = emulator.statistics()
+        opened.run(None, {"the/x": drawn(0)})
+        assert emulator.statistics().allocations == loaded.allocations == before.allocations + 1
+    assert memory.allocated_bytes == memory.planned_bytes
+    assert emulator.statistics().used_bytes == before.used_bytes
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_gpu_memory_is_freed_when_a_session_is_forgotten(hybrid_artifact: Path) -> None:
+    before = emulator.statistics().used_bytes
+    opened = load(hybrid_artifact)
+    opened.run(None, {"the/x": drawn(0)})
+    del opened
+    assert emulator.statistics().used_bytes == before
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_too_little_gpu_memory_is_refused_with_both_numbers(hybrid_artifact: Path) -> None:
+    emulator.start(1024)
+    with pytest.raises(DeviceError, match="1,280") as caught:
+        load(hybrid_artifact)
+    assert caught.value.code == "HC405"
+    assert "1,024" in caught.value.what
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_two_sessions_on_one_gpu(hybrid_artifact: Path) -> None:
+    with load(hybrid_artifact) as one, load(hybrid_artifact) as two:
+        for opened, seed in ((one, 0), (two, 1), (one, 2)):
+            y = opened.run(None, {"the/x": drawn(seed)})[0]
+            np.testing.assert_allclose(y, expected(drawn(seed)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is a GPU")
+def test_without_gpu_the_error_names_the_emulator(hybrid_artifact: Path) -> None:
+    script = """
+import sys
+from hybridc.errors import DeviceError
+from hybridc.runtime import load
+try:
+    load(sys.argv[1])
+except DeviceError as error:
+    assert error.code == "HC402" and "--emulate-gpu" in error.remedy, str(error)
+else:
+    raise AssertionError("loaded without a GPU")
+"""
+    command = [sys.executable, "-c", script, str(hybrid_artifact)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_emulated_gpu_needs_no_tvm_import(hybrid_artifact: Path) -> None:
+    script = """
+import sys
+import numpy as np
+from hybridc import emulator
+emulator.start(1 << 20)
+from hybridc.runtime import load
+with load(sys.argv[1]) as session:
+    y = session.run(None, {"the/x": np.ones((4, 8), np.float32)})[0]
+assert np.isfinite(y).all()
+assert "tvm" not in sys.modules
+"""
+    command = [sys.executable, "-c", script, str(hybrid_artifact)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
