@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from hybridc.artifact.manifest import (
     manifest_from_json,
 )
 from hybridc.errors import ArtifactError, DeviceError
-from hybridc.ir import Device, Graph, Plan
-from hybridc.ir.graph import graph_from_json
+from hybridc.ir import BufferKind, Device, Graph, Plan, Role
+from hybridc.ir.graph import dtype_bits, graph_from_json
 from hybridc.ir.plan import plan_from_json
 from hybridc.targets import cpu_flags
 
@@ -89,7 +90,7 @@ def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: b
     _check_weight_tables(folder, manifest)
     graph, plan = _read_plan(folder)
     artifact = Artifact(folder, manifest, graph, plan)
-    _check_interface(artifact)
+    _check_agreement(artifact)
     return artifact
 
 
@@ -177,13 +178,13 @@ def _check_file(folder: Path, file: StoredFile, *, check_hash: bool) -> None:
 
 
 def _check_weight_tables(folder: Path, manifest: Manifest) -> None:
-    size_bytes = next(f.size_bytes for f in manifest.files if f.name == WEIGHTS)
+    file_bytes = next(f.size_bytes for f in manifest.files if f.name == WEIGHTS)
 
     def check(weight: StoredWeight) -> None:
-        if (
-            weight.offset_bytes % WEIGHT_ALIGNMENT_BYTES
-            or weight.offset_bytes + weight.size_bytes > size_bytes
-        ):
+        if weight.size_bytes * 8 != math.prod(weight.shape) * dtype_bits(weight.dtype):
+            raise ValueError(f"weight {weight.tensor!r} has not the bytes of its shape")
+        end = weight.offset_bytes + weight.size_bytes
+        if weight.offset_bytes % WEIGHT_ALIGNMENT_BYTES or end > file_bytes:
             raise ValueError(f"weight {weight.tensor!r} lies outside {WEIGHTS} or is not aligned")
 
     try:
@@ -201,19 +202,26 @@ def _read_plan(folder: Path) -> tuple[Graph, Plan]:
         raise _malformed(folder / PLAN, error) from None
 
 
-def _check_interface(artifact: Artifact) -> None:
-    """The manifest's ports are the graph's inputs and outputs, and its uploads stay in the GPU's arena."""
-    manifest, graph = artifact.manifest, artifact.graph
+def _check_agreement(artifact: Artifact) -> None:
+    """Manifest and plan name the same inputs, outputs and resident weights."""
+    manifest, graph, plan = artifact.manifest, artifact.graph, artifact.plan
+
+    def refuse(what: str) -> ArtifactError:
+        return _malformed(artifact.path / MANIFEST, ValueError(what))
+
     for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
         tensors = [graph.tensor.get(port.tensor) for port in ports]
-        same = all(
-            t and (t.shape, t.dtype) == (p.shape, p.dtype) for t, p in zip(tensors, ports, strict=True)
-        )
-        if tuple(port.tensor for port in ports) != names or not same:
-            error = ValueError("its inputs and outputs are not those of the plan")
-            raise _malformed(artifact.path / MANIFEST, error)
-    for weight in manifest.gpu_weights:
-        end = (weight.arena_offset_bytes or 0) + weight.size_bytes
-        if weight.arena_offset_bytes is None or end > artifact.plan.arena_bytes(Device.GPU):
-            error = ValueError(f"weight {weight.tensor!r} lies outside the GPU's arena")
-            raise _malformed(artifact.path / MANIFEST, error)
+        types = [(t.shape, t.dtype) for t in tensors if t is not None]
+        if tuple(p.tensor for p in ports) != names or types != [(p.shape, p.dtype) for p in ports]:
+            raise refuse("its inputs and outputs are not those of the plan")
+    uploads = sorted((w.tensor, w.arena_offset_bytes or 0, w.size_bytes) for w in manifest.gpu_weights)
+    resident = [b for b in plan.buffers if b.kind is BufferKind.WEIGHT and b.device is Device.GPU]
+    if uploads != sorted((b.tensor, b.offset_bytes, b.size_bytes) for b in resident):
+        raise refuse("its GPU weights are not those of the plan")
+    plain = {w.tensor for w in manifest.host_weights if not w.packed}
+    if any(graph.tensor[n].role is Role.WEIGHT and n not in plain for n in graph.outputs):
+        raise refuse("a weight that is an output is missing")
+    if any(w.arena_offset_bytes is None for w in manifest.gpu_weights):
+        raise refuse("a GPU weight has no place in the arena")
+    if manifest.event_count > len(plan.steps):
+        raise refuse(f"{manifest.event_count} events for {len(plan.steps)} steps")

@@ -118,7 +118,7 @@ def _put_in_place(scratch: Path, destination: Path) -> None:
     os.rename(destination, aside / "old")
     try:
         os.rename(scratch, destination)
-    except OSError:
+    except BaseException:
         os.rename(aside / "old", destination)
         raise
     finally:

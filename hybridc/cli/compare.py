@@ -110,7 +110,7 @@ def _compare(
     emulate: bool,
 ) -> Comparison:
     """Compile for one budget, run in a process of its own, and hold the results against the reference."""
-    from hybridc.cli.child import run_artifact
+    from hybridc.cli.child import ChildError, run_artifact
     from hybridc.cli.reference import deviation
     from hybridc.compiler import compile_model
 
@@ -120,7 +120,13 @@ def _compare(
     plan = compiled.plan
     assert compiled.path is not None and plan is not None  # nothing told the compiler to stop early
     device_bytes = plan.arena_bytes(Device.GPU) if plan.budget_bytes is None else plan.budget_bytes
-    ran = run_artifact(compiled.path, feeds, folder, device_bytes if emulate else None, options.threads)
+    emulated_bytes = max(device_bytes, 1) if emulate else None  # a plan may leave the GPU empty
+    try:
+        ran = run_artifact(compiled.path, feeds, folder, emulated_bytes, options.threads)
+    except ChildError as error:
+        raise ChildError(
+            f"{error}\n  = note: in the run {_at_budget(plan.budget_bytes)}", error.exit_code
+        ) from None
     deviations = [deviation(name, ran.outputs[name], reference) for name, reference in expected.items()]
     worst = max(deviations, key=lambda d: d.max_rel)
     within = plan.budget_bytes is None or ran.gpu_allocated_bytes <= plan.budget_bytes
@@ -164,9 +170,7 @@ def _table(rows: list[Comparison]) -> str:
 
 def _failure(rows: list[Comparison], arguments: argparse.Namespace) -> InternalError:
     row = next(row for row in rows if not row.passed)
-    budget = (
-        "without a limit" if row.budget_bytes is None else f"at a budget of {format_bytes(row.budget_bytes)}"
-    )
+    budget = _at_budget(row.budget_bytes)
     if row.max_rel_error > arguments.tolerance:
         what = f"{budget} output {row.worst_output!r} is off by {row.max_rel_error:.2e} of its scale"
         return InternalError(
@@ -174,6 +178,10 @@ def _failure(rows: list[Comparison], arguments: argparse.Namespace) -> InternalE
         )
     what = f"{budget} the GPU held {format_bytes(row.allocated_bytes)}"
     return InternalError("HC911", what, where=str(arguments.model))
+
+
+def _at_budget(budget_bytes: int | None) -> str:
+    return "without a limit" if budget_bytes is None else f"at a budget of {format_bytes(budget_bytes)}"
 
 
 def _finite(row: dict[str, object]) -> dict[str, object]:

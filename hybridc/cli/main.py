@@ -9,10 +9,12 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from types import FrameType, ModuleType
 from typing import NoReturn
 
 from hybridc.cli.suggest import did_you_mean
@@ -61,9 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
     try:
-        code = _dispatch(sys.argv[1:] if argv is None else list(argv))
+        with _noted_interrupts() as interrupts:
+            code = _dispatch(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
-        return code
+        return EXIT_INTERRUPTED if interrupts else code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -75,6 +78,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = _as_hybridc_error(error)
         print(shown, file=sys.stderr)
         return shown.exit_code
+
+
+@contextlib.contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Signals of Ctrl-C, which end in a KeyboardInterrupt whatever else it was turned into on its way.
+
+    One that is raised in a callback of TVM comes back as a RuntimeError, or is taken for a schedule
+    that does not apply.
+    """
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield interrupts
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    except Exception as error:
+        if interrupts:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

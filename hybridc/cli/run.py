@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--emulate-gpu",
-        type=parse_bytes,
+        type=_parse_gpu_size,
         metavar="64MiB",
         help="run on an emulated GPU with this much memory",
     )
@@ -78,13 +78,25 @@ def execute(arguments: argparse.Namespace) -> int:
     feeds = gather_feeds(session.get_inputs(), arguments.input, arguments.seed if arguments.random else None)
     names = [output.name for output in session.get_outputs()]
     results, seconds = _timed_runs(session, names, feeds, arguments.repeat)
-    outputs = _save(dict(zip(names, results, strict=True)), arguments.output)
-    memory = {device.value: dataclasses.asdict(used) for device, used in session.memory().items()}
+    report = {
+        "outputs": _save(dict(zip(names, results, strict=True)), arguments.output),
+        "seconds": seconds,
+        "memory": {device.value: dataclasses.asdict(used) for device, used in session.memory().items()},
+        # what the device itself counted, independent of the session's books
+        "emulated_peak_bytes": None if arguments.emulate_gpu is None else emulator.statistics().peak_bytes,
+    }
     if arguments.json:
-        print_json({"outputs": outputs, "seconds": seconds, "memory": memory})
+        print_json(report)
     else:
-        print(_summary(outputs, seconds, memory))
+        print(_summary(report))
     return 0
+
+
+def _parse_gpu_size(text: str) -> int:
+    size_bytes = parse_bytes(text)
+    if size_bytes == 0:
+        raise UsageError("HC510", f"{text!r} is no size of a GPU", remedy="write for example 64MiB")
+    return size_bytes
 
 
 def _split_input(text: str) -> tuple[str, Path]:
@@ -125,24 +137,21 @@ def _save(results: dict[str, np.ndarray], folder: Path | None) -> list[dict[str,
     return described
 
 
-def _summary(outputs: list[dict[str, Any]], seconds: list[float], memory: dict[str, dict[str, int]]) -> str:
+def _summary(report: dict[str, Any]) -> str:
     from hybridc.report.table import format_us, plural, printable
 
     lines = []
-    for output in outputs:
+    for output in report["outputs"]:
         shape = "x".join(map(str, output["shape"])) or "scalar"
         place = f" -> {output['path']}" if output["path"] else ""
         lines.append(f"{printable(output['name'])}: {output['dtype']} {shape}{place}")
-    median, best = statistics.median(seconds), min(seconds)
-    times = (
-        f"median {format_us(median * 1e6)}, best {format_us(best * 1e6)}"
-        if len(seconds) > 1
-        else format_us(median * 1e6)
-    )
-    lines.append(f"{plural(len(seconds), 'run')}: {times}")
-    for device, used in memory.items():
-        lines.append(
-            f"{device} memory: {format_bytes(used['planned_bytes'])} planned,"
-            f" {format_bytes(used['allocated_bytes'])} allocated"
-        )
+    times_us = [seconds * 1e6 for seconds in report["seconds"]]
+    best = f" at the median, {format_us(min(times_us))} at best" if len(times_us) > 1 else ""
+    lines.append(f"{plural(len(times_us), 'run')}: {format_us(statistics.median(times_us))}{best}")
+    for device, used in report["memory"].items():
+        if used["planned_bytes"] or used["allocated_bytes"]:
+            planned, allocated = format_bytes(used["planned_bytes"]), format_bytes(used["allocated_bytes"])
+            lines.append(f"{device} memory: {planned} planned, {allocated} allocated")
+    if report["emulated_peak_bytes"] is not None:
+        lines.append(f"emulated GPU: {format_bytes(report['emulated_peak_bytes'])} at the peak")
     return "\n".join(lines)

@@ -7,14 +7,16 @@ exports; the others are linked to it as plain objects, where the VM finds their 
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
@@ -46,7 +48,7 @@ class BuiltLibrary:
     cuda_source: str | None
     cuda_image: bytes | None
     seconds: dict[str, float]
-    """Wall time of each stage: cuda, llvm, helper, link."""
+    """Wall time of `compile` and `link`."""
 
 
 @dataclass
@@ -55,17 +57,22 @@ class _Capture:
 
     source: str | None = None
     image: bytes | None = None
+    error: Exception | None = None
 
 
-@dataclass
-class _Clock:
-    seconds: dict[str, float] = field(default_factory=dict)
+class _Counter:
+    """Counts finished kernels; the threads that compile them share it."""
 
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            self._progress(self._done, self._total)
 
 
 def build_library(
@@ -78,31 +85,35 @@ def build_library(
 ) -> BuiltLibrary:
     """Compile a lowered module to `directory/library.so`.
 
-    `cuda_compile` is needed where the module has CUDA functions. Raises DeviceError HC403 without g++,
-    HC404 where the CUDA source does not compile, InternalError HC912 where TVM or the linker fails.
+    `cuda_compile` is needed where the module has CUDA functions; what it raises is passed on. Raises
+    DeviceError HC403 without g++, HC404 where TVM finds no CUDA driver to load (an emulated one will do),
+    InternalError HC912 where TVM or the linker fails.
     """
-    clock = _Clock()
     gpu, cpu, bytecode = _split(module)
-    total = len(gpu) + len(cpu)
     chunks = [dict(cpu[i : i + FUNCTIONS_PER_MODULE]) for i in range(0, len(cpu), FUNCTIONS_PER_MODULE)]
+    root_functions = dict(gpu) if gpu or not chunks else chunks.pop(0)
+    counter = _Counter(progress, len(gpu) + len(cpu))
     capture = _Capture()
+    path = directory / "library.so"
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="hybridc-build-") as scratch_name:
         scratch = Path(scratch_name)
-        with clock("helper"):
-            objects = [_compile_helper(scratch)]
-        if gpu:
-            with clock("cuda"):
-                root = _build_cuda(dict(gpu), target, cuda_compile, capture)
-            progress(len(gpu), total)
-        else:
-            root = _build_llvm(chunks.pop(0) if chunks else {}, target)
-            progress(total - sum(map(len, chunks)), total)
-        with clock("llvm"):
-            objects += _compile_chunks(chunks, target, scratch, total, progress)
-        with clock("link"):
-            path = directory / "library.so"
-            _link(bytecode, root, objects, path, scratch)
-    return BuiltLibrary(path, capture.source, capture.image, clock.seconds)
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            futures = [pool.submit(_write_helper, scratch / "helper.o")]
+            for number, chunk in enumerate(chunks):
+                futures.append(
+                    pool.submit(_compile_chunk, chunk, target, scratch / f"cpu{number}.o", counter)
+                )
+            if gpu:
+                root = _build_cuda(root_functions, target, cuda_compile, capture)
+            else:
+                root = _build_llvm(root_functions, target)
+            counter.add(len(root_functions))
+            objects = [future.result() for future in futures]
+        compiled = time.perf_counter()
+        _link(bytecode, root, objects, path, scratch)
+    seconds = {"compile": compiled - start, "link": time.perf_counter() - compiled}
+    return BuiltLibrary(path, capture.source, capture.image, seconds)
 
 
 def _split(
@@ -125,27 +136,23 @@ def _split(
 
 
 def _build_llvm(functions: dict[str, tirx.PrimFunc], target: Target) -> tvm.runtime.Module:
-    return tirx.build(tvm.IRModule(functions), target=llvm_target(target.isa))
+    return _build(functions, llvm_target(target.isa))
 
 
-def _compile_chunks(
-    chunks: list[dict[str, tirx.PrimFunc]], target: Target, scratch: Path, total: int, progress: Progress
-) -> list[Path]:
-    """One object file for each chunk, in the order of the chunks."""
+def _build(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
+    try:
+        return tirx.build(tvm.IRModule(functions), target=target)
+    except Exception as error:
+        what = f"TVM cannot compile for {target.kind.name}: {str(error).strip().splitlines()[-1]}"
+        raise InternalError("HC912", what, where=", ".join(functions)) from error
 
-    def compile_chunk(index: int) -> Path:
-        path = scratch / f"cpu{index}.o"
-        _build_llvm(chunks[index], target).write_to_file(str(path))
-        return path
 
-    done = total - sum(map(len, chunks))
-    objects = []
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        for chunk, path in zip(chunks, pool.map(compile_chunk, range(len(chunks))), strict=True):
-            objects.append(path)
-            done += len(chunk)
-            progress(done, total)
-    return objects
+def _compile_chunk(
+    functions: dict[str, tirx.PrimFunc], target: Target, path: Path, counter: _Counter
+) -> Path:
+    _build_llvm(functions, target).write_to_file(str(path))
+    counter.add(len(functions))
+    return path
 
 
 def _build_cuda(
@@ -153,8 +160,19 @@ def _build_cuda(
 ) -> tvm.runtime.Module:
     if cuda_compile is None:
         raise InternalError("HC912", "the module has CUDA functions but no CUDA compiler was given")
-    with _cuda_compiler(cuda_compile, capture):
-        return tirx.build(tvm.IRModule(functions), target=cuda_target(target))
+    try:
+        with _cuda_compiler(cuda_compile, capture):
+            root = _build(functions, cuda_target(target))
+    except InternalError:
+        if capture.error is not None:
+            raise capture.error from None
+        raise
+    if capture.image is None:
+        # TVM would embed the source instead, which no runtime can load
+        raise DeviceError(
+            "HC404", "TVM finds no CUDA driver library", remedy="call hybridc.emulator.preload first"
+        )
+    return root
 
 
 @contextmanager
@@ -163,7 +181,11 @@ def _cuda_compiler(cuda_compile: CudaCompile, capture: _Capture) -> Iterator[Non
 
     def compile_source(source: str) -> bytes:
         capture.source = str(source)
-        capture.image = cuda_compile(capture.source)
+        try:
+            capture.image = cuda_compile(capture.source)
+        except Exception as error:
+            capture.error = error  # on its way through TVM it would lose its type
+            raise
         return capture.image
 
     name = "tvm_callback_cuda_compile"
@@ -178,11 +200,19 @@ def _cuda_compiler(cuda_compile: CudaCompile, capture: _Capture) -> Iterator[Non
             tvm_ffi.registry.remove_global_func(name)
 
 
-def _compile_helper(scratch: Path) -> Path:
-    path = scratch / "helper.o"
+@functools.cache
+def _helper_object() -> bytes:
+    """The runtime's helper, compiled once in a process: nearly all of its time goes into headers."""
     includes = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
     options = ["-c", "-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden"]
-    _gxx([*options, *includes, str(HELPER_SOURCE), "-o", str(path)])
+    with tempfile.TemporaryDirectory(prefix="hybridc-helper-") as folder:
+        path = Path(folder) / "helper.o"
+        _gxx([*options, *includes, str(HELPER_SOURCE), "-o", str(path)])
+        return path.read_bytes()
+
+
+def _write_helper(path: Path) -> Path:
+    path.write_bytes(_helper_object())
     return path
 
 

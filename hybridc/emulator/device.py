@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridc.emulator.toolchain import NATIVE_FOLDER, build_library
+from hybridc.emulator.toolchain import NATIVE_FOLDER, build_library, cuda_include_folder
 from hybridc.errors import DeviceError
 
 _DRIVER_NAME = "libcuda.so.1"
@@ -121,12 +121,19 @@ def start(
 
 
 def preload() -> None:
-    """Make TVM able to compile for CUDA on a machine without a GPU driver.
+    """Make TVM able to compile for CUDA.
 
-    Loads the emulated driver without a device. Does nothing where the real driver is installed.
+    Without a GPU driver on the machine this loads the emulated one, without a device. With one it loads
+    NVIDIA's libraries, of which TVM by itself does not find the wheel's. Raises DeviceError HC421 to HC423.
     """
-    if _process.library is None and not _has_real_driver():
+    if _process.library is not None or not _has_real_driver():
         _load()
+        return
+    try:
+        ctypes.CDLL(_RUNTIME_NAME, ctypes.RTLD_GLOBAL)
+    except OSError:
+        ctypes.CDLL(str(cuda_include_folder().parent / "lib" / _RUNTIME_NAME), ctypes.RTLD_GLOBAL)
+    _load_tvm_cuda_runtime()
 
 
 def is_active() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _COMPILE_FLAGS = (
     "-fno-trapping-math",
     "-fno-strict-aliasing",
 )
-_KERNELS_PER_UNIT = 12
+_UNIT_CHARACTERS = 128 << 10  # TVM unrolls: one kernel may be 100 kB of text
 
 _DEFINITION = re.compile(
     r'(?:extern\s+"C"\s+)?__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)\s*\{'
@@ -60,16 +61,17 @@ class _Kernel:
 
     def export(self) -> str:
         size = f"sizeof({self.name}_shared)" if self.shared_members else "0"
+        arguments = f'"{self.name}", {size}, {int(self.needs_fibers)}'
         return (
             'extern "C" __attribute__((visibility("default"))) '
             f"emulator::KernelEntry hybridc_kernel_{self.name}() {{ "
-            f'return cuda_on_cpu::Kernel<{self.name}>::entry("{self.name}", {size}, {int(self.needs_fibers)}); }}\n'
+            f"return cuda_on_cpu::Kernel<{self.name}>::entry({arguments}); }}\n"
         )
 
 
 _BIND = (
     'extern "C" __attribute__((visibility("default"))) '
-    "void hybridc_bind_services(const emulator::BlockServices* services) { cuda_on_cpu::services = services; }\n"
+    "void hybridc_bind_services(const emulator::BlockServices* given) { cuda_on_cpu::services = given; }\n"
 )
 
 
@@ -116,14 +118,26 @@ def translate(source: str) -> tuple[str, ...]:
         header += '#include "half_on_cpu.h"\n'
     if "wmma" in source:
         header += '#include "tensor_core_on_cpu.h"\n'
-    # <mma.h> compiles with nvcc only; extern "C" functions cannot be template arguments of their own kind.
+    # <mma.h> compiles with nvcc only; kernels become static functions, which cannot be extern "C".
     prologue = prologue.replace("#include <mma.h>", "").replace('extern "C" __global__', "__global__")
     units = []
-    for start in range(0, max(len(kernels), 1), _KERNELS_PER_UNIT):
-        group = kernels[start : start + _KERNELS_PER_UNIT]
+    for number, group in enumerate(_group(kernels)):
         body = "".join(kernel.definition() for kernel in group) + "".join(kernel.export() for kernel in group)
-        units.append(header + prologue + body + ("" if start else _BIND))
+        units.append(header + prologue + body + ("" if number else _BIND))
     return tuple(units)
+
+
+def _group(kernels: Sequence[_Kernel]) -> list[list[_Kernel]]:
+    """Split kernels into units of about equal text, so that several g++ processes share the work."""
+    groups: list[list[_Kernel]] = [[]]
+    size = 0
+    for kernel in kernels:
+        if groups[-1] and size + len(kernel.text) > _UNIT_CHARACTERS:
+            groups.append([])
+            size = 0
+        groups[-1].append(kernel)
+        size += len(kernel.text)
+    return groups
 
 
 def _translate_kernel(definition: re.Match[str], body: str, helpers_meet: bool) -> _Kernel:
@@ -139,8 +153,9 @@ def _translate_kernel(definition: re.Match[str], body: str, helpers_meet: bool) 
     body = _DYNAMIC_SHARED.sub(r"auto* \2 = reinterpret_cast<\1*>(cuda_on_cpu::dynamic_shared);", body)
     body = _STATIC_SHARED.sub(move_to_struct, body)
     # Local copies live in registers; the thread-local originals would be read again after each barrier.
-    head = f"__global__ void {name}({parameters}) {{ const auto threadIdx = ::threadIdx, blockIdx = ::blockIdx;\n"
-    return _Kernel(name, tuple(members), head + body, needs_fibers)
+    locals_ = "const auto threadIdx = ::threadIdx, blockIdx = ::blockIdx;"
+    text = f"__global__ void {name}({parameters}) {{ {locals_}\n{body}"
+    return _Kernel(name, tuple(members), text, needs_fibers)
 
 
 def provide_kernels(image_key: str, source: str) -> Path:

@@ -17,14 +17,23 @@ from hybridc.errors import DeviceError
 
 NATIVE_FOLDER = Path(__file__).parent / "native"
 
+_INSTALL_COMPILER = "install g++ 11 or newer"
+
 BASE_FLAGS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept: `$XDG_CACHE_HOME/hybridc` or `~/.cache/hybridc`."""
+    """Where built libraries are kept: in `$XDG_CACHE_HOME/hybridc` or `~/.cache/hybridc`.
+
+    Raises DeviceError HC427 if the folder cannot be made.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "hybridc" / "emulator"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "set XDG_CACHE_HOME to a folder that can be written"
+        raise DeviceError("HC427", f"no place for built libraries: {error}", remedy=remedy) from None
     return folder
 
 
@@ -34,7 +43,7 @@ def _compiler() -> tuple[str, str]:
     path = shutil.which("g++")
     if path is None:
         raise DeviceError(
-            "HC421", "the emulated GPU needs g++, which is not installed", remedy="install g++ 11 or newer"
+            "HC421", "the emulated GPU needs g++, which is not installed", remedy=_INSTALL_COMPILER
         )
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     return path, version.partition("\n")[0]
@@ -65,7 +74,7 @@ def _run_compiler(arguments: Sequence[str], subject: str) -> None:
             "HC423",
             f"g++ cannot compile {subject} for the emulated GPU",
             where="\n      ".join(errors[:5]) or result.stderr[-500:],
-            remedy="install g++ 11 or newer; if it is, the kernel uses a CUDA feature that the emulator lacks",
+            remedy=f"{_INSTALL_COMPILER}; with that, the kernel uses a CUDA feature that the emulator lacks",
         )
 
 
@@ -85,7 +94,7 @@ def build_library(
     covers sources, flags, g++'s version, the headers' folder and the contents of `depends_on`. The
     library appears in its place complete, by a rename, so that two processes may build it at once.
 
-    Raises DeviceError HC421 to HC423.
+    Raises DeviceError HC421 to HC423 and HC427.
     """
     include = cuda_include_folder()
     flags = (*BASE_FLAGS, *compile_flags, f"-I{NATIVE_FOLDER}", f"-I{include}")

@@ -7,6 +7,7 @@ changed or not, to TVM's converter.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -101,6 +102,12 @@ def _conv_transpose(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node
     _set_attribute(proto, "pads", begins + ends)
 
 
+def _pairwise(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    """A chain of binary operators: TVM's converter stacks all operands in memory and reduces the stack."""
+    combine = {"Sum": relax.op.add, "Max": relax.op.maximum, "Min": relax.op.minimum}[proto.op_type]
+    return functools.reduce(combine, (importer._nodes[name] for name in proto.input))
+
+
 def _pow(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
     """Base and exponent may differ in type; TVM raises floating point numbers only, and of one type."""
     base, exponent = (importer._nodes[name] for name in proto.input)
@@ -162,8 +169,11 @@ CONVERTERS: dict[str, Converter] = {
     "ConvTranspose": _conv_transpose,
     "Expand": _expand,
     "Gather": _gather,
+    "Max": _pairwise,
+    "Min": _pairwise,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,
     "Resize": _resize,
+    "Sum": _pairwise,
     "Upsample": _resize,
 }

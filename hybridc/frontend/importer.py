@@ -19,7 +19,7 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.converters import CONVERTERS
 from hybridc.frontend.names import safe_names
-from hybridc.frontend.restrictions import check_restrictions
+from hybridc.frontend.restrictions import check_restrictions, check_sizes
 from hybridc.frontend.values import static_shape
 
 FROZEN_ELEMENTS = 64
@@ -67,11 +67,12 @@ def import_graph(model: ir.Model, name: str, node_names: Mapping[str, str]) -> E
     """Emit the graph's nodes in order.
 
     `node_names` gives the user's node for a value, where a pass replaced the node that makes it.
-    Raises ModelError HC113 to HC115, naming the node.
+    Raises ModelError HC113 to HC115 or HC118, naming the node.
     """
     graph = model.graph
     check_operators(graph, name)
     check_restrictions(graph, name)
+    check_sizes(graph, name)
     return _GraphImporter(model, name, node_names).run()
 
 

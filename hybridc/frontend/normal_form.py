@@ -95,10 +95,7 @@ class _Normalizer:
         """The weight parameter that stands for a constant."""
         if constant not in self.hoisted:
             array = constant.value.numpy()
-            name = safe_names(
-                ["constant"] if "constant" not in self.taken else [f"constant_{len(self.taken)}"], self.taken
-            )
-            identifier = next(iter(name.values()))
+            (identifier,) = safe_names(["constant"], self.taken).values()
             self.taken.add(identifier)
             variable = relax.Var(identifier, relax.TensorType(array.shape, str(array.dtype)))
             self.hoisted[constant] = variable
@@ -197,6 +194,6 @@ def _is_static(type_: relax.Type) -> bool:
 
 
 def _distinct(names: list[str], taken: set[str]) -> list[str]:
-    """Safe names in order; each call of the importer's BlockBuilder gives distinct ones."""
+    """Safe names in order. The names are distinct already: the importer's BlockBuilder saw to it."""
     chosen = safe_names(names, taken)
     return [chosen[name] for name in names]

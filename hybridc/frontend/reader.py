@@ -8,6 +8,8 @@ from pathlib import Path
 import onnx
 from tvm import relax
 
+from hybridc.errors import ModelError
+from hybridc.frontend import codes
 from hybridc.frontend.check import check_interface, check_model
 from hybridc.frontend.importer import import_graph
 from hybridc.frontend.load import Loaded, load
@@ -30,7 +32,17 @@ def read_model(
     `shapes` fixes inputs by name, `dims` named dimensions; all shapes are static afterwards. Raises
     ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model.
     """
-    loaded = load(source)
+    try:
+        return _read(load(source), shapes, dims)
+    except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
+        raise ModelError(
+            codes.NOT_ONNX,
+            f"not an ONNX model: a name is no text: {error}",
+            remedy="export the network again",
+        ) from error
+
+
+def _read(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]) -> ImportedModel:
     name = loaded.source.name
     node_names = _name_nodes(loaded)
     check_tensors(loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,12 +12,30 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.values import constant_array, static_shape
 
+MAX_ELEMENTS = 1 << 38
+"""Of one value: no machine that hybridc compiles for holds more."""
+MAX_RANGE_ELEMENTS = 1 << 26
+"""TVM's importer makes constant ranges at once."""
+
+
+def check_sizes(graph: ir.Graph, name: str) -> None:
+    """Raises ModelError HC118 for the first node that makes more values than any machine holds."""
+    for node in graph:
+        shapes = [static_shape(output) or () for output in node.outputs]
+        elements = max((math.prod(shape) for shape in shapes), default=0)
+        if elements > (MAX_RANGE_ELEMENTS if node.op_type == "Range" else MAX_ELEMENTS):
+            raise ModelError(
+                codes.TOO_LARGE,
+                f"{node.op_type} makes {elements} values",
+                where=f"{name}: node {node.name!r} ({node.op_type})",
+                remedy="check the shapes that it is given",
+            )
+
 
 def check_restrictions(graph: ir.Graph, name: str) -> None:
     """Raises ModelError HC114 for the first node whose result would be wrong."""
     for node in graph:
-        rule = _RULES.get(node.op_type)
-        reason = rule(node) if rule else None
+        reason = _reason(node)
         if reason is not None:
             raise ModelError(
                 codes.WRONG_RESULT,
@@ -24,6 +43,14 @@ def check_restrictions(graph: ir.Graph, name: str) -> None:
                 where=f"{name}: node {node.name!r} ({node.op_type})",
                 remedy="export the network without it",
             )
+
+
+def _reason(node: ir.Node) -> str | None:
+    rule = _RULES.get(node.op_type)
+    try:
+        return rule(node) if rule else None
+    except (IndexError, TypeError, ValueError) as error:  # the checker lets some attributes out of range pass
+        return f"has malformed attributes: {error}"
 
 
 def _resize(node: ir.Node) -> str | None:
@@ -60,11 +87,15 @@ def _is_inf(node: ir.Node) -> str | None:
 
 def _mod(node: ir.Node) -> str | None:
     divisor = constant_array(node.inputs[1])
-    if not node.attributes.get_int("fmod", 0):
+    if node.inputs[0] is None or node.inputs[0].dtype is None or node.inputs[0].dtype.is_integer():
         return None
     if divisor is None or not np.isfinite(divisor).all():
-        return "with fmod needs a finite constant divisor"
+        return "of floating point numbers needs a finite constant divisor"
     return None
+
+
+def _range(node: ir.Node) -> str | None:
+    return None if static_shape(node.outputs[0]) is not None else "needs constant bounds"
 
 
 def _roi_align(node: ir.Node) -> str | None:
@@ -109,6 +140,7 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "LayerNormalization": _layer_normalization,
     "Mod": _mod,
     "NonMaxSuppression": _non_max_suppression,
+    "Range": _range,
     "ReduceMax": _reduce_extremum,
     "ReduceMin": _reduce_extremum,
     "Resize": _resize,

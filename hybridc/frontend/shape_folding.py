@@ -27,7 +27,7 @@ def _shape_to_tensor(call: tvm.ir.Call) -> relax.Expr | None:
     shape = call.args[0]
     if not isinstance(shape, relax.ShapeExpr) or not _are_known(shape.values):
         return None
-    return relax.const(np.array([int(dim) for dim in shape.values], np.int64))
+    return _constant(np.array([int(dim) for dim in shape.values], np.int64))
 
 
 def _take(call: tvm.ir.Call) -> relax.Expr | None:
@@ -35,7 +35,7 @@ def _take(call: tvm.ir.Call) -> relax.Expr | None:
     if not _are_constant(data, indices):
         return None
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
-    return relax.const(np.take(data.value.numpy(), indices.value.numpy(), axis, mode="wrap"))
+    return _constant(np.take(data.value.numpy(), indices.value.numpy(), axis, mode="wrap"))
 
 
 def _strided_slice(call: tvm.ir.Call) -> relax.Expr | None:
@@ -45,13 +45,13 @@ def _strided_slice(call: tvm.ir.Call) -> relax.Expr | None:
     if not all(len(r.fields) == 1 and _are_known(r.fields) for r in ranges):
         return None
     begin, end, *step = (int(r.fields[0]) for r in ranges[1:])
-    return relax.const(data.value.numpy()[slice(begin, end, *step)])
+    return _constant(data.value.numpy()[slice(begin, end, *step)])
 
 
 def _astype(call: tvm.ir.Call) -> relax.Expr | None:
     if not _are_constant(call.args[0]):
         return None
-    return relax.const(call.args[0].value.numpy().astype(str(call.attrs.dtype)))
+    return _constant(call.args[0].value.numpy().astype(str(call.attrs.dtype)))
 
 
 _FOLDS: dict[str, Callable[[tvm.ir.Call], relax.Expr | None]] = {
@@ -61,6 +61,10 @@ _FOLDS: dict[str, Callable[[tvm.ir.Call], relax.Expr | None]] = {
     "relax.strided_slice": _strided_slice,
     "relax.take": _take,
 }
+
+
+def _constant(array: np.ndarray) -> relax.Expr:
+    return relax.const(array, str(array.dtype))  # without the type, int64 would become int32
 
 
 def _are_constant(*values: relax.Expr) -> bool:

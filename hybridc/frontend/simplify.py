@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def simplify(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model
     shapes are inferred where they can be. Raises ModelError HC116 if a pass fails, HC118 if
     constants are too large.
     """
+    # What cannot be evaluated is left as it is: no reason for a warning.
+    log = logging.getLogger(folding.__name__)
+    was_disabled, log.disabled = log.disabled, True
     try:
         return _simplify(model, name, folder)
     except HybridcError:
@@ -47,6 +51,8 @@ def simplify(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model
             where=name,
             remedy="export the network again with static shapes",
         ) from error
+    finally:
+        log.disabled = was_disabled
 
 
 def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model:
@@ -104,7 +110,7 @@ def _make_initializers(graph: ir.Graph, name: str) -> None:
 def _too_large(dims: np.ndarray, node: ir.Node, name: str) -> ModelError:
     return ModelError(
         codes.TOO_LARGE,
-        f"a constant of shape {dims.tolist()} is asked for, and all together may have {MAX_GENERATED_BYTES} bytes",
+        f"a constant of shape {dims.tolist()} is asked for; the limit of all is {MAX_GENERATED_BYTES} bytes",
         where=f"{name}: node {node.name!r} (ConstantOfShape)",
         remedy="store weights in the model",
     )

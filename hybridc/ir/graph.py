@@ -145,6 +145,9 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 def graph_from_json(data: dict[str, Any]) -> Graph:
     """Read a graph back. Raises KeyError, TypeError or ValueError on anything that is not one."""
 
+    def names(values: list[Any]) -> tuple[str, ...]:
+        return tuple(str(v) for v in values)
+
     def tensor(t: dict[str, Any]) -> Tensor:
         return Tensor(str(t["name"]), tuple(int(n) for n in t["shape"]), str(t["dtype"]), Role(t["role"]))
 
@@ -152,20 +155,20 @@ def graph_from_json(data: dict[str, Any]) -> Graph:
         return Kernel(
             name=str(k["name"]),
             function=str(k["function"]),
-            inputs=tuple(k["inputs"]),
-            outputs=tuple(k["outputs"]),
-            may_overwrite=tuple((output, source) for output, source in k["may_overwrite"]),
+            inputs=names(k["inputs"]),
+            outputs=names(k["outputs"]),
+            may_overwrite=tuple((str(output), str(source)) for output, source in k["may_overwrite"]),
             flops=int(k["flops"]),
             bytes_moved=int(k["bytes_moved"]),
             gpu_workspace_bytes=int(k["gpu_workspace_bytes"]),
             cpu_workspace_bytes=int(k["cpu_workspace_bytes"]),
             devices=tuple(Device(d) for d in k["devices"]),
-            origins=tuple(k["origins"]),
+            origins=names(k["origins"]),
         )
 
     return Graph(
         kernels=tuple(kernel(k) for k in data["kernels"]),
         tensors=tuple(tensor(t) for t in data["tensors"]),
-        inputs=tuple(data["inputs"]),
-        outputs=tuple(data["outputs"]),
+        inputs=names(data["inputs"]),
+        outputs=names(data["outputs"]),
     )

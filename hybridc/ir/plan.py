@@ -165,7 +165,7 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         raise ValueError(f"plan schema {data['schema_version']} is not {SCHEMA_VERSION}")
 
     def step(s: dict[str, Any]) -> Step:
-        waits = tuple(int(w) for w in s["waits"])
+        waits = tuple(_whole(w) for w in s["waits"])
         if "run" in s:
             return Run(s["run"], Device(s["device"]), waits)
         return Copy(s["copy"], Device(s["source"]), Device(s["target"]), waits)
@@ -175,19 +175,25 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
             b["tensor"],
             BufferKind(b["kind"]),
             Device(b["device"]),
-            int(b["offset_bytes"]),
-            int(b["size_bytes"]),
-            int(b["first_step"]),
-            int(b["last_step"]),
+            _whole(b["offset_bytes"]),
+            _whole(b["size_bytes"]),
+            _whole(b["first_step"]),
+            _whole(b["last_step"]),
         )
 
     return Plan(
         steps=tuple(step(s) for s in data["steps"]),
         buffers=tuple(buffer(b) for b in data["buffers"]),
         arenas=tuple(
-            Arena(Device(a["device"]), int(a["size_bytes"]), int(a["lower_bound_bytes"])) for a in data["arenas"]
+            Arena(Device(a["device"]), _whole(a["size_bytes"]), _whole(a["lower_bound_bytes"])) for a in data["arenas"]
         ),
-        budget_bytes=None if data["budget_bytes"] is None else int(data["budget_bytes"]),
+        budget_bytes=None if data["budget_bytes"] is None else _whole(data["budget_bytes"]),
         step_us=tuple(float(s["us"]) for s in data["steps"]),
         makespan_us=float(data["makespan_us"]),
     )
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value

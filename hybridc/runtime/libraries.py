@@ -14,6 +14,7 @@ import tvm_ffi
 from hybridc.errors import DeviceError, UsageError
 
 CUDA_RUNTIME = "libcudart.so.13"
+MAXIMUM_THREADS = 4096
 _BIG_CORES = 1  # ThreadGroup::kBig: all cores of the fastest kind
 _configured = threading.local()
 
@@ -56,8 +57,8 @@ def limit_threads(count: int) -> None:
 
 def check_threads(count: int) -> int:
     """Refuse an impossible number of threads. Raises UsageError HC557."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise UsageError("HC557", f"threads must be a positive number, not {count!r}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAXIMUM_THREADS:
+        raise UsageError("HC557", f"threads must be from 1 to {MAXIMUM_THREADS}, not {count!r}")
     return count
 
 

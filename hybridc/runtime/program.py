@@ -46,15 +46,13 @@ class Program:
         load_runtime(cuda=artifact.needs_gpu)
         _offer_kernels_to_emulator(artifact)
         self._library = _load_library(artifact.library)
-        if artifact.needs_gpu:
-            self._check_gpu(artifact.plan.arena_bytes(Device.GPU))
+        gpu_bytes = artifact.plan.arena_bytes(Device.GPU)
+        self._gpu_arena = self._allocate_on_gpu(gpu_bytes) if artifact.needs_gpu else None
         with _device_errors():
             self._prepare(artifact)
 
     def _prepare(self, artifact: Artifact) -> None:
-        """Allocate the arenas, upload the GPU's weights, open the lanes, start the VM."""
-        gpu_bytes = artifact.plan.arena_bytes(Device.GPU)
-        self._gpu_arena = self._helper("device_arena")(_GPU_INDEX, gpu_bytes) if gpu_bytes else None
+        """Allocate the host's arena, upload the GPU's weights, open the lanes, start the VM."""
         host_bytes = max(artifact.plan.arena_bytes(Device.CPU), 1)
         self._host_arena = self._helper("host_arena")(host_bytes, artifact.needs_gpu)
         self._weights = _map_weights(artifact.weights)
@@ -99,16 +97,17 @@ class Program:
     def _helper(self, name: str) -> Any:
         return self._library.get_function(f"hybridc_{name}", query_imports=True)
 
-    def _check_gpu(self, needed_bytes: int) -> None:
+    def _allocate_on_gpu(self, needed_bytes: int) -> Any:
         try:
             free_bytes = self._helper("free_device_bytes")(_GPU_INDEX)
         except RuntimeError as error:
-            raise no_gpu(str(error).splitlines()[-1]) from None
-        if free_bytes < needed_bytes:
+            raise no_gpu(str(error).strip().splitlines()[-1]) from None
+        try:
+            return self._helper("device_arena")(_GPU_INDEX, needed_bytes)
+        except RuntimeError as error:
             what = f"the artifact needs {needed_bytes:,} bytes of GPU memory, and {free_bytes:,} are free"
-            raise DeviceError(
-                "HC405", what, remedy="end other programs on the GPU, or compile with a smaller --gpu-memory"
-            )
+            remedy = "end other programs on the GPU, or compile with a smaller --gpu-memory"
+            raise DeviceError("HC405", what, remedy=remedy) from error
 
     def _view(self, weight: StoredWeight, offset_bytes: int, arena: Any) -> Any:
         return self._helper("arena_view")(arena, offset_bytes, weight.shape, weight.dtype)

@@ -59,13 +59,12 @@ class Session:
     """
 
     def __init__(self, path: str | Path, *, threads: int | None = None, check_weights: bool = True) -> None:
-        if threads is not None:
-            check_threads(threads)
+        wanted = None if threads is None else check_threads(threads)
         self._artifact = open_artifact(path, check_weights=check_weights)
         self._verify()
         self._lock = threading.Lock()
         self._places = _host_places(self._artifact)
-        count = threads or self._artifact.manifest.threads or available_threads()
+        count = check_threads(wanted or self._artifact.manifest.threads or available_threads())
         self._program: Program | None = Program(self._artifact, count)
 
     @property

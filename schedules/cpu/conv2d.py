@@ -68,7 +68,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """What a convolution's anchor says: `sum over c, kh, kw of data[n, c', h', w'] * weight[o, c, kh, kw]`."""
+    """What an anchor says: `sum over c, kh, kw of data[n, c', h', w'] * weight[o, c, kh, kw]`."""
 
     contraction: Contraction
     data: ir.TensorLoad
@@ -123,11 +123,13 @@ def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
     if not all(i.same_as(v) for i, v in zip(weight.indices, (channel, inner, *taps), strict=True)):
         return None
     shape = [int(e) for e in data.source.shape]
-    axes = [
-        _read_axis(contraction, index, output, tap, extent)
-        for index, output, tap, extent in zip(data.indices[2:], outputs, taps, shape[2:], strict=True)
-    ]
-    if any(axis is None for axis in axes) or not data.indices[0].same_as(batch):
+    axes = []
+    for index, output, tap, extent in zip(data.indices[2:], outputs, taps, shape[2:], strict=True):
+        axis = _read_axis(contraction, index, output, tap, extent)
+        if axis is None:
+            return None
+        axes.append(axis)
+    if not data.indices[0].same_as(batch):
         return None
     group_inputs, total_outputs = anchor.extents[inner], anchor.extents[channel]
     groups = shape[1] // group_inputs
@@ -238,6 +240,7 @@ def _flat_source(conv: Convolution, tile: Tile, columns: int) -> Source:
         return conv.padded(n, c, tirx.floordiv(j, integer(width)), tirx.floormod(j, integer(width)))
 
     if columns % tile.columns == 0 and conv.contraction.nest.parameter(conv.data.source) is not None:
+
         def direct(n: ir.Expr, c: ir.Expr, j: ir.Expr) -> ir.Expr:
             y, x = tirx.floordiv(j, integer(width)), tirx.floormod(j, integer(width))
             indices = [n, c, x] if conv.height.output is None else [n, c, y, x]
@@ -298,7 +301,9 @@ def _weight_source(request: Request, conv: Convolution, tile: Tile) -> Source:
     position = conv.contraction.nest.parameter(conv.weight.source)
     if position in request.constants:
         taps = (kw,) if conv.height.output is None else (kh, kw)
-        packing = Packing((blocks * tile.rows, inputs, *taps), (blocks, tile.rows, inputs, kh, kw), (0, 2, 3, 4, 1))
+        packing = Packing(
+            (blocks * tile.rows, inputs, *taps), (blocks, tile.rows, inputs, kh, kw), (0, 2, 3, 4, 1)
+        )
         return Source(read, parameter=(position, packed, packing))
 
     def fill(point: Point) -> tirx.Stmt:

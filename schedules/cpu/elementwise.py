@@ -7,7 +7,7 @@ import math
 from tvm import ir, s_tir, tirx
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.schedules.cpu.nest import Block, Nest, loads, read_nest, result, uses
+from hybridc.schedules.cpu.nest import Nest, loads, read_nest, result, uses
 from hybridc.schedules.registry import Request, Scheduled
 
 PARALLEL_ELEMENTS = 1 << 15
@@ -33,12 +33,11 @@ def elementwise(request: Request) -> Scheduled | None:
     return result(request, schedule, elementwise.__name__)
 
 
-def inline_producers(schedule: s_tir.Schedule, nest: Nest, keep: frozenset[str] = frozenset()) -> None:
+def inline_producers(schedule: s_tir.Schedule, nest: Nest) -> None:
     """Compute spatial intermediates where they are used."""
     for block in nest.blocks:
-        if block.reduce or nest.parameter(block.buffer) is not None or block.name in keep:
-            continue
-        schedule.compute_inline(schedule.get_sblock(block.name))
+        if nest.parameter(block.buffer) is None:
+            schedule.compute_inline(schedule.get_sblock(block.name))
 
 
 def schedule_spatial(schedule: s_tir.Schedule, rv: s_tir.schedule.SBlockRV, vector_bits: int) -> None:
@@ -94,12 +93,11 @@ def _walks(buffer: ir.Var, indices: list[ir.Expr], axes: list[ir.Var], extents: 
 def _vectorizable(store: tirx.BufferStore, innermost: ir.Var) -> bool:
     """Whole vectors of every operand: no index computed from the lane, and no condition on it."""
     for load in [*loads(store.value), tirx.BufferLoad(store.buffer, store.indices)]:
+        if not load.indices:
+            continue
         if any(uses(index, innermost) for index in load.indices[:-1]):
             return False
         last = load.indices[-1]
         if uses(last, innermost) and not last.same_as(innermost):
             return False
     return "if_then_else" not in str(store.value)
-
-
-__all__ = ["Block", "elementwise", "inline_producers", "schedule_spatial"]

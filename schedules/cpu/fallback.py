@@ -37,7 +37,9 @@ def _parallelized(schedule: s_tir.Schedule, rv: s_tir.schedule.SBlockRV) -> s_ti
         return schedule
     attempt = schedule.copy()
     try:
-        attempt.parallel(attempt.fuse(*attempt.get_loops(attempt.get_sblock(schedule.get(rv).name_hint))[:leading]))
+        attempt.parallel(
+            attempt.fuse(*attempt.get_loops(attempt.get_sblock(schedule.get(rv).name_hint))[:leading])
+        )
     except ScheduleError:
         return schedule
     return attempt

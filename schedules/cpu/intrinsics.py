@@ -12,6 +12,8 @@ from functools import cache
 
 from tvm import ir, tirx
 
+Elementary = Callable[[ir.Expr], ir.Expr]
+
 _ROUND = 12582912.0
 """1.5 * 2**23: adding it leaves the nearest integer in the low bits of a float32's mantissa."""
 _PRIORITY = 150
@@ -21,18 +23,40 @@ _PRIORITY = 150
 @cache
 def install() -> None:
     """Register the lowerings for LLVM code generation of this process; calling it again does nothing."""
-    for name, function in (("exp", _exp), ("log", _log), ("sigmoid", _sigmoid), ("tanh", _tanh), ("erf", _erf)):
-        tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=_lowering(function), level=_PRIORITY)
+    for name, function, wide in (
+        ("exp", _exp, _libm("exp")),
+        ("log", _log, _libm("log")),
+        ("sigmoid", _sigmoid, None),
+        ("tanh", _tanh, _wide_tanh),
+        ("erf", _erf, None),
+    ):
+        lowering = _lowering(function, wide)
+        tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=lowering, level=_PRIORITY)
 
 
-def _lowering(function: Callable[[ir.Expr], ir.Expr]) -> Callable[[ir.Call], ir.Expr]:
-    """Rewrite calls on float32, scalar or vector; others keep TVM's lowering."""
+def _lowering(function: Elementary, wide: Elementary | None) -> Callable[[ir.Call], ir.Expr]:
+    """Rewrite scalar and vector calls: narrow floats in float32, float64 by `wide` or TVM's own rule."""
 
     def lower(call: ir.Call) -> ir.Expr:
         x = call.args[0]
-        return function(x) if _dtype(x).startswith("float32") else call
+        kind, _, lanes = _dtype(x).partition("x")
+        if kind == "float32":
+            return function(x)
+        if kind == "float64":
+            return call if wide is None else wide(x)
+        single = f"float32{'x' if lanes else ''}{lanes}"
+        return tirx.Cast(_dtype(x), function(tirx.Cast(single, x)))
 
     return lower
+
+
+def _libm(name: str) -> Elementary:
+    return lambda x: tirx.call_llvm_pure_intrin(_dtype(x), f"llvm.{name}", x)
+
+
+def _wide_tanh(x: ir.Expr) -> ir.Expr:
+    one, two = _constant(x, 1.0), _constant(x, 2.0)
+    return one - two / (_libm("exp")(x * two) + one)
 
 
 def _constant(x: ir.Expr, value: float) -> ir.Expr:
@@ -70,7 +94,7 @@ def _named(value: ir.Expr, body: Callable[[ir.Var], ir.Expr]) -> ir.Expr:
 
 
 def _exp(x: ir.Expr) -> ir.Expr:
-    """exp(x) = 2**n * exp(r), |r| <= ln(2) / 2; 2**n in two factors so that denormal results come out right."""
+    """exp(x) = 2**n * exp(r), |r| <= ln(2) / 2; 2**n in two factors, for denormal results."""
 
     def scaled(x: ir.Expr, shifted: ir.Expr) -> ir.Expr:
         n = shifted - _constant(x, _ROUND)
@@ -78,9 +102,18 @@ def _exp(x: ir.Expr) -> ir.Expr:
         return _named(r, lambda r: fraction(r, _bits(shifted) - _integer(x, 0x4B400000)))
 
     def fraction(r: ir.Expr, n: ir.Expr) -> ir.Expr:
-        terms = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+        terms = (
+            1.9875691500e-4,
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            5.0000001201e-1,
+        )
         power = _polynomial(r, terms) * r * r + r + _constant(r, 1.0)
-        return _named(n, lambda n: _named(n >> _integer(r, 1), lambda h: power * two_to(r, h) * two_to(r, n - h)))
+        return _named(
+            n, lambda n: _named(n >> _integer(r, 1), lambda h: power * two_to(r, h) * two_to(r, n - h))
+        )
 
     def two_to(x: ir.Expr, n: ir.Expr) -> ir.Expr:
         return tirx.reinterpret(_dtype(x), (n + _integer(x, 127)) << _integer(x, 23))

@@ -10,7 +10,6 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.nest import Contraction, finish, read_contraction, substitute, uses
 from hybridc.schedules.cpu.tile import (
-    INDEX,
     PARALLEL_WORK,
     Point,
     Tile,
@@ -57,30 +56,40 @@ def matmul(request: Request) -> Scheduled | None:
     product = contraction and _read_product(contraction)
     if not product:
         return None
-    rows, columns, depth = product.extent(*product.rows), product.extent(product.column), product.extent(product.k)
+    rows, columns, depth = (
+        product.extent(*product.rows),
+        product.extent(product.column),
+        product.extent(product.k),
+    )
     tile = choose_tile(request.target.isa, rows, 1, columns)
     panels = _panels(request, product, tile, depth)
     body, sums = _tiles(product, tile, rows, columns, depth, panels.read)
-    function = function_of(
-        request.function, panels.params, [*panels.stages, body], [*panels.buffers, sums]
-    )
+    function = function_of(request.function, panels.params, [*panels.stages, body], [*panels.buffers, sums])
     return finish(function, matmul.__name__, panels.packings)
 
 
 def _read_product(contraction: Contraction) -> _Product | None:
     anchor = contraction.anchor
     factors = [contraction.nest.inlined(load) for load in (contraction.left, contraction.right)]
-    if len(anchor.reduce) != 1 or not anchor.spatial or not all(isinstance(f, ir.TensorLoad) for f in factors):
+    if (
+        len(anchor.reduce) != 1
+        or not anchor.spatial
+        or not all(isinstance(f, ir.TensorLoad) for f in factors)
+    ):
         return None
     (k,) = anchor.reduce
     column = anchor.spatial[-1]
     for left, right in (factors, factors[::-1]):
         in_left = [any(uses(i, v) for i in left.indices) for v in anchor.spatial]
         in_right = [any(uses(i, v) for i in right.indices) for v in anchor.spatial]
-        direct = any(i.same_as(column) for i in right.indices[-2:]) and any(i.same_as(k) for i in right.indices[-2:])
+        direct = any(i.same_as(column) for i in right.indices[-2:]) and any(
+            i.same_as(k) for i in right.indices[-2:]
+        )
         if in_left[-1] or not direct or not any(uses(i, k) for i in left.indices):
             continue
-        batch = tuple(v for v, used in zip(anchor.spatial, in_right, strict=True) if used and not v.same_as(column))
+        batch = tuple(
+            v for v, used in zip(anchor.spatial, in_right, strict=True) if used and not v.same_as(column)
+        )
         shared = tuple(v for v, used in zip(anchor.spatial, in_right, strict=True) if not used)
         return _Product(contraction, left, right, batch, shared, column, k)
     return None
@@ -131,7 +140,9 @@ def _panels(request: Request, product: _Product, tile: Tile, depth: int) -> _Pan
         )
 
     def element(b: ir.Expr, k: ir.Expr, column: ir.Expr) -> ir.Expr:
-        return _load(product.right, {**_unflatten(b, product.batch, product), product.k: k, product.column: column})
+        return _load(
+            product.right, {**_unflatten(b, product.batch, product), product.k: k, product.column: column}
+        )
 
     if columns % width == 0 and not transposed:
         return _Panels(params, lambda b, k, panel, lane: element(b, k, panel * integer(width) + lane))
@@ -150,7 +161,9 @@ def _panels(request: Request, product: _Product, tile: Tile, depth: int) -> _Pan
 
     work = batches * count * depth * width
     stage = grid((batches, count, depth), pack, parallel=work >= PARALLEL_WORK)
-    return _Panels(params, lambda b, k, panel, lane: tirx.BufferLoad(copy, [b, panel, k, lane]), (stage,), (copy,))
+    return _Panels(
+        params, lambda b, k, panel, lane: tirx.BufferLoad(copy, [b, panel, k, lane]), (stage,), (copy,)
+    )
 
 
 def _tiles(
@@ -193,6 +206,3 @@ def _tiles(
 
     tasks = (batches, ceil_div(columns, tile.columns), ceil_div(rows, tile.rows))
     return grid(tasks, task, parallel=batches * rows * columns * depth >= PARALLEL_WORK), sums[0]
-
-
-__all__ = ["INDEX", "matmul"]

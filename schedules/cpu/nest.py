@@ -16,8 +16,6 @@ from tvm import ir, s_tir, sym, tirx
 from hybridc.schedules.registry import Packing, Request, Scheduled
 from hybridc.schedules.workspace import lift_workspace
 
-Index = tirx.PrimExpr if hasattr(tirx, "PrimExpr") else ir.Expr
-
 
 def substitute(expr: ir.Expr, values: Mapping[ir.Var, ir.Expr]) -> ir.Expr:
     """Replace variables, for example a block's iterators by loop indices."""
@@ -58,7 +56,7 @@ def uses(expr: ir.Expr, var: ir.Var) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: `buffer[indices] = value` (or a reduction over `reduce`) for every point of its iterators."""
+    """One block: `buffer[indices] = value`, or a reduction over `reduce`, at every point of its iterators."""
 
     name: str
     spatial: tuple[ir.Var, ...]
@@ -71,7 +69,9 @@ class Block:
     @property
     def writes_identity(self) -> bool:
         """Each spatial iterator, in order, is one index of what it writes (unit axes may be constant 0)."""
-        iterators = [v for v in self.spatial]
+        iterators = [
+            v for v in self.spatial if self.extents[v] > 1 or any(i.same_as(v) for i in self.indices)
+        ]
         for index, extent in zip(self.indices, self.buffer.shape, strict=True):
             if iterators and index.same_as(iterators[0]) and self.extents[iterators[0]] == int(extent):
                 iterators.pop(0)
@@ -81,7 +81,8 @@ class Block:
 
     def value_at(self, indices: Sequence[ir.Expr]) -> ir.Expr:
         """The value written at `indices`; only for a block that `writes_identity`."""
-        values = {
+        values: dict[ir.Var, ir.Expr] = {v: tirx.const(0, str(v.ty.dtype)) for v in self.spatial}
+        values |= {
             axis: at for axis, at in zip(self.indices, indices, strict=True) if isinstance(axis, ir.Var)
         }
         return substitute(self.value, values)
@@ -118,7 +119,7 @@ class Nest:
 
 
 def read_nest(function: tirx.PrimFunc) -> Nest | None:
-    """Read a function, or None if a block is opaque, predicated, nested or does not write one identity point."""
+    """Read a function; None if a block is opaque, nested or writes more than its own point."""
     schedule = s_tir.Schedule(function)
     root = schedule.get_sblock("root")
     blocks = []
@@ -221,9 +222,7 @@ def _is_pointwise(nest: Nest, anchor: Block) -> bool:
     return True
 
 
-def finish(
-    function: tirx.PrimFunc, rule: str, packings: Sequence[tuple[int, Packing]] = ()
-) -> Scheduled:
+def finish(function: tirx.PrimFunc, rule: str, packings: Sequence[tuple[int, Packing]] = ()) -> Scheduled:
     """The result of a rule: what is left at the root becomes workspace parameters."""
     lifted, workspace_bytes = lift_workspace(function)
     return Scheduled(lifted, rule, tuple(packings), workspace_bytes)

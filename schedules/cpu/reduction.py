@@ -52,7 +52,7 @@ def _row_axes(nest: Nest) -> int | None:
     extents = [[block.extents[v] for v in block.spatial] for block in nest.blocks]
     reduced = [e for block, e in zip(nest.blocks, extents, strict=True) if block.reduce]
     prefix = 0
-    while all(len(e) > prefix and e[prefix] == reduced[0][prefix] for e in extents):
+    while prefix < min(map(len, extents)) and all(e[prefix] == reduced[0][prefix] for e in extents):
         prefix += 1
     if any(math.prod(e[prefix:]) != 1 for e in reduced):
         return None
@@ -61,7 +61,7 @@ def _row_axes(nest: Nest) -> int | None:
 
 def _runs_along_memory(block: Block) -> bool:
     reads = [load for load in loads(block.value) if not load.source.same_as(block.buffer)]
-    return any(load.indices[-1].same_as(block.reduce[-1]) for load in reads)
+    return any(load.indices and load.indices[-1].same_as(block.reduce[-1]) for load in reads)
 
 
 def _schedule_rows(schedule: s_tir.Schedule, prefix: int, lanes: int) -> None:
@@ -79,19 +79,22 @@ def _schedule_rows(schedule: s_tir.Schedule, prefix: int, lanes: int) -> None:
         _vectorize_row(schedule, rv, lanes)
 
 
-def _split_into_lanes(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
-    """Turn a reduction over k into `lanes` partial ones and one over them, where `lanes` divides k's extent."""
+def _split_into_lanes(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> SBlockRV | None:
+    """Turn a reduction over k into `lanes` partial ones, whose block it returns, and one over them.
+
+    The number of lanes has to divide the extent of k.
+    """
     _, axes = _loops_by_kind(schedule, rv)
     if not axes:
-        return
+        return None
     total = math.prod(int(schedule.get(axis).extent) for axis in axes)
     width = max((w for w in range(2, lanes + 1) if total % w == 0), default=1)
     if total < 2 * lanes or width < 4:
-        return
+        return None
     k = schedule.fuse(*axes)
     _, lane = schedule.split(k, [None, width])
     rank = len(schedule.get(rv).writes[0].region)
-    schedule.rfactor(lane, rank)
+    return schedule.rfactor(lane, rank)
 
 
 def _loops_by_kind(schedule: s_tir.Schedule, rv: SBlockRV) -> tuple[list[LoopRV], list[LoopRV]]:
@@ -129,12 +132,17 @@ def _vectorize_row(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
 
 
 def _reuse_output(function: tirx.PrimFunc, nest: Nest) -> tirx.PrimFunc:
-    """Let an intermediate of the output's shape, which only the output's block reads last, live in the output.
+    """Let an intermediate of the output's shape, read last by the output's own block, live in the output.
 
     Softmax keeps exp(x - max) there until it is divided, and needs no scratch memory.
     """
     output = nest.blocks[-1]
     shape = [int(e) for e in output.buffer.shape]
+    last = max(nest.blocks.index(block) for block in nest.reductions)
+    epilogue = [load.source for block in nest.blocks[last + 1 :] for load in loads(block.value)]
+    inputs = [b for b in epilogue if nest.parameter(b) is not None]
+    if any(math.prod(int(e) for e in b.shape) == math.prod(shape) for b in inputs):
+        return function  # the output may share that input's bytes, which are not read yet
     at_point = [
         load.source
         for load in loads(output.value)
@@ -143,7 +151,11 @@ def _reuse_output(function: tirx.PrimFunc, nest: Nest) -> tirx.PrimFunc:
     ]
     for block in nest.blocks[:-1]:
         same_type = str(block.buffer.dtype) == str(output.buffer.dtype)
-        if same_type and [int(e) for e in block.buffer.shape] == shape and any(map(block.buffer.same_as, at_point)):
+        if (
+            same_type
+            and [int(e) for e in block.buffer.shape] == shape
+            and any(map(block.buffer.same_as, at_point))
+        ):
             return _renamed(function, block.buffer.name, output.buffer)
     return function
 
@@ -173,6 +185,7 @@ def _schedule_plane(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
     """Spatial tasks, then the reduction, then the innermost spatial axis."""
     spatial, reduce = _loops_by_kind(schedule, rv)
     if not spatial:
+        _vectorize_total(schedule, rv, lanes)
         return
     iterations = _iterations(schedule, rv)
     *outer, inner = spatial
@@ -192,6 +205,16 @@ def _schedule_plane(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
         schedule.vectorize(schedule.get_loops(initial)[-1])
 
 
+def _vectorize_total(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
+    """A reduction to one number: partial ones by lane, which is also more exact than one long sum."""
+    partial = _split_into_lanes(schedule, rv, lanes)
+    if partial is None:
+        return
+    reduce, lane = schedule.get_loops(partial)
+    schedule.vectorize(lane)
+    schedule.vectorize(schedule.get_loops(schedule.decompose_reduction(partial, reduce))[-1])
+
+
 def _is_contiguous(schedule: s_tir.Schedule, rv: SBlockRV) -> bool:
     """Does each operand advance by one element, or not at all, along the innermost spatial axis?"""
     block = schedule.get(rv)
@@ -201,4 +224,5 @@ def _is_contiguous(schedule: s_tir.Schedule, rv: SBlockRV) -> bool:
         not any(uses(i, axis) for i in load.indices[:-1])
         and (not uses(load.indices[-1], axis) or load.indices[-1].same_as(axis))
         for load in operands
+        if load.indices
     )

@@ -145,8 +145,13 @@ def micro_kernel(
         return tirx.BufferLoad(sums, sum_indices(m, line, vector, lane))
 
     def each_vector(body: Callable[..., tirx.Stmt]) -> tirx.Stmt:
-        return unrolled(tile.rows, lambda m: unrolled(tile.depth, lambda d: unrolled(tile.width, lambda w: vectorized(
-            tile.lanes, lambda lane: body(m, d, w, lane)))))  # fmt: skip
+        def row(m: ir.Expr) -> tirx.Stmt:
+            return unrolled(tile.depth, lambda d: unrolled(tile.width, lambda w: vector(m, d, w)))
+
+        def vector(m: ir.Expr, d: ir.Expr, w: ir.Expr) -> tirx.Stmt:
+            return vectorized(tile.lanes, lambda lane: body(m, d, w, lane))
+
+        return unrolled(tile.rows, row)
 
     def clear(m: ir.Expr, d: ir.Expr, w: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
         return tirx.BufferStore(sums, tirx.FloatImm("float32", 0.0), sum_indices(m, d, w, lane))
@@ -168,12 +173,10 @@ def _reduction_loops(
     extents: Sequence[int], multiply_adds: int, body: Callable[[Point], tirx.Stmt]
 ) -> tirx.Stmt:
     """The reduction's loops; the innermost ones are unrolled while the body stays small."""
-    budget = UNROLLED_MULTIPLY_ADDS // multiply_adds
+    budget = max(UNROLLED_MULTIPLY_ADDS // multiply_adds, 1)
     steps: list[int] = []
     for extent in reversed(extents):
-        step = max((s for s in range(1, min(extent, max(budget, 1)) + 1) if extent % s == 0), default=1)
-        if len(steps) == 0 and step == 1 and extent > 1 and extent <= budget:
-            step = extent
+        step = max(s for s in range(1, min(extent, budget) + 1) if extent % s == 0)
         steps.insert(0, step)
         budget = budget // step if step == extent else 1
 
@@ -200,20 +203,24 @@ def write_columns(
     tail = columns % tile.lanes
     if columns % tile.columns == 0:
         return whole
-    pieces: list[tirx.Stmt] = []
-    done = 0
-    while done < tail:
-        size = 1 << ((tail - done).bit_length() - 1)
-        offset = done
-        pieces.append(
-            vectorized(
-                size, lambda lane, at=offset: body(first + integer(at) + lane, integer(at) + lane)
-            )
-        )
-        done += size
+    pieces = _powers_of_two(tail, lambda at: body(first + at, at))
     partial = tirx.SeqStmt(pieces) if len(pieces) > 1 else (pieces[0] if pieces else None)
     rest = None if partial is None else tirx.IfThenElse(first < integer(columns), partial, None)
     return tirx.IfThenElse(first + integer(tile.lanes) <= integer(columns), whole, rest)
+
+
+def _powers_of_two(extent: int, body: Callable[[ir.Expr], tirx.Stmt]) -> list[tirx.Stmt]:
+    """Vectors of 8, 4, 2 and 1 elements that add up to `extent`."""
+
+    def piece(offset: int, size: int) -> tirx.Stmt:
+        return vectorized(size, lambda lane: body(integer(offset) + lane))
+
+    pieces, done = [], 0
+    while done < extent:
+        size = 1 << ((extent - done).bit_length() - 1)
+        pieces.append(piece(done, size))
+        done += size
+    return pieces
 
 
 def when(condition: ir.Expr, body: tirx.Stmt, *, always: bool) -> tirx.Stmt:

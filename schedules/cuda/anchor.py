@@ -37,7 +37,7 @@ def find_anchor(function: tirx.PrimFunc) -> Anchor | None:
         blocks = [schedule.get(b) for b in schedule.get_child_blocks(schedule.get_sblock("root"))]
     except Exception:
         return None
-    reductions = [b for b in blocks if _axes(b, tirx.IterVar.CommReduce)]
+    reductions = [b for b in blocks if math.prod(_axes(b, tirx.IterVar.CommReduce)) > 1]
     others_are_elementwise = all(
         len(_axes(b, tirx.IterVar.DataPar)) == len(b.iter_vars) for b in blocks if b not in reductions
     )

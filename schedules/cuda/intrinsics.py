@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm import tirx
+from tvm.ir import Call
 from tvm.tirx.op import call_pure_extern, register_intrin_lowering
 
 ACCURATE = ("cos", "exp", "exp10", "log", "log10", "log2", "pow", "sin", "tan")
 
 
-def accurate(name: str) -> Callable[[tirx.Call], tirx.Expr]:
+def accurate(name: str) -> Callable[[Call], tirx.Expr]:
     """Lowering of a function to CUDA's `name` for float64 and `namef` for the rest, half types by float32."""
 
-    def lower(call: tirx.Call) -> tirx.Expr:
+    def lower(call: Call) -> tirx.Expr:
         dtype = str(call.ty.dtype)
         if dtype == "float64":
             return call_pure_extern("float64", name, *call.args)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir import Call
 from tvm.ir.transform import Sequential
 from tvm.s_tir.analysis import verify_gpu_code
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
-from tvm.tirx.analysis import verify_memory
+from tvm_ffi import WalkResult
 
 from hybridc.schedules.registry import Request, Scheduled
 from hybridc.schedules.workspace import lift_workspace
@@ -70,7 +71,25 @@ def runs_on_gpu(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
         lowered = _LOWER(tvm.IRModule({"kernel": named}))["kernel"]
     except Exception:
         return False
-    return verify_memory(lowered) and verify_gpu_code(lowered, _LIMITS) and _fits_grid(lowered)
+    return _leaves_nothing_to_the_host(lowered) and verify_gpu_code(lowered, _LIMITS) and _fits_grid(lowered)
+
+
+def _leaves_nothing_to_the_host(lowered: tirx.PrimFunc) -> bool:
+    """Whether no store or loop is outside of a thread, and no packed function called anywhere."""
+    host_calls: list[Call] = []
+    on_host: list[tirx.Stmt] = []
+
+    def note_call(call: Call) -> None:
+        if getattr(call.op, "name", "").startswith("tirx.tvm_call_"):
+            host_calls.append(call)
+
+    def enter(attribute: tirx.AttrStmt) -> WalkResult:
+        return WalkResult.SKIP if attribute.attr_key == "thread_extent" else WalkResult.ADVANCE
+
+    tvm_ffi.structural_walk(lowered.body, (Call, note_call), order="post")
+    outside = [(tirx.AttrStmt, enter), ((tirx.BufferStore, tirx.For), on_host.append)]
+    tvm_ffi.structural_walk(lowered.body, outside, order="pre")
+    return not host_calls and not on_host
 
 
 def _fits_grid(lowered: tirx.PrimFunc) -> bool:
@@ -101,12 +120,31 @@ def finish_function(function: tirx.PrimFunc, rule: str, target: tvm.target.Targe
     return Scheduled(lifted.with_attr("tirx.is_scheduled", True), rule, workspace_bytes=workspace_bytes)
 
 
+def reduces_nothing(function: tirx.PrimFunc) -> bool:
+    """Whether a reduction has a single step (a 1x1 convolution of one channel).
+
+    TVM takes such a block for an element-wise one and inlines its epilogue into it, but applies the
+    epilogue to the initial value too: relu(x + b) becomes relu(relu(b) + x).
+    """
+    found: list[s_tir.SBlock] = []
+
+    def note(block: s_tir.SBlock) -> None:
+        steps = [int(i.dom.extent) for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce]
+        if block.init is not None and all(step == 1 for step in steps):
+            found.append(block)
+
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, note), order="post")
+    return bool(found)
+
+
 def by_dlight(candidates: tuple[GPUScheduleRule, ...], request: Request, rule: str) -> Scheduled | None:
     """The first of TVM's dlight rules that accepts the function and whose result a GPU can run.
 
     dlight means its rules for language models; on other functions they may raise instead of
     returning None, which is "not mine" too.
     """
+    if reduces_nothing(request.function):
+        return None
     target = cuda_target(request.target)
     for candidate in candidates:
         try:

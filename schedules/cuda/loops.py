@@ -10,13 +10,15 @@ from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.s_tir.dlight.base import try_inline
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from hybridc.schedules.cuda.launch import BLOCK_THREADS, WARP
+from hybridc.schedules.cuda.launch import BLOCK_THREADS, WARP, reduces_nothing
 
 
 def inline_all(schedule: s_tir.Schedule) -> list[SBlockInfo] | None:
     """Inline every block that can be, and return what is left; None if a block is not a plain loop nest."""
     blocks = normalize_prim_func(schedule)
-    return None if blocks is None else try_inline(schedule, blocks)
+    if blocks is None or reduces_nothing(schedule.mod["main"]):
+        return blocks
+    return try_inline(schedule, blocks)
 
 
 def is_single_store(schedule: s_tir.Schedule, info: SBlockInfo) -> bool:
@@ -29,12 +31,12 @@ def extent(schedule: s_tir.Schedule, loops: list[LoopRV]) -> int:
     return math.prod(int(schedule.get(loop).extent) for loop in loops)
 
 
-def bind(schedule: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV]) -> LoopRV:
+def bind(schedule: s_tir.Schedule, loops: list[LoopRV]) -> LoopRV:
     """Spread loops over blocks of threads, neighbouring threads on neighbouring iterations of the last.
 
     Small nests take fewer threads, whole warps. Returns the loop of the threads.
     """
-    loop = schedule.fuse(*loops) if loops else schedule.add_unit_loop(block)
+    loop = schedule.fuse(*loops)
     iterations = extent(schedule, [loop])
     threads = min(BLOCK_THREADS, -(-iterations // WARP) * WARP)
     outer, inner = schedule.split(loop, factors=[None, threads])
@@ -43,15 +45,22 @@ def bind(schedule: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV]) -> Loop
     return inner
 
 
-def launch_alone(schedule: s_tir.Schedule, info: SBlockInfo) -> None:
-    """One launch for one block: a thread for each spatial iteration, which reduces by itself."""
+def launch_alone(schedule: s_tir.Schedule, info: SBlockInfo, epilogue: SBlockRV | None = None) -> None:
+    """One launch for one block: a thread for each spatial iteration, which reduces by itself.
+
+    The result stays in a register where an `epilogue` uses it up in the same thread.
+    """
     block = info.block_rv
-    kinds = list(zip(schedule.get_loops(block), info.dom_kind(), strict=True))
+    kinds = list(zip(schedule.get_loops(block), info.dom_kind(), strict=False))  # a scalar has no loops
     spatial = [loop for loop, kind in kinds if kind == "S"]
     serial = [loop for loop, kind in kinds if kind != "S"]
-    if spatial and serial:
-        schedule.reorder(*spatial, *serial)
-    bind(schedule, block, spatial)
+    if not spatial:
+        spatial = [schedule.add_unit_loop(serial[0] if serial else block)]
+    schedule.reorder(*spatial, *serial)
+    thread = bind(schedule, spatial)
+    if epilogue is not None:
+        schedule.set_scope(block, 0, "local")
+        schedule.reverse_compute_at(epilogue, thread, preserve_unit_loops=True)
     if info.is_reduction() and serial:
         schedule.decompose_reduction(block, serial[0])
 
@@ -63,6 +72,13 @@ def thread_per_result(schedule: s_tir.Schedule, blocks: list[SBlockInfo]) -> boo
     every output that depends on it (one for a convolution, a row for a softmax). Returns False, with
     the schedule in an unknown state, where results are not private to a thread.
     """
+    try:
+        return _thread_per_result(schedule, blocks)
+    except s_tir.schedule.ScheduleError:
+        return False
+
+
+def _thread_per_result(schedule: s_tir.Schedule, blocks: list[SBlockInfo]) -> bool:
     last = blocks[-1]
     if len(blocks) == 1:
         launch_alone(schedule, last)
@@ -73,8 +89,11 @@ def thread_per_result(schedule: s_tir.Schedule, blocks: list[SBlockInfo]) -> boo
     owned, swept = _split_loops(schedule, last, reduced)
     if not owned:
         return False
+    if len(blocks) == 2 and not swept:
+        launch_alone(schedule, blocks[0], last.block_rv)
+        return True
     schedule.reorder(*owned, *swept)
-    thread = bind(schedule, last.block_rv, owned)
+    thread = bind(schedule, owned)
     return all(_reduce_at(schedule, info, thread) for info in reversed(blocks[:-1]))
 
 
@@ -92,7 +111,7 @@ def _split_loops(
         if any(read.source.same_as(buffer) for buffer in reduced):
             for index in read.region:
                 tvm_ffi.structural_walk(index.min, (tirx.Var, add), order="post")
-    loops = list(zip(schedule.get_loops(info.block_rv), block.iter_vars, strict=True))
+    loops = list(zip(schedule.get_loops(info.block_rv), block.iter_vars, strict=False))  # a scalar has none
     owned = [loop for loop, iterator in loops if iterator.var in selecting]
     swept = [loop for loop, iterator in loops if iterator.var not in selecting]
     return owned, swept

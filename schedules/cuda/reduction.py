@@ -30,11 +30,9 @@ def reduction(request: Request) -> Scheduled | None:
         shared = by_dlight((Reduction(), GeneralReduction()), request, "reduction")
         if shared is not None:
             return shared
-    try:
-        private = thread_per_result(schedule, blocks)
-    except s_tir.schedule.ScheduleError:
+    if not thread_per_result(schedule, blocks):
         return None
-    return finish(schedule, "reduction", cuda_target(request.target)) if private else None
+    return finish(schedule, "reduction", cuda_target(request.target))
 
 
 def _extent(info: SBlockInfo, kind: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import operator
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,7 @@ def contents_of(model: Model) -> Contents:
         source=Source("hand.onnx", "ab" * 32, 18),
         host_weights=binding.host_weights,
         resident_weights=binding.resident_weights,
-        event_count=3,
+        event_count=1,
         cuda_source="// kernels" if model.target.has_gpu else None,
         cuda_image_key="0123456789abcdef" if model.target.has_gpu else None,
         threads=2,
@@ -174,6 +175,18 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
         "HC303",
         lambda a: edit(a / "manifest.json", lambda m: m["host_weights"][0].update(offset_bytes=1 << 40)),
     ),
+    "shape of other bytes": (
+        "HC303",
+        lambda a: edit(a / "manifest.json", lambda m: m["host_weights"][0].update(shape=[1])),
+    ),
+    "output weight is missing": (
+        "HC303",
+        lambda a: edit(a / "manifest.json", lambda m: m["host_weights"].pop()),
+    ),
+    "more events than steps": (
+        "HC303",
+        lambda a: edit(a / "manifest.json", lambda m: m.update(event_count=99)),
+    ),
     "other interface": (
         "HC303",
         lambda a: edit(a / "manifest.json", lambda m: m["inputs"][0].update(shape=[1])),
@@ -206,11 +219,18 @@ def test_damage_is_named(artifact: Path, damage: str) -> None:
     assert str(artifact) in caught.value.where
 
 
+def test_upload_to_another_place_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.hyb", hybrid_model())
+    edit(path / "manifest.json", lambda m: m["gpu_weights"][0].update(arena_offset_bytes=256))
+    with pytest.raises(ArtifactError, match="GPU weights"):
+        open_artifact(path)
+
+
 def test_every_missing_manifest_field_is_refused(artifact: Path) -> None:
     whole = (artifact / "manifest.json").read_text()
     for field in json.loads(whole):
         (artifact / "manifest.json").write_text(whole)
-        edit(artifact / "manifest.json", lambda m, f=field: m.pop(f))
+        edit(artifact / "manifest.json", operator.methodcaller("pop", field))
         with pytest.raises(ArtifactError):
             open_artifact(artifact)
 

@@ -131,6 +131,9 @@ class Fakes:
     def start(self, memory_bytes: int) -> None:
         self.emulated_bytes.append(memory_bytes)
 
+    def statistics(self) -> Any:
+        return _Record(peak_bytes=768)
+
 
 def _budget_bytes(options: CompileOptions) -> int | None:
     return options.gpu_memory.resolve(ALL_GPU_PEAK_BYTES) if options.gpu_memory is not None else None
@@ -151,7 +154,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
         "compiler": ("compile_model", "plan_model"),
         "runtime": ("load",),
         "artifact": ("open_artifact",),
-        "emulator": ("start",),
+        "emulator": ("start", "statistics"),
     }.items():
         module = ModuleType(f"hybridc.{name}")
         for function in functions:

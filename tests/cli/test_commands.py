@@ -125,7 +125,7 @@ def test_run_reads_and_writes_arrays(cli: Any, fakes: Any, artifact: Path, tmp_p
 
 def test_run_prints_what_it_did(cli: Any, fakes: Any, artifact: Path) -> None:
     out = cli("run", artifact, "--random", "--repeat", 3).out
-    assert "../y/0: float32 2x3\n" in out and "3 runs: median" in out
+    assert "../y/0: float32 2x3\n" in out and "3 runs: " in out and "at the median" in out
     assert "gpu memory: 512 B planned, 512 B allocated" in out
 
 
@@ -139,8 +139,10 @@ def test_run_draws_the_same_inputs_from_the_same_seed(
 
 
 def test_run_starts_the_emulator_with_the_given_size(cli: Any, fakes: Any, artifact: Path) -> None:
-    assert cli("run", artifact, "--random", "--emulate-gpu", "64MiB").code == 0
+    outcome = cli("run", artifact, "--random", "--emulate-gpu", "64MiB", "--json")
     assert fakes.emulated_bytes == [64 * MIB]
+    assert outcome.json()["emulated_peak_bytes"] == 768
+    assert "emulated GPU: 768 B" in cli("run", artifact, "--random", "--emulate-gpu", "64MiB").out
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,7 @@ def test_run_starts_the_emulator_with_the_given_size(cli: Any, fakes: Any, artif
         (["--input", "x"], "'x' is not an input"),
         (["--input", "inx=x.npy"], "did you mean 'in=x'?"),
         (["--random", "--emulate-gpu", "50%"], "not a percentage"),
+        (["--random", "--emulate-gpu", "0B"], "no size of a GPU"),
         (["--random", "--seed", "-1"], "not a seed"),
         (["--random", "--repeat", "0"], "at least 1"),
     ],

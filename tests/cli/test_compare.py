@@ -95,6 +95,18 @@ def test_compare_fails_above_the_budget(cli: Any, ran: dict[str, Any], relu: Pat
     assert outcome.code == 1 and "error[HC911]" in outcome.err and "FAIL" in outcome.out
 
 
+def test_compare_names_the_budget_at_which_a_run_failed(
+    cli: Any, ran: dict[str, Any], relu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Ran:
+        raise ChildError("error[HC407]: the device failed", 5)
+
+    monkeypatch.setattr("hybridc.cli.child.run_artifact", fail)
+    outcome = cli("compare", relu, *OPTIONS, "--gpu-memory", "2MiB")
+    assert outcome.code == 5
+    assert outcome.err == "error[HC407]: the device failed\n  = note: in the run at a budget of 2.00 MiB\n"
+
+
 def test_compare_without_onnxruntime_says_so(
     cli: Any, ran: dict[str, Any], relu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,22 @@ def test_interrupt_is_quiet(cli: Any, fakes: Any, model: Path) -> None:
     fakes.error = KeyboardInterrupt()
     outcome = cli("plan", model)
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "")
+
+
+def test_interrupt_that_was_turned_into_another_error_is_quiet_too(
+    cli: Any, fakes: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_the_interrupt(*_: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError from None
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("hybridc.compiler.plan_model", lose_the_interrupt)
+    outcome = cli("plan", model)
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_full_disk_is_the_users_error(cli: Any, fakes: Any, model: Path) -> None:

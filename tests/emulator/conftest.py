@@ -10,6 +10,7 @@ from hybridc import emulator
 from hybridc.emulator import device as emulator_device
 from hybridc.emulator.device import ThreadOrder
 from hybridc.errors import DeviceError
+from tests.support.gpu_program import release_all
 
 DEVICE_BYTES = 64 << 20
 
@@ -25,6 +26,7 @@ def device() -> Iterator[None]:
         pytest.skip(str(error))
     yield
     emulator.reset()
+    release_all()
     emulator.start(
         before.capacity_bytes if before else 1 << 40,
         thread_order=ThreadOrder(before.thread_order if before else 0),

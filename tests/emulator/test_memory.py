@@ -19,6 +19,7 @@ from tests.support.gpu_program import (
     copy,
     create,
     download,
+    release,
     upload,
 )
 
@@ -38,10 +39,10 @@ def test_cap_holds_to_the_byte() -> None:
     with pytest.raises(CudaError, match="out of memory") as caught:
         allocate(1)
     assert caught.value.code == 2  # cudaErrorMemoryAllocation
-    call("cudaFree", pointer)
+    release(pointer)
     with pytest.raises(CudaError):
         allocate(1024 * 512 + 1)
-    call("cudaFree", allocate(1024 * 512))
+    release(allocate(1024 * 512))
 
 
 def test_allocation_is_charged_in_units_of_512_bytes() -> None:
@@ -50,7 +51,7 @@ def test_allocation_is_charged_in_units_of_512_bytes() -> None:
     assert emulator.statistics().used_bytes - before == 512 + 512 + 1024
     assert all(pointer.value is not None and pointer.value % 512 == 0 for pointer in pointers)
     for pointer in pointers:
-        call("cudaFree", pointer)
+        release(pointer)
     assert emulator.statistics().used_bytes == before
 
 
@@ -101,7 +102,7 @@ def test_pinned_host_memory_is_not_device_memory() -> None:
 def test_peak_outlives_the_memory_and_can_be_reset() -> None:
     emulator.reset_peak()
     before = emulator.statistics().peak_bytes
-    call("cudaFree", allocate(8192))
+    release(allocate(8192))
     assert emulator.statistics().peak_bytes == before + 8192
     emulator.reset_peak()
     assert emulator.statistics().peak_bytes == before
@@ -112,7 +113,7 @@ def test_cap_cannot_sink_below_what_is_in_use() -> None:
     with pytest.raises(DeviceError) as caught:
         emulator.start(emulator.statistics().used_bytes - 1)
     assert caught.value.code == "HC424"
-    call("cudaFree", pointer)
+    release(pointer)
 
 
 def test_memory_can_be_set() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -51,14 +52,28 @@ assert emulator.statistics().launches > 0
 START = "from hybridc import emulator; emulator.start(16 << 20)\n"
 
 
-def run_python(program: str, **environment: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        check=False,
-    )
+BUILD_TOGETHER = """
+import pathlib, sys, time
+from hybridc.emulator import toolchain
+
+compile_and_link = toolchain._compile_and_link
+
+def meet_first(*arguments):
+    folder = pathlib.Path(sys.argv[1])
+    (folder / sys.argv[2]).touch()
+    while len(list(folder.glob("process*"))) < 2:
+        time.sleep(0.01)
+    return compile_and_link(*arguments)
+
+toolchain._compile_and_link = meet_first
+library = toolchain.build_library(["int one() { return 1; }"], name="one")
+assert library.is_file()
+print(library)
+"""
+
+
+def run_python(program: str) -> None:
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
 
 
@@ -85,19 +100,32 @@ def test_preloaded_driver_has_no_device_until_started() -> None:
     )
 
 
-def test_two_processes_can_build_at_once(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+def test_fault_outside_a_kernel_still_ends_the_process() -> None:
     program = START + (
-        "emulator.provide_kernels('0', 'extern \"C\" __global__ void k(float* x) { *x = 1; }')\n"
-        "assert emulator.is_active()\n"
+        "import ctypes\n"
+        "from tests.support.gpu_program import Program, allocate, call\n"
+        "Program('extern \"C\" __global__ void k(float* x) { *x = 1; }').launch('k', [allocate(4)])\n"
+        "call('cudaDeviceSynchronize')\n"
+        "ctypes.string_at(0)\n"
     )
+    root = Path(__file__).parents[2]
+    result = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, check=False)
+    assert result.returncode == -signal.SIGSEGV, result.stderr
+
+
+def test_two_processes_can_build_at_once(tmp_path: Path) -> None:
     processes = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
+        subprocess.Popen(
+            [sys.executable, "-c", BUILD_TOGETHER, str(tmp_path), f"process{number}"],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
     ]
-    for process in processes:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0] == outputs[1]
     assert not list((tmp_path / "hybridc" / "emulator").glob("*-building-*"))
 
 
@@ -122,6 +150,14 @@ def test_missing_compiler_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> 
         toolchain.build_library(("",), name="nothing")
     assert caught.value.code == "HC421"
     toolchain._compiler.cache_clear()
+
+
+def test_cache_that_cannot_be_made_is_a_device_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DeviceError) as caught:
+        toolchain.cache_folder()
+    assert caught.value.code == "HC427"
 
 
 def test_missing_cuda_headers_are_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:

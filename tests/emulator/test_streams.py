@@ -22,6 +22,7 @@ from tests.support.gpu_program import (
     copy,
     create,
     download,
+    release,
 )
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -58,7 +59,7 @@ def event() -> ctypes.c_void_p:
 def pinned(values: NDArray[np.float32]) -> tuple[ctypes.c_void_p, NDArray[np.float32]]:
     pointer = create("cudaMallocHost", ctypes.c_size_t(values.nbytes))
     assert pointer.value is not None
-    view = np.frombuffer((ctypes.c_char * values.nbytes).from_address(pointer.value), np.float32)
+    view = np.ctypeslib.as_array((ctypes.c_float * values.size).from_address(pointer.value))
     view[:] = values
     return pointer, view
 
@@ -160,5 +161,5 @@ def test_releasing_memory_finishes_the_work_on_it(program: Program, streams: lis
     x, y = allocate(BYTES), allocate(BYTES)
     program.launch("fill", [x, ctypes.c_float(1)], stream=streams[0])
     program.launch("add", [x, y], stream=streams[0])
-    call("cudaFree", x)
+    release(x)
     assert (download(y, 32, streams[1]) == 2).all()

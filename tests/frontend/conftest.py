@@ -58,7 +58,7 @@ def run_imported(imported: ImportedModel, feeds: Mapping[str, np.ndarray]) -> li
     executable = tvm.compile(imported.module, tvm.target.Target("llvm"))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     arrays = [feeds[value.name] for value in imported.inputs] + list(imported.weights.values())
-    results = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays))
+    results = machine["main"](*(tvm.runtime.tensor(np.asarray(array, order="C")) for array in arrays))
     return [result.numpy() for result in results]
 
 

@@ -103,6 +103,54 @@ def test_attention_with_shapes_computed_at_run_time(make_model, assert_matches, 
     assert not imported.weights, "shapes and scalars are constants"
 
 
+@pytest.mark.parametrize(("mode", "opset"), [("nearest", 9), ("linear", 9), ("nearest", 10), ("linear", 13)])
+def test_resize_by_whole_factors(make_model, assert_matches, rng, mode, opset):
+    scales = {"scales": np.array([1, 1, 2, 3], np.float32)}
+    inputs = ["x", "scales"] if opset < 11 else ["x", "", "scales"]
+    node = make_node("Upsample" if opset == 9 else "Resize", inputs, ["y"], mode=mode)
+    model = make_model([node], {"x": [1, 2, 3, 4]}, ["y"], scales, opset=opset)
+    assert_matches(model, {"x": rng.standard_normal((1, 2, 3, 4), dtype=np.float32)})
+
+
+def test_indices_are_wrapped_by_extents_known_at_compile_time(make_model, assert_matches, rng):
+    nodes = [
+        make_node("Cast", ["i"], ["indices"], to=onnx.TensorProto.INT64),
+        make_node("GatherElements", ["x", "indices"], ["y"], axis=1),
+    ]
+    model = make_model(nodes, {"x": [2, 5], "i": [2, 3]}, ["y"])
+    feeds = {
+        "x": rng.standard_normal((2, 5), dtype=np.float32),
+        "i": np.array([[0, -1, 4], [-5, 2, 1]], np.float32),
+    }
+    imported = assert_matches(model, feeds)
+    assert not imported.weights
+
+
+def test_operators_of_many_operands_are_chains(make_model, assert_matches, rng):
+    nodes = [
+        make_node("Sum", ["a", "b", "c"], ["s"]),
+        make_node("Max", ["s", "a", "b"], ["m"]),
+        make_node("Min", ["m", "c"], ["y"]),
+        make_node("Sum", ["a"], ["z"]),
+    ]
+    model = make_model(nodes, {"a": [2, 3], "b": [3], "c": [2, 1]}, ["y", "z"])
+    feeds = {
+        n: rng.standard_normal(s, dtype=np.float32) for n, s in {"a": (2, 3), "b": 3, "c": (2, 1)}.items()
+    }
+    imported = assert_matches(model, feeds)
+    operators = [binding.value.op.name for binding in imported.module["main"].body.blocks[0].bindings]
+    assert operators == ["relax.add", "relax.add", "relax.maximum", "relax.maximum", "relax.minimum"]
+
+
+def test_power_of_mixed_types(make_model, assert_matches):
+    nodes = [
+        make_node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT32),
+        make_node("Pow", ["i", "x"], ["p"]),
+        make_node("Cast", ["p"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    assert_matches(make_model(nodes, {"x": [4]}, ["y"]), {"x": np.array([0, 1, 2, 5], np.float32)})
+
+
 def test_split_and_elementwise_chain(make_model, assert_matches, rng):
     nodes = [
         make_node("Split", ["x"], ["a", "b"], axis=1),

@@ -102,7 +102,9 @@ def test_allocated_bytes_are_the_planned_ones(cpu_artifact: Path) -> None:
         memory = session.memory()
     assert memory[Device.GPU].allocated_bytes == memory[Device.GPU].planned_bytes == 0
     assert memory[Device.CPU].allocated_bytes == memory[Device.CPU].planned_bytes == 512
-    assert memory[Device.CPU].mapped_weight_bytes == 2 * W.nbytes  # packed for the kernel, plain for the output
+    assert (
+        memory[Device.CPU].mapped_weight_bytes == 2 * W.nbytes
+    )  # packed for the kernel, plain for the output
 
 
 def test_two_sessions_keep_their_data_apart(cpu_artifact: Path) -> None:

@@ -239,3 +239,12 @@ def hybrid_model(*, drop_waits: bool = False) -> Model:
         ("negate", GPU): scheduled(negate(), GPU),
     }
     return Model(graph, builder.plan(), functions, GPU_TARGET, {"w": weight_array((8, 8))})
+
+
+def parallel_scale(factor: int, shape: tuple[int, ...] = SHAPE) -> tirx.PrimFunc:
+    """factor * x over threads."""
+    x = te.placeholder(shape, name="x")
+    function = te.create_prim_func([x, te.compute(shape, lambda *i: x(*i) * float(factor), name="y")])
+    schedule = s_tir.Schedule(function)
+    schedule.parallel(schedule.get_loops(schedule.get_sblock("y"))[0])
+    return schedule.mod["main"]

@@ -55,8 +55,24 @@ def create(function: str, *arguments: object) -> ctypes.c_void_p:
     return handle
 
 
+_allocated: list[ctypes.c_void_p] = []
+
+
 def allocate(size_bytes: int) -> ctypes.c_void_p:
-    return create("cudaMalloc", ctypes.c_size_t(size_bytes))
+    pointer = create("cudaMalloc", ctypes.c_size_t(size_bytes))
+    _allocated.append(pointer)
+    return pointer
+
+
+def release(pointer: ctypes.c_void_p) -> None:
+    _allocated.remove(pointer)
+    call("cudaFree", pointer)
+
+
+def release_all() -> None:
+    """Free what `allocate` and `upload` gave out: other tests of this process count the device's bytes."""
+    while _allocated:
+        call("cudaFree", _allocated.pop())
 
 
 def copy(

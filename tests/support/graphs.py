@@ -114,23 +114,24 @@ def _draw_kernel(draw: st.DrawFn, build: GraphBuilder, i: int, sizes: st.SearchS
     # the latest tensors are drawn most, which makes chains with branches and residuals
     names = [t.name for t in build.tensors]
     recent = st.sampled_from(names[-3:])
-    inputs: tuple[str, ...] = tuple(draw(st.lists(recent | st.sampled_from(names), max_size=3)))
+    inputs = tuple(draw(st.lists(recent | st.sampled_from(names), max_size=3)))
     size_of = {t.name: t.size_bytes for t in build.tensors}
     outputs: dict[str, int] = {}
     overwrite: list[tuple[str, str]] = []
     for j in range(draw(st.sampled_from([1, 1, 1, 2]))):
         name = f"t{i}_{j}"
         outputs[name] = draw(sizes)
-        if inputs and draw(st.booleans()):
+        if draw(st.booleans()) and inputs:
             source = draw(st.sampled_from(inputs))
             outputs[name] = size_of[source]
             overwrite.append((name, source))
     both = (Device.GPU, Device.CPU)
+    devices: list[tuple[Device, ...]] = [both] * 6 + [(Device.GPU,), (Device.CPU,)]
     build.kernel(
         inputs,
         outputs,
         overwrite=tuple(overwrite),
         workspace=draw(st.sampled_from([0, 0, 0, 300, 2000])),
-        devices=draw(st.sampled_from([both] * 6 + [(Device.GPU,), (Device.CPU,)])),
+        devices=draw(st.sampled_from(devices)),
         flops=draw(st.sampled_from([0, 10_000, 10_000_000])),
     )

@@ -36,14 +36,14 @@ struct BuiltinIndex {
   int x, y, z;
 };
 
-// g++ vectorises and inlines better with these per kernel library than through calls into the driver.
+// Kept here, not in the driver, so that g++ sees through them. The translator gives each kernel local copies.
 static thread_local BuiltinIndex threadIdx, blockIdx, blockDim, gridDim;
 static constexpr int warpSize = 32;
 
 namespace cuda_on_cpu {
 
 static thread_local unsigned char *static_shared, *dynamic_shared;
-static const emulator::BlockServices* services;
+inline const emulator::BlockServices* services;  // one for all translation units of the library
 
 static inline BuiltinIndex to_index(const emulator::Extent& extent) {
   return {static_cast<int>(extent.x), static_cast<int>(extent.y), static_cast<int>(extent.z)};
@@ -152,7 +152,8 @@ static inline double max(double a, double b) { return fmax(a, b); }
 static inline double min(double a, double b) { return fmin(a, b); }
 
 template <class A, class B>
-using CommonInteger = std::enable_if_t<std::is_integral_v<A> && std::is_integral_v<B>, std::common_type_t<A, B>>;
+using CommonInteger =
+    std::enable_if_t<std::is_integral_v<A> && std::is_integral_v<B>, std::common_type_t<A, B>>;
 
 template <class A, class B>
 static inline CommonInteger<A, B> max(A a, B b) {
@@ -194,5 +195,3 @@ static inline T atomicMax(T* target, T value) {
   while (!__atomic_compare_exchange(target, &old, &larger, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return old;
 }
-
-extern "C" __attribute__((visibility("default"))) void hybridc_bind_services(const emulator::BlockServices*);

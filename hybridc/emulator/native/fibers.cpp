@@ -34,8 +34,8 @@ thread_local BlockRunner* running = nullptr;
 
 // The lowest page is left unmapped, so that a stack that overflows faults.
 char* new_stack() {
-  void* mapping = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
+  void* mapping = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) std::abort();
   mprotect(mapping, kPage, PROT_NONE);
   return static_cast<char*>(mapping);
@@ -94,8 +94,8 @@ void BlockRunner::arrange(int thread_order, unsigned long seed) {
   }
 }
 
-std::string BlockRunner::run(const KernelEntry& kernel, void** arguments, const Extent& block, int thread_order,
-                             unsigned long seed) {
+std::string BlockRunner::run(const KernelEntry& kernel, void** arguments, const Extent& block,
+                             int thread_order, unsigned long seed) {
   kernel_ = &kernel;
   arguments_ = arguments;
   running = this;

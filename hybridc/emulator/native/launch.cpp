@@ -28,6 +28,10 @@ constexpr size_t kMaximumSharedBytes = 256 << 10;
 constexpr size_t kSignalStackBytes = 64 << 10;
 constexpr int kFaultSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
 
+size_t align_shared(size_t bytes) {
+  return (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
+}
+
 struct Failure {
   std::string text;
   int signal = 0;  // 0: found by the block runner
@@ -121,11 +125,10 @@ std::string Worker::run_block(const Job& job, unsigned long number) {
   const Extent& grid = launch.grid;
   const Extent index{static_cast<unsigned>(number % grid.x), static_cast<unsigned>(number / grid.x % grid.y),
                      static_cast<unsigned>(number / grid.x / grid.y)};
-  const auto aligned = [](size_t bytes) { return (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment; };
-  const size_t shared_bytes = aligned(kernel.static_shared_bytes) + aligned(launch.dynamic_shared_bytes);
+  const size_t shared_bytes = align_shared(kernel.static_shared_bytes) + align_shared(launch.dynamic_shared_bytes);
   auto* shared = reinterpret_cast<unsigned char*>(shared_end - shared_bytes);
   std::memset(shared, 0xFF, shared_bytes);  // NaN: shared memory starts undefined in every block
-  kernel.enter_block(&grid, &launch.block, &index, shared, shared + aligned(kernel.static_shared_bytes));
+  kernel.enter_block(&grid, &launch.block, &index, shared, shared + align_shared(kernel.static_shared_bytes));
   if (kernel.needs_fibers) return runner.run(kernel, job.arguments, launch.block, job.thread_order, number);
   kernel.run_block(job.arguments);
   return "";
@@ -226,7 +229,8 @@ void run_launch(Launch& launch) {
   const std::string prefix = std::string("kernel ") + launch.kernel->name + ": ";
   if (job.has_failed) {
     const bool is_address = job.failure.signal == SIGSEGV || job.failure.signal == SIGBUS;
-    fail_device(is_address ? cudaErrorIllegalAddress : cudaErrorLaunchFailure, prefix + describe(job.failure));
+    fail_device(is_address ? cudaErrorIllegalAddress : cudaErrorLaunchFailure,
+                prefix + describe(job.failure));
     return;
   }
   const std::string overrun = find_overrun();

@@ -135,11 +135,11 @@ std::string describe_address(const void* address) {
   if (nearest == nullptr || distance > (ptrdiff_t{1} << 32)) {
     std::snprintf(text, sizeof text, "%p, far from any device memory", address);
   } else if (target < nearest->data) {
-    std::snprintf(text, sizeof text, "%p, %td bytes before a device allocation of %zu bytes", address, distance,
-                  nearest->requested_bytes);
-  } else {
-    std::snprintf(text, sizeof text, "%p, %td bytes past the end of a device allocation of %zu bytes", address,
+    std::snprintf(text, sizeof text, "%p, %td bytes before a device allocation of %zu bytes", address,
                   distance, nearest->requested_bytes);
+  } else {
+    std::snprintf(text, sizeof text, "%p, %td bytes past the end of a device allocation of %zu bytes",
+                  address, distance, nearest->requested_bytes);
   }
   return text;
 }

@@ -168,7 +168,8 @@ CUDA_API cudaFreeHost(void* pointer) {
   return report(release_pinned(pointer));
 }
 
-CUDA_API cudaMemcpyAsync(void* target, const void* source, size_t size, cudaMemcpyKind kind, cudaStream_t handle) {
+CUDA_API cudaMemcpyAsync(void* target, const void* source, size_t size, cudaMemcpyKind kind,
+                         cudaStream_t handle) {
   DeviceLock lock(device_mutex());
   const StreamHandle stream = find_stream(handle);
   if (!stream) return report(cudaErrorInvalidResourceHandle);
@@ -223,7 +224,9 @@ CUDA_API cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
   return finish();
 }
 
-CUDA_API cudaStreamCreate(cudaStream_t* handle) { return cudaStreamCreateWithFlags(handle, cudaStreamDefault); }
+CUDA_API cudaStreamCreate(cudaStream_t* handle) {
+  return cudaStreamCreateWithFlags(handle, cudaStreamDefault);
+}
 
 CUDA_API cudaStreamDestroy(cudaStream_t handle) {
   DeviceLock lock(device_mutex());

@@ -62,7 +62,8 @@ void destroy_stream(Stream* stream) {
 }
 
 StreamHandle find_stream(const void* handle) {
-  if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) return default_stream();
+  if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread)
+    return default_stream();
   for (const StreamHandle& stream : streams())
     if (stream.get() == handle) return stream;
   return nullptr;

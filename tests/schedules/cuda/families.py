@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -27,6 +27,7 @@ class Family:
     rule: str
     dtypes: tuple[str, ...] = ()
     launches: int = 1
+    workspace_bytes: tuple[int, ...] = ()
 
     def function(self, name: str) -> tirx.PrimFunc:
         """The fused function."""
@@ -63,7 +64,9 @@ class Family:
         ]
 
 
-def convolution(shape: tuple[int, ...], weight: tuple[int, ...], residual: bool = False, **settings: int) -> Family:
+def convolution(
+    shape: tuple[int, ...], weight: tuple[int, ...], residual: bool = False, **settings: int
+) -> Family:
     """Convolution, bias, an optional residual and ReLU."""
     conv = {3: op.nn.conv1d, 4: op.nn.conv2d, 5: op.nn.conv3d}[len(shape)]
     relax_settings = {"stride": "strides"}
@@ -82,7 +85,10 @@ def convolution(shape: tuple[int, ...], weight: tuple[int, ...], residual: bool 
 
 
 def unary(
-    build: Callable[[relax.Var], relax.Expr], reference: Callable[[Array], Array | list[Array]], *shape: int, rule: str
+    build: Callable[[relax.Var], relax.Expr],
+    reference: Callable[[Array], Array | list[Array]],
+    *shape: int,
+    rule: str,
 ) -> Family:
     return Family(lambda emit, x: build(x), reference, (shape,), rule)
 
@@ -101,6 +107,13 @@ FAMILIES: dict[str, Family] = {
     "conv_grouped": convolution((1, 8, 9, 9), (6, 4, 3, 3), padding=1, groups=2),
     "conv_depthwise": convolution((1, 8, 9, 9), (8, 1, 3, 3), padding=1, groups=8),
     "conv_one_channel": convolution((1, 6, 5, 5), (1, 6, 1, 1)),
+    "conv_grouped_odd": convolution((3, 6, 10, 10), (120, 2, 3, 3), residual=True, stride=2, groups=3),
+    "conv_of_one_step": replace(
+        convolution((1, 1, 5, 5), (3, 1, 1, 1)),
+        rule="elementwise",
+        launches=4,
+        workspace_bytes=(100, 300, 300),
+    ),
     "conv_1d": convolution((1, 5, 100), (6, 5, 9), padding=32, dilation=8),
     "conv_3d": convolution((1, 3, 5, 5, 5), (4, 3, 3, 3, 3), padding=1),
     "conv_transposed": Family(
@@ -134,10 +147,20 @@ FAMILIES: dict[str, Family] = {
         rule="reduction",
     ),
     "global_pool": unary(
-        lambda x: op.mean(x, [2, 3], True), lambda x: x.mean((2, 3), keepdims=True), 1, 40, 7, 7, rule="reduction"
+        lambda x: op.mean(x, [2, 3], True),
+        lambda x: x.mean((2, 3), keepdims=True),
+        1,
+        40,
+        7,
+        7,
+        rule="reduction",
     ),
-    "softmax": unary(lambda x: op.nn.softmax(x, -1), lambda x: ref.softmax(x, -1), 3, 5, 37, rule="reduction"),
-    "softmax_short": unary(lambda x: op.nn.softmax(x, -1), lambda x: ref.softmax(x, -1), 70, 10, rule="reduction"),
+    "softmax": unary(
+        lambda x: op.nn.softmax(x, -1), lambda x: ref.softmax(x, -1), 3, 5, 37, rule="reduction"
+    ),
+    "softmax_short": unary(
+        lambda x: op.nn.softmax(x, -1), lambda x: ref.softmax(x, -1), 70, 10, rule="reduction"
+    ),
     "softmax_channels": unary(
         lambda x: op.nn.softmax(x, 1), lambda x: ref.softmax(x, 1), 2, 5, 37, rule="reduction"
     ),
@@ -158,6 +181,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "mean_rows": unary(lambda x: op.mean(x, [1]), lambda x: x.mean(1), 9, 64, 5, rule="reduction"),
     "sum_all": unary(lambda x: op.sum(x), lambda x: x.sum(), 9, 64, rule="reduction"),
+    "mean_all": replace(
+        unary(lambda x: op.mean(x), lambda x: x.mean(), 9, 64, rule="fallback"),
+        launches=2,
+        workspace_bytes=(4,),
+    ),
+    "max_all": unary(lambda x: op.max(x), lambda x: x.max(), 9, 64, rule="reduction"),
     "max_rows": unary(lambda x: op.max(x, [1]), lambda x: x.max(1), 9, 64, rule="reduction"),
     "argmax": unary(lambda x: op.argmax(x, 1), lambda x: x.argmax(1), 9, 64, rule="reduction"),
     "concat": Family(
@@ -167,7 +196,11 @@ FAMILIES: dict[str, Family] = {
         "elementwise",
     ),
     "split": Family(
-        lambda emit, x: op.split(x, 2, 1), lambda x: np.split(x, 2, 1), ((1, 6, 5),), "elementwise", launches=2
+        lambda emit, x: op.split(x, 2, 1),
+        lambda x: np.split(x, 2, 1),
+        ((1, 6, 5),),
+        "elementwise",
+        launches=2,
     ),
     "slice": unary(
         lambda x: op.strided_slice(x, [1], [1], [5], [2]), lambda x: x[:, 1:5:2], 1, 6, 5, rule="elementwise"
@@ -195,7 +228,11 @@ FAMILIES: dict[str, Family] = {
         "elementwise",
     ),
     "waves": unary(
-        lambda x: op.sin(op.multiply(x, relax.const(1000.0))), lambda x: np.sin(x * 1000), 3, 64, rule="elementwise"
+        lambda x: op.sin(op.multiply(x, relax.const(1024.0))),
+        lambda x: np.sin(x * 1024),
+        3,
+        64,
+        rule="elementwise",
     ),
     "scatter": Family(
         lambda emit, x, i, u: op.scatter_elements(x, i, u, 0),

@@ -1,18 +1,27 @@
 """Every family is scheduled by its rule, in few launches, and computes what numpy says."""
 
+# mypy: disable-error-code="valid-type"
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.script import tirx as T
 
 from hybridc import emulator
 from hybridc.ir import Device
-from hybridc.schedules.cuda.launch import cuda_target
+from hybridc.schedules.cuda.conv2d import conv2d
+from hybridc.schedules.cuda.elementwise import elementwise
+from hybridc.schedules.cuda.fallback import fallback
+from hybridc.schedules.cuda.launch import cuda_target, runs_on_gpu
+from hybridc.schedules.cuda.matmul import matmul
 from hybridc.schedules.registry import Request, Scheduled, schedule
 from hybridc.targets import parse_target
 from tests.schedules.cuda.families import FAMILIES, Family
@@ -35,14 +44,18 @@ def scheduled(functions: dict[str, tirx.PrimFunc]) -> dict[str, Scheduled]:
 def library(scheduled: dict[str, Scheduled]) -> tvm.runtime.Module:
     """All families in one library, on the emulated GPU."""
     emulator.start(64 << 20)
-    name = "tvm_callback_cuda_compile"
-    previous = tvm_ffi.get_global_func(name)
-    tvm_ffi.register_global_func(name, _compile_for_emulator, override=True)
-    try:
+    with _cuda_compiler(_compile_for_emulator):
         module = tvm.IRModule({name: s.function for name, s in scheduled.items()})
         return tvm.compile(module, target=tvm.target.Target(cuda_target(TARGET), host="llvm"))
-    finally:
-        tvm_ffi.register_global_func(name, previous, override=True)
+
+
+@contextmanager
+def _cuda_compiler(compile_source: Callable[[str], bytes]) -> Iterator[None]:
+    name = "tvm_callback_cuda_compile"
+    previous = tvm_ffi.get_global_func(name)
+    tvm_ffi.register_global_func(name, compile_source, override=True)
+    yield
+    tvm_ffi.register_global_func(name, previous, override=True)
 
 
 def _compile_for_emulator(source: str) -> bytes:
@@ -60,7 +73,10 @@ def run(
     rest = scheduled.function.params[len(inputs) :]
     fresh = [tvm.runtime.empty([int(e) for e in p.shape], str(p.dtype), device) for p in rest]
     before = emulator.statistics()
-    library[name](*(tvm.runtime.tensor(x, device) for x in inputs), *fresh)
+    order = [
+        int(p.name.removeprefix("x")) for p in function.params[: len(inputs)]
+    ]  # fusion orders them by use
+    library[name](*(tvm.runtime.tensor(inputs[i], device) for i in order), *fresh)
     device.sync()
     launches = emulator.statistics().launches - before.launches
     outputs = fresh[: len(function.params) - len(inputs)]
@@ -90,5 +106,108 @@ def test_family_computes_what_numpy_says(
     assert launches == family.launches
 
 
-def test_no_family_needs_workspace(scheduled: dict[str, Scheduled]) -> None:
-    assert {name for name, s in scheduled.items() if s.workspace_bytes} == set()
+def test_only_families_of_several_launches_need_workspace(scheduled: dict[str, Scheduled]) -> None:
+    needed = {name: s.workspace_bytes for name, s in scheduled.items()}
+    assert needed == {name: family.workspace_bytes for name, family in FAMILIES.items()}
+
+
+def test_functions_that_tvm_approximates_are_accurate(functions: dict[str, tirx.PrimFunc]) -> None:
+    """The emulated GPU cannot tell `__powf` from `powf`, the source can."""
+    sources: list[str] = []
+
+    def keep(source: str) -> bytes:
+        sources.append(str(source))
+        return b"none"
+
+    emulator.preload()
+    with _cuda_compiler(keep):
+        for name in ("power", "waves", "softmax"):
+            function = schedule(Request(functions[name], frozenset(), TARGET), Device.GPU).function
+            tvm.compile(
+                tvm.IRModule({name: function}), target=tvm.target.Target(cuda_target(TARGET), host="llvm")
+            )
+    assert not re.search(r"__(pow|sin|exp)f", "".join(sources))
+    assert all(call in "".join(sources) for call in ("powf(", "sinf(", "expf("))
+
+
+@T.prim_func(s_tir=True)
+def unbound(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")) -> None:
+    for i in range(64):
+        with T.sblock("copy"):
+            v = T.axis.spatial(64, i)
+            y[v] = x[v]
+
+
+@T.prim_func(s_tir=True)
+def calling_the_host(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")) -> None:
+    for _ in T.thread_binding(1, thread="threadIdx.x"):
+        with T.sblock("sort"):
+            T.reads(x[0:64])
+            T.writes(y[0:64])
+            T.evaluate(T.call_packed("tvm.contrib.sort.sort", x.data, y.data, dtype="int32"))
+
+
+@T.prim_func(s_tir=True)
+def oversized_block(x: T.Buffer((2048,), "float32"), y: T.Buffer((2048,), "float32")) -> None:
+    for i in T.thread_binding(2048, thread="threadIdx.x"):
+        with T.sblock("copy"):
+            v = T.axis.spatial(2048, i)
+            y[v] = x[v]
+
+
+@T.prim_func(s_tir=True)
+def oversized_grid(x: T.Buffer((65536,), "float32"), y: T.Buffer((65536,), "float32")) -> None:
+    for i in T.thread_binding(65536, thread="blockIdx.y"):
+        for _ in T.thread_binding(1, thread="threadIdx.x"):
+            with T.sblock("copy"):
+                v = T.axis.spatial(65536, i)
+                y[v] = x[v]
+
+
+@T.prim_func(s_tir=True)
+def oversized_shared(x: T.Buffer((16384,), "float32"), y: T.Buffer((16384,), "float32")) -> None:
+    staged = T.sblock_alloc_buffer((16384,), "float32", scope="shared")
+    for _ in T.thread_binding(1, thread="blockIdx.x"):
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            for i in range(256):
+                with T.sblock("stage"):
+                    v = T.axis.spatial(16384, tx * 256 + i)
+                    staged[v] = x[v]
+        for tx in T.thread_binding(64, thread="threadIdx.x"):
+            for i in range(256):
+                with T.sblock("flip"):
+                    v = T.axis.spatial(16384, tx * 256 + i)
+                    y[v] = staged[16383 - v]
+
+
+@T.prim_func(s_tir=True)
+def one_thread_each(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")) -> None:
+    for i in T.thread_binding(64, thread="threadIdx.x"):
+        with T.sblock("copy"):
+            v = T.axis.spatial(64, i)
+            y[v] = x[v]
+
+
+@pytest.mark.parametrize(
+    "function", [unbound, calling_the_host, oversized_block, oversized_grid, oversized_shared]
+)
+def test_kernel_that_a_gpu_cannot_run_is_refused(function: tirx.PrimFunc) -> None:
+    assert not runs_on_gpu(function, cuda_target(TARGET))
+
+
+def test_bound_kernel_within_the_limits_is_accepted() -> None:
+    assert runs_on_gpu(one_thread_each, cuda_target(TARGET))
+
+
+def test_rules_leave_what_is_not_theirs(functions: dict[str, tirx.PrimFunc]) -> None:
+    for name, function in functions.items():
+        request = Request(function, frozenset(), TARGET)
+        accepted = {rule.__name__ for rule in (elementwise, matmul, conv2d) if rule(request) is not None}
+        assert accepted == ({FAMILIES[name].rule} & {"elementwise", "matmul", "conv2d"})
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n != "scatter"])
+def test_fallback_accepts_every_family(name: str, functions: dict[str, tirx.PrimFunc]) -> None:
+    scheduled = fallback(Request(functions[name], frozenset(), TARGET))
+    assert scheduled is not None
+    assert len(scheduled.function.params) == len(functions[name].params) + len(scheduled.workspace_bytes)

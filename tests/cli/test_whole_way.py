@@ -1,0 +1,48 @@
+"""The commands one after the other on a real model, with nothing pretended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+pytestmark = pytest.mark.isa("avx2")
+
+
+@pytest.fixture
+def mlp(cli: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "mlp.onnx"
+    assert cli("models", "export", "mlp", path, "--param", "hidden=32", "--param", "inputs=20").code == 0
+    return path
+
+
+def test_model_is_exported_planned_compiled_and_run(cli: Any, mlp: Path, tmp_path: Path) -> None:
+    planned = cli("plan", mlp, "--target", "avx2", "--json").json()
+    assert {row["reason"] for row in planned["kernels"]} == {"no GPU in the target"}
+
+    compiled = cli("compile", mlp, "-o", tmp_path / "mlp.hyb", "--target", "avx2", "--json").json()
+    assert compiled["kernels"] == len(planned["kernels"])
+    assert cli("plan", tmp_path / "mlp.hyb", "--json").json()["devices"] == planned["devices"]
+
+    reference = onnxruntime.InferenceSession(str(mlp), providers=["CPUExecutionProvider"])
+    (port,) = reference.get_inputs()
+    feed = np.random.default_rng(5).standard_normal(port.shape, dtype=np.float32)
+    np.save(tmp_path / "feed.npy", feed)
+    given = f"{port.name}={tmp_path / 'feed.npy'}"
+    ran = cli(
+        "run", tmp_path / "mlp.hyb", "--input", given, "--output", tmp_path / "outputs", "--json"
+    ).json()
+    (expected,) = reference.run(None, {port.name: feed})
+    np.testing.assert_allclose(np.load(ran["outputs"][0]["path"]), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_results_agree_with_onnxruntime_at_every_budget(cli: Any, mlp: Path) -> None:
+    outcome = cli("compare", mlp, "--target", "cuda+avx2", "--gpu-memory", "100%,50%,0B", "--json")
+    assert outcome.code == 0
+    rows = outcome.json()["comparisons"]
+    assert len(rows) == 3
+    assert all(row["passed"] and row["allocated_bytes"] <= row["budget_bytes"] for row in rows)

@@ -1,0 +1,77 @@
+"""Real networks on every target: errors against ONNX Runtime, bytes against the budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from hybridc.cli import main
+from hybridc.compiler import import_model
+from hybridc.models import build
+from hybridc.options import CompileOptions, parse_budget
+from hybridc.passes.pipeline import run_stages
+from hybridc.progress import Silent
+from hybridc.targets import parse_target
+from tests.support.light_models import light_model
+
+LIGHT = ("squeezenet", "resnet50", "inception_v1", "densenet121")
+SUITE = (*LIGHT, "unet", "bert")
+BUDGETS = ("100%", "50%", "25%")
+TOLERANCE = 1e-4
+TARGETS = [pytest.param(t, marks=pytest.mark.isa(t.rpartition("+")[2])) for t in ("avx2", "avx512", "cuda+avx2")]
+
+
+def suite_model(name: str) -> onnx.ModelProto:
+    return light_model(name) if name in LIGHT else build(name)
+
+
+def compare(name: str, target: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict]:
+    """What `hybridc compare` says; every GPU budget runs on an emulated GPU of exactly that size."""
+    path = folder / f"{name}.onnx"
+    path.write_bytes(suite_model(name).SerializeToString())
+    command = ["compare", str(path), "--target", target, "--json"]
+    if target.startswith("cuda"):
+        command += ["--gpu-memory", ",".join(BUDGETS), "--emulate-gpu"]
+    assert main(command) == 0
+    return json.loads(capsys.readouterr().out)["comparisons"]
+
+
+def assert_promises_kept(rows: list[dict]) -> None:
+    for row in rows:
+        assert row["max_rel_error"] <= TOLERANCE
+        assert row["budget_bytes"] is None or row["allocated_bytes"] <= row["budget_bytes"]
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("target", ["avx2", "cuda:sm_80+avx2"])
+def test_squeezenet_is_right_within_every_budget(target, tmp_path, capsys):
+    assert_promises_kept(compare("squeezenet", target, tmp_path, capsys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", SUITE)
+def test_every_network_is_right_within_every_budget(name, target, tmp_path, capsys):
+    assert_promises_kept(compare(name, target, tmp_path, capsys))
+
+
+@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize(("target", "budget"), [("avx512", None), *(("cuda+avx2", b) for b in BUDGETS)])
+def test_arenas_stay_near_the_live_bytes_bound(name, target, budget):
+    options = CompileOptions(target=parse_target(target), gpu_memory=parse_budget(budget) if budget else None)
+    done = run_stages(import_model(suite_model(name), options)[1], Silent(), stop_after="verify")
+    assert done.plan is not None
+    for arena in done.plan.arenas:
+        assert arena.size_bytes <= 1.05 * arena.lower_bound_bytes
+
+
+@pytest.mark.parametrize("name", ["resnet50", "bert", "mobilenet_v2", "atacworks", "super_resolution", "lenet", "mlp"])
+@pytest.mark.parametrize("target", ["avx2", "cuda+avx512"])
+def test_no_kernel_is_left_to_the_fallback(name, target):
+    options = CompileOptions(target=parse_target(target))
+    done = run_stages(import_model(suite_model(name), options)[1], Silent(), stop_after="schedule")
+    assert done.scheduled is not None
+    left = {key: s.rule for key, s in done.scheduled.items() if s.rule == "fallback"}
+    assert left == {}

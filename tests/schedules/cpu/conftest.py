@@ -1,0 +1,124 @@
+"""Make fused functions as Relax does, compile them for an instruction set, and run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+from hybridc.ir import Device
+from hybridc.schedules.cpu import install
+from hybridc.schedules.registry import Request, Rule, Scheduled, schedule
+from hybridc.targets import ISAS, Isa, Target, missing_flags
+
+Build = Callable[..., relax.Expr]
+
+
+@dataclass(frozen=True)
+class Harness:
+    """Schedules and runs single functions for one instruction set."""
+
+    isa: Isa
+
+    def function(
+        self, build: Build, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str] | str = "float32"
+    ) -> tirx.PrimFunc:
+        """The one PrimFunc that Relax makes of `build(emit, *inputs)`."""
+        dtypes = [dtypes] * len(shapes) if isinstance(dtypes, str) else dtypes
+        builder = relax.BlockBuilder()
+        inputs = [
+            relax.Var(f"p{i}", relax.TensorType(shape, dtype))
+            for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+        ]
+        with builder.function("main", inputs):
+            with builder.dataflow():
+                result = builder.emit_output(build(builder.emit, *inputs))
+            builder.emit_func_output(result)
+        passes = [
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+        ]
+        module = tvm.transform.Sequential(passes)(builder.get())
+        (function,) = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
+        return function
+
+    def schedule(
+        self, function: tirx.PrimFunc, constants: Sequence[int] = (), rule: Rule | None = None
+    ) -> Scheduled:
+        request = Request(function, frozenset(constants), Target((), self.isa))
+        scheduled = schedule(request, Device.CPU) if rule is None else rule(request)
+        assert scheduled is not None
+        return scheduled
+
+    def compile(self, scheduled: Scheduled) -> Callable[..., None]:
+        install()
+        target = tvm.target.Target({"kind": "llvm", "mcpu": self.isa.mcpu, "mattr": list(self.isa.mattr)})
+        named = scheduled.function.with_attr("global_symbol", "main")
+        return tvm.compile(tvm.IRModule({"main": named}), target=target)["main"]
+
+    def run_in_place(
+        self, scheduled: Scheduled, inputs: Sequence[np.ndarray], overwritten: int
+    ) -> np.ndarray:
+        """The only output, written over the bytes of one input."""
+        tensors = [tvm.runtime.tensor(array) for array in inputs]
+        rest = scheduled.function.params[len(inputs) + 1 :]
+        scratch = [tvm.runtime.tensor(_poisoned(parameter)) for parameter in rest]
+        self.compile(scheduled)(*tensors, tensors[overwritten], *scratch)
+        return tensors[overwritten].numpy()
+
+    def run(
+        self, function: tirx.PrimFunc, scheduled: Scheduled, inputs: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Outputs of the compiled function; outputs and workspace hold NaN (or all ones) before it runs."""
+        kernel = self.compile(scheduled)
+        packed = list(inputs)
+        for position, packing in scheduled.packings:
+            packed[position] = packing.apply(packed[position])
+        parameters = scheduled.function.params
+        for array, parameter in zip(packed, parameters, strict=False):
+            assert array.shape == tuple(int(e) for e in parameter.shape)
+        scratch = [_poisoned(parameter) for parameter in parameters[len(inputs) :]]
+        sizes = [array.nbytes for array in scratch[len(function.params) - len(inputs) :]]
+        assert tuple(sizes) == scheduled.workspace_bytes
+        tensors = [tvm.runtime.tensor(np.array(array, order="C")) for array in [*packed, *scratch]]
+        kernel(*tensors)
+        return [t.numpy() for t in tensors[len(inputs) : len(function.params)]]
+
+
+def _poisoned(parameter: tirx.Var) -> np.ndarray:
+    shape, dtype = tuple(int(e) for e in parameter.shape), np.dtype(str(parameter.dtype))
+    return np.full(shape, np.nan if dtype.kind == "f" else 1, dtype)
+
+
+@pytest.fixture(params=["avx2", "avx512"])
+def harness(request: pytest.FixtureRequest) -> Harness:
+    isa = ISAS[request.param]
+    if missing := missing_flags(isa):
+        pytest.skip(f"this processor lacks {', '.join(missing)}")
+    return Harness(isa)
+
+
+@pytest.fixture
+def avx2() -> Harness:
+    """For tests that only schedule, which needs no processor."""
+    return Harness(ISAS["avx2"])
+
+
+def scaled_error(result: np.ndarray, reference: np.ndarray) -> float:
+    """Largest error as a fraction of the reference's scale."""
+    assert result.shape == reference.shape
+    return float(np.abs(result - reference).max() / max(np.abs(reference).max(), 1e-30))
+
+
+@pytest.fixture
+def assert_close() -> Callable[[np.ndarray, np.ndarray], None]:
+    def check(result: np.ndarray, reference: np.ndarray) -> None:
+        assert scaled_error(result, reference) <= 1e-5
+
+    return check

@@ -1,0 +1,135 @@
+"""Convolutions: every stride, padding, dilation, group count and tail against a float64 loop over taps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from hybridc.schedules.cpu.conv2d import conv2d
+
+op = relax.op
+
+CASES = [
+    # data, weight, stride, padding, dilation, groups
+    ((1, 3, 15, 15), (17, 3, 3, 3), 1, 1, 1, 1),
+    ((2, 6, 14, 14), (8, 6, 3, 3), 2, 1, 1, 1),
+    ((1, 12, 7, 7), (40, 12, 3, 3), 1, 1, 1, 1),
+    ((1, 5, 7, 7), (9, 5, 1, 1), 1, 0, 1, 1),
+    ((1, 8, 8, 8), (1, 8, 1, 1), 1, 0, 1, 1),
+    ((1, 6, 14, 14), (9, 6, 1, 1), 2, 0, 1, 1),
+    ((1, 6, 14, 14), (9, 6, 1, 1), 1, 1, 1, 1),
+    ((1, 8, 14, 14), (12, 2, 3, 3), 1, 2, 2, 4),
+    ((1, 3, 37, 37), (3, 3, 7, 7), 3, 3, 1, 1),
+    ((1, 4, 28, 13), (6, 4, 5, 5), 2, 2, 2, 1),
+    ((1, 2, 5, 5), (3, 2, 5, 5), 1, 0, 1, 1),
+    ((1, 15, 300), (15, 15, 51), 1, 200, 8, 1),
+    ((2, 4, 33), (7, 4, 3), 2, 1, 1, 1),
+    ((2, 4, 33), (7, 4, 1), 1, 0, 1, 1),
+]
+
+
+def reference_conv(x, w, stride, padding, dilation, groups):
+    if x.ndim == 3:
+        x, w = x[:, :, None], w[:, :, None]
+        return _taps(x, w, (1, stride), (0, padding), (1, dilation), groups)[:, :, 0]
+    return _taps(x, w, (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups)
+
+
+def _taps(x, w, stride, padding, dilation, groups):
+    n, _, height, width = x.shape
+    outputs, inputs, kh, kw = w.shape
+    x = np.pad(x, ((0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2))
+    oh = (height + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    ow = (width + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    y = np.zeros((n, groups, outputs // groups, oh, ow))
+    for i in range(kh):
+        for j in range(kw):
+            top, left = i * dilation[0], j * dilation[1]
+            tap = x[
+                :,
+                :,
+                top : top + (oh - 1) * stride[0] + 1 : stride[0],
+                left : left + (ow - 1) * stride[1] + 1 : stride[1],
+            ]
+            tap = tap.reshape(n, groups, inputs, oh, ow)
+            y += np.einsum("ngchw,goc->ngohw", tap, w[:, :, i, j].reshape(groups, outputs // groups, inputs))
+    return y.reshape(n, outputs, oh, ow)
+
+
+def _conv(emit, x, w, stride, padding, dilation, groups):
+    operator = op.nn.conv1d if len(x.ty.shape) == 3 else op.nn.conv2d
+    return emit(operator(x, w, strides=stride, padding=padding, dilation=dilation, groups=groups))
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolution_with_bias_residual_and_relu_matches_float64(harness, assert_close, case, constant):
+    data, weight, *how = case
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal(data), rng.standard_normal(weight)
+    expected = reference_conv(x.astype("f4").astype("f8"), w.astype("f4").astype("f8"), *how)
+    bias = rng.standard_normal((1, weight[0]) + (1,) * (len(data) - 2))
+    residual = rng.standard_normal(expected.shape)
+
+    def build(emit, x, w, b, r):
+        y = emit(op.add(_conv(emit, x, w, *how), b))
+        return emit(op.nn.relu(emit(op.add(y, r))))
+
+    inputs = [a.astype("f4") for a in (x, w, bias, residual)]
+    function = harness.function(build, [a.shape for a in inputs])
+    scheduled = harness.schedule(function, [1] if constant else [], conv2d)
+    (result,) = harness.run(function, scheduled, inputs)
+    assert_close(result, np.maximum(expected + bias + residual, 0))
+
+
+def test_convolution_without_epilogue_writes_the_output(harness, assert_close):
+    rng = np.random.default_rng(2)
+    inputs = [rng.standard_normal(s).astype("f4") for s in ((1, 5, 9, 9), (4, 5, 3, 3))]
+    function = harness.function(lambda emit, x, w: _conv(emit, x, w, 1, 1, 1, 1), [a.shape for a in inputs])
+    (result,) = harness.run(function, harness.schedule(function, [1], conv2d), inputs)
+    assert_close(result, reference_conv(*(a.astype("f8") for a in inputs), 1, 1, 1, 1))
+
+
+def test_residual_may_share_its_bytes_with_the_output(harness):
+    """The planner lets an output overwrite a residual: every element is read before it is written."""
+    rng = np.random.default_rng(3)
+    inputs = [rng.standard_normal(s).astype("f4") for s in ((1, 5, 13, 13), (20, 5, 3, 3), (1, 20, 13, 13))]
+    function = harness.function(
+        lambda emit, x, w, r: emit(op.add(_conv(emit, x, w, 1, 1, 1, 1), r)), [a.shape for a in inputs]
+    )
+    scheduled = harness.schedule(function, [], conv2d)
+    (expected,) = harness.run(function, scheduled, inputs)
+    np.testing.assert_array_equal(harness.run_in_place(scheduled, inputs, 2), expected)
+
+
+@pytest.mark.parametrize(("stride", "kernel", "padding"), [(2, 2, 0), (2, 3, 1), (1, 3, 1)])
+def test_transposed_convolution_matches_float64(harness, assert_close, stride, kernel, padding):
+    rng = np.random.default_rng(4)
+    x, w = (rng.standard_normal(s).astype("f4") for s in ((1, 4, 6, 7), (4, 5, kernel, kernel)))
+
+    def build(emit, x, w):
+        return emit(op.nn.conv2d_transpose(x, w, strides=(stride, stride), padding=(padding, padding)))
+
+    spread = np.zeros((1, 4, 5 * stride + 1, 6 * stride + 1))
+    spread[:, :, ::stride, ::stride] = x
+    flipped = w.astype("f8").transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
+    expected = reference_conv(spread, flipped, 1, kernel - 1 - padding, 1, 1)
+    function = harness.function(build, [x.shape, w.shape])
+    scheduled = harness.schedule(function, [1])
+    assert scheduled.rule == "conv2d"
+    (result,) = harness.run(function, scheduled, [x, w])
+    assert_close(result, expected)
+
+
+def test_weights_are_packed_only_where_they_are_constant(avx2):
+    function = avx2.function(lambda emit, x, w: _conv(emit, x, w, 1, 1, 1, 1), [(1, 3, 8, 8), (10, 3, 3, 3)])
+    constant, variable = avx2.schedule(function, [1]), avx2.schedule(function)
+    ((position, packing),) = constant.packings
+    assert position == 1 and not variable.packings
+    weight = np.arange(10 * 27, dtype="f4").reshape(10, 3, 3, 3)
+    packed = packing.apply(weight)
+    blocks, rows = packed.shape[0], packed.shape[-1]
+    unpacked = packed.transpose(0, 4, 1, 2, 3).reshape(blocks * rows, 3, 3, 3)
+    np.testing.assert_array_equal(unpacked[:10], weight)
+    assert not unpacked[10:].any()

@@ -1,0 +1,75 @@
+"""Machine profiles: those that come along, and what is wrong with others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridc.errors import UsageError
+from hybridc.machine import load_machine, machine_from_json, machine_names, machine_to_json
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_profile_loads_and_survives_json(name: str) -> None:
+    machine = load_machine(name)
+    assert machine.name == name
+    assert machine.source
+    assert machine_from_json(json.loads(json.dumps(machine_to_json(machine)))) == machine
+
+
+def test_default_is_a_small_laptop() -> None:
+    assert load_machine().gpu.memory_bytes == 4 << 30
+
+
+def test_profile_is_read_from_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(machine_to_json(load_machine("h100")) | {"name": "mine"}))
+    assert load_machine(path).name == "mine"
+
+
+def test_unknown_name_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(UsageError) as error:
+        load_machine("laptop-4g")
+    assert error.value.code == "HC520"
+    assert "did you mean 'laptop-4gb'?" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("peak_gflops", 0, "not positive"),
+        ("bandwidth_gb_s", -1, "not positive"),
+        ("launch_us", float("nan"), "not a number"),
+        ("peak_gflops", "fast", "not a number"),
+        ("peak_gflops", True, "not a number"),
+        ("memory_bytes", 1.5, "whole number"),
+        ("name", 3, "not a text"),
+        ("bandwith", 3, "unknown key"),
+    ],
+)
+def test_wrong_value_is_refused_by_name(key: str, value: Any, what: str) -> None:
+    data = machine_to_json(load_machine())
+    data["gpu"][key] = value
+    with pytest.raises(UsageError, match=what) as error:
+        machine_from_json(data, "mine.json")
+    assert error.value.code == "HC521"
+    assert "mine.json: gpu" in error.value.where
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"name": "x"}, {"name": "x", "gpu": 1, "cpu": 2, "link": 3}])
+def test_something_else_than_a_profile_is_refused(data: Any) -> None:
+    with pytest.raises(UsageError, match=r"missing|expected"):
+        machine_from_json(data, "mine.json")
+
+
+@pytest.mark.parametrize("content", [None, "{", "[" * 10_000])
+def test_unreadable_file_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "bad.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError) as error:
+        load_machine(path)
+    assert error.value.code == "HC521"
