@@ -167,7 +167,8 @@ def _transposed_weight(
 class _FunctionTable:
     """Distinct PrimFuncs by what they compute, and the pattern of each distinct operator."""
 
-    by_key: dict[str, tvm.ir.GlobalVar] = field(default_factory=dict)
+    by_key: dict[str, tuple[tvm.ir.GlobalVar, tuple[int, ...]]] = field(default_factory=dict)
+    """The function of a key, and which of the group's arguments each of its parameters takes."""
     functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = field(default_factory=dict)
     _patterns: dict[str, Pattern] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
@@ -187,12 +188,13 @@ class _FunctionTable:
         key, arguments = _describe(members, program)
         if key not in self.by_key:
             name = self._name(members)
-            function = _compose(members, arguments, program)
+            function, order = _compose(members, arguments, program)
             variable = tvm.ir.GlobalVar(name)
             relax.expr._update_type(variable, function.ty)
-            self.by_key[key] = variable
+            self.by_key[key] = variable, order
             self.functions[variable] = function.with_attr("global_symbol", name)
-        return self.by_key[key], arguments
+        variable, order = self.by_key[key]
+        return variable, [arguments[i] for i in order]
 
     def _name(self, members: list[relax.VarBinding]) -> str:
         operators = [m.value.op.name.rpartition(".")[2] for m in members]
@@ -256,8 +258,10 @@ def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], prog
         return relax.transform.LegalizeOps()(module)
 
 
-def _compose(members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program) -> tirx.PrimFunc:
-    """One PrimFunc for the group: its parameters are the arguments and then the results."""
+def _compose(
+    members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program
+) -> tuple[tirx.PrimFunc, tuple[int, ...]]:
+    """One PrimFunc for the group, and which argument each of its parameters takes; results come last."""
     legal = _legalize(members, arguments, program)
     body = legal["main"]
     calls = [b.value for block in body.body.blocks for b in block.bindings]
@@ -276,11 +280,10 @@ def _compose(members: list[relax.VarBinding], arguments: list[relax.Expr], progr
     functions[tvm.ir.GlobalVar("main")] = caller.with_attr("global_symbol", "main")
     with _fault(members, program):
         fused = relax.transform.FuseTIR()(tvm.IRModule(functions))
-    function = next(f for f in fused.functions.values() if isinstance(f, tirx.PrimFunc))
-    results = len(call.ty.fields) if isinstance(call.ty, relax.TupleType) else 1
-    if len(function.params) != len(arguments) + results:
-        raise _unsupported(members, program, "its TensorIR ignores an input")
-    return function
+    [binding] = [b for block in fused["main"].body.blocks for b in block.bindings]
+    callee, taken = binding.value.args[:2]
+    positions = {p.name: i for i, p in enumerate(fused["main"].params)}
+    return fused[callee], tuple(positions[argument.name] for argument in taken.fields)
 
 
 class _fault:

@@ -18,17 +18,22 @@ def schedule_functions(
     """The scheduled form of every function of the program, by its name and device.
 
     Requires: `program` fused, so that calls of one function agree on which arguments are weights.
-    Raises: InternalError HC901 if no rule accepts a function.
+    Ensures: a function that no rule of a device accepts (it calls into the host, say) is left out
+    there, and its kernels run on the other one.
     """
     constants = _constant_arguments(program)
     devices = (Device.GPU, Device.CPU) if target.has_gpu else (Device.CPU,)
     functions = {g.name_hint: f for g, f in program.module.functions.items() if isinstance(f, tirx.PrimFunc)}
     scheduled: dict[tuple[str, Device], Scheduled] = {}
+    done = 0
     for device in devices:
         for name, function in functions.items():
-            progress(len(scheduled), len(devices) * len(functions))
-            scheduled[name, device] = schedule(Request(function, constants[name], target), device)
-    progress(len(scheduled), len(scheduled))
+            progress(done, len(devices) * len(functions))
+            made = schedule(Request(function, constants[name], target), device)
+            if made is not None:
+                scheduled[name, device] = made
+            done += 1
+    progress(done, done)
     return scheduled
 
 

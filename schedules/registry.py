@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridc.errors import InternalError
 from hybridc.ir import Device
 from hybridc.targets import Target
 
@@ -69,11 +68,7 @@ def rules(device: Device) -> tuple[Rule, ...]:
     return RULES
 
 
-def schedule(request: Request, device: Device) -> Scheduled:
-    """Schedule by the first rule that accepts. Raises InternalError HC901 if none does."""
-    for rule in rules(device):
-        scheduled = rule(request)
-        if scheduled is not None:
-            return scheduled
-    name = request.function.attrs["global_symbol"] if request.function.attrs else "?"
-    raise InternalError("HC901", f"no {device} schedule rule accepts this function", where=str(name))
+def schedule(request: Request, device: Device) -> Scheduled | None:
+    """Schedule by the first rule that accepts; None if the function cannot run on the device at all."""
+    found = (rule(request) for rule in rules(device))
+    return next((scheduled for scheduled in found if scheduled is not None), None)

@@ -211,8 +211,10 @@ def _check_agreement(artifact: Artifact) -> None:
 
     for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
         tensors = [graph.tensor.get(port.tensor) for port in ports]
-        types = [(t.shape, t.dtype) for t in tensors if t is not None]
-        if tuple(p.tensor for p in ports) != names or types != [(p.shape, p.dtype) for p in ports]:
+        # a port may see its tensor through a reshape, so only the number of elements must agree
+        types = [(math.prod(t.shape), t.dtype) for t in tensors if t is not None]
+        expected = [(math.prod(p.shape), p.dtype) for p in ports]
+        if tuple(p.tensor for p in ports) != names or types != expected:
             raise refuse("its inputs and outputs are not those of the plan")
     uploads = sorted((w.tensor, w.arena_offset_bytes or 0, w.size_bytes) for w in manifest.gpu_weights)
     resident = [b for b in plan.buffers if b.kind is BufferKind.WEIGHT and b.device is Device.GPU]

@@ -27,6 +27,7 @@ from tvm_ffi import libinfo
 
 from hybridc.errors import DeviceError, InternalError
 from hybridc.passes.lower import cuda_target, llvm_target
+from hybridc.schedules.cpu import install as install_vector_functions
 from hybridc.targets import Target
 
 CudaCompile = Callable[[str], bytes]
@@ -89,6 +90,7 @@ def build_library(
     DeviceError HC403 without g++, HC404 where TVM finds no CUDA driver to load (an emulated one will do),
     InternalError HC912 where TVM or the linker fails.
     """
+    install_vector_functions()
     gpu, cpu, bytecode = _split(module)
     chunks = [dict(cpu[i : i + FUNCTIONS_PER_MODULE]) for i in range(0, len(cpu), FUNCTIONS_PER_MODULE)]
     root_functions = dict(gpu) if gpu or not chunks else chunks.pop(0)
@@ -143,7 +145,8 @@ def _build(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target) -> tv
     try:
         return tirx.build(tvm.IRModule(functions), target=target)
     except Exception as error:
-        what = f"TVM cannot compile for {target.kind.name}: {str(error).strip().splitlines()[-1]}"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        what = f"TVM cannot compile for {target.kind.name}: {reason}"
         raise InternalError("HC912", what, where=", ".join(functions)) from error
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from hybridc.ir.graph import Device
 
 SCHEMA_VERSION = 1
-ALIGNMENT_BYTES = 256
-"""Offsets in an arena are multiples of this: what CUDA gives a fresh allocation, and four cache lines."""
+ALIGNMENT_BYTES = 512
+"""Offsets and sizes of arenas are multiples of this: the granularity in which CUDA counts an allocation."""
 
 
 class Lane(StrEnum):
@@ -185,7 +185,8 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         steps=tuple(step(s) for s in data["steps"]),
         buffers=tuple(buffer(b) for b in data["buffers"]),
         arenas=tuple(
-            Arena(Device(a["device"]), _whole(a["size_bytes"]), _whole(a["lower_bound_bytes"])) for a in data["arenas"]
+            Arena(Device(a["device"]), _whole(a["size_bytes"]), _whole(a["lower_bound_bytes"]))
+            for a in data["arenas"]
         ),
         budget_bytes=None if data["budget_bytes"] is None else _whole(data["budget_bytes"]),
         step_us=tuple(float(s["us"]) for s in data["steps"]),

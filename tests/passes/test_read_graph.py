@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from hybridc.ir import Device, Graph, Role
+from hybridc.ir.plan import align
 from hybridc.passes.fuse import fuse
 from hybridc.passes.read_graph import read_graph
 from hybridc.schedules.registry import Scheduled
@@ -75,7 +76,7 @@ def test_flops_and_bytes_are_those_of_the_mathematics(block):
 
 
 def test_workspace_is_counted_per_device_and_aligned(block):
-    assert block.kernel["conv2d"].gpu_workspace_bytes == 256 + 512
+    assert block.kernel["conv2d"].gpu_workspace_bytes == align(100) + align(300)
     assert block.kernel["conv2d"].cpu_workspace_bytes == 0
 
 

@@ -170,4 +170,4 @@ def _in_place(kernel: Kernel, output: Buffer, source: Buffer) -> bool:
 
 
 def _overlap(one: Buffer, other: Buffer) -> bool:
-    return one.offset_bytes < other.end_bytes and other.offset_bytes < one.end_bytes
+    return max(one.offset_bytes, other.offset_bytes) < min(one.end_bytes, other.end_bytes)

@@ -35,7 +35,8 @@ class CudaRuntime {
   }
 
   void Check(int code, const char* call) const {
-    if (code != 0) TVM_FFI_THROW(RuntimeError) << call << " failed: " << error_name(code);
+    if (code == 0) return;
+    TVM_FFI_THROW(RuntimeError) << call << " failed: " << error_name(code) << " (" << error_string(code) << ")";
   }
 
   int (*set_device)(int);
@@ -55,6 +56,7 @@ class CudaRuntime {
   int (*event_record)(CudaEvent, CudaStream);
   int (*event_synchronize)(CudaEvent);
   const char* (*error_name)(int);
+  const char* (*error_string)(int);
 
  private:
   CudaRuntime() {
@@ -75,6 +77,7 @@ class CudaRuntime {
     Find("cudaEventRecord", &event_record);
     Find("cudaEventSynchronize", &event_synchronize);
     Find("cudaGetErrorName", &error_name);
+    Find("cudaGetErrorString", &error_string);
   }
 
   template <typename Pointer>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -10,7 +12,7 @@ from hybridc.schedules.cpu.conv2d import conv2d
 
 op = relax.op
 
-CASES = [
+CASES: list[tuple[Any, ...]] = [
     # data, weight, stride, padding, dilation, groups
     ((1, 3, 15, 15), (17, 3, 3, 3), 1, 1, 1, 1),
     ((2, 6, 14, 14), (8, 6, 3, 3), 2, 1, 1, 1),
@@ -65,7 +67,8 @@ def _conv(emit, x, w, stride, padding, dilation, groups):
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_convolution_with_bias_residual_and_relu_matches_float64(harness, assert_close, case, constant):
-    data, weight, *how = case
+    data, weight, stride, padding, dilation, groups = case
+    how = (stride, padding, dilation, groups)
     rng = np.random.default_rng(1)
     x, w = rng.standard_normal(data), rng.standard_normal(weight)
     expected = reference_conv(x.astype("f4").astype("f8"), w.astype("f4").astype("f8"), *how)
@@ -88,7 +91,7 @@ def test_convolution_without_epilogue_writes_the_output(harness, assert_close):
     inputs = [rng.standard_normal(s).astype("f4") for s in ((1, 5, 9, 9), (4, 5, 3, 3))]
     function = harness.function(lambda emit, x, w: _conv(emit, x, w, 1, 1, 1, 1), [a.shape for a in inputs])
     (result,) = harness.run(function, harness.schedule(function, [1], conv2d), inputs)
-    assert_close(result, reference_conv(*(a.astype("f8") for a in inputs), 1, 1, 1, 1))
+    assert_close(result, reference_conv(inputs[0].astype("f8"), inputs[1].astype("f8"), 1, 1, 1, 1))
 
 
 def test_residual_may_share_its_bytes_with_the_output(harness):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -9,7 +11,7 @@ from tvm import relax
 op = relax.op
 NEAREST = {"coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"}
 
-EXACT = {
+EXACT: dict[str, tuple[Any, ...]] = {
     "add_relu": (
         lambda e, x, y: e(op.nn.relu(e(op.add(x, y)))),
         [(1, 8, 56, 56)] * 2,

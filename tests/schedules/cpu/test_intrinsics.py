@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,14 @@ from tvm import relax
 
 from hybridc.schedules.cpu import install
 
-REFERENCE = {
+REFERENCE: dict[str, Any] = {
     "exp": np.exp,
     "log": np.log,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
     "erf": np.vectorize(math.erf),
 }
-SPECIAL = [
+SPECIAL: list[float] = [
     0.0,
     -0.0,
     np.nan,
@@ -40,7 +41,7 @@ SPECIAL = [
 
 
 def values() -> np.ndarray:
-    parts = [
+    parts: list[Any] = [
         SPECIAL,
         np.linspace(-12, 12, 1000),
         np.linspace(-104, 89, 1014),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -24,7 +26,7 @@ def windows(x, kernel, stride, padding, fill):
     return np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
 
 
-CASES = {
+CASES: dict[str, tuple[Any, ...]] = {
     "softmax_rows": (lambda e, x: e(op.nn.softmax(x)), [(12, 128)], softmax),
     "softmax_of_prime_rows": (lambda e, x: e(op.nn.softmax(x)), [(5, 197)], softmax),
     "softmax_of_short_rows": (lambda e, x: e(op.nn.softmax(x)), [(2, 3, 4, 3)], softmax),

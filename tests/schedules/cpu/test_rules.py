@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tvm import relax
 
@@ -29,7 +31,7 @@ def dense(epilogue):
     return build
 
 
-REPRESENTATIVES = {
+REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
     "squeezenet: expand": (conv(), [(1, 16, 55, 55), (64, 16, 1, 1), (1, 64, 1, 1)], "conv2d"),
     "squeezenet: fire concat": (
         lambda e, x, y: e(op.concat([x, y], 1)),

@@ -1,0 +1,120 @@
+"""Faults put into the CUDA kernels of a compiled model are caught on the emulated GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hybridc
+from hybridc import emulator
+from hybridc.emulator import ThreadOrder
+from hybridc.errors import DeviceError
+from hybridc.models import build
+from tests.support.light_models import random_feeds
+
+CAP_BYTES = 4 << 20
+BARRIER = "__syncthreads();"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build("mlp", inputs=96, hidden=80, layers=2, classes=48, batch=32)
+
+
+@pytest.fixture(scope="module")
+def artifact(model, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("faults") / "mlp.hyb"
+    hybridc.compile(model, path, target="cuda:sm_80+avx2")
+    return path
+
+
+@pytest.fixture
+def device() -> Iterator[None]:
+    yield
+    emulator.reset()
+    emulator.start(CAP_BYTES)
+
+
+def with_kernels(artifact: Path, source: str, folder: Path) -> Path:
+    """A copy of the artifact with another kernels.cu, its hash put right."""
+    copy = folder / "mutated.hyb"
+    shutil.copytree(artifact, copy)
+    (copy / "kernels.cu").write_text(source)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        if entry["name"] == "kernels.cu":
+            entry |= {"size_bytes": len(source.encode()), "sha256": hashlib.sha256(source.encode()).hexdigest()}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+def run(artifact: Path, model, order: ThreadOrder) -> np.ndarray:
+    emulator.start(CAP_BYTES, thread_order=order)
+    with hybridc.load(artifact) as session:
+        return session.run(None, random_feeds(model))[0]
+
+
+def is_caught(artifact: Path, model, expected: np.ndarray) -> bool:
+    """Whether some thread order gives a wrong result or an error."""
+    for order in ThreadOrder:
+        try:
+            if not np.allclose(run(artifact, model, order), expected, rtol=1e-4, atol=1e-4):
+                return True
+        except DeviceError:
+            return True
+        finally:
+            emulator.reset()
+    return False
+
+
+@pytest.fixture(scope="module")
+def expected(model) -> np.ndarray:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, random_feeds(model))[0]
+
+
+def barriers(source: str) -> list[int]:
+    return [match.start() for match in re.finditer(re.escape(BARRIER), source)]
+
+
+def test_the_kernels_have_barriers_and_are_right_in_every_thread_order(artifact, model, expected, device):
+    assert len(barriers((artifact / "kernels.cu").read_text())) >= 2
+    for order in ThreadOrder:
+        np.testing.assert_allclose(run(artifact, model, order), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_removed_barrier_is_caught(which, artifact, model, expected, device, tmp_path):
+    source = (artifact / "kernels.cu").read_text()
+    at = barriers(source)[which]
+    assert is_caught(with_kernels(artifact, source[:at] + source[at + len(BARRIER) :], tmp_path), model, expected)
+
+
+def test_a_barrier_that_only_some_threads_reach_is_reported(artifact, model, device, tmp_path):
+    source = (artifact / "kernels.cu").read_text()
+    mutated = source.replace(BARRIER, "if (threadIdx.x < 3) " + BARRIER, 1)
+    with pytest.raises(DeviceError, match="divergent barrier"):
+        run(with_kernels(artifact, mutated, tmp_path), model, ThreadOrder.FORWARD)
+
+
+@pytest.mark.parametrize("offset", [1_000_000, -2_000_000])
+def test_an_index_outside_the_arena_is_reported_with_the_kernel(offset, artifact, model, device, tmp_path):
+    source = (artifact / "kernels.cu").read_text()
+    mutated = source.replace("(p0_ptr + (", f"(p0_ptr + ({offset} + ", 1)
+    assert mutated != source
+    with pytest.raises(DeviceError, match=r"kernel \w+: out-of-bounds access"):
+        run(with_kernels(artifact, mutated, tmp_path), model, ThreadOrder.FORWARD)
+
+
+def test_an_index_off_by_one_inside_the_arena_gives_a_wrong_result(artifact, model, expected, device, tmp_path):
+    source = (artifact / "kernels.cu").read_text()
+    mutated = source.replace("(p0_ptr + (", "(p0_ptr + (1 + ", 1)
+    assert is_caught(with_kernels(artifact, mutated, tmp_path), model, expected)
