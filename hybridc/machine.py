@@ -63,7 +63,7 @@ def machine_names() -> tuple[str, ...]:
 def load_machine(name_or_path: str | Path = DEFAULT_MACHINE) -> Machine:
     """Read a profile: one that comes with hybridc by its name, or any by a path that ends in `.json`.
 
-    Raises UsageError HC520 if there is none of that name and HC521 if it is not a profile.
+    Raises UsageError HC540 if there is none of that name and HC541 if it is not a profile.
     """
     text = str(name_or_path)
     path = Path(text) if text.endswith(".json") else _PROFILES / f"{text}.json"
@@ -71,7 +71,7 @@ def load_machine(name_or_path: str | Path = DEFAULT_MACHINE) -> Machine:
         close = difflib.get_close_matches(text, machine_names(), n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise UsageError(
-            "HC520",
+            "HC540",
             f"there is no machine profile {text!r}",
             remedy=f"{hint}known are {', '.join(machine_names())}, or give the path of a .json file",
         )
@@ -79,12 +79,12 @@ def load_machine(name_or_path: str | Path = DEFAULT_MACHINE) -> Machine:
         data = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("HC521", f"cannot read the machine profile: {reason}", where=text) from None
+        raise UsageError("HC541", f"cannot read the machine profile: {reason}", where=text) from None
     return machine_from_json(data, where=text)
 
 
 def machine_from_json(data: Any, where: str = "") -> Machine:
-    """Check every value of a profile and build it. Raises UsageError HC521 naming the first wrong one."""
+    """Check every value of a profile and build it. Raises UsageError HC541 naming the first wrong one."""
     _check_keys(data, ("name", "gpu", "cpu", "link"), ("source",), where)
     return Machine(
         name=_text(data["name"], f"{where}: name"),
@@ -105,7 +105,7 @@ def _processor(data: Any, where: str) -> Processor:
     memory = data["memory_bytes"]
     if not isinstance(memory, int) or isinstance(memory, bool) or memory <= 0:
         what = f"{memory!r} is not a positive whole number of bytes"
-        raise UsageError("HC521", what, where=f"{where}.memory_bytes")
+        raise UsageError("HC541", what, where=f"{where}.memory_bytes")
     name = _text(data["name"], f"{where}.name")
     peak, bandwidth, launch = (
         _number(data, k, where) for k in ("peak_gflops", "bandwidth_gb_s", "launch_us")
@@ -121,16 +121,16 @@ def _link(data: Any, where: str) -> Link:
 
 def _check_keys(data: Any, required: tuple[str, ...], optional: tuple[str, ...], where: str) -> None:
     if not isinstance(data, dict):
-        raise UsageError("HC521", f"expected an object with {', '.join(required)}", where=where)
+        raise UsageError("HC541", f"expected an object with {', '.join(required)}", where=where)
     for key in required:
         if key not in data:
-            raise UsageError("HC521", f"{key!r} is missing", where=where)
+            raise UsageError("HC541", f"{key!r} is missing", where=where)
     known = (*required, *optional)
     for key in data:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             raise UsageError(
-                "HC521",
+                "HC541",
                 f"unknown key {key!r}",
                 where=where,
                 remedy=f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}",
@@ -139,14 +139,14 @@ def _check_keys(data: Any, required: tuple[str, ...], optional: tuple[str, ...],
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise UsageError("HC521", f"{value!r} is not a text", where=where)
+        raise UsageError("HC541", f"{value!r} is not a text", where=where)
     return value
 
 
 def _number(data: dict[str, Any], key: str, where: str) -> float:
     value = data[key]
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UsageError("HC521", f"{value!r} is not a number", where=f"{where}.{key}")
+        raise UsageError("HC541", f"{value!r} is not a number", where=f"{where}.{key}")
     if value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
-        raise UsageError("HC521", f"{value!r} is not positive", where=f"{where}.{key}")
+        raise UsageError("HC541", f"{value!r} is not positive", where=f"{where}.{key}")
     return float(value)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hybridc.errors import UsageError
-from hybridc.ir import Device, Graph, Plan, Step
+from hybridc.ir import Device, Graph, Plan, Run, Step
 from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
 from hybridc.options import Budget
@@ -160,7 +160,13 @@ def _show_placement(c: Compilation) -> tuple[str, str]:
 
 def _show_steps(c: Compilation) -> tuple[str, str]:
     assert c.steps is not None
-    return ".txt", "".join(f"{i:4}  {step}\n" for i, step in enumerate(c.steps))
+    return ".txt", "".join(f"{i:4}  {_line(step)}\n" for i, step in enumerate(c.steps))
+
+
+def _line(step: Step) -> str:
+    what = step.kernel if isinstance(step, Run) else f"copy {step.tensor}"
+    waits = f"  waits for {', '.join(map(str, step.waits))}" if step.waits else ""
+    return f"{step.lane.value:4}{what}{waits}"
 
 
 def _show_plan(c: Compilation) -> tuple[str, str]:

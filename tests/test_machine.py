@@ -33,7 +33,7 @@ def test_profile_is_read_from_a_path(tmp_path: Path) -> None:
 def test_unknown_name_is_refused_with_the_closest_one() -> None:
     with pytest.raises(UsageError) as error:
         load_machine("laptop-4g")
-    assert error.value.code == "HC520"
+    assert error.value.code == "HC540"
     assert "did you mean 'laptop-4gb'?" in error.value.remedy
 
 
@@ -55,7 +55,7 @@ def test_wrong_value_is_refused_by_name(key: str, value: Any, what: str) -> None
     data["gpu"][key] = value
     with pytest.raises(UsageError, match=what) as error:
         machine_from_json(data, "mine.json")
-    assert error.value.code == "HC521"
+    assert error.value.code == "HC541"
     assert "mine.json: gpu" in error.value.where
 
 
@@ -72,4 +72,4 @@ def test_unreadable_file_is_refused(tmp_path: Path, content: str | None) -> None
         path.write_text(content)
     with pytest.raises(UsageError) as error:
         load_machine(path)
-    assert error.value.code == "HC521"
+    assert error.value.code == "HC541"

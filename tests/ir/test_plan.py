@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hybridc.ir import Copy, Device, Lane, Plan, Run
-from hybridc.ir.plan import align, plan_from_json, plan_to_json
+from hybridc.ir.plan import ALIGNMENT_BYTES, align, plan_from_json, plan_to_json
 from hybridc.passes.plan import make_plan
 from tests.support.graphs import chain, machine
 
@@ -55,5 +55,6 @@ def test_steps_know_their_lanes() -> None:
     assert Copy("t", GPU, CPU).lane is Lane.D2H
 
 
-def test_align_rounds_up_to_256() -> None:
-    assert [align(n) for n in (0, 1, 256, 257)] == [0, 256, 256, 512]
+def test_align_rounds_up_to_the_next_multiple() -> None:
+    unit = ALIGNMENT_BYTES
+    assert [align(n) for n in (0, 1, unit, unit + 1)] == [0, unit, unit, 2 * unit]

@@ -6,11 +6,13 @@ import pytest
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
+from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.partition import all_cpu, all_gpu, partition
 from hybridc.passes.plan import all_gpu_peak_bytes, make_plan, smallest_budget_bytes
 from tests.support.graphs import GraphBuilder, chain, machine
 
 GPU, CPU = Device.GPU, Device.CPU
+UNIT = ALIGNMENT_BYTES
 
 
 def test_everything_runs_on_the_gpu_if_it_fits_to_the_byte() -> None:
@@ -27,7 +29,7 @@ def test_budget_is_met_by_the_packed_arena(percent: int) -> None:
     budget_bytes = all_gpu_peak_bytes(graph) * percent // 100
     plan = make_plan(graph, machine(), budget_bytes, (GPU, CPU))
     assert plan.arena_bytes(GPU) <= budget_bytes
-    assert plan.arena_bytes(GPU) >= budget_bytes - (9 * 2 + 5) * 256 or percent == 0
+    assert plan.arena_bytes(GPU) >= budget_bytes - (9 * 2 + 5) * UNIT or percent == 0
 
 
 def test_budget_of_nothing_runs_everything_on_the_cpu() -> None:
@@ -40,7 +42,7 @@ def test_kernel_with_the_large_intermediate_goes_to_the_cpu() -> None:
     for i in range(10):
         value = build.kernel((value,), {f"t{i}": 4}, workspace=100 if i == 6 else 0, flops=10**9)
     graph = build.graph(value)
-    placement = partition(graph, machine(), 20 * 256)
+    placement = partition(graph, machine(), 20 * UNIT)
     assert [i for i, device in enumerate(placement) if device is CPU] == [6]
 
 
@@ -51,7 +53,7 @@ def test_weights_that_cost_little_time_leave_the_gpu_first() -> None:
         heavy = i == 7  # like a fully connected layer at the end
         weight = build.weight(f"w{i}", 1000 if heavy else 10)
         value = build.kernel((value, weight), {f"t{i}": 4}, flops=10**5 if heavy else 10**9)
-    placement = partition(build.graph(value), machine(), 200 * 256)
+    placement = partition(build.graph(value), machine(), 200 * UNIT)
     assert placement == (GPU,) * 7 + (CPU,)
 
 
@@ -79,19 +81,19 @@ def restricted() -> Graph:
 def test_restricted_kernels_stay_where_they_have_code() -> None:
     assert all_gpu(restricted()) == (GPU, CPU, GPU)
     assert partition(restricted(), machine(), None) == (GPU, CPU, GPU)
-    assert partition(restricted(), machine(), 20 * 256) == (GPU, CPU, CPU)
+    assert partition(restricted(), machine(), 20 * UNIT) == (GPU, CPU, CPU)
 
 
 def test_refusal_names_the_kernel_and_the_smallest_budget_which_then_works() -> None:
     with pytest.raises(PlanError) as refused:
-        partition(restricted(), machine(), 10 * 256)
+        partition(restricted(), machine(), 10 * UNIT)
     error = refused.value
-    assert (error.code, error.smallest_budget_bytes) == ("HC203", 11 * 256)
-    assert "peak GPU memory 2,816 bytes exceeds the budget of 2,560 bytes" in error.what
+    assert (error.code, error.smallest_budget_bytes) == ("HC203", 11 * UNIT)
+    assert f"peak GPU memory {11 * UNIT:,} bytes exceeds the budget of {10 * UNIT:,} bytes" in error.what
     assert "'k0'" in error.where and "node0" in error.where
-    assert "--gpu-memory 3KiB" in error.remedy
-    assert smallest_budget_bytes(restricted(), machine()) == 11 * 256
-    assert make_plan(restricted(), machine(), 11 * 256, (GPU, CPU)).arena_bytes(GPU) == 11 * 256
+    assert f"--gpu-memory {-(-11 * UNIT // 1024)}KiB" in error.remedy
+    assert smallest_budget_bytes(restricted(), machine()) == 11 * UNIT
+    assert make_plan(restricted(), machine(), 11 * UNIT, (GPU, CPU)).arena_bytes(GPU) == 11 * UNIT
 
 
 def test_cpu_target_refuses_a_kernel_without_cpu_code() -> None:

@@ -7,12 +7,14 @@ from random import Random
 import pytest
 
 from hybridc.ir import Arena, Buffer, BufferKind, Device, Graph, Role
+from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.offsets import Block, live_bound, pack
 from hybridc.passes.reuse_buffers import live_bytes_bound, reuse_buffers
 from tests.support.graphs import GraphBuilder, chain
 
 GPU, CPU = Device.GPU, Device.CPU
+UNIT = ALIGNMENT_BYTES
 
 
 def buffers_of(graph: Graph, placement: tuple[Device, ...]) -> tuple[dict[tuple[str, Device], Buffer], Arena]:
@@ -22,7 +24,7 @@ def buffers_of(graph: Graph, placement: tuple[Device, ...]) -> tuple[dict[tuple[
 
 def test_chain_needs_two_tensors_and_all_weights() -> None:
     _, arena = buffers_of(chain(5, size=4, weight=2), (GPU,) * 5)
-    assert arena.size_bytes == arena.lower_bound_bytes == (2 * 4 + 5 * 2) * 256
+    assert arena.size_bytes == arena.lower_bound_bytes == (2 * 4 + 5 * 2) * UNIT
 
 
 def test_weights_of_cpu_kernels_have_no_buffer() -> None:
@@ -43,7 +45,7 @@ def overwriting(size: int = 4, later_use: bool = False, role: Role = Role.ACTIVA
 def test_output_takes_the_bytes_of_an_input_it_may_overwrite() -> None:
     held, arena = buffers_of(overwriting(), (GPU, GPU, GPU))
     assert held["a", GPU].offset_bytes == held["b", GPU].offset_bytes
-    assert arena.size_bytes == 8 * 256
+    assert arena.size_bytes == 8 * UNIT
 
 
 @pytest.mark.parametrize(
@@ -93,16 +95,16 @@ def test_workspace_is_held_for_its_kernel_alone() -> None:
     held, arena = buffers_of(build.graph(build.kernel((a,), {"b": 1}, workspace=10)), (GPU, GPU))
     assert held["k0", GPU].kind is BufferKind.WORKSPACE
     assert held["k0", GPU].first_step == held["k0", GPU].last_step == 1
-    assert arena.size_bytes == 12 * 256
+    assert arena.size_bytes == 12 * UNIT
 
 
 def test_sizes_are_exact_and_offsets_aligned() -> None:
     build = GraphBuilder(bytes_each=1)
     x = build.input("x", 100)
-    held, arena = buffers_of(build.graph(build.kernel((x,), {"y": 300})), (GPU,))
-    assert held["y", GPU].size_bytes == 300
-    assert held["y", GPU].offset_bytes % 256 == 0
-    assert arena.size_bytes == arena.lower_bound_bytes == 256 + 512
+    held, arena = buffers_of(build.graph(build.kernel((x,), {"y": UNIT + 1})), (GPU,))
+    assert held["y", GPU].size_bytes == UNIT + 1
+    assert held["y", GPU].offset_bytes % UNIT == 0
+    assert arena.size_bytes == arena.lower_bound_bytes == 3 * UNIT
 
 
 def test_live_bytes_bound_is_the_arenas_bound() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Plan, Run, Step
+from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.plan import assemble, make_plan
 from hybridc.passes.reuse_buffers import reuse_buffers
@@ -101,9 +102,9 @@ def test_missing_or_doubled_buffer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "what"),
     [
-        ({"size_bytes": 1}, "HC215", "needs 1024"),
+        ({"size_bytes": 1}, "HC215", f"needs {4 * ALIGNMENT_BYTES}"),
         ({"offset_bytes": 3}, "HC215", "not aligned"),
-        ({"offset_bytes": -256}, "HC215", "not aligned"),
+        ({"offset_bytes": -ALIGNMENT_BYTES}, "HC215", "not aligned"),
         ({"offset_bytes": 1 << 40}, "HC215", "outside the arena"),
         ({"first_step": 5}, "HC214", "no buffers hold"),
         ({"last_step": 4}, "HC214", "no buffers hold"),
@@ -132,7 +133,7 @@ def test_weight_that_is_not_resident_all_the_time_is_refused() -> None:
 
 def test_weight_of_a_cpu_kernel_with_a_buffer_is_refused() -> None:
     for device in Device:
-        extra = Buffer("w1", BufferKind.WEIGHT, device, 0, 512, -1, len(PLAN.steps))
+        extra = Buffer("w1", BufferKind.WEIGHT, device, 0, 2 * ALIGNMENT_BYTES, -1, len(PLAN.steps))
         refused(replace(PLAN, buffers=(*PLAN.buffers, extra)), "HC219", "only weights of GPU kernels")
 
 
@@ -160,7 +161,7 @@ def test_arena_over_the_budget_is_refused() -> None:
 
 def test_arena_that_is_too_small_doubled_or_impossible_is_refused() -> None:
     gpu, cpu = PLAN.arenas
-    small = replace(gpu, size_bytes=gpu.size_bytes - 256)
+    small = replace(gpu, size_bytes=gpu.size_bytes - ALIGNMENT_BYTES)
     refused(replace(PLAN, arenas=(small, cpu)), "HC215", "outside the arena")
     refused(replace(PLAN, arenas=(gpu, cpu, gpu)), "HC210", "two arenas")
     refused(replace(PLAN, arenas=(Arena(GPU, 1 << 80, 0), cpu)), "HC210", "impossible")

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph, Kernel, Role, Tensor
+from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.machine import Link, Machine, Processor
 
 
 @dataclass
 class GraphBuilder:
-    """Builds a graph kernel by kernel; sizes in units of 256 bytes unless `bytes_each` says otherwise."""
+    """Builds a graph kernel by kernel; sizes in units of `bytes_each`, by default one aligned unit."""
 
-    bytes_each: int = 256
+    bytes_each: int = ALIGNMENT_BYTES
     tensors: list[Tensor] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
 
