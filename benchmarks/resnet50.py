@@ -81,7 +81,7 @@ def zero_pipeline(model: Any, options: CompileOptions, feeds: dict[str, np.ndarr
     imported, _ = import_model(model, options)
     target = llvm_target(options.target.isa)
     with target:
-        executable = tvm.compile(imported.module, target, relax_pipeline=tvm.relax.get_pipeline("zero"))
+        executable = tvm.compile(tvm.relax.get_pipeline("zero")(imported.module), target)
     machine = tvm.relax.VirtualMachine(executable, tvm.cpu())
     values = [feeds[v.name] for v in imported.inputs]
     weights = [np.ascontiguousarray(w) for w in imported.weights.values()]
