@@ -23,7 +23,9 @@ BUDGETS = "100%,50%,25%"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default=",".join((*LIGHT_MODELS, *OWN_MODELS)))
     parser.add_argument("--targets", default=",".join(TARGETS))
     arguments = parser.parse_args()

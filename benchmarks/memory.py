@@ -15,13 +15,14 @@ from typing import Any
 
 import tvm
 from common import LIGHT_MODELS, OWN_MODELS, suite_model, write_result
+from tvm import relax
+
 from hybridc.compiler import import_model
 from hybridc.ir.graph import dtype_bits
 from hybridc.options import CompileOptions, parse_budget
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
-from tvm import relax
 
 LIMIT = 1.05
 CONFIGURATIONS = (("avx512", None), ("cuda+avx2", "100%"), ("cuda+avx2", "50%"), ("cuda+avx2", "25%"))
@@ -68,7 +69,7 @@ def main() -> int:
 
 
 def tvm_plan(module: tvm.IRModule) -> tuple[int, int]:
-    """Bytes of the storages that TVM plans for a fused module, and the live-bytes bound of the same tensors."""
+    """Bytes of the storages that TVM plans for a fused module, and the live-bytes bound of its tensors."""
     passes = relax.transform
     before = tvm.transform.Sequential(
         [
@@ -80,9 +81,7 @@ def tvm_plan(module: tvm.IRModule) -> tuple[int, int]:
         ]
     )(module)
     planned = passes.StaticPlanBlockMemory()(before)
-    storages = [
-        int(call.args[0].values[0]) for call in _calls(planned["main"], "relax.memory.alloc_storage")
-    ]
+    storages = [int(call.args[0].values[0]) for call in _calls(planned["main"], "relax.memory.alloc_storage")]
     return sum(storages), _live_bytes(before["main"])
 
 

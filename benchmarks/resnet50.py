@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import tvm
 from common import suite_feeds, suite_model, write_result
+
 from hybridc.compiler import compile_model, import_model
 from hybridc.options import CompileOptions
 from hybridc.passes.lower import llvm_target
@@ -34,7 +36,9 @@ SPEEDUP = 50.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="avx512")
     options = CompileOptions(target=parse_target(parser.parse_args().target))
     warnings.simplefilter("ignore")
@@ -46,9 +50,7 @@ def main() -> int:
         compile_s = time.perf_counter() - start
         with load(Path(folder) / "resnet50.hyb") as session:
             ours_ms = median_ms(lambda: session.run(None, feeds), 30)
-    reference = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    ort_ms = median_ms(lambda: reference.run(None, feeds), 30)
-    del reference
+    ort_ms = median_ms(onnxruntime_run(model, feeds), 30)
     zero_ms = median_ms(zero_pipeline(model, options, feeds), 3)
     row: dict[str, Any] = {
         "model": "resnet50",
@@ -76,7 +78,15 @@ def median_ms(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def zero_pipeline(model: Any, options: CompileOptions, feeds: dict[str, np.ndarray]) -> Callable[[], object]:
+def onnxruntime_run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Callable[[], object]:
+    """A run of the model by ONNX Runtime's CPU provider."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, feeds)
+
+
+def zero_pipeline(
+    model: onnx.ModelProto, options: CompileOptions, feeds: dict[str, np.ndarray]
+) -> Callable[[], object]:
     """A run of the same imported model through `tvm.relax.get_pipeline("zero")`."""
     imported, _ = import_model(model, options)
     target = llvm_target(options.target.isa)

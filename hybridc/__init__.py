@@ -41,8 +41,8 @@ def compile(
     """Compile an ONNX model to the folder `output`.
 
     `target` is `[cuda[:ARCH,...]+]ISA`, for example `cuda+avx2`. `gpu_memory` is the budget, bytes with a
-    unit (`"64MiB"`) or a percentage of what the model needs entirely on the GPU (`"50%"`); without it there is no
-    limit. `shapes` and `dims` fix what the model leaves open: input shapes by name, named dimensions.
+    unit (`"64MiB"`) or a percentage of what the model needs entirely on the GPU (`"50%"`); without it there
+    is no limit. `shapes` and `dims` fix what the model leaves open: input shapes by name, named dimensions.
     `machine` names a profile, or the file of one, whose speeds the planner weighs. Raises HybridcError.
     """
     from hybridc.compiler import compile_model

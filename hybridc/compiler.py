@@ -1,9 +1,9 @@
 """The whole story: an ONNX model and a GPU memory budget in, an artifact out.
 
-    read_model    check the file, simplify it, import it to Relax with the origin of every binding
-    run_stages    canonicalize, fuse, schedule, plan within the budget, verify, lower (passes/pipeline.py)
-    build_library CPU code, CUDA fatbin, VM bytecode and the runtime's helper in one shared library
-    store         model.hyb: manifest, plan, library, CUDA source, weights
+read_model    check the file, simplify it, import it to Relax with the origin of every binding
+run_stages    canonicalize, fuse, schedule, plan within the budget, verify, lower (passes/pipeline.py)
+build_library CPU code, CUDA fatbin, VM bytecode and the runtime's helper in one shared library
+store         model.hyb: manifest, plan, library, CUDA source, weights
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def compile_model(
         with watch("code"):
             library = _generate_code(done, Path(scratch), watch.progress)
         with watch("store"):
-            store(output, _contents(model, done, library, options), done.program.weights, partial(_put, library))
+            store(
+                output, _contents(model, done, library, options), done.program.weights, partial(_put, library)
+            )
     return Compiled(Path(output), done.graph, done.plan, watch.seconds)
 
 

@@ -49,7 +49,13 @@ class PlanError(HybridcError):
     exit_code = 4
 
     def __init__(
-        self, code: str, what: str, *, where: str = "", remedy: str = "", smallest_budget_bytes: int | None = None
+        self,
+        code: str,
+        what: str,
+        *,
+        where: str = "",
+        remedy: str = "",
+        smallest_budget_bytes: int | None = None,
     ) -> None:
         super().__init__(code, what, where=where, remedy=remedy)
         self.smallest_budget_bytes = smallest_budget_bytes

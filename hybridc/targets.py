@@ -89,7 +89,9 @@ def native_isa() -> Isa:
         if not missing_flags(isa, flags):
             return isa
     raise DeviceError(
-        "HC401", f"this processor lacks {', '.join(missing_flags(ISAS['avx2'], flags))}", remedy="AVX2 is the least hybridc needs"
+        "HC401",
+        f"this processor lacks {', '.join(missing_flags(ISAS['avx2'], flags))}",
+        remedy="AVX2 is the least hybridc needs",
     )
 
 
@@ -98,7 +100,10 @@ def parse_target(text: str) -> Target:
 
     def refuse(what: str) -> UsageError:
         return UsageError(
-            "HC501", what, where=f"target {text!r}", remedy=f"write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(ISAS)}, native"
+            "HC501",
+            what,
+            where=f"target {text!r}",
+            remedy=f"write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(ISAS)}, native",
         )
 
     gpu_text, plus, isa_text = text.rpartition("+")
@@ -114,5 +119,9 @@ def parse_target(text: str) -> Target:
     if isa_text == "native":
         return Target(architectures, native_isa())
     if isa_text not in ISAS:
-        raise refuse(f"unknown instruction set {isa_text!r}" if isa_text != "cuda" else "a target needs a CPU instruction set too")
+        raise refuse(
+            f"unknown instruction set {isa_text!r}"
+            if isa_text != "cuda"
+            else "a target needs a CPU instruction set too"
+        )
     return Target(architectures, ISAS[isa_text])

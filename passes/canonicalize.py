@@ -23,7 +23,6 @@ from hybridc.passes.program import (
     resolve,
     tensor_dtype,
     tensor_shape,
-    variables,
 )
 
 SHARED_FOLD_LIMIT_BYTES = 1 << 20
@@ -116,7 +115,9 @@ _NUMPY: dict[str, Callable[[np.ndarray, relax.Call], np.ndarray]] = {
     "reshape": lambda x, call: x.reshape(_result_shape(call)),
     "expand_dims": lambda x, call: x.reshape(_result_shape(call)),
     "squeeze": lambda x, call: x.reshape(_result_shape(call)),
-    "permute_dims": lambda x, call: np.transpose(x, None if call.attrs.axes is None else [int(a) for a in call.attrs.axes]),
+    "permute_dims": lambda x, call: np.transpose(
+        x, None if call.attrs.axes is None else [int(a) for a in call.attrs.axes]
+    ),
     "astype": lambda x, call: x.astype(str(call.attrs.dtype)),
     "broadcast_to": lambda x, call: np.broadcast_to(x, _result_shape(call)),
 }

@@ -183,7 +183,9 @@ class _FunctionTable:
             self._patterns[key] = Pattern(int(found[0].attrs["op_pattern"])) if single else Pattern.OPAQUE
         return self._patterns[key]
 
-    def function(self, members: list[relax.VarBinding], program: Program) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]]:
+    def function(
+        self, members: list[relax.VarBinding], program: Program
+    ) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]]:
         """The function of a group and the arguments to call it with."""
         key, arguments = _describe(members, program)
         if key not in self.by_key:
@@ -227,7 +229,8 @@ def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, l
         return labels[expr]
 
     lines = [
-        f"{m.value.op.name}({','.join(describe(a) for a in m.value.args)}){m.value.attrs}{m.var.ty}" for m in members
+        f"{m.value.op.name}({','.join(describe(a) for a in m.value.args)}){m.value.attrs}{m.var.ty}"
+        for m in members
     ]
     return "\n".join(lines), arguments
 
@@ -248,7 +251,9 @@ def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], prog
     bindings = []
     for i, member in enumerate(members):
         call = member.value
-        value = normalizer.normalize(relax.Call(call.op, [rename(a) for a in call.args], call.attrs, call.ty_args))
+        value = normalizer.normalize(
+            relax.Call(call.op, [rename(a) for a in call.args], call.attrs, call.ty_args)
+        )
         new[member.var] = relax.Var(f"v{i}", value.ty)
         bindings.append(relax.VarBinding(new[member.var], value))
     result = new[members[-1].var]
@@ -304,7 +309,9 @@ def _unsupported(members: list[relax.VarBinding], program: Program, why: str) ->
     operators = ", ".join(dict.fromkeys(m.value.op.name.removeprefix("relax.") for m in members))
     nodes = ", ".join(_origins(members, program))
     what = f"no kernel can be made for {operators}" + (f": {why}" if why else "")
-    return ModelError("HC150", what, where=f"node {nodes}", remedy="replace the operator or fix its attributes")
+    return ModelError(
+        "HC150", what, where=f"node {nodes}", remedy="replace the operator or fix its attributes"
+    )
 
 
 # ------------------------------------------------------------------------------------------ emission

@@ -59,7 +59,11 @@ class Stage:
 
 
 def run_stages(
-    compilation: Compilation, progress: Progress, *, stop_after: str | None = None, dump_ir: Path | None = None
+    compilation: Compilation,
+    progress: Progress,
+    *,
+    stop_after: str | None = None,
+    dump_ir: Path | None = None,
 ) -> Compilation:
     """Run the stages in order, up to and with `stop_after`; write what each made to `dump_ir`."""
     last = _position(stop_after) if stop_after else len(STAGES) - 1
@@ -85,7 +89,9 @@ def _dump(folder: Path, number: int, stage: Stage, compilation: Compilation) -> 
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
-        raise UsageError("HC521", f"cannot write {path}: {error.strerror}", remedy="name another --dump-ir folder") from error
+        raise UsageError(
+            "HC521", f"cannot write {path}: {error.strerror}", remedy="name another --dump-ir folder"
+        ) from error
 
 
 # ------------------------------------------------------------------------------ one line per stage
@@ -140,7 +146,8 @@ def _show_program(c: Compilation) -> tuple[str, str]:
 def _show_scheduled(c: Compilation) -> tuple[str, str]:
     assert c.scheduled is not None
     parts = [
-        f"# {name} on {device}: rule {s.rule}, packed {dict(s.packings)}, workspace {list(s.workspace_bytes)} bytes\n"
+        f"# {name} on {device}: rule {s.rule}, packed {dict(s.packings)}, "
+        f"workspace {list(s.workspace_bytes)} bytes\n"
         f"{s.function.script()}\n"
         for (name, device), s in c.scheduled.items()
     ]

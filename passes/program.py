@@ -1,4 +1,4 @@
-"""The model between two Relax passes: one straight-line function, its weights, and where each binding came from."""
+"""The model between two Relax passes: a straight-line function, its weights, and the origin of each binding."""
 
 from __future__ import annotations
 
@@ -128,7 +128,9 @@ class ProgramBuilder:
         self._weight_vars[var.name] = var
         return var
 
-    def finish(self, outputs: list[relax.Expr], functions: Mapping[tvm.ir.GlobalVar, object] | None = None) -> Program:
+    def finish(
+        self, outputs: list[relax.Expr], functions: Mapping[tvm.ir.GlobalVar, object] | None = None
+    ) -> Program:
         """Drop what no output needs and close the function."""
         live = {v for output in outputs for v in variables(output)}
         kept: list[relax.VarBinding] = []

@@ -46,7 +46,9 @@ def read_graph(program: Program, scheduled: Mapping[tuple[str, Device], Schedule
             names[binding.var] = tuple(t.name for t in results)
             inputs = tuple(names[argument][0] for argument in value.args[1].fields)
             origins = program.origins[binding.var.name]
-            kernels.append(_kernel(binding.var.name, inputs, results, origins, facts[value.args[0].name_hint]))
+            kernels.append(
+                _kernel(binding.var.name, inputs, results, origins, facts[value.args[0].name_hint])
+            )
     return Graph(
         kernels=tuple(kernels),
         tensors=tuple(tensors.values()),
@@ -64,7 +66,7 @@ def _output_names(expr: relax.Expr, program: Program) -> Iterator[str]:
             yield f"{value.tuple_value.name}_{value.index}"
             return
         yield expr.name
-        if not is_op(value, "reshape"):
+        if value is None or not is_op(value, "reshape"):
             return
         expr = value.args[0]
 
@@ -118,7 +120,9 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         outputs=(),
         may_overwrite=_overwritable(function),
         flops=int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": function}))),
-        bytes_moved=sum(math.prod(int(e) for e in b.shape) * dtype_bits(str(b.dtype)) // 8 for b in function.params),
+        bytes_moved=sum(
+            math.prod(int(e) for e in b.shape) * dtype_bits(str(b.dtype)) // 8 for b in function.params
+        ),
         gpu_workspace_bytes=workspace.get(Device.GPU, 0),
         cpu_workspace_bytes=workspace.get(Device.CPU, 0),
         devices=tuple(workspace),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
-import hybridc
 import pytest
+
+import hybridc
 
 
 @pytest.mark.parametrize("name", ["passes", "schedules", "models"])
@@ -14,12 +17,9 @@ def test_the_linked_packages_are_the_folders_at_the_top(name):
     module = importlib.import_module(f"hybridc.{name}")
     link = Path(hybridc.__path__[0]) / name
     assert link.is_symlink() == (Path(hybridc.__path__[0]).parent / "pyproject.toml").exists()
-    assert Path(module.__file__).exists()
+    assert module.__file__ is not None and Path(module.__file__).exists()
 
 
 def test_importing_hybridc_loads_no_compiler():
-    import subprocess
-    import sys
-
     program = "import hybridc, sys; assert 'tvm' not in sys.modules and 'onnx' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

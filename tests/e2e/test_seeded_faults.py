@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import hybridc
@@ -24,12 +25,12 @@ BARRIER = "__syncthreads();"
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> onnx.ModelProto:
     return build("mlp", inputs=96, hidden=80, layers=2, classes=48, batch=32)
 
 
 @pytest.fixture(scope="module")
-def artifact(model, tmp_path_factory) -> Path:
+def artifact(model: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("faults") / "mlp.hyb"
     hybridc.compile(model, path, target="cuda:sm_80+avx2")
     return path
@@ -50,18 +51,21 @@ def with_kernels(artifact: Path, source: str, folder: Path) -> Path:
     manifest = json.loads((copy / "manifest.json").read_text())
     for entry in manifest["files"]:
         if entry["name"] == "kernels.cu":
-            entry |= {"size_bytes": len(source.encode()), "sha256": hashlib.sha256(source.encode()).hexdigest()}
+            entry |= {
+                "size_bytes": len(source.encode()),
+                "sha256": hashlib.sha256(source.encode()).hexdigest(),
+            }
     (copy / "manifest.json").write_text(json.dumps(manifest))
     return copy
 
 
-def run(artifact: Path, model, order: ThreadOrder) -> np.ndarray:
+def run(artifact: Path, model: onnx.ModelProto, order: ThreadOrder) -> np.ndarray:
     emulator.start(CAP_BYTES, thread_order=order)
     with hybridc.load(artifact) as session:
         return session.run(None, random_feeds(model))[0]
 
 
-def is_caught(artifact: Path, model, expected: np.ndarray) -> bool:
+def is_caught(artifact: Path, model: onnx.ModelProto, expected: np.ndarray) -> bool:
     """Whether some thread order gives a wrong result or an error."""
     for order in ThreadOrder:
         try:
@@ -75,7 +79,7 @@ def is_caught(artifact: Path, model, expected: np.ndarray) -> bool:
 
 
 @pytest.fixture(scope="module")
-def expected(model) -> np.ndarray:
+def expected(model: onnx.ModelProto) -> np.ndarray:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, random_feeds(model))[0]
@@ -95,7 +99,9 @@ def test_the_kernels_have_barriers_and_are_right_in_every_thread_order(artifact,
 def test_a_removed_barrier_is_caught(which, artifact, model, expected, device, tmp_path):
     source = (artifact / "kernels.cu").read_text()
     at = barriers(source)[which]
-    assert is_caught(with_kernels(artifact, source[:at] + source[at + len(BARRIER) :], tmp_path), model, expected)
+    assert is_caught(
+        with_kernels(artifact, source[:at] + source[at + len(BARRIER) :], tmp_path), model, expected
+    )
 
 
 def test_a_barrier_that_only_some_threads_reach_is_reported(artifact, model, device, tmp_path):
@@ -114,7 +120,9 @@ def test_an_index_outside_the_arena_is_reported_with_the_kernel(offset, artifact
         run(with_kernels(artifact, mutated, tmp_path), model, ThreadOrder.FORWARD)
 
 
-def test_an_index_off_by_one_inside_the_arena_gives_a_wrong_result(artifact, model, expected, device, tmp_path):
+def test_an_index_off_by_one_inside_the_arena_gives_a_wrong_result(
+    artifact, model, expected, device, tmp_path
+):
     source = (artifact / "kernels.cu").read_text()
     mutated = source.replace("(p0_ptr + (", "(p0_ptr + (1 + ", 1)
     assert is_caught(with_kernels(artifact, mutated, tmp_path), model, expected)

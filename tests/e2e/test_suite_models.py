@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+
 from hybridc.cli import main
 from hybridc.compiler import import_model
 from hybridc.models import build
@@ -20,7 +21,9 @@ LIGHT = ("squeezenet", "resnet50", "inception_v1", "densenet121")
 SUITE = (*LIGHT, "unet", "bert")
 BUDGETS = ("100%", "50%", "25%")
 TOLERANCE = 1e-4
-TARGETS = [pytest.param(t, marks=pytest.mark.isa(t.rpartition("+")[2])) for t in ("avx2", "avx512", "cuda+avx2")]
+TARGETS = [
+    pytest.param(t, marks=pytest.mark.isa(t.rpartition("+")[2])) for t in ("avx2", "avx512", "cuda+avx2")
+]
 
 
 def suite_model(name: str) -> onnx.ModelProto:
@@ -67,7 +70,9 @@ def test_arenas_stay_near_the_live_bytes_bound(name, target, budget):
         assert arena.size_bytes <= 1.05 * arena.lower_bound_bytes
 
 
-@pytest.mark.parametrize("name", ["resnet50", "bert", "mobilenet_v2", "atacworks", "super_resolution", "lenet", "mlp"])
+@pytest.mark.parametrize(
+    "name", ["resnet50", "bert", "mobilenet_v2", "atacworks", "super_resolution", "lenet", "mlp"]
+)
 @pytest.mark.parametrize("target", ["avx2", "cuda+avx512"])
 def test_no_kernel_is_left_to_the_fallback(name, target):
     options = CompileOptions(target=parse_target(target))

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
-from hybridc.passes.canonicalize import canonicalize
-from tests.support.programs import drawn, program_of, run_llvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from hybridc.passes.canonicalize import canonicalize
+from tests.support.programs import drawn, program_of, run_llvm
+
 
 def assert_equal(got: tvm.IRModule, expected: tvm.IRModule) -> None:
-    tvm.ir.assert_structural_equal(got["main"].without_attr("global_symbol"), expected["main"].without_attr("global_symbol"))
+    tvm.ir.assert_structural_equal(
+        got["main"].without_attr("global_symbol"), expected["main"].without_attr("global_symbol")
+    )
 
 
 def arguments(program, x):
@@ -60,7 +63,11 @@ def test_batch_norm_after_a_convolution_becomes_its_weights_and_one_bias():
     before = program_of(ConvBiasNorm, weights_of_conv_bias_norm())
     after = canonicalize(before)
     assert_equal(after.module, Expected)
-    assert {o for origins in after.origins.values() for o in origins} >= {"node_conv", "node_biased", "node_norm"}
+    assert {o for origins in after.origins.values() for o in origins} >= {
+        "node_conv",
+        "node_biased",
+        "node_norm",
+    }
 
     x = drawn(0, 1, 3, 6, 6)
     want = run_llvm(before.module, *arguments(before, x))[0]
@@ -203,7 +210,7 @@ def test_what_no_output_needs_is_dropped():
         @R.function
         def main(x: R.Tensor((2, 5), "float32"), w: R.Tensor((2, 5), "float32")):
             with R.dataflow():
-                unused = R.add(x, w)
+                unused = R.add(x, w)  # noqa: F841
                 y = R.nn.relu(x)
                 R.output(y)
             return (y,)

@@ -3,13 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from tvm import relax, tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+
 from hybridc.errors import ModelError
 from hybridc.passes.fuse import fuse
 from hybridc.passes.program import Program, is_op
 from tests.support.programs import drawn, program_of, run_llvm
-from tvm import relax, tirx
-from tvm.script import ir as I
-from tvm.script import relax as R
 
 
 def calls(program: Program) -> list[str]:
@@ -55,14 +56,18 @@ def test_bias_residual_and_activation_join_their_convolution():
     ]
     x = drawn(0, 1, 4, 6, 6)
     want = run_llvm(before.module, x, *RESIDUAL_WEIGHTS.values())[0]
-    np.testing.assert_allclose(run_llvm(after.module, x, *RESIDUAL_WEIGHTS.values())[0], want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        run_llvm(after.module, x, *RESIDUAL_WEIGHTS.values())[0], want, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_kernels_of_the_same_shape_share_one_function():
     @I.ir_module
     class Before:
         @R.function
-        def main(x: R.Tensor((8, 8), "float32"), w: R.Tensor((8, 8), "float32"), v: R.Tensor((8, 8), "float32")):
+        def main(
+            x: R.Tensor((8, 8), "float32"), w: R.Tensor((8, 8), "float32"), v: R.Tensor((8, 8), "float32")
+        ):
             with R.dataflow():
                 a = R.matmul(x, w)
                 b = R.nn.relu(a)
@@ -140,7 +145,9 @@ def test_two_anchors_never_share_a_kernel():
     @I.ir_module
     class Before:
         @R.function
-        def main(x: R.Tensor((8, 8), "float32"), w: R.Tensor((8, 8), "float32"), v: R.Tensor((8, 8), "float32")):
+        def main(
+            x: R.Tensor((8, 8), "float32"), w: R.Tensor((8, 8), "float32"), v: R.Tensor((8, 8), "float32")
+        ):
             with R.dataflow():
                 a = R.matmul(x, w)
                 b = R.matmul(x, v)
@@ -202,12 +209,19 @@ def test_the_transpose_of_a_tied_weight_is_done_by_the_matmul():
     after = fuse(program_of(Before, {"table": table}))
     assert calls(after) == ["take", "permute_dims_matmul"]
     ids = np.array([1, 5, 9])
-    np.testing.assert_allclose(run_llvm(after.module, ids, table)[0], table[ids] @ table.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        run_llvm(after.module, ids, table)[0], table[ids] @ table.T, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_time_grows_with_distinct_kernels_not_with_layers():
     """1,500 equal layers make one function, legalised once."""
-    x = relax.Var("x", R.Tensor((4, 4), "float32").ty if hasattr(R.Tensor((4, 4)), "ty") else relax.TensorType((4, 4), "float32"))
+    x = relax.Var(
+        "x",
+        R.Tensor((4, 4), "float32").ty
+        if hasattr(R.Tensor((4, 4)), "ty")
+        else relax.TensorType((4, 4), "float32"),
+    )
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         value = x

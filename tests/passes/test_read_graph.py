@@ -1,21 +1,24 @@
 from __future__ import annotations
 
 import pytest
+from tvm import tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+
 from hybridc.ir import Device, Graph, Role
 from hybridc.ir.plan import align
 from hybridc.passes.fuse import fuse
 from hybridc.passes.read_graph import read_graph
 from hybridc.schedules.registry import Scheduled
 from tests.support.programs import drawn, program_of
-from tvm import tirx
-from tvm.script import ir as I
-from tvm.script import relax as R
 
 
 def graph_of(module, weights=None) -> Graph:
     program = fuse(program_of(module, weights))
     scheduled = {
-        (g.name_hint, device): Scheduled(f, "as it is", workspace_bytes=(100, 300) if device is Device.GPU else ())
+        (g.name_hint, device): Scheduled(
+            f, "as it is", workspace_bytes=(100, 300) if device is Device.GPU else ()
+        )
         for g, f in program.module.functions.items()
         if isinstance(f, tirx.PrimFunc)
         for device in Device
@@ -109,7 +112,9 @@ def test_a_residual_input_of_a_convolution_may_be_overwritten_but_not_its_data()
     class Residual:
         @R.function
         def main(
-            x: R.Tensor((1, 4, 6, 6), "float32"), r: R.Tensor((1, 4, 6, 6), "float32"), w: R.Tensor((4, 4, 3, 3), "float32")
+            x: R.Tensor((1, 4, 6, 6), "float32"),
+            r: R.Tensor((1, 4, 6, 6), "float32"),
+            w: R.Tensor((4, 4, 3, 3), "float32"),
         ):
             with R.dataflow():
                 c = R.nn.conv2d(x, w, padding=(1, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
+
 from hybridc.passes.program import Program
 
 

@@ -30,6 +30,13 @@ TARGET = parse_target("cuda:sm_80+avx2")
 RELATIVE_ERROR = 1e-5
 
 
+def on_gpu(function: tirx.PrimFunc) -> Scheduled:
+    """The function as the first rule that accepts it schedules it."""
+    scheduled = schedule(Request(function, frozenset(), TARGET), Device.GPU)
+    assert scheduled is not None
+    return scheduled
+
+
 @pytest.fixture(scope="module")
 def functions() -> dict[str, tirx.PrimFunc]:
     return {name: family.function(name) for name, family in FAMILIES.items()}
@@ -37,7 +44,7 @@ def functions() -> dict[str, tirx.PrimFunc]:
 
 @pytest.fixture(scope="module")
 def scheduled(functions: dict[str, tirx.PrimFunc]) -> dict[str, Scheduled]:
-    return {name: schedule(Request(f, frozenset(), TARGET), Device.GPU) for name, f in functions.items()}
+    return {name: on_gpu(f) for name, f in functions.items()}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +129,7 @@ def test_functions_that_tvm_approximates_are_accurate(functions: dict[str, tirx.
     emulator.preload()
     with _cuda_compiler(keep):
         for name in ("power", "waves", "softmax"):
-            function = schedule(Request(functions[name], frozenset(), TARGET), Device.GPU).function
+            function = on_gpu(functions[name]).function
             tvm.compile(
                 tvm.IRModule({name: function}), target=tvm.target.Target(cuda_target(TARGET), host="llvm")
             )
