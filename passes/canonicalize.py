@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -46,7 +47,8 @@ class _Context:
             return expr.value.numpy()
         return self.builder.weights.get(expr.name) if isinstance(expr, relax.Var) else None
 
-    def definition(self, expr: relax.Expr) -> relax.Expr | None:
+    def definition(self, expr: relax.Expr) -> Any:
+        """What a variable was bound to; None for parameters."""
         return self.values.get(expr) if isinstance(expr, relax.Var) else None
 
     def emit(self, expr: relax.Expr) -> relax.Var:
@@ -155,8 +157,8 @@ def _fold_batch_norm(expr: relax.Expr, context: _Context) -> relax.Expr | None:
     if not is_op(expr, "nn.batch_norm") or expr.attrs.training:
         return None
     data, *parameters = expr.args
-    constants = [context.weight(p) for p in parameters]
-    if any(c is None for c in constants):
+    constants = [value for p in parameters if (value := context.weight(p)) is not None]
+    if len(constants) < len(parameters):
         return None
     gamma, beta, mean, variance = (np.asarray(c, np.float64) for c in constants)
     scale = (gamma if expr.attrs.scale else 1.0) / np.sqrt(variance + float(expr.attrs.epsilon))
@@ -166,8 +168,8 @@ def _fold_batch_norm(expr: relax.Expr, context: _Context) -> relax.Expr | None:
         per_channel = _channel_shape(data, int(expr.attrs.axis))
         scaled = context.emit(relax.op.multiply(data, _parameter(scale, per_channel, data, context)))
         folded = context.emit(relax.op.add(scaled, _parameter(shift, per_channel, data, context)))
-    unused = [context.weight(p) for p in parameters[2:]]
-    return relax.Tuple([folded, *(context.builder.weight(u, f"{context.name}_stat") for u in unused)])
+    statistics = [context.builder.weight(s, f"{context.name}_stat") for s in constants[2:]]
+    return relax.Tuple([folded, *statistics])
 
 
 def _channel_shape(data: relax.Expr, axis: int) -> tuple[int, ...]:
@@ -227,8 +229,9 @@ def _use_scalar_constants(expr: relax.Expr, context: _Context) -> relax.Expr | N
 def _as_scalar(argument: relax.Expr, call: relax.Call, context: _Context) -> relax.Expr:
     value = context.weight(argument)
     other_rank = max(len(tensor_shape(a)) for a in call.args if a is not argument)
-    is_scalar = isinstance(argument, GenericConst) and value.ndim == 0
-    if value is None or value.size != 1 or value.ndim > other_rank or is_scalar:
+    if value is None or value.size != 1 or value.ndim > other_rank:
+        return argument
+    if isinstance(argument, GenericConst) and value.ndim == 0:
         return argument
     return relax.const(value.reshape(()), value.dtype.name)
 

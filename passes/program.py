@@ -1,4 +1,4 @@
-"""The model between two Relax passes: a straight-line function, its weights, and the origin of each binding."""
+"""The model between two Relax passes: a straight-line function, its weights, the origin of each line."""
 
 from __future__ import annotations
 
