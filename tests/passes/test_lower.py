@@ -9,6 +9,7 @@ from tvm import relax, tirx
 
 from hybridc.errors import InternalError
 from hybridc.ir import Buffer, BufferKind, Copy, Graph, Kernel, Plan, Role, Run, Step
+from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.bind import View, bind
 from hybridc.passes.lower import Lowered, cuda_target, llvm_target, required_events
 from hybridc.schedules.registry import Scheduled
@@ -156,7 +157,7 @@ def test_kernel_sees_a_reshaped_tensor_with_its_own_shape() -> None:
     model = one_relu()
     flat = {("relu", CPU): scheduled(relu((32,)), CPU)}
     operands = bind(model.graph, model.plan, flat).operands[0]
-    assert operands == (View(CPU, 0, (32,), "float32"), View(CPU, 256, (32,), "float32"))
+    assert operands == (View(CPU, 0, (32,), "float32"), View(CPU, ALIGNMENT_BYTES, (32,), "float32"))
 
 
 def test_workspaces_lie_behind_one_another_in_the_kernels_buffer() -> None:
@@ -165,16 +166,11 @@ def test_workspaces_lie_behind_one_another_in_the_kernels_buffer() -> None:
     extra = [tirx.decl_buffer((3,), "float32", name=f"s{i}") for i in range(2)]
     widened = tirx.PrimFunc([*function.params, *extra], function.body, function.ret_type, function.attrs)
     functions = {("relu", CPU): Scheduled(widened, "t", workspace_bytes=(12, 12))}
-    scratch = Buffer("k0", BufferKind.WORKSPACE, CPU, 512, 268, 0, 0)
+    scratch = Buffer("k0", BufferKind.WORKSPACE, CPU, 2 * ALIGNMENT_BYTES, ALIGNMENT_BYTES + 12, 0, 0)
     plan = replace(model.plan, buffers=(*model.plan.buffers, scratch))
-    assert [
-        o.offset_bytes for o in bind(model.graph, plan, functions).operands[0] if isinstance(o, View)
-    ] == [
-        0,
-        256,
-        512,
-        768,
-    ]
+    operands = bind(model.graph, plan, functions).operands[0]
+    offsets = [o.offset_bytes for o in operands if isinstance(o, View)]
+    assert offsets == [i * ALIGNMENT_BYTES for i in range(4)]
 
 
 def test_buffer_too_small_for_the_kernel_is_an_internal_error() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hybridc import emulator
 from hybridc.errors import ArtifactError, DeviceError
 from hybridc.ir import Device
+from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.runtime import load, session
 from tests.runtime.conftest import EMULATED_BYTES
 from tests.support.artifacts import SHAPE, weight_array
@@ -80,7 +81,7 @@ def test_gpu_memory_is_freed_when_a_session_is_forgotten(hybrid_artifact: Path) 
 @pytest.mark.usefixtures("emulated_gpu")
 def test_too_little_gpu_memory_is_refused_with_both_numbers(hybrid_artifact: Path) -> None:
     emulator.start(1024)
-    with pytest.raises(DeviceError, match="1,280") as caught:
+    with pytest.raises(DeviceError, match=f"{5 * ALIGNMENT_BYTES:,}") as caught:
         load(hybrid_artifact)
     assert caught.value.code == "HC405"
     assert "1,024" in caught.value.what

@@ -12,6 +12,7 @@ import pytest
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
+from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.runtime import load
 from tests.support.artifacts import SHAPE, weight_array
 
@@ -101,7 +102,7 @@ def test_allocated_bytes_are_the_planned_ones(cpu_artifact: Path) -> None:
     with load(cpu_artifact) as session:
         memory = session.memory()
     assert memory[Device.GPU].allocated_bytes == memory[Device.GPU].planned_bytes == 0
-    assert memory[Device.CPU].allocated_bytes == memory[Device.CPU].planned_bytes == 512
+    assert memory[Device.CPU].allocated_bytes == memory[Device.CPU].planned_bytes == 2 * ALIGNMENT_BYTES
     assert (
         memory[Device.CPU].mapped_weight_bytes == 2 * W.nbytes
     )  # packed for the kernel, plain for the output
