@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed
 	$(BIN)/hybridc models export resnet50 demo/resnet50.onnx
 	$(BIN)/hybridc compile demo/resnet50.onnx -o demo/resnet50.hyb --target cuda+avx2 --gpu-memory 50%
-	$(BIN)/hybridc plan demo/resnet50.hyb
+	$(BIN)/hybridc plan demo/resnet50.hyb --all
 	$(BIN)/hybridc compare demo/resnet50.onnx --target cuda+avx2 --gpu-memory 50%
 
 # The fast suite: at most ten minutes on two cores.
@@ -43,6 +43,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/resnet50.py
+	$(BIN)/python benchmarks/readme.py
 
 clean:
 	rm -rf $(VENV) build dist demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,77 @@
+"""Write the README's measured tables anew from benchmarks/results/*.json.
+
+python benchmarks/readme.py
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from common import RESULTS, ROOT
+
+BEGIN, END = "<!-- measured: written by benchmarks/readme.py -->", "<!-- end of measured -->"
+MIB = 1 << 20
+
+
+def main() -> None:
+    path = ROOT / "README.md"
+    text = path.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    path.write_text(f"{before}{BEGIN}\n{tables()}\n{END}{after}")
+
+
+def tables() -> str:
+    """The tables as Markdown."""
+    accuracy, memory, resnet = (read(name) for name in ("accuracy", "memory", "resnet50_avx512"))
+    where = f"{resnet['date']}, {resnet['cores']} cores of an {resnet['processor']}"
+    [row] = resnet["rows"]
+    return "\n\n".join(
+        [
+            f"Every network within its budget and equal to ONNX Runtime ({accuracy['date']}; the GPU emulated, "
+            "its memory capped at exactly the budget; errors relative to the output's scale):",
+            accuracy_table(accuracy["rows"]),
+            "Bytes of the arena over the live-bytes lower bound, the largest over all targets and budgets, "
+            f"beside TVM's own planner on the same kernels ({memory['date']}):",
+            memory_table(memory["rows"]),
+            f"ResNet-50 for `avx512` compiles in {row['compile_s']:.1f} s and runs in "
+            f"{row['run_ms']:.0f} ms: {row['speedup_over_unscheduled']:.0f} times faster than TVM's "
+            f"unscheduled pipeline ({row['tvm_unscheduled_ms']:.0f} ms), "
+            f"{row['run_ms'] / row['onnxruntime_ms']:.2f} times the time of ONNX Runtime "
+            f"({row['onnxruntime_ms']:.0f} ms) in the same run ({where}).",
+        ]
+    )
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def accuracy_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| network | needs on GPU | held at 100 % | at 50 % | at 25 % | largest error |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(row["model"] for row in rows):
+        of_model = [row for row in rows if row["model"] == name]
+        gpu = [row for row in of_model if row["budget_bytes"] is not None]
+        held = " | ".join(
+            f"{row['allocated_bytes'] / MIB:.1f} of {row['budget_bytes'] / MIB:.1f} MiB" for row in gpu
+        )
+        worst = max(row["max_rel_error"] for row in of_model)
+        lines.append(f"| {name} | {gpu[0]['budget_bytes'] / MIB:.1f} MiB | {held} | {worst:.1e} |")
+    return "\n".join(lines)
+
+
+def memory_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| network | hybridc | TVM StaticPlanBlockMemory |", "|---|---|---|"]
+    for name in dict.fromkeys(row["model"] for row in rows):
+        ours = max(row["ratio"] for row in rows if row["model"] == name and "planner" not in row)
+        theirs = next(row["ratio"] for row in rows if row["model"] == name and "planner" in row)
+        lines.append(f"| {name} | {ours:.3f} | {theirs:.3f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
