@@ -8,8 +8,6 @@ store         model.hyb: manifest, plan, library, CUDA source, weights
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,13 +66,13 @@ def compile_model(
         done = run_stages(start, watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir)
     if done.lowered is None:
         return Compiled(None, done.graph, done.plan, watch.seconds)
-    with tempfile.TemporaryDirectory(prefix="hybridc-") as scratch:
-        with watch("code"):
-            library = _generate_code(done, Path(scratch), watch.progress)
-        with watch("store"):
-            store(
-                output, _contents(model, done, library, options), done.program.weights, partial(_put, library)
-            )
+
+    def build(folder: Path) -> Contents:
+        library = _generate_code(done, folder, watch.progress)
+        return _contents(model, done, library, options)
+
+    with watch("code"):
+        store(output, done.program.weights, build)
     return Compiled(Path(output), done.graph, done.plan, watch.seconds)
 
 
@@ -126,10 +124,6 @@ def _contents(
 
 def _ports(values: tuple[ValueInfo, ...], tensors: tuple[str, ...]) -> tuple[Port, ...]:
     return tuple(Port(v.name, tensor, v.shape, v.dtype) for v, tensor in zip(values, tensors, strict=True))
-
-
-def _put(library: BuiltLibrary, folder: Path) -> Path:
-    return Path(shutil.copy(library.path, folder))
 
 
 class _Watch:

@@ -59,13 +59,11 @@ class Contents:
     threads: int | None = None
 
 
-def store(
-    path: str | Path, contents: Contents, weights: Mapping[str, np.ndarray], build: Callable[[Path], Path]
-) -> Manifest:
+def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[Path], Contents]) -> Manifest:
     """Write an artifact to `path`, replacing an older one there.
 
-    `weights` holds the arrays of the graph's weights as the model has them. `build(directory)` is called
-    with the folder that becomes the artifact, and puts the library there.
+    `weights` holds the arrays of the graph's weights as the model has them. `build(folder)` is called with
+    the folder that becomes the artifact, puts the library there, and tells the rest.
 
     Raises UsageError HC561 if `path` is something else than an artifact, HC562 if it cannot be written.
     In both cases, and whenever `build` fails, `path` is left as it was.
@@ -78,8 +76,7 @@ def store(
     except OSError as error:
         raise _cannot_write(destination, error) from None
     try:
-        build(scratch)
-        manifest = _fill(scratch, contents, weights)
+        manifest = _fill(scratch, build(scratch), weights)
         scratch.chmod(0o755)
         _put_in_place(scratch, destination)
     except OSError as error:

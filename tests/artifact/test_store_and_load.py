@@ -43,15 +43,15 @@ def contents_of(model: Model) -> Contents:
     )
 
 
-def fake_library(folder: Path) -> Path:
-    path = folder / "library.so"
-    path.write_bytes(b"\x7fELF and so on")
-    return path
+def with_library(folder: Path, contents: Contents) -> Contents:
+    """What a build does: it puts a library into the folder and tells the rest."""
+    (folder / "library.so").write_bytes(b"\x7fELF and so on")
+    return contents
 
 
 def write(path: Path, model: Model | None = None) -> Path:
     model = model or cpu_model()
-    store(path, contents_of(model), model.weights, fake_library)
+    store(path, model.weights, lambda folder: with_library(folder, contents_of(model)))
     return path
 
 
@@ -91,7 +91,8 @@ def test_weights_are_aligned_packed_and_plain_ones_stored_once(tmp_path: Path) -
         **{f: getattr(contents, f) for f in Contents.__slots__}
         | {"host_weights": (*contents.host_weights, reshaped)}
     )
-    manifest = store(tmp_path / "m.hyb", contents, {"w": weight_array((8, 6))}, fake_library)
+    weights = {"w": weight_array((8, 6))}
+    manifest = store(tmp_path / "m.hyb", weights, lambda folder: with_library(folder, contents))
     packed, plain, view = manifest.host_weights
     data = (tmp_path / "m.hyb" / "weights.bin").read_bytes()
     assert all(w.offset_bytes % 64 == 0 for w in manifest.host_weights)
@@ -132,24 +133,24 @@ def test_anything_else_is_not_replaced(tmp_path: Path, kind: str) -> None:
 
 
 def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    def build(folder: Path) -> Path:
-        fake_library(folder)
+    def build(folder: Path) -> Contents:
+        with_library(folder, contents_of(model))
         raise OSError(errno.ENOSPC, "No space left on device")
 
     model = cpu_model()
     with pytest.raises(UsageError, match="No space left") as caught:
-        store(tmp_path / "model.hyb", contents_of(model), model.weights, build)
+        store(tmp_path / "model.hyb", model.weights, build)
     assert caught.value.code == "HC562"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_failing_build_keeps_the_older_artifact(artifact: Path) -> None:
-    def build(folder: Path) -> Path:
+    def build(folder: Path) -> Contents:
         raise RuntimeError("no compiler")
 
     model = cpu_model()
     with pytest.raises(RuntimeError):
-        store(artifact, contents_of(model), model.weights, build)
+        store(artifact, model.weights, build)
     open_artifact(artifact)
     assert [p.name for p in artifact.parent.iterdir()] == [artifact.name]
 

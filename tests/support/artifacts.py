@@ -134,9 +134,12 @@ class Model:
     def write(self, path: Path) -> Path:
         """Build and store the artifact."""
         lowered = self.lower()
-        library = self._build(lowered, path.parent)
+        store(path, self.weights, lambda folder: self._contents(lowered, self._build(lowered, folder)))
+        return path
+
+    def _contents(self, lowered: Lowered, library: BuiltLibrary) -> Contents:
         image = library.cuda_image
-        contents = Contents(
+        return Contents(
             graph=self.graph,
             plan=self.plan,
             target=self.target,
@@ -149,8 +152,6 @@ class Model:
             cuda_source=library.cuda_source,
             cuda_image_key=None if image is None else emulator.image_key(image),
         )
-        store(path, contents, self.weights, lambda folder: library.path.rename(folder / "library.so"))
-        return path
 
     def _build(self, lowered: Lowered, folder: Path) -> BuiltLibrary:
         if self.target.has_gpu:
