@@ -88,7 +88,8 @@ def canonicalize(program: Program) -> Program:
         new[binding.var] = result
         if isinstance(result, relax.Var):
             context.uses[result] += old_uses[binding.var]
-    return builder.finish([_substitute(output, new) for output in program.outputs])
+    outputs = [_substitute(output, new) for output in program.outputs]
+    return builder.finish(outputs, program.functions)
 
 
 def _substitute(expr: relax.Expr, new: dict[relax.Var, relax.Expr]) -> relax.Expr:
@@ -189,7 +190,8 @@ def _scale_convolution(
     definition = context.definition(data)
     if is_op(definition, "add") and context.uses[data] == 1:
         constant = context.weight(definition.args[1])
-        if constant is None or constant.size != shift.size:
+        per_channel = _channel_shape(data, 1)
+        if constant is None or (1,) * (len(per_channel) - constant.ndim) + constant.shape != per_channel:
             return None
         conv_var, bias = definition.args[0], constant.reshape(-1).astype(np.float64)
     conv = context.definition(conv_var)

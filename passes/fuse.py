@@ -16,13 +16,29 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.errors import ModelError
-from hybridc.passes.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape, variables
+from hybridc.passes.program import (
+    Program,
+    ProgramBuilder,
+    is_op,
+    operator_name,
+    tensor_dtype,
+    tensor_shape,
+    variables,
+)
 
 VIEWS = ("reshape", "expand_dims", "squeeze", "flatten")
 """Operators that change a shape and move no bytes: they stay, and own no kernel."""
 
 MAX_GROUP = 32
 """Operators in one kernel; longer chains gain nothing more and only slow compilation."""
+
+
+LITERAL_OPERANDS = (
+    *("add", "subtract", "multiply", "divide", "floor_divide", "power", "mod", "floor_mod", "log_add_exp"),
+    *("atan2", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"),
+)
+"""Operators that TVM legalises with a scalar constant as a number in the kernel."""
 
 
 class Pattern(IntEnum):
@@ -199,7 +215,7 @@ class _FunctionTable:
         return variable, [arguments[i] for i in order]
 
     def _name(self, members: list[relax.VarBinding]) -> str:
-        operators = [m.value.op.name.rpartition(".")[2] for m in members]
+        operators = [operator_name(m.value) for m in members]
         stem = "_".join(dict.fromkeys(operators))[:48].rstrip("_")
         name, i = stem, 0
         while name in self._names:
@@ -214,10 +230,10 @@ def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, l
     arguments: list[relax.Expr] = []
     labels: dict[object, str] = {m.var: f"%{i}" for i, m in enumerate(members)}
 
-    def describe(expr: relax.Expr) -> str:
+    def describe(expr: relax.Expr, literal: bool = False) -> str:
         if isinstance(expr, relax.Tuple):
             return f"({','.join(describe(item) for item in expr.fields)})"
-        if isinstance(expr, GenericConst) and expr.value.ndim == 0:
+        if literal and _is_scalar(expr):
             return f"{expr.value.dtype}={expr.value.numpy()!r}"
         if not isinstance(expr, relax.Var | GenericConst):
             return str(expr)
@@ -229,10 +245,20 @@ def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, l
         return labels[expr]
 
     lines = [
-        f"{m.value.op.name}({','.join(describe(a) for a in m.value.args)}){m.value.attrs}{m.var.ty}"
+        f"{m.value.op.name}({','.join(describe(a, _takes_literals(m.value)) for a in m.value.args)})"
+        f"{m.value.attrs}{m.var.ty}"
         for m in members
     ]
     return "\n".join(lines), arguments
+
+
+def _is_scalar(expr: relax.Expr) -> bool:
+    return isinstance(expr, GenericConst) and expr.value.ndim == 0
+
+
+def _takes_literals(call: relax.Call) -> bool:
+    """Whether legalisation writes scalar constants into the kernel; a kernel cannot hold them as tensors."""
+    return is_op(call, *LITERAL_OPERANDS) and not all(map(_is_scalar, call.args))
 
 
 def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program) -> tvm.IRModule:
@@ -258,7 +284,8 @@ def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], prog
         bindings.append(relax.VarBinding(new[member.var], value))
     result = new[members[-1].var]
     main = relax.Function(parameters, relax.SeqExpr([relax.BindingBlock(bindings)], result), result.ty)
-    module = tvm.IRModule({"main": main.with_attr("global_symbol", "main")})
+    called = {m.value.args[0]: program.module[m.value.args[0]] for m in members if is_op(m.value, "call_tir")}
+    module = tvm.IRModule({**called, tvm.ir.GlobalVar("main"): main.with_attr("global_symbol", "main")})
     with _fault(members, program):
         return relax.transform.LegalizeOps()(module)
 
@@ -306,7 +333,7 @@ class _fault:
 
 
 def _unsupported(members: list[relax.VarBinding], program: Program, why: str) -> ModelError:
-    operators = ", ".join(dict.fromkeys(m.value.op.name.removeprefix("relax.") for m in members))
+    operators = ", ".join(dict.fromkeys(operator_name(m.value) for m in members))
     nodes = ", ".join(_origins(members, program))
     what = f"no kernel can be made for {operators}" + (f": {why}" if why else "")
     return ModelError(
@@ -355,4 +382,4 @@ def _emit(program: Program, groups: list[_Group], functions: _FunctionTable) -> 
 
 def _hint(members: list[relax.VarBinding]) -> str:
     """Name a result after the operator that gives the kernel its cost: the first that is no epilogue."""
-    return members[0].value.op.name.rpartition(".")[2]
+    return operator_name(members[0].value)

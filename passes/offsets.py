@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 _REPAIR_ROUNDS = 24
 """How often the blocks that stand highest are put first; later rounds rarely help."""
+
+_SEARCH_PLACEMENTS = 60_000
+"""Blocks placed by the local search in all: about 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def _pack_passing(blocks: Sequence[Block]) -> list[int]:
     The problem is NP-hard. Blocks are put one after the other into the tightest hole, in several
     orders (Pisarchyk and Lee, arXiv 2001.03288: by size; also by lifetime, by area, by begin), and
     then what stands highest is put first and all is packed again, as in squeaky wheel optimisation
-    (Joslin and Clements, JAIR 10, 1999).
+    (Joslin and Clements, JAIR 10, 1999). A short local search comes last.
     """
     bound = live_bound(blocks)
     conflicts = _conflicts(blocks)
@@ -78,9 +82,28 @@ def _pack_passing(blocks: Sequence[Block]) -> list[int]:
         offsets = _best_fit(blocks, order, conflicts)
         total = _total(blocks, offsets)
         if total < best_total:
-            best, best_total = offsets, total
+            best, best_total, best_order = offsets, total, order
+        if best_total <= bound:
+            return best
+    return _search(blocks, conflicts, best_order, bound)
+
+
+def _search(
+    blocks: Sequence[Block], conflicts: Sequence[Sequence[int]], order: list[int], bound: int
+) -> list[int]:
+    """Local search over orders: move one block to another place, keep what is no worse."""
+    random = Random(0)
+    best = _best_fit(blocks, order, conflicts)
+    best_total = _total(blocks, best)
+    for _ in range(_SEARCH_PLACEMENTS // len(blocks)):
         if best_total <= bound:
             break
+        changed = list(order)
+        changed.insert(random.randrange(len(order)), changed.pop(random.randrange(len(order))))
+        offsets = _best_fit(blocks, changed, conflicts)
+        total = _total(blocks, offsets)
+        if total <= best_total:
+            order, best, best_total = changed, offsets, total
     return best
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,11 @@ class Program:
     @property
     def main(self) -> relax.Function:
         return self.module["main"]
+
+    @property
+    def functions(self) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc]:
+        """What `main` calls by `call_tir`."""
+        return {g: f for g, f in self.module.functions.items() if isinstance(f, tirx.PrimFunc)}
 
     @property
     def bindings(self) -> list[relax.VarBinding]:
@@ -53,6 +58,11 @@ def is_op(expr: relax.Expr, *names: str) -> bool:
         and isinstance(expr.op, tvm.ir.Op)
         and expr.op.name.removeprefix("relax.") in names
     )
+
+
+def operator_name(call: relax.Call) -> str:
+    """The operator that a call applies, without namespace; the function's name where it calls one."""
+    return call.args[0].name_hint if is_op(call, "call_tir") else call.op.name.rpartition(".")[2]
 
 
 def variables(expr: relax.Expr) -> list[relax.Var]:
