@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -18,7 +19,7 @@ from onnx import NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from hybridc.frontend.values import static_shape
+from hybridc.frontend.values import constant_array, static_shape
 
 Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None"]
 
@@ -26,19 +27,13 @@ Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None
 def _gather(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
     """One `take`: TVM's converter computes the axis' extent at run time, and reads out of bounds.
 
-    At run time "wrap" counts negative indices from the end and keeps every other in bounds.
+    "wrap" counts negative indices from the end and keeps every other in bounds.
     """
     data, indices = (importer._nodes[name] for name in proto.input)
     axis = node.attributes.get_int("axis", 0)
     if not isinstance(data, relax.Var):
         return None
-    if not isinstance(indices, tvm.ir.GenericConst):
-        return relax.op.take(data, indices, axis, mode="wrap")
-    array = indices.value.numpy()
-    extent = int(data.ty.shape[axis])
-    return relax.op.take(
-        data, relax.const(np.where(array < 0, array + extent, array), str(array.dtype)), axis
-    )
+    return relax.op.take(data, indices, axis, mode="wrap")
 
 
 def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
@@ -119,6 +114,21 @@ def _pow(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.
     return relax.op.astype(power, types[0])
 
 
+def _reduce_log_sum_exp(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """The largest element is subtracted, but never an infinity: infinity minus itself is no number."""
+    given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = given.tolist() if given is not None else node.attributes.get_ints("axes", [])
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0):
+        return None
+    x, axes = importer._nodes[proto.input[0]], list(axes) or None
+    limits = ml_dtypes.finfo(str(x.ty.dtype))
+    low, high = (relax.const(float(limit), str(x.ty.dtype)) for limit in (limits.min, limits.max))
+    largest = relax.op.minimum(relax.op.maximum(relax.op.max(x, axes, keepdims=True), low), high)
+    terms = relax.op.exp(relax.op.subtract(x, largest))
+    total = relax.op.add(relax.op.log(relax.op.sum(terms, axes, keepdims=True)), largest)
+    return total if node.attributes.get_int("keepdims", 1) else relax.op.squeeze(total, axes)
+
+
 def _resize(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
     """Sizes instead of scales, for all axes: what `axes` and the aspect ratio mean is inferred already."""
     target = static_shape(node.outputs[0])
@@ -173,6 +183,7 @@ CONVERTERS: dict[str, Converter] = {
     "Min": _pairwise,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,
+    "ReduceLogSumExp": _reduce_log_sum_exp,
     "Resize": _resize,
     "Sum": _pairwise,
     "Upsample": _resize,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import StoredWeight
 from hybridc.errors import ArtifactError, DeviceError
 from hybridc.ir import Device
-from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu
+from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_lasting_thread
+from hybridc.scratch import scratch_folder
 
 _CPU = 1  # kDLCPU
 _NAIVE = 1  # AllocatorType::kNaive; the VM needs one, and never allocates from it
@@ -76,6 +78,9 @@ class Program:
 
     def run(self) -> None:
         """Run the plan's steps; on return every lane is idle. Raises DeviceError HC407 if the GPU fails."""
+        on_lasting_thread(self._run)
+
+    def _run(self) -> None:
         limit_threads(self._threads)
         with _device_errors():
             self._helper("enter_lanes")(self._lanes)
@@ -146,7 +151,8 @@ def _offer_kernels_to_emulator(artifact: Artifact) -> None:
 
 def _load_library(path: Path) -> Any:
     try:
-        return tvm_ffi.load_module(str(path))
+        status = path.stat()
+        return _load_once(path.resolve(), status.st_dev, status.st_ino, status.st_mtime_ns)
     except Exception as error:
         reason = str(error).strip().splitlines()[-1]
         raise ArtifactError(
@@ -157,10 +163,24 @@ def _load_library(path: Path) -> Any:
         ) from error
 
 
+@functools.cache
+def _load_once(path: Path, *_identity: int) -> Any:
+    """Load a library under a name that was never used before.
+
+    TVM keeps what it loads, with the GPU's code in it, until the process ends: the same file is loaded
+    once. But the dynamic linker takes a library for loaded when it knows the name, even where the
+    artifact was compiled anew since.
+    """
+    with scratch_folder("hybridc-load-") as folder:
+        link = folder / path.name
+        link.symlink_to(path)
+        return tvm_ffi.load_module(str(link))
+
+
 def _map_weights(path: Path) -> Any:
-    """The weights as one tensor of bytes whose pages are read when they are used; None if there are none."""
-    if path.stat().st_size == 0:
-        return None
+    """The weights as one tensor of bytes whose pages are read when they are used."""
+    if path.stat().st_size == 0:  # cannot be mapped; there may be weights without elements all the same
+        return tvm_ffi.from_dlpack(np.empty(0, np.uint8))
     return tvm_ffi.from_dlpack(
         np.memmap(path, dtype=np.uint8, mode="c")
     )  # "c": DLPack exports no read-only arrays

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.runtime import load
-from tests.support.artifacts import SHAPE, weight_array
+from tests.support.artifacts import SHAPE, cpu_model, negate, scheduled, weight_array
 
 W = weight_array((8, 6))
 
@@ -114,6 +115,15 @@ def test_two_sessions_keep_their_data_apart(cpu_artifact: Path) -> None:
         second = two.run(["out/0"], {"the/x": drawn(1)})[0]
     np.testing.assert_allclose(first, expected(drawn(0)), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(second, expected(drawn(1)), rtol=1e-5, atol=1e-5)
+
+
+def test_artifact_compiled_anew_at_the_same_path_is_loaded_anew(tmp_path: Path) -> None:
+    model, x = cpu_model(), drawn(0)
+    with load(model.write(tmp_path / "model.hyb")) as session:
+        np.testing.assert_allclose(session.run(["out/0"], {"the/x": x})[0], expected(x), rtol=1e-5, atol=1e-5)
+    negating = {**model.functions, ("relu", Device.CPU): scheduled(negate((4, 6)), Device.CPU)}
+    with load(replace(model, functions=negating).write(tmp_path / "model.hyb")) as session:
+        np.testing.assert_allclose(session.run(["out/0"], {"the/x": x})[0], -(x @ W), rtol=1e-5, atol=1e-5)
 
 
 def test_runs_from_several_threads_do_not_mix(cpu_artifact: Path) -> None:
