@@ -25,7 +25,7 @@ test: $(VENV)/.installed
 
 # Everything, the big models on every target and budget included.
 test-full: $(VENV)/.installed
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --hypothesis-profile=exploring
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -87,8 +87,10 @@ def _options(
     return CompileOptions(
         target=parse_target(target),
         gpu_memory=None if gpu_memory is None else parse_budget(gpu_memory),
-        shapes=tuple((name, tuple(shape)) for name, shape in (shapes or {}).items()),
-        dims=tuple((dims or {}).items()),
+        shapes=tuple(
+            (name, tuple(s) if isinstance(s, list) else s) for name, s in dict(shapes or {}).items()
+        ),
+        dims=tuple(dict(dims or {}).items()),
         machine=load_machine() if machine is None else load_machine(machine),
         threads=threads,
     )

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.artifact.manifest import Port, Source
-from hybridc.artifact.store import Contents, store
-from hybridc.codegen.cuda import compile_fatbin
-from hybridc.codegen.library import BuiltLibrary, build_library
+from hybridc.artifact.store import Contents, check_destination, store
+from hybridc.codegen.cuda import check_architectures, compile_fatbin
+from hybridc.codegen.library import BuiltLibrary, build_library, check_compiler
 from hybridc.emulator import image_key, preload
+from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, ValueInfo, read_model
 from hybridc.ir import Graph, Plan
 from hybridc.options import CompileOptions
@@ -28,6 +29,7 @@ from hybridc.passes.pipeline import Compilation, run_stages
 from hybridc.passes.plan import all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.program import Program
 from hybridc.progress import Progress, Silent
+from hybridc.targets import Target
 
 if TYPE_CHECKING:
     import onnx
@@ -56,15 +58,20 @@ class Planned:
 
 
 def compile_model(
-    source: Model, output: str | Path, options: CompileOptions, progress: Progress | None = None
+    source: Model, output: str | Path | None, options: CompileOptions, progress: Progress | None = None
 ) -> Compiled:
-    """Compile a model to the folder `output`. Raises HybridcError; nothing half written is left behind."""
+    """Compile a model to the folder `output`, which is not needed with `options.stop_after`.
+
+    Raises HybridcError; nothing half written is left behind.
+    """
+    if options.stop_after is None:
+        output = _check_means(output, options.target)
     watch = _Watch(progress or Silent())
     with watch("import"):
         model, start = import_model(source, options)
     with watch("passes"):
         done = run_stages(start, watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir)
-    if done.lowered is None:
+    if output is None or options.stop_after is not None:
         return Compiled(None, done.graph, done.plan, watch.seconds)
 
     def build(folder: Path) -> Contents:
@@ -74,6 +81,17 @@ def compile_model(
     with watch("code"):
         store(output, done.program.weights, build)
     return Compiled(Path(output), done.graph, done.plan, watch.seconds)
+
+
+def _check_means(output: str | Path | None, target: Target) -> Path:
+    """What is certain to fail after minutes of work fails at once."""
+    if output is None:
+        raise UsageError("HC522", "no output is named", remedy="give -o OUT.hyb, or stop early: --stop-after")
+    check_destination(Path(output))
+    check_compiler()
+    if target.has_gpu:
+        check_architectures(target.cuda_architectures)
+    return Path(output)
 
 
 def plan_model(source: Model, options: CompileOptions, progress: Progress | None = None) -> Planned:

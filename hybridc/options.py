@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ _BYTES_OF_UNIT = {unit.lower(): size_bytes for unit, size_bytes in _UNITS.items(
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,12})?)\s*(?P<unit>%|[A-Za-z]*)", re.ASCII)
 _LARGEST_BYTES = 2**62
+MAXIMUM_THREADS = 4096
 _LARGEST_DIMENSION = 2**31 - 1
 
 
@@ -59,16 +61,14 @@ class Budget:
 
 def parse_budget(text: str) -> Budget:
     """Read `64MiB`, `1.5GiB`, `500MB`, `4096B` or `50%`. Raises UsageError HC510 for anything else."""
-    match = _AMOUNT.fullmatch(text.strip())
+    match = _AMOUNT.fullmatch(str(text).strip())  # a program may give 64, which has no unit
     if match is None:
         raise _refuse_amount(text, "is not an amount of memory")
     number, unit = Decimal(match["number"]), match["unit"]
     if unit == "%":
         return Budget(percent=float(number))
     if not unit:
-        raise _refuse_amount(
-            text, "has no unit", f"bytes are written {text.strip()}B, mebibytes {text.strip()}MiB"
-        )
+        raise _refuse_amount(text, "has no unit", f"bytes are written {match[0]}B, mebibytes {match[0]}MiB")
     if unit.lower() not in _BYTES_OF_UNIT:
         raise _refuse_amount(text, f"has the unknown unit {unit!r}")
     size_bytes = int(number * _BYTES_OF_UNIT[unit.lower()])
@@ -94,7 +94,7 @@ def _refuse_amount(
 def format_bytes(size_bytes: int) -> str:
     """Bytes for people: at least three digits, in the largest binary unit that leaves one before the point.
 
-    What is printed reads back within 0.5 %, and exactly below 1 KiB.
+    What is printed reads back within 0.5 % and a byte, and exactly below 1 KiB.
     """
     if size_bytes < 1024:
         return f"{size_bytes} B"
@@ -149,6 +149,17 @@ def _dimension(digits: str) -> int | None:
     return int(digits) if 1 <= int(digits) <= _LARGEST_DIMENSION else None
 
 
+def _is_dimension(size: object) -> bool:
+    return isinstance(size, Integral) and not isinstance(size, bool) and 1 <= int(size) <= _LARGEST_DIMENSION
+
+
+def check_threads(count: int) -> int:
+    """Refuse an impossible number of threads. Raises UsageError HC557."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAXIMUM_THREADS:
+        raise UsageError("HC557", f"threads must be from 1 to {MAXIMUM_THREADS}, not {count!r}")
+    return count
+
+
 def parse_count(text: str) -> int:
     """Read a whole number of at least 1, such as a number of threads. Raises UsageError HC513."""
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
@@ -199,6 +210,18 @@ class CompileOptions:
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise UsageError("HC514", f"{option} names {twice!r} more than once", remedy="name it once")
+        for name, shape in self.shapes:
+            if not isinstance(shape, tuple) or not all(map(_is_dimension, shape)):
+                raise UsageError(
+                    "HC511", f"{shape!r} is no shape of {name!r}", remedy="write (1, 3, 224, 224)"
+                )
+        for name, size in self.dims:
+            if not _is_dimension(size):
+                raise UsageError(
+                    "HC512", f"{size!r} is no size of {name!r}", remedy="write a positive integer"
+                )
+        if self.threads is not None:
+            check_threads(self.threads)
         if self.gpu_memory is not None and not self.target.has_gpu:
             raise UsageError(
                 "HC515",

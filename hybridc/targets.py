@@ -106,7 +106,7 @@ def parse_target(text: str) -> Target:
             remedy=f"write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(ISAS)}, native",
         )
 
-    gpu_text, plus, isa_text = text.rpartition("+")
+    gpu_text, plus, isa_text = str(text).rpartition("+")
     architectures: tuple[str, ...] = ()
     if plus:
         kind, colon, archs = gpu_text.partition(":")

@@ -7,21 +7,18 @@ superlinear.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from hybridc.errors import ModelError
+from hybridc.passes.functions import FunctionTable, Pattern, origins_of
 from hybridc.passes.program import (
     Program,
     ProgramBuilder,
     is_op,
     operator_name,
-    tensor_dtype,
     tensor_shape,
     variables,
 )
@@ -31,27 +28,6 @@ VIEWS = ("reshape", "expand_dims", "squeeze", "flatten")
 
 MAX_GROUP = 32
 """Operators in one kernel; longer chains gain nothing more and only slow compilation."""
-
-
-LITERAL_OPERANDS = (
-    *("add", "subtract", "multiply", "divide", "floor_divide", "power", "mod", "floor_mod", "log_add_exp"),
-    *("atan2", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
-    *("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"),
-)
-"""Operators that TVM legalises with a scalar constant as a number in the kernel."""
-
-
-class Pattern(IntEnum):
-    """How an operator's loops relate to its inputs, as TVM's `AnnotateTIROpPattern` numbers it."""
-
-    ELEMENTWISE = 0
-    BROADCAST = 1
-    INJECTIVE = 2
-    REDUCTION = 3
-    OUT_ELEMENTWISE_FUSABLE = 4
-    TUPLE = 7
-    OPAQUE = 8
-
 
 ANCHORS = (Pattern.INJECTIVE, Pattern.REDUCTION, Pattern.OUT_ELEMENTWISE_FUSABLE)
 """What an element-wise epilogue may be attached to."""
@@ -79,14 +55,14 @@ def fuse(program: Program) -> Program:
     structurally distinct by (operators, shapes, which arguments are weights).
     Raises: ModelError HC150 for an operator that has no TensorIR.
     """
-    functions = _FunctionTable()
+    functions = FunctionTable()
     return _emit(program, _form_groups(program, functions), functions)
 
 
 # ------------------------------------------------------------------------------------------ grouping
 
 
-def _form_groups(program: Program, functions: _FunctionTable) -> list[_Group]:
+def _form_groups(program: Program, functions: FunctionTable) -> list[_Group]:
     """Groups in the order of their last members, which is an executable order.
 
     A producer joins its consumer only if all readers of its result are in that group; so no path leaves
@@ -116,7 +92,7 @@ def _form_groups(program: Program, functions: _FunctionTable) -> list[_Group]:
     return sorted(distinct.values(), key=lambda group: group.last)
 
 
-def _pattern(binding: relax.VarBinding, program: Program, functions: _FunctionTable) -> Pattern:
+def _pattern(binding: relax.VarBinding, program: Program, functions: FunctionTable) -> Pattern:
     if not isinstance(binding.value, relax.Call) or is_op(binding.value, *VIEWS):
         return Pattern.OPAQUE
     return functions.pattern(binding, program)
@@ -176,179 +152,10 @@ def _transposed_weight(
         yield group_of[position[weight]]
 
 
-# ------------------------------------------------------------------------------- distinct functions
-
-
-@dataclass
-class _FunctionTable:
-    """Distinct PrimFuncs by what they compute, and the pattern of each distinct operator."""
-
-    by_key: dict[str, tuple[tvm.ir.GlobalVar, tuple[int, ...]]] = field(default_factory=dict)
-    """The function of a key, and which of the group's arguments each of its parameters takes."""
-    functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = field(default_factory=dict)
-    _patterns: dict[str, Pattern] = field(default_factory=dict)
-    _names: set[str] = field(default_factory=set)
-
-    def pattern(self, binding: relax.VarBinding, program: Program) -> Pattern:
-        key, _ = _describe([binding], program)
-        if key not in self._patterns:
-            legal = _legalize([binding], [], program)
-            legal = relax.transform.AnnotateTIROpPattern()(legal)
-            found = [f for f in legal.functions.values() if isinstance(f, tirx.PrimFunc)]
-            single = len(found) == 1 and isinstance(binding.var.ty, relax.TensorType)
-            self._patterns[key] = Pattern(int(found[0].attrs["op_pattern"])) if single else Pattern.OPAQUE
-        return self._patterns[key]
-
-    def function(
-        self, members: list[relax.VarBinding], program: Program
-    ) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]]:
-        """The function of a group and the arguments to call it with."""
-        key, arguments = _describe(members, program)
-        if key not in self.by_key:
-            name = self._name(members)
-            function, order = _compose(members, arguments, program)
-            variable = tvm.ir.GlobalVar(name)
-            relax.expr._update_type(variable, function.ty)
-            self.by_key[key] = variable, order
-            self.functions[variable] = function.with_attr("global_symbol", name)
-        variable, order = self.by_key[key]
-        return variable, [arguments[i] for i in order]
-
-    def _name(self, members: list[relax.VarBinding]) -> str:
-        operators = [operator_name(m.value) for m in members]
-        stem = "_".join(dict.fromkeys(operators))[:48].rstrip("_")
-        name, i = stem, 0
-        while name in self._names:
-            i += 1
-            name = f"{stem}_{i}"
-        self._names.add(name)
-        return name
-
-
-def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, list[relax.Expr]]:
-    """A key that is equal for groups that compute the same function, and the group's arguments."""
-    arguments: list[relax.Expr] = []
-    labels: dict[object, str] = {m.var: f"%{i}" for i, m in enumerate(members)}
-
-    def describe(expr: relax.Expr, literal: bool = False) -> str:
-        if isinstance(expr, relax.Tuple):
-            return f"({','.join(describe(item) for item in expr.fields)})"
-        if literal and _is_scalar(expr):
-            return f"{expr.value.dtype}={expr.value.numpy()!r}"
-        if not isinstance(expr, relax.Var | GenericConst):
-            return str(expr)
-        if expr not in labels:
-            kind = "weight" if isinstance(expr, GenericConst) or expr.name in program.weights else "tensor"
-            labels[expr] = f"${len(arguments)}"
-            arguments.append(expr)
-            return f"{labels[expr]}:{kind}:{tensor_dtype(expr)}{tensor_shape(expr)}"
-        return labels[expr]
-
-    lines = [
-        f"{m.value.op.name}({','.join(describe(a, _takes_literals(m.value)) for a in m.value.args)})"
-        f"{m.value.attrs}{m.var.ty}"
-        for m in members
-    ]
-    return "\n".join(lines), arguments
-
-
-def _is_scalar(expr: relax.Expr) -> bool:
-    return isinstance(expr, GenericConst) and expr.value.ndim == 0
-
-
-def _takes_literals(call: relax.Call) -> bool:
-    """Whether legalisation writes scalar constants into the kernel; a kernel cannot hold them as tensors."""
-    return is_op(call, *LITERAL_OPERANDS) and not all(map(_is_scalar, call.args))
-
-
-def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program) -> tvm.IRModule:
-    """A module whose `main` is the group alone, its operators replaced by calls of PrimFuncs."""
-    if not arguments:
-        _, arguments = _describe(members, program)
-    parameters = [relax.Var(f"p{i}", a.ty) for i, a in enumerate(arguments)]
-    new: dict[relax.Expr, relax.Expr] = dict(zip(arguments, parameters, strict=True))
-
-    def rename(expr: relax.Expr) -> relax.Expr:
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([rename(item) for item in expr.fields])
-        return new.get(expr, expr)
-
-    normalizer = relax.BlockBuilder()
-    bindings = []
-    for i, member in enumerate(members):
-        call = member.value
-        value = normalizer.normalize(
-            relax.Call(call.op, [rename(a) for a in call.args], call.attrs, call.ty_args)
-        )
-        new[member.var] = relax.Var(f"v{i}", value.ty)
-        bindings.append(relax.VarBinding(new[member.var], value))
-    result = new[members[-1].var]
-    main = relax.Function(parameters, relax.SeqExpr([relax.BindingBlock(bindings)], result), result.ty)
-    called = {m.value.args[0]: program.module[m.value.args[0]] for m in members if is_op(m.value, "call_tir")}
-    module = tvm.IRModule({**called, tvm.ir.GlobalVar("main"): main.with_attr("global_symbol", "main")})
-    with _fault(members, program):
-        return relax.transform.LegalizeOps()(module)
-
-
-def _compose(
-    members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program
-) -> tuple[tirx.PrimFunc, tuple[int, ...]]:
-    """One PrimFunc for the group, and which argument each of its parameters takes; results come last."""
-    legal = _legalize(members, arguments, program)
-    body = legal["main"]
-    calls = [b.value for block in body.body.blocks for b in block.bindings]
-    if not calls or not all(is_op(call, "call_tir") for call in calls):
-        raise _unsupported(members, program, "")
-    group = tvm.ir.GlobalVar("group")
-    primitive = body.without_attr("global_symbol").with_attr("Primitive", 1)
-    relax.expr._update_type(group, primitive.ty)
-    parameters = [relax.Var(p.name, p.ty) for p in body.params]
-    call = relax.BlockBuilder().normalize(relax.Call(group, parameters))
-    result = relax.Var("result", call.ty)
-    block = relax.BindingBlock([relax.VarBinding(result, call)])
-    caller = relax.Function(parameters, relax.SeqExpr([block], result), result.ty)
-    functions = {g: f for g, f in legal.functions.items() if g.name_hint != "main"}
-    functions[group] = primitive
-    functions[tvm.ir.GlobalVar("main")] = caller.with_attr("global_symbol", "main")
-    with _fault(members, program):
-        fused = relax.transform.FuseTIR()(tvm.IRModule(functions))
-    [binding] = [b for block in fused["main"].body.blocks for b in block.bindings]
-    callee, taken = binding.value.args[:2]
-    positions = {p.name: i for i, p in enumerate(fused["main"].params)}
-    return fused[callee], tuple(positions[argument.name] for argument in taken.fields)
-
-
-class _fault:
-    """Turns TVM's failure to compile a group into an error that names the ONNX node."""
-
-    def __init__(self, members: list[relax.VarBinding], program: Program) -> None:
-        self.members, self.program = members, program
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            text = str(error).strip().splitlines()
-            raise _unsupported(self.members, self.program, text[-1] if text else "") from error
-
-
-def _unsupported(members: list[relax.VarBinding], program: Program, why: str) -> ModelError:
-    operators = ", ".join(dict.fromkeys(operator_name(m.value) for m in members))
-    nodes = ", ".join(_origins(members, program))
-    what = f"no kernel can be made for {operators}" + (f": {why}" if why else "")
-    return ModelError(
-        "HC150", what, where=f"node {nodes}", remedy="replace the operator or fix its attributes"
-    )
-
-
 # ------------------------------------------------------------------------------------------ emission
 
 
-def _origins(members: Iterable[relax.VarBinding], program: Program) -> list[str]:
-    return list(dict.fromkeys(o for m in members for o in program.origins.get(m.var.name, ())))
-
-
-def _emit(program: Program, groups: list[_Group], functions: _FunctionTable) -> Program:
+def _emit(program: Program, groups: list[_Group], functions: FunctionTable) -> Program:
     bindings = program.bindings
     inputs = [v for v in program.main.params if v.name not in program.weights]
     builder = ProgramBuilder(inputs)
@@ -365,7 +172,7 @@ def _emit(program: Program, groups: list[_Group], functions: _FunctionTable) -> 
     for group in groups:
         members = [bindings[i] for i in group.members]
         last = members[-1]
-        origins = _origins(members, program)
+        origins = origins_of(members, program)
         if isinstance(last.value, relax.TupleGetItem):
             value = relax.TupleGetItem(renamed(last.value.tuple_value), last.value.index)
             new[last.var] = builder.emit(value, origins, f"{value.tuple_value.name}_{value.index}")

@@ -69,6 +69,11 @@ def rules(device: Device) -> tuple[Rule, ...]:
 
 
 def schedule(request: Request, device: Device) -> Scheduled | None:
-    """Schedule by the first rule that accepts; None if the function cannot run on the device at all."""
+    """Schedule by the first rule that accepts; None if the function cannot run on the device at all.
+
+    A GPU cannot launch a kernel of no threads: functions of empty tensors are left to the CPU.
+    """
+    if device is Device.GPU and any(int(e) == 0 for p in request.function.params for e in p.shape):
+        return None
     found = (rule(request) for rule in rules(device))
     return next((scheduled for scheduled in found if scheduled is not None), None)

@@ -6,12 +6,18 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # before anything imports TVM, which reads it once: by default it takes half the cores
 os.environ.setdefault("TVM_NUM_THREADS", "2")
 
 from hybridc.targets import ISAS, missing_flags
+
+# the fast suite draws the same examples every time; `make test-full` explores others
+hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("exploring", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("seeded")
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")

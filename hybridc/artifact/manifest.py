@@ -112,7 +112,7 @@ def manifest_from_json(data: dict[str, Any]) -> Manifest:
         ),
         host_weights=tuple(_weight(w) for w in data["host_weights"]),
         gpu_weights=tuple(_weight(w) for w in data["gpu_weights"]),
-        cuda_image_key=None if key is None else _text(key),
+        cuda_image_key=None if key is None else _hexadecimal(key, 16),
         files=tuple(_file(f) for f in data["files"]),
     )
 
@@ -137,16 +137,20 @@ def _weight(data: dict[str, Any]) -> StoredWeight:
 
 
 def _file(data: dict[str, Any]) -> StoredFile:
-    digest = _text(data["sha256"])
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise ValueError(f"{digest!r} is not a SHA-256")
-    return StoredFile(_text(data["name"]), _count(data["size_bytes"]), digest)
+    return StoredFile(_text(data["name"]), _count(data["size_bytes"]), _hexadecimal(data["sha256"], 64))
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a text")
     return value
+
+
+def _hexadecimal(value: object, digits: int) -> str:
+    text = _text(value)
+    if not re.fullmatch(f"[0-9a-f]{{{digits}}}", text):
+        raise ValueError(f"{text!r} is not a hexadecimal number of {digits} digits")
+    return text
 
 
 def _texts(values: list[object]) -> tuple[str, ...]:

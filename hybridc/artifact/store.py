@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,16 @@ from hybridc.errors import InternalError, UsageError
 from hybridc.ir import Graph, Plan
 from hybridc.ir.graph import graph_to_json
 from hybridc.ir.plan import plan_to_json
+from hybridc.scratch import scratch_folder
 from hybridc.targets import Target
 
 if TYPE_CHECKING:
     from hybridc.passes.bind import ResidentWeight, WeightLayout
     from hybridc.schedules.registry import Packing
+
+
+_WORKING_FOLDER = -100  # AT_FDCWD
+_RENAME_EXCHANGE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +75,15 @@ def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[
     In both cases, and whenever `build` fails, `path` is left as it was.
     """
     destination = Path(path)
-    _check_destination(destination)
+    check_destination(destination)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+        with scratch_folder(f".{destination.name}-", destination.parent) as scratch:
+            manifest = _fill(scratch, build(scratch), weights)
+            scratch.chmod(0o755)
+            _put_in_place(scratch, destination)
     except OSError as error:
         raise _cannot_write(destination, error) from None
-    try:
-        manifest = _fill(scratch, build(scratch), weights)
-        scratch.chmod(0o755)
-        _put_in_place(scratch, destination)
-    except OSError as error:
-        raise _cannot_write(destination, error) from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return manifest
 
 
@@ -93,33 +94,51 @@ def _cannot_write(destination: Path, error: OSError) -> UsageError:
     )
 
 
-def _check_destination(destination: Path) -> None:
+def check_destination(destination: Path) -> None:
+    """Raise UsageError HC561 if something else than an artifact or an empty folder is there."""
     if not destination.exists() and not destination.is_symlink():
         return
     try:
         data = json.loads((destination / MANIFEST).read_bytes())
         is_artifact = isinstance(data, dict) and data.get("format") == FORMAT
     except (OSError, ValueError):
-        is_artifact = False
+        is_artifact = destination.is_dir() and not any(destination.iterdir())
     if destination.is_symlink() or not is_artifact:
         what = "the output exists and is not a compiled artifact"
         raise UsageError("HC561", what, where=str(destination), remedy="choose another name, or remove it")
 
 
 def _put_in_place(scratch: Path, destination: Path) -> None:
-    """Rename into place. A folder cannot replace another in one step, so the old one is moved aside."""
-    if not destination.exists():
+    """Rename into place. `scratch` may be the old artifact afterwards."""
+    try:
         os.rename(scratch, destination)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}-old-", dir=destination.parent))
-    os.rename(destination, aside / "old")
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not _exchange(scratch, destination):
+            _replace(scratch, destination)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change names in one step: who opens the artifact meanwhile finds the old or the new.
+
+    Some file systems, such as NFS, cannot.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    return bool(libc.renameat2(_WORKING_FOLDER, names[0], _WORKING_FOLDER, names[1], _RENAME_EXCHANGE) == 0)
+
+
+def _replace(scratch: Path, destination: Path) -> None:
+    """In two steps: the old artifact is moved aside, and back if the second step fails."""
+    aside = scratch.with_name(f"{scratch.name}-old")
+    os.rename(destination, aside)
     try:
         os.rename(scratch, destination)
     except BaseException:
-        os.rename(aside / "old", destination)
+        os.rename(aside, destination)
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -> Manifest:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from hybridc.errors import InternalError, UsageError
 from hybridc.ir import Device
 from hybridc.options import CompileOptions, format_bytes, parse_seed
 from hybridc.progress import terminal_progress
+from hybridc.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,8 @@ HELP = "compare results with ONNX Runtime at several budgets"
 EXAMPLE = "  hybridc compare resnet.onnx --target cuda+avx2 --gpu-memory 100%,50%,25%"
 
 _TOLERANCE = 1e-4
+_TOLERANCE_OF_HALVES = 1e-2
+"""For outputs of 16-bit floats, which are themselves rounded to 1e-3 (float16) or 8e-3 (bfloat16)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance",
         type=_parse_tolerance,
-        default=_TOLERANCE,
         metavar="X",
-        help="largest relative error that passes (default: %(default)s)",
+        help=f"largest relative error that passes (default: {_TOLERANCE:g}; "
+        f"{_TOLERANCE_OF_HALVES:g} if outputs are 16-bit floats)",
     )
     parser.add_argument(
         "--seed", type=parse_seed, default=0, metavar="N", help="of the inputs (default: %(default)s)"
@@ -77,9 +79,11 @@ def execute(arguments: argparse.Namespace) -> int:
     from hybridc.cli.reference import reference_run
 
     feeds, expected = reference_run(arguments.model, options[0], arguments.seed)
-    with tempfile.TemporaryDirectory(prefix="hybridc-compare-") as folder:
+    if arguments.tolerance is None:
+        arguments.tolerance = _default_tolerance(expected)
+    with scratch_folder("hybridc-compare-") as folder:
         rows = [
-            _compare(arguments, of_budget, feeds, expected, Path(folder) / str(number), emulate)
+            _compare(arguments, of_budget, feeds, expected, folder / str(number), emulate)
             for number, of_budget in enumerate(options)
         ]
     passed = all(row.passed for row in rows)
@@ -99,6 +103,11 @@ def execute(arguments: argparse.Namespace) -> int:
     if not passed:
         raise _failure(rows, arguments)
     return 0
+
+
+def _default_tolerance(outputs: dict[str, np.ndarray]) -> float:
+    halves = any(array.dtype.kind in "fV" and array.dtype.itemsize == 2 for array in outputs.values())
+    return _TOLERANCE_OF_HALVES if halves else _TOLERANCE
 
 
 def _compare(

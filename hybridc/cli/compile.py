@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json, compile_options
 from hybridc.cli.files import check_artifact_place, existing_file, print_json
+from hybridc.errors import UsageError
 from hybridc.options import format_bytes
 from hybridc.progress import terminal_progress
 
@@ -24,7 +25,13 @@ EXAMPLE = "  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.hyb", help="folder to write")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT.hyb",
+        help="folder to write; needed unless --stop-after is given",
+    )
     add_compile_options(parser)
     add_gpu_memory(parser)
     parser.add_argument("--stop-after", metavar="STAGE", help="end after this stage, and write no artifact")
@@ -36,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     existing_file(arguments.model, "the model")
-    check_artifact_place(arguments.output)
+    if arguments.output is not None:
+        check_artifact_place(arguments.output)
+    elif arguments.stop_after is None:
+        raise UsageError("HC500", "no output is named", remedy="give -o OUT.hyb, or --stop-after STAGE")
     options = compile_options(
         arguments, arguments.gpu_memory, stop_after=arguments.stop_after, dump_ir=arguments.dump_ir
     )

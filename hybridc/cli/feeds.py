@@ -35,7 +35,8 @@ def gather_feeds(
 ) -> dict[str, np.ndarray]:
     """A feed for every input: from its file, else drawn from `seed`.
 
-    Raises UsageError HC533 for a file of an unknown input, and for an input without a file or seed.
+    Raises UsageError HC533 for a file of an unknown input, for two files of one input, and for an input
+    without a file or seed.
     """
     inputs = list(inputs)
     names = [i.name for i in inputs]
@@ -46,6 +47,8 @@ def gather_feeds(
             raise UsageError(
                 "HC533", f"the model has no input {name!r}", remedy=did_you_mean(name, names, "inputs are")
             )
+        if name in given:
+            raise UsageError("HC533", f"--input names {name!r} more than once", remedy="name it once")
         given[name] = read_array(path)
     missing = [name for name in names if name not in drawn and name not in given]
     if missing:

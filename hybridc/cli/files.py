@@ -6,13 +6,13 @@ import difflib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridc.errors import UsageError
+from hybridc.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,9 @@ def existing_file(path: Path, what: str) -> Path:
     """A readable file, or UsageError HC530 naming it and a file of almost the same name beside it."""
     _check_exists(path, what)
     if not path.is_file():
-        raise UsageError("HC530", f"{what} is not a file", where=str(path))
+        is_artifact = (path / _MANIFEST).is_file()
+        remedy = "it is a compiled artifact; name the ONNX model it was made from" if is_artifact else ""
+        raise UsageError("HC530", f"{what} is not a file", where=str(path), remedy=remedy)
     if not os.access(path, os.R_OK):
         raise UsageError("HC530", f"{what} cannot be read", where=str(path), remedy="check its permissions")
     return path
@@ -77,11 +79,9 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise UsageError("HC531", "the output is a folder", where=str(path))
     make_folder(path.parent)
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=".hybridc-", dir=path.parent, ignore_cleanup_errors=True
-        ) as folder:
-            yield Path(folder) / path.name
-            for made in sorted(Path(folder).iterdir()):
+        with scratch_folder(".hybridc-", path.parent) as folder:
+            yield folder / path.name
+            for made in sorted(folder.iterdir()):
                 os.replace(made, path.parent / made.name)
     except OSError as error:
         raise UsageError("HC531", f"cannot write: {error.strerror or error}", where=str(path)) from None

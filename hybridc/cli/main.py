@@ -9,19 +9,17 @@ import importlib
 import io
 import os
 import re
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from types import FrameType, ModuleType
+from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
+from hybridc.cli.interrupts import EXIT_INTERRUPTED, noted_interrupts
 from hybridc.cli.suggest import did_you_mean
 from hybridc.errors import HybridcError, InternalError, UsageError
 
 COMMANDS = ("compile", "run", "plan", "compare", "models", "machine")
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"
 
@@ -35,11 +33,9 @@ A first tour:
   hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 50%
   hybridc run resnet.hyb --random --output outputs
 """
-_FILE_ERRORS = frozenset(
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FILE_ERRORS = _NO_SPACE | frozenset(
     {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
         errno.EROFS,
         errno.EACCES,
         errno.EPERM,
@@ -63,9 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
     try:
-        with _noted_interrupts() as interrupts:
+        with noted_interrupts() as interrupts:
             code = _dispatch(sys.argv[1:] if argv is None else list(argv))
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no sys.stdout
         return EXIT_INTERRUPTED if interrupts else code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -78,33 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = _as_hybridc_error(error)
         print(shown, file=sys.stderr)
         return shown.exit_code
-
-
-@contextlib.contextmanager
-def _noted_interrupts() -> Iterator[list[int]]:
-    """Signals of Ctrl-C, which end in a KeyboardInterrupt whatever else it was turned into on its way.
-
-    One that is raised in a callback of TVM comes back as a RuntimeError, or is taken for a schedule
-    that does not apply.
-    """
-    interrupts: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
-        yield interrupts
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupts
-    except Exception as error:
-        if interrupts:
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
@@ -151,11 +120,11 @@ def _dispatch(argv: list[str]) -> int:
 
         print(f"hybridc {version('hybridc')}")
         return 0
+    if unknown:
+        raise _unknown_arguments(unknown, of_command.get(arguments.command, parser))
     if arguments.command is None:
         parser.print_help()
         return 0
-    if unknown:
-        raise _unknown_arguments(unknown, of_command[arguments.command])
     code: int = _module(arguments.command).execute(arguments)
     return code
 
@@ -186,7 +155,8 @@ def _as_hybridc_error(error: Exception) -> HybridcError:
     if isinstance(error, HybridcError):
         return error
     if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
-        return UsageError("HC531", str(error.strerror), where=str(error.filename or ""))
+        remedy = "free some space" if error.errno in _NO_SPACE else "choose another place"
+        return UsageError("HC531", str(error.strerror), where=str(error.filename or ""), remedy=remedy)
     first_line = next(iter(str(error).splitlines()), "")
     return InternalError(
         "HC900",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridc.errors import DeviceError, InternalError
+from hybridc.errors import DeviceError, InternalError, UsageError
 
 _PREAMBLE = """\
 #define INFINITY __int_as_float(0x7f800000)
@@ -24,6 +25,17 @@ class _Image:
     architecture: str
     cubin: bytes
     ptx: bytes
+
+
+def check_architectures(architectures: tuple[str, ...]) -> None:
+    """Raise UsageError HC501 for one that NVRTC cannot compile for, DeviceError HC431 without NVRTC."""
+    nvrtc, _, _ = _wheels()
+    status, known = nvrtc.nvrtcGetSupportedArchs()
+    _check(nvrtc, status)
+    for name in architectures:
+        if int(re.sub(r"\D", "", name)) not in known:
+            remedy = f"it compiles for {', '.join(f'sm_{number}' for number in known)}"
+            raise UsageError("HC501", f"the installed NVRTC cannot compile for {name}", remedy=remedy)
 
 
 def compile_fatbin(source: str, architectures: tuple[str, ...]) -> bytes:

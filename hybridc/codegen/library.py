@@ -7,10 +7,11 @@ exports; the others are linked to it as plain objects, where the VM finds their 
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import shutil
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from tvm_ffi import libinfo
 from hybridc.errors import DeviceError, InternalError
 from hybridc.passes.lower import cuda_target, llvm_target
 from hybridc.schedules.cpu import install as install_vector_functions
+from hybridc.scratch import scratch_folder
 from hybridc.targets import Target
 
 CudaCompile = Callable[[str], bytes]
@@ -98,8 +100,7 @@ def build_library(
     capture = _Capture()
     path = directory / "library.so"
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="hybridc-build-") as scratch_name:
-        scratch = Path(scratch_name)
+    with scratch_folder("hybridc-build-") as scratch:
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             futures = [pool.submit(_write_helper, scratch / "helper.o")]
             for number, chunk in enumerate(chunks):
@@ -208,8 +209,8 @@ def _helper_object() -> bytes:
     """The runtime's helper, compiled once in a process: nearly all of its time goes into headers."""
     includes = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
     options = ["-c", "-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden"]
-    with tempfile.TemporaryDirectory(prefix="hybridc-helper-") as folder:
-        path = Path(folder) / "helper.o"
+    with scratch_folder("hybridc-helper-") as folder:
+        path = folder / "helper.o"
         _gxx([*options, *includes, str(HELPER_SOURCE), "-o", str(path)])
         return path.read_bytes()
 
@@ -232,13 +233,18 @@ def _link(
     )
 
 
+def check_compiler() -> None:
+    """Raise DeviceError HC403 without g++."""
+    if shutil.which("g++") is None:
+        raise DeviceError("HC403", "g++ was not found", remedy="install g++ (Debian: apt-get install g++)")
+
+
 def _gxx(arguments: list[str]) -> None:
-    try:
-        done = subprocess.run(["g++", *arguments], capture_output=True, text=True)
-    except FileNotFoundError:
-        raise DeviceError(
-            "HC403", "g++ was not found", remedy="install g++ (Debian: apt-get install g++)"
-        ) from None
+    check_compiler()
+    environment = os.environ | {"LC_ALL": "C"}
+    done = subprocess.run(["g++", *arguments], capture_output=True, text=True, env=environment)
+    if os.strerror(errno.ENOSPC) in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0:
         raise InternalError(
             "HC912", "g++ failed to build the artifact's library", where=done.stderr.strip()[-2000:]

@@ -8,12 +8,12 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hybridc.errors import DeviceError
+from hybridc.scratch import scratch_folder
 
 NATIVE_FOLDER = Path(__file__).parent / "native"
 
@@ -106,8 +106,8 @@ def build_library(
     target = cache_folder() / f"{name}-{digest.hexdigest()[:24]}" / file_name
     if target.is_file():
         return target
-    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=f"{name}-building-") as scratch:
-        built = _compile_and_link(sources, Path(scratch), name, flags, (*link_flags, *map(str, link_files)))
+    with scratch_folder(f"{name}-building-", cache_folder()) as scratch:
+        built = _compile_and_link(sources, scratch, name, flags, (*link_flags, *map(str, link_files)))
         target.parent.mkdir(exist_ok=True)
         os.replace(built, target)
     return target

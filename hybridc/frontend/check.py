@@ -11,6 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.load import Loaded
+from hybridc.frontend.values import SUPPORTED_TYPES
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 23
 """What both TVM's importer and the folding passes know."""
@@ -121,17 +122,16 @@ def _check_functions(model: onnx.ModelProto, name: str) -> None:
 def check_interface(loaded: Loaded) -> None:
     """Inputs and outputs must be tensors of numbers. Raises ModelError HC110."""
     graph, name = loaded.proto.graph, loaded.source.name
-    refused = (TensorProto.UNDEFINED, TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.COMPLEX128)
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for value in values:
             if kind == "output" and not value.HasField("type"):
                 continue
-            if not value.type.HasField("tensor_type") or value.type.tensor_type.elem_type in refused:
+            if value.type.tensor_type.elem_type not in SUPPORTED_TYPES:
                 raise ModelError(
                     codes.UNSUPPORTED_TYPE,
                     f"{kind} {value.name!r} is not a tensor of numbers",
                     where=f"{name}: {kind} {value.name!r}",
-                    remedy="sequences, optionals, maps, strings and complex numbers are not supported",
+                    remedy="use bool, integers of whole bytes, or floating point of two bytes or more",
                 )
 
 

@@ -97,6 +97,16 @@ def _conv_transpose(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node
     _set_attribute(proto, "pads", begins + ends)
 
 
+def _mod(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """Half precision goes through single precision, where a remainder is exact: CUDA has no other."""
+    x, y = (importer._nodes[name] for name in proto.input)
+    dtype = str(x.ty.dtype)
+    if dtype not in ("float16", "bfloat16"):
+        return None
+    remainder = relax.op.mod(relax.op.astype(x, "float32"), relax.op.astype(y, "float32"))
+    return relax.op.astype(remainder, dtype)
+
+
 def _pairwise(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
     """A chain of binary operators: TVM's converter stacks all operands in memory and reduces the stack."""
     combine = {"Sum": relax.op.add, "Max": relax.op.maximum, "Min": relax.op.minimum}[proto.op_type]
@@ -114,11 +124,19 @@ def _pow(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.
     return relax.op.astype(power, types[0])
 
 
+def _prelu(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    """By arithmetic, which broadcasts the slope as ONNX does: TVM's operator wants one slope a channel."""
+    x, slope = (importer._nodes[name] for name in proto.input)
+    positive = relax.op.greater(x, relax.const(0, str(x.ty.dtype)))
+    return relax.op.where(positive, x, relax.op.multiply(x, slope))
+
+
 def _reduce_log_sum_exp(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
     """The largest element is subtracted, but never an infinity: infinity minus itself is no number."""
     given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
     axes = given.tolist() if given is not None else node.attributes.get_ints("axes", [])
-    if not axes and node.attributes.get_int("noop_with_empty_axes", 0):
+    hands_through = node.attributes.get_int("noop_with_empty_axes", 0)
+    if not axes and hands_through:
         return None
     x, axes = importer._nodes[proto.input[0]], list(axes) or None
     limits = ml_dtypes.finfo(str(x.ty.dtype))
@@ -181,6 +199,8 @@ CONVERTERS: dict[str, Converter] = {
     "Gather": _gather,
     "Max": _pairwise,
     "Min": _pairwise,
+    "Mod": _mod,
+    "PRelu": _prelu,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,
     "ReduceLogSumExp": _reduce_log_sum_exp,

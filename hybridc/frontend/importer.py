@@ -19,7 +19,7 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.converters import CONVERTERS
 from hybridc.frontend.names import safe_names
-from hybridc.frontend.restrictions import check_restrictions, check_sizes
+from hybridc.frontend.restrictions import check_restrictions, check_sizes, check_types
 from hybridc.frontend.values import static_shape
 
 FROZEN_ELEMENTS = 64
@@ -67,10 +67,11 @@ def import_graph(model: ir.Model, name: str, node_names: Mapping[str, str]) -> E
     """Emit the graph's nodes in order.
 
     `node_names` gives the user's node for a value, where a pass replaced the node that makes it.
-    Raises ModelError HC113 to HC115 or HC118, naming the node.
+    Raises ModelError HC110, HC113 to HC115 or HC118, naming the node.
     """
     graph = model.graph
     check_operators(graph, name)
+    check_types(graph, name)
     check_restrictions(graph, name)
     check_sizes(graph, name)
     return _GraphImporter(model, name, node_names).run()
@@ -150,18 +151,34 @@ class _GraphImporter:
             self.tvm._nodes[proto.output[0]] = self.tvm.bb.normalize(result)
         else:
             self.tvm._construct_nodes(onnx.GraphProto(node=[proto]))
-        for output in filter(None, proto.output):
-            self._bind(output)
+        for output, declared in zip(proto.output, node.outputs, strict=True):
+            if output:
+                self._bind(output, declared)
         marker = self.tvm.bb.emit(relax.Tuple([]), name_hint="_end")
         self.markers.append((marker, self._origin(node)))
 
-    def _bind(self, output: str) -> None:
-        """Converters return nested expressions; a variable keeps users from emitting them again."""
-        value = self.tvm._nodes[output]
+    def _bind(self, output: str, declared: ir.Value) -> None:
+        """Converters return nested expressions; a variable keeps users from emitting them again.
+
+        The result is held against what ONNX infers: a converter may forget the type, or get the shape wrong.
+        """
+        value = self.tvm._nodes[output] = self._of_type(self.tvm._nodes[output], declared)
         if not isinstance(value, (relax.Var, tvm.ir.GenericConst, relax.ShapeExpr)) and isinstance(
             value, relax.Expr
         ):
             self.tvm._nodes[output] = self.tvm.bb.emit(value, name_hint=output)
+
+    def _of_type(self, value: relax.Expr, declared: ir.Value) -> relax.Expr:
+        type_ = getattr(value, "ty", None)
+        if not isinstance(type_, relax.TensorType) or not isinstance(type_.shape, relax.ShapeExpr):
+            return value
+        shape = tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else -1 for dim in type_.shape)
+        expected = static_shape(declared)
+        if expected is not None and -1 not in shape and shape != expected:
+            raise ValueError(f"its result would have shape {shape} instead of {expected}")
+        if declared.dtype is None or str(declared.dtype.numpy()) == str(type_.dtype):
+            return value
+        return self.tvm.bb.normalize(relax.op.astype(value, str(declared.dtype.numpy())))
 
     def _renamed(self, node: ir.Node) -> onnx.NodeProto:
         """The node as protobuf with safe value names."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
-from hybridc.frontend.values import constant_array, static_shape
+from hybridc.frontend.values import SUPPORTED_TYPES, constant_array, static_shape
 
 MAX_ELEMENTS = 1 << 38
 """Of one value: no machine that hybridc compiles for holds more."""
@@ -30,6 +30,19 @@ def check_sizes(graph: ir.Graph, name: str) -> None:
                 where=f"{name}: node {node.name!r} ({node.op_type})",
                 remedy="check the shapes that it is given",
             )
+
+
+def check_types(graph: ir.Graph, name: str) -> None:
+    """Raises ModelError HC110 for the first node that makes or reads values of an unsupported type."""
+    for node in graph:
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value.dtype is not None and value.dtype not in SUPPORTED_TYPES:
+                raise ModelError(
+                    codes.UNSUPPORTED_TYPE,
+                    f"value {value.name!r} has type {value.dtype.name}",
+                    where=f"{name}: node {node.name!r} ({node.op_type})",
+                    remedy="use bool, integers of whole bytes, or floating point of two bytes or more",
+                )
 
 
 def check_restrictions(graph: ir.Graph, name: str) -> None:

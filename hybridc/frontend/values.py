@@ -5,6 +5,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+SUPPORTED_TYPES = frozenset(
+    ir.DataType[name]
+    for name in (
+        *("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
+        *("FLOAT16", "BFLOAT16", "FLOAT", "DOUBLE"),
+    )
+)
+"""Element types, numbered as in ONNX. TVM casts to smaller ones without their NaN and saturation."""
+
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """The shape if every dimension is known."""

@@ -6,17 +6,19 @@ import ctypes
 import importlib.util
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi
 
-from hybridc.errors import DeviceError, UsageError
+from hybridc.errors import DeviceError
 
 CUDA_RUNTIME = "libcudart.so.13"
-MAXIMUM_THREADS = 4096
 _BIG_CORES = 1  # ThreadGroup::kBig: all cores of the fastest kind
 _configured = threading.local()
+_lasting_threads = ThreadPoolExecutor(4, "hybridc")  # each with a pool of workers of its own
 
 
 def load_runtime(*, cuda: bool) -> None:
@@ -55,11 +57,15 @@ def limit_threads(count: int) -> None:
         _configured.count = count
 
 
-def check_threads(count: int) -> int:
-    """Refuse an impossible number of threads. Raises UsageError HC557."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAXIMUM_THREADS:
-        raise UsageError("HC557", f"threads must be from 1 to {MAXIMUM_THREADS}, not {count!r}")
-    return count
+def on_lasting_thread(function: Callable[[], None]) -> None:
+    """Call it here on the main thread, else on one of a few that stay.
+
+    TVM makes a pool of workers for every thread that runs kernels, and keeps it when that thread has ended.
+    """
+    if threading.current_thread() is threading.main_thread():
+        function()
+    else:
+        _lasting_threads.submit(function).result()
 
 
 def _global(name: str) -> Any:

@@ -14,8 +14,9 @@ from hybridc.artifact.load import Artifact, open_artifact
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError, PlanError, UsageError
 from hybridc.ir import Buffer, BufferKind, Device
+from hybridc.options import check_threads
 from hybridc.passes.verify import verify
-from hybridc.runtime.libraries import available_threads, check_threads
+from hybridc.runtime.libraries import available_threads
 from hybridc.runtime.program import Program
 
 _TYPES = {"float32": "float", "float64": "double"}
@@ -138,6 +139,8 @@ class Session:
         ports = {port.name: port for port in self._artifact.manifest.outputs}
         if names is None:
             return list(self._artifact.manifest.outputs)
+        if isinstance(names, str):
+            raise UsageError("HC555", f"{names!r} is not a list of outputs", remedy=f"ask for [{names!r}]")
         for name in names:
             if name not in ports:
                 raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
@@ -146,6 +149,8 @@ class Session:
     def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The feeds by tensor name, each known, complete and of the right type."""
         ports = {port.name: port for port in self._artifact.manifest.inputs}
+        if not isinstance(feeds, Mapping):
+            raise UsageError("HC551", f"feeds are a {type(feeds).__name__}", remedy="feed {name: array}")
         for name in feeds:
             if name not in ports:
                 raise UsageError("HC551", f"unknown input {name!r}", remedy=f"inputs are {_list(ports)}")
@@ -159,7 +164,7 @@ class Session:
     ) -> np.ndarray:
         """A fresh array. An output may be an input, whose place may be taken by now, or a weight."""
         if port.tensor in feeds:
-            return feeds[port.tensor].copy()
+            return feeds[port.tensor].reshape(port.shape).copy()
         place = self._places.get((port.tensor, False))
         if place is not None:
             return _array(host[place], port).copy()
@@ -181,7 +186,10 @@ def _host_places(artifact: Artifact) -> dict[tuple[str, bool], slice]:
 
 
 def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
-    array = np.asarray(feed)
+    try:
+        array = np.asarray(feed)
+    except ValueError:
+        raise UsageError("HC553", f"input {port.name!r} is no array", remedy=f"feed {_type(port)}") from None
     if array.dtype.name != port.dtype:
         what = f"input {port.name!r} has dtype {array.dtype.name}"
         raise UsageError("HC553", what, remedy=f"feed {_type(port)}")

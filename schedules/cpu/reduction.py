@@ -27,6 +27,7 @@ def reduction(request: Request) -> Scheduled | None:
         return None
     schedule = s_tir.Schedule(request.function)
     _inline_epilogue(schedule, nest)
+    _give_scalars_loops(schedule)
     lanes = request.target.isa.lanes()
     prefix = _row_axes(nest)
     if prefix is None:
@@ -42,6 +43,13 @@ def _inline_epilogue(schedule: s_tir.Schedule, nest: Nest) -> None:
     for block in nest.blocks[last + 1 :]:
         if nest.parameter(block.buffer) is None:
             schedule.compute_inline(schedule.get_sblock(block.name))
+
+
+def _give_scalars_loops(schedule: s_tir.Schedule) -> None:
+    """A block of rank 0 has an iterator but no loop: with a unit loop it is like any other."""
+    for rv in schedule.get_child_blocks(schedule.get_sblock("root")):
+        if not schedule.get_loops(rv):
+            schedule.add_unit_loop(rv)
 
 
 def _row_axes(nest: Nest) -> int | None:

@@ -55,7 +55,7 @@ def _launch(statement: tirx.Stmt) -> tirx.Stmt:
         iterations, threads = 1, 1
     block, thread = tirx.Var("bx", "int64"), tirx.Var("tx", "int64")
     position = block * threads + thread
-    if iterations > 1:
+    if threads > 1:
         one = tirx.For(statement.loop_var, statement.min + position, 1, tirx.ForKind.SERIAL, statement.body)
         statement = tirx.IfThenElse(position < iterations, one, None)
     return _bind(

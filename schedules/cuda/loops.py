@@ -16,6 +16,9 @@ from hybridc.schedules.cuda.launch import BLOCK_THREADS, WARP, reduces_nothing
 def inline_all(schedule: s_tir.Schedule) -> list[SBlockInfo] | None:
     """Inline every block that can be, and return what is left; None if a block is not a plain loop nest."""
     blocks = normalize_prim_func(schedule)
+    root = getattr(schedule.mod["main"].body, "block", None)
+    if blocks and schedule.get(blocks[0].block_rv).same_as(root):
+        return None  # statements without blocks of their own
     if blocks is None or reduces_nothing(schedule.mod["main"]):
         return blocks
     return try_inline(schedule, blocks)
@@ -59,7 +62,8 @@ def launch_alone(schedule: s_tir.Schedule, info: SBlockInfo, epilogue: SBlockRV 
     schedule.reorder(*spatial, *serial)
     thread = bind(schedule, spatial)
     if epilogue is not None:
-        schedule.set_scope(block, 0, "local")
+        for index in range(len(schedule.get(block).writes)):
+            schedule.set_scope(block, index, "local")
         schedule.reverse_compute_at(epilogue, thread, preserve_unit_loops=True)
     if info.is_reduction() and serial:
         schedule.decompose_reduction(block, serial[0])

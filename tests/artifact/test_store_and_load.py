@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import operator
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,28 @@ def test_an_older_artifact_is_replaced_whole(artifact: Path) -> None:
     assert [p.name for p in artifact.parent.iterdir()] == [artifact.name]
 
 
+def test_file_system_that_cannot_exchange_names_is_served_too(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("hybridc.artifact.store")  # the package has a function of that name
+    monkeypatch.setattr(module, "_exchange", lambda one, other: False)
+    test_an_older_artifact_is_replaced_whole(artifact)
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "model.hyb").mkdir()
+    open_artifact(write(tmp_path / "model.hyb"))
+
+
+def test_writers_at_the_same_time_do_not_disturb_each_other_or_a_reader(artifact: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        written = [pool.submit(write, artifact) for _ in range(40)]
+        while not all(future.done() for future in written):
+            open_artifact(artifact)
+        assert [future.result() for future in written] == [artifact] * 40
+    assert [p.name for p in artifact.parent.iterdir()] == [artifact.name]
+
+
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
 def test_anything_else_is_not_replaced(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "mine"
@@ -183,6 +207,10 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "output weight is missing": (
         "HC303",
         lambda a: edit(a / "manifest.json", lambda m: m["host_weights"].pop()),
+    ),
+    "image key is no number": (
+        "HC303",
+        lambda a: edit(a / "manifest.json", lambda m: m.update(cuda_image_key="../../x")),
     ),
     "more events than steps": (
         "HC303",

@@ -58,6 +58,17 @@ def test_compile_stops_after_a_stage(cli: Any, fakes: Any, model: Path, tmp_path
     assert outcome.out == "stopped after fuse; no artifact was written\n"
 
 
+def test_compile_needs_an_output_only_where_it_goes_to_the_end(cli: Any, fakes: Any, model: Path) -> None:
+    assert cli("compile", model, "--target", "avx2", "--stop-after", "fuse").code == 0
+    refused = cli("compile", model, "--target", "avx2")
+    assert refused.code == 2 and "give -o OUT.hyb" in refused.err
+
+
+def test_compile_of_an_artifact_asks_for_its_model(cli: Any, artifact: Path, tmp_path: Path) -> None:
+    outcome = cli("compile", artifact, "-o", tmp_path / "o.hyb")
+    assert outcome.code == 2 and "it is a compiled artifact" in outcome.err
+
+
 def test_compile_refuses_to_replace_what_is_no_artifact(
     cli: Any, fakes: Any, model: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from hybridc.cli.child import ChildError, Ran, run_artifact
+from hybridc.cli.compare import _default_tolerance
 from hybridc.cli.reference import deviation
 from hybridc.errors import UsageError
 
@@ -80,6 +81,11 @@ def test_compare_fails_on_a_wrong_result(cli: Any, ran: dict[str, Any], relu: Pa
     assert outcome.json()["passed"] is False
     assert outcome.err.startswith("error[HC910]: at a budget of 2.00 MiB output '../y/0' is off by ")
     assert cli("compare", relu, *OPTIONS, "--tolerance", "0.1").code == 0
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-2), ("float32", 1e-4), ("int16", 1e-4)])
+def test_default_tolerance_depends_on_how_outputs_are_rounded(dtype: str, tolerance: float) -> None:
+    assert _default_tolerance({"a": np.zeros(1, np.float64), "b": np.zeros(1, dtype)}) == tolerance
 
 
 def test_compare_fails_on_infinite_results_with_valid_json(cli: Any, ran: dict[str, Any], relu: Path) -> None:

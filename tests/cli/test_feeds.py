@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hybridc.cli.feeds import numpy_dtype, random_feeds
+from hybridc.cli.feeds import gather_feeds, numpy_dtype, random_feeds
 from hybridc.errors import UsageError
 
 
@@ -57,3 +58,11 @@ def test_bytes_use_their_whole_range() -> None:
 def test_types_without_arrays_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="no array has the type"):
         random_feeds([Port("x", (1,), name)], seed=0)
+
+
+def test_two_files_of_one_input_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros(3, np.float32))
+    with pytest.raises(UsageError, match="more than once") as refusal:
+        gather_feeds([Port("x", (3,), "tensor(float)")], [("x", path), ("x", path)], None)
+    assert refusal.value.code == "HC533"

@@ -72,7 +72,8 @@ def test_help_imports_neither_tvm_nor_numpy() -> None:
         (["qqq"], "commands are compile, run"),
         (["plan", "m.onnx", "--gpu-memry", "1MiB"], "did you mean '--gpu-memory'?"),
         (["plan", "m.onnx", "more"], "hybridc plan -h"),
-        (["compile", "m.onnx"], "hybridc compile -h"),
+        (["compile", "m.onnx", "-o"], "hybridc compile -h"),
+        (["--verison"], "did you mean '--version'?"),
         (["models", "lst"], "hybridc models -h"),
         (["plan", "m.onnx", "--gpu-mem", "1MiB"], "did you mean '--gpu-memory'?"),
     ],
@@ -156,7 +157,9 @@ def test_full_disk_is_the_users_error(cli: Any, fakes: Any, model: Path) -> None
     fakes.error = OSError(errno.ENOSPC, "No space left on device", "weights.bin")
     outcome = cli("plan", model)
     assert outcome.code == 2
-    assert outcome.err == "error[HC531]: No space left on device\n  --> weights.bin\n"
+    assert (
+        outcome.err == "error[HC531]: No space left on device\n  --> weights.bin\n  = help: free some space\n"
+    )
 
 
 def test_closed_pipe_is_quiet() -> None:
@@ -171,3 +174,9 @@ def test_closed_pipe_is_quiet() -> None:
     )
     os.close(write)
     assert (run.returncode, run.stderr) == (141, "")
+
+
+def test_closed_standard_output_is_no_error() -> None:
+    command = f"{sys.executable} -m hybridc.cli models list >&-"
+    run = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")

@@ -46,3 +46,12 @@ def test_results_agree_with_onnxruntime_at_every_budget(cli: Any, mlp: Path) -> 
     rows = outcome.json()["comparisons"]
     assert len(rows) == 3
     assert all(row["passed"] and row["allocated_bytes"] <= row["budget_bytes"] for row in rows)
+
+
+@pytest.mark.parametrize("stage", ["canonicalize", "lower"])
+def test_compilation_that_is_told_to_stop_writes_nothing(
+    cli: Any, mlp: Path, tmp_path: Path, stage: str
+) -> None:
+    words = ["--target", "avx2", "--stop-after", stage, "-o", tmp_path / "mlp.hyb"]
+    assert cli("compile", mlp, *words).out == f"stopped after {stage}; no artifact was written\n"
+    assert not (tmp_path / "mlp.hyb").exists()

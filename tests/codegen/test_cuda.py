@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from hybridc.codegen import cuda
-from hybridc.codegen.cuda import compile_fatbin
-from hybridc.errors import DeviceError, InternalError
+from hybridc.codegen.cuda import check_architectures, compile_fatbin
+from hybridc.errors import DeviceError, InternalError, UsageError
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -74,3 +74,10 @@ def test_missing_headers_name_the_extra_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DeviceError, match="headers"):
         compile_fatbin(SCALE, ("sm_80",))
+
+
+def test_architecture_that_nvrtc_does_not_know_is_the_users_error() -> None:
+    check_architectures(("sm_80", "sm_90a"))
+    with pytest.raises(UsageError, match="sm_999") as refusal:
+        check_architectures(("sm_80", "sm_999"))
+    assert refusal.value.code == "HC501" and "sm_90" in refusal.value.remedy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +115,12 @@ def test_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(DeviceError, match="g\\+\\+") as caught:
         build_library(cpu_model().lower().module, CPU_TARGET, tmp_path)
     assert caught.value.code == "HC403"
+
+
+def test_full_disk_is_no_fault_of_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    linker = tmp_path / "g++"
+    linker.write_text("#!/bin/sh\necho final link failed: No space left on device >&2; exit 1\n")
+    linker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(OSError, match="No space left"):
+        build_library(cpu_model().lower().module, CPU_TARGET, tmp_path)

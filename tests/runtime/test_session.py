@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,3 +149,47 @@ assert not unwanted, unwanted
 """
     done = subprocess.run([sys.executable, "-c", script, str(cpu_artifact)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("feeds", [None, [drawn()], drawn()])
+def test_feeds_that_are_no_mapping_are_refused(cpu_artifact: Path, feeds: Any) -> None:
+    with load(cpu_artifact) as session, pytest.raises(UsageError) as refusal:
+        session.run(None, feeds)
+    assert refusal.value.code == "HC551"
+
+
+def test_ragged_feed_is_refused(cpu_artifact: Path) -> None:
+    ragged: Any = [[1.0], [1.0, 2.0]]
+    with load(cpu_artifact) as session, pytest.raises(UsageError) as refusal:
+        session.run(None, {"the/x": ragged})
+    assert refusal.value.code == "HC553"
+
+
+def test_single_output_name_is_not_taken_for_its_letters(cpu_artifact: Path) -> None:
+    with load(cpu_artifact) as session, pytest.raises(UsageError, match="is not a list") as refusal:
+        session.run("out/0", {"the/x": drawn()})
+    assert refusal.value.code == "HC555"
+
+
+def test_short_lived_threads_leave_none_behind(cpu_artifact: Path) -> None:
+    with load(cpu_artifact, threads=2) as session:
+
+        def run() -> None:
+            session.run(None, {"the/x": drawn()})
+
+        counts = []
+        for _ in range(40):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            counts.append(len(os.listdir("/proc/self/task")))
+    assert counts[-1] <= counts[9] + 4  # lasting threads may still come up; a leak would add 30
+
+
+def test_library_is_loaded_once_however_often_its_artifact_is(
+    cpu_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(cpu_artifact).close()
+    monkeypatch.setattr("tvm_ffi.load_module", None)
+    with load(cpu_artifact) as session:
+        assert len(session.run(None, {"the/x": drawn()})) == 3

@@ -146,6 +146,20 @@ static inline T __ldg(const T* pointer) {
   return *pointer;
 }
 
+template <class To, class From>
+static inline To same_bits(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To result;
+  std::memcpy(&result, &value, sizeof result);
+  return result;
+}
+
+// math_constants.h, which TVM includes for infinities and NaN, is written in terms of these.
+static inline float __int_as_float(int bits) { return same_bits<float>(bits); }
+static inline int __float_as_int(float value) { return same_bits<int>(value); }
+static inline double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
+static inline long long __double_as_longlong(double value) { return same_bits<long long>(value); }
+
 static inline float max(float a, float b) { return fmaxf(a, b); }
 static inline float min(float a, float b) { return fminf(a, b); }
 static inline double max(double a, double b) { return fmax(a, b); }

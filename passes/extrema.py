@@ -1,0 +1,75 @@
+"""Maxima begin at minus infinity, as IEEE 754 has them, and not at the least finite number as in TVM.
+
+The maximum of a row of minus infinities (a fully masked row of attention) would be about -3.4e38, and the
+position of its maximum -1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+
+def with_infinite_bounds(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with the initial values of its maxima and minima (and of their positions) put right."""
+    renewed: list[tuple[tirx.BufferStore, tirx.BufferStore]] = []
+
+    def note(block: s_tir.SBlock) -> None:
+        if block.init is not None:
+            stores = list(block.init) if isinstance(block.init, tirx.SeqStmt) else [block.init]
+            renewed.extend((s, _bounded(s)) for s in stores if _is_finite_bound(s, len(stores)))
+
+    def renew(store: tirx.BufferStore) -> tirx.BufferStore:
+        return next((new for old, new in renewed if old.same_as(store)), store)
+
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, note))
+    if not renewed:
+        return function
+    body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, renew))
+    return tirx.PrimFunc(list(function.params), body, function.ret_type, function.attrs)
+
+
+def _is_finite_bound(store: tirx.BufferStore, results: int) -> bool:
+    value, dtype = store.value, str(store.buffer.dtype)
+    if isinstance(value, tirx.IntImm):
+        return results == 2 and int(value) == -1
+    bounds = (tirx.min_value(dtype), tirx.max_value(dtype))
+    return isinstance(value, tirx.FloatImm) and any(float(value.value) == float(b.value) for b in bounds)
+
+
+def _bounded(store: tirx.BufferStore) -> tirx.BufferStore:
+    dtype = str(store.buffer.dtype)
+    if isinstance(store.value, tirx.IntImm):  # a position: of equal elements the first wins
+        return tirx.BufferStore(store.buffer, tirx.max_value(dtype), store.indices)
+    infinity = math.copysign(math.inf, float(store.value.value))
+    return tirx.BufferStore(store.buffer, tirx.FloatImm(dtype, infinity), store.indices)
+
+
+def _register_reducers() -> None:
+    """Let schedules factor such reductions: they know a maximum by its initial value."""
+    register = tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")
+    for combine, bound in ((tirx.max, -math.inf), (tirx.min, math.inf)):
+        register(1, _immortal(_combiner(combine)), _immortal(_identity(bound)))
+
+
+def _combiner(combine: Callable[..., ir.Expr]) -> Callable[..., list[ir.Expr]]:
+    return lambda left, right: [combine(left[0], right[0])]
+
+
+def _identity(bound: float) -> Callable[..., list[ir.Expr]]:
+    return lambda values: [tirx.const(bound, str(values[0].ty.dtype))]
+
+
+def _immortal(function: Callable[..., Any]) -> Any:
+    """TVM frees its reducers after Python has ended, when a Python function can no longer be freed."""
+    converted = tvm_ffi.convert(function)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(converted))
+    return converted
+
+
+_register_reducers()

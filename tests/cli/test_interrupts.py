@@ -1,0 +1,46 @@
+"""Ctrl-C ends the process even where no exception gets through."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridc.cli.interrupts import EXIT_INTERRUPTED, noted_interrupts
+
+_DEAF = """
+import sys, threading, time
+from pathlib import Path
+from hybridc.cli.interrupts import noted_interrupts
+from hybridc.scratch import scratch_folder
+
+with noted_interrupts(), scratch_folder("half-done-", Path(sys.argv[1])):
+    while True:
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:  # like TVM, which takes it for a schedule that does not apply
+            pass
+"""
+
+
+def test_interrupt_that_is_swallowed_ends_the_process_and_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", _DEAF, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    assert any(tmp_path.iterdir())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == EXIT_INTERRUPTED
+    assert not any(tmp_path.iterdir())
+    process.stdout.close()
+
+
+def test_block_that_ends_in_time_is_left_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), noted_interrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+    assert interrupts == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.set_wakeup_fd(-1) == -1
