@@ -29,8 +29,8 @@ def tables() -> str:
     [row] = resnet["rows"]
     return "\n\n".join(
         [
-            f"Every network within its budget and equal to ONNX Runtime ({accuracy['date']}; GPU emulated, "
-            "its memory capped at exactly the budget; errors relative to the output's scale):",
+            f"Every network within its budget and in agreement with ONNX Runtime ({accuracy['date']}; "
+            "GPU emulated, its memory capped at exactly the budget; errors relative to the output's scale):",
             accuracy_table(accuracy["rows"]),
             "Bytes of the arena over the live-bytes lower bound, the largest over all targets and budgets, "
             f"beside TVM's own planner on the same kernels ({memory['date']}):",
