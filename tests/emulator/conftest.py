@@ -23,6 +23,8 @@ def device() -> Iterator[None]:
     try:
         emulator.start(used_bytes + DEVICE_BYTES)
     except DeviceError as error:
+        if error.code != "HC420":  # a real driver in this process: nothing can be emulated beside it
+            raise
         pytest.skip(str(error))
     yield
     emulator.reset()
