@@ -73,10 +73,10 @@ def llvm_target(isa: Isa) -> tvm.target.Target:
 
 
 def cuda_target(target: Target) -> tvm.target.Target:
-    """CUDA's target, with the LLVM target as host. Code may use what the oldest architecture has."""
-    oldest = min(target.cuda_architectures, key=lambda arch: int("".join(filter(str.isdigit, arch))))
-    limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
-    return tvm.target.Target({"kind": "cuda", "arch": oldest, **limits, "host": _llvm_config(target.isa)})
+    """The CUDA target that kernels were scheduled for, with the LLVM target as host."""
+    from hybridc.schedules.cuda import launch  # a CPU target needs none of the CUDA rules
+
+    return launch.cuda_target(target, host=_llvm_config(target.isa))
 
 
 def required_events(plan: Plan) -> tuple[dict[int, int], tuple[tuple[int, ...], ...]]:

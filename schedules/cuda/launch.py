@@ -50,7 +50,7 @@ _LOWER = Sequential(
 """TVM's own lowering, as far as the loops, thread extents and allocations of the kernels are final."""
 
 
-def cuda_target(target: Target) -> tvm.target.Target:
+def cuda_target(target: Target, **attributes: object) -> tvm.target.Target:
     """TVM's target for the oldest of the architectures: what runs there runs on the newer ones."""
     arch = min(target.cuda_architectures, key=lambda name: int(name.strip("sm_af")))
     return tvm.target.Target(
@@ -60,6 +60,7 @@ def cuda_target(target: Target) -> tvm.target.Target:
             "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": MAX_SHARED_BYTES,
             "thread_warp_size": WARP,
+            **attributes,
         }
     )
 
