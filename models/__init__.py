@@ -22,6 +22,7 @@ from hybridc.models.resnet import resnet
 from hybridc.models.super_resolution import super_resolution
 from hybridc.models.unet import unet
 from hybridc.models.vgg import vgg
+from hybridc.models.vit import vit
 
 ModelBuilder = Callable[..., onnx.ModelProto]
 """A function of keyword parameters that all have defaults: those of the published network."""
@@ -34,9 +35,12 @@ MODELS: dict[str, ModelBuilder] = {
     "resnet50": partial(resnet, depth=50),
     "resnet152": partial(resnet, depth=152),
     "vgg": vgg,
+    "vgg16": partial(vgg, depth=16),
     "mobilenet_v2": mobilenet_v2,
     "unet": unet,
     "bert": bert,
+    "vit": vit,
+    "vit_b16": partial(vit, patch=16, width=768, depth=12),
     "atacworks": atacworks,
     "super_resolution": super_resolution,
 }

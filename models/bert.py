@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx
 from onnx import TensorProto
 
-from hybridc.models.builder import RELU_GAIN, GraphBuilder, Value, batch_dim, require
+from hybridc.models.builder import GraphBuilder, Value, batch_dim, require
+from hybridc.models.transformer import attention, feed_forward
 
 _EPSILON = 1e-12
 _TOKEN_TYPES = 2
@@ -40,8 +39,8 @@ def bert(
     mask = _additive_mask(g, g.input("attention_mask", shape, TensorProto.INT64)) if attention_mask else None
     x = _embed(g, ids, hidden, vocabulary, positions)
     for _ in range(layers):
-        x = g.layer_norm(g.add(_attention(g, x, heads, mask), x), _EPSILON)
-        x = g.layer_norm(g.add(_feed_forward(g, x), x), _EPSILON)
+        x = g.layer_norm(g.add(attention(g, x, heads, mask), x), _EPSILON)
+        x = g.layer_norm(g.add(feed_forward(g, x, 4 * hidden), x), _EPSILON)
     return g.model(last_hidden_state=x)
 
 
@@ -60,29 +59,3 @@ def _additive_mask(g: GraphBuilder, mask: Value) -> Value:
     present = g.apply("Cast", [mask], mask.shape, dtype=TensorProto.FLOAT, to=TensorProto.FLOAT)
     absent = g.apply("Sub", [g.scalar(1.0), present], mask.shape)
     return g.reshape(g.binary("Mul", absent, g.scalar(-10000.0)), 1, 1, mask.size(1))
-
-
-def _attention(g: GraphBuilder, x: Value, heads: int, mask: Value | None) -> Value:
-    """Multi-head self-attention (Vaswani et al., NeurIPS 2017): [N, T, H] to [N, T, H]."""
-    tokens, hidden = x.size(1), x.size(2)
-    depth = hidden // heads
-
-    def split(*axes: int) -> Value:
-        return g.transpose(g.reshape(g.project(x, hidden), tokens, heads, depth), *axes)
-
-    query, key, value = split(0, 2, 1, 3), split(0, 2, 3, 1), split(0, 2, 1, 3)
-    scores = g.binary("Div", g.matmul(query, key), g.scalar(math.sqrt(depth)))
-    if mask is not None:
-        scores = g.add(scores, mask)
-    context = g.matmul(g.unary("Softmax", scores, axis=-1), value)
-    return g.project(g.reshape(g.transpose(context, 0, 2, 1, 3), tokens, hidden), hidden)
-
-
-def _feed_forward(g: GraphBuilder, x: Value) -> Value:
-    return g.project(_gelu(g, g.project(x, 4 * x.size(2))), x.size(2), RELU_GAIN)
-
-
-def _gelu(g: GraphBuilder, x: Value) -> Value:
-    """x/2 * (1 + erf(x / sqrt 2)), spelled as exporters do."""
-    erf = g.unary("Erf", g.binary("Div", x, g.scalar(math.sqrt(2))))
-    return g.binary("Mul", g.binary("Mul", x, g.add(erf, g.scalar(1.0))), g.scalar(0.5))

@@ -24,9 +24,12 @@ TINY: dict[str, dict[str, Any]] = {
     "resnet50": {"size": 32, "width": 8, "classes": 10},
     "resnet152": {"size": 32, "width": 4, "classes": 10},
     "vgg": {"depth": 11, "size": 32, "width": 4, "hidden": 16, "classes": 10},
+    "vgg16": {"size": 32, "width": 4, "hidden": 16, "classes": 10},
     "mobilenet_v2": {"size": 32, "width": 0.25, "classes": 10},
     "unet": {"size": 32, "width": 4, "batch_norm": True},
     "bert": {"tokens": 6, "layers": 2, "hidden": 16, "heads": 2, "vocabulary": 50, "attention_mask": True},
+    "vit": {"size": 12, "patch": 4, "width": 16, "depth": 2, "heads": 2, "mlp": 24, "classes": 10},
+    "vit_b16": {"size": 32, "width": 16, "depth": 2, "heads": 2, "mlp": 24, "classes": 10},
     "atacworks": {"length": 100, "channels": 4, "kernel": 5},
     "super_resolution": {"size": 12, "width": 8, "blocks": 2, "scale": 4},
 }
@@ -123,6 +126,7 @@ def test_parameter_count_is_the_published_one(name: str, published: int) -> None
         ("resnet152", 60_192_808),
         ("bert", 108_891_648),
         ("unet", 31_031_810),
+        ("vit", 86_567_656),
     ],
 )
 def test_parameter_count_of_a_large_model_is_the_published_one(name: str, published: int) -> None:
@@ -181,6 +185,8 @@ def test_unknown_name_is_refused_with_close_matches() -> None:
         ("vgg", {"depth": 12}),
         ("bert", {"heads": 5}),
         ("bert", {"tokens": 600}),
+        ("vit", {"heads": 5}),
+        ("vit", {"size": 225}),
         ("atacworks", {"kernel": 50}),
         ("super_resolution", {"scale": 3}),
         ("mlp", {"batch": 0}),
