@@ -57,6 +57,14 @@ def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax
     return result if high is None else relax.op.minimum(result, high)
 
 
+def _concat(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """One `concat` where a weight takes part: TVM's converter looks at its values as if it were a shape."""
+    if not any(name in importer._params for name in proto.input):
+        return None
+    axis = node.attributes.get_int("axis", 0)
+    return relax.op.concat([importer._nodes[name] for name in proto.input], axis)
+
+
 def _expand(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
     """Broadcast to the inferred shape: a target dimension may be smaller than the input's."""
     target = static_shape(node.outputs[0])
@@ -194,6 +202,7 @@ def _remove_attribute(proto: NodeProto, name: str) -> None:
 CONVERTERS: dict[str, Converter] = {
     "BatchNormalization": _batch_normalization,
     "Clip": _clip,
+    "Concat": _concat,
     "ConvTranspose": _conv_transpose,
     "Expand": _expand,
     "Gather": _gather,
