@@ -16,6 +16,10 @@ import tvm_ffi
 from hybridc.errors import DeviceError
 
 CUDA_RUNTIME = "libcudart.so.13"
+SPINS = 1000
+"""How often an idle worker looks for work, and yields its core, before it sleeps: longer than any gap between
+two kernels. TVM's own 300,000 keep a core from a second session, or from any other program, for a tenth of a
+second."""
 _BIG_CORES = 1  # ThreadGroup::kBig: all cores of the fastest kind
 _configured = threading.local()
 _lasting_threads = ThreadPoolExecutor(4, "hybridc")  # each with a pool of workers of its own
@@ -28,6 +32,7 @@ def load_runtime(*, cuda: bool) -> None:
     """
     os.environ.setdefault("TVM_BIND_THREADS", "0")  # TVM would pin the caller's own thread
     os.environ.setdefault("TVM_NUM_THREADS", str(available_threads()))  # its default is half the cores
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(SPINS))
     folder = _tvm_folder()
     ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
     if not cuda:
