@@ -1,7 +1,10 @@
-"""Maxima begin at minus infinity, as IEEE 754 has them, and not at the least finite number as in TVM.
+"""Maxima of infinities and of NaN, as IEEE 754 and ONNX have them.
 
-The maximum of a row of minus infinities (a fully masked row of attention) would be about -3.4e38, and the
-position of its maximum -1.
+Maxima begin at minus infinity, and not at the least finite number as in TVM: the maximum of a row of minus
+infinities (a fully masked row of attention) would be about -3.4e38, and the position of its maximum -1.
+
+Relu, Clip, Max and Min of NaN are NaN. x86's `maxps` gives its second operand where one is NaN, so that it is
+enough to put the number that may be NaN there; between two such numbers one more comparison is needed.
 """
 
 from __future__ import annotations
@@ -32,6 +35,30 @@ def with_infinite_bounds(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return function
     body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, renew))
     return tirx.PrimFunc(list(function.params), body, function.ret_type, function.attrs)
+
+
+def with_propagated_nan(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with NaN passed on by maxima and minima, those of reductions excepted."""
+
+    def keep(block: s_tir.SBlock, mutator: tvm_ffi.StructuralMutator) -> s_tir.SBlock:
+        return block if block.init is not None else mutator.default_mutate(block)
+
+    def renew(extremum: tirx.Max | tirx.Min, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
+        return _propagating(mutator.default_mutate(extremum))
+
+    callbacks = ((s_tir.SBlock, keep), ((tirx.Max, tirx.Min), renew))
+    body = tvm_ffi.structural_mutate(function.body, callbacks)
+    return tirx.PrimFunc(list(function.params), body, function.ret_type, function.attrs)
+
+
+def _propagating(extremum: tirx.Max | tirx.Min) -> ir.Expr:
+    a, b = extremum.a, extremum.b
+    if "float" not in str(extremum.ty.dtype) or isinstance(a, tirx.FloatImm):
+        return extremum
+    if isinstance(b, tirx.FloatImm):
+        return type(extremum)(b, a)
+    infinity = tirx.const(math.inf, str(a.ty.dtype))
+    return tirx.Select(tirx.abs(a) <= infinity, extremum, a)  # `a == a` is taken for true by TVM
 
 
 def _is_finite_bound(store: tirx.BufferStore, results: int) -> bool:

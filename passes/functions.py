@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.errors import ModelError
-from hybridc.passes.extrema import with_infinite_bounds
+from hybridc.passes.extrema import with_infinite_bounds, with_propagated_nan
 from hybridc.passes.program import Program, is_op, operator_name, tensor_dtype, tensor_shape
 
 LITERAL_OPERANDS = (
@@ -170,7 +170,8 @@ def _compose(
     [binding] = [b for block in fused["main"].body.blocks for b in block.bindings]
     callee, taken = binding.value.args[:2]
     positions = {p.name: i for i, p in enumerate(fused["main"].params)}
-    return with_infinite_bounds(fused[callee]), tuple(positions[argument.name] for argument in taken.fields)
+    function = with_propagated_nan(with_infinite_bounds(fused[callee]))
+    return function, tuple(positions[argument.name] for argument in taken.fields)
 
 
 class _fault:
