@@ -2,102 +2,62 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 
-from hybridc.ir.graph import dtype_bits
-from hybridc.schedules.cpu.nest import Nest, loads, read_nest, result, uses
+from hybridc.schedules.cpu.digits import Walk, walk
+from hybridc.schedules.cpu.nest import Block, Nest, finish, read_nest, replace_loads
+from hybridc.schedules.cpu.rearrange import rearranged
+from hybridc.schedules.cpu.sweep import straight
+from hybridc.schedules.cpu.tile import INDEX, function_of
+from hybridc.schedules.cpu.upsample import upsampled
 from hybridc.schedules.registry import Request, Scheduled
-
-PARALLEL_ELEMENTS = 1 << 15
-"""Below this a parallel region (about a microsecond) is not worth it."""
-LINE_ELEMENTS = 1 << 10
-"""Elements of a task's inner loop where everything fuses into one long line."""
+from hybridc.targets import Isa
 
 
 def elementwise(request: Request) -> Scheduled | None:
     """Accepts functions whose blocks are all spatial.
 
-    Producers are inlined. Trailing loops over which every operand advances by one element, or not at
-    all, fuse into a line, which is vectorised; the loops before it fuse into tasks. Lines whose length
-    is no multiple of the vector are left to LLVM, which adds its own tail.
+    Intermediates are computed where they are used. Each output is written in its own memory order, in lines
+    of vectors shared among tasks (`sweep.py`); operands that lie in another order go through
+    registers in tiles (`rearrange.py`, `upsample.py`).
     """
     nest = read_nest(request.function)
     if nest is None or nest.reductions:
         return None
-    schedule = s_tir.Schedule(request.function)
-    inline_producers(schedule, nest)
-    for rv in schedule.get_child_blocks(schedule.get_sblock("root")):
-        schedule_spatial(schedule, rv, request.target.isa.vector_bits)
-    return result(request, schedule, elementwise.__name__)
-
-
-def inline_producers(schedule: s_tir.Schedule, nest: Nest) -> None:
-    """Compute spatial intermediates where they are used."""
+    statements: list[tirx.Stmt] = []
+    registers: list[ir.Var] = []
     for block in nest.blocks:
-        if nest.parameter(block.buffer) is None:
-            schedule.compute_inline(schedule.get_sblock(block.name))
+        if nest.parameter(block.buffer) is not None:
+            body, used = _written(nest, block, request.target.isa)
+            statements.append(body)
+            registers += used
+    function = function_of(request.function, request.function.params, statements, registers)
+    return finish(function, elementwise.__name__)
 
 
-def schedule_spatial(schedule: s_tir.Schedule, rv: s_tir.schedule.SBlockRV, vector_bits: int) -> None:
-    """Line, vector and tasks of one spatial block that still has its own loops."""
-    loops = schedule.get_loops(rv)
-    if not loops:
-        return
-    store = schedule.get(rv).body
-    iterators = [v.var for v in schedule.get(rv).iter_vars]
-    extents = [int(schedule.get(loop).extent) for loop in loops]
-    total = math.prod(extents)
-    trailing = _line_axes(store, iterators, extents) if len(loops) == len(iterators) else 1
-    line = schedule.fuse(*loops[-trailing:])
-    outer = loops[:-trailing]
-    length = math.prod(extents[-trailing:])
-    if not outer and length > LINE_ELEMENTS:
-        step = next((s for s in range(LINE_ELEMENTS, 63, -64) if length % s == 0), LINE_ELEMENTS)
-        task, line = schedule.split(line, [None, step])
-        outer, length = [task], step if length % step == 0 else 0
-    lanes = vector_bits // max(dtype_bits(str(store.buffer.dtype)), 32)
-    if length and length % lanes == 0 and _vectorizable(store, iterators[-1]):
-        _, vector = schedule.split(line, [None, lanes])
-        schedule.vectorize(vector)
-    if outer and total >= PARALLEL_ELEMENTS:
-        schedule.parallel(schedule.fuse(*outer))
+def _written(nest: Nest, block: Block, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """Loops that write an output, and the registers they use."""
+    if any(int(extent) == 0 for extent in block.buffer.shape):
+        return tirx.Evaluate(0), []
+    output = _walk(nest, block)
+    found = rearranged(output, isa) or upsampled(output, isa.lanes())
+    return found or (straight(output, isa), [])
 
 
-def _line_axes(store: tirx.BufferStore, iterators: list[ir.Var], extents: list[int]) -> int:
-    """How many trailing axes every operand walks in memory order, or does not depend on at all."""
-    operands = [(load.source, load.indices) for load in loads(store.value)]
-    operands.append((store.buffer, store.indices))
-    count = 1
-    while count < len(iterators):
-        axes = iterators[-count - 1 :]
-        if not all(_walks(buffer, indices, axes, extents[-count - 1 :]) for buffer, indices in operands):
-            break
-        count += 1
-    return count
+def _walk(nest: Nest, block: Block) -> Walk:
+    iterators = [tirx.Var(f"i{axis}", INDEX) for axis in range(len(block.indices))]
+    return walk(block.buffer, iterators, _inlined(nest, block.value_at(iterators)))
 
 
-def _walks(buffer: ir.Var, indices: list[ir.Expr], axes: list[ir.Var], extents: list[int]) -> bool:
-    if not any(uses(index, axis) for index in indices for axis in axes):
-        return True
-    shape = [int(e) for e in buffer.shape][-len(axes) :]
-    if len(indices) < len(axes) or shape[1:] != extents[1:]:
-        return False
-    leading = indices[: -len(axes)]
-    if any(uses(index, axis) for index in leading for axis in axes):
-        return False
-    return all(index.same_as(axis) for index, axis in zip(indices[-len(axes) :], axes, strict=True))
+def _inlined(nest: Nest, value: ir.Expr) -> ir.Expr:
+    """Intermediates replaced by what computes them."""
 
+    def value_at(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
+        block = nest.producer(buffer)
+        if block is None or nest.parameter(buffer) is not None:
+            return None
+        return _inlined(nest, block.value_at(indices))
 
-def _vectorizable(store: tirx.BufferStore, innermost: ir.Var) -> bool:
-    """Whole vectors of every operand: no index computed from the lane, and no condition on it."""
-    for load in [*loads(store.value), tirx.BufferLoad(store.buffer, store.indices)]:
-        if not load.indices:
-            continue
-        if any(uses(index, innermost) for index in load.indices[:-1]):
-            return False
-        last = load.indices[-1]
-        if uses(last, innermost) and not last.same_as(innermost):
-            return False
-    return "if_then_else" not in str(store.value)
+    return replace_loads(value, value_at)

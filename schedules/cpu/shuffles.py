@@ -1,0 +1,59 @@
+"""Vectors made of pieces that do not lie in the order in which they are written.
+
+Each function gives statements and, after them, vectors. A tree of two-input shuffles is what LLVM turns into
+`vunpcklps`, `vinsertf128` from memory and `vpermt2ps`; shuffles of more inputs it takes apart lane by lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import ir, tirx
+
+COLUMNS = 4
+"""Columns that one transposition turns into vectors: the elements of 128 bits, which x86 shuffles as one."""
+
+
+def transposed(
+    piece: Callable[[int], ir.Expr], lanes: int, dtype: str
+) -> tuple[list[tirx.Stmt], list[ir.Expr]]:
+    """`piece(row)` are `COLUMNS` elements of each of `lanes` rows; the columns, as vectors of `lanes`.
+
+    Rows are loaded into the 128-bit parts of registers so that what is left are two steps of shuffles
+    within the parts: 2 * `COLUMNS` shuffles for `COLUMNS` vectors of any width.
+    """
+    statements: list[tirx.Stmt] = []
+
+    def named(value: ir.Expr) -> ir.Expr:
+        var = tirx.Var("v", f"{dtype}x{lanes}")
+        statements.append(tirx.Bind(var, value))
+        return var
+
+    def pairs(a: ir.Expr, b: ir.Expr, order: Sequence[int]) -> ir.Expr:
+        indices = [
+            part + (lane if lane < COLUMNS else lanes + lane - COLUMNS)
+            for part in range(0, lanes, COLUMNS)
+            for lane in order
+        ]
+        return named(tirx.Shuffle([a, b], indices))
+
+    rows = [
+        named(tirx.Shuffle([piece(part + row) for part in range(0, lanes, COLUMNS)], list(range(lanes))))
+        for row in range(COLUMNS)
+    ]
+    low, high = (0, 4, 1, 5), (2, 6, 3, 7)
+    halves = [pairs(rows[r], rows[r + 1], order) for order in (low, high) for r in (0, 2)]
+    low, high = (0, 1, 4, 5), (2, 3, 6, 7)
+    columns = [pairs(halves[h], halves[h + 1], order) for h in (0, 2) for order in (low, high)]
+    return statements, columns
+
+
+def picked(vectors: Sequence[ir.Expr], picks: Sequence[tuple[int, int]]) -> ir.Expr:
+    """A vector whose elements are `(vector, lane)` of vectors with as many lanes each."""
+    lanes = len(picks)
+    used = sorted({vector for vector, _ in picks})
+    result = tirx.Shuffle([vectors[used[0]]], [lane if v == used[0] else 0 for v, lane in picks])
+    for k in used[1:]:
+        indices = [lanes + lane if v == k else place for place, (v, lane) in enumerate(picks)]
+        result = tirx.Shuffle([result, vectors[k]], indices)
+    return result
