@@ -95,7 +95,7 @@ def test_reduction_matches_float64(harness, assert_close, name):
     inputs = [rng.standard_normal(shape).astype("f4") for shape in shapes]
     function = harness.function(build, shapes)
     scheduled = harness.schedule(function)
-    assert scheduled.rule == "reduction"
+    assert scheduled.rule in {"reduction", "softmax", "pooling"}
     (result,) = harness.run(function, scheduled, inputs)
     assert_close(result, np.asarray(reference(*(a.astype("f8") for a in inputs))))
 

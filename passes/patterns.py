@@ -1,0 +1,156 @@
+"""Normalisation spelled out in several operators, or by a difference of squares, becomes one kernel.
+
+Exporters write layer and instance normalisation as a chain of means, differences and a root; each reduction
+in it would be a kernel that reads the whole tensor again. TVM's own group normalisation computes the variance
+as mean(x**2) - mean(x)**2, which in float32 keeps no digit of it where the mean is a few thousand times the
+deviation. Both become `standardized`, whose epilogue (scale and shift) joins it like that of any reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvm import relax, te, tirx
+
+from hybridc.passes.functions import Pattern
+from hybridc.passes.program import is_op, tensor_dtype, tensor_shape
+
+if TYPE_CHECKING:
+    from hybridc.passes.canonicalize import _Context as Context
+
+
+def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon: float) -> tirx.PrimFunc:
+    """`(x - mean) / sqrt(variance + epsilon)` of float32 data, both over `axes`, and if there is more than
+    one of `groups` over the indices of axis 1 in the same group.
+
+    The variance is the mean of squared distances to the mean, so that the error relative to float64 is that
+    of the mean, some roundings of the largest element, divided by the deviation.
+    """
+    x = te.placeholder([tirx.IntImm("int64", extent) for extent in shape], name="data")
+    per_group = shape[1] // groups if groups > 1 else 1
+    reduced = [*([1] if groups > 1 else []), *axes]
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    extents = [tirx.IntImm("int64", groups if axis in reduced else shape[axis]) for axis in kept]
+    count = per_group * math.prod(shape[axis] for axis in axes)
+
+    def mean(value: te.Tensor, name: str, of: te.Tensor | None = None) -> te.Tensor:
+        def body(*outer: te.Var) -> te.Expr:
+            loops = {
+                axis: te.reduce_axis(
+                    (0, tirx.IntImm("int64", per_group if axis in kept else shape[axis])), "k"
+                )
+                for axis in reduced
+            }
+            index = dict(zip(kept, outer, strict=True))
+            for axis, loop in loops.items():
+                index[axis] = index[axis] * per_group + loop if axis in kept else loop
+            element = value[tuple(index[axis] for axis in range(len(shape)))]
+            term = element if of is None else (element - of[outer]) * (element - of[outer])
+            return te.sum(term, axis=list(loops.values()))
+
+        total = te.compute(extents, body, name=f"{name}_sum")
+        return te.compute(extents, lambda *i: total[i] / tirx.const(count, "float32"), name=name)
+
+    average = mean(x, "mean")
+    variance = mean(x, "variance", average)
+
+    def standard(*at: te.Var) -> te.Expr:
+        row = tuple(at[axis] // per_group if axis in reduced else at[axis] for axis in kept)
+        return (x[at] - average[row]) * tirx.rsqrt(variance[row] + tirx.const(epsilon, "float32"))
+
+    out = te.compute(x.shape, standard, name="standardized")
+    function = te.create_prim_func([x, out])
+    return function.with_attr("op_pattern", int(Pattern.OUT_ELEMENTWISE_FUSABLE)).with_attr(
+        "tirx.noalias", True
+    )
+
+
+def standardize_decomposed(expr: relax.Expr, context: Context) -> relax.Expr | None:
+    """`(x - mean(x)) / sqrt(variance(x) + epsilon)`, where the variance may be a mean of squares too."""
+    if not is_op(expr, "divide") or tensor_dtype(expr.args[0]) != "float32":
+        return None
+    difference, root = (context.definition(argument) for argument in expr.args)
+    shifted = _operand(root, "sqrt", context)
+    if not is_op(difference, "subtract") or not is_op(shifted, "add"):
+        return None
+    data, mean = difference.args
+    variance, epsilon = shifted.args[0], context.weight(shifted.args[1])
+    axes = _mean_axes(context.definition(mean), data)
+    if axes is None or epsilon is None or epsilon.size != 1:
+        return None
+    if not _is_variance(context.definition(variance), data, axes, context):
+        return None
+    return _emit(data, axes, 1, float(epsilon.reshape(())), context)
+
+
+def _operand(call: Any, operator: str, context: Context) -> Any:
+    """What the operand of an operator was bound to, if `call` is that operator."""
+    return context.definition(call.args[0]) if is_op(call, operator) else None
+
+
+def standardize_groups(expr: relax.Expr, context: Context) -> relax.Expr | None:
+    """Group and instance normalisation of channels on axis 1; scale and shift follow as operators."""
+    if not is_op(expr, "nn.group_norm", "nn.instance_norm"):
+        return None
+    data, scale, shift = expr.args
+    shape, axes = tensor_shape(data), sorted(int(a) % len(tensor_shape(data)) for a in expr.attrs.axes)
+    if int(expr.attrs.channel_axis) != 1 or tensor_dtype(data) != "float32" or 1 in axes or 0 in axes:
+        return None
+    groups = int(expr.attrs.num_groups) if is_op(expr, "nn.group_norm") else shape[1]
+    if groups == 1:
+        axes = [1, *axes]
+    elif groups == shape[1]:
+        groups = 1  # each channel by itself
+    wanted = [
+        (operator, context.weight(value))
+        for operator, value, is_wanted in (
+            (relax.op.multiply, scale, expr.attrs.scale),
+            (relax.op.add, shift, expr.attrs.center),
+        )
+        if is_wanted
+    ]
+    result = _emit(data, axes, groups, float(expr.attrs.epsilon), context)
+    for operator, value in wanted:
+        if value is None:
+            return None
+        per_channel = value.reshape(-1, *[1] * (len(shape) - 2))
+        parameter = context.builder.weight(per_channel, f"{context.name}_parameter")
+        result = context.emit(operator(result, parameter))
+    return result
+
+
+def _mean_axes(call: Any, data: relax.Expr) -> tuple[int, ...] | None:
+    """The axes of a mean or variance of `data` that keeps its rank."""
+    if not is_op(call, "mean", "variance") or not call.args[0].same_as(data) or not call.attrs.keepdims:
+        return None
+    rank = len(tensor_shape(data))
+    axes = call.attrs.axis
+    return tuple(range(rank)) if axes is None else tuple(sorted(int(a) % rank for a in axes))
+
+
+def _is_variance(call: Any, data: relax.Expr, axes: tuple[int, ...], context: Context) -> bool:
+    if is_op(call, "variance"):
+        return _mean_axes(call, data) == axes
+    square = _operand(call, "mean", context)
+    if square is None or _mean_axes(call, call.args[0]) != axes or not _is_square(square, context):
+        return False
+    distance = context.definition(square.args[0])
+    if not is_op(distance, "subtract") or not distance.args[0].same_as(data):
+        return False
+    return _mean_axes(context.definition(distance.args[1]), data) == axes
+
+
+def _is_square(call: Any, context: Context) -> bool:
+    if is_op(call, "power"):
+        exponent = context.weight(call.args[1])
+        return exponent is not None and exponent.size == 1 and float(exponent.reshape(())) == 2.0
+    return is_op(call, "multiply") and call.args[0].same_as(call.args[1])
+
+
+def _emit(data: relax.Expr, axes: Sequence[int], groups: int, epsilon: float, context: Context) -> relax.Expr:
+    shape = tensor_shape(data)
+    key = ("standardize", shape, tuple(axes), groups, epsilon)
+    call = context.call(key, lambda: standardized(shape, axes, groups, epsilon), [data])
+    return context.emit(call)

@@ -1,0 +1,106 @@
+"""Rows that lie side by side in memory: vectors across rows.
+
+The softmax over channels of an image, sums over leading axes, pooling of blocked activations. A function that
+walks its line only once streams chunks of columns, whose accumulators stay in the first-level cache:
+
+    for other rows, chunk of columns:                              (parallel)
+        for groups of the line:  for vector in chunk:  accumulators[vector, :] = combine(..., operands)
+        output = value
+
+Others are in `column_stages.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.column_chunks import Columns, even_width, nested
+from hybridc.schedules.cpu.column_stages import staged
+from hybridc.schedules.cpu.lines import (
+    UNROLLED_VECTORS,
+    Registers,
+    contiguous_axes,
+    element,
+    lanes_of,
+    sequence,
+    steps,
+)
+from hybridc.schedules.cpu.nest import substitute
+from hybridc.schedules.cpu.rows import Reduction, Rows
+from hybridc.schedules.cpu.tile import Point, function_of, integer, loop, vectorized
+from hybridc.targets import Isa
+
+CHUNK_COLUMNS = 4096
+"""Accumulators that leave half of a first-level cache for what streams through."""
+TASKS = 2
+"""Chunks are narrower where this gives so many tasks; whole ones are read as one stream, which is fastest."""
+GROUP = 4
+"""Elements of a line that are combined before their accumulator is stored again, in narrow chunks."""
+
+
+def schedule_columns(function: tirx.PrimFunc, rows: Rows, isa: Isa) -> tirx.PrimFunc | None:
+    """The function with vectors across its rows; None if they do not lie side by side."""
+    walked = [*rows.line_values, rows.value, tirx.BufferLoad(rows.output, rows.indices)]
+    count = contiguous_axes(walked, rows.row, rows.row_extents)
+    if not count:
+        return None
+    columns = Columns(rows, count, lanes_of(rows, isa))
+    walks_once = len(rows.stages) == 1 and not rows.writes_line and not rows.stages[0].kept
+    body, buffers = _streamed(columns) if walks_once else staged(columns)
+    return function_of(function, list(function.params), [body], buffers)
+
+
+def _streamed(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """One walk along the line, a chunk of columns at a time."""
+    rows, reductions = columns.rows, columns.rows.stages[0].reductions
+    width = even_width(columns, CHUNK_COLUMNS, TASKS)
+    streams = width == columns.columns > UNROLLED_VECTORS * columns.lanes
+    group = 1 if streams else GROUP
+    registers = Registers("global" if rows.row_count > width else "local")
+    sums = {r.result: registers.vector(width, str(r.operand.ty.dtype), r.result.name) for r in reductions}
+
+    def chunk(outer: Point, start: ir.Expr, size: int) -> tirx.Stmt:
+        def walk(body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
+            return steps(
+                size, columns.lanes, lambda s: vectorized(s.width, lambda lane: body(s.start + lane))
+            )
+
+        def clear(column: ir.Expr) -> tirx.Stmt:
+            return sequence([tirx.BufferStore(sums[r.result], r.identity, [column]) for r in reductions])
+
+        def accumulate(points: Sequence[Point], column: ir.Expr) -> tirx.Stmt:
+            def value(r: Reduction) -> ir.Expr:
+                result: ir.Expr = element(sums[r.result], column)
+                for line in points:
+                    at = columns.at(outer, line, start + column)
+                    result = r.combine(result, substitute(r.operand, at))
+                return result
+
+            return sequence([tirx.BufferStore(sums[r.result], value(r), [column]) for r in reductions])
+
+        def write(column: ir.Expr) -> tirx.Stmt:
+            at = columns.at(outer, (), start + column) | {v: element(b, column) for v, b in sums.items()}
+            return columns.output(at, substitute(rows.value, at))
+
+        groups = _grouped(rows.line_extents, group, lambda points: walk(partial(accumulate, points)))
+        return sequence([walk(clear), groups, walk(write)])
+
+    return columns.chunks(width, chunk), registers.buffers
+
+
+def _grouped(extents: Sequence[int], size: int, body: Callable[[Sequence[Point]], tirx.Stmt]) -> tirx.Stmt:
+    """Loops over the line, whose last axis is taken several elements at a time."""
+    *leading, last = extents
+    rest = last % size
+
+    def inner(point: Point) -> tirx.Stmt:
+        def group(first: ir.Expr, count: int) -> tirx.Stmt:
+            return body([(*point, first + integer(i)) for i in range(count)])
+
+        whole = [loop(last // size, lambda i: group(i * integer(size), size))] if last >= size else []
+        return sequence([*whole, group(integer(last - rest), rest)] if rest else whole)
+
+    return nested(leading, inner)

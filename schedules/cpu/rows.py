@@ -1,0 +1,300 @@
+"""Reading functions that reduce rows: softmax, normalisation, sums, norms.
+
+Such a function computes, for every point of some axes (a *row*), reductions along the other axes (the
+row's *line*), each of which may need the results of earlier ones; and at last writes either one element a row
+or the whole line. Reading it gives every value as an expression of the row, the position in the line and the
+results so far. How rows and lines become loops and vectors is then a schedule's choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import ir, s_tir, sym, tirx
+
+from hybridc.schedules.cpu.nest import Block, Nest, loads, read_nest, replace_loads, substitute, uses
+from hybridc.schedules.cpu.tile import INDEX, integer
+
+Combine = type[tirx.Add] | type[tirx.Mul] | type[tirx.Max] | type[tirx.Min]
+
+_COSTLY = ("exp", "log", "tanh", "erf", "sigmoid", "pow", "sqrt", "rsqrt")
+"""Calls that are worth a store and a load if their result is needed twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """`result = combine over the line of operand`."""
+
+    combine: Combine
+    identity: ir.Expr
+    operand: ir.Expr
+    result: ir.Var
+    """Stands for the result in later expressions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value of every element of the line that later stages need again and that is costly to compute."""
+
+    value: ir.Expr
+    var: ir.Var
+    """Stands for it in later expressions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One walk along the line: what it keeps, and reductions that do not depend on each other."""
+
+    kept: tuple[Kept, ...]
+    reductions: tuple[Reduction, ...]
+
+    @property
+    def values(self) -> tuple[ir.Expr, ...]:
+        return (*(k.value for k in self.kept), *(r.operand for r in self.reductions))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`for row: for each stage: for line: ...; output[indices] = value`, once a row or along the line."""
+
+    row: tuple[ir.Var, ...]
+    row_extents: tuple[int, ...]
+    line: tuple[ir.Var, ...]
+    line_extents: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    output: ir.Var
+    indices: tuple[ir.Expr, ...]
+    value: ir.Expr
+    writes_line: bool
+
+    @property
+    def row_count(self) -> int:
+        return math.prod(self.row_extents)
+
+    @property
+    def line_length(self) -> int:
+        return math.prod(self.line_extents)
+
+    @property
+    def line_dtypes(self) -> set[str]:
+        """Of everything that is read, computed or written for every element of the line."""
+        read = {str(load.source.dtype) for value in self.line_values for load in loads(value)}
+        return read | {str(value.ty.dtype) for value in self.line_values}
+
+    @property
+    def line_values(self) -> list[ir.Expr]:
+        """What is computed for every element of the line."""
+        values = [v for stage in self.stages for v in stage.values]
+        return (
+            [*values, self.value, tirx.BufferLoad(self.output, self.indices)] if self.writes_line else values
+        )
+
+    @property
+    def output_may_hold(self) -> bool:
+        """Whether values of the line may stay in the output until it is written.
+
+        Not if the output may share the bytes of an input that is read only then.
+        """
+        size = math.prod(int(e) for e in self.output.shape)
+        last = [load.source for load in loads(self.value)]
+        return self.writes_line and all(math.prod(int(e) for e in b.shape) != size for b in last)
+
+
+def read_rows(function: tirx.PrimFunc) -> Rows | None:
+    """Read a function with one output and reductions that agree in their rows and lines; else None.
+
+    Lines of a single element are left to others.
+    """
+    nest = read_nest(function)
+    if nest is None:
+        return None
+    schedule = s_tir.Schedule(function)
+    inits = {b.buffer: schedule.get(schedule.get_sblock(b.name)).init for b in nest.reductions}
+    if not all(isinstance(init, tirx.BufferStore) for init in inits.values()):
+        return None
+    return rows_of(nest, {buffer: init.value for buffer, init in inits.items()})
+
+
+def rows_of(nest: Nest, identities: Mapping[ir.Var, ir.Expr]) -> Rows | None:
+    """Read the blocks of a function; `identities` are what its reductions begin with."""
+    outputs = [block for block in nest.blocks if nest.parameter(block.buffer) is not None]
+    if not nest.reductions or len(outputs) != 1 or outputs[0] is not nest.blocks[-1]:
+        return None
+    try:
+        return _Reader(nest, identities).read(outputs[0])
+    except _Mismatch:
+        return None
+
+
+class _Mismatch(Exception):
+    """The function does not have the form; raised from inside the walk over its expressions."""
+
+
+class _Reader:
+    """Inlines spatial blocks; what is left refers to parameters, the row, the line and results."""
+
+    def __init__(self, nest: Nest, identities: Mapping[ir.Var, ir.Expr]) -> None:
+        self.nest = nest
+        self.identities = identities
+        self.analyzer = sym.Analyzer()
+        first = nest.reductions[0]
+        self.row_extents = _extents(first, first.spatial)
+        self.line_extents = _extents(first, first.reduce)
+        self.row = tuple(tirx.Var(f"row{i}", INDEX) for i in range(len(self.row_extents)))
+        self.line = tuple(tirx.Var(f"line{i}", INDEX) for i in range(len(self.line_extents)))
+        for var, extent in zip((*self.row, *self.line), (*self.row_extents, *self.line_extents), strict=True):
+            self.analyzer.bind(var, ir.Range(0, extent))
+        self.results = {
+            block.buffer: tirx.Var(block.name, str(block.buffer.dtype)) for block in nest.reductions
+        }
+        self.ready: dict[ir.Var, int] = {}
+        """The first stage that can use a result or a kept value, by the variable that stands for it."""
+        self.kept: dict[ir.Var, tuple[Kept, list[ir.Expr]]] = {}
+
+    def read(self, output: Block) -> Rows:
+        if not self.line:
+            raise _Mismatch
+        reductions = [self._reduction(block) for block in self.nest.reductions]
+        at, writes_line = self._output_point(output)
+        if output.reduce:
+            value: ir.Expr = self.results[output.buffer]
+        else:
+            value = self._inlined(substitute(output.value, at))
+        depth = max(self.ready[r.result] for r in reductions)
+        if any(self.ready[k.var] >= depth for k, _ in self.kept.values()):
+            raise _Mismatch
+        stages = tuple(
+            Stage(
+                tuple(k for k, _ in self.kept.values() if self.ready[k.var] == stage),
+                tuple(r for r in reductions if self.ready[r.result] == stage + 1),
+            )
+            for stage in range(depth)
+        )
+        indices = tuple(substitute(index, at) for index in output.indices)
+        return Rows(
+            row=self.row,
+            row_extents=self.row_extents,
+            line=self.line,
+            line_extents=self.line_extents,
+            stages=stages,
+            output=output.buffer,
+            indices=indices,
+            value=value,
+            writes_line=writes_line,
+        )
+
+    def _reduction(self, block: Block) -> Reduction:
+        spatial, reduced = _extents(block, block.spatial), _extents(block, block.reduce)
+        value = block.value
+        combine = next((c for c in (tirx.Add, tirx.Mul, tirx.Max, tirx.Min) if isinstance(value, c)), None)
+        if (spatial, reduced) != (self.row_extents, self.line_extents) or combine is None:
+            raise _Mismatch
+        if not isinstance(value.a, ir.TensorLoad) or not value.a.source.same_as(block.buffer):
+            raise _Mismatch
+        at = _point(block, block.spatial, self.row) | _point(block, block.reduce, self.line)
+        operand = self._inlined(substitute(value.b, at))
+        result = self.results[block.buffer]
+        self.ready[result] = self._needs(operand) + 1
+        return Reduction(combine, self.identities[block.buffer], operand, result)
+
+    def _output_point(self, output: Block) -> tuple[dict[ir.Var, ir.Expr], bool]:
+        """Which of the output's axes are the row's, which the line's: it reads results at the row's.
+
+        An axis of which a quotient is the row's is both: groups of channels that are reduced together.
+        """
+        if output.reduce:
+            return _point(output, output.spatial, self.row), False
+        at: dict[ir.Var, ir.Expr] = {v: integer(0) for v in output.spatial}
+        axes = [v for v in output.spatial if output.extents[v] > 1]
+        found = self._row_axes(output.value, axes)
+        divisors = {v: divisor for v, divisor in found}
+        rows, lines = list(self.row), list(self.line)
+        for axis in axes:
+            size, divisor = output.extents[axis], divisors.get(axis, 0)
+            row = rows.pop(0) if divisor and rows else None
+            line = lines.pop(0) if divisor != 1 and lines else None
+            if row is not None and line is not None:
+                at[axis] = row * integer(divisor) + line
+            elif row is not None or line is not None:
+                at[axis] = row if row is not None else line
+            expected = self._extent(row) * self._extent(line)
+            if size != expected or (divisor and self._extent(line) != divisor):
+                raise _Mismatch
+        if rows or len(lines) not in (0, len(self.line)):
+            raise _Mismatch
+        return at, len(self.line) > len(lines)
+
+    def _extent(self, var: ir.Var | None) -> int:
+        extents = dict(zip((*self.row, *self.line), (*self.row_extents, *self.line_extents), strict=True))
+        return 1 if var is None else extents[var]
+
+    def _row_axes(self, value: ir.Expr, axes: Sequence[ir.Var]) -> list[tuple[ir.Var, int]]:
+        """Axes at which a result is read, and by what they are divided for that."""
+        for load in loads(value):
+            block = self.nest.producer(load.source)
+            if block is None:
+                continue
+            if not block.reduce:
+                found = self._row_axes(block.value_at(load.indices), axes)
+                if found or not self.row_extents:
+                    return found
+                continue
+            used = [_quotient(index) for index in load.indices]
+            return [(v, d) for v, d in used if any(v.same_as(axis) for axis in axes)]
+        return []
+
+    def _inlined(self, expr: ir.Expr) -> ir.Expr:
+        return replace_loads(expr, self._value_at)
+
+    def _value_at(self, buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
+        block = self.nest.producer(buffer)
+        if block is None:
+            return None
+        if block.reduce:
+            expected = [substitute(i, _point(block, block.spatial, self.row)) for i in block.indices]
+            self._require_equal(indices, expected)
+            return self.results[buffer]
+        if not self._is_kept(block):
+            return self._inlined(block.value_at(indices))
+        if buffer not in self.kept:
+            value = self._inlined(block.value_at(indices))
+            var = tirx.Var(block.name, str(buffer.dtype))
+            self.ready[var] = self._needs(value)
+            self.kept[buffer] = Kept(value, var), list(indices)
+        kept, at = self.kept[buffer]
+        self._require_equal(indices, at)
+        return kept.var
+
+    def _is_kept(self, block: Block) -> bool:
+        readers = [b for b in self.nest.blocks if any(x.source.same_as(block.buffer) for x in loads(b.value))]
+        elements = math.prod(block.extents[v] for v in block.spatial)
+        whole = elements == math.prod(self.row_extents) * math.prod(self.line_extents)
+        return whole and len(readers) > 1 and any(f"T.{name}(" in str(block.value) for name in _COSTLY)
+
+    def _require_equal(self, indices: Sequence[ir.Expr], expected: Sequence[ir.Expr]) -> None:
+        for a, b in zip(indices, expected, strict=True):
+            if not self.analyzer.can_prove_equal(a, b):
+                raise _Mismatch
+
+    def _needs(self, expr: ir.Expr) -> int:
+        """The first stage that can compute an expression."""
+        return max((stage for var, stage in self.ready.items() if uses(expr, var)), default=0)
+
+
+def _quotient(index: ir.Expr) -> tuple[ir.Expr, int]:
+    """An index as an expression divided by a number."""
+    if isinstance(index, tirx.FloorDiv) and isinstance(index.b, tirx.IntImm):
+        return index.a, int(index.b)
+    return index, 1
+
+
+def _extents(block: Block, axes: Sequence[ir.Var]) -> tuple[int, ...]:
+    return tuple(block.extents[v] for v in axes if block.extents[v] > 1)
+
+
+def _point(block: Block, axes: Sequence[ir.Var], values: Sequence[ir.Expr]) -> dict[ir.Var, ir.Expr]:
+    """Iterators that have more than one value take `values` in order, the others are zero."""
+    rest = iter(values)
+    return {v: next(rest) if block.extents[v] > 1 else integer(0) for v in axes}
