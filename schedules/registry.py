@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -15,20 +16,63 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 
+_Candidate = TypeVar("_Candidate")
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A linear map of some axes of a constant, such as Winograd's of a kernel's taps."""
+
+    matrix: tuple[tuple[float, ...], ...]
+    """Rows are what comes out; each of `axes` has as many elements as a row."""
+    axes: tuple[int, ...]
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Computed in float64, rounded once."""
+        result = array.astype(np.float64)
+        for axis in self.axes:
+            result = np.moveaxis(np.tensordot(np.asarray(self.matrix), result, (1, axis)), 0, axis)
+        return result.astype(array.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """How a constant argument is laid out for the device that reads it.
 
-    The array is zero-padded at its end to `padded`, reshaped to `shape`, and its axes permuted.
+    The array is transformed, zero-padded at its end to `padded`, reshaped to `shape`, its axes permuted, and
+    its blocks `combined`.
     """
 
     padded: tuple[int, ...]
     shape: tuple[int, ...]
     axes: tuple[int, ...]
+    transform: Transform | None = None
+    combined: Transform | None = None
+    """Replaces blocks by linear combinations of them, as Strassen's algorithm does. Its axis is one of the
+    permuted array, merged with those behind it until it has as many elements as the matrix takes."""
 
     def apply(self, array: np.ndarray) -> np.ndarray:
+        if self.transform is not None:
+            array = self.transform.apply(array)
         pad = [(0, big - small) for small, big in zip(array.shape, self.padded, strict=True)]
-        return np.ascontiguousarray(np.pad(array, pad).reshape(self.shape).transpose(self.axes))
+        packed = np.pad(array, pad).reshape(self.shape).transpose(self.axes)
+        return np.ascontiguousarray(packed if self.combined is None else _combine(self.combined, packed))
+
+
+def _combine(transform: Transform, array: np.ndarray) -> np.ndarray:
+    """Computed block by block, for the matrices are sparse; in float64, rounded once."""
+    (axis,), count = transform.axes, len(transform.matrix[0])
+    end = next(e for e in range(axis, array.ndim + 1) if math.prod(array.shape[axis:e]) == count)
+    before: tuple[slice | int, ...] = (slice(None),) * axis
+    blocks = [array[(*before, *place)] for place in np.ndindex(array.shape[axis:end])]
+    result = np.empty((*array.shape[:axis], len(transform.matrix), *array.shape[end:]), array.dtype)
+    for number, row in enumerate(transform.matrix):
+        terms = [(c, block) for c, block in zip(row, blocks, strict=True) if c]
+        total = terms[0][0] * terms[0][1].astype(np.float64)
+        for c, block in terms[1:]:
+            total += c * block.astype(np.float64)
+        result[(*before, number)] = total
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +83,10 @@ class Request:
     function: tirx.PrimFunc
     constants: frozenset[int]
     target: Target
+    choice: str | None = None
+    """Label of the tile to take, one of `Scheduled.choices`; None takes the one predicted to be best."""
+    winograd: bool = True
+    """Whether fast convolution and fast matrix products, whose rounding errors are larger, may be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +101,14 @@ class Scheduled:
     rule: str
     packings: tuple[tuple[int, Packing], ...] = ()
     workspace_bytes: tuple[int, ...] = ()
+    choices: tuple[str, ...] = ()
+    """Labels of the tiles that a measured search may try, the best predicted first."""
+
+
+def pick(request: Request, ranked: Mapping[str, _Candidate]) -> _Candidate:
+    """The candidate that the request names, else the first. Labels that are unknown, from a record that an
+    older version made, count as not given."""
+    return ranked.get(request.choice or "", next(iter(ranked.values())))
 
 
 Rule = Callable[[Request], Scheduled | None]

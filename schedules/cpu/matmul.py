@@ -2,112 +2,45 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.nest import Contraction, finish, read_contraction, substitute, uses
+from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
+from hybridc.schedules.cpu.gemm_kernel import Element, gemm_kernel, prefetch_next, rank_tiles
+from hybridc.schedules.cpu.gemm_panel import copy_panel
+from hybridc.schedules.cpu.nest import finish
+from hybridc.schedules.cpu.strassen import accepts_strassen, strassen, strassen_cost
 from hybridc.schedules.cpu.tile import (
+    INDEX,
     PARALLEL_WORK,
     Point,
     Tile,
     ceil_div,
-    choose_tile,
     clamp,
     function_of,
     grid,
     integer,
     loop,
-    micro_kernel,
+    sequence,
     unrolled,
     when,
     write_columns,
 )
-from hybridc.schedules.registry import Packing, Request, Scheduled
+from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
+TASKS = 32
+"""Tasks that a product is cut into if its size allows: enough for the cores of one socket to share evenly."""
+PACKED_ROWS = 32
+"""Rows that must share a copied panel: copying costs each element about as much as two multiply-adds."""
+OFFERED = 4
+"""Tiles of one kind that a measured search may try."""
+FEWEST_BLOCKS = 4
+"""Blocks of rows over which the prefetch of a panel is spread; with fewer it is all there is to wait for."""
 
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """The anchor's iterators by what they index: `left[batch, rows, k]` and `right[batch, k, column]`."""
-
-    contraction: Contraction
-    left: ir.TensorLoad
-    right: ir.TensorLoad
-    batch: tuple[ir.Var, ...]
-    rows: tuple[ir.Var, ...]
-    column: ir.Var
-    k: ir.Var
-
-    def extent(self, *iterators: ir.Var) -> int:
-        return math.prod(self.contraction.anchor.extents[v] for v in iterators)
-
-
-def matmul(request: Request) -> Scheduled | None:
-    """Accepts a product with one reduction axis whose last output axis is a column of the right factor.
-
-    Tiling (AVX-512: up to 8 rows x 3 vectors): B is read as panels `[N/NR, K, NR]`, one panel a task
-    inner loop, so that the micro-kernel streams it; a constant B is stored that way, another is read in
-    place where NR divides N and copied into panels where not. Rows of several batches that share B are
-    one long side.
-    """
-    contraction = read_contraction(request.function)
-    product = contraction and _read_product(contraction)
-    if not product:
-        return None
-    rows, columns, depth = (
-        product.extent(*product.rows),
-        product.extent(product.column),
-        product.extent(product.k),
-    )
-    tile = choose_tile(request.target.isa, rows, 1, columns)
-    panels = _panels(request, product, tile, depth)
-    body, sums = _tiles(product, tile, rows, columns, depth, panels.read)
-    function = function_of(request.function, panels.params, [*panels.stages, body], [*panels.buffers, sums])
-    return finish(function, matmul.__name__, panels.packings)
-
-
-def _read_product(contraction: Contraction) -> _Product | None:
-    anchor = contraction.anchor
-    factors = [contraction.nest.inlined(load) for load in (contraction.left, contraction.right)]
-    if (
-        len(anchor.reduce) != 1
-        or not anchor.spatial
-        or not all(isinstance(f, ir.TensorLoad) for f in factors)
-    ):
-        return None
-    (k,) = anchor.reduce
-    column = anchor.spatial[-1]
-    for left, right in (factors, factors[::-1]):
-        in_left = [any(uses(i, v) for i in left.indices) for v in anchor.spatial]
-        in_right = [any(uses(i, v) for i in right.indices) for v in anchor.spatial]
-        direct = any(i.same_as(column) for i in right.indices[-2:]) and any(
-            i.same_as(k) for i in right.indices[-2:]
-        )
-        if in_left[-1] or not direct or not any(uses(i, k) for i in left.indices):
-            continue
-        batch = tuple(
-            v for v, used in zip(anchor.spatial, in_right, strict=True) if used and not v.same_as(column)
-        )
-        shared = tuple(v for v, used in zip(anchor.spatial, in_right, strict=True) if not used)
-        return _Product(contraction, left, right, batch, shared, column, k)
-    return None
-
-
-def _unflatten(flat: ir.Expr, iterators: tuple[ir.Var, ...], product: _Product) -> dict[ir.Var, ir.Expr]:
-    point: dict[ir.Var, ir.Expr] = {}
-    for var in reversed(iterators):
-        extent = product.extent(var)
-        point[var] = integer(0) if extent == 1 else tirx.floormod(flat, integer(extent))
-        if var is iterators[0]:
-            point[var] = flat
-        flat = tirx.floordiv(flat, integer(extent))
-    return point
-
-
-def _load(load: ir.TensorLoad, point: dict[ir.Var, ir.Expr]) -> ir.Expr:
-    return tirx.BufferLoad(load.source, [substitute(i, point) for i in load.indices])
+_Made = tuple[tirx.PrimFunc, tuple[tuple[int, Packing], ...]]
+_Scheme = Callable[[Request, Product, Tile], _Made]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,93 +49,169 @@ class _Panels:
 
     params: tuple[ir.Var, ...]
     read: Callable[[ir.Expr, ir.Expr, ir.Expr, ir.Expr], ir.Expr]
-    stages: tuple[tirx.Stmt, ...] = ()
+    copy: Callable[[ir.Expr, ir.Expr], tirx.Stmt] | None = None
+    """Fills a task's own panel, given batch and panel."""
     buffers: tuple[ir.Var, ...] = ()
     packings: tuple[tuple[int, Packing], ...] = ()
 
 
-def _panels(request: Request, product: _Product, tile: Tile, depth: int) -> _Panels:
+def matmul(request: Request) -> Scheduled | None:
+    """Accepts a product with one reduction axis whose last output axis is a column of the right factor.
+
+    Tiling (AVX-512: up to 8 rows x 3 vectors): B is read as panels `[N/NR, K, NR]`, so that the
+    micro-kernel streams it. A constant B is stored that way, and a task is one tile. Another is read in
+    place where few rows share it, else each task copies a panel (transposing on the way) that stays in its
+    cache for all its rows. Rows of several batches that share B are one long side. Large products with a
+    constant B may go through Strassen's algorithm (`strassen.py`).
+    """
+    product = read_product(request.function)
+    if product is None or product.multiply_adds == 0:
+        return None
+    candidates = _ranked(request, product)
+    scheme, tile = pick(request, candidates)
+    function, packings = scheme(request, product, tile)
+    return finish(function, matmul.__name__, packings, candidates)
+
+
+def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile]]:
+    """The tiles, and Strassen's algorithm where it is allowed, by predicted time."""
+    isa, rows, columns, depth = request.target.isa, product.rows, product.columns, product.depth
+    found = [
+        (steps * depth, f"{tile.rows}x{tile.width}", direct, tile)
+        for steps, tile in rank_tiles(isa, rows, columns)[:OFFERED]
+    ]
+    halved = [
+        (strassen_cost(product, steps), f"strassen {tile.rows}x{tile.width}", _by_strassen, tile)
+        for steps, tile in rank_tiles(isa, rows, columns, halves=2)
+        if accepts_strassen(request, product, tile)
+    ]
+    found += halved[:OFFERED]
+    found.sort(key=lambda candidate: candidate[0])
+    return {label: (scheme, tile) for _, label, scheme, tile in found}
+
+
+def direct(request: Request, product: Product, tile: Tile) -> _Made:
+    panels = _panels(request, product, tile)
+    body, sums = _tiles(product, tile, panels)
+    buffers = [*panels.buffers, *sums]
+    return function_of(request.function, panels.params, [body], buffers), panels.packings
+
+
+def _by_strassen(request: Request, product: Product, tile: Tile) -> _Made:
+    function, packing = strassen(request, product, tile)
+    return function, (packing,)
+
+
+def _panels(request: Request, product: Product, tile: Tile) -> _Panels:
     params = tuple(request.function.params)
-    columns, width = product.extent(product.column), tile.columns
-    count = ceil_div(columns, width)
-    position = product.contraction.nest.parameter(product.right.source)
-    shape = [int(e) for e in product.right.source.shape]
-    transposed = product.right.indices[-1].same_as(product.k)
-    if position in request.constants and len(shape) == 2:
-        padded = (count * width, depth) if transposed else (depth, count * width)
-        split = (count, width, depth) if transposed else (depth, count, width)
-        packing = Packing(padded, split, (0, 2, 1) if transposed else (1, 0, 2))
-        packed = tirx.decl_buffer((count, depth, width), "float32", product.right.source.name)
+    if is_constant_matrix(request, product):
+        return _packed_when_compiling(request, product, tile)
+    contiguous = product.right.indices[-1].same_as(product.column)
+    if contiguous and product.columns % tile.columns == 0 and product.rows < PACKED_ROWS:
         return _Panels(
-            (*params[:position], packed, *params[position + 1 :]),
-            lambda b, k, panel, lane: tirx.BufferLoad(packed, [panel, k, lane]),
-            packings=((position, packing),),
+            params,
+            lambda b, k, panel, lane: product.right_at(b, k, panel * integer(tile.columns) + lane),
         )
+    return _copied(request, product, tile)
 
-    def element(b: ir.Expr, k: ir.Expr, column: ir.Expr) -> ir.Expr:
-        return _load(
-            product.right, {**_unflatten(b, product.batch, product), product.k: k, product.column: column}
-        )
 
-    if columns % width == 0 and not transposed:
-        return _Panels(params, lambda b, k, panel, lane: element(b, k, panel * integer(width) + lane))
-    batches = product.extent(*product.batch)
-    copy = tirx.decl_buffer((batches, count, depth, width), "float32", "panels")
-
-    def pack(point: Point) -> tirx.Stmt:
-        b, panel, k = point
-
-        def one(lane: ir.Expr) -> tirx.Stmt:
-            column = panel * integer(width) + lane
-            value = element(b, k, clamp(column, columns, inside=columns % width == 0))
-            return tirx.BufferStore(copy, value, [b, panel, k, lane])
-
-        return loop(width, one)
-
-    work = batches * count * depth * width
-    stage = grid((batches, count, depth), pack, parallel=work >= PARALLEL_WORK)
+def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> _Panels:
+    params = tuple(request.function.params)
+    position = product.contraction.nest.parameter(product.right.source)
+    assert position is not None
+    depth, width, count = product.depth, tile.columns, ceil_div(product.columns, tile.columns)
+    transposed = product.right.indices[-1].same_as(product.k)
+    padded = (count * width, depth) if transposed else (depth, count * width)
+    split = (count, width, depth) if transposed else (depth, count, width)
+    packing = Packing(padded, split, (0, 2, 1) if transposed else (1, 0, 2))
+    packed = tirx.decl_buffer((count, depth, width), "float32", product.right.source.name)
     return _Panels(
-        params, lambda b, k, panel, lane: tirx.BufferLoad(copy, [b, panel, k, lane]), (stage,), (copy,)
+        (*params[:position], packed, *params[position + 1 :]),
+        lambda b, k, panel, lane: tirx.BufferLoad(packed, [panel, k, lane]),
+        packings=((position, packing),),
     )
 
 
-def _tiles(
-    product: _Product, tile: Tile, rows: int, columns: int, depth: int, right_at: Callable[..., ir.Expr]
-) -> tuple[tirx.Stmt, ir.Var]:
-    """Tasks: batch x panel x block of rows, a panel's tasks next to each other so that it stays in cache."""
-    batches = product.extent(*product.batch)
+def _copied(request: Request, product: Product, tile: Tile) -> _Panels:
+    copy = tirx.decl_buffer((product.depth, tile.columns), "float32", "panel")
+    return _Panels(
+        tuple(request.function.params),
+        lambda b, k, panel, lane: tirx.BufferLoad(copy, [k, lane]),
+        lambda b, panel: copy_panel(product, tile, copy, b, panel),
+        (copy,),
+    )
+
+
+def _tiles(product: Product, tile: Tile, panels: _Panels) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """Tasks: batch x panel x rows, a panel's tasks next to each other so that it stays in cache."""
+    blocks, count = ceil_div(product.rows, tile.rows), ceil_div(product.columns, tile.columns)
+    per_task = _blocks_per_task(product, tile) if panels.copy else 1
     sums: list[ir.Var] = []
 
     def task(point: Point) -> tirx.Stmt:
-        b, panel, block = point
+        b, panel, group = point
 
-        def at(m: ir.Expr) -> dict[ir.Var, ir.Expr]:
-            row = clamp(block * integer(tile.rows) + m, rows, inside=rows % tile.rows == 0)
-            return {**_unflatten(b, product.batch, product), **_unflatten(row, product.rows, product)}
+        def block(i: ir.Expr) -> tirx.Stmt:
+            body, buffer = _tile(product, tile, panels, b, panel, group * integer(per_task) + i)
+            sums.extend(buffer)
+            return body
 
-        def left(k: Point, m: ir.Expr) -> ir.Expr:
-            return _load(product.left, {**at(m), product.k: k[0]})
+        if panels.copy is None:
+            return block(integer(0))
+        left = tirx.min(integer(blocks) - group * integer(per_task), integer(per_task))
+        extent = per_task if blocks % per_task == 0 else left
+        return tirx.SeqStmt([panels.copy(b, panel), loop(extent, block)])
 
-        def right(k: Point, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
-            return right_at(b, k[0], panel, vector * integer(tile.lanes) + lane)
+    tasks = (product.batches, count, ceil_div(blocks, per_task))
+    body = grid(tasks, task, parallel=product.multiply_adds >= PARALLEL_WORK)
+    if not isinstance(body, tirx.For):  # what belongs to no loop would be allocated outside the function
+        body = tirx.For(tirx.Var("i", INDEX), integer(0), integer(1), tirx.ForKind.SERIAL, body)
+    return body, sums
 
-        def write(sum_at: Callable[..., ir.Expr]) -> tirx.Stmt:
-            def row(m: ir.Expr) -> tirx.Stmt:
-                inside = block * integer(tile.rows) + m < integer(rows)
-                return when(inside, unrolled(tile.width, lambda v: line(m, v)), always=rows % tile.rows == 0)
 
-            def line(m: ir.Expr, v: ir.Expr) -> tirx.Stmt:
-                def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-                    point = {**at(m), product.column: column, product.k: integer(0)}
-                    return product.contraction.store(point, sum_at(m, integer(0), v, lane))
+def _blocks_per_task(product: Product, tile: Tile) -> int:
+    """Blocks of rows that share a copied panel: all, unless that leaves too few tasks."""
+    blocks = ceil_div(product.rows, tile.rows)
+    groups = ceil_div(TASKS, product.batches * ceil_div(product.columns, tile.columns))
+    return max(ceil_div(blocks, groups), min(blocks, ceil_div(PACKED_ROWS, tile.rows)))
 
-                return write_columns(panel * integer(tile.columns), columns, tile, v, element)
 
-            return unrolled(tile.rows, row)
+def _tile(
+    product: Product, tile: Tile, panels: _Panels, b: ir.Expr, panel: ir.Expr, block: ir.Expr
+) -> tuple[tirx.Stmt, list[ir.Var]]:
+    rows, columns = product.rows, product.columns
+    whole = rows % tile.rows == 0
 
-        body, buffer = micro_kernel(tile, (depth,), left, right, write)
-        sums.append(buffer)
-        return body
+    def row(m: int) -> ir.Expr:
+        return block * integer(tile.rows) + integer(m)
 
-    tasks = (batches, ceil_div(columns, tile.columns), ceil_div(rows, tile.rows))
-    return grid(tasks, task, parallel=batches * rows * columns * depth >= PARALLEL_WORK), sums[0]
+    def at(m: int) -> ir.Expr:
+        return clamp(row(m), rows, inside=whole)
+
+    def left(k: ir.Expr, m: int) -> ir.Expr:
+        return product.left_at(b, at(m), k)
+
+    def right(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        return panels.read(b, k, panel, vector * integer(tile.lanes) + lane)
+
+    def write(sum_at: Element) -> tirx.Stmt:
+        def line(m: int, v: ir.Expr) -> tirx.Stmt:
+            def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+                return product.store(b, at(m), column, sum_at(m, v, lane))
+
+            return write_columns(panel * integer(tile.columns), columns, tile, v, element)
+
+        def each(m: int) -> tirx.Stmt:
+            vectors = unrolled(tile.width, lambda v: line(m, v))
+            return when(row(m) < integer(rows), vectors, always=whole)
+
+        return sequence([each(m) for m in range(tile.rows)])
+
+    def element(at: ir.Expr) -> ir.Expr:
+        return panels.read(b, integer(0), panel, at)
+
+    blocks = ceil_div(rows, tile.rows)
+    if not panels.packings or blocks < FEWEST_BLOCKS:
+        return gemm_kernel(tile, product.depth, left, right, write)
+    ahead = prefetch_next(element, product.depth * tile.columns, block, blocks)
+    return gemm_kernel(tile, product.depth, left, right, write, ahead=[ahead])

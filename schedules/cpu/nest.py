@@ -7,7 +7,7 @@ what `Block.value_at` gives; the nest around them is then ours to choose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -124,14 +124,15 @@ def read_nest(function: tirx.PrimFunc) -> Nest | None:
     root = schedule.get_sblock("root")
     blocks = []
     for rv in schedule.get_child_blocks(root):
-        block = _read_block(schedule.get(rv))
+        block = read_block(schedule.get(rv))
         if block is None or not block.writes_identity:
             return None
         blocks.append(block)
     return Nest(function, tuple(blocks)) if blocks else None
 
 
-def _read_block(block: s_tir.SBlock) -> Block | None:
+def read_block(block: s_tir.SBlock) -> Block | None:
+    """A block that stores one value at each of its points; None for others."""
     store = block.body
     if not isinstance(store, tirx.BufferStore) or block.match_buffers:
         return None
@@ -222,10 +223,15 @@ def _is_pointwise(nest: Nest, anchor: Block) -> bool:
     return True
 
 
-def finish(function: tirx.PrimFunc, rule: str, packings: Sequence[tuple[int, Packing]] = ()) -> Scheduled:
+def finish(
+    function: tirx.PrimFunc,
+    rule: str,
+    packings: Sequence[tuple[int, Packing]] = (),
+    choices: Iterable[str] = (),
+) -> Scheduled:
     """The result of a rule: what is left at the root becomes workspace parameters."""
     lifted, workspace_bytes = lift_workspace(function)
-    return Scheduled(lifted, rule, tuple(packings), workspace_bytes)
+    return Scheduled(lifted, rule, tuple(packings), workspace_bytes, tuple(choices))
 
 
 def result(request: Request, schedule: s_tir.Schedule, rule: str) -> Scheduled:

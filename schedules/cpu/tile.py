@@ -93,7 +93,14 @@ def ceil_div(value: int, step: int) -> int:
 
 
 def choose_tile(isa: Isa, rows: int, lines: int, columns: int, *, divide_rows: bool = False) -> Tile:
-    """The tile with the least predicted time for a `rows` x `lines` x `columns` output.
+    """The first of `rank_tiles`."""
+    return rank_tiles(isa, rows, lines, columns, divide_rows=divide_rows)[0]
+
+
+def rank_tiles(
+    isa: Isa, rows: int, lines: int, columns: int, *, divide_rows: bool = False
+) -> tuple[Tile, ...]:
+    """Tiles for a `rows` x `lines` x `columns` output, the one of the least predicted time first.
 
     Predicted time is padded work (tiles stick out at the edges) times the load of the pipeline: two
     vector loads or multiply-adds a cycle, of which each waits about eight steps for its own result.
@@ -120,7 +127,7 @@ def choose_tile(isa: Isa, rows: int, lines: int, columns: int, *, divide_rows: b
         for w in range(1, min(line_vectors, 8) + 1)
         if m * d * w + d * w + 1 <= isa.vector_registers and not (divide_rows and rows % m)
     ]
-    return min(candidates, key=lambda tile: (cost(tile), tile.depth))
+    return tuple(sorted(candidates, key=lambda tile: (cost(tile), tile.depth)))
 
 
 def micro_kernel(
@@ -221,6 +228,20 @@ def _powers_of_two(extent: int, body: Callable[[ir.Expr], tirx.Stmt]) -> list[ti
         pieces.append(piece(done, size))
         done += size
     return pieces
+
+
+def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """One statement after the other; one alone stays alone."""
+    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
+
+
+def prefetch(load: ir.Expr, locality: int) -> tirx.Stmt:
+    """Bring a cache line into L1 (locality 3) or L2 (2). It may lie past the end of its buffer."""
+    zero, one = tirx.IntImm("int32", 0), tirx.IntImm("int32", 1)
+    fetch = tirx.call_llvm_intrin(
+        "void", "llvm.prefetch", tirx.address_of(load), zero, tirx.IntImm("int32", locality), one
+    )
+    return tirx.Evaluate(fetch)
 
 
 def when(condition: ir.Expr, body: tirx.Stmt, *, always: bool) -> tirx.Stmt:

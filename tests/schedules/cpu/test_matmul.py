@@ -62,6 +62,12 @@ def test_panels_hold_the_matrix_and_zeros(avx2):
     assert not unpacked[:, 21:].any()
 
 
+def test_products_of_nothing_are_left_to_other_rules(avx2):
+    for shapes in (((0, 4), (4, 3)), ((3, 0), (0, 4))):
+        function = avx2.function(lambda emit, a, b: emit(op.matmul(a, b)), shapes)
+        assert avx2.schedule(function, [1]).rule != "matmul"
+
+
 def test_integer_products_are_left_to_other_rules(harness):
     function = harness.function(lambda emit, a, b: emit(op.matmul(a, b)), [(5, 6), (6, 7)], "int32")
     rng = np.random.default_rng(8)

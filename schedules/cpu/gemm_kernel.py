@@ -1,0 +1,122 @@
+"""The micro-kernel of matrix products: a tile of accumulators in registers, and what it prefetches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.tile import (
+    UNROLLED_MULTIPLY_ADDS,
+    Tile,
+    ceil_div,
+    integer,
+    loop,
+    prefetch,
+    sequence,
+    unrolled,
+    vectorized,
+)
+from hybridc.targets import Isa
+
+Element = Callable[[int, ir.Expr, ir.Expr], ir.Expr]
+"""A value by row of the tile, vector and lane."""
+Ahead = Callable[[ir.Expr, int], Sequence[tirx.Stmt]]
+"""Statements beside one iteration of the reduction, given its number and how many there are."""
+
+ZERO = integer(0)
+LINE = 16
+"""Elements of a cache line."""
+SPARE_REGISTERS = 3
+"""Registers that LLVM fills ahead where it has 32 of them; a tile that leaves fewer spills accumulators."""
+
+
+def rank_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> list[tuple[float, Tile]]:
+    """All tiles with their predicted time for each step of the reduction, the least first.
+
+    Predicted time is padded work, in each of so many `halves` of both sides, times the load of the
+    pipeline: a multiply-add needs its share of broadcasts and vector loads, of which the latter come from
+    L2, and waits about eight steps for its own result.
+    """
+    narrow = columns * 2 <= isa.lanes() and isa.lanes() > 8
+    lanes = isa.lanes() // 2 if narrow else isa.lanes()
+    vectors = ceil_div(columns, lanes)
+    free = isa.vector_registers - (SPARE_REGISTERS if isa.vector_registers > 16 else 0)
+
+    def cost(tile: Tile) -> float:
+        height, width = tile.rows * halves, tile.width * halves
+        padded = ceil_div(rows, height) * height * ceil_div(vectors, width) * width * lanes
+        sums = tile.rows * tile.width
+        loads = (tile.rows + tile.width) / sums
+        return padded * max(1.0, 8 / sums) * (1.0 + 0.4 * loads + 0.1 / tile.rows)
+
+    tiles = (
+        Tile(m, 1, w, lanes)
+        for m in range(1, min(rows, 16) + 1)
+        for w in range(1, min(vectors, 8) + 1)
+        if m * w + w + 1 <= free
+    )
+    return sorted(((cost(tile), tile) for tile in tiles), key=lambda ranked: ranked[0])
+
+
+def gemm_kernel(
+    tile: Tile,
+    depth: int,
+    left: Callable[[ir.Expr, int], ir.Expr],
+    right: Callable[[ir.Expr, ir.Expr, ir.Expr], ir.Expr],
+    write: Callable[[Element], tirx.Stmt],
+    initial: Element = lambda m, vector, lane: tirx.FloatImm("float32", 0.0),
+    ahead: Sequence[Ahead] = (),
+) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """`initial(m, vector, lane) + sum over k of left(k, m) * right(k, vector, lane)`, given to `write`.
+
+    Returns the accumulators' buffers too, which the function's root block must allocate. They are one a row
+    and of global scope: TVM puts on the stack, from where LLVM moves them into registers whatever else the
+    loop does, only what is in that scope and below 1 KiB.
+    """
+    sums = [tirx.decl_buffer((tile.width, tile.lanes), "float32", f"sums{m}") for m in range(tile.rows)]
+
+    def sum_at(m: int, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        return tirx.BufferLoad(sums[m], [vector, lane])
+
+    def each(value: Element) -> list[tirx.Stmt]:
+        def row(m: int) -> tirx.Stmt:
+            def vector(v: ir.Expr) -> tirx.Stmt:
+                return vectorized(
+                    tile.lanes, lambda lane: tirx.BufferStore(sums[m], value(m, v, lane), [v, lane])
+                )
+
+            return unrolled(tile.width, vector)
+
+        return [row(m) for m in range(tile.rows)]
+
+    def step(k: ir.Expr) -> tirx.Stmt:
+        return sequence(each(lambda m, v, lane: sum_at(m, v, lane) + left(k, m) * right(k, v, lane)))
+
+    budget = max(UNROLLED_MULTIPLY_ADDS // (tile.rows * tile.width), 1)
+    together = max(s for s in range(1, min(depth, budget) + 1) if depth % s == 0)
+    count = depth // together
+
+    def iteration(number: ir.Expr) -> tirx.Stmt:
+        steps = unrolled(together, lambda i: step(number * integer(together) + i))
+        return sequence([*(stmt for each in ahead for stmt in each(number, count)), steps])
+
+    return sequence([*each(initial), loop(count, iteration), write(sum_at)]), sums
+
+
+def prefetch_next(
+    element: Callable[[ir.Expr], ir.Expr], elements: int, part: ir.Expr = ZERO, parts: int = 1
+) -> Ahead:
+    """Prefetch as many elements as a kernel reads, from behind those, into L2: one part of `parts`.
+
+    `element(i)` is element i of those it reads. Streams of the hardware's prefetcher end at every page, and
+    it does not know that a panel is read from its begin again by every block of rows.
+    """
+
+    def ahead(number: ir.Expr, count: int) -> Sequence[tirx.Stmt]:
+        together = ceil_div(elements, LINE * count * parts)
+        first = (part * integer(count) + number) * integer(together)
+        lines = (integer(elements) + (first + integer(i)) * integer(LINE) for i in range(together))
+        return [prefetch(element(at), locality=2) for at in lines]
+
+    return ahead
