@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hybridc.schedules.cpu.conv2d import read_convolution, schedule_convolution
+from hybridc.schedules.cpu.conv2d import schedule_convolution
+from hybridc.schedules.cpu.convolution import read_convolution
 from hybridc.schedules.registry import Request, Scheduled
 
 

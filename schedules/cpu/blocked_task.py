@@ -1,0 +1,160 @@
+"""What a task of a blocked convolution reads and writes: input (in place or padded), weights, results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.blocked import BlockedConvolution
+from hybridc.schedules.cpu.blocked_plan import Plan, Source, source_of, tiles_of_task
+from hybridc.schedules.cpu.register_tile import sequence
+from hybridc.schedules.cpu.tile import Point, ceil_div, integer, loop, vectorized
+from hybridc.schedules.registry import Packing
+
+Place = tuple[ir.Expr, ir.Expr]
+"""Line and column of a pixel in a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What the nest reads and writes besides the function's own parameters."""
+
+    conv: BlockedConvolution
+    plan: Plan
+    source: Source
+    weight: ir.Var
+    """Packed as `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`."""
+    copy: ir.Var | None
+    """Input rows of a task, padded: `[chunk, rows, columns, i]`, for plain data `[I, rows, columns]`."""
+    partial: ir.Var | None
+    """Sums of a task between chunks of input channels: `[groups, tiles, pixels, vectors, lanes]`."""
+
+    @property
+    def of_task(self) -> list[ir.Var]:
+        """Allocated by statements: TVM would move a block's allocation into the loop over chunks."""
+        return [buffer for buffer in (self.copy, self.partial) if buffer is not None]
+
+    @property
+    def chunks(self) -> int:
+        return self.conv.input_blocks // self.plan.chunk
+
+
+def declare_buffers(conv: BlockedConvolution, plan: Plan, packing: Packing) -> Buffers:
+    weight = tirx.decl_buffer([packing.shape[axis] for axis in packing.axes], "float32", "packed_weight")
+    source, copy, partial = source_of(conv), None, None
+    if source.copied:
+        copy = tirx.decl_buffer(_copy_shape(conv, plan, source), "float32", "rows")
+    if plan.chunk < conv.input_blocks:
+        shape = (plan.groups, tiles_of_task(conv, plan), plan.pixels, plan.vectors, plan.lanes)
+        partial = tirx.decl_buffer(shape, "float32", "partial")
+    return Buffers(conv, plan, source, weight, copy, partial)
+
+
+def _copy_shape(conv: BlockedConvolution, plan: Plan, source: Source) -> tuple[int, ...]:
+    if source.flat:
+        rows, columns = plan.columns // conv.width.outputs, conv.width.outputs
+    else:
+        rows, columns = (
+            (extent - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
+            for extent, axis in ((plan.lines, conv.height), (plan.columns, conv.width))
+        )
+    return (conv.input_lanes, rows, columns) if conv.plain else (plan.chunk, rows, columns, conv.input_lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One chunk of input channels of one task: part `part` of image `n`, groups from `first_group` on."""
+
+    buffers: Buffers
+    n: ir.Expr
+    part: ir.Expr
+    chunk: ir.Expr
+    first_group: ir.Expr
+
+    def pixel(self, place: Place) -> Place:
+        """Line and column in the output."""
+        conv, plan, source = self.buffers.conv, self.buffers.plan, self.buffers.source
+        y, x = place
+        if not source.flat:
+            return self.part * integer(plan.lines) + y, x
+        return _unflatten(x if source.whole else self.part * integer(plan.columns) + x, conv.width.outputs)
+
+    def input_at(self, place: Place, k: Point) -> tirx.BufferLoad:
+        """The input that a pixel meets at `k`: block of the chunk, taps, lane."""
+        conv, source, copy = self.buffers.conv, self.buffers.source, self.buffers.copy
+        cb, kh, kw, lane = k
+        if copy is None:
+            place = self.pixel(place)
+        elif source.flat:
+            place = _unflatten(place[1], conv.width.outputs)
+        row, column = (
+            at * integer(1 if source.flat else axis.stride) + tap * integer(axis.dilation)
+            for at, tap, axis in zip(place, (kh, kw), (conv.height, conv.width), strict=True)
+        )
+        if copy is None:
+            block = self.chunk * integer(self.buffers.plan.chunk) + cb
+            return conv.input_at(self.n, block, row, column, lane)[0]
+        return tirx.BufferLoad(copy, [lane, row, column] if conv.plain else [cb, row, column, lane])
+
+    def weight_at(self, group: ir.Expr, k: Point, vector: ir.Expr, lane: ir.Expr) -> tirx.BufferLoad:
+        weight, plan = self.buffers.weight, self.buffers.plan
+        which = _unflatten(self.first_group + group, int(weight.shape[1]))
+        inner = _unflatten(vector * integer(plan.lanes) + lane, int(weight.shape[-1]))
+        return tirx.BufferLoad(weight, [*which, self.chunk * integer(plan.chunk) + k[0], *k[1:], *inner])
+
+    def store(
+        self, group: ir.Expr, place: Place, vector: ir.Expr, lane: ir.Expr, value: ir.Expr
+    ) -> tirx.BufferStore:
+        """Write a finished sum through the epilogue."""
+        plan, conv = self.buffers.plan, self.buffers.conv
+        which = (self.first_group + group) * integer(plan.vectors) + vector
+        block, first = _unflatten(which * integer(plan.lanes), conv.output_lanes)
+        return conv.store(self.n, block, *self.pixel(place), first + lane, value)
+
+
+def _unflatten(flat: ir.Expr, width: int) -> Place:
+    return tirx.floordiv(flat, integer(width)), tirx.floormod(flat, integer(width))
+
+
+def copy_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
+    """Fill the copy: rows that exist with zeros left and right of them, and zeros for those that do not.
+
+    Of a strided 1x1 kernel's input only the pixels that it reads are copied.
+    """
+    conv, plan, flat = task.buffers.conv, task.buffers.plan, task.buffers.source.flat
+    blocks, rows, columns = (int(e) for e in copy.shape[:3])
+    steps = (conv.height.stride, conv.width.stride) if flat else (1, 1)
+    lines = rows if flat else plan.lines
+    top = task.part * integer(lines * conv.height.stride) - integer(conv.height.before)
+    left, right = (
+        min(ceil_div(column + conv.width.before, steps[1]), columns) for column in (0, conv.width.inputs)
+    )
+
+    def element(block: ir.Expr, row: ir.Expr, column: ir.Expr, lane: ir.Expr, exists: bool) -> tirx.Stmt:
+        indices = [block, row, column] if conv.plain else [block, row, column, lane]
+        y = top + row * integer(steps[0])
+        x = column * integer(steps[1]) - integer(conv.width.before)
+        channel = block if conv.plain else lane
+        value = conv.input_at(task.n, task.chunk * integer(plan.chunk) + block, y, x, channel)[0]
+        return tirx.BufferStore(copy, value if exists else tirx.FloatImm("float32", 0.0), indices)
+
+    def piece(block: ir.Expr, row: ir.Expr, start: int, end: int, exists: bool) -> list[tirx.Stmt]:
+        def pixel(i: ir.Expr) -> tirx.Stmt:
+            def lanes(lane: ir.Expr) -> tirx.Stmt:
+                return element(block, row, i + integer(start), lane, exists)
+
+            return lanes(integer(0)) if conv.plain else vectorized(conv.input_lanes, lanes)
+
+        return [loop(end - start, pixel)] if end > start else []
+
+    def line(block: ir.Expr, row: ir.Expr) -> tirx.Stmt:
+        pieces = ((0, left, False), (left, right, True), (right, columns, False))
+        whole = sequence([s for start, end, exists in pieces for s in piece(block, row, start, end, exists)])
+        if not conv.height.is_padded:
+            return whole
+        y = top + row * integer(steps[0])
+        inside = tirx.all(y >= integer(0), y < integer(conv.height.inputs))
+        return tirx.IfThenElse(inside, whole, sequence(piece(block, row, 0, columns, exists=False)))
+
+    return loop(blocks, lambda block: loop(rows, lambda row: line(block, row)))

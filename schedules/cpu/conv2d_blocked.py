@@ -1,0 +1,229 @@
+"""Convolutions of blocked activations `[N, C / b, H, W, b]` with constant weights (not depthwise).
+
+A micro-kernel holds a tile of pixels x vectors of output channels in registers (AVX-512: 14 x 2, AVX2: 6 x 2)
+while it runs through all taps and input channels, or through a chunk of these when their weights would not
+stay in the second-level cache (Georganas et al., "Anatomy of high-performance deep learning convolutions on
+SIMD architectures", SC 2018). Weights are packed in the order in which it reads them.
+
+Where the kernel reaches into padding, and where a strided 1x1 kernel skips pixels, a task first copies the
+rows that it reads into a buffer that stays in the second-level cache and serves all its output channels:
+the micro-kernel itself knows no edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.blocked_plan import Plan, Span, group_count, rank_plans, tiles_of_task
+from hybridc.schedules.cpu.blocked_task import Buffers, Pass, Place, copy_rows, declare_buffers
+from hybridc.schedules.cpu.nest import finish, loads
+from hybridc.schedules.cpu.register_tile import (
+    LINE_FLOATS,
+    Stream,
+    reduction,
+    register_tile,
+    sequence,
+)
+from hybridc.schedules.cpu.tile import PARALLEL_WORK, Point, ceil_div, function_of, grid, integer, loop
+from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+
+
+def conv2d_blocked(request: Request) -> Scheduled | None:
+    """Accepts convolutions as `passes/blocked.py` writes them: any kernel, stride, dilation, padding, batch.
+
+    Tiling: see the module's docstring and `blocked_plan.py`, which chooses by predicted time. Tasks are equal
+    parts of the images x equal parts of the output channels.
+    """
+    conv = read_blocked_convolution(request)
+    if conv is None or conv.depthwise:
+        return None
+    ranked = rank_plans(conv, request.target.isa)
+    plan = pick(request, ranked)
+    packing = _packing(conv, plan)
+    buffers = declare_buffers(conv, plan, packing)
+    params = list(request.function.params)
+    params[conv.weight] = buffers.weight
+    function = function_of(request.function, params, [_tasks(buffers)], [])
+    return finish(function, conv2d_blocked.__name__, [(conv.weight, packing)], ranked)
+
+
+def _packing(conv: BlockedConvolution, plan: Plan) -> Packing:
+    """Weights in the order of reading: `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`.
+
+    A group of vectors is `joined` output blocks side by side, or one of `parts` of a block.
+    """
+    inner = (conv.input_blocks, conv.height.taps, conv.width.taps, conv.input_lanes)
+    lanes, group = conv.output_lanes, plan.vectors * plan.lanes
+    joined, parts = max(group // lanes, 1), max(lanes // group, 1)
+    original = (conv.output_blocks, *(inner[1:] if conv.plain else inner), lanes)
+    split = (conv.output_blocks // joined, joined, *inner, parts, lanes // parts)
+    return Packing(original, split, (0, 6, 2, 3, 4, 5, 1, 7))
+
+
+def _tasks(buffers: Buffers) -> tirx.Stmt:
+    conv, plan = buffers.conv, buffers.plan
+    group_tasks = group_count(conv, plan) // plan.groups
+
+    def task(point: Point) -> tirx.Stmt:
+        n, part, first = point[0], point[1], point[2] * integer(plan.groups)
+        passes = loop(buffers.chunks, lambda chunk: _pass(Pass(buffers, n, part, chunk, first)))
+        return sequence([*(tirx.AllocBuffer(buffer) for buffer in buffers.of_task), passes])
+
+    return grid((conv.batches, plan.parts, group_tasks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
+
+
+def _pass(task: Pass) -> tirx.Stmt:
+    """Copy the rows, then for each group of vectors, whose weights stay in cache, all tiles of pixels."""
+    copy = task.buffers.copy
+    groups = loop(task.buffers.plan.groups, lambda group: _tiles(task, group))
+    return groups if copy is None else tirx.SeqStmt([copy_rows(task, copy), groups])
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """`pixels` of a micro-kernel, where they are, and its number among the tiles of its task."""
+
+    task: Pass
+    group: ir.Expr
+    number: ir.Expr
+    pixels: int
+    place: Callable[[ir.Expr], Place]
+
+
+def _tiles(task: Pass, group: ir.Expr) -> tirx.Stmt:
+    plan, source = task.buffers.plan, task.buffers.source
+    if source.whole:
+        return _shared_tiles(task, group)
+    if plan.tile_lines == 0:
+        return _joined_tiles(task, group)
+    across = sum(span.count for span in plan.column_spans)
+
+    def tiles(rows: Span, columns: Span, before: int) -> tirx.Stmt:
+        def tile(i: ir.Expr, j: ir.Expr) -> tirx.Stmt:
+            y = integer(rows.start) + i * integer(rows.size)
+            x = integer(columns.start) + j * integer(columns.size)
+            number = i * integer(across) + j + integer(before + columns.start // plan.tile_columns)
+            return _tile(_Tile(task, group, number, rows.size * columns.size, _from(y, x, columns.size)))
+
+        return loop(rows.count, lambda i: loop(columns.count, lambda j: tile(i, j)))
+
+    starts = [0, *(span.count * across for span in plan.line_spans)]
+    pairs = zip(plan.line_spans, starts, strict=False)
+    return sequence([tiles(rows, columns, n) for rows, n in pairs for columns in plan.column_spans])
+
+
+def _from(y: ir.Expr, x: ir.Expr, width: int) -> Callable[[ir.Expr], Place]:
+    """Pixels in lines of `width` from (y, x) on."""
+    return lambda m: (y + tirx.floordiv(m, integer(width)), x + tirx.floormod(m, integer(width)))
+
+
+def _shared_tiles(task: Pass, group: ir.Expr) -> tirx.Stmt:
+    """The tiles of one part, by their number in the image: larger ones come first."""
+    plan = task.buffers.plan
+    start, end = (
+        tirx.floordiv((task.part + integer(i)) * integer(plan.tiles), integer(plan.parts)) for i in (0, 1)
+    )
+    spans = plan.column_spans
+
+    def tile(i: ir.Expr) -> tirx.Stmt:
+        number = start + i
+
+        def sized(span: Span, first: int) -> tirx.Stmt:
+            x = integer(span.start) + (number - integer(first)) * integer(span.size)
+            return _tile(_Tile(task, group, i, span.size, lambda m: (integer(0), x + m)))
+
+        larger = sized(spans[0], 0)
+        if len(spans) == 1:
+            return larger
+        return tirx.IfThenElse(number < integer(spans[0].count), larger, sized(spans[1], spans[0].count))
+
+    return loop(plan.tiles if plan.parts == 1 else end - start, tile)
+
+
+def _joined_tiles(task: Pass, group: ir.Expr) -> tirx.Stmt:
+    """Tiles that run on across the ends of lines, each with code of its own."""
+    plan = task.buffers.plan
+    starts = [(s.start + i * s.size, s.size) for s in plan.column_spans for i in range(s.count)]
+
+    def place(start: int) -> Callable[[ir.Expr], Place]:
+        everywhere = _from(integer(0), integer(0), plan.columns)
+        return lambda m: everywhere(integer(start) + m)
+
+    return sequence([
+        _tile(_Tile(task, group, integer(number), size, place(start)))
+        for number, (start, size) in enumerate(starts)
+    ])  # fmt: skip
+
+
+def _tile(at: _Tile) -> tirx.Stmt:
+    """The micro-kernel: sums of the pixels x `vectors` stay in registers while the reduction runs."""
+    task, buffers = at.task, at.task.buffers
+    plan, conv, partial = buffers.plan, buffers.conv, buffers.partial
+    tile = register_tile(at.pixels, plan.vectors, plan.lanes)
+    places = [at.place(integer(m)) for m in range(at.pixels)]
+
+    def step(k: Point) -> tirx.Stmt:
+        return tile.set(lambda m, v, lane: tile.sum_at(m, v, lane)
+                        + task.input_at(places[m], k) * task.weight_at(at.group, k, v, lane))  # fmt: skip
+
+    def kept(m: int, v: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
+        return [at.group, at.number, integer(m), v, lane]
+
+    extents = (plan.chunk, conv.height.taps, conv.width.taps, conv.input_lanes)
+    accumulate = reduction(extents, tile, step, [*_next_inputs(at), *_outputs(at)])
+    write = tile.each(lambda m, v, lane: task.store(at.group, places[m], v, lane, tile.sum_at(m, v, lane)))
+    if partial is None:
+        return tile.within([tile.clear(), accumulate, write])
+    restore = tile.set(lambda m, v, lane: tirx.BufferLoad(partial, kept(m, v, lane)))
+    save = tile.each(lambda m, v, lane: tirx.BufferStore(partial, tile.sum_at(m, v, lane), kept(m, v, lane)))
+    start = tirx.IfThenElse(task.chunk > integer(0), restore, tile.clear())
+    end = tirx.IfThenElse(task.chunk < integer(buffers.chunks - 1), save, write)
+    return tile.within([start, accumulate, end])
+
+
+def _next_inputs(at: _Tile) -> list[Stream]:
+    """What comes next: this tile's share of the next group's weights, and the pixels of the next tile."""
+    task, plan, conv = at.task, at.task.buffers.plan, at.task.buffers.conv
+    depth = plan.chunk * conv.height.taps * conv.width.taps * conv.input_lanes
+    share = ceil_div(depth * plan.vectors * plan.lanes, LINE_FLOATS * tiles_of_task(conv, plan))
+    zeros = (integer(0),) * 4
+
+    def ahead_of(first: tirx.BufferLoad, line: ir.Expr) -> tirx.BufferLoad:
+        inner = first.indices[-1] + line * integer(LINE_FLOATS)
+        return tirx.BufferLoad(first.source, [*first.indices[:-1], inner])
+
+    def weight(outer: Point, n: ir.Expr) -> tirx.BufferLoad:
+        first = task.weight_at(at.group + integer(1), zeros, integer(0), integer(0))
+        return ahead_of(first, at.number * integer(share) + n)
+
+    def pixels(outer: Point, n: ir.Expr) -> tirx.BufferLoad:
+        return ahead_of(task.input_at(at.place(integer(at.pixels)), (*outer, *zeros[1:])), n)
+
+    weights = Stream(0, share, weight)
+    if not task.buffers.source.whole or conv.plain:
+        return [weights]
+    return [weights, Stream(1, ceil_div(at.pixels * conv.input_lanes, LINE_FLOATS), pixels)]
+
+
+def _outputs(at: _Tile) -> list[Stream]:
+    """The lines that this tile will write, and those of residuals that it will add."""
+    plan, conv = at.task.buffers.plan, at.task.buffers.conv
+    step = max(LINE_FLOATS // conv.output_lanes, 1)
+    pixels = ceil_div(at.pixels, step)
+
+    def touched(vector: int, n: ir.Expr) -> list[tirx.BufferLoad]:
+        zero = tirx.FloatImm("float32", 0.0)
+        store = at.task.store(at.group, at.place(n * integer(step)), integer(vector), integer(0), zero)
+        output = tirx.BufferLoad(store.buffer, store.indices)
+        shape = [int(e) for e in store.buffer.shape]
+        return [output, *(r for r in loads(store.value) if [int(e) for e in r.source.shape] == shape)]
+
+    def stream(vector: int, which: int) -> Stream:
+        return Stream(0, pixels, lambda outer, n: touched(vector, n)[which], write=which == 0)
+
+    buffers = range(len(touched(0, integer(0))))
+    return [stream(vector, which) for vector in range(plan.vectors) for which in buffers]

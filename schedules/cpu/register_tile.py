@@ -1,0 +1,138 @@
+"""A micro-kernel whose sums are variables of their own, so that LLVM keeps them in registers.
+
+Sums are small stack arrays, one for each scalar that is broadcast: TVM puts what is larger than 1 KiB, or of
+scope "local", on its heap, where sums stay in registers only while nothing in the loop might read memory. A
+prefetch is such a thing, and prefetching what the next tile reads is what hides the latency of cold memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.tile import Point, integer, loop, unrolled, vectorized
+
+UNROLLED_MULTIPLY_ADDS = 48
+"""Vector multiply-adds of an unrolled loop body: enough to hide the loop; more only compiles longer."""
+LINE_FLOATS = 16
+"""A cache line holds this many elements."""
+LINES_AT_ONCE = 4
+"""Prefetches that may follow each other without delaying the loads between them."""
+
+SumAt = Callable[[int, ir.Expr, ir.Expr], ir.Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """Sums of `rows` scalars x `vectors` vectors of `lanes`."""
+
+    sums: tuple[ir.Var, ...]
+    vectors: int
+    lanes: int
+
+    @property
+    def multiply_adds(self) -> int:
+        return len(self.sums) * self.vectors
+
+    def each(self, body: Callable[[int, ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
+        """`body(row, vector, lane)` everywhere: rows outside, because LLVM spills the other order."""
+
+        def row(m: int) -> tirx.Stmt:
+            return unrolled(self.vectors, lambda v: vectorized(self.lanes, lambda lane: body(m, v, lane)))
+
+        return sequence([row(m) for m in range(len(self.sums))])
+
+    def sum_at(self, m: int, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        return tirx.BufferLoad(self.sums[m], [v, lane])
+
+    def set(self, value: SumAt) -> tirx.Stmt:
+        return self.each(lambda m, v, lane: tirx.BufferStore(self.sums[m], value(m, v, lane), [v, lane]))
+
+    def clear(self) -> tirx.Stmt:
+        return self.set(lambda m, v, lane: tirx.FloatImm("float32", 0.0))
+
+    def within(self, stages: Sequence[tirx.Stmt]) -> tirx.Stmt:
+        """The statements in the scope of the sums."""
+        return sequence([*(tirx.AllocBuffer(buffer) for buffer in self.sums), *stages])
+
+
+def register_tile(rows: int, vectors: int, lanes: int) -> RegisterTile:
+    sums = (tirx.decl_buffer((vectors, lanes), "float32", f"sums_{m}") for m in range(rows))
+    return RegisterTile(tuple(sums), vectors, lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Cache lines to prefetch during a reduction: `lines` in each iteration of its loops outside of `axis`.
+
+    `line(outer, n)` is an element of the n-th of them, where `outer` are the indices of those loops.
+    """
+
+    axis: int
+    lines: int
+    line: Callable[[Point, ir.Expr], tirx.BufferLoad]
+    write: bool = False
+
+    def at(self, axis: int, trips: Sequence[int], point: Point) -> list[tirx.Stmt]:
+        """Its share of an iteration `point` of the loops up to `axis`: the coarsest that suffices has it."""
+
+        def share(level: int) -> int:
+            return -(-self.lines // math.prod(trips[self.axis : level + 1]))
+
+        levels = range(self.axis, len(trips))
+        if axis != next((level for level in levels if share(level) <= LINES_AT_ONCE), len(trips) - 1):
+            return []
+        number: ir.Expr = integer(0)
+        for extent, index in zip(trips[self.axis : axis + 1], point[self.axis :], strict=True):
+            number = number * integer(extent) + index
+        first = number * integer(share(axis))
+        outer = point[: self.axis]
+        numbers = [first + integer(j) for j in range(share(axis))]
+        if share(axis) * math.prod(trips[self.axis : axis + 1]) > self.lines:
+            numbers = [tirx.min(n, integer(self.lines - 1)) for n in numbers]
+        return [prefetch(self.line(outer, n), write=self.write) for n in numbers]
+
+
+def prefetch(element: tirx.BufferLoad, *, write: bool = False) -> tirx.Stmt:
+    """Bring the line of an element into the cache; an address that does not exist does no harm."""
+    hints = [tirx.IntImm("int32", value) for value in (int(write), 3, 1)]
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(element), *hints))
+
+
+def reduction(
+    extents: Sequence[int],
+    tile: RegisterTile,
+    step: Callable[[Point], tirx.Stmt],
+    streams: Sequence[Stream] = (),
+) -> tirx.Stmt:
+    """Loops over `extents`, the innermost ones unrolled while the body stays small, around `step(k)`."""
+    budget = max(UNROLLED_MULTIPLY_ADDS // tile.multiply_adds, 1)
+    steps: list[int] = []
+    for extent in reversed(extents):
+        unrolled_steps = max(s for s in range(1, min(extent, budget) + 1) if extent % s == 0)
+        steps.insert(0, unrolled_steps)
+        budget = budget // unrolled_steps if unrolled_steps == extent else 1
+    trips = [extent // unrolled_steps for extent, unrolled_steps in zip(extents, steps, strict=True)]
+
+    def nest(point: Point, k: Point) -> tirx.Stmt:
+        axis = len(k)
+        if axis == len(extents):
+            return step(k)
+
+        def body(outer: ir.Expr) -> tirx.Stmt:
+            inner = unrolled(
+                steps[axis], lambda i: nest((*point, outer), (*k, outer * integer(steps[axis]) + i))
+            )
+            ahead = [p for s in streams if s.axis <= axis for p in s.at(axis, trips, (*point, outer))]
+            return sequence([*ahead, inner])
+
+        return loop(trips[axis], body)
+
+    return nest((), ())
+
+
+def sequence(stages: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    return stages[0] if len(stages) == 1 else tirx.SeqStmt(list(stages))

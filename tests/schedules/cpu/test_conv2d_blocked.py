@@ -1,0 +1,228 @@
+"""Blocked convolutions: strides, padding, dilation, batches, channel tails and chunks against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+from hybridc.ir import Device
+from hybridc.passes.blocked import Window, blocked_conv2d, blocked_depthwise
+from hybridc.schedules.cpu import blocked_plan
+from hybridc.schedules.cpu.blocked import read_blocked_convolution
+from hybridc.schedules.cpu.blocked_plan import Plan, even_spans, rank_plans
+from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
+from hybridc.schedules.registry import Request, schedule
+from hybridc.targets import ISAS, Isa, Target
+
+op = relax.op
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution; `plain` data is `[N, C, H, W]`, else blocks of `i` channels."""
+
+    inputs: int
+    outputs: int
+    image: tuple[int, int]
+    kernel: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    batches: int = 1
+    i: int = 16
+    o: int = 16
+    plain: bool = False
+
+    @property
+    def window(self) -> Window:
+        return Window(self.strides, self.padding, self.dilation)
+
+    @property
+    def data(self) -> tuple[int, ...]:
+        if self.plain:
+            return (self.batches, self.inputs, *self.image)
+        return (self.batches, -(-self.inputs // self.i), *self.image, self.i)
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        blocks = -(-self.outputs // self.o)
+        if self.plain:
+            return (blocks, *self.kernel, self.inputs, self.o)
+        return (blocks, -(-self.inputs // self.i), *self.kernel, self.i, self.o)
+
+
+THREE: dict[str, Any] = {"kernel": (3, 3), "padding": (1, 1, 1, 1)}
+CASES = [
+    Case(64, 64, (14, 14)),
+    Case(32, 48, (5, 11), batches=2, i=8),
+    Case(32, 64, (9, 13), strides=(2, 2)),
+    Case(16, 16, (9, 9), padding=(1, 1, 1, 1), strides=(2, 1), o=8),
+    Case(32, 64, (14, 14), **THREE),
+    Case(256, 32, (7, 7), **THREE),
+    Case(24, 24, (9, 17), **THREE, strides=(2, 2), i=8, o=8, batches=2),
+    Case(16, 48, (10, 9), kernel=(5, 2), padding=(1, 2, 0, 3), dilation=(1, 2), i=8),
+    Case(16, 32, (12, 12), kernel=(4, 4), strides=(3, 2)),
+    Case(16, 16, (1, 31), kernel=(1, 5)),
+    Case(16, 32, (1, 1)),
+    Case(3, 32, (22, 22), kernel=(7, 7), strides=(2, 2), padding=(3, 3, 3, 3), plain=True),
+    Case(3, 32, (32, 32), kernel=(8, 8), strides=(8, 8), plain=True),
+    Case(1, 8, (13, 13), kernel=(5, 5), padding=(2, 2, 2, 2), plain=True, o=8),
+    Case(5, 16, (6, 6), plain=True, batches=2),
+]
+
+
+def _fused(case: Case, *, epilogue: bool = True) -> tirx.PrimFunc:
+    """The convolution with bias, residual and ReLU fused behind it, as the pipeline hands it to a rule."""
+    function = blocked_conv2d(case.data, case.weight, case.window)
+    out = [int(e) for e in function.params[-1].shape]
+    if not epilogue:
+        return function
+    shapes = (case.data, case.weight, (1, out[1], 1, 1, out[4]), out)
+    x, w, bias, residual = (
+        relax.Var(n, relax.TensorType(s, "float32")) for n, s in zip("xwbr", shapes, strict=True)
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w, bias, residual]):
+        with builder.dataflow():
+            kernel = builder.add_func(function.without_attr("global_symbol"), "conv")
+            y = builder.emit(relax.call_tir(kernel, [x, w], relax.TensorType(out, "float32")))
+            y = builder.emit(op.add(builder.emit(op.add(y, bias)), residual))
+            y = builder.emit_output(op.nn.relu(y))
+        builder.emit_func_output(y)
+    passes = [
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+    ]
+    module = tvm.transform.Sequential(passes)(builder.get())
+    (fused,) = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc) and len(f.params) == 5]
+    return fused
+
+
+def _inputs(function: tirx.PrimFunc) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    return [rng.standard_normal([int(e) for e in p.shape]).astype("f4") for p in function.params[:-1]]
+
+
+def _convolved(case: Case, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The blocked result in float64, a tap at a time."""
+    if case.plain:
+        x, w = x.transpose(0, 2, 3, 1)[:, None], w[:, None]
+    top, left, bottom, right = case.padding
+    x = np.pad(x.astype("f8"), ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0)))
+    (sh, sw), (dh, dw) = case.strides, case.dilation
+    rows, columns = (case.window.outputs(a, case.image[a], case.kernel[a]) for a in (0, 1))
+    total: Any = 0
+    for kh in range(case.kernel[0]):
+        for kw in range(case.kernel[1]):
+            tap = x[:, :, kh * dh :: sh, kw * dw :: sw][:, :, :rows, :columns]
+            total = total + np.einsum("ncyxi,ocip->noyxp", tap, w[:, :, kh, kw].astype("f8"), optimize=True)
+    return total
+
+
+def _plans(case: Case, isa: Isa) -> list[Plan]:
+    conv = read_blocked_convolution(_request(_fused(case)))
+    assert conv is not None
+    return list(rank_plans(conv, isa).values())
+
+
+def _request(function: tirx.PrimFunc, isa: str = "avx512", choice: str | None = None) -> Request:
+    return Request(function, frozenset([1]), Target((), ISAS[isa]), choice=choice)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolution_with_bias_residual_and_relu_matches_float64(harness, assert_close, case):
+    function = _fused(case)
+    inputs = _inputs(function)
+    scheduled = harness.schedule(function, [1], conv2d_blocked)
+    (result,) = harness.run(function, scheduled, inputs)
+    assert_close(result, np.maximum(_convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
+
+
+def test_sums_wait_between_chunks_of_input_channels(harness, assert_close, monkeypatch):
+    monkeypatch.setattr(blocked_plan, "WEIGHT_BYTES", 1 << 12)
+    case = Case(64, 32, (6, 6), **THREE)
+    function = _fused(case)
+    assert _plans(case, harness.isa)[0].chunk < 4
+    inputs = _inputs(function)
+    (result,) = harness.run(function, harness.schedule(function, [1], conv2d_blocked), inputs)
+    assert_close(result, np.maximum(_convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
+
+
+def test_convolution_without_epilogue_writes_the_output(harness, assert_close):
+    case = Case(16, 16, (5, 5), **THREE)
+    function = _fused(case, epilogue=False)
+    inputs = _inputs(function)
+    (result,) = harness.run(function, harness.schedule(function, [1], conv2d_blocked), inputs)
+    assert_close(result, _convolved(case, *inputs))
+
+
+def test_residual_may_share_its_bytes_with_the_output(harness):
+    """The planner lets an output overwrite a residual: every element is read before it is written."""
+    function = _fused(Case(256, 32, (7, 7), **THREE))
+    inputs = _inputs(function)
+    scheduled = harness.schedule(function, [1], conv2d_blocked)
+    (expected,) = harness.run(function, scheduled, inputs)
+    inputs[1] = scheduled.packings[0][1].apply(inputs[1])
+    np.testing.assert_array_equal(harness.run_in_place(scheduled, inputs, 3), expected)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(16, 64, (5, 7), **THREE), Case(16, 64, (7, 7), batches=2)], ids=["3x3", "1x1"]
+)
+def test_every_offered_tile_computes_the_same(harness, assert_close, case):
+    function = _fused(case)
+    inputs = _inputs(function)
+    expected = np.maximum(_convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0)
+    choices = harness.schedule(function, [1], conv2d_blocked).choices
+    assert 1 < len(choices) <= 8
+    for choice in choices:
+        scheduled = conv2d_blocked(_request(function, harness.isa.name, choice))
+        (result,) = harness.run(function, scheduled, inputs)
+        assert_close(result, expected)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_sums_weights_and_a_scalar_fit_the_registers(isa):
+    for case in CASES:
+        for plan in _plans(case, ISAS[isa]):
+            assert (plan.pixels + 1) * plan.vectors < ISAS[isa].vector_registers
+
+
+def test_offered_tiles_include_some_that_cross_the_ends_of_short_lines():
+    assert any(
+        plan.tile_lines == 0 for plan in _plans(Case(512, 512, (7, 7), i=8, o=8, **THREE), ISAS["avx2"])
+    )
+
+
+def test_tasks_share_the_tiles_of_an_image_that_no_division_fits():
+    (plan, *_) = _plans(Case(256, 64, (7, 7)), ISAS["avx512"])
+    assert plan.parts > 1 and 49 % plan.parts
+
+
+@pytest.mark.parametrize(("extent", "largest"), [(56, 14), (197, 14), (7, 4), (5, 8), (13, 1)])
+def test_spans_cover_their_extent_once_with_nearly_equal_tiles(extent, largest):
+    spans = even_spans(extent, largest)
+    covered = [s.start + t * s.size + i for s in spans for t in range(s.count) for i in range(s.size)]
+    assert covered == list(range(extent))
+    assert max(s.size for s in spans) <= largest
+    assert max(s.size for s in spans) - min(s.size for s in spans) <= 1
+    assert sum(s.count for s in spans) == -(-extent // largest)
+
+
+def test_rule_leaves_depthwise_and_variable_weights_alone(avx2):
+    depthwise = blocked_depthwise((1, 2, 8, 8, 8), (2, 3, 3, 8), Window((1, 1), (1, 1, 1, 1), (1, 1)))
+    assert conv2d_blocked(_request(depthwise, "avx2")) is None
+    function = _fused(CASES[0])
+    assert conv2d_blocked(Request(function, frozenset(), Target((), avx2.isa))) is None
+
+
+def test_rule_is_tried_first_among_convolutions():
+    scheduled = schedule(_request(_fused(CASES[0])), Device.CPU)
+    assert scheduled is not None and scheduled.rule == "conv2d_blocked"
