@@ -7,180 +7,41 @@ weights are the scalars. Stride, padding and dilation are dealt with once, by a 
 
 in which every tap of the kernel is a contiguous vector: tap `kh` reads phase `kh * DH % SH`, line
 `y + kh * DH // SH`. The copy costs one pass over the input; the convolution reads each element OC * KH
-* KW times.
+* KW times. One long line is copied in blocks that stay in cache, each by the task that reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 
-from hybridc.schedules.cpu.nest import Contraction, finish, read_contraction, substitute, uses
+from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
+from hybridc.schedules.cpu.nest import finish
 from hybridc.schedules.cpu.tile import (
     PARALLEL_WORK,
     Point,
     Tile,
     ceil_div,
-    choose_tile,
     clamp,
     function_of,
     grid,
     integer,
     loop,
     micro_kernel,
+    rank_tiles,
     unrolled,
     when,
     write_columns,
 )
-from hybridc.schedules.registry import Packing, Request, Scheduled
+from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One spatial axis: output index `y` and tap `k` read padded position `y * stride + k * dilation`."""
-
-    output: ir.Var | None
-    tap: ir.Var | None
-    outputs: int
-    taps: int
-    stride: int
-    dilation: int
-    padded: int
-    """Extent of the padded input."""
-
-    @property
-    def phases(self) -> int:
-        return 1 + max(k * self.dilation % self.stride for k in range(self.taps))
-
-    @property
-    def reach(self) -> int:
-        """Lines behind an output's own that its taps read, within a phase."""
-        return (self.taps - 1) * self.dilation // self.stride
-
-    def phase(self, tap: ir.Expr) -> ir.Expr:
-        return tirx.floormod(tap * integer(self.dilation), integer(self.stride))
-
-    def shift(self, tap: ir.Expr) -> ir.Expr:
-        return tirx.floordiv(tap * integer(self.dilation), integer(self.stride))
-
-
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """What an anchor says: `sum over c, kh, kw of data[n, c', h', w'] * weight[o, c, kh, kw]`."""
-
-    contraction: Contraction
-    data: ir.TensorLoad
-    weight: ir.TensorLoad
-    batch: ir.Var
-    channel: ir.Var
-    inner: ir.Var
-    height: Axis
-    width: Axis
-    batches: int
-    groups: int
-    group_outputs: int
-    group_inputs: int
-
-    @property
-    def multiply_adds(self) -> int:
-        outputs = self.batches * self.groups * self.group_outputs * self.height.outputs * self.width.outputs
-        return outputs * self.group_inputs * self.height.taps * self.width.taps
-
-    def point(self, n: ir.Expr, o: ir.Expr, y: ir.Expr, x: ir.Expr) -> dict[ir.Var, ir.Expr]:
-        """The anchor's spatial iterators at an output element."""
-        point = {self.batch: n, self.channel: o, self.width.output: x}
-        if self.height.output is not None:
-            point[self.height.output] = y
-        return point
-
-    def padded(self, n: ir.Expr, c: ir.Expr, y: ir.Expr, x: ir.Expr) -> ir.Expr:
-        """The padded input's element, zero outside it."""
-        indices = [n, c, x] if self.height.output is None else [n, c, y, x]
-        value = self.contraction.nest.inlined(tirx.BufferLoad(self.data.source, indices))
-        inside = tirx.all(y < integer(self.height.padded), x < integer(self.width.padded))
-        return tirx.if_then_else(inside, value, tirx.FloatImm("float32", 0.0))
-
-    def weight_at(self, o: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr) -> ir.Expr:
-        indices = [o, c, kw] if self.height.output is None else [o, c, kh, kw]
-        return self.contraction.nest.inlined(tirx.BufferLoad(self.weight.source, indices))
-
-
-def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
-    """The convolution a function computes, or None."""
-    contraction = read_contraction(function)
-    if contraction is None:
-        return None
-    anchor, data, weight = contraction.anchor, contraction.left, contraction.right
-    rank = len(anchor.spatial)
-    if rank not in (3, 4) or len(anchor.reduce) != rank - 1:
-        return None
-    if len(data.indices) != rank or len(weight.indices) != rank:
-        return None
-    batch, channel, *outputs = anchor.spatial
-    inner, *taps = anchor.reduce
-    if not all(i.same_as(v) for i, v in zip(weight.indices, (channel, inner, *taps), strict=True)):
-        return None
-    shape = [int(e) for e in data.source.shape]
-    axes = []
-    for index, output, tap, extent in zip(data.indices[2:], outputs, taps, shape[2:], strict=True):
-        axis = _read_axis(contraction, index, output, tap, extent)
-        if axis is None:
-            return None
-        axes.append(axis)
-    if not data.indices[0].same_as(batch):
-        return None
-    group_inputs, total_outputs = anchor.extents[inner], anchor.extents[channel]
-    groups = shape[1] // group_inputs
-    if not _reads_groups(contraction, data.indices[1], channel, inner, total_outputs // groups, group_inputs):
-        return None
-    height, width = axes if rank == 4 else (Axis(None, None, 1, 1, 1, 1, 1), axes[0])
-    return Convolution(
-        contraction, data, weight, batch, channel, inner, height, width,
-        anchor.extents[batch], groups, total_outputs // groups, group_inputs,
-    )  # fmt: skip
-
-
-def _read_axis(
-    contraction: Contraction, index: ir.Expr, output: ir.Var, tap: ir.Var, padded: int
-) -> Axis | None:
-    analyzer = sym.Analyzer()
-
-    def at(y: int, k: int) -> int | None:
-        value = analyzer.simplify(substitute(index, {output: integer(y), tap: integer(k)}))
-        return int(value) if isinstance(value, tirx.IntImm) else None
-
-    if at(0, 0) != 0:
-        return None
-    stride, dilation = at(1, 0), at(0, 1)
-    extents = contraction.anchor.extents
-    affine = output * integer(stride or 0) + tap * integer(dilation or 0)
-    if not stride or not dilation or not analyzer.can_prove_equal(index, affine):
-        # an iterator of extent one is often left out of the index
-        if at(extents[output] - 1, extents[tap] - 1) is None:
-            return None
-        stride, dilation = stride or 1, dilation or 1
-        ends = (extents[output] - 1) * stride + (extents[tap] - 1) * dilation
-        if at(extents[output] - 1, extents[tap] - 1) != ends:
-            return None
-    return Axis(output, tap, extents[output], extents[tap], stride, dilation, padded)
-
-
-def _reads_groups(
-    contraction: Contraction, index: ir.Expr, channel: ir.Var, inner: ir.Var, outputs: int, inputs: int
-) -> bool:
-    if outputs == 0 or uses(index, contraction.anchor.spatial[0]):
-        return False
-    analyzer = sym.Analyzer()
-    for o in {0, outputs - 1, outputs, contraction.anchor.extents[channel] - 1}:
-        if o >= contraction.anchor.extents[channel]:
-            continue
-        for c in {0, inputs - 1}:
-            value = analyzer.simplify(substitute(index, {channel: integer(o), inner: integer(c)}))
-            if not isinstance(value, tirx.IntImm) or int(value) != o // outputs * inputs + c:
-                return False
-    return True
+_MOST_CHOICES = 8
+_MANY_BLOCKS = 16
+"""Blocks of columns that are enough tasks without a division by output channels."""
+_BLOCK_TILES = 8
+"""Most tiles of columns of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +52,11 @@ class Source:
     stages: tuple[tirx.Stmt, ...] = ()
     buffers: tuple[ir.Var, ...] = ()
     parameter: tuple[int, ir.Var, Packing] | None = None
+    fill: Callable[[ir.Expr, ir.Expr, ir.Expr], tirx.Stmt] | None = None
+    """`fill(n, group, block)` copies what a block of columns reads, before its tiles run; `read` is then
+    relative to the group's first channel and the block's first column."""
+    tiles: int = 1
+    """Tiles of columns of a block."""
 
 
 def conv2d(request: Request) -> Scheduled | None:
@@ -211,10 +77,12 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     lines = 1 if flat else conv.height.outputs
     columns = conv.height.outputs * conv.width.outputs if flat else conv.width.outputs
     isa = request.target.isa
-    tile = choose_tile(isa, conv.group_outputs, lines, columns, divide_rows=conv.groups > 1)
-    data = _flat_source(conv, tile, columns) if flat else _line_source(conv, tile)
+    tiles = rank_tiles(isa, conv.group_outputs, lines, columns, divide_rows=conv.groups > 1)[:_MOST_CHOICES]
+    ranked = {f"{tile.rows}x{tile.depth}x{tile.width} vectors": tile for tile in tiles}
+    tile = pick(request, ranked)
+    data = _data_source(conv, tile, lines, columns, flat=flat)
     weight = _weight_source(request, conv, tile)
-    body, sums = _tiles(conv, tile, lines, columns, data.read, weight.read, flat=flat)
+    body, sums = _tiles(conv, tile, lines, columns, data, weight.read, flat=flat)
     params = list(request.function.params)
     packings = []
     if weight.parameter is not None:
@@ -224,7 +92,7 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     function = function_of(
         request.function, params, [*weight.stages, *data.stages, body], [*weight.buffers, *data.buffers, sums]
     )
-    return finish(function, rule, packings)
+    return finish(function, rule, packings, ranked)
 
 
 def _is_pointwise(conv: Convolution) -> bool:
@@ -232,17 +100,75 @@ def _is_pointwise(conv: Convolution) -> bool:
     return all(a.taps == 1 and a.stride == 1 and a.padded == a.outputs for a in axes)
 
 
+def _data_source(conv: Convolution, tile: Tile, lines: int, columns: int, *, flat: bool) -> Source:
+    """Read in place if possible; one long line is copied block by block, which stays in cache."""
+    tiles = ceil_div(columns, tile.columns)
+    divisors = [t for t in range(1, _BLOCK_TILES + 1) if tiles % t == 0 and tiles // t >= _MANY_BLOCKS]
+    one_line = conv.height.outputs == 1 and conv.height.taps == 1 and _weights_inside(conv, lines, columns)
+    if one_line and divisors:
+        if flat and columns % tile.columns == 0:
+            return replace(_flat_source(conv, tile, columns), tiles=divisors[-1])
+        return _block_source(conv, tile, divisors[-1])
+    return _flat_source(conv, tile, columns) if flat else _line_source(conv, tile)
+
+
+def _block_source(conv: Convolution, tile: Tile, tiles: int) -> Source:
+    """A block's part of the padded line; most blocks need no padding."""
+    width, source = conv.width, unpadded(conv)
+    columns = tiles * tile.columns
+    shape = (conv.group_inputs, width.phases, columns + width.reach)
+    block = tirx.decl_buffer(shape, "float32", "block")
+
+    def fill(n: ir.Expr, g: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+        start = number * integer(columns * width.stride)
+
+        def copied(value: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
+            def line(point: Point) -> tirx.Stmt:
+                c, pw = point
+                channel = g * integer(conv.group_inputs) + c
+
+                def element(x: ir.Expr) -> tirx.Stmt:
+                    at = start + x * integer(width.stride) + pw
+                    return tirx.BufferStore(block, value(channel, at), [c, pw, x])
+
+                return loop(shape[-1], element)
+
+            return grid(shape[:-1], line)
+
+        padded = copied(lambda c, x: conv.padded(n, c, integer(0), x))
+        if source is None:
+            return padded
+        data, before = source
+        line = () if conv.height.output is None else (integer(0),)
+        whole = copied(lambda c, x: tirx.BufferLoad(data, [n, c, *line, x - integer(before)]))
+        reach = (shape[-1] - 1) * width.stride + width.phases
+        last = before + int(data.shape[-1]) - reach
+        return tirx.IfThenElse(tirx.all(start >= integer(before), start <= integer(last)), whole, padded)
+
+    def read(n: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr, y: ir.Expr, x: ir.Expr) -> ir.Expr:
+        return tirx.BufferLoad(block, [c, width.phase(kw), x + width.shift(kw)])
+
+    return Source(read, (), (block,), fill=fill, tiles=tiles)
+
+
+def _line_and_column(conv: Convolution, flat: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
+    """Where an element of joined lines lies."""
+    width = integer(conv.width.outputs)
+    if conv.height.outputs == 1:
+        return integer(0), flat
+    return tirx.floordiv(flat, width), tirx.floormod(flat, width)
+
+
 def _flat_source(conv: Convolution, tile: Tile, columns: int) -> Source:
     """Data of a 1x1 convolution, lines joined: read in place, or copied if the last vector sticks out."""
-    width = conv.width.outputs
 
     def element(n: ir.Expr, c: ir.Expr, j: ir.Expr) -> ir.Expr:
-        return conv.padded(n, c, tirx.floordiv(j, integer(width)), tirx.floormod(j, integer(width)))
+        return conv.padded(n, c, *_line_and_column(conv, j))
 
     if columns % tile.columns == 0 and conv.contraction.nest.parameter(conv.data.source) is not None:
 
         def direct(n: ir.Expr, c: ir.Expr, j: ir.Expr) -> ir.Expr:
-            y, x = tirx.floordiv(j, integer(width)), tirx.floormod(j, integer(width))
+            y, x = _line_and_column(conv, j)
             indices = [n, c, x] if conv.height.output is None else [n, c, y, x]
             return tirx.BufferLoad(conv.data.source, indices)
 
@@ -316,20 +242,48 @@ def _weight_source(request: Request, conv: Convolution, tile: Tile) -> Source:
     return Source(read, (stage,), (packed,))
 
 
+def _weights_inside(conv: Convolution, lines: int, columns: int) -> bool:
+    """Weights are fewer than data, so that they are swept for each block of data."""
+    weights = conv.group_outputs * conv.group_inputs * conv.height.taps * conv.width.taps
+    return weights < conv.group_inputs * lines * columns
+
+
 def _tiles(
     conv: Convolution, tile: Tile, lines: int, columns: int,
-    data_at: Callable[..., ir.Expr], weight_at: Callable[..., ir.Expr], *, flat: bool,
+    data: Source, weight_at: Callable[..., ir.Expr], *, flat: bool,
 ) -> tuple[tirx.Stmt, ir.Var]:  # fmt: skip
     """Tasks: what is smaller, weights or data, is swept by the inner loops and stays in cache."""
     row_blocks = ceil_div(conv.group_outputs, tile.rows)
     places = (ceil_div(lines, tile.depth), ceil_div(columns, tile.columns))
-    weight_elements = conv.group_outputs * conv.group_inputs * conv.height.taps * conv.width.taps
-    weights_inside = weight_elements < conv.group_inputs * lines * columns
+    weights_inside = _weights_inside(conv, lines, columns)
+    in_blocks = data.fill is not None or data.tiles > 1
     sums: list[ir.Var] = []
 
     def task(point: Point) -> tirx.Stmt:
         n, g = point[:2]
-        line_block, column_block, block = point[2:] if weights_inside else (*point[3:], point[2])
+        if in_blocks:
+            return block_of_tiles(n, g, point[2], point[3])
+        return tile_at(n, g, *(point[2:] if weights_inside else (*point[3:], point[2])))
+
+    def block_of_tiles(n: ir.Expr, g: ir.Expr, line_block: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+        """Along a few rows of output at a time, so that they are written in long runs."""
+
+        def one(b: ir.Expr, i: ir.Expr) -> tirx.Stmt:
+            column_block = number * integer(data.tiles) + i
+            return tile_at(n, g, line_block, column_block, b, None if data.fill is None else i)
+
+        tiles = loop(row_blocks, lambda b: loop(data.tiles, lambda i: one(b, i)))
+        return tiles if data.fill is None else tirx.SeqStmt([data.fill(n, g, number), tiles])
+
+    def tile_at(
+        n: ir.Expr,
+        g: ir.Expr,
+        line_block: ir.Expr,
+        column_block: ir.Expr,
+        block: ir.Expr,
+        place: ir.Expr | None = None,
+    ) -> tirx.Stmt:
+        """A tile; `place` is its number in a block that was copied."""
 
         def channel(m: ir.Expr) -> ir.Expr:
             return block * integer(tile.rows) + m
@@ -340,8 +294,11 @@ def _tiles(
         def right(k: Point, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
             c, kh, kw = k
             y = line_block * integer(tile.depth) + line
-            x = column_block * integer(tile.columns) + vector * integer(tile.lanes) + lane
-            return data_at(n, g * integer(conv.group_inputs) + c, kh, kw, y, x)
+            number, channel = (
+                (column_block, g * integer(conv.group_inputs) + c) if place is None else (place, c)
+            )
+            x = number * integer(tile.columns) + vector * integer(tile.lanes) + lane
+            return data.read(n, channel, kh, kw, y, x)
 
         def write(sum_at: Callable[..., ir.Expr]) -> tirx.Stmt:
             def row(m: ir.Expr) -> tirx.Stmt:
@@ -357,8 +314,7 @@ def _tiles(
             def vector(m: ir.Expr, d: ir.Expr, v: ir.Expr, y: ir.Expr) -> tirx.Stmt:
                 def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
                     o = g * integer(conv.group_outputs) + channel(m)
-                    width = integer(conv.width.outputs)
-                    at = (tirx.floordiv(column, width), tirx.floormod(column, width)) if flat else (y, column)
+                    at = _line_and_column(conv, column) if flat else (y, column)
                     return conv.contraction.store(conv.point(n, o, *at), sum_at(m, d, v, lane))
 
                 return write_columns(column_block * integer(tile.columns), columns, tile, v, element)
@@ -370,6 +326,8 @@ def _tiles(
         sums.append(buffer)
         return body
 
-    order = (*places, row_blocks) if weights_inside else (row_blocks, *places)
+    order: tuple[int, ...] = (*places, row_blocks) if weights_inside else (row_blocks, *places)
+    if in_blocks:
+        order = (places[0], places[1] // data.tiles)
     tasks = (conv.batches, conv.groups, *order)
     return grid(tasks, task, parallel=conv.multiply_adds >= PARALLEL_WORK), sums[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from tvm import relax
 
 from hybridc.schedules.cpu.conv2d import conv2d
+from hybridc.schedules.registry import Request
+from hybridc.targets import Target
 
 op = relax.op
 
@@ -28,6 +31,10 @@ CASES: list[tuple[Any, ...]] = [
     ((1, 15, 300), (15, 15, 51), 1, 200, 8, 1),
     ((2, 4, 33), (7, 4, 3), 2, 1, 1, 1),
     ((2, 4, 33), (7, 4, 1), 1, 0, 1, 1),
+    # one long line: in blocks of columns
+    ((2, 3, 2001), (5, 3, 3), 1, 3, 2, 1),
+    ((1, 4, 4001), (6, 2, 4), 2, 1, 1, 2),
+    ((1, 3, 3840), (7, 3, 1), 1, 0, 1, 1),
 ]
 
 
@@ -136,3 +143,19 @@ def test_weights_are_packed_only_where_they_are_constant(avx2):
     unpacked = packed.transpose(0, 4, 1, 2, 3).reshape(blocks * rows, 3, 3, 3)
     np.testing.assert_array_equal(unpacked[:10], weight)
     assert not unpacked[10:].any()
+
+
+def test_tiles_are_offered_and_taken_by_their_label(avx2):
+    function = avx2.function(
+        lambda emit, x, w: _conv(emit, x, w, 1, 1, 1, 1), [(1, 3, 20, 20), (10, 3, 3, 3)]
+    )
+    first = avx2.schedule(function, [1], conv2d)
+    assert len(first.choices) > 2
+    request = Request(function, frozenset([1]), Target((), avx2.isa))
+    shapes = set()
+    for choice in first.choices:
+        chosen = conv2d(replace(request, choice=choice))
+        assert chosen is not None and chosen.choices == first.choices
+        shapes.add(chosen.packings[0][1].shape)
+    again = conv2d(request)
+    assert len(shapes) > 1 and again is not None and first.packings == again.packings

@@ -1,0 +1,187 @@
+"""Reading convolutions of plain NC(H)W tensors: axes, groups and padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import ir, sym, tirx
+
+from hybridc.schedules.cpu.nest import Contraction, loads, read_contraction, substitute, uses
+from hybridc.schedules.cpu.tile import integer
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One spatial axis: output index `y` and tap `k` read padded position `y * stride + k * dilation`."""
+
+    output: ir.Var | None
+    tap: ir.Var | None
+    outputs: int
+    taps: int
+    stride: int
+    dilation: int
+    padded: int
+    """Extent of the padded input."""
+
+    @property
+    def phases(self) -> int:
+        return 1 + max(k * self.dilation % self.stride for k in range(self.taps))
+
+    @property
+    def reach(self) -> int:
+        """Lines behind an output's own that its taps read, within a phase."""
+        return (self.taps - 1) * self.dilation // self.stride
+
+    def phase(self, tap: ir.Expr) -> ir.Expr:
+        return tirx.floormod(tap * integer(self.dilation), integer(self.stride))
+
+    def shift(self, tap: ir.Expr) -> ir.Expr:
+        return tirx.floordiv(tap * integer(self.dilation), integer(self.stride))
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """What an anchor says: `sum over c, kh, kw of data[n, c', h', w'] * weight[o, c, kh, kw]`."""
+
+    contraction: Contraction
+    data: ir.TensorLoad
+    weight: ir.TensorLoad
+    batch: ir.Var
+    channel: ir.Var
+    inner: ir.Var
+    height: Axis
+    width: Axis
+    batches: int
+    groups: int
+    group_outputs: int
+    group_inputs: int
+
+    @property
+    def multiply_adds(self) -> int:
+        outputs = self.batches * self.groups * self.group_outputs * self.height.outputs * self.width.outputs
+        return outputs * self.group_inputs * self.height.taps * self.width.taps
+
+    def point(self, n: ir.Expr, o: ir.Expr, y: ir.Expr, x: ir.Expr) -> dict[ir.Var, ir.Expr]:
+        """The anchor's spatial iterators at an output element."""
+        point = {self.batch: n, self.channel: o, self.width.output: x}
+        if self.height.output is not None:
+            point[self.height.output] = y
+        return point
+
+    def padded(self, n: ir.Expr, c: ir.Expr, y: ir.Expr, x: ir.Expr) -> ir.Expr:
+        """The padded input's element, zero outside it."""
+        indices = [n, c, x] if self.height.output is None else [n, c, y, x]
+        value = self.contraction.nest.inlined(tirx.BufferLoad(self.data.source, indices))
+        inside = tirx.all(y < integer(self.height.padded), x < integer(self.width.padded))
+        return tirx.if_then_else(inside, value, tirx.FloatImm("float32", 0.0))
+
+    def weight_at(self, o: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr) -> ir.Expr:
+        indices = [o, c, kw] if self.height.output is None else [o, c, kh, kw]
+        return self.contraction.nest.inlined(tirx.BufferLoad(self.weight.source, indices))
+
+
+def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
+    """The convolution a function computes, or None."""
+    contraction = read_contraction(function)
+    if contraction is None:
+        return None
+    anchor, data, weight = contraction.anchor, contraction.left, contraction.right
+    rank = len(anchor.spatial)
+    if rank not in (3, 4) or len(anchor.reduce) != rank - 1:
+        return None
+    if len(data.indices) != rank or len(weight.indices) != rank:
+        return None
+    batch, channel, *outputs = anchor.spatial
+    inner, *taps = anchor.reduce
+    if not all(i.same_as(v) for i, v in zip(weight.indices, (channel, inner, *taps), strict=True)):
+        return None
+    shape = [int(e) for e in data.source.shape]
+    axes = []
+    for index, output, tap, extent in zip(data.indices[2:], outputs, taps, shape[2:], strict=True):
+        axis = _read_axis(contraction, index, output, tap, extent)
+        if axis is None:
+            return None
+        axes.append(axis)
+    if not data.indices[0].same_as(batch):
+        return None
+    group_inputs, total_outputs = anchor.extents[inner], anchor.extents[channel]
+    groups = shape[1] // group_inputs
+    if not _reads_groups(contraction, data.indices[1], channel, inner, total_outputs // groups, group_inputs):
+        return None
+    height, width = axes if rank == 4 else (Axis(None, None, 1, 1, 1, 1, 1), axes[0])
+    return Convolution(
+        contraction, data, weight, batch, channel, inner, height, width,
+        anchor.extents[batch], groups, total_outputs // groups, group_inputs,
+    )  # fmt: skip
+
+
+def _read_axis(
+    contraction: Contraction, index: ir.Expr, output: ir.Var, tap: ir.Var, padded: int
+) -> Axis | None:
+    analyzer = sym.Analyzer()
+
+    def at(y: int, k: int) -> int | None:
+        value = analyzer.simplify(substitute(index, {output: integer(y), tap: integer(k)}))
+        return int(value) if isinstance(value, tirx.IntImm) else None
+
+    if at(0, 0) != 0:
+        return None
+    stride, dilation = at(1, 0), at(0, 1)
+    extents = contraction.anchor.extents
+    affine = output * integer(stride or 0) + tap * integer(dilation or 0)
+    if not stride or not dilation or not analyzer.can_prove_equal(index, affine):
+        # an iterator of extent one is often left out of the index
+        if at(extents[output] - 1, extents[tap] - 1) is None:
+            return None
+        stride, dilation = stride or 1, dilation or 1
+        ends = (extents[output] - 1) * stride + (extents[tap] - 1) * dilation
+        if at(extents[output] - 1, extents[tap] - 1) != ends:
+            return None
+    return Axis(output, tap, extents[output], extents[tap], stride, dilation, padded)
+
+
+def _reads_groups(
+    contraction: Contraction, index: ir.Expr, channel: ir.Var, inner: ir.Var, outputs: int, inputs: int
+) -> bool:
+    if outputs == 0 or uses(index, contraction.anchor.spatial[0]):
+        return False
+    analyzer = sym.Analyzer()
+    for o in {0, outputs - 1, outputs, contraction.anchor.extents[channel] - 1}:
+        if o >= contraction.anchor.extents[channel]:
+            continue
+        for c in {0, inputs - 1}:
+            value = analyzer.simplify(substitute(index, {channel: integer(o), inner: integer(c)}))
+            if not isinstance(value, tirx.IntImm) or int(value) != o // outputs * inputs + c:
+                return False
+    return True
+
+
+def unpadded(conv: Convolution) -> tuple[ir.Var, int] | None:
+    """The parameter that is convolved along its last axis, and how many zeros stand before it."""
+    nest, padded = conv.contraction.nest, conv.data.source
+    if nest.parameter(padded) is not None:
+        return padded, 0
+    producer = nest.producer(padded)
+    found = [] if producer is None else loads(producer.value)
+    if producer is None or len(found) != 1 or nest.parameter(found[0].source) is None:
+        return None
+    (load,) = found
+    *others, x = producer.spatial
+    *shape, length = (int(e) for e in load.source.shape)
+    if [int(e) for e in padded.shape[:-1]] != shape:
+        return None
+    if not all(i.same_as(v) or e == 1 for i, v, e in zip(load.indices, others, shape, strict=False)):
+        return None
+    analyzer = sym.Analyzer()
+    before = analyzer.simplify(x - load.indices[-1])
+    if not isinstance(before, tirx.IntImm):
+        return None
+    first, last = int(before), int(before) + length - 1
+
+    def at(position: int) -> ir.Expr:
+        return analyzer.simplify(substitute(producer.value, {x: integer(position)}))
+
+    copied = all(isinstance(at(p), ir.TensorLoad) for p in (first, last))
+    outside = [at(p) for p in (first - 1, last + 1) if 0 <= p < conv.width.padded]
+    zero = all(isinstance(v, tirx.FloatImm) and float(v) == 0.0 for v in outside)
+    return (load.source, first) if copied and zero else None

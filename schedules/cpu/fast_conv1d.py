@@ -1,0 +1,274 @@
+"""Convolutions along one axis by Fourier transforms, where the kernel is long."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
+from hybridc.schedules.cpu.fourier import Plane, Transform, roots_of_unity
+from hybridc.schedules.cpu.nest import finish
+from hybridc.schedules.cpu.segments import (
+    Scratch,
+    Segments,
+    gather,
+    prefetch_inputs,
+    prefetch_outputs,
+    scatter,
+)
+from hybridc.schedules.cpu.tile import (
+    Point,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+    unrolled,
+    vectorized,
+)
+from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+from hybridc.schedules.registry import Transform as LinearMap
+from hybridc.targets import Isa
+
+_TRANSFORMS = tuple(
+    Transform(first, second)
+    for first, second in itertools.product((4, 6, 8, 12, 16), repeat=2)
+    if first <= second <= 2 * first
+)
+_CACHE_BYTES = 3 << 18
+"""What spectra may take of a second-level cache of 1 MiB."""
+_SPILLED_POINT_COST = 60.0
+"""Time that a point costs more when spectra go to the third level and back, in vector multiply-adds."""
+_THREADS = 4
+"""Assumed when tasks are few."""
+_DIRECT_EFFICIENCY = 0.85
+"""Of the peak, that direct convolution reaches."""
+_DIRECT = "direct"
+_MOST_CHOICES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A transform for a convolution."""
+
+    cut: Segments
+    transform: Transform
+    isa: Isa
+
+    @property
+    def label(self) -> str:
+        return f"{self.transform.first}x{self.transform.second} points"
+
+    @property
+    def inputs(self) -> int:
+        return self.cut.conv.group_inputs
+
+    @property
+    def outputs(self) -> int:
+        return self.cut.conv.group_outputs
+
+    @property
+    def rows(self) -> int:
+        """Output channels of a micro-kernel: four sums each, beside four inputs and two weights."""
+        most = (self.isa.vector_registers - 6) // 4
+        return ceil_div(self.outputs, ceil_div(self.outputs, most))
+
+    @property
+    def row_blocks(self) -> int:
+        return ceil_div(self.outputs, self.rows)
+
+    @property
+    def channels(self) -> int:
+        """Planes of spectra: products overwrite their inputs."""
+        return max(self.inputs, self.row_blocks * self.rows)
+
+    @property
+    def frequencies(self) -> int:
+        """Those up to N / 2: each f is multiplied together with N - f, whose weights are conjugate."""
+        return self.transform.points // 2 + 1
+
+    @property
+    def cost(self) -> float:
+        """Predicted time in vector multiply-adds; tasks are shared evenly among a few threads."""
+        n = self.transform.points
+        point = 5 * math.log2(n) + 6 + self.cut.copy_operations / 2
+        if self.channels * n * 8 * self.cut.lanes > _CACHE_BYTES:
+            point += _SPILLED_POINT_COST
+        products = 8 * self.frequencies * self.row_blocks * self.rows * self.inputs
+        task = products + n * point * (self.inputs + self.outputs)
+        return ceil_div(self.cut.tasks, _THREADS) * _THREADS * task
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A convolution along one axis, and the parameter that it reads."""
+
+    conv: Convolution
+    data: ir.Var
+    """Without padding."""
+    before: int
+    """Zeros in front of it."""
+    isa: Isa
+
+    def plan(self, transform: Transform) -> Plan:
+        cut = Segments(self.conv, self.data, self.before, transform.points, self.isa.lanes())
+        return Plan(cut, transform, self.isa)
+
+
+def fast_conv1d(request: Request) -> Scheduled | None:
+    """Accepts convolutions along one axis with constant weights, of any dilation, without stride and groups,
+    if they are predicted to take less time than direct ones: in long signals from about 5 taps on.
+
+    A segment of N inputs, for example 128, is transformed, multiplied by the transformed weights and summed
+    over channels, and transformed back ("overlap-save": Oppenheim and Schafer, "Discrete-Time Signal
+    Processing"). 51 taps then cost 3 multiply-adds instead of 51, and as much again for the transforms of 15
+    channels. Each lane of a vector has segments of its own: all but the copies in and out is plain vectors.
+
+    Errors are about 3e-7 of the output's scale, as those of a long direct sum. But the scale is that of the
+    segment and of the one it is paired with: a small output near large ones has their absolute error, and a
+    NaN or infinity makes both segments NaN, in all output channels. Images of a batch do not mix.
+    """
+    source = None if request.choice == _DIRECT else read_source(request)
+    if source is None:
+        return None
+    plans = [source.plan(t) for t in _TRANSFORMS if t.points >= source.conv.width.taps]
+    direct = source.conv.multiply_adds / source.isa.lanes() / _DIRECT_EFFICIENCY
+    better = sorted((p for p in plans if p.cost < direct), key=lambda p: p.cost)[:_MOST_CHOICES]
+    if not better:
+        return None
+    ranked = {plan.label: plan for plan in better}
+    return schedule_plan(request, pick(request, ranked), (*ranked, _DIRECT))
+
+
+def read_source(request: Request) -> Source | None:
+    """The convolution, if the rule can compute it, whether that would be fast or not."""
+    conv = read_convolution(request.function) if request.winograd else None
+    if conv is None or conv.width.stride != 1 or conv.groups != 1:
+        return None
+    height = conv.height
+    one_line = height.outputs == 1 and height.taps == 1 and height.padded == 1
+    constant = conv.contraction.nest.parameter(conv.weight.source) in request.constants
+    source = unpadded(conv) if one_line and constant else None
+    return None if source is None else Source(conv, *source, request.target.isa)
+
+
+def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -> Scheduled:
+    """Emit: a task transforms all input channels of its segments, multiplies, and transforms back."""
+    cut, transform = plan.cut, plan.transform
+    fill_roots, (roots, state) = roots_of_unity(transform.points)
+    packing = _packing(plan)
+    weights = tirx.decl_buffer([packing.shape[axis] for axis in packing.axes], "float32", "packed_weight")
+    # one point more a channel, lest the channels of a point fall into the same few sets of the cache
+    spectra = tirx.decl_buffer((plan.channels, transform.points + 1, 2, cut.lanes), "float32", "spectra")
+    scratch = cut.scratch()
+    products, buffers = _products(plan, spectra, weights)
+
+    def task(point: Point) -> tirx.Stmt:
+        (number,) = point
+        forward = loop(plan.inputs, lambda c: _forward(plan, scratch, Plane(spectra, c), roots, number))
+        inverse = loop(plan.outputs, lambda o: _inverse(plan, scratch, Plane(spectra, o), roots, number))
+        return tirx.SeqStmt([forward, products, inverse])
+
+    position = cut.conv.contraction.nest.parameter(cut.conv.weight.source)
+    assert position is not None
+    params = list(request.function.params)
+    params[position] = weights
+    body = [fill_roots, grid((cut.tasks,), task, parallel=True)]
+    intermediates = [roots, state, spectra, *scratch.buffers, *buffers]
+    function = function_of(request.function, params, body, intermediates)
+    return finish(function, fast_conv1d.__name__, [(position, packing)], choices)
+
+
+def _forward(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
+    """Read and transform an input channel, and prefetch the next one meanwhile."""
+    channel, count = spectrum.channel, plan.transform.first
+    following = tirx.min(channel + integer(1), integer(plan.inputs - 1))
+
+    def prefetch(i: ir.Expr) -> tirx.Stmt:
+        return prefetch_inputs(plan.cut, task, following, i * integer(count), count)
+
+    transformed = plan.transform.forward(scratch.work, spectrum, roots, prefetch)
+    return tirx.SeqStmt([gather(plan.cut, scratch, task, channel), transformed])
+
+
+def _inverse(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
+    """Transform back and write an output channel, and prefetch what that needs meanwhile."""
+    channel, count = spectrum.channel, plan.transform.second
+
+    def prefetch(i: ir.Expr) -> tirx.Stmt:
+        return prefetch_outputs(plan.cut, task, channel, i * integer(count), count)
+
+    transformed = plan.transform.inverse(spectrum, scratch.work, roots, prefetch)
+    return tirx.SeqStmt([transformed, scatter(plan.cut, scratch, task, channel)])
+
+
+def _packing(plan: Plan) -> Packing:
+    """Weights as spectra `[f, O / rows, C, rows, 2]`: conjugate, for a correlation, and divided by N."""
+    n, conv = plan.transform.points, plan.cut.conv
+    taps, frequencies = range(conv.width.taps), range(plan.frequencies)
+    angles = [[2 * math.pi * (f * k % n) / n for k in taps] for f in frequencies]
+    matrix = [tuple(part(a) / n for a in row) for row in angles for part in (math.cos, math.sin)]
+    line = () if conv.height.output is None else (1,)
+    padded = (plan.row_blocks * plan.rows, plan.inputs, *line, 2 * plan.frequencies)
+    shape = (plan.row_blocks, plan.rows, plan.inputs, plan.frequencies, 2)
+    return Packing(padded, shape, (3, 0, 2, 1, 4), LinearMap(tuple(matrix), (2 + len(line),)))
+
+
+def _products(plan: Plan, spectra: ir.Var, weights: ir.Var) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """Multiply spectra and sum over input channels, in place: at f, and at N - f with conjugate weights.
+
+    The inputs at such a pair are first brought together: they lie far apart and are read `row_blocks` times.
+    """
+    n, lanes = plan.transform.points, plan.cut.lanes
+    near = tirx.decl_buffer((plan.inputs, 2, 2, lanes), "float32", "near")
+    sums = tirx.decl_buffer((plan.rows, 2, 2, lanes), "float32", "sums", scope="local")
+
+    def pair(f: ir.Expr) -> tirx.Stmt:
+        places = [plan.transform.position(at) for at in (f, tirx.floormod(integer(n) - f, integer(n)))]
+
+        def fetch(c: ir.Expr, side: int, lane: ir.Expr) -> list[tirx.Stmt]:
+            return Plane(near, c).store(integer(side), lane, Plane(spectra, c).load(places[side], lane))
+
+        def clear(m: ir.Expr, side: int, lane: ir.Expr) -> list[tirx.Stmt]:
+            zero = tirx.FloatImm("float32", 0.0)
+            return Plane(sums, m).store(integer(side), lane, (zero, zero))
+
+        def accumulate(b: ir.Expr, c: ir.Expr, m: ir.Expr, side: int, lane: ir.Expr) -> list[tirx.Stmt]:
+            real, imaginary = (tirx.BufferLoad(weights, [f, b, c, m, integer(part)]) for part in range(2))
+            x, y = Plane(near, c).load(integer(side), lane)
+            u, v = Plane(sums, m).load(integer(side), lane)
+            if side == 0:
+                total = u + real * x - imaginary * y, v + real * y + imaginary * x
+            else:
+                total = u + real * x + imaginary * y, v + real * y - imaginary * x
+            return Plane(sums, m).store(integer(side), lane, total)
+
+        def write(b: ir.Expr, m: ir.Expr, side: int, lane: ir.Expr) -> list[tirx.Stmt]:
+            output = Plane(spectra, b * integer(plan.rows) + m)
+            return output.store(places[side], lane, Plane(sums, m).load(integer(side), lane))
+
+        def block(b: ir.Expr) -> tirx.Stmt:
+            tile = partial(_both_sides, plan.rows, lanes)
+            reduction = loop(plan.inputs, lambda c: tile(partial(accumulate, b, c)))
+            return tirx.SeqStmt([tile(clear), reduction, tile(partial(write, b))])
+
+        fetched = loop(plan.inputs, lambda c: _both_sides(1, lanes, lambda _, *at: fetch(c, *at)))
+        return tirx.SeqStmt([fetched, loop(plan.row_blocks, block)])
+
+    return loop(plan.frequencies, pair), [near, sums]
+
+
+def _both_sides(rows: int, lanes: int, body: Callable[[ir.Expr, int, ir.Expr], list[tirx.Stmt]]) -> tirx.Stmt:
+    """Statements for each row, vectors of lanes, at f and at N - f."""
+
+    def row(m: ir.Expr) -> tirx.Stmt:
+        return vectorized(
+            lanes, lambda lane: tirx.SeqStmt([s for side in range(2) for s in body(m, side, lane)])
+        )
+
+    return unrolled(rows, row)
