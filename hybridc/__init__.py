@@ -11,6 +11,7 @@ compiler.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,17 +38,27 @@ def compile(
     dims: Mapping[str, int] | None = None,
     machine: str | Path | None = None,
     threads: int | None = None,
+    winograd: bool = True,
+    tune_seconds: float | None = None,
+    tune_record: str | Path | None = None,
 ) -> Compiled:
     """Compile an ONNX model to the folder `output`.
 
     `target` is `[cuda[:ARCH,...]+]ISA`, for example `cuda+avx2`. `gpu_memory` is the budget, bytes with a
     unit (`"64MiB"`) or a percentage of what the model needs entirely on the GPU (`"50%"`); without it there
     is no limit. `shapes` and `dims` fix what the model leaves open: input shapes by name, named dimensions.
-    `machine` names a profile, or the file of one, whose speeds the planner weighs. Raises HybridcError.
+    `machine` names a profile, or the file of one, whose speeds the planner weighs. `winograd=False` leaves
+    out fast algorithms, whose rounding errors are a few times larger. `tune_seconds` is time to measure tiles
+    of CPU kernels on this machine, `tune_record` a file of such measurements. Raises HybridcError.
     """
     from hybridc.compiler import compile_model
 
-    return compile_model(model, output, _options(target, gpu_memory, shapes, dims, machine, threads))
+    options = replace(
+        _options(target, gpu_memory, shapes, dims, machine, threads, winograd),
+        tune_seconds=tune_seconds,
+        tune_record=None if tune_record is None else Path(tune_record),
+    )
+    return compile_model(model, output, options)
 
 
 def plan(
@@ -79,6 +90,7 @@ def _options(
     dims: Mapping[str, int] | None,
     machine: str | Path | None,
     threads: int | None,
+    winograd: bool = True,
 ) -> CompileOptions:
     from hybridc.machine import load_machine
     from hybridc.options import CompileOptions, parse_budget
@@ -93,4 +105,5 @@ def _options(
         dims=tuple(dict(dims or {}).items()),
         machine=load_machine() if machine is None else load_machine(machine),
         threads=threads,
+        winograd=winograd,
     )

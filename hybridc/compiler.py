@@ -9,9 +9,9 @@ store         model.hyb: manifest, plan, library, CUDA source, weights
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from hybridc.passes.plan import all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.program import Program
 from hybridc.progress import Progress, Silent
 from hybridc.targets import Target
+from hybridc.tuning import tuner_of
 
 if TYPE_CHECKING:
     import onnx
@@ -45,6 +46,8 @@ class Compiled:
     graph: Graph | None
     plan: Plan | None
     seconds: dict[str, float] = field(default_factory=dict)
+    tuned: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the tiles that were measured to be faster than the predicted ones, by function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,16 @@ def compile_model(
     watch = _Watch(progress or Silent())
     with watch("import"):
         model, start = import_model(source, options)
+    tuner = tuner_of(options, watch.progress)
     with watch("passes"):
-        done = run_stages(start, watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir)
+        done = run_stages(
+            replace(start, chooser=tuner),
+            watch.progress,
+            stop_after=options.stop_after,
+            dump_ir=options.dump_ir,
+        )
     if output is None or options.stop_after is not None:
-        return Compiled(None, done.graph, done.plan, watch.seconds)
+        return Compiled(None, done.graph, done.plan, watch.seconds, tuner.chosen if tuner else {})
 
     def build(folder: Path) -> Contents:
         library = _generate_code(done, folder, watch.progress)
@@ -80,7 +89,7 @@ def compile_model(
 
     with watch("code"):
         store(output, done.program.weights, build)
-    return Compiled(Path(output), done.graph, done.plan, watch.seconds)
+    return Compiled(Path(output), done.graph, done.plan, watch.seconds, tuner.chosen if tuner else {})
 
 
 def _check_means(output: str | Path | None, target: Target) -> Path:
@@ -107,7 +116,10 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
     """Read a model, and what the stages start from. Raises ModelError or UsageError."""
     model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
     program = Program(model.module, model.weights, model.origins)
-    return model, Compilation(program, options.target, options.machine, options.gpu_memory)
+    start = Compilation(
+        program, options.target, options.machine, options.gpu_memory, winograd=options.winograd
+    )
+    return model, start
 
 
 def _generate_code(done: Compilation, folder: Path, progress: Progress) -> BuiltLibrary:

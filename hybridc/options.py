@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
@@ -160,6 +161,23 @@ def check_threads(count: int) -> int:
     return count
 
 
+def check_seconds(seconds: float) -> float:
+    """Refuse an impossible time for tuning. Raises UsageError HC518."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < math.inf:
+        raise UsageError("HC518", f"{seconds!r} is no time for tuning", remedy="give a number of seconds: 60")
+    return float(seconds)
+
+
+def parse_seconds(text: str) -> float:
+    """Read a number of seconds. Raises UsageError HC518."""
+    try:
+        return check_seconds(float(text))
+    except ValueError:
+        remedy = "write --tune=60, or --tune behind the model"
+        raise UsageError("HC518", f"{text!r} is not a number of seconds", remedy=remedy) from None
+
+
 def parse_count(text: str) -> int:
     """Read a whole number of at least 1, such as a number of threads. Raises UsageError HC513."""
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
@@ -199,6 +217,13 @@ class CompileOptions:
     """Speeds that the planner weighs against each other."""
     threads: int | None = None
     """CPU threads that the plan counts on; None: as many as the machine profile has."""
+    winograd: bool = True
+    """Whether kernels may use fast algorithms (Winograd), whose rounding errors are a few times larger."""
+    tune_seconds: float | None = None
+    """Time for a measured choice among the tiles of CPU kernels; None: none is measured."""
+    tune_record: Path | None = None
+    """File with such measurements, which are used and added to; None: a file in the user's cache if there is
+    time to tune, else none."""
     stop_after: str | None = None
     """Name of the last stage to run."""
     dump_ir: Path | None = None
@@ -222,6 +247,8 @@ class CompileOptions:
                 )
         if self.threads is not None:
             check_threads(self.threads)
+        if self.tune_seconds is not None:
+            check_seconds(self.tune_seconds)
         if self.gpu_memory is not None and not self.target.has_gpu:
             raise UsageError(
                 "HC515",

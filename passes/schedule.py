@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from tvm import relax, tirx
+import tvm
+from tvm import relax, s_tir, tirx
 
 from hybridc.ir import Device
 from hybridc.passes.program import Program, is_op
@@ -12,14 +15,41 @@ from hybridc.schedules.registry import Request, Scheduled, schedule
 from hybridc.targets import Target
 
 
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """A function of the CPU that its rule can schedule in more than one way."""
+
+    name: str
+    request: Request
+    scheduled: Scheduled
+    """As it is predicted to be best."""
+    flops: int
+    """Of all its calls together: its share of a run."""
+
+    def version(self, label: str) -> Scheduled:
+        """The function with another one of `scheduled.choices`."""
+        made = schedule(replace(self.request, choice=label), Device.CPU)
+        assert made is not None
+        return made
+
+
+Chooser = Callable[[Sequence[Tunable]], Mapping[str, str]]
+"""Labels to take, by function; one that is left out stays as it is predicted to be best."""
+
+
 def schedule_functions(
-    program: Program, target: Target, progress: Callable[[int, int], None] = lambda done, total: None
+    program: Program,
+    target: Target,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    winograd: bool = True,
+    chooser: Chooser | None = None,
 ) -> dict[tuple[str, Device], Scheduled]:
     """The scheduled form of every function of the program, by its name and device.
 
     Requires: `program` fused, so that calls of one function agree on which arguments are weights.
     Ensures: a function that no rule of a device accepts (it calls into the host, say) is left out
-    there, and its kernels run on the other one.
+    there, and its kernels run on the other one. `chooser` decides among the ways that a rule offers.
     """
     constants = _constant_arguments(program)
     devices = (Device.GPU, Device.CPU) if target.has_gpu else (Device.CPU,)
@@ -29,12 +59,36 @@ def schedule_functions(
     for device in devices:
         for name, function in functions.items():
             progress(done, len(devices) * len(functions))
-            made = schedule(Request(function, constants[name], target), device)
+            made = schedule(Request(function, constants[name], target, winograd=winograd), device)
             if made is not None:
                 scheduled[name, device] = made
             done += 1
     progress(done, done)
+    if chooser is not None:
+        tunables = _tunables(program, target, constants, scheduled, winograd=winograd)
+        for name, label in chooser(list(tunables.values())).items():
+            scheduled[name, Device.CPU] = tunables[name].version(label)
     return scheduled
+
+
+def _tunables(
+    program: Program,
+    target: Target,
+    constants: Mapping[str, frozenset[int]],
+    scheduled: Mapping[tuple[str, Device], Scheduled],
+    *,
+    winograd: bool,
+) -> dict[str, Tunable]:
+    """Functions of the CPU with more than one choice, by name."""
+    calls = Counter(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
+    found = {}
+    for (name, device), made in scheduled.items():
+        if device is Device.CPU and len(made.choices) > 1:
+            function = program.module[name]
+            flops = int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": function})))
+            request = Request(function, constants[name], target, winograd=winograd)
+            found[name] = Tunable(name, request, made, flops * calls[name])
+    return found
 
 
 def _constant_arguments(program: Program) -> Mapping[str, frozenset[int]]:

@@ -205,6 +205,10 @@ def test_amount_that_is_no_text_is_refused(amount: Any) -> None:
         ("HC557", {"threads": 0}),
         ("HC557", {"threads": 10**6}),
         ("HC557", {"threads": "2"}),
+        ("HC518", {"tune_seconds": 0}),
+        ("HC518", {"tune_seconds": float("nan")}),
+        ("HC518", {"tune_seconds": float("inf")}),
+        ("HC518", {"tune_seconds": "60"}),
     ],
 )
 def test_options_that_no_compilation_can_have_are_refused(code: str, options: dict[str, Any]) -> None:

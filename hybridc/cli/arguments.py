@@ -11,9 +11,12 @@ from hybridc.options import (
     parse_budget,
     parse_count,
     parse_dim,
+    parse_seconds,
     parse_shape,
 )
 from hybridc.targets import parse_target
+
+DEFAULT_TUNE_SECONDS = 60.0
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +62,31 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="profile of the machine to plan for; `hybridc machine show` lists them",
     )
     add_threads(parser)
+    parser.add_argument(
+        "--no-winograd",
+        dest="winograd",
+        action="store_false",
+        help="leave out fast algorithms, whose rounding errors are a few times larger",
+    )
+
+
+def add_tuning(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tune",
+        type=parse_seconds,
+        nargs="?",
+        const=DEFAULT_TUNE_SECONDS,
+        metavar="SECONDS",
+        help="measure the tiles that a CPU kernel could have on this machine, for about this long"
+        " (default: %(const)g), and take the fastest",
+    )
+    parser.add_argument(
+        "--tune-record",
+        type=Path,
+        metavar="FILE.json",
+        help="take what was measured before from this file, and with --tune add to it"
+        " (default with --tune: one in the user's cache)",
+    )
 
 
 def add_gpu_memory(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +108,8 @@ def compile_options(
     arguments: argparse.Namespace,
     gpu_memory: Budget | None,
     *,
+    tune_seconds: float | None = None,
+    tune_record: Path | None = None,
     stop_after: str | None = None,
     dump_ir: Path | None = None,
 ) -> CompileOptions:
@@ -93,6 +123,9 @@ def compile_options(
         dims=tuple(arguments.dim),
         machine=load_machine(arguments.machine) if arguments.machine else load_machine(),
         threads=arguments.threads,
+        winograd=arguments.winograd,
+        tune_seconds=tune_seconds,
+        tune_record=tune_record,
         stop_after=stop_after,
         dump_ir=dump_ir,
     )

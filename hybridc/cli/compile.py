@@ -10,7 +10,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json, compile_options
+from hybridc.cli.arguments import (
+    add_compile_options,
+    add_gpu_memory,
+    add_json,
+    add_tuning,
+    compile_options,
+)
 from hybridc.cli.files import check_artifact_place, existing_file, print_json
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes
@@ -34,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_compile_options(parser)
     add_gpu_memory(parser)
+    add_tuning(parser)
     parser.add_argument("--stop-after", metavar="STAGE", help="end after this stage, and write no artifact")
     parser.add_argument(
         "--dump-ir", type=Path, metavar="DIR", help="write the IR after every stage into a folder"
@@ -48,7 +55,12 @@ def execute(arguments: argparse.Namespace) -> int:
     elif arguments.stop_after is None:
         raise UsageError("HC500", "no output is named", remedy="give -o OUT.hyb, or --stop-after STAGE")
     options = compile_options(
-        arguments, arguments.gpu_memory, stop_after=arguments.stop_after, dump_ir=arguments.dump_ir
+        arguments,
+        arguments.gpu_memory,
+        tune_seconds=arguments.tune,
+        tune_record=arguments.tune_record,
+        stop_after=arguments.stop_after,
+        dump_ir=arguments.dump_ir,
     )
     from hybridc.compiler import compile_model
 
@@ -75,6 +87,7 @@ def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
         "seconds": dict(compiled.seconds),
         "kernels": len(report["kernels"]),
         "functions": len({kernel.function for kernel in compiled.graph.kernels}),
+        "tuned": dict(compiled.tuned),
         "copies": len(report["copies"]),
         "copied_bytes": sum(row["size_bytes"] for row in report["copies"]),
         "budget_bytes": report["budget_bytes"],
@@ -92,6 +105,8 @@ def _summary(compiled: Compiled, target: str) -> str:
         f"{compiled.path}: {format_bytes(data['artifact_bytes'])}, for {target}",
         f"  {kernels} ({functions}), compiled in {sum(compiled.seconds.values()):.1f} s",
     ]
+    if data["tuned"]:
+        lines.append(f"  {plural(len(data['tuned']), 'function')} with a tile that was measured to be faster")
     for row in data["devices"]:
         budget = f" of {format_bytes(row['budget_bytes'])}" if row["budget_bytes"] is not None else ""
         memory = (

@@ -61,7 +61,7 @@ def _plan_model(arguments: argparse.Namespace) -> tuple[Report, str]:
 
 def _read_artifact(arguments: argparse.Namespace) -> tuple[Report, str]:
     given = arguments.gpu_memory or arguments.machine or arguments.shape or arguments.dim or arguments.threads
-    if given or arguments.target != "native":
+    if given or arguments.target != "native" or not arguments.winograd:
         raise UsageError(
             "HC516",
             "an artifact's plan is fixed",

@@ -107,6 +107,7 @@ class Fakes:
             graph=small_graph(),
             plan=small_plan(_budget_bytes(options)),
             seconds={"import": 0.5, "link": 1.0},
+            tuned={"f": "8x3"} if options.tune_seconds else {},
         )
 
     def plan_model(self, source: Path, options: CompileOptions, progress: Progress | None = None) -> Any:

@@ -52,6 +52,21 @@ def test_compile_json(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None
     assert data["seconds"] == {"import": 0.5, "link": 1.0}
 
 
+def test_compile_tunes_for_the_time_it_is_given(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    place = ("compile", model, "-o", tmp_path / "o.hyb")
+    out = [cli(*place, *more).out for more in ((), ("--tune",), ("--tune=2.5", "--tune-record", record))]
+    assert [o.tune_seconds for o in fakes.options] == [None, 60.0, 2.5]
+    assert [o.tune_record for o in fakes.options] == [None, None, record]
+    assert ["1 function with a tile that was measured to be faster" in text for text in out] == [0, 1, 1]
+    assert cli(*place, "--tune", "--json").json()["tuned"] == {"f": "8x3"}
+
+
+def test_compile_does_not_take_the_model_for_a_time(cli: Any, model: Path) -> None:
+    outcome = cli("compile", "--tune", model, "-o", "o.hyb")
+    assert (outcome.code, "HC518" in outcome.err, "--tune=60" in outcome.err) == (2, True, True)
+
+
 def test_compile_stops_after_a_stage(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
     outcome = cli("compile", model, "-o", tmp_path / "o.hyb", "--target", "avx2", "--stop-after", "fuse")
     assert fakes.options[0].stop_after == "fuse"
