@@ -1,21 +1,21 @@
 """Canonicalize: fold BatchNorm and whatever depends on weights alone, so that only real work is left.
 
-Layout is chosen here too, and it is the model's own: activations stay NCHW and row-major, because a
-tensor may be written by one device and read by the other. Only weights are laid out for the device
-that reads them, when a schedule asks for it.
+Activations keep the model's own layout here; `layout.py` changes it where a CPU runs alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tvm import relax
+import tvm
+from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
+from hybridc.passes.patterns import standardize_decomposed, standardize_groups
 from hybridc.passes.program import (
     Program,
     ProgramBuilder,
@@ -25,6 +25,7 @@ from hybridc.passes.program import (
     tensor_dtype,
     tensor_shape,
 )
+from hybridc.passes.transposed import interleave_later, split_transposed_convolution
 
 SHARED_FOLD_LIMIT_BYTES = 1 << 20
 """A weight that others read too is folded into a second copy only when the copy is this small."""
@@ -40,6 +41,8 @@ class _Context:
     """Reads of each variable of the new function, counted on the old one."""
     origins: tuple[str, ...] = ()
     name: str = ""
+    functions: dict[tuple[object, ...], tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(default_factory=dict)
+    """PrimFuncs that rules call, by what they compute."""
 
     def weight(self, expr: relax.Expr) -> np.ndarray | None:
         """The value of an expression known at compile time."""
@@ -55,6 +58,23 @@ class _Context:
         var = self.builder.emit(expr, self.origins, self.name)
         self.values[var] = expr
         return var
+
+    def call(
+        self, key: tuple[object, ...], make: Callable[[], tirx.PrimFunc], arguments: list[relax.Expr]
+    ) -> relax.Call:
+        """Call a float32 function, made once for each key; the result is shaped like the first argument."""
+        if key not in self.functions:
+            name = tvm.ir.GlobalVar(f"{key[0]}_{len(self.functions)}")
+            function = make().with_attr("global_symbol", name.name_hint)
+            relax.expr._update_type(name, function.ty)
+            self.functions[key] = name, function
+        result = relax.TensorType(tensor_shape(arguments[0]), "float32")
+        return relax.call_tir(self.functions[key][0], arguments, result)
+
+    def emit_early(self, expr: relax.Expr) -> relax.Var:
+        """Emit an element-wise operator, before an interleaving that it reads."""
+        early = interleave_later(expr, self)
+        return self.emit(expr) if early is None else early
 
 
 Rule = Callable[[relax.Expr, _Context], relax.Expr | None]
@@ -89,7 +109,7 @@ def canonicalize(program: Program) -> Program:
         if isinstance(result, relax.Var):
             context.uses[result] += old_uses[binding.var]
     outputs = [_substitute(output, new) for output in program.outputs]
-    return builder.finish(outputs, program.functions)
+    return builder.finish(outputs, {**program.functions, **dict(context.functions.values())})
 
 
 def _substitute(expr: relax.Expr, new: dict[relax.Var, relax.Expr]) -> relax.Expr:
@@ -167,8 +187,9 @@ def _fold_batch_norm(expr: relax.Expr, context: _Context) -> relax.Expr | None:
     folded = _scale_convolution(data, scale, shift, context)
     if folded is None:
         per_channel = _channel_shape(data, int(expr.attrs.axis))
-        scaled = context.emit(relax.op.multiply(data, _parameter(scale, per_channel, data, context)))
-        folded = context.emit(relax.op.add(scaled, _parameter(shift, per_channel, data, context)))
+        scaled = context.emit_early(relax.op.multiply(data, _parameter(scale, per_channel, data, context)))
+        context.uses[scaled] = 1
+        folded = context.emit_early(relax.op.add(scaled, _parameter(shift, per_channel, data, context)))
     statistics = [context.builder.weight(s, f"{context.name}_stat") for s in constants[2:]]
     return relax.Tuple([folded, *statistics])
 
@@ -242,6 +263,10 @@ RULES: tuple[Rule, ...] = (
     _drop_names_of_names,
     _fold_weight_views,
     _fold_batch_norm,
+    split_transposed_convolution,
+    interleave_later,
+    standardize_decomposed,
+    standardize_groups,
     _use_scalar_constants,
 )
 """Tried in this order on every binding."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from hybridc.errors import UsageError
@@ -12,16 +13,18 @@ from hybridc.ir import Device, Graph, Plan, Run, Step
 from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
 from hybridc.options import Budget
+from hybridc.passes.attention import fuse_attention
 from hybridc.passes.canonicalize import canonicalize
 from hybridc.passes.fuse import fuse
 from hybridc.passes.insert_copies import insert_copies
+from hybridc.passes.layout import choose_layout
 from hybridc.passes.lower import Lowered, lower
 from hybridc.passes.partition import Placement, all_cpu, partition
 from hybridc.passes.plan import all_gpu_peak_bytes, assemble
 from hybridc.passes.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.reuse_buffers import reuse_buffers
-from hybridc.passes.schedule import schedule_functions
+from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.verify import verify
 from hybridc.progress import Progress
 from hybridc.schedules.registry import Scheduled
@@ -36,6 +39,8 @@ class Compilation:
     target: Target
     machine: Machine
     gpu_memory: Budget | None
+    winograd: bool = True
+    chooser: Chooser | None = None
     scheduled: dict[tuple[str, Device], Scheduled] | None = None
     graph: Graph | None = None
     budget_bytes: int | None = None
@@ -97,8 +102,15 @@ def _dump(folder: Path, number: int, stage: Stage, compilation: Compilation) -> 
 # ------------------------------------------------------------------------------ one line per stage
 
 
+def _on_cpu(c: Compilation, run: Callable[[Program], Program]) -> Compilation:
+    return c if c.target.has_gpu else replace(c, program=run(c.program))
+
+
 def _schedule(c: Compilation, progress: Progress) -> Compilation:
-    return replace(c, scheduled=schedule_functions(c.program, c.target, progress.kernels))
+    scheduled = schedule_functions(
+        c.program, c.target, progress.kernels, winograd=c.winograd, chooser=c.chooser
+    )
+    return replace(c, scheduled=scheduled)
 
 
 def _read_graph(c: Compilation, _: Progress) -> Compilation:
@@ -197,6 +209,9 @@ def _json(value: object) -> str:
 
 STAGES: tuple[Stage, ...] = (
     Stage("canonicalize", lambda c, _: replace(c, program=canonicalize(c.program)), _show_program),
+    # these two only where a CPU runs alone: a GPU beside it has other schedules, and reads the same tensors
+    Stage("attention", lambda c, _: _on_cpu(c, fuse_attention), _show_program),
+    Stage("layout", lambda c, _: _on_cpu(c, partial(choose_layout, isa=c.target.isa)), _show_program),
     Stage("fuse", lambda c, _: replace(c, program=fuse(c.program)), _show_program),
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
     Stage("schedule", _schedule, _show_scheduled),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -61,8 +62,10 @@ def is_op(expr: relax.Expr, *names: str) -> bool:
 
 
 def operator_name(call: relax.Call) -> str:
-    """The operator that a call applies, without namespace; the function's name where it calls one."""
-    return call.args[0].name_hint if is_op(call, "call_tir") else call.op.name.rpartition(".")[2]
+    """The operator that a call applies, without namespace; the function's, unnumbered, where it calls one."""
+    if is_op(call, "call_tir"):
+        return re.sub(r"_\d+$", "", call.args[0].name_hint)
+    return call.op.name.rpartition(".")[2]
 
 
 def variables(expr: relax.Expr) -> list[relax.Var]:

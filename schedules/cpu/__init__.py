@@ -1,14 +1,37 @@
 """Schedule rules for AVX2 and AVX-512, most special first."""
 
+from hybridc.schedules.cpu.arg_extremum import arg_extremum
+from hybridc.schedules.cpu.attention import attention
 from hybridc.schedules.cpu.conv2d import conv2d
+from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.depthwise import depthwise
+from hybridc.schedules.cpu.depthwise_blocked import depthwise_blocked
 from hybridc.schedules.cpu.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
+from hybridc.schedules.cpu.fast_conv1d import fast_conv1d
 from hybridc.schedules.cpu.intrinsics import install
 from hybridc.schedules.cpu.matmul import matmul
+from hybridc.schedules.cpu.pooling import pooling
 from hybridc.schedules.cpu.reduction import reduction
+from hybridc.schedules.cpu.softmax import softmax
+from hybridc.schedules.cpu.winograd import winograd
 from hybridc.schedules.registry import Rule
 
-RULES: tuple[Rule, ...] = (conv2d, depthwise, matmul, elementwise, reduction, fallback)
+RULES: tuple[Rule, ...] = (
+    attention,
+    depthwise_blocked,
+    winograd,
+    conv2d_blocked,
+    fast_conv1d,
+    conv2d,
+    depthwise,
+    matmul,
+    elementwise,
+    pooling,
+    softmax,
+    arg_extremum,
+    reduction,
+    fallback,
+)
 
 __all__ = ["RULES", "install"]

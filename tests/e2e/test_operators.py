@@ -183,6 +183,7 @@ def movements(m: Model) -> None:
     x = m.x(3, 4, 5)
     m.add("Split", x, m.constant([1, 3]), results=2, axis=1)
     m.add("Concat", x, m.x(3, 1, 5), x, axis=1)
+    m.add("Concat", m.x(1, 1, 5), m.constant(np.ones((1, 2, 5), np.float32)), axis=1)
     m.add("Transpose", x, perm=[2, 0, 1])
     m.add("Slice", x, m.constant([3, -1]), m.constant([0, -6]), m.constant([1, 2]), m.constant([-2, -2]))
     m.add("Gather", x, m.constant([[0, -1], [2, 1]]), axis=1)

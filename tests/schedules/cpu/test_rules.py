@@ -41,7 +41,7 @@ REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
     "squeezenet: pool": (
         lambda e, x: e(op.nn.max_pool2d(x, (3, 3), (2, 2))),
         [(1, 64, 111, 111)],
-        "reduction",
+        "pooling",
     ),
     "resnet50: stem": (conv(2, 3), [(1, 3, 224, 224), (64, 3, 7, 7), (1, 64, 1, 1)], "conv2d"),
     "resnet50: residual": (
@@ -56,7 +56,7 @@ REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
     "inception_v1: pool": (
         lambda e, x: e(op.nn.max_pool2d(x, (3, 3), (1, 1), (1, 1))),
         [(1, 192, 28, 28)],
-        "reduction",
+        "pooling",
     ),
     "densenet121: growth": (conv(1, 1), [(1, 128, 56, 56), (32, 128, 3, 3), (1, 32, 1, 1)], "conv2d"),
     "densenet121: scale": (
@@ -67,7 +67,7 @@ REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
     "densenet121: transition": (
         lambda e, x: e(op.nn.avg_pool2d(x, (2, 2), (2, 2))),
         [(1, 128, 56, 56)],
-        "reduction",
+        "pooling",
     ),
     "unet: up": (
         lambda e, x, w: e(op.nn.conv2d_transpose(x, w, strides=(2, 2))),
@@ -78,7 +78,7 @@ REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
     "bert: projection": (dense(None), [(1, 128, 768), (768, 768), (768,)], "matmul"),
     "bert: gelu": (dense(op.nn.gelu), [(1, 128, 768), (768, 3072), (3072,)], "matmul"),
     "bert: attention": (lambda e, q, k: e(op.matmul(q, k)), [(1, 12, 128, 64), (1, 12, 64, 128)], "matmul"),
-    "bert: softmax": (lambda e, x: e(op.nn.softmax(x)), [(1, 12, 128, 128)], "reduction"),
+    "bert: softmax": (lambda e, x: e(op.nn.softmax(x)), [(1, 12, 128, 128)], "softmax"),
     "bert: layer norm": (
         lambda e, *a: e(op.nn.layer_norm(*a, axes=[-1])),
         [(1, 128, 768), (768,), (768,)],
@@ -87,14 +87,14 @@ REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
     "bert: heads": (lambda e, x: e(op.permute_dims(x, [0, 2, 1, 3])), [(1, 128, 12, 64)], "elementwise"),
     "mlp: hidden": (dense(op.nn.relu), [(1, 784), (784, 512), (512,)], "matmul"),
     "lenet: first": (conv(1, 2), [(1, 1, 28, 28), (6, 1, 5, 5), (1, 6, 1, 1)], "conv2d"),
-    "lenet: pool": (lambda e, x: e(op.nn.max_pool2d(x, (2, 2), (2, 2))), [(1, 6, 28, 28)], "reduction"),
+    "lenet: pool": (lambda e, x: e(op.nn.max_pool2d(x, (2, 2), (2, 2))), [(1, 6, 28, 28)], "pooling"),
     "mobilenet_v2: depthwise": (
         conv(2, 1, groups=96, epilogue="relu6"),
         [(1, 96, 112, 112), (96, 1, 3, 3), (1, 96, 1, 1)],
         "depthwise",
     ),
     "vgg: 3x3": (conv(1, 1), [(1, 64, 224, 224), (64, 64, 3, 3), (1, 64, 1, 1)], "conv2d"),
-    "atacworks: dilated": (conv(1, 200, 8), [(1, 15, 6000), (15, 15, 51), (1, 15, 1)], "conv2d"),
+    "atacworks: dilated": (conv(1, 200, 8), [(1, 15, 6000), (15, 15, 51), (1, 15, 1)], "fast_conv1d"),
     "super_resolution: shuffle": (
         lambda e, x: e(op.permute_dims(x, [0, 1, 4, 2, 5, 3])),
         [(1, 1, 3, 3, 56, 56)],

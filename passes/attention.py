@@ -1,0 +1,290 @@
+"""Attention: scaled dot-product attention becomes one kernel, so that its scores never are a tensor.
+
+    softmax(query @ key^T [* scale] [+ mask]) @ value
+
+A row of scores needs all keys but only its own query, so it can live in a cache from the first product to the
+second (Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021). Transpositions of the operands
+and of the result become part of the kernel's indices.
+
+Only for programs that a CPU runs alone; a GPU has no schedule for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir.expr import GenericConst
+
+from hybridc.passes.functions import Pattern
+from hybridc.passes.program import (
+    Program,
+    ProgramBuilder,
+    count_uses,
+    is_op,
+    tensor_dtype,
+    tensor_shape,
+)
+
+SCORE_STEPS = ("divide", "multiply", "add", "subtract")
+"""What may be done to the scores before the softmax, with a number or a mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor and where the axes of the product's operand are in it: axis `i` is the tensor's `axes[i]`."""
+
+    tensor: relax.Var
+    axes: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tensor_shape(self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One match: operands, the operators on the scores, and the bindings it stands for."""
+
+    query: Operand
+    key: Operand
+    """Axes batch..., depth, key position."""
+    value: Operand
+    steps: tuple[relax.Call, ...]
+    scores: relax.Var
+    result_axes: tuple[int, ...]
+    """Axis of the context `[batch..., query position, depth]` for each axis of the result."""
+    members: tuple[relax.Var, ...]
+
+
+def fuse_attention(program: Program) -> Program:
+    """Replace every attention of a float32 program by a call of one function.
+
+    Requires: `main` canonical.
+    Ensures: every binding has origins; inputs and outputs of `main` as they were.
+    Raises: nothing of its own.
+    """
+    found = _find(program)
+    if not found:
+        return program
+    last = {match.members[-1]: match for match in found}
+    dropped = {member for match in found for member in match.members}
+    builder = ProgramBuilder([v for v in program.main.params if v.name not in program.weights])
+    new: dict[relax.Expr, relax.Expr] = {v: v for v in builder.inputs}
+    for var in program.main.params:
+        if var.name in program.weights:
+            new[var] = builder.weight(program.weights[var.name], var.name)
+
+    def renamed(expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([renamed(item) for item in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(renamed(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            return relax.Call(expr.op, [renamed(a) for a in expr.args], expr.attrs, expr.ty_args)
+        return new.get(expr, expr)
+
+    functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = {}
+    for binding in program.bindings:
+        origins = program.origins.get(binding.var.name, ())
+        if binding.var in last:
+            match = last[binding.var]
+            call = _call(match, functions, renamed)
+            names = [o for member in match.members for o in program.origins.get(member.name, ())]
+            new[binding.var] = builder.emit(call, names, "attention")
+        elif binding.var not in dropped:
+            new[binding.var] = builder.emit(renamed(binding.value), origins, binding.var.name)
+    made = dict(functions.values())
+    return builder.finish([renamed(o) for o in program.outputs], {**program.functions, **made})
+
+
+# ------------------------------------------------------------------------------------------ matching
+
+
+def _find(program: Program) -> list[Attention]:
+    values = {b.var: b.value for b in program.bindings}
+    uses = count_uses(program)
+    readers: dict[relax.Expr, relax.Var] = {}
+    for binding in program.bindings:
+        if isinstance(binding.value, relax.Call):
+            readers |= {a: binding.var for a in binding.value.args if isinstance(a, relax.Var)}
+    softmaxes = [b.var for b in program.bindings if is_op(b.value, "nn.softmax")]
+    matches = (_match(var, values, uses, readers) for var in softmaxes)
+    return [match for match in matches if match is not None]
+
+
+def _match(
+    softmax: relax.Var,
+    values: dict[relax.Var, Any],
+    uses: Counter[relax.Var],
+    readers: dict[relax.Expr, relax.Var],
+) -> Attention | None:
+    rank = len(tensor_shape(softmax))
+    call = values[softmax]
+    if rank < 3 or tensor_dtype(softmax) != "float32" or int(call.attrs.axis) % rank != rank - 1:
+        return None
+    steps: list[relax.Call] = []
+    chain = [softmax]
+    scores = call.args[0]
+    while uses[scores] == 1 and is_op(values.get(scores), *SCORE_STEPS):
+        steps.insert(0, values[scores])
+        chain.insert(0, scores)
+        inner = [a for a in values[scores].args if _carries_scores(a, values, tensor_shape(softmax))]
+        if len(inner) != 1:
+            return None
+        scores = inner[0]
+    first: Any = values.get(scores)
+    context = readers.get(softmax)
+    if not is_op(first, "matmul") or uses[scores] != 1 or uses[softmax] != 1 or context is None:
+        return None
+    second = values[context]
+    if not is_op(second, "matmul") or not second.args[0].same_as(softmax):
+        return None
+    members = [scores, *chain, context]
+    query, key, value = (
+        _operand(a, values, uses, members) for a in (first.args[0], first.args[1], second.args[1])
+    )
+    batches = {tuple(tensor_shape(a)[:-2]) for a in (first.args[0], first.args[1], second.args[1])}
+    if len(batches) != 1 or len(tensor_shape(first.args[0])) != rank:
+        return None
+    result_axes = tuple(range(rank))
+    after = readers.get(context)
+    if uses[context] == 1 and after is not None and is_op(values[after], "permute_dims"):
+        result_axes = _permutation(values[after], rank)
+        members.append(after)
+    return Attention(query, key, value, tuple(steps), scores, result_axes, tuple(members))
+
+
+def _carries_scores(operand: relax.Expr, values: dict[relax.Var, Any], shape: tuple[int, ...]) -> bool:
+    if not isinstance(operand, relax.Var) or tensor_shape(operand) != shape:
+        return False
+    return is_op(values.get(operand), "matmul", *SCORE_STEPS)
+
+
+def _operand(
+    var: relax.Var, values: dict[relax.Var, Any], uses: Counter[relax.Var], members: list[relax.Var]
+) -> Operand:
+    """The tensor that a factor is a transposition of, if nobody else reads the transposed one."""
+    rank = len(tensor_shape(var))
+    axes = tuple(range(rank))
+    while is_op(values.get(var), "permute_dims") and uses[var] == 1:
+        permutation = _permutation(values[var], rank)
+        axes = tuple(permutation[a] for a in axes)
+        members.insert(0, var)
+        var = values[var].args[0]
+    return Operand(var, axes)
+
+
+def _permutation(call: relax.Call, rank: int) -> tuple[int, ...]:
+    axes = call.attrs.axes
+    return tuple(reversed(range(rank))) if axes is None else tuple(int(a) % rank for a in axes)
+
+
+# ----------------------------------------------------------------------------------------- the kernel
+
+
+def _call(
+    match: Attention, functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]], renamed: object
+) -> relax.Call:
+    masks = [a for step in match.steps for a in step.args if _is_mask(a, match)]
+    tensors = [match.query.tensor, match.key.tensor, match.value.tensor, *masks]
+    function = attention_function(match)
+    key = function.script()
+    if key not in functions:
+        variable = tvm.ir.GlobalVar(f"attention_{len(functions)}")
+        function = function.with_attr("global_symbol", variable.name_hint)
+        relax.expr._update_type(variable, function.ty)
+        functions[key] = variable, function
+    result = relax.TensorType([int(e) for e in function.params[-1].shape], "float32")
+    return relax.call_tir(functions[key][0], [renamed(t) for t in tensors], result)  # type: ignore[operator]
+
+
+def _is_mask(operand: relax.Expr, match: Attention) -> bool:
+    """Everything that is neither the scores nor a number."""
+    if isinstance(operand, GenericConst):
+        return operand.value.ndim > 0
+    return not operand.same_as(match.scores) and operand not in match.members
+
+
+def attention_function(match: Attention) -> tirx.PrimFunc:
+    """Blocks scores, logits, peak, weights, total, context and result over query, key, value and masks."""
+    query, key, value = (_placeholder(o.shape) for o in (match.query, match.key, match.value))
+    *batch, rows, depth = (match.query.shape[a] for a in match.query.axes)
+    columns, width = match.key.shape[match.key.axes[-1]], match.value.shape[match.value.axes[-1]]
+    d, t = _sum_over(depth, "d"), _sum_over(columns, "t")
+    u, v = _sum_over(columns, "u"), _sum_over(columns, "v")
+
+    def read(tensor: te.Tensor, operand: Operand, *indices: te.Var) -> te.Expr:
+        placed = dict(zip(operand.axes, indices, strict=True))
+        return tensor[tuple(placed[i] for i in range(len(indices)))]
+
+    scores = te.compute(
+        _extents(*batch, rows, columns),
+        lambda *i: te.sum(
+            read(query, match.query, *i[:-1], d) * read(key, match.key, *i[:-2], d, i[-1]), axis=d
+        ),
+        name="scores",
+    )
+    logits, masks = _logits(match, scores)
+    peak = te.compute(_extents(*batch, rows), lambda *i: te.max(logits[(*i, t)], axis=t), name="peak")
+    weights = te.compute(logits.shape, lambda *i: tirx.exp(logits[i] - peak[i[:-1]]), name="weights")
+    total = te.compute(peak.shape, lambda *i: te.sum(weights[(*i, u)], axis=u), name="total")
+    context = te.compute(
+        _extents(*batch, rows, width),
+        lambda *i: te.sum(weights[(*i[:-1], v)] * read(value, match.value, *i[:-2], v, i[-1]), axis=v),
+        name="context",
+    )
+    shape = [int(context.shape[a]) for a in match.result_axes]
+
+    def normalised(*i: te.Var) -> te.Expr:
+        placed = dict(zip(match.result_axes, i, strict=True))
+        at = tuple(placed[a] for a in range(len(i)))
+        return context[at] / total[at[:-1]]
+
+    result = te.compute(_extents(*shape), normalised, name="result")
+    function = te.create_prim_func([query, key, value, *masks, result])
+    return function.with_attr("op_pattern", int(Pattern.OPAQUE)).with_attr("tirx.noalias", True)
+
+
+def _logits(match: Attention, scores: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
+    masks: list[te.Tensor] = []
+    operators = {"divide": tirx.div, "multiply": lambda a, b: a * b, "add": lambda a, b: a + b}
+    operators["subtract"] = lambda a, b: a - b
+
+    def operand(expr: relax.Expr, carried: te.Expr, i: Sequence[te.Var], used: list[te.Tensor]) -> te.Expr:
+        if isinstance(expr, GenericConst) and expr.value.ndim == 0:
+            return tirx.const(float(expr.value.numpy()), "float32")
+        if not _is_mask(expr, match):
+            return carried
+        mask = used.pop(0)
+        tail = list(zip(mask.shape, i[len(i) - len(mask.shape) :], strict=True))
+        return mask[tuple(tirx.IntImm("int64", 0) if int(e) == 1 else at for e, at in tail)]
+
+    for step in match.steps:
+        masks += [_placeholder(tensor_shape(a)) for a in step.args if _is_mask(a, match)]
+
+    def at(*i: te.Var) -> te.Expr:
+        value, used = scores[i], list(masks)
+        for step in match.steps:
+            name = step.op.name.removeprefix("relax.")
+            a, b = (operand(arg, value, i, used) for arg in step.args)
+            value = a / b if name == "divide" else operators[name](a, b)
+        return value
+
+    return te.compute(scores.shape, at, name="logits"), masks
+
+
+def _placeholder(shape: Sequence[int]) -> te.Tensor:
+    return te.placeholder(_extents(*shape), "float32")
+
+
+def _extents(*shape: int) -> list[tirx.IntImm]:
+    return [tirx.IntImm("int64", int(extent)) for extent in shape]
+
+
+def _sum_over(extent: int, name: str) -> tirx.IterVar:
+    return te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", int(extent))), name)

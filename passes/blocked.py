@@ -1,0 +1,174 @@
+"""Operators on blocked activations, as TensorIR: what the layout pass puts in the place of Relax's own.
+
+A blocked activation is `[N, C / b, H, W, b]`: `b` channels of a pixel lie side by side and fill a vector, so
+that convolution, pooling and whatever is done channel by channel need no other vector than one pixel's
+(Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", SC 2018).
+Where `b` does not divide C the last block is filled up with finite values that nobody reads.
+
+Weights are known when compiling and come in blocks too: zero where a channel does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import te, tirx
+
+from hybridc.passes.functions import Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a kernel of `taps` slides over the two spatial axes."""
+
+    strides: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    """Top, left, bottom, right."""
+    dilation: tuple[int, int]
+
+    def outputs(self, axis: int, extent: int, taps: int) -> int:
+        padded = extent + self.padding[axis] + self.padding[axis + 2]
+        return (padded - (taps - 1) * self.dilation[axis] - 1) // self.strides[axis] + 1
+
+
+def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: Window) -> tirx.PrimFunc:
+    """Convolution of blocked data, `[N, IB, H, W, i]`, or of plain data, `[N, I, H, W]`, to blocked data.
+
+    Weights are `[OB, IB, KH, KW, i, o]`, for plain data `[OB, KH, KW, I, o]`; the result is
+    `[N, OB, OH, OW, o]`.
+    """
+    x, w = _tensor(data, "data"), _tensor(weight, "weight")
+    padded = _padded(x, window.padding)
+    blocks, (kh, kw), lanes = weight[0], weight[-4:-2], weight[-1]
+    rows, columns = (window.outputs(a, data[2 + a], k) for a, k in enumerate((kh, kw)))
+    (sh, sw), (dh, dw) = window.strides, window.dilation
+    a, b, c = (
+        _sum_over(kh, "kh"),
+        _sum_over(kw, "kw"),
+        _sum_over(weight[-2], "c"),
+    )
+    if len(data) == 4:
+
+        def plain(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
+            return te.sum(padded[n, c, y * sh + a * dh, z * sw + b * dw] * w[ob, a, b, c, o], axis=[c, a, b])
+
+        body = plain
+    else:
+        cb = _sum_over(weight[1], "cb")
+
+        def blocked(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
+            value = padded[n, cb, y * sh + a * dh, z * sw + b * dw, c]
+            return te.sum(value * w[ob, cb, a, b, c, o], axis=[cb, a, b, c])
+
+        body = blocked
+    out = te.compute(_extents(data[0], blocks, rows, columns, lanes), body, name="conv2d")
+    return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
+
+
+def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window) -> tirx.PrimFunc:
+    """Depthwise convolution of `[N, CB, H, W, c]` with weights `[CB, KH, KW, c]`."""
+    x, w = _tensor(data, "data"), _tensor(weight, "weight")
+    padded = _padded(x, window.padding)
+    kh, kw = weight[1:3]
+    rows, columns = (window.outputs(a, data[2 + a], k) for a, k in enumerate((kh, kw)))
+    (sh, sw), (dh, dw) = window.strides, window.dilation
+    a, b = _sum_over(kh, "kh"), _sum_over(kw, "kw")
+    out = te.compute(
+        _extents(data[0], data[1], rows, columns, data[4]),
+        lambda n, cb, y, z, c: te.sum(
+            padded[n, cb, y * sh + a * dh, z * sw + b * dw, c] * w[cb, a, b, c], axis=[a, b]
+        ),
+        name="depthwise",
+    )
+    return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
+
+
+def to_blocked(plain: Sequence[int], lanes: int, dtype: str = "float32") -> tirx.PrimFunc:
+    """`[N, C, H, W]` to `[N, ceil(C / lanes), H, W, lanes]`, zero where there is no channel."""
+    x = _tensor(plain, "data", dtype)
+    n, channels, h, w = plain
+
+    def at(b: te.Var, cb: te.Var, y: te.Var, z: te.Var, c: te.Var) -> te.Expr:
+        channel = cb * lanes + c
+        if channels % lanes == 0:
+            return x[b, channel, y, z]
+        return tirx.if_then_else(channel < channels, x[b, channel, y, z], tirx.const(0, dtype))
+
+    out = te.compute(_extents(n, -(-channels // lanes), h, w, lanes), at, name="to_blocked")
+    return _function([x, out], Pattern.INJECTIVE)
+
+
+def to_plain(blocked: Sequence[int], channels: int, dtype: str = "float32") -> tirx.PrimFunc:
+    """`[N, CB, H, W, c]` to `[N, channels, H, W]`."""
+    x = _tensor(blocked, "data", dtype)
+    n, _, h, w, lanes = blocked
+    out = te.compute(
+        _extents(n, channels, h, w), lambda b, c, y, z: x[b, c // lanes, y, z, c % lanes], name="to_plain"
+    )
+    return _function([x, out], Pattern.INJECTIVE)
+
+
+def blocked_depth_to_space(
+    data: Sequence[int],
+    channels: int,
+    block: int,
+    lanes: int,
+    *,
+    depth_first: bool,
+    first: tuple[int, int],
+    size: tuple[int, int],
+) -> tirx.PrimFunc:
+    """Depth to space by `block`: `[N, CB, H, W, i]` to `[N, ceil(channels / lanes), *size, lanes]`.
+
+    An input channel is `(py * block + px) * channels + c` if `depth_first` (ONNX's mode DCR), else
+    `(c * block + py) * block + px` (CRD), for output channel c at place (py, px) of its square. Of the image,
+    `[H * block, W * block]`, what begins at `first` and is `size` large is kept.
+    """
+    x = _tensor(data, "data")
+    n, _, _, _, width = data
+
+    def at(b: te.Var, cb: te.Var, y: te.Var, z: te.Var, lane: te.Var) -> te.Expr:
+        y, z = y + first[0], z + first[1]
+        c, py, px = cb * lanes + lane, y % block, z % block
+        channel = (py * block + px) * channels + c if depth_first else (c * block + py) * block + px
+        value = x[b, channel // width, y // block, z // block, channel % width]
+        return (
+            value if channels % lanes == 0 else tirx.if_then_else(c < channels, value, tirx.const(0, x.dtype))
+        )
+
+    extents = _extents(n, -(-channels // lanes), *size, lanes)
+    return _function([x, te.compute(extents, at, name="depth_to_space")], Pattern.INJECTIVE)
+
+
+def _tensor(shape: Sequence[int], name: str, dtype: str = "float32") -> te.Tensor:
+    return te.placeholder(_extents(*shape), dtype, name=name)
+
+
+def _extents(*shape: int) -> list[tirx.IntImm]:
+    """Relax counts in int64, and functions are only fused with others that do."""
+    return [tirx.IntImm("int64", int(extent)) for extent in shape]
+
+
+def _sum_over(extent: int, name: str) -> tirx.IterVar:
+    return te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", int(extent))), name)
+
+
+def _padded(x: te.Tensor, padding: tuple[int, int, int, int]) -> te.Tensor:
+    if not any(padding):
+        return x
+    top, left, bottom, right = padding
+    n, c, h, w, *lanes = (int(e) for e in x.shape)
+
+    def at(b: te.Var, cb: te.Var, y: te.Var, z: te.Var, *lane: te.Var) -> te.Expr:
+        inside = [y >= top, y < h + top, z >= left, z < w + left]
+        return tirx.if_then_else(
+            tirx.all(*inside), x[(b, cb, y - top, z - left, *lane)], tirx.const(0, x.dtype)
+        )
+
+    return te.compute(_extents(n, c, h + top + bottom, w + left + right, *lanes), at, name="pad")
+
+
+def _function(tensors: list[te.Tensor], pattern: Pattern) -> tirx.PrimFunc:
+    function = te.create_prim_func(tensors)
+    return function.with_attr("op_pattern", int(pattern)).with_attr("tirx.noalias", True)

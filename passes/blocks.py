@@ -1,0 +1,121 @@
+"""What the layout pass has written so far: where each tensor is, plain or in blocks of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.ir.expr import GenericConst
+
+from hybridc.passes.blocked import to_blocked, to_plain
+from hybridc.passes.program import ProgramBuilder, tensor_dtype, tensor_shape
+from hybridc.targets import Isa
+
+WASTED_LANES = 0.2
+"""Fraction of a tensor that may be filling before narrower blocks are taken."""
+
+
+def lanes_of(channels: int, isa: Isa) -> int:
+    """Channels in a block: a whole vector, or half of one of 512 bits where that would be mostly filling."""
+    widths = [isa.lanes(), 8]
+    fitting = (b for b in widths if -(-channels // b) * b <= channels * (1 + WASTED_LANES))
+    return next(fitting, widths[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A tensor `[N, channels, H, W]` of the old program as it is in the new one."""
+
+    var: relax.Expr
+    channels: int
+
+    @property
+    def lanes(self) -> int:
+        return tensor_shape(self.var)[4]
+
+    @property
+    def is_filled(self) -> bool:
+        return self.channels % self.lanes != 0
+
+
+@dataclass
+class Layout:
+    """The new program as far as it is written, and where each tensor of the old one is."""
+
+    builder: ProgramBuilder
+    isa: Isa
+    plain: dict[relax.Expr, relax.Expr]
+    blocked: dict[relax.Expr, Blocked] = field(default_factory=dict)
+    functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = field(default_factory=dict)
+    origins: tuple[str, ...] = ()
+    values: dict[relax.Var, Any] = field(default_factory=dict)
+    """What the old program's variables are bound to."""
+    _by_key: dict[tuple[object, ...], tvm.ir.GlobalVar] = field(default_factory=dict)
+
+    def renamed(self, expr: relax.Expr) -> relax.Expr:
+        """An expression of the old program with its operands plain."""
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self.renamed(item) for item in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self.renamed(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            return relax.Call(expr.op, [self.renamed(a) for a in expr.args], expr.attrs, expr.ty_args)
+        return self.as_plain(expr) if isinstance(expr, relax.Var) else expr
+
+    def weight(self, expr: relax.Expr) -> np.ndarray | None:
+        """The value of an operand of the old program that is known when compiling."""
+        if isinstance(expr, GenericConst):
+            return expr.value.numpy()
+        var = self.plain.get(expr)
+        return self.builder.weights.get(var.name) if isinstance(var, relax.Var) else None
+
+    def as_plain(self, var: relax.Var) -> relax.Expr:
+        if var not in self.plain:
+            source = self.blocked[var]
+            n, _, h, w, lanes = tensor_shape(source.var)
+            shape = (n, source.channels, h, w)
+            if h * w == 1 and not source.is_filled:
+                self.plain[var] = self.emit(relax.op.reshape(source.var, shape), "view")
+            else:
+                key = ("to_plain", n, source.channels, h, w, lanes)
+                made = tensor_shape(source.var), source.channels, tensor_dtype(source.var)
+                self.plain[var] = self.call(key, lambda: to_plain(*made), [source.var], shape)
+        return self.plain[var]
+
+    def as_blocked(self, var: relax.Expr, lanes: int) -> Blocked:
+        """The tensor in blocks of `lanes`; converted if there is no such form of it yet."""
+        found = self.blocked.get(var)
+        if found is None or found.lanes != lanes:
+            plain = self.as_plain(var)
+            n, channels, h, w = tensor_shape(plain)
+            key = ("to_blocked", n, channels, h, w, lanes)
+            shape = (n, -(-channels // lanes), h, w, lanes)
+            converted = self.call(key, lambda: to_blocked((n, channels, h, w), lanes), [plain], shape)
+            found = Blocked(converted, channels)
+            self.blocked[var] = found
+        return found
+
+    def emit(self, expr: relax.Expr, hint: str) -> relax.Var:
+        return self.builder.emit(expr, self.origins, hint)
+
+    def call(
+        self,
+        key: tuple[object, ...],
+        make: Callable[[], tirx.PrimFunc],
+        arguments: Sequence[relax.Expr],
+        shape: Sequence[int],
+    ) -> relax.Var:
+        """Call a function, made once for each key, whose first part is its name."""
+        if key not in self._by_key:
+            name = str(key[0])
+            variable = tvm.ir.GlobalVar(f"{name}_{len(self._by_key)}")
+            function = make().with_attr("global_symbol", variable.name_hint)
+            relax.expr._update_type(variable, function.ty)
+            self._by_key[key] = variable
+            self.functions[variable] = function
+        result = relax.TensorType(list(shape), "float32")
+        return self.emit(relax.call_tir(self._by_key[key], list(arguments), result), str(key[0]))

@@ -1,0 +1,315 @@
+"""Layout: keep activations of convolutional networks in blocks of channels, `[N, C / b, H, W, b]`.
+
+One pass over the bindings. A convolution that is worth it asks for blocked input and gives blocked output;
+operators that work channel by channel follow the layout of what they read; everything else asks for plain
+NCHW. A conversion is emitted where the two meet, once per tensor, so a chain of convolutions has none.
+
+Only for programs that a CPU runs alone: a GPU beside it reads the same tensors, and its kernels expect NCHW.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.ir.expr import GenericConst
+
+from hybridc.passes.blocked import (
+    Window,
+    blocked_conv2d,
+    blocked_depth_to_space,
+    blocked_depthwise,
+)
+from hybridc.passes.blocks import Blocked, Layout, lanes_of
+from hybridc.passes.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
+from hybridc.targets import Isa
+
+MINIMUM_REUSE = 24
+"""Multiply-adds for each element that a convolution reads and writes, from which on it pays for the
+conversion of its own input and output."""
+NARROW_INPUT = 8
+"""Fewer input channels are broadcast one by one from plain data: a block would be mostly empty."""
+
+ZERO_PRESERVING = (
+    *("nn.relu", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh", "erf"),
+    *("add", "subtract", "multiply", "maximum", "minimum", "negative", "abs"),
+)
+"""Operators that keep the filling of a last block finite."""
+ELEMENTWISE = (
+    *ZERO_PRESERVING,
+    "exp",
+    "sqrt",
+    "divide",
+    "nn.softplus",
+    "floor",
+    "ceil",
+    "round",
+    "power",
+    "log",
+)
+POOLS = ("nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d", "image.resize2d")
+
+
+def choose_layout(program: Program, isa: Isa) -> Program:
+    """Replace convolutions, and what lies between them, by their blocked form.
+
+    Requires: `main` canonical.
+    Ensures: inputs and outputs of `main` as they were; every binding has origins.
+    Raises: nothing of its own.
+    """
+    inputs = [v for v in program.main.params if v.name not in program.weights]
+    layout = Layout(ProgramBuilder(inputs), isa, {v: v for v in inputs})
+    layout.values = {binding.var: binding.value for binding in program.bindings}
+    for var in program.main.params:
+        if var.name in program.weights:
+            layout.plain[var] = layout.builder.weight(program.weights[var.name], var.name)
+    for binding in program.bindings:
+        layout.origins = program.origins.get(binding.var.name, ())
+        result = next((r for rule in RULES if (r := rule(layout, binding)) is not None), None)
+        if result is not None:
+            layout.blocked[binding.var] = result
+        else:
+            plain = layout.renamed(binding.value)
+            layout.plain[binding.var] = layout.emit(plain, binding.var.name)
+    outputs = [layout.renamed(output) for output in program.outputs]
+    return layout.builder.finish(outputs, {**program.functions, **layout.functions})
+
+
+# ------------------------------------------------------------------------------------- convolutions
+
+
+def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    call = binding.value
+    if not is_op(call, "nn.conv2d") or tensor_dtype(binding.var) != "float32":
+        return None
+    attrs = call.attrs
+    data, weight = call.args[0], layout.weight(call.args[1])
+    if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
+        return None
+    numbers = [tuple(int(v) for v in value) for value in (attrs.strides, attrs.padding, attrs.dilation)]
+    window = Window(*numbers)  # type: ignore[arg-type]
+    groups, result = int(attrs.groups), tensor_shape(binding.var)
+    if groups > 1:
+        depthwise = weight.shape[1] == 1 and groups == weight.shape[0]
+        return _depthwise(layout, data, weight, window, result) if depthwise else None
+    if data not in layout.blocked and not _pays(tensor_shape(data), weight, result):
+        return None
+    return _dense(layout, data, weight, window, result)
+
+
+def _pays(data: Sequence[int], weight: np.ndarray, result: Sequence[int]) -> bool:
+    reads = math.prod(data) if data[1] >= NARROW_INPUT else 0
+    multiply_adds = math.prod(result) * math.prod(weight.shape[1:])
+    return multiply_adds >= MINIMUM_REUSE * (reads + math.prod(result))
+
+
+def _dense(
+    layout: Layout, data: relax.Expr, weight: np.ndarray, window: Window, result: Sequence[int]
+) -> Blocked:
+    outputs, inputs, kh, kw = weight.shape
+    lanes = lanes_of(outputs, layout.isa)
+    blocks = -(-outputs // lanes)
+    if data not in layout.blocked and inputs < NARROW_INPUT:
+        source, input_blocks, input_lanes = layout.as_plain(data), 1, inputs
+    else:
+        found = layout.blocked.get(data) or layout.as_blocked(data, lanes_of(inputs, layout.isa))
+        source, input_lanes = found.var, found.lanes
+        input_blocks = -(-inputs // input_lanes)
+    padded = np.zeros((blocks * lanes, input_blocks * input_lanes, kh, kw), weight.dtype)
+    padded[:outputs, :inputs] = weight
+    split = padded.reshape(blocks, lanes, input_blocks, input_lanes, kh, kw).transpose(0, 2, 4, 5, 3, 1)
+    is_plain = len(tensor_shape(source)) == 4
+    packed = np.ascontiguousarray(split[:, 0] if is_plain else split)
+    shapes = tensor_shape(source), packed.shape, window
+    shape = (result[0], blocks, result[2], result[3], lanes)
+    arguments = [source, layout.builder.weight(packed, "weight")]
+    return Blocked(
+        layout.call(("conv2d", *shapes), lambda: blocked_conv2d(*shapes), arguments, shape), outputs
+    )
+
+
+def _depthwise(
+    layout: Layout, data: relax.Expr, weight: np.ndarray, window: Window, result: Sequence[int]
+) -> Blocked | None:
+    source = layout.blocked.get(data)
+    if source is None:
+        return None
+    channels, _, kh, kw = weight.shape
+    blocks = tensor_shape(source.var)[1]
+    padded = np.zeros((blocks * source.lanes, kh, kw), weight.dtype)
+    padded[:channels] = weight[:, 0]
+    packed = np.ascontiguousarray(padded.reshape(blocks, source.lanes, kh, kw).transpose(0, 2, 3, 1))
+    shapes = tensor_shape(source.var), packed.shape, window
+    arguments = [source.var, layout.builder.weight(packed, "weight")]
+    shape = (result[0], blocks, result[2], result[3], source.lanes)
+    var = layout.call(("depthwise", *shapes), lambda: blocked_depthwise(*shapes), arguments, shape)
+    return Blocked(var, channels)
+
+
+# ------------------------------------------------------------- what follows the layout of its operands
+
+
+def _elementwise(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    """Element-wise operators on blocked operands, per-channel weights and scalars."""
+    call = binding.value
+    if not is_op(call, *ELEMENTWISE) or tensor_dtype(binding.var) != "float32":
+        return None
+    shape = tensor_shape(binding.var)
+    leaders = [layout.blocked[a] for a in call.args if a in layout.blocked and tensor_shape(a) == shape]
+    if not leaders or (leaders[0].is_filled and not is_op(call, *ZERO_PRESERVING)):
+        return None
+    leader = leaders[0]
+    operands = [_operand(layout, a, leader, shape) for a in call.args]
+    if any(o is None for o in operands):
+        return None
+    var = layout.emit(relax.Call(call.op, operands, call.attrs, call.ty_args), binding.var.name)
+    return Blocked(var, leader.channels)
+
+
+def _operand(layout: Layout, operand: relax.Expr, leader: Blocked, shape: Sequence[int]) -> relax.Expr | None:
+    """An operand of an element-wise operator beside a blocked one; None if it has no such form."""
+    if not isinstance(operand, relax.Var | GenericConst):
+        return operand  # a number of clip
+    value = layout.weight(operand)
+    if value is not None:
+        return operand if value.ndim == 0 else _per_channel(layout, value, leader)
+    own = tensor_shape(operand)
+    per_channel = len(own) == 4 and own[:2] == tuple(shape[:2]) and own[2:] == (1, 1)
+    return layout.as_blocked(operand, leader.lanes).var if own == tuple(shape) or per_channel else None
+
+
+def _per_channel(layout: Layout, value: np.ndarray, leader: Blocked) -> relax.Expr | None:
+    """`[C, 1, 1]` as `[CB, 1, 1, b]`, zero in the filling."""
+    if value.ndim not in (3, 4) or math.prod(value.shape) not in (1, leader.channels) or value.shape[-1] != 1:
+        return None
+    if value.size == 1:
+        return relax.const(value.reshape(()), value.dtype.name)
+    if value.shape[-3] != leader.channels:
+        return None
+    blocks = tensor_shape(leader.var)[1]
+    filled = np.zeros(blocks * leader.lanes, value.dtype)
+    filled[: leader.channels] = value.reshape(-1)
+    return layout.builder.weight(filled.reshape(1, blocks, 1, 1, leader.lanes), "per_channel")
+
+
+def _pool(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    """Pooling and resizing, which Relax has for blocked layouts."""
+    call = binding.value
+    if not is_op(call, *POOLS) or call.args[0] not in layout.blocked or call.attrs.layout != "NCHW":
+        return None
+    source, a = layout.blocked[call.args[0]], call.attrs
+    name = f"NCHW{source.lanes}c"
+    if is_op(call, "image.resize2d"):
+        options = (
+            [float(v) for v in a.roi],
+            name,
+            a.method,
+            a.coordinate_transformation_mode,
+            a.rounding_method,
+        )
+        numbers = (a.cubic_alpha, a.cubic_exclude, a.extrapolation_value)
+        value = relax.op.image.resize2d(source.var, call.args[1], *options, *numbers)
+    elif is_op(call, "nn.adaptive_avg_pool2d"):
+        value = relax.op.nn.adaptive_avg_pool2d(source.var, a.output_size, name)
+    else:
+        make = relax.op.nn.max_pool2d if is_op(call, "nn.max_pool2d") else relax.op.nn.avg_pool2d
+        window = (a.pool_size, a.strides, a.padding, a.dilation)
+        value = make(source.var, *window, a.ceil_mode, a.count_include_pad, name)
+    return Blocked(layout.emit(value, binding.var.name), source.channels)
+
+
+def _mean(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    """Global average pooling, written as a mean over both spatial axes."""
+    call = binding.value
+    if not is_op(call, "mean", "max", "sum") or call.args[0] not in layout.blocked or not call.attrs.keepdims:
+        return None
+    if sorted(int(a) % 4 for a in call.attrs.axis or ()) != [2, 3]:
+        return None
+    source = layout.blocked[call.args[0]]
+    var = layout.emit(relax.Call(call.op, [source.var], call.attrs), binding.var.name)
+    return Blocked(var, source.channels)
+
+
+def _concat(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    """Concatenation along the channels, where every part fills its blocks."""
+    call = binding.value
+    if not is_op(call, "concat") or len(tensor_shape(binding.var)) != 4 or int(call.attrs.axis) % 4 != 1:
+        return None
+    parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
+    lanes = {layout.blocked[p].lanes for p in parts if p in layout.blocked}
+    if not lanes:
+        return None
+    width = min(lanes)
+    if any(tensor_shape(p)[1] % width or layout.weight(p) is not None for p in parts):
+        return None
+    blocked = [layout.as_blocked(p, width).var for p in parts]
+    var = layout.emit(relax.op.concat(blocked, axis=1), binding.var.name)
+    return Blocked(var, tensor_shape(binding.var)[1])
+
+
+def _depth_to_space(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    """`reshape(permute_dims(reshape(x)))` that moves channels into squares of pixels, or a part of the image
+    that it gives; x is blocked.
+
+    What the inner operators made of plain data is dropped with all that nobody reads.
+    """
+    outer, first = binding.value, _first_pixel(binding)
+    if first is not None:
+        outer = layout.values.get(outer.args[0])
+    permute: Any = layout.values.get(outer.args[0]) if is_op(outer, "reshape") else None
+    inner: Any = layout.values.get(permute.args[0]) if is_op(permute, "permute_dims") else None
+    source = layout.blocked.get(inner.args[0]) if is_op(inner, "reshape") else None
+    if source is None or len(tensor_shape(permute.args[0])) != 6 or permute.attrs.axes is None:
+        return None
+    axes = tuple(int(a) for a in permute.attrs.axes)
+    n, one, two, three, h, w = tensor_shape(permute.args[0])
+    depth_first = axes == (0, 3, 4, 1, 5, 2)
+    channels, block, other = (three, one, two) if depth_first else (one, two, three)
+    if not (depth_first or axes == (0, 1, 4, 2, 5, 3)) or block != other:
+        return None
+    image = binding.var if first is None else binding.value.args[0]
+    if tensor_shape(inner.args[0])[2:] != (h, w) or tensor_shape(image) != (
+        n,
+        channels,
+        h * block,
+        w * block,
+    ):
+        return None
+    lanes, data, size = (
+        lanes_of(channels, layout.isa),
+        tensor_shape(source.var),
+        tensor_shape(binding.var)[2:],
+    )
+    corner = first or (0, 0)
+
+    def make() -> tirx.PrimFunc:
+        return blocked_depth_to_space(
+            data, channels, block, lanes, depth_first=depth_first, first=corner, size=(size[0], size[1])
+        )
+
+    key = ("depth_to_space", *data, channels, block, lanes, depth_first, corner, size)
+    shape = (n, -(-channels // lanes), *size, lanes)
+    return Blocked(layout.call(key, make, [source.var], shape), channels)
+
+
+def _first_pixel(binding: relax.VarBinding) -> tuple[int, int] | None:
+    """Where the rectangle begins that a `strided_slice` cuts out of images; None for anything else."""
+    call = binding.value
+    if not is_op(call, "strided_slice") or len(call.args) != 4:
+        return None
+    axes, begins = ([int(value) for value in field.fields] for field in call.args[1:3])
+    return (begins[0], begins[1]) if axes == [2, 3] and min(begins) >= 0 else None
+
+
+RULES: tuple[Callable[[Layout, relax.VarBinding], Blocked | None], ...] = (
+    _convolution,
+    _elementwise,
+    _pool,
+    _mean,
+    _concat,
+    _depth_to_space,
+)
+"""Each gives the blocked form of a binding's result, or None: the binding then stays plain."""

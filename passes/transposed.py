@@ -1,0 +1,192 @@
+"""Transposed convolutions as ordinary ones: rules of canonicalize.
+
+A transposed convolution of stride s writes every s-th output with the same taps. Outputs at equal place in
+their group of s, a *phase*, are an ordinary convolution with each s-th tap of the kernel; so all phases are
+one convolution of stride 1 with s times the output channels for each axis, whose results are interleaved:
+
+    out[n, c, s * y + p] = convolved[n, p * C + c, y]          (depth to space, as ONNX's mode DCR)
+
+That is s times less arithmetic for each axis than convolving data with s - 1 zeros between its elements (Shi
+et al., "Is the deconvolution layer the same as a convolutional layer?", 2016).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tvm import relax
+
+from hybridc.passes.program import is_op, tensor_shape
+
+if TYPE_CHECKING:
+    from hybridc.passes.canonicalize import _Context
+
+UNARY = ("nn.relu", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh")
+BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
+
+
+@dataclass(frozen=True, slots=True)
+class _Phases:
+    """One axis: the convolution whose outputs, interleaved, give `outputs` elements from `first` on."""
+
+    stride: int
+    taps: tuple[tuple[int, ...], ...]
+    """For each phase and each tap of the new kernel the tap of the old one; -1 where there is none."""
+    before: int
+    after: int
+    """Padding of the convolution."""
+    first: int
+    outputs: int
+
+    @property
+    def window(self) -> int:
+        return len(self.taps[0])
+
+
+def split_transposed_convolution(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+    """`conv1d_transpose` or `conv2d_transpose` with known weights, without dilation and groups."""
+    if not isinstance(expr, relax.Call) or not is_op(expr, "nn.conv1d_transpose", "nn.conv2d_transpose"):
+        return None
+    attrs, weight = expr.attrs, context.weight(expr.args[1])
+    rank = len(attrs.strides)
+    plain = (attrs.data_layout, attrs.kernel_layout) == (("NCW", "IOW"), ("NCHW", "IOHW"))[rank - 1]
+    if weight is None or not plain or int(attrs.groups) != 1 or any(int(d) != 1 for d in attrs.dilation):
+        return None
+    numbers = zip(
+        attrs.strides, attrs.padding[:rank], attrs.padding[rank:], attrs.output_padding, strict=True
+    )
+    extents = tensor_shape(expr.args[0])[2:]
+    axes = [
+        _phases(extent, taps, *(int(n) for n in of_axis))
+        for extent, taps, of_axis in zip(extents, weight.shape[2:], numbers, strict=True)
+    ]
+    convolved = _convolve(expr, weight, axes, context)
+    return _interleave(convolved, weight.shape[1], axes, context)
+
+
+def _phases(extent: int, taps: int, stride: int, before: int, after: int, extra: int) -> _Phases:
+    """The alignment of phases with the fewest taps, and of these the one with the least to cut off."""
+    outputs = (extent - 1) * stride + taps - before - after + extra
+
+    def aligned(first: int) -> _Phases:
+        # output i takes tap k of the input (i + before - k) / stride, where that is whole
+        reads: list[dict[int, int]] = []
+        for phase in range(stride):
+            offset, tap = divmod(phase + before - first, stride)
+            reads.append({offset - j: k for j, k in enumerate(range(tap, taps, stride))})
+        lowest = min([0, *itertools.chain(*reads)])
+        highest = max([0, *itertools.chain(*reads)])
+        kernel = tuple(tuple(r.get(at, -1) for at in range(lowest, highest + 1)) for r in reads)
+        positions = -(-(outputs + first) // stride)
+        return _Phases(stride, kernel, -lowest, max(positions + highest - extent, 0), first, outputs)
+
+    return min((aligned(first) for first in range(stride)), key=lambda p: (p.window, p.first))
+
+
+def _convolve(call: relax.Call, weight: np.ndarray, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+    """All phases as the output channels, phase by phase, of one convolution."""
+    split = weight
+    for i, axis in enumerate(axes):
+        zero = np.zeros_like(np.take(split, [0], 2 + 2 * i))
+        split = np.take(np.concatenate([split, zero], 2 + 2 * i), np.array(axis.taps), 2 + 2 * i)
+    phases = [2 + 2 * i for i in range(len(axes))]
+    split = split.transpose(*phases, 1, 0, *(p + 1 for p in phases))
+    kernel = np.ascontiguousarray(split).reshape(-1, *split.shape[len(axes) + 1 :])
+    convolution = relax.op.nn.conv1d if len(axes) == 1 else relax.op.nn.conv2d
+    padding = [a.before for a in axes] + [a.after for a in axes]
+    result = context.emit(
+        convolution(call.args[0], context.builder.weight(kernel, f"{context.name}_weight"), padding=padding)
+    )
+    context.uses[result] = 1
+    return result
+
+
+def _interleave(convolved: relax.Var, channels: int, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+    """`[N, phases * channels, positions...]` to `[N, channels, outputs...]`."""
+    batches, _, *positions = tensor_shape(convolved)
+    rank, strides = len(axes), [axis.stride for axis in axes]
+    result = convolved
+    if math.prod(strides) > 1:
+        split = context.emit(relax.op.reshape(convolved, (batches, *strides, channels, *positions)))
+        moved = context.emit(relax.op.permute_dims(split, [0, rank + 1, *_pairs(rank)]))
+        extents = [p * s for p, s in zip(positions, strides, strict=True)]
+        result = context.emit(relax.op.reshape(moved, (batches, channels, *extents)))
+    begins = [axis.first for axis in axes]
+    ends = [axis.first + axis.outputs for axis in axes]
+    if list(tensor_shape(result)[2:]) == [axis.outputs for axis in axes] and not any(begins):
+        return result
+    return context.emit(relax.op.strided_slice(result, list(range(2, 2 + rank)), begins, ends))
+
+
+def interleave_later(expr: relax.Expr, context: _Context) -> relax.Var | None:
+    """An element-wise operator after an interleaving is done before it, as part of what computes its input.
+
+    Accepts operators of one operand, and of two where the other is known and one number for a channel or
+    for all.
+    """
+    if not isinstance(expr, relax.Call) or not is_op(expr, *UNARY, *BINARY):
+        return None
+    operands = list(expr.args) if is_op(expr, *BINARY) else [expr.args[0]]
+    found = [(i, steps) for i, a in enumerate(operands) if (steps := _interleaving(a, context))]
+    if len(found) != 1:
+        return None
+    position, steps = found[0]
+    moved = [
+        steps[0].args[0] if i == position else _phase_by_phase(operand, steps, context)
+        for i, operand in enumerate(operands)
+    ]
+    if any(operand is None for operand in moved):
+        return None
+    result = context.emit(relax.Call(expr.op, [*moved, *expr.args[len(moved) :]], expr.attrs))
+    context.uses[result] = 1
+    for step in steps:
+        result = context.emit(relax.Call(step.op, [result, *step.args[1:]], step.attrs))
+    return result
+
+
+def _interleaving(operand: relax.Expr, context: _Context) -> list[relax.Call] | None:
+    """The operators, first one first, that interleave phases and cut off what is too much; None if `operand`
+    is something else, or if others read it or the phases."""
+    names = ["reshape", "permute_dims", "reshape"]
+    if is_op(context.definition(operand), "strided_slice"):
+        names.append("strided_slice")
+    steps: list[relax.Call] = []
+    var = operand
+    for name in reversed(names):
+        call = context.definition(var)
+        if not is_op(call, name):
+            return None
+        steps.insert(0, call)
+        var = call.args[0]
+    rank = len(tensor_shape(var)) - 2
+    axes = [int(a) for a in steps[1].attrs.axes or ()]
+    if axes != [0, rank + 1, *_pairs(rank)] or context.uses[operand] != 1 or context.uses[var] != 1:
+        return None
+    same_channels = tensor_shape(operand)[1] == tensor_shape(steps[2].args[0])[1]
+    return steps if same_channels and len(tensor_shape(operand)) == rank + 2 else None
+
+
+def _pairs(rank: int) -> list[int]:
+    """Where `[N, phases..., C, positions...]` has the position and the phase of each axis in turn."""
+    return [axis for i in range(rank) for axis in (rank + 2 + i, 1 + i)]
+
+
+def _phase_by_phase(operand: relax.Expr, steps: Sequence[relax.Call], context: _Context) -> relax.Expr | None:
+    """A constant for each channel, or one for all, as a constant for the channels of all phases."""
+    value = context.weight(operand)
+    if value is None:
+        return None
+    if value.size == 1:
+        return relax.const(value.reshape(()), value.dtype.name)
+    _, phased, *positions = tensor_shape(steps[0].args[0])
+    channels = tensor_shape(steps[2].args[0])[1]
+    ones = (1,) * len(positions)
+    if (1,) * (2 + len(ones) - value.ndim) + value.shape != (1, channels, *ones):
+        return None
+    tiled = np.tile(value.reshape(-1), phased // channels).reshape(1, phased, *ones)
+    return context.builder.weight(tiled, f"{context.name}_param")

@@ -1,0 +1,295 @@
+"""Scaled dot-product attention, as `passes/attention.py` writes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.gemm_kernel import Element, gemm_kernel, rank_tiles
+from hybridc.schedules.cpu.nest import Block, Nest, finish, loads, read_nest, replace_loads, substitute
+from hybridc.schedules.cpu.tile import (
+    PARALLEL_WORK,
+    Point,
+    Tile,
+    ceil_div,
+    clamp,
+    function_of,
+    grid,
+    integer,
+    loop,
+    sequence,
+    unrolled,
+    vectorized,
+    when,
+    write_columns,
+)
+from hybridc.schedules.registry import Request, Scheduled
+
+BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """The blocks by name; `scores` has iterators batch..., row, column and `depth`."""
+
+    nest: Nest
+    blocks: Mapping[str, Block]
+
+    def extent(self, block: str, axis: int) -> int:
+        return self.blocks[block].extents[self.blocks[block].spatial[axis]]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.extent("scores", a) for a in range(len(self.blocks["scores"].spatial) - 2))
+
+    @property
+    def rows(self) -> int:
+        return self.extent("scores", -2)
+
+    @property
+    def columns(self) -> int:
+        return self.extent("scores", -1)
+
+    @property
+    def depth(self) -> int:
+        block = self.blocks["scores"]
+        return block.extents[block.reduce[0]]
+
+    @property
+    def width(self) -> int:
+        return self.extent("context", -1)
+
+    def batch_at(self, flat: ir.Expr) -> list[ir.Expr]:
+        point: list[ir.Expr] = []
+        for extent in reversed(self.batch):
+            point.insert(0, tirx.floormod(flat, integer(extent)) if extent > 1 else integer(0))
+            flat = tirx.floordiv(flat, integer(extent))
+        return point
+
+    def factor(self, block: str, side: int, spatial: Sequence[ir.Expr], reduce: ir.Expr) -> ir.Expr:
+        """The left (0) or right (1) factor of a product at a point."""
+        product = self.blocks[block]
+        points = dict(zip((*product.spatial, *product.reduce), (*spatial, reduce), strict=True))
+        return substitute((product.value.b.a, product.value.b.b)[side], points)
+
+    def logit(self, at: Sequence[ir.Expr], score: ir.Expr) -> ir.Expr:
+        """What the softmax sees of a score."""
+        scores = self.blocks["scores"].buffer
+        value = self.blocks["logits"].value_at(at)
+        return replace_loads(value, lambda buffer, _: score if buffer.same_as(scores) else None)
+
+    def store(self, at: Sequence[ir.Expr], value: ir.Expr) -> tirx.BufferStore:
+        """Write the element of the result that is the context's at a point."""
+        result, context = self.blocks["result"], self.blocks["context"].buffer
+        (load,) = (load for load in loads(result.value) if load.source.same_as(context))
+        places = {axis: at[i] for i, axis in enumerate(load.indices) if isinstance(axis, ir.Var)}
+        return tirx.BufferStore(result.buffer, value, [places.get(v, integer(0)) for v in result.spatial])
+
+
+def attention(request: Request) -> Scheduled | None:
+    """Accepts `softmax(steps(query @ key)) @ value` over any batch axes, all of them float32.
+
+    Tiling: keys are copied into panels once. A task is a block of query rows: its scores for all keys stay in
+    L1 (rows x keys), where they become weights; the second product reads them as its scalars and the values
+    as its vectors. The sum of the weights divides the result, not each weight.
+
+    Error: that of the two products and exp, at most 2e-6 of the result's scale for a thousand keys.
+    """
+    found = _read(request)
+    if found is None:
+        return None
+    isa = request.target.isa
+    first = rank_tiles(isa, found.rows, found.columns)[0][1]
+    second = _value_tile(first, found.width, isa.lanes(), isa.vector_registers)
+    if second is None:
+        return None
+    panels = ceil_div(found.columns, first.columns)
+    batches = math.prod(found.batch)
+    keys = tirx.decl_buffer((batches, panels, found.depth, first.columns), "float32", "keys")
+    buffers = [keys]
+    stages = [_pack_keys(found, keys, first.lanes), _rows(found, first, second, keys, buffers)]
+    return finish(
+        function_of(request.function, list(request.function.params), stages, buffers), attention.__name__
+    )
+
+
+def _read(request: Request) -> _Attention | None:
+    names = {block.name for block in nest.blocks} if (nest := read_nest(request.function)) else set()
+    if nest is None or names != set(BLOCKS) or len(nest.blocks) != len(BLOCKS):
+        return None
+    if any(str(p.dtype) != "float32" for p in request.function.params):
+        return None
+    return _Attention(nest, {block.name: block for block in nest.blocks})
+
+
+def _value_tile(first: Tile, width: int, lanes: int, registers: int) -> Tile | None:
+    """Rows of the first product, and as many vectors of the value's width as registers allow."""
+    if width % lanes:
+        return None
+    vectors = width // lanes
+    fitting = (v for v in range(vectors, 0, -1) if vectors % v == 0 and first.rows * v + v + 1 <= registers)
+    found = next(fitting, None)
+    return None if found is None else Tile(first.rows, 1, found, lanes)
+
+
+def _pack_keys(found: _Attention, keys: ir.Var, lanes: int) -> tirx.Stmt:
+    """Panels of columns, each with the whole depth; columns that do not exist repeat the last one.
+
+    One vector of columns at a time: more rows of the keys than a cache has ways would evict each other.
+    """
+    batches, panels, depth, columns = (int(e) for e in keys.shape)
+
+    def vector(point: Point) -> tirx.Stmt:
+        b, panel, v = point
+
+        def element(d: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            place = v * integer(lanes) + lane
+            inside = found.columns % columns == 0
+            column = clamp(panel * integer(columns) + place, found.columns, inside=inside)
+            value = found.factor("scores", 1, (*found.batch_at(b), integer(0), column), d)
+            return tirx.BufferStore(keys, value, [b, panel, d, place])
+
+        return loop(depth, lambda d: loop(lanes, lambda lane: element(d, lane)))
+
+    work = batches * panels * depth * columns
+    return grid((batches, panels, columns // lanes), vector, parallel=work >= PARALLEL_WORK)
+
+
+def _rows(found: _Attention, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]) -> tirx.Stmt:
+    """The parallel loop over blocks of query rows; scratch it needs is added to `buffers`."""
+    lanes, panels = first.lanes, int(keys.shape[1])
+    pitch = panels * first.columns
+    scores = tirx.decl_buffer((first.rows, pitch), "float32", "block_scores")
+    totals = tirx.decl_buffer((first.rows,), "float32", "totals")
+    peaks = tirx.decl_buffer((lanes,), "float32", "peaks")
+    sums = tirx.decl_buffer((lanes,), "float32", "lane_sums")
+    top = tirx.decl_buffer((1,), "float32", "top")
+    buffers += [scores, totals, peaks, sums, top]
+
+    def task(point: Point) -> tirx.Stmt:
+        b, block = point
+        batch = found.batch_at(b)
+
+        def row(m: int) -> ir.Expr:
+            return block * integer(first.rows) + integer(m)
+
+        def existing(m: int) -> ir.Expr:
+            return clamp(row(m), found.rows, inside=found.rows % first.rows == 0)
+
+        def query(k: ir.Expr, m: int) -> ir.Expr:
+            return found.factor("scores", 0, (*batch, existing(m), integer(0)), k)
+
+        def panel_scores(panel: ir.Expr) -> tirx.Stmt:
+            def key(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+                return tirx.BufferLoad(keys, [b, panel, k, vector * integer(lanes) + lane])
+
+            def write(sum_at: Element) -> tirx.Stmt:
+                def vector(m: int, v: ir.Expr) -> tirx.Stmt:
+                    def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+                        value = found.logit((*batch, existing(m), column), sum_at(m, v, lane))
+                        return tirx.BufferStore(scores, value, [integer(m), column])
+
+                    start = panel * integer(first.columns)
+                    return write_columns(start, found.columns, first, v, element)
+
+                rows = (unrolled(first.width, partial(vector, m)) for m in range(first.rows))
+                return sequence(list(rows))
+
+            body, sums = gemm_kernel(first, found.depth, query, key, write)
+            buffers.extend(sums)
+            return body
+
+        def no_scores(m: ir.Expr) -> tirx.Stmt:
+            """Columns that do not exist weigh nothing."""
+            minus = tirx.FloatImm("float32", float("-inf"))
+            rest = pitch - found.columns
+            return loop(rest, lambda i: tirx.BufferStore(scores, minus, [m, integer(found.columns) + i]))
+
+        def context(panel: ir.Expr) -> tirx.Stmt:
+            def weight(k: ir.Expr, m: int) -> ir.Expr:
+                return tirx.BufferLoad(scores, [integer(m), k])
+
+            def value(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+                column = panel * integer(second.columns) + vector * integer(second.lanes) + lane
+                return found.factor("context", 1, (*batch, integer(0), column), k)
+
+            def write(sum_at: Element) -> tirx.Stmt:
+                def vector(m: int, v: ir.Expr) -> tirx.Stmt:
+                    column = panel * integer(second.columns) + v * integer(second.lanes)
+                    total = tirx.BufferLoad(totals, [integer(m)])
+
+                    def element(lane: ir.Expr) -> tirx.Stmt:
+                        return found.store((*batch, row(m), column + lane), sum_at(m, v, lane) / total)
+
+                    return vectorized(second.lanes, element)
+
+                def line(m: int) -> tirx.Stmt:
+                    vectors = unrolled(second.width, partial(vector, m))
+                    return when(row(m) < integer(found.rows), vectors, always=found.rows % first.rows == 0)
+
+                return sequence([line(m) for m in range(second.rows)])
+
+            body, sums = gemm_kernel(second, found.columns, weight, value, write)
+            buffers.extend(sums)
+            return body
+
+        softmax = loop(first.rows, lambda m: _row_weights(scores, totals, (peaks, sums, top), m, lanes))
+        parts = [loop(panels, panel_scores)]
+        if pitch > found.columns:
+            parts.append(loop(first.rows, no_scores))
+        return tirx.SeqStmt([*parts, softmax, loop(found.width // second.columns, context)])
+
+    batches, blocks = math.prod(found.batch), ceil_div(found.rows, first.rows)
+    work = batches * found.rows * found.columns * (found.depth + found.width)
+    return grid((batches, blocks), task, parallel=work >= PARALLEL_WORK)
+
+
+def _row_weights(
+    scores: ir.Var, totals: ir.Var, locals_: tuple[ir.Var, ir.Var, ir.Var], m: ir.Expr, lanes: int
+) -> tirx.Stmt:
+    """`scores[m] = exp(scores[m] - max)` in place, and the sum of the weights into `totals[m]`."""
+    peaks, sums, top = locals_
+    steps = int(scores.shape[1]) // lanes
+
+    def each(body: object) -> tirx.Stmt:
+        return loop(steps, lambda i: vectorized(lanes, lambda lane: body(i * integer(lanes) + lane, lane)))  # type: ignore[operator]
+
+    def raise_peak(at: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+        highest = tirx.max(tirx.BufferLoad(peaks, [lane]), tirx.BufferLoad(scores, [m, at]))
+        return tirx.BufferStore(peaks, highest, [lane])
+
+    def weigh(at: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+        difference = tirx.BufferLoad(scores, [m, at]) - tirx.BufferLoad(top, [integer(0)])
+        return tirx.BufferStore(scores, tirx.exp(difference), [m, at])
+
+    def add(at: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+        total = tirx.BufferLoad(sums, [lane]) + tirx.BufferLoad(scores, [m, at])
+        return tirx.BufferStore(sums, total, [lane])
+
+    def constant(buffer: ir.Var, value: float) -> tirx.Stmt:
+        return vectorized(
+            lanes, lambda lane: tirx.BufferStore(buffer, tirx.FloatImm("float32", value), [lane])
+        )
+
+    def across(source: ir.Var, combine: object) -> ir.Expr:
+        """Pairwise, so that the dependent steps are few."""
+        values = [tirx.BufferLoad(source, [integer(i)]) for i in range(lanes)]
+        while len(values) > 1:
+            values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]  # type: ignore[operator]
+        return values[0]
+
+    return tirx.SeqStmt(
+        [
+            constant(peaks, float("-inf")),
+            each(raise_peak),
+            tirx.BufferStore(top, across(peaks, tirx.max), [integer(0)]),
+            each(weigh),
+            constant(sums, 0.0),
+            each(add),
+            tirx.BufferStore(totals, across(sums, lambda a, b: a + b), [m]),
+        ]
+    )

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from hybridc.passes.attention import fuse_attention
+from hybridc.passes.program import Program, ProgramBuilder, operator_name, tensor_shape
+from tests.support.programs import drawn, run_llvm
+
+
+class Network:
+    """Writes a program around one attention."""
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        self.inputs = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+        self.builder = ProgramBuilder(self.inputs)
+
+    def emit(self, expr: relax.Expr, name: str = "v") -> relax.Var:
+        return self.builder.emit(expr, (f"node_{name}",), name)
+
+    def heads(self, x: relax.Var, *axes: int) -> relax.Var:
+        return self.emit(relax.op.permute_dims(x, axes), "heads")
+
+    def program(self, *outputs: relax.Var) -> Program:
+        return self.builder.finish(list(outputs))
+
+
+def operators(program: Program) -> list[str]:
+    return [operator_name(b.value) for b in program.bindings]
+
+
+def check(before: Program) -> Program:
+    """The program with its attention fused, after a check that it computes the same."""
+    after = fuse_attention(before)
+    arguments = [drawn(i, *tensor_shape(x)) for i, x in enumerate(before.main.params)]
+    assert not before.weights
+    for got, want in zip(
+        run_llvm(after.module, *arguments), run_llvm(before.module, *arguments), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    return after
+
+
+def test_transpositions_scale_and_mask_join_one_kernel():
+    net = Network((2, 5, 3, 8), (2, 7, 3, 8), (2, 7, 3, 4), (2, 1, 1, 7))
+    q, k, v, mask = net.inputs
+    scores = net.emit(relax.op.matmul(net.heads(q, 0, 2, 1, 3), net.heads(k, 0, 2, 3, 1)), "scores")
+    scaled = net.emit(relax.op.divide(scores, relax.const(8.0, "float32")), "scale")
+    masked = net.emit(relax.op.add(scaled, mask), "mask")
+    weights = net.emit(relax.op.nn.softmax(masked, axis=-1), "softmax")
+    context = net.emit(relax.op.matmul(weights, net.heads(v, 0, 2, 1, 3)), "context")
+    after = check(net.program(net.heads(context, 0, 2, 1, 3)))
+    assert operators(after) == ["attention"]
+    (origins,) = after.origins.values()
+    assert {"node_scores", "node_scale", "node_mask", "node_softmax", "node_context"} <= set(origins)
+
+
+def test_plain_operands_of_three_axes_and_a_mask_in_front():
+    net = Network((4, 5, 8), (4, 8, 7), (4, 7, 6), (5, 7))
+    q, k, v, mask = net.inputs
+    scores = net.emit(relax.op.matmul(q, k))
+    masked = net.emit(relax.op.subtract(mask, net.emit(relax.op.multiply(scores, scale()))))
+    weights = net.emit(relax.op.nn.softmax(masked, axis=-1))
+    assert operators(check(net.program(net.emit(relax.op.matmul(weights, v))))) == ["attention"]
+
+
+def scale() -> relax.Expr:
+    return relax.const(0.3, "float32")
+
+
+def test_equal_attentions_share_one_function():
+    net = Network((1, 2, 5, 8), (1, 2, 8, 5))
+    x, k = net.inputs
+    for _ in range(2):
+        weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(x, k)), axis=-1))
+        x = net.emit(relax.op.matmul(weights, x))
+    after = check(net.program(x))
+    assert operators(after) == ["attention", "attention"] and len(after.functions) == 1
+
+
+@pytest.mark.parametrize("kept", ["scores", "weights"])
+def test_scores_that_somebody_else_reads_remain_a_tensor(kept):
+    net = Network((1, 2, 5, 8), (1, 2, 8, 5))
+    x, k = net.inputs
+    scores = net.emit(relax.op.matmul(x, k))
+    weights = net.emit(relax.op.nn.softmax(scores, axis=-1))
+    context = net.emit(relax.op.matmul(weights, x))
+    after = fuse_attention(net.program(context, {"scores": scores, "weights": weights}[kept]))
+    assert operators(after) == ["matmul", "softmax", "matmul"]
+
+
+def test_a_transposition_that_somebody_else_reads_stays():
+    net = Network((1, 5, 2, 8))
+    heads = net.heads(net.inputs[0], 0, 2, 1, 3)
+    keys = net.emit(relax.op.permute_dims(heads, (0, 1, 3, 2)))
+    weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(heads, keys)), axis=-1))
+    after = check(net.program(net.emit(relax.op.matmul(weights, heads))))
+    assert operators(after) == ["permute_dims", "attention"]
+
+
+def test_softmax_over_another_axis_is_no_attention():
+    net = Network((1, 2, 5, 8), (1, 2, 8, 5))
+    x, k = net.inputs
+    weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(x, k)), axis=2))
+    after = fuse_attention(net.program(net.emit(relax.op.matmul(weights, x))))
+    assert operators(after) == ["matmul", "softmax", "matmul"]

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax, tirx
+
+from hybridc.passes.attention import Attention, Operand, attention_function
+from hybridc.schedules.cpu.attention import attention
+
+
+def function(batch: int, rows: int, columns: int, heads: int, depth: int, *, masked: bool) -> tirx.PrimFunc:
+    """Attention of `[batch, position, heads, depth]` tensors with scores / 8, and a mask over the keys."""
+
+    def tensor(name: str, *shape: int) -> relax.Var:
+        return relax.Var(name, relax.TensorType(shape, "float32"))
+
+    scores = tensor("scores", batch, heads, rows, columns)
+    scaled = tensor("scaled", batch, heads, rows, columns)
+    steps = [relax.op.divide(scores, relax.const(8.0, "float32"))]
+    if masked:
+        steps.append(relax.op.add(scaled, tensor("mask", batch, 1, 1, columns)))
+    match = Attention(
+        query=Operand(tensor("q", batch, rows, heads, depth), (0, 2, 1, 3)),
+        key=Operand(tensor("k", batch, columns, heads, depth), (0, 2, 3, 1)),
+        value=Operand(tensor("v", batch, columns, heads, depth), (0, 2, 1, 3)),
+        steps=tuple(steps),
+        scores=scores,
+        result_axes=(0, 2, 1, 3),
+        members=(scores, scaled),
+    )
+    return attention_function(match)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "columns", "heads", "depth", "masked"),
+    [(1, 13, 21, 2, 32, True), (2, 8, 64, 3, 16, False), (1, 197, 197, 1, 64, False), (1, 1, 5, 2, 16, True)],
+)
+def test_attention_equals_float64(harness, batch, rows, columns, heads, depth, masked):
+    made = function(batch, rows, columns, heads, depth, masked=masked)
+    scheduled = harness.schedule(made)
+    assert scheduled.rule == attention.__name__
+    rng = np.random.default_rng(rows)
+    q, k, v = (
+        rng.standard_normal((batch, n, heads, depth)).astype(np.float32) for n in (rows, columns, columns)
+    )
+    mask = np.where(rng.random((batch, 1, 1, columns)) < 0.3, -np.inf, 0).astype(np.float32)
+    mask[..., 0] = 0
+    inputs = [q, k, v, mask] if masked else [q, k, v]
+    (result,) = harness.run(made, scheduled, inputs)
+    wide = [x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v)]
+    logits = wide[0] @ wide[1].transpose(0, 1, 3, 2) / 8 + (mask if masked else 0)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ wide[2]
+    assert np.abs(result - expected.transpose(0, 2, 1, 3)).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_a_depth_that_vectors_do_not_divide_is_left_to_others(harness):
+    assert harness.schedule(function(1, 4, 4, 2, 12, masked=False)).rule != attention.__name__
