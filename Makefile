@@ -38,11 +38,14 @@ types: $(VENV)/.installed
 wheel-smoke: $(VENV)/.installed
 	bash .ci/wheel_smoke
 
-# Measurements, one after the other; JSON under benchmarks/results/.
+# Measurements, one after the other; JSON under benchmarks/results/. Let nothing else run beside them.
 bench: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[bench]"
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/resnet50.py
+	$(BIN)/python benchmarks/cpu.py --isa avx512
+	$(BIN)/python benchmarks/cpu.py --isa avx2
 	$(BIN)/python benchmarks/readme.py
 
 clean:

@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT))  # tests.support: the light models of the onnx pac
 
 LIGHT_MODELS = ("squeezenet", "resnet50", "inception_v1", "densenet121")
 OWN_MODELS = ("unet", "bert")
+PACKAGES = ("hybridc", "apache-tvm", "onnxruntime", "openvino", "numpy")
+"""Whose versions are noted with a result."""
 
 
 def suite_model(name: str) -> onnx.ModelProto:
@@ -48,7 +50,8 @@ def processor() -> str:
 
 def write_result(name: str, rows: list[dict[str, Any]]) -> Path:
     """Write `benchmarks/results/NAME.json`: rows, and what they were measured on."""
-    packages = ("hybridc", "apache-tvm", "onnxruntime", "numpy")
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    packages = [name for name in PACKAGES if name in installed]
     record = {
         "benchmark": name,
         "date": datetime.date.today().isoformat(),

@@ -24,6 +24,7 @@ def main() -> None:
 
 def tables() -> str:
     """The tables as Markdown."""
+    cpu = [read(name) for name in ("cpu_avx512", "cpu_avx2") if (RESULTS / f"{name}.json").exists()]
     accuracy, memory, resnet = (read(name) for name in ("accuracy", "memory", "resnet50_avx512"))
     where = f"{resnet['date']}, {resnet['cores']} cores of an {resnet['processor']}"
     [row] = resnet["rows"]
@@ -40,6 +41,7 @@ def tables() -> str:
             f"unscheduled pipeline ({row['tvm_unscheduled_ms']:.0f} ms), "
             f"{row['run_ms'] / row['onnxruntime_ms']:.2f} times the time of ONNX Runtime "
             f"({row['onnxruntime_ms']:.0f} ms) in the same run ({where}).",
+            *(part for result in cpu for part in cpu_tables(result)),
         ]
     )
 
@@ -61,6 +63,37 @@ def accuracy_table(rows: list[dict[str, Any]]) -> str:
         )
         worst = max(row["max_rel_error"] for row in of_model)
         lines.append(f"| {name} | {gpu[0]['budget_bytes'] / MIB:.1f} MiB | {held} | {worst:.1e} |")
+    return "\n".join(lines)
+
+
+def cpu_tables(result: dict[str, Any]) -> list[str]:
+    """Networks of one instruction set against the peers, and what the kernels reach of the machine."""
+    isa = result["benchmark"].removeprefix("cpu_")
+    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    rows = [row for row in result["rows"] if row["table"] == "models"]
+    ratios, *kernels = (row for row in result["rows"] if row["table"] == "summary")
+    engines = list(rows[0]["ms"])
+    lines = [
+        f"| network | {' | '.join(f'{engine}, ms' for engine in engines)} | faster peer over hybridc |",
+        "|---" * (len(engines) + 2) + "|",
+    ]
+    for row in rows:
+        times = " | ".join(f"{row['ms'][engine]:.1f}" for engine in engines)
+        lines.append(f"| {row['model']} | {times} | {row['ratio']:.2f} |")
+    held = ", OpenVINO held to AVX2" if isa == "avx2" else ""
+    parts = [
+        f"Whole networks on the CPU for `{isa}`{held} ({where}):",
+        "\n".join(lines),
+        f"Geometric mean {ratios['geometric_mean']:.2f}, worst {ratios['worst']:.2f}.",
+    ]
+    return parts + [kernel_table(kernels)] * bool(kernels)
+
+
+def kernel_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| kernels by themselves, nothing in a cache | | median | least |", "|---|---|---|---|"]
+    for row in rows:
+        limit = "of a multiply-add peak" if row["measure"] == "percent_of_peak" else "of a copy's bandwidth"
+        lines.append(f"| {row['what']} | {limit} | {row['median']:.0f} % | {row['least']:.0f} % |")
     return "\n".join(lines)
 
 

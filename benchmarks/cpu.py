@@ -1,0 +1,249 @@
+"""CPU code against onnxruntime and OpenVINO, whole networks and kernel by kernel.
+
+    python benchmarks/cpu.py [--isa avx512|avx2] [--models resnet50,bert] [--threads 2] [--rounds 3]
+                             [--kernels resnet50 | --skip-kernels]
+
+Each engine runs in a process of its own, one after the other, so that neither spinning threads nor memory of
+one disturb another; rounds of all engines alternate, figures are medians over all rounds. Before a model is
+timed, the outputs of all engines have to agree. For the target avx2 the peer is OpenVINO held to AVX2, which
+onnxruntime cannot be. Let nothing else run on the machine. Exits with 1 if outputs disagree or an engine
+fails; such a model is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from common import suite_feeds, write_result
+
+from hybridc import models
+from hybridc.runtime.libraries import available_threads
+from hybridc.targets import native_isa
+
+SUITE: dict[str, dict[str, Any]] = {
+    "resnet50": {},
+    "mobilenet_v2": {},
+    "vgg16": {},
+    "unet": {"size": 256},
+    "bert": {"tokens": 128},
+    "vit_b16": {},
+    "super_resolution": {"size": 128},
+    "atacworks": {},
+}
+PEERS = {"avx2": ("openvino",), "avx512": ("onnxruntime", "openvino")}
+LIMITS = {"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx512": {}}
+"""Environment that holds the peers to an instruction set."""
+REFERENCE = "onnxruntime"
+TOLERANCE = 1e-4
+FOLDER = Path(__file__).parent
+
+
+def main() -> int:
+    arguments = _arguments()
+    rows: list[dict[str, Any]] = []
+    failed: list[str] = []
+    for name in arguments.models:
+        try:
+            rows += model_rows(name, arguments)
+        except (subprocess.CalledProcessError, Disagreement) as error:
+            failed.append(name)
+            print(f"{name} failed: {error}", flush=True)
+    if rows:
+        rows += summary(rows)
+        print(table(rows))
+        print("written to", write_result(f"cpu_{arguments.isa}", rows))
+    return 1 if failed else 0
+
+
+def model_rows(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of one model. Raises Disagreement, or CalledProcessError if an engine fails."""
+    with tempfile.TemporaryDirectory(prefix="hybridc-bench-") as folder:
+        bench = Bench(name, Path(folder), arguments.isa, arguments.threads)
+        errors = bench.errors()
+        if not all(error <= TOLERANCE for error in errors.values()):
+            raise Disagreement(f"outputs differ from those of {REFERENCE}: {errors}")
+        row = bench.compare(arguments.rounds, arguments.seconds) | {"max_rel_errors": errors}
+        print(json.dumps(row), flush=True)
+        return [row, *(bench.kernels() if name in arguments.kernels else [])]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    native = "avx2" if native_isa().name == "avx2" else "avx512"
+    parser.add_argument("--isa", choices=PEERS, default=native)
+    parser.add_argument("--models", type=_names, default=list(SUITE), metavar="A,B")
+    parser.add_argument("--threads", type=int, default=available_threads())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of one engine in one round")
+    parser.add_argument("--kernels", type=_names, metavar="A,B", help="only the kernels of these models")
+    parser.add_argument("--skip-kernels", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.kernels is None:
+        arguments.kernels = [] if arguments.skip_kernels else arguments.models
+    return arguments
+
+
+def _names(text: str) -> list[str]:
+    unknown = [name for name in text.split(",") if name not in SUITE]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"not of the suite: {', '.join(unknown)}; it has {', '.join(SUITE)}")
+    return text.split(",")
+
+
+class Disagreement(Exception):
+    """Outputs of two engines differ by more than rounding."""
+
+
+class Bench:
+    """One model of the suite, written and compiled into `folder`."""
+
+    def __init__(self, name: str, folder: Path, isa: str, threads: int) -> None:
+        self.name, self.folder, self.isa, self.threads = name, folder, isa, threads
+        model = models.build(name, **SUITE[name])
+        self.model, self.feeds = folder / "model.onnx", folder / "feeds.npz"
+        onnx.save(model, self.model)
+        np.savez(self.feeds, **suite_feeds(model))
+        self.artifact = folder / "model.hyb"
+        command = ["-m", "hybridc.cli", "compile", self.model, "-o", self.artifact, "--target", isa]
+        compiled = json.loads(_python(*command, "--threads", threads, "--json"))
+        self.compile_s = sum(compiled["seconds"].values())
+
+    def errors(self) -> dict[str, float]:
+        """Largest difference of each engine from the reference, as a fraction of the output's scale."""
+        outputs = {engine: self._outputs(engine) for engine in dict.fromkeys((REFERENCE, *self._engines()))}
+        expected = outputs.pop(REFERENCE)
+        return {engine: _scaled_error(found, expected) for engine, found in outputs.items()}
+
+    def compare(self, rounds: int, seconds: float) -> dict[str, Any]:
+        """Median milliseconds of each engine, and how many times longer the faster peer takes than we do."""
+        times: dict[str, list[list[float]]] = {engine: [] for engine in self._engines()}
+        for _ in range(rounds):
+            for engine, measured in times.items():
+                measured.append(json.loads(self._run(engine, "--seconds", seconds)))
+        medians = {
+            engine: statistics.median(ms for one_round in measured for ms in one_round)
+            for engine, measured in times.items()
+        }
+        return {
+            "table": "models",
+            "model": self.name,
+            "compile_s": round(self.compile_s, 2),
+            "ms": {engine: round(ms, 3) for engine, ms in medians.items()},
+            "round_ms": {
+                engine: [round(statistics.median(r), 3) for r in measured]
+                for engine, measured in times.items()
+            },
+            "ratio": round(min(medians[peer] for peer in PEERS[self.isa]) / medians["hybridc"], 3),
+        }
+
+    def kernels(self) -> list[dict[str, Any]]:
+        """Rows of every distinct kernel of the model."""
+        command = (FOLDER / "kernels.py", self.model, "--isa", self.isa, "--threads", self.threads)
+        lines = _python(*command).splitlines()
+        return [{"table": "kernels", "model": self.name, **json.loads(line)} for line in lines]
+
+    def _engines(self) -> tuple[str, ...]:
+        return "hybridc", *PEERS[self.isa]
+
+    def _outputs(self, engine: str) -> list[np.ndarray]:
+        path = self.folder / f"{engine}.npz"
+        self._run(engine, "--outputs", path)
+        with np.load(path) as stored:
+            return [stored[name] for name in stored]
+
+    def _run(self, engine: str, *options: object) -> str:
+        model = self.artifact if engine == "hybridc" else self.model
+        command = (FOLDER / "engines.py", engine, model, self.feeds, "--threads", self.threads)
+        return _python(*command, *options, environment=LIMITS[self.isa])
+
+
+def _python(*command: object, environment: dict[str, str] | None = None) -> str:
+    """What a fresh interpreter prints."""
+    environment = {**os.environ, **(environment or {})}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True, check=True, env=environment
+    )
+    return done.stdout
+
+
+def _scaled_error(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """NaN where one of them has a NaN, which is no agreement either."""
+    pairs = zip(found, expected, strict=True)
+    return float(np.max([np.abs(f - e).max() / max(np.abs(e).max(), 1e-30) for f, e in pairs]))
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Geometric mean and worst of the ratios; median and least percentages of the kernels."""
+    ratios = {row["model"]: row["ratio"] for row in rows if row["table"] == "models"}
+    worst = min(ratios, key=lambda name: ratios[name])
+    lines: list[dict[str, Any]] = [
+        {
+            "table": "summary",
+            "what": "peer's time over ours",
+            "geometric_mean": round(math.exp(statistics.fmean(map(math.log, ratios.values()))), 3),
+            "worst": ratios[worst],
+            "worst_model": worst,
+        }
+    ]
+    kernels = [row for row in rows if row["table"] == "kernels"]
+    compute = [row for row in kernels if row["bound"] == "compute"]
+    for name in dict.fromkeys(row["model"] for row in compute):
+        of_model = [row for row in compute if row["model"] == name]
+        lines.append(_percentages(f"compute-bound kernels of {name}", of_model, "percent_of_peak"))
+    memory = [row for row in kernels if row["bound"] == "memory"]
+    if memory:
+        lines.append(_percentages("memory-bound kernels", memory, "percent_of_copy"))
+    return lines
+
+
+def _percentages(what: str, kernels: list[dict[str, Any]], field: str) -> dict[str, Any]:
+    least = min(kernels, key=lambda row: row[field])
+    return {
+        "table": "summary",
+        "what": what,
+        "measure": field,
+        "kernels": len(kernels),
+        "median": round(statistics.median(row[field] for row in kernels), 1),
+        "least": least[field],
+        "least_kernel": f"{least['model']} {least['kernel']} {least['shape']}",
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows for people."""
+    lines = []
+    for row in rows:
+        if row["table"] == "models":
+            times = "  ".join(f"{engine} {ms:9.2f}" for engine, ms in row["ms"].items())
+            lines.append(f"{row['model']:18} {times}  ratio {row['ratio']:.2f}")
+    for row in sorted((r for r in rows if r["table"] == "kernels"), key=lambda r: -r["total_ms"]):
+        limit = (
+            f"{row['percent_of_peak']:5.1f} % of peak"
+            if row["bound"] == "compute"
+            else f"{row['percent_of_copy']:5.1f} % of copy"
+        )
+        lines.append(
+            f"{row['model']:18} {row['total_ms']:8.3f} ms = {row['calls']:3} x {row['ms']:8.4f}"
+            f"  {row['gflops']:6.1f} GFLOP/s {row['gb_s']:5.1f} GB/s {limit}"
+            f"  [{row['rule']}] {row['kernel']} {row['shape']}"
+        )
+    lines += [json.dumps(row) for row in rows if row["table"] == "summary"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
