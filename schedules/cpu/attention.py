@@ -9,8 +9,9 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.gemm_kernel import Element, gemm_kernel, rank_tiles
+from hybridc.schedules.cpu.gemm_kernel import LINE, Element, gemm_kernel, rank_tiles
 from hybridc.schedules.cpu.nest import Block, Nest, finish, loads, read_nest, replace_loads, substitute
+from hybridc.schedules.cpu.shuffles import COLUMNS, transposed
 from hybridc.schedules.cpu.tile import (
     PARALLEL_WORK,
     Point,
@@ -21,6 +22,7 @@ from hybridc.schedules.cpu.tile import (
     grid,
     integer,
     loop,
+    prefetch,
     sequence,
     unrolled,
     vectorized,
@@ -74,7 +76,8 @@ class _Attention:
         """The left (0) or right (1) factor of a product at a point."""
         product = self.blocks[block]
         points = dict(zip((*product.spatial, *product.reduce), (*spatial, reduce), strict=True))
-        return substitute((product.value.b.a, product.value.b.b)[side], points)
+        load = (product.value.b.a, product.value.b.b)[side]
+        return tirx.BufferLoad(load.source, [substitute(index, points) for index in load.indices])
 
     def logit(self, at: Sequence[ir.Expr], score: ir.Expr) -> ir.Expr:
         """What the softmax sees of a score."""
@@ -140,23 +143,58 @@ def _pack_keys(found: _Attention, keys: ir.Var, lanes: int) -> tirx.Stmt:
     """Panels of columns, each with the whole depth; columns that do not exist repeat the last one.
 
     One vector of columns at a time: more rows of the keys than a cache has ways would evict each other.
+    Beside it come the queries and values that the same thread is going to need: rows of one head are too far
+    apart for the hardware's prefetcher.
     """
     batches, panels, depth, columns = (int(e) for e in keys.shape)
+    product = found.blocks["scores"]
+    contiguous = product.value.b.b.indices[-1].same_as(product.reduce[0]) and depth % COLUMNS == 0
 
     def vector(point: Point) -> tirx.Stmt:
         b, panel, v = point
+        batch, first = found.batch_at(b), v * integer(lanes)
 
-        def element(d: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-            place = v * integer(lanes) + lane
+        def key(lane: ir.Expr, d: ir.Expr) -> ir.Expr:
             inside = found.columns % columns == 0
-            column = clamp(panel * integer(columns) + place, found.columns, inside=inside)
-            value = found.factor("scores", 1, (*found.batch_at(b), integer(0), column), d)
-            return tirx.BufferStore(keys, value, [b, panel, d, place])
+            column = clamp(panel * integer(columns) + first + lane, found.columns, inside=inside)
+            return found.factor("scores", 1, (*batch, integer(0), column), d)
 
-        return loop(depth, lambda d: loop(lanes, lambda lane: element(d, lane)))
+        def through_registers(group: ir.Expr) -> tirx.Stmt:
+            d = group * integer(COLUMNS)
+            ramp = tirx.Ramp(d, integer(1), COLUMNS)
+            statements, vectors = transposed(lambda lane: key(integer(lane), ramp), lanes, "float32")
+            at = tirx.Ramp(first, integer(1), lanes)
+            places = enumerate(vectors)
+            stores = [tirx.BufferStore(keys, value, [b, panel, d + integer(i), at]) for i, value in places]
+            return sequence([*statements, *stores])
+
+        def one_by_one(d: ir.Expr) -> tirx.Stmt:
+            def element(lane: ir.Expr) -> tirx.Stmt:
+                return tirx.BufferStore(keys, key(lane, d), [b, panel, d, first + lane])
+
+            return loop(lanes, element)
+
+        def ahead(lane: ir.Expr) -> tirx.Stmt:
+            return _fetch_row(found, batch, panel * integer(columns) + first + lane)
+
+        packed = loop(depth // COLUMNS, through_registers) if contiguous else loop(depth, one_by_one)
+        return sequence([packed, loop(lanes, ahead)])
 
     work = batches * panels * depth * columns
     return grid((batches, panels, columns // lanes), vector, parallel=work >= PARALLEL_WORK)
+
+
+def _fetch_row(found: _Attention, batch: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
+    """Bring a row of the queries and of the values into L2."""
+    column, zero = clamp(row, found.columns, inside=False), integer(0)
+    query_row = clamp(row, found.rows, inside=False)
+    queries = [
+        found.factor("scores", 0, (*batch, query_row, zero), integer(d)) for d in range(0, found.depth, LINE)
+    ]
+    values = [
+        found.factor("context", 1, (*batch, zero, integer(w)), column) for w in range(0, found.width, LINE)
+    ]
+    return sequence([prefetch(load, locality=2) for load in (*queries, *values)])
 
 
 def _rows(found: _Attention, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]) -> tirx.Stmt:
