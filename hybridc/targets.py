@@ -21,6 +21,19 @@ class Isa:
     vector_registers: int
     cpu_flags: tuple[str, ...]
     """Flags of /proc/cpuinfo that a processor must have to run it."""
+    fma_latency: int = 4
+    """Cycles from a multiply-add to its result."""
+    fma_ports: int = 2
+    """Multiply-adds that begin in a cycle."""
+    l1_bytes: int = 1 << 15
+    """Data cache of a core: the least among processors that have the instruction set."""
+    l2_bytes: int = 1 << 20
+    """Second-level cache of a core, as most of them have it."""
+
+    @property
+    def sums_in_flight(self) -> int:
+        """Accumulators below which multiply-adds wait for their own results."""
+        return self.fma_latency * self.fma_ports
 
     def lanes(self, dtype_bits: int = 32) -> int:
         """Elements of one vector register."""

@@ -15,10 +15,10 @@ from hybridc.schedules.cpu.blocked import BlockedConvolution
 from hybridc.schedules.cpu.tile import ceil_div
 from hybridc.targets import Isa
 
-L2_BYTES = 1 << 19
-"""What a task may keep in the second-level cache: half of 1 MiB, the rest is for what streams through."""
-WEIGHT_BYTES = 1 << 17
-"""Weights of one pass of the micro-kernels; more are cut into chunks of input channels."""
+TASK_SHARE = 2
+"""A task may keep this fraction of the second-level cache; the rest is for what streams through."""
+WEIGHT_SHARE = 8
+"""And this one for weights of one pass of the micro-kernels; more are cut into chunks of input channels."""
 UNROLLED_TILES = 10
 """Tiles that run on across the ends of lines differ from each other: up to so many get code of their own."""
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -130,7 +130,7 @@ def rank_plans(conv: BlockedConvolution, isa: Isa) -> dict[str, Plan]:
     """The best division into tasks for each tile, tiles in the order of predicted time."""
     best: dict[str, tuple[float, Plan]] = {}
     for plan in _plans(conv, isa):
-        cost = predicted_cycles(conv, plan)
+        cost = predicted_cycles(conv, plan, isa)
         if plan.label not in best or cost < best[plan.label][0]:
             best[plan.label] = (cost, plan)
     ranked = sorted(best.items(), key=lambda item: item[1][0])
@@ -143,7 +143,7 @@ def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
     depth = conv.input_lanes * conv.height.taps * conv.width.taps
     block_vectors = conv.output_lanes // lanes
     for width in (v for v in divisors(vectors) if v <= 8 and not (v % block_vectors and block_vectors % v)):
-        fitting = max(WEIGHT_BYTES // (4 * width * lanes * depth), 1)
+        fitting = max(isa.l2_bytes // WEIGHT_SHARE // (4 * width * lanes * depth), 1)
         chunk = max(d for d in divisors(conv.input_blocks) if d <= fitting)
         for parts, lines, columns, tile_lines, tile_columns in _tiles(conv, width, isa.vector_registers):
             for groups in divisors(vectors // width):
@@ -181,7 +181,7 @@ def _sizes(extent: int, largest: int) -> list[int]:
     return sorted({even_spans(extent, size)[0].size for size in range(ceil_div(most, 3), most + 1) if size})
 
 
-def predicted_cycles(conv: BlockedConvolution, plan: Plan) -> float:
+def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
     """Cycles of one core, for comparing plans."""
     groups = group_count(conv, plan)
     depth = conv.input_blocks * conv.input_lanes * conv.height.taps * conv.width.taps
@@ -195,7 +195,7 @@ def predicted_cycles(conv: BlockedConvolution, plan: Plan) -> float:
     ]
     weight_bytes = 4 * plan.vectors * plan.lanes
     compute = sum(
-        count * (depth * _step_cycles(pixels, plan.vectors) + chunks * (3 * pixels * plan.vectors + 40))
+        count * (depth * _step_cycles(pixels, plan.vectors, isa) + chunks * (3 * pixels * plan.vectors + 40))
         for pixels, count in tiles
     )
     # weights come from the second level for every tile but those that a first-level cache keeps
@@ -203,7 +203,7 @@ def predicted_cycles(conv: BlockedConvolution, plan: Plan) -> float:
     input_bytes = _input_bytes(conv, plan)
     resident = input_bytes / chunks + 2 * weight_bytes * depth / chunks
     # the first pass waits for memory, others for the third level if the second is too small
-    again = 0 if resident <= L2_BYTES else plan.groups - 1
+    again = 0 if resident <= isa.l2_bytes // TASK_SHARE else plan.groups - 1
     input_stream = input_bytes * (1 / 12 + again / 32 + (1 / 16 if source_of(conv).copied else 0))
     task = plan.groups * (compute + weight_stream) + input_stream + 500
     tasks = plan.parts * conv.batches * (groups // plan.groups)
@@ -211,10 +211,10 @@ def predicted_cycles(conv: BlockedConvolution, plan: Plan) -> float:
     return tasks * task * unbalanced
 
 
-def _step_cycles(pixels: int, vectors: int) -> float:
+def _step_cycles(pixels: int, vectors: int, isa: Isa) -> float:
     """One step of the reduction: multiply-adds wait for their own sums when these are few, and loads cost."""
     sums = pixels * vectors
-    return max(sums, 8) + 0.75 * max(pixels + vectors - sums / 2, 0)
+    return max(sums, isa.sums_in_flight) + 0.75 * max(pixels + vectors - sums / 2, 0)
 
 
 def _input_bytes(conv: BlockedConvolution, plan: Plan) -> int:

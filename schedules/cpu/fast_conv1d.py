@@ -40,10 +40,9 @@ _TRANSFORMS = tuple(
     for first, second in itertools.product((4, 6, 8, 12, 16), repeat=2)
     if first <= second <= 2 * first
 )
-_CACHE_BYTES = 3 << 18
-"""What spectra may take of a second-level cache of 1 MiB."""
 _SPILLED_POINT_COST = 60.0
-"""Time that a point costs more when spectra go to the third level and back, in vector multiply-adds."""
+"""Time that a point costs more when spectra go to the third level and back, in vector multiply-adds: where
+they take more than three quarters of the second."""
 _THREADS = 4
 """Assumed when tasks are few."""
 _DIRECT_EFFICIENCY = 0.85
@@ -97,7 +96,7 @@ class Plan:
         """Predicted time in vector multiply-adds; tasks are shared evenly among a few threads."""
         n = self.transform.points
         point = 5 * math.log2(n) + 6 + self.cut.copy_operations / 2
-        if self.channels * n * 8 * self.cut.lanes > _CACHE_BYTES:
+        if self.channels * n * 8 * self.cut.lanes > self.isa.l2_bytes * 3 // 4:
             point += _SPILLED_POINT_COST
         products = 8 * self.frequencies * self.row_blocks * self.rows * self.inputs
         task = products + n * point * (self.inputs + self.outputs)

@@ -36,7 +36,7 @@ def rank_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> list[tu
 
     Predicted time is padded work, in each of so many `halves` of both sides, times the load of the
     pipeline: a multiply-add needs its share of broadcasts and vector loads, of which the latter come from
-    L2, and waits about eight steps for its own result.
+    L2, and waits a few steps for its own result.
     """
     narrow = columns * 2 <= isa.lanes() and isa.lanes() > 8
     lanes = isa.lanes() // 2 if narrow else isa.lanes()
@@ -48,7 +48,7 @@ def rank_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> list[tu
         padded = ceil_div(rows, height) * height * ceil_div(vectors, width) * width * lanes
         sums = tile.rows * tile.width
         loads = (tile.rows + tile.width) / sums
-        return padded * max(1.0, 8 / sums) * (1.0 + 0.4 * loads + 0.1 / tile.rows)
+        return padded * max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.4 * loads + 0.1 / tile.rows)
 
     tiles = (
         Tile(m, 1, w, lanes)

@@ -61,8 +61,8 @@ FEWEST_ROWS = 112
 """Below this many rows reading 7/4 of the weights takes the time that fewer multiply-adds save."""
 FEWEST_TASKS = 8
 """Pairs of panels; a product of fewer leaves cores without work."""
-MOST_SUMS_BYTES = 1 << 19
-"""The sums of a task, which every product reads and writes: half of a 1 MiB L2."""
+SUMS_SHARE = 2
+"""The sums of a task, which every product reads and writes, may take this fraction of L2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def accepts_strassen(request: Request, product: Product, tile: Tile) -> bool:
         and product.rows >= FEWEST_ROWS
         and product.depth % (2 * tile.lanes) == 0
         and ceil_div(product.columns, 2 * tile.columns) >= FEWEST_TASKS
-        and 3 * ceil_div(product.rows, 2) * tile.columns * 4 <= MOST_SUMS_BYTES
+        and 3 * ceil_div(product.rows, 2) * tile.columns * 4 <= request.target.isa.l2_bytes // SUMS_SHARE
     )
 
 

@@ -118,7 +118,7 @@ def rank_tiles(
         )  # fmt: skip
         sums = tile.rows * tile.vectors
         loads = (tile.rows + tile.vectors) / sums
-        return padded * max(1.0, 8 / sums) * (1.0 + 0.5 * loads)
+        return padded * max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.5 * loads)
 
     candidates = [
         Tile(m, d, w, lanes)

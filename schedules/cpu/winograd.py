@@ -21,9 +21,8 @@ from hybridc.schedules.cpu.winograd_stages import Planes, Stages, Weight, tile_c
 from hybridc.schedules.registry import Packing, Request, Scheduled, Transform, pick
 from hybridc.targets import Isa
 
-L2_BYTES = 5 << 17
-"""What a task's scratch memory may take of a cache of 1 MiB, common to the processors with AVX-512."""
-L1_BYTES = 1 << 15
+SCRATCH_SHARE = 0.625
+"""What a task's scratch memory may take of the second-level cache."""
 MOST_TILES = 64
 """Weights are then read for so many tiles at a time that reading them costs nothing."""
 CHOICES = 8
@@ -78,7 +77,8 @@ def winograd(request: Request) -> Scheduled | None:
     conv = read_blocked_convolution(request)
     if conv is None or not request.winograd or not _is_eligible(conv):
         return None
-    costs = {plan: predicted_cost(conv, plan) for plan in candidates(conv, request.target.isa)}
+    isa = request.target.isa
+    costs = {plan: predicted_cost(conv, plan, isa) for plan in candidates(conv, isa)}
     ranked = sorted(costs, key=costs.__getitem__)[:CHOICES]
     if not ranked or costs[ranked[0]] > direct_cost(conv):
         return None
@@ -104,7 +104,7 @@ def candidates(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
                 for task_tiles in _task_sizes(tiles, rows):
                     for splits in (s for s in (1, 2, 4, 8) if groups % s == 0):
                         plan = Plan(algorithm, kernel, task_tiles, splits, groups // splits)
-                        yield _with_passes(plan, conv)
+                        yield _with_passes(plan, conv, isa)
 
 
 def _task_sizes(tiles: int, rows: int) -> Sequence[int]:
@@ -115,19 +115,20 @@ def _task_sizes(tiles: int, rows: int) -> Sequence[int]:
     return list(dict.fromkeys(sizes))
 
 
-def _with_passes(plan: Plan, conv: BlockedConvolution) -> Plan:
+def _with_passes(plan: Plan, conv: BlockedConvolution, isa: Isa) -> Plan:
     """As many groups a pass as leave the scratch memory in the cache, at least one.
 
     Where the transformed input alone exceeds the cache, one pass reads each plane of it just once.
     """
     groups = plan.pass_groups
     passes = [replace(plan, pass_groups=g) for g in range(groups, 0, -1) if groups % g == 0]
-    if plan.input_bytes(conv) > L2_BYTES:
+    most = SCRATCH_SHARE * isa.l2_bytes
+    if plan.input_bytes(conv) > most:
         return plan
-    return next((p for p in passes if p.scratch_bytes(conv) <= L2_BYTES), passes[-1])
+    return next((p for p in passes if p.scratch_bytes(conv) <= most), passes[-1])
 
 
-def predicted_cost(conv: BlockedConvolution, plan: Plan) -> float:
+def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
     """Multiply-adds that take as long as the plan, shared out over two threads.
 
     Ten accumulators hide the latency of multiply-adds; fewer wait for their own results. A micro-kernel of
@@ -141,12 +142,12 @@ def predicted_cost(conv: BlockedConvolution, plan: Plan) -> float:
     tasks = tile_tasks * plan.splits
     sums, loads = plan.kernel.rows * plan.kernel.width, plan.kernel.rows + plan.kernel.width
     products = points * plan.tiles * inputs * outputs / plan.splits
-    refill = 0.6 / plan.kernel.rows if inputs * plan.kernel.columns * 4 > L1_BYTES else 0.0
+    refill = 0.6 / plan.kernel.rows if inputs * plan.kernel.columns * 4 > isa.l1_bytes else 0.0
     arithmetic = products * max(1.0, 10 / sums) * (1 + 0.2 * loads / sums + refill)
     transforms = TRANSFORM_COST * points * plan.tiles * (inputs + outputs / plan.splits)
     weight_bytes = points * inputs * outputs * 4
     memory = MEMORY_BYTE_COST * weight_bytes + CACHE_BYTE_COST * weight_bytes * (tile_tasks - 1)
-    if plan.scratch_bytes(conv) > L2_BYTES:
+    if plan.scratch_bytes(conv) > SCRATCH_SHARE * isa.l2_bytes:
         memory += CACHE_BYTE_COST * 2 * plan.scratch_bytes(conv) * tasks
     return (arithmetic + transforms) * ceil_div(tasks, 2) * 2 + memory
 

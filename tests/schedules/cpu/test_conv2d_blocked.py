@@ -146,7 +146,7 @@ def test_convolution_with_bias_residual_and_relu_matches_float64(harness, assert
 
 
 def test_sums_wait_between_chunks_of_input_channels(harness, assert_close, monkeypatch):
-    monkeypatch.setattr(blocked_plan, "WEIGHT_BYTES", 1 << 12)
+    monkeypatch.setattr(blocked_plan, "WEIGHT_SHARE", 1 << 8)
     case = Case(64, 32, (6, 6), **THREE)
     function = _fused(case)
     assert _plans(case, harness.isa)[0].chunk < 4
