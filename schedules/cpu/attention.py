@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +13,7 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.gemm_kernel import LINE, Element, gemm_kernel, rank_tiles
 from hybridc.schedules.cpu.nest import Block, Nest, finish, loads, read_nest, replace_loads, substitute
 from hybridc.schedules.cpu.shuffles import COLUMNS, transposed
+from hybridc.schedules.cpu.softmax import exp_of_nonpositive
 from hybridc.schedules.cpu.tile import (
     PARALLEL_WORK,
     Point,
@@ -287,47 +289,55 @@ def _rows(found: _Attention, first: Tile, second: Tile, keys: ir.Var, buffers: l
 
 
 def _row_weights(
-    scores: ir.Var, totals: ir.Var, locals_: tuple[ir.Var, ir.Var, ir.Var], m: ir.Expr, lanes: int
+    scores: ir.Var, totals: ir.Var, registers: tuple[ir.Var, ir.Var, ir.Var], m: ir.Expr, lanes: int
 ) -> tirx.Stmt:
     """`scores[m] = exp(scores[m] - max)` in place, and the sum of the weights into `totals[m]`."""
-    peaks, sums, top = locals_
-    steps = int(scores.shape[1]) // lanes
+    peaks, sums, top = registers
+    zero = integer(0)
 
-    def each(body: object) -> tirx.Stmt:
-        return loop(steps, lambda i: vectorized(lanes, lambda lane: body(i * integer(lanes) + lane, lane)))  # type: ignore[operator]
+    def each(body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
+        return loop(int(scores.shape[1]) // lanes, lambda i: body(i * integer(lanes)))
 
-    def raise_peak(at: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-        highest = tirx.max(tirx.BufferLoad(peaks, [lane]), tirx.BufferLoad(scores, [m, at]))
-        return tirx.BufferStore(peaks, highest, [lane])
+    def assign(buffer: ir.Var, width: int, value: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
+        return vectorized(width, lambda lane: tirx.BufferStore(buffer, value(lane), [lane]))
 
-    def weigh(at: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-        difference = tirx.BufferLoad(scores, [m, at]) - tirx.BufferLoad(top, [integer(0)])
-        return tirx.BufferStore(scores, tirx.exp(difference), [m, at])
+    def score(at: ir.Expr) -> ir.Expr:
+        return tirx.BufferLoad(scores, [m, at])
 
-    def add(at: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-        total = tirx.BufferLoad(sums, [lane]) + tirx.BufferLoad(scores, [m, at])
-        return tirx.BufferStore(sums, total, [lane])
+    def weigh(start: ir.Expr) -> tirx.Stmt:
+        def weight(lane: ir.Expr) -> tirx.Stmt:
+            value = exp_of_nonpositive(score(start + lane) - tirx.BufferLoad(top, [zero]))
+            return tirx.BufferStore(scores, value, [m, start + lane])
 
-    def constant(buffer: ir.Var, value: float) -> tirx.Stmt:
-        return vectorized(
-            lanes, lambda lane: tirx.BufferStore(buffer, tirx.FloatImm("float32", value), [lane])
+        total = assign(sums, lanes, lambda lane: tirx.BufferLoad(sums, [lane]) + score(start + lane))
+        return sequence([vectorized(lanes, weight), total])
+
+    def raise_peak(start: ir.Expr) -> tirx.Stmt:
+        return assign(
+            peaks, lanes, lambda lane: tirx.max(tirx.BufferLoad(peaks, [lane]), score(start + lane))
         )
 
-    def across(source: ir.Var, combine: object) -> ir.Expr:
-        """Pairwise, so that the dependent steps are few."""
-        values = [tirx.BufferLoad(source, [integer(i)]) for i in range(lanes)]
-        while len(values) > 1:
-            values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]  # type: ignore[operator]
-        return values[0]
+    def across(buffer: ir.Var, combine: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+        """Halves of a vector onto each other, until the first lane has it all."""
 
-    return tirx.SeqStmt(
+        def half(width: int) -> tirx.Stmt:
+            def value(lane: ir.Expr) -> ir.Expr:
+                other = tirx.BufferLoad(buffer, [lane + integer(width)])
+                return combine(tirx.BufferLoad(buffer, [lane]), other)
+
+            return assign(buffer, width, value)
+
+        return [half(lanes >> step) for step in range(1, lanes.bit_length())]
+
+    return sequence(
         [
-            constant(peaks, float("-inf")),
+            assign(peaks, lanes, lambda lane: tirx.FloatImm("float32", float("-inf"))),
             each(raise_peak),
-            tirx.BufferStore(top, across(peaks, tirx.max), [integer(0)]),
+            *across(peaks, tirx.max),
+            tirx.BufferStore(top, tirx.BufferLoad(peaks, [zero]), [zero]),
+            assign(sums, lanes, lambda lane: tirx.FloatImm("float32", 0.0)),
             each(weigh),
-            constant(sums, 0.0),
-            each(add),
-            tirx.BufferStore(totals, across(sums, lambda a, b: a + b), [m]),
+            *across(sums, operator.add),
+            tirx.BufferStore(totals, tirx.BufferLoad(sums, [zero]), [m]),
         ]
     )

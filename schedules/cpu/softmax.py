@@ -52,7 +52,7 @@ def with_cheap_exponentials(rows: Rows) -> Rows | None:
         if not _is_distance_to_maximum(call, maxima):
             return call
         found.append(call)
-        return _exp_of_nonpositive(call.args[0])
+        return exp_of_nonpositive(call.args[0])
 
     def quotient(division: tirx.Div) -> ir.Expr:
         if not _is_one_of(division.b, sums):
@@ -88,8 +88,8 @@ def _is_distance_to_maximum(expr: ir.Expr, maxima: list[Reduction]) -> bool:
     )
 
 
-def _exp_of_nonpositive(x: ir.Expr) -> ir.Expr:
-    """exp(x) = 2**n * 2**f with n + f = x * log2(e), |f| <= 1/2."""
+def exp_of_nonpositive(x: ir.Expr) -> ir.Expr:
+    """exp(x) = 2**n * 2**f with n + f = x * log2(e), |f| <= 1/2; zero below 2**-126, right for NaN."""
 
     def constant(value: float) -> ir.Expr:
         return tirx.const(value, "float32")
