@@ -46,6 +46,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/resnet50.py
 	$(BIN)/python benchmarks/cpu.py --isa avx512
 	$(BIN)/python benchmarks/cpu.py --isa avx2
+	$(BIN)/python benchmarks/sessions.py
 	$(BIN)/python benchmarks/readme.py
 
 clean:
