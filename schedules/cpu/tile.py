@@ -92,18 +92,13 @@ def ceil_div(value: int, step: int) -> int:
     return -(-value // step)
 
 
-def choose_tile(isa: Isa, rows: int, lines: int, columns: int, *, divide_rows: bool = False) -> Tile:
-    """The first of `rank_tiles`."""
-    return rank_tiles(isa, rows, lines, columns, divide_rows=divide_rows)[0]
-
-
 def rank_tiles(
     isa: Isa, rows: int, lines: int, columns: int, *, divide_rows: bool = False
 ) -> tuple[Tile, ...]:
     """Tiles for a `rows` x `lines` x `columns` output, the one of the least predicted time first.
 
     Predicted time is padded work (tiles stick out at the edges) times the load of the pipeline: two
-    vector loads or multiply-adds a cycle, of which each waits about eight steps for its own result.
+    vector loads or multiply-adds a cycle, of which each waits a few steps for its own result.
     `divide_rows` demands tiles that do not stick out in rows.
     """
     narrow = columns * 2 <= isa.lanes()
