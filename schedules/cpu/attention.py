@@ -201,91 +201,116 @@ def _fetch_row(found: _Attention, batch: Sequence[ir.Expr], row: ir.Expr) -> tir
 
 def _rows(found: _Attention, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]) -> tirx.Stmt:
     """The parallel loop over blocks of query rows; scratch it needs is added to `buffers`."""
-    lanes, panels = first.lanes, int(keys.shape[1])
-    pitch = panels * first.columns
+    pitch = int(keys.shape[1]) * first.columns
     scores = tirx.decl_buffer((first.rows, pitch), "float32", "block_scores")
     totals = tirx.decl_buffer((first.rows,), "float32", "totals")
-    peaks = tirx.decl_buffer((lanes,), "float32", "peaks")
-    sums = tirx.decl_buffer((lanes,), "float32", "lane_sums")
+    peaks = tirx.decl_buffer((first.lanes,), "float32", "peaks")
+    sums = tirx.decl_buffer((first.lanes,), "float32", "lane_sums")
     top = tirx.decl_buffer((1,), "float32", "top")
     buffers += [scores, totals, peaks, sums, top]
 
     def task(point: Point) -> tirx.Stmt:
-        b, block = point
-        batch = found.batch_at(b)
-
-        def row(m: int) -> ir.Expr:
-            return block * integer(first.rows) + integer(m)
-
-        def existing(m: int) -> ir.Expr:
-            return clamp(row(m), found.rows, inside=found.rows % first.rows == 0)
-
-        def query(k: ir.Expr, m: int) -> ir.Expr:
-            return found.factor("scores", 0, (*batch, existing(m), integer(0)), k)
-
-        def panel_scores(panel: ir.Expr) -> tirx.Stmt:
-            def key(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
-                return tirx.BufferLoad(keys, [b, panel, k, vector * integer(lanes) + lane])
-
-            def write(sum_at: Element) -> tirx.Stmt:
-                def vector(m: int, v: ir.Expr) -> tirx.Stmt:
-                    def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-                        value = found.logit((*batch, existing(m), column), sum_at(m, v, lane))
-                        return tirx.BufferStore(scores, value, [integer(m), column])
-
-                    start = panel * integer(first.columns)
-                    return write_columns(start, found.columns, first, v, element)
-
-                rows = (unrolled(first.width, partial(vector, m)) for m in range(first.rows))
-                return sequence(list(rows))
-
-            body, sums = gemm_kernel(first, found.depth, query, key, write)
-            buffers.extend(sums)
-            return body
-
-        def no_scores(m: ir.Expr) -> tirx.Stmt:
-            """Columns that do not exist weigh nothing."""
-            minus = tirx.FloatImm("float32", float("-inf"))
-            rest = pitch - found.columns
-            return loop(rest, lambda i: tirx.BufferStore(scores, minus, [m, integer(found.columns) + i]))
-
-        def context(panel: ir.Expr) -> tirx.Stmt:
-            def weight(k: ir.Expr, m: int) -> ir.Expr:
-                return tirx.BufferLoad(scores, [integer(m), k])
-
-            def value(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
-                column = panel * integer(second.columns) + vector * integer(second.lanes) + lane
-                return found.factor("context", 1, (*batch, integer(0), column), k)
-
-            def write(sum_at: Element) -> tirx.Stmt:
-                def vector(m: int, v: ir.Expr) -> tirx.Stmt:
-                    column = panel * integer(second.columns) + v * integer(second.lanes)
-                    total = tirx.BufferLoad(totals, [integer(m)])
-
-                    def element(lane: ir.Expr) -> tirx.Stmt:
-                        return found.store((*batch, row(m), column + lane), sum_at(m, v, lane) / total)
-
-                    return vectorized(second.lanes, element)
-
-                def line(m: int) -> tirx.Stmt:
-                    vectors = unrolled(second.width, partial(vector, m))
-                    return when(row(m) < integer(found.rows), vectors, always=found.rows % first.rows == 0)
-
-                return sequence([line(m) for m in range(second.rows)])
-
-            body, sums = gemm_kernel(second, found.columns, weight, value, write)
-            buffers.extend(sums)
-            return body
-
-        softmax = loop(first.rows, lambda m: _row_weights(scores, totals, (peaks, sums, top), m, lanes))
-        parts = [loop(panels, panel_scores)]
-        if pitch > found.columns:
-            parts.append(loop(first.rows, no_scores))
-        return tirx.SeqStmt([*parts, softmax, loop(found.width // second.columns, context)])
+        block = _Block(found, first, second, keys, scores, totals, point, buffers)
+        softmax = loop(first.rows, lambda m: _row_weights(scores, totals, (peaks, sums, top), m, first.lanes))
+        missing = [loop(first.rows, block.no_scores)] if pitch > found.columns else []
+        panels = loop(pitch // first.columns, block.panel_scores)
+        return sequence([panels, *missing, softmax, loop(found.width // second.columns, block.context)])
 
     batches, blocks = math.prod(found.batch), ceil_div(found.rows, first.rows)
     work = batches * found.rows * found.columns * (found.depth + found.width)
     return grid((batches, blocks), task, parallel=work >= PARALLEL_WORK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A task: the query rows of one block, `point` being batch and block."""
+
+    found: _Attention
+    first: Tile
+    second: Tile
+    keys: ir.Var
+    scores: ir.Var
+    """`[rows, columns]`, columns up to a whole panel."""
+    totals: ir.Var
+    point: Point
+    buffers: list[ir.Var]
+    """Where the micro-kernels' accumulators are added."""
+
+    @property
+    def batch(self) -> list[ir.Expr]:
+        return self.found.batch_at(self.point[0])
+
+    @property
+    def is_whole(self) -> bool:
+        return self.found.rows % self.first.rows == 0
+
+    def row(self, m: int) -> ir.Expr:
+        return self.point[1] * integer(self.first.rows) + integer(m)
+
+    def existing(self, m: int) -> ir.Expr:
+        return clamp(self.row(m), self.found.rows, inside=self.is_whole)
+
+    def panel_scores(self, panel: ir.Expr) -> tirx.Stmt:
+        """What the softmax sees of one panel of keys."""
+        found, first = self.found, self.first
+
+        def query(k: ir.Expr, m: int) -> ir.Expr:
+            return found.factor("scores", 0, (*self.batch, self.existing(m), integer(0)), k)
+
+        def key(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+            return tirx.BufferLoad(self.keys, [self.point[0], panel, k, vector * integer(first.lanes) + lane])
+
+        def write(sum_at: Element) -> tirx.Stmt:
+            def vector(m: int, v: ir.Expr) -> tirx.Stmt:
+                def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+                    value = found.logit((*self.batch, self.existing(m), column), sum_at(m, v, lane))
+                    return tirx.BufferStore(self.scores, value, [integer(m), column])
+
+                start = panel * integer(first.columns)
+                return write_columns(start, found.columns, first, v, element)
+
+            return sequence([unrolled(first.width, partial(vector, m)) for m in range(first.rows)])
+
+        body, sums = gemm_kernel(first, found.depth, query, key, write)
+        self.buffers.extend(sums)
+        return body
+
+    def no_scores(self, m: ir.Expr) -> tirx.Stmt:
+        """Columns that do not exist weigh nothing."""
+        minus, columns = tirx.FloatImm("float32", float("-inf")), self.found.columns
+        rest = int(self.scores.shape[1]) - columns
+        return loop(rest, lambda i: tirx.BufferStore(self.scores, minus, [m, integer(columns) + i]))
+
+    def context(self, panel: ir.Expr) -> tirx.Stmt:
+        """The second product, for one panel of the values."""
+        found, second = self.found, self.second
+
+        def weight(k: ir.Expr, m: int) -> ir.Expr:
+            return tirx.BufferLoad(self.scores, [integer(m), k])
+
+        def value(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+            column = panel * integer(second.columns) + vector * integer(second.lanes) + lane
+            return found.factor("context", 1, (*self.batch, integer(0), column), k)
+
+        def write(sum_at: Element) -> tirx.Stmt:
+            def vector(m: int, v: ir.Expr) -> tirx.Stmt:
+                column = panel * integer(second.columns) + v * integer(second.lanes)
+                total = tirx.BufferLoad(self.totals, [integer(m)])
+
+                def element(lane: ir.Expr) -> tirx.Stmt:
+                    return found.store((*self.batch, self.row(m), column + lane), sum_at(m, v, lane) / total)
+
+                return vectorized(second.lanes, element)
+
+            def line(m: int) -> tirx.Stmt:
+                vectors = unrolled(second.width, partial(vector, m))
+                return when(self.row(m) < integer(found.rows), vectors, always=self.is_whole)
+
+            return sequence([line(m) for m in range(second.rows)])
+
+        body, sums = gemm_kernel(second, found.columns, weight, value, write)
+        self.buffers.extend(sums)
+        return body
 
 
 def _row_weights(
