@@ -12,7 +12,7 @@ Only for programs that a CPU runs alone; a GPU has no schedule for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,14 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir.expr import GenericConst
 
+from hybridc.passes.blocked import extents, sum_over
 from hybridc.passes.functions import Pattern
 from hybridc.passes.program import (
     Program,
     ProgramBuilder,
     count_uses,
     is_op,
+    substitute,
     tensor_dtype,
     tensor_shape,
 )
@@ -80,13 +82,7 @@ def fuse_attention(program: Program) -> Program:
             new[var] = builder.weight(program.weights[var.name], var.name)
 
     def renamed(expr: relax.Expr) -> relax.Expr:
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([renamed(item) for item in expr.fields])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(renamed(expr.tuple_value), expr.index)
-        if isinstance(expr, relax.Call):
-            return relax.Call(expr.op, [renamed(a) for a in expr.args], expr.attrs, expr.ty_args)
-        return new.get(expr, expr)
+        return substitute(expr, lambda var: new.get(var, var))
 
     functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = {}
     for binding in program.bindings:
@@ -188,7 +184,9 @@ def _permutation(call: relax.Call, rank: int) -> tuple[int, ...]:
 
 
 def _call(
-    match: Attention, functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]], renamed: object
+    match: Attention,
+    functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]],
+    renamed: Callable[[relax.Expr], relax.Expr],
 ) -> relax.Call:
     masks = [a for step in match.steps for a in step.args if _is_mask(a, match)]
     tensors = [match.query.tensor, match.key.tensor, match.value.tensor, *masks]
@@ -200,7 +198,7 @@ def _call(
         relax.expr._update_type(variable, function.ty)
         functions[key] = variable, function
     result = relax.TensorType([int(e) for e in function.params[-1].shape], "float32")
-    return relax.call_tir(functions[key][0], [renamed(t) for t in tensors], result)  # type: ignore[operator]
+    return relax.call_tir(functions[key][0], [renamed(t) for t in tensors], result)
 
 
 def _is_mask(operand: relax.Expr, match: Attention) -> bool:
@@ -215,26 +213,26 @@ def attention_function(match: Attention) -> tirx.PrimFunc:
     query, key, value = (_placeholder(o.shape) for o in (match.query, match.key, match.value))
     *batch, rows, depth = (match.query.shape[a] for a in match.query.axes)
     columns, width = match.key.shape[match.key.axes[-1]], match.value.shape[match.value.axes[-1]]
-    d, t = _sum_over(depth, "d"), _sum_over(columns, "t")
-    u, v = _sum_over(columns, "u"), _sum_over(columns, "v")
+    d, t = sum_over(depth, "d"), sum_over(columns, "t")
+    u, v = sum_over(columns, "u"), sum_over(columns, "v")
 
     def read(tensor: te.Tensor, operand: Operand, *indices: te.Var) -> te.Expr:
         placed = dict(zip(operand.axes, indices, strict=True))
         return tensor[tuple(placed[i] for i in range(len(indices)))]
 
     scores = te.compute(
-        _extents(*batch, rows, columns),
+        extents(*batch, rows, columns),
         lambda *i: te.sum(
             read(query, match.query, *i[:-1], d) * read(key, match.key, *i[:-2], d, i[-1]), axis=d
         ),
         name="scores",
     )
     logits, masks = _logits(match, scores)
-    peak = te.compute(_extents(*batch, rows), lambda *i: te.max(logits[(*i, t)], axis=t), name="peak")
+    peak = te.compute(extents(*batch, rows), lambda *i: te.max(logits[(*i, t)], axis=t), name="peak")
     weights = te.compute(logits.shape, lambda *i: tirx.exp(logits[i] - peak[i[:-1]]), name="weights")
     total = te.compute(peak.shape, lambda *i: te.sum(weights[(*i, u)], axis=u), name="total")
     context = te.compute(
-        _extents(*batch, rows, width),
+        extents(*batch, rows, width),
         lambda *i: te.sum(weights[(*i[:-1], v)] * read(value, match.value, *i[:-2], v, i[-1]), axis=v),
         name="context",
     )
@@ -245,7 +243,7 @@ def attention_function(match: Attention) -> tirx.PrimFunc:
         at = tuple(placed[a] for a in range(len(i)))
         return context[at] / total[at[:-1]]
 
-    result = te.compute(_extents(*shape), normalised, name="result")
+    result = te.compute(extents(*shape), normalised, name="result")
     function = te.create_prim_func([query, key, value, *masks, result])
     return function.with_attr("op_pattern", int(Pattern.OPAQUE)).with_attr("tirx.noalias", True)
 
@@ -279,12 +277,4 @@ def _logits(match: Attention, scores: te.Tensor) -> tuple[te.Tensor, list[te.Ten
 
 
 def _placeholder(shape: Sequence[int]) -> te.Tensor:
-    return te.placeholder(_extents(*shape), "float32")
-
-
-def _extents(*shape: int) -> list[tirx.IntImm]:
-    return [tirx.IntImm("int64", int(extent)) for extent in shape]
-
-
-def _sum_over(extent: int, name: str) -> tirx.IterVar:
-    return te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", int(extent))), name)
+    return te.placeholder(extents(*shape), "float32")

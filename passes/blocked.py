@@ -44,9 +44,9 @@ def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: Window) -
     rows, columns = (window.outputs(a, data[2 + a], k) for a, k in enumerate((kh, kw)))
     (sh, sw), (dh, dw) = window.strides, window.dilation
     a, b, c = (
-        _sum_over(kh, "kh"),
-        _sum_over(kw, "kw"),
-        _sum_over(weight[-2], "c"),
+        sum_over(kh, "kh"),
+        sum_over(kw, "kw"),
+        sum_over(weight[-2], "c"),
     )
     if len(data) == 4:
 
@@ -55,14 +55,14 @@ def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: Window) -
 
         body = plain
     else:
-        cb = _sum_over(weight[1], "cb")
+        cb = sum_over(weight[1], "cb")
 
         def blocked(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
             value = padded[n, cb, y * sh + a * dh, z * sw + b * dw, c]
             return te.sum(value * w[ob, cb, a, b, c, o], axis=[cb, a, b, c])
 
         body = blocked
-    out = te.compute(_extents(data[0], blocks, rows, columns, lanes), body, name="conv2d")
+    out = te.compute(extents(data[0], blocks, rows, columns, lanes), body, name="conv2d")
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
 
@@ -73,9 +73,9 @@ def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window
     kh, kw = weight[1:3]
     rows, columns = (window.outputs(a, data[2 + a], k) for a, k in enumerate((kh, kw)))
     (sh, sw), (dh, dw) = window.strides, window.dilation
-    a, b = _sum_over(kh, "kh"), _sum_over(kw, "kw")
+    a, b = sum_over(kh, "kh"), sum_over(kw, "kw")
     out = te.compute(
-        _extents(data[0], data[1], rows, columns, data[4]),
+        extents(data[0], data[1], rows, columns, data[4]),
         lambda n, cb, y, z, c: te.sum(
             padded[n, cb, y * sh + a * dh, z * sw + b * dw, c] * w[cb, a, b, c], axis=[a, b]
         ),
@@ -95,7 +95,7 @@ def to_blocked(plain: Sequence[int], lanes: int, dtype: str = "float32") -> tirx
             return x[b, channel, y, z]
         return tirx.if_then_else(channel < channels, x[b, channel, y, z], tirx.const(0, dtype))
 
-    out = te.compute(_extents(n, -(-channels // lanes), h, w, lanes), at, name="to_blocked")
+    out = te.compute(extents(n, -(-channels // lanes), h, w, lanes), at, name="to_blocked")
     return _function([x, out], Pattern.INJECTIVE)
 
 
@@ -104,7 +104,7 @@ def to_plain(blocked: Sequence[int], channels: int, dtype: str = "float32") -> t
     x = _tensor(blocked, "data", dtype)
     n, _, h, w, lanes = blocked
     out = te.compute(
-        _extents(n, channels, h, w), lambda b, c, y, z: x[b, c // lanes, y, z, c % lanes], name="to_plain"
+        extents(n, channels, h, w), lambda b, c, y, z: x[b, c // lanes, y, z, c % lanes], name="to_plain"
     )
     return _function([x, out], Pattern.INJECTIVE)
 
@@ -137,20 +137,20 @@ def blocked_depth_to_space(
             value if channels % lanes == 0 else tirx.if_then_else(c < channels, value, tirx.const(0, x.dtype))
         )
 
-    extents = _extents(n, -(-channels // lanes), *size, lanes)
-    return _function([x, te.compute(extents, at, name="depth_to_space")], Pattern.INJECTIVE)
+    shape = extents(n, -(-channels // lanes), *size, lanes)
+    return _function([x, te.compute(shape, at, name="depth_to_space")], Pattern.INJECTIVE)
 
 
 def _tensor(shape: Sequence[int], name: str, dtype: str = "float32") -> te.Tensor:
-    return te.placeholder(_extents(*shape), dtype, name=name)
+    return te.placeholder(extents(*shape), dtype, name=name)
 
 
-def _extents(*shape: int) -> list[tirx.IntImm]:
+def extents(*shape: int) -> list[tirx.IntImm]:
     """Relax counts in int64, and functions are only fused with others that do."""
     return [tirx.IntImm("int64", int(extent)) for extent in shape]
 
 
-def _sum_over(extent: int, name: str) -> tirx.IterVar:
+def sum_over(extent: int, name: str) -> tirx.IterVar:
     return te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", int(extent))), name)
 
 
@@ -166,7 +166,7 @@ def _padded(x: te.Tensor, padding: tuple[int, int, int, int]) -> te.Tensor:
             tirx.all(*inside), x[(b, cb, y - top, z - left, *lane)], tirx.const(0, x.dtype)
         )
 
-    return te.compute(_extents(n, c, h + top + bottom, w + left + right, *lanes), at, name="pad")
+    return te.compute(extents(n, c, h + top + bottom, w + left + right, *lanes), at, name="pad")
 
 
 def _function(tensors: list[te.Tensor], pattern: Pattern) -> tirx.PrimFunc:

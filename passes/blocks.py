@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.blocked import to_blocked, to_plain
-from hybridc.passes.program import ProgramBuilder, tensor_dtype, tensor_shape
+from hybridc.passes.program import ProgramBuilder, substitute, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 
 WASTED_LANES = 0.2
@@ -58,13 +58,7 @@ class Layout:
 
     def renamed(self, expr: relax.Expr) -> relax.Expr:
         """An expression of the old program with its operands plain."""
-        if isinstance(expr, relax.Tuple):
-            return relax.Tuple([self.renamed(item) for item in expr.fields])
-        if isinstance(expr, relax.TupleGetItem):
-            return relax.TupleGetItem(self.renamed(expr.tuple_value), expr.index)
-        if isinstance(expr, relax.Call):
-            return relax.Call(expr.op, [self.renamed(a) for a in expr.args], expr.attrs, expr.ty_args)
-        return self.as_plain(expr) if isinstance(expr, relax.Var) else expr
+        return substitute(expr, self.as_plain)
 
     def weight(self, expr: relax.Expr) -> np.ndarray | None:
         """The value of an operand of the old program that is known when compiling."""

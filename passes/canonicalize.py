@@ -22,6 +22,7 @@ from hybridc.passes.program import (
     count_uses,
     is_op,
     resolve,
+    substitute,
     tensor_dtype,
     tensor_shape,
 )
@@ -102,26 +103,14 @@ def canonicalize(program: Program) -> Program:
     for binding in program.bindings:
         context.origins = program.origins.get(binding.var.name, ())
         context.name = binding.var.name
-        expr = _substitute(binding.value, new)
+        expr = substitute(binding.value, lambda var: new.get(var, var))
         replacement = next((r for rule in RULES if (r := rule(expr, context)) is not None), None)
         result = replacement if replacement is not None else context.emit(expr)
         new[binding.var] = result
         if isinstance(result, relax.Var):
             context.uses[result] += old_uses[binding.var]
-    outputs = [_substitute(output, new) for output in program.outputs]
+    outputs = [substitute(output, lambda var: new.get(var, var)) for output in program.outputs]
     return builder.finish(outputs, {**program.functions, **dict(context.functions.values())})
-
-
-def _substitute(expr: relax.Expr, new: dict[relax.Var, relax.Expr]) -> relax.Expr:
-    if isinstance(expr, relax.Var):
-        return new.get(expr, expr)
-    if isinstance(expr, relax.Tuple):
-        return relax.Tuple([_substitute(item, new) for item in expr.fields])
-    if isinstance(expr, relax.TupleGetItem):
-        return relax.TupleGetItem(_substitute(expr.tuple_value, new), expr.index)
-    if isinstance(expr, relax.Call):
-        return relax.Call(expr.op, [_substitute(a, new) for a in expr.args], expr.attrs, expr.ty_args)
-    return expr
 
 
 def _drop_names_of_names(expr: relax.Expr, context: _Context) -> relax.Expr | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,6 +79,20 @@ def variables(expr: relax.Expr) -> list[relax.Var]:
     if isinstance(expr, relax.Call):
         return [v for argument in expr.args for v in variables(argument)]
     return []
+
+
+def substitute(expr: relax.Expr, operand: Callable[[relax.Var], relax.Expr]) -> relax.Expr:
+    """A normalised expression with every variable that it reads replaced by `operand` of it."""
+    if isinstance(expr, relax.Var):
+        return operand(expr)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([substitute(item, operand) for item in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(substitute(expr.tuple_value, operand), expr.index)
+    if isinstance(expr, relax.Call):
+        arguments = [substitute(a, operand) for a in expr.args]
+        return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args)
+    return expr
 
 
 def count_uses(program: Program) -> Counter[relax.Var]:
