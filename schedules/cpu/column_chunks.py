@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.lines import Values, flat_axes
+from hybridc.schedules.cpu.line_vectors import Values, flat_axes
 from hybridc.schedules.cpu.nest import substitute
 from hybridc.schedules.cpu.rows import Rows
 from hybridc.schedules.cpu.tile import PARALLEL_WORK, Point, ceil_div, grid, integer, loop

@@ -1,105 +1,64 @@
 """Functions of columns that walk their lines several times: softmax over channels, variance over rows.
 
-The elements of a line are far apart, often by a power of two, where neither caches nor prefetchers work well.
-So memory is only walked in chunks of columns, and everything else happens in copies:
+The elements of a line are far apart, often by a power of two, where prefetchers see no stream and even caches
+have few places. So few columns at a time go through all stages, for which they stay in a cache, and meanwhile
+the same lines of the next few columns are fetched ahead:
 
     for other rows, chunk of columns:                              (parallel)
-        for line:  copy[line, chunk] = first operand
         for block of few vectors in the chunk:
             for each stage:
                 for line:  accumulators[vector, :] = combine(accumulators[vector, :], operand)
-            for line:  result[line, block] = value
-        for line:  output = result[line, chunk]
+            for line:  output = value
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-import tvm_ffi
 from tvm import ir, tirx
-from tvm_ffi import structural_equal
 
 from hybridc.schedules.cpu.column_chunks import BLOCK_VECTORS, Columns, even_width, nested
-from hybridc.schedules.cpu.lines import Registers, Values, assign, element, sequence, steps, tail_pieces
-from hybridc.schedules.cpu.nest import substitute
+from hybridc.schedules.cpu.line_vectors import Registers, Values, assign, element, tail_pieces
+from hybridc.schedules.cpu.nest import loads, substitute
 from hybridc.schedules.cpu.rows import Kept, Reduction, Rows, Stage
-from hybridc.schedules.cpu.tile import Point, integer, loop, vectorized
+from hybridc.schedules.cpu.tile import Point, integer, loop, prefetch, sequence, vectorized
 
 TASKS = 8
 """Chunks are narrower where this gives so many tasks."""
-CHUNK_BYTES = 1 << 18
-"""Copies of a chunk's lines take at most a quarter of a common second-level cache."""
-
-
-def _copying(rows: Rows) -> Rows:
-    """Rows whose first stage keeps what it reads, for the stages that read it again."""
-    first = rows.stages[0].reductions[0].operand
-    copy = Kept(first, tirx.Var("copy", str(first.ty.dtype)))
-
-    def copied(expr: ir.Expr) -> ir.Expr:
-        same = (type(first), lambda e: copy.var if structural_equal(e, first) else e)
-        return tvm_ffi.structural_map(expr, same)
-
-    stages = [
-        Stage(
-            tuple(replace(k, value=copied(k.value)) for k in stage.kept),
-            tuple(replace(r, operand=copied(r.operand)) for r in stage.reductions),
-        )
-        for stage in rows.stages
-    ]
-    stages[0] = replace(stages[0], kept=(copy, *stages[0].kept))
-    return replace(rows, stages=tuple(stages), value=copied(rows.value))
+CHUNK_BLOCKS = 16
+"""The first block of a chunk is not fetched ahead."""
+NEAR_LINES = 32
+"""So many lines of a block take a quarter of a first-level cache, into which they are fetched; more go to the
+second level."""
+CACHE_LINE_BYTES = 64
 
 
 def staged(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
-    """Several walks along the line, in copies."""
-    columns = replace(columns, rows=_copying(columns.rows))
+    """All stages of a block of columns, then of the next one."""
     rows, lanes = columns.rows, columns.lanes
-    line_bytes = rows.line_length * 4 * (sum(len(s.kept) for s in rows.stages) + rows.writes_line)
     block = BLOCK_VECTORS * lanes
-    width = even_width(columns, max(CHUNK_BYTES // line_bytes // block, 1) * block, TASKS)
+    width = even_width(columns, CHUNK_BLOCKS * block, TASKS)
     registers = Registers("global" if rows.row_count > width else "local")
     lines = {
-        k.var: tirx.decl_buffer((*rows.line_extents, width), str(k.value.ty.dtype), f"{k.var.name}_lines")
+        k.var: tirx.decl_buffer((*rows.line_extents, block), str(k.value.ty.dtype), f"{k.var.name}_lines")
         for stage in rows.stages
         for k in stage.kept
     }
-    result = tirx.decl_buffer((*rows.line_extents, width), str(rows.output.dtype), "result_lines")
-    copied, *_ = rows.stages[0].kept
 
     def chunk(outer: Point, start: ir.Expr, size: int) -> tirx.Stmt:
-        def copy(line: Point, column: ir.Expr) -> tirx.Stmt:
-            at = columns.at(outer, line, start + column)
-            return tirx.BufferStore(lines[copied.var], substitute(copied.value, at), [*line, column])
-
-        def write(line: Point, column: ir.Expr) -> tirx.Stmt:
-            at = columns.at(outer, line, start + column)
-            return columns.output(at, tirx.BufferLoad(result, [*line, column]))
-
-        def stream(body: Callable[[Point, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
-            def one(line: Point) -> tirx.Stmt:
-                return steps(
-                    size, lanes, lambda s: vectorized(s.width, lambda lane: body(line, s.start + lane))
-                )
-
-            return nested(rows.line_extents, one)
-
         def compute(first: ir.Expr, size: int) -> tirx.Stmt:
             vectors = _vectors(rows, size, lanes, registers)
-            return _Block(columns, lines, result, outer, start, first, vectors).compute()
+            return _Block(columns, lines, outer, start + first, vectors).compute()
 
-        parts = [stream(copy)]
-        if size >= block:
-            parts.append(loop(size // block, lambda i: compute(i * integer(block), block)))
-        if size % block:
-            parts.append(compute(integer(size - size % block), size % block))
-        return sequence([*parts, stream(write)] if rows.writes_line else parts)
+        count, rest = divmod(size, block)
+        parts = [loop(count, lambda i: compute(i * integer(block), block))] if count else []
+        return sequence([*parts, compute(integer(size - rest), rest)] if rest else parts)
 
     body = columns.chunks(width, chunk)
-    return body, [*registers.buffers, *lines.values(), *([result] if rows.writes_line else [])]
+    return body, [*registers.buffers, *lines.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +86,13 @@ def _vectors(rows: Rows, columns: int, lanes: int, registers: Registers) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """All stages of a few vectors of columns; what they read of the line lies in `lines`."""
+    """All stages of a few vectors of columns; kept values lie in `lines`."""
 
     columns: Columns
     lines: Mapping[ir.Var, ir.Var]
-    result: ir.Var
     outer: Point
     start: ir.Expr
-    """First column of the chunk."""
-    first: ir.Expr
-    """First column of the block in its chunk."""
+    """First column."""
     vectors: Sequence[_Vector]
 
     def compute(self) -> tirx.Stmt:
@@ -145,9 +101,8 @@ class _Block:
         for stage in rows.stages:
             parts += [self._clear(r) for r in stage.reductions]
             parts.append(nested(rows.line_extents, partial(self._step, stage)))
-        return sequence(
-            [*parts, nested(rows.line_extents, self._write) if rows.writes_line else self._write_row()]
-        )
+        write = nested(rows.line_extents, self._write) if rows.writes_line else self._write(None)
+        return sequence([*parts, write])
 
     def _each(self, body: Callable[[_Vector], tirx.Stmt]) -> tirx.Stmt:
         return sequence([body(vector) for vector in self.vectors])
@@ -158,10 +113,32 @@ class _Block:
         )
 
     def _step(self, stage: Stage, line: Point) -> tirx.Stmt:
-        kept = [k for k in stage.kept if k is not self.columns.rows.stages[0].kept[0]]
-        computed = [k.var for k in kept]
-        parts = [statement for k in kept for statement in self._keep(k, line, computed)]
-        return sequence([*parts, *(self._accumulate(r, line, computed) for r in stage.reductions)])
+        computed = [k.var for k in stage.kept]
+        ahead = self._fetch_next(line) if stage is self.columns.rows.stages[-1] else []
+        parts = [statement for k in stage.kept for statement in self._keep(k, line, computed)]
+        return sequence([*ahead, *parts, *(self._accumulate(r, line, computed) for r in stage.reductions)])
+
+    def _fetch_next(self, line: Point) -> list[tirx.Stmt]:
+        """Fetch what the next block reads of a line and, where lines are few, writes."""
+        rows = self.columns.rows
+        locality = 3 if rows.line_length <= NEAR_LINES else 2
+        size = sum(v.width for v in self.vectors)
+        places = [ld for r in rows.stages[0].reductions for ld in loads(r.operand) if self._is_stream(ld)]
+        if locality == 3 and rows.writes_line:
+            places.append(tirx.BufferLoad(rows.output, rows.indices))
+
+        def fetch(place: ir.TensorLoad, column: int) -> tirx.Stmt:
+            at = self.columns.at(self.outer, line, self.start + integer(column))
+            return prefetch(
+                tirx.BufferLoad(place.source, [substitute(i, at) for i in place.indices]), locality
+            )
+
+        return [fetch(p, column) for p in places for column in range(size, 2 * size, CACHE_LINE_BYTES // 4)]
+
+    def _is_stream(self, load: ir.TensorLoad) -> bool:
+        """Whether it has a value for every element, and is not broadcast."""
+        rows = self.columns.rows
+        return math.prod(int(e) for e in load.source.shape) >= rows.row_count * rows.line_length
 
     def _keep(self, kept: Kept, line: Point, computed: Sequence[ir.Var]) -> list[tirx.Stmt]:
         def compute(v: _Vector) -> tirx.Stmt:
@@ -194,34 +171,24 @@ class _Block:
 
         return self._each(add)
 
-    def _write(self, line: Point) -> tirx.Stmt:
-        value = self.columns.rows.value
-        return self._each(
-            lambda v: assign(
-                self.result,
-                v.width,
-                lambda lane: substitute(value, self._at(v, lane, line, ())),
-                partial(self._place, v, line),
-            )
-        )
+    def _write(self, line: Point | None) -> tirx.Stmt:
+        """An element of the line of each column, or the one of a row."""
 
-    def _write_row(self) -> tirx.Stmt:
         def store(v: _Vector, lane: ir.Expr) -> tirx.Stmt:
-            at = self._at(v, lane, None, ())
+            at = self._at(v, lane, line, ())
             return self.columns.output(at, substitute(self.columns.rows.value, at))
 
         return self._each(lambda v: vectorized(v.width, partial(store, v)))
 
     def _place(self, v: _Vector, line: Point, lane: ir.Expr) -> list[ir.Expr]:
-        return [*line, self.first + integer(v.offset) + lane]
+        return [*line, integer(v.offset) + lane]
 
     def _at(self, v: _Vector, lane: ir.Expr, line: Point | None, computed: Sequence[ir.Var]) -> Values:
         """Every variable; of a row alone, without `line`, there are no kept values."""
-        column = self.first + integer(v.offset) + lane
-        values = self.columns.at(self.outer, line or (), self.start + column)
+        values = self.columns.at(self.outer, line or (), self.start + integer(v.offset) + lane)
         for var, register in v.registers.items():
             if var not in self.lines or any(var.same_as(c) for c in computed):
                 values[var] = element(register, lane)
             elif line is not None:
-                values[var] = tirx.BufferLoad(self.lines[var], [*line, column])
+                values[var] = tirx.BufferLoad(self.lines[var], self._place(v, line, lane))
         return values

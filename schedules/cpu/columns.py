@@ -19,18 +19,17 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.column_chunks import Columns, even_width, nested
 from hybridc.schedules.cpu.column_stages import staged
-from hybridc.schedules.cpu.lines import (
+from hybridc.schedules.cpu.line_vectors import (
     UNROLLED_VECTORS,
     Registers,
     contiguous_axes,
     element,
     lanes_of,
-    sequence,
     steps,
 )
 from hybridc.schedules.cpu.nest import substitute
 from hybridc.schedules.cpu.rows import Reduction, Rows
-from hybridc.schedules.cpu.tile import Point, function_of, integer, loop, vectorized
+from hybridc.schedules.cpu.tile import Point, function_of, integer, loop, sequence, vectorized
 from hybridc.targets import Isa
 
 CHUNK_COLUMNS = 4096

@@ -200,9 +200,12 @@ class Walk:
 
     def store(self, point: Sequence[ir.Expr], replaced: Mapping[int, ir.Expr] | None = None) -> tirx.Stmt:
         """Write the element at the loops' indices `point`; `replaced` are operands already at hand."""
-        value = self.value_at(point, replaced)
+        return tirx.BufferStore(self.buffer, self.value_at(point, replaced), self.element(point).indices)
+
+    def element(self, point: Sequence[ir.Expr]) -> tirx.BufferLoad:
+        """The output's element at the loops' indices `point`."""
         offset = sum_of((index, self.output_stride(k)) for k, index in enumerate(point))
-        return tirx.BufferStore(self.buffer, value, flat(self.buffer, offset))
+        return tirx.BufferLoad(self.buffer, flat(self.buffer, offset))
 
     def value_at(self, point: Sequence[ir.Expr], replaced: Mapping[int, ir.Expr] | None = None) -> ir.Expr:
         """What `store` writes."""

@@ -6,6 +6,14 @@
             result = the accumulators and their lanes, combined as a tree
         for step in line:  output(vector) = value
 
+Memory would have nothing to do in the stages between, which find the line in a cache, and first only read and
+then only write. So where rows are many a task has several, and while one is written the next is read:
+
+    first stage of the task's first row
+    for row of the task:
+        the other stages, which fetch what is written then
+        for step in line:  output(vector) = value;  first stage of this vector of the next row
+
 Several accumulators hide the latency of the combination, and a sum of n elements is made of at least
 `lanes` partial ones, so that its error grows with n / lanes. What a vector does not divide is done in vectors
 of half the size, a quarter, and so on: each joins the tree at its own size.
@@ -15,148 +23,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.schedules.cpu.nest import loads, substitute, uses
+from hybridc.schedules.cpu.line_vectors import (
+    ACCUMULATORS,
+    Registers,
+    Step,
+    Values,
+    assign,
+    contiguous_axes,
+    element,
+    flat_axes,
+    lanes_of,
+    steps,
+    tail_pieces,
+)
+from hybridc.schedules.cpu.nest import substitute
 from hybridc.schedules.cpu.rows import Reduction, Rows
 from hybridc.schedules.cpu.tile import (
-    INDEX,
     PARALLEL_WORK,
     Point,
+    ceil_div,
     function_of,
     grid,
     integer,
     loop,
-    vectorized,
+    prefetch,
+    sequence,
 )
 from hybridc.targets import Isa
 
-Values = dict[ir.Var, ir.Expr]
-"""What variables stand for."""
-
-ACCUMULATORS = 4
-"""Vectors in flight: an addition takes three to four cycles, and one vector is loaded a cycle."""
-UNROLLED_VECTORS = 16
-"""Lines of at most so many vectors have no loop."""
-
-
-def flat_offset(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr:
-    """Position of an element in row-major order."""
-    offset: ir.Expr = integer(0)
-    for index, extent in zip(indices, buffer.shape, strict=True):
-        offset = offset * extent + index
-    return offset
-
-
-def flat_axes(axes: Sequence[ir.Var], extents: Sequence[int], position: ir.Expr) -> dict[ir.Var, ir.Expr]:
-    """Each axis as a function of the position in the axes fused into one."""
-    values: dict[ir.Var, ir.Expr] = {}
-    for i in reversed(range(len(axes))):
-        values[axes[i]] = tirx.floormod(position, integer(extents[i])) if i else position
-        position = tirx.floordiv(position, integer(extents[i]))
-    return values
-
-
-def contiguous_axes(exprs: Sequence[ir.Expr], axes: Sequence[ir.Var], extents: Sequence[int]) -> int:
-    """How many trailing axes, fused, every load walks element by element or does not depend on."""
-    count = 0
-    while count < len(axes) and _walks(exprs, axes[-count - 1 :], extents[-count - 1 :]):
-        count += 1
-    return count
-
-
-def _walks(exprs: Sequence[ir.Expr], axes: Sequence[ir.Var], extents: Sequence[int]) -> bool:
-    position = tirx.Var("position", INDEX)
-    analyzer = sym.Analyzer()
-    analyzer.bind(position, ir.Range(0, math.prod(extents)))
-    at = flat_axes(axes, extents, position)
-    for load in (load for expr in exprs for load in loads(expr) if load.indices):
-        if not any(uses(index, axis) for index in load.indices for axis in axes):
-            continue
-        offset = flat_offset(load.source, [substitute(index, at) for index in load.indices])
-        if uses(analyzer.simplify(offset - position), position):
-            return False
-    return True
-
-
-def lanes_of(rows: Rows, isa: Isa) -> int:
-    """Lanes of the widest element type that a function handles."""
-    return isa.lanes(max(max(map(dtype_bits, rows.line_dtypes)), 32))
-
-
-@dataclass(slots=True)
-class Registers:
-    """Small buffers of a kernel, which its root block allocates and LLVM keeps in registers.
-
-    In the scope "global" TVM puts up to a kilobyte on the stack of the innermost loop around all uses; any
-    other scope costs a call for each buffer and task. Without a loop it would become workspace.
-    """
-
-    scope: str
-    buffers: list[ir.Var] = field(default_factory=list)
-
-    def vector(self, lanes: int, dtype: str, name: str) -> ir.Var:
-        buffer = tirx.decl_buffer((lanes,), dtype, name, scope=self.scope)
-        self.buffers.append(buffer)
-        return buffer
-
-
-def element(buffer: ir.Var, lane: ir.Expr | int) -> tirx.BufferLoad:
-    return tirx.BufferLoad(buffer, [integer(lane) if isinstance(lane, int) else lane])
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One vector of the line: `width` elements from `start`, for accumulator `slot` of that width."""
-
-    start: ir.Expr
-    width: int
-    slot: int
-
-
-def steps(length: int, lanes: int, body: Callable[[Step], tirx.Stmt]) -> tirx.Stmt:
-    """Walk a line: a loop over groups of accumulators, what is left of whole vectors, smaller vectors."""
-    vectors = length // lanes
-    groups = vectors // ACCUMULATORS if vectors > UNROLLED_VECTORS else 0
-
-    def group(i: ir.Expr) -> tirx.Stmt:
-        first = i * integer(ACCUMULATORS * lanes)
-        return sequence([body(Step(first + integer(u * lanes), lanes, u)) for u in range(ACCUMULATORS)])
-
-    parts = [loop(groups, group)] if groups else []
-    parts += [
-        body(Step(integer(v * lanes), lanes, v % ACCUMULATORS)) for v in range(groups * ACCUMULATORS, vectors)
-    ]
-    parts += [body(Step(integer(start), width, 0)) for start, width in tail_pieces(length, lanes)]
-    return sequence(parts)
-
-
-def tail_pieces(length: int, lanes: int) -> list[tuple[int, int]]:
-    """Start and width of the vectors that cover what whole ones leave over: powers of two, largest first."""
-    start, pieces = length - length % lanes, []
-    while start < length:
-        width = 1 << ((length - start).bit_length() - 1)
-        pieces.append((start, width))
-        start += width
-    return pieces
-
-
-def sequence(parts: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    return tirx.SeqStmt(list(parts)) if len(parts) > 1 else parts[0]
-
-
-def assign(
-    buffer: ir.Var,
-    width: int,
-    value: Callable[[ir.Expr], ir.Expr],
-    where: Callable[[ir.Expr], list[ir.Expr]] = lambda lane: [lane],
-) -> tirx.Stmt:
-    """Write one vector; `value` and `where` are of a lane."""
-    return vectorized(width, lambda lane: tirx.BufferStore(buffer, value(lane), where(lane)))
+CACHE_LINE_BYTES = 64
+TASKS = 16
+"""A multiple of common numbers of threads."""
+LEAST_TASK_ROWS, MOST_TASK_ROWS = 4, 32
+"""Rows of a task, whose first one is not read ahead; fewer rows are tasks of their own."""
+LINE_ELEMENTS = 1 << 13
+"""What two longer lines read and write would take too much of a second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,27 +134,74 @@ class _Lines:
     def row(self, row: Point) -> tirx.Stmt:
         rows = self.rows
         known: Values = dict(zip(rows.row, row, strict=True))
-        parts: list[tirx.Stmt] = []
-        for number, accumulators in enumerate(self.accumulators):
-            parts += [statement for sums in accumulators for statement in sums.clear()]
-            parts.append(self._walk(known, partial(self._stage_step, number)))
-            parts += [statement for sums in accumulators for statement in sums.finish()]
-            known = known | {sums.reduction.result: element(sums.result, 0) for sums in accumulators}
+        parts = [stmt for number in range(len(rows.stages)) for stmt in self._stage(number, known)]
         if rows.writes_line:
-            return sequence([*parts, self._walk(known, self._output_step)])
+            return sequence([*parts, self._walk(partial(self._output_step, known))])
+        known |= self._results
         indices = [substitute(index, known) for index in rows.indices]
         return sequence([*parts, tirx.BufferStore(rows.output, substitute(rows.value, known), indices)])
 
-    def _walk(self, known: Values, body: Callable[[Values, Step], tirx.Stmt]) -> tirx.Stmt:
+    def task(self, point: Point) -> tirx.Stmt:
+        """A share of the rows. The last of them is its own next one, whose results nobody uses."""
+        (number,) = point
+        count, tasks = self.rows.row_count, self.tasks
+        start, end = (
+            tirx.floordiv(n * integer(count), integer(tasks)) for n in (number, number + integer(1))
+        )
+
+        def known(row: ir.Expr) -> Values:
+            return flat_axes(self.rows.row, self.rows.row_extents, row)
+
+        def one(i: ir.Expr) -> tirx.Stmt:
+            row = start + i
+            following = known(tirx.min(row + integer(1), end - integer(1)))
+            stages = range(1, len(self.rows.stages))
+            fetch, write = (partial(step, known(row)) for step in (self._fetch_step, self._output_step))
+            parts = [stmt for number in stages for stmt in self._stage(number, known(row), beside=fetch)]
+            return sequence([*parts, *self._stage(0, following, beside=write)])
+
+        return sequence([*self._stage(0, known(start)), loop(end - start, one)])
+
+    @property
+    def tasks(self) -> int:
+        """As many as rows if none is read ahead: what its first stage kept would overwrite another row's."""
+        rows = self.rows
+        ahead = rows.writes_line and not rows.stages[0].kept and rows.line_length <= LINE_ELEMENTS
+        many = rows.row_count >= TASKS * LEAST_TASK_ROWS
+        return TASKS * ceil_div(rows.row_count, TASKS * MOST_TASK_ROWS) if ahead and many else rows.row_count
+
+    @property
+    def _results(self) -> Values:
+        """Those of all stages; their memory is the same for every row."""
+        every = [sums for stage in self.accumulators for sums in stage]
+        return {sums.reduction.result: element(sums.result, 0) for sums in every}
+
+    def _stage(
+        self, number: int, known: Values, beside: Callable[[Values, Step], tirx.Stmt] | None = None
+    ) -> list[tirx.Stmt]:
+        """A stage of a row, and beside it something else at each step."""
+        accumulators = self.accumulators[number]
+        stage: Callable[[Values, Step], tirx.Stmt] = partial(self._stage_step, number, known)
+        bodies = [stage, beside] if beside else [stage]
+
+        def both(segment: Values, step: Step) -> tirx.Stmt:
+            return sequence([body(segment, step) for body in bodies])
+
+        clear = [statement for sums in accumulators for statement in sums.clear()]
+        return [*clear, self._walk(both), *(stmt for sums in accumulators for stmt in sums.finish())]
+
+    def _walk(self, body: Callable[[Values, Step], tirx.Stmt]) -> tirx.Stmt:
+        """`body` takes the line's leading axes, and a step along the others."""
         count = self.segments
 
         def run(segment: Point) -> tirx.Stmt:
-            at = known | dict(zip(self.rows.line[:count], segment, strict=True))
+            at = dict(zip(self.rows.line[:count], segment, strict=True))
             return steps(self.length, self.lanes, lambda step: body(at, step))
 
         return grid(self.rows.line_extents[:count], run)
 
-    def _stage_step(self, number: int, known: Values, step: Step) -> tirx.Stmt:
+    def _stage_step(self, number: int, row: Values, segment: Values, step: Step) -> tirx.Stmt:
+        known = row | segment
         stage, parts = self.rows.stages[number], list[tirx.Stmt]()
         computed = [kept.var for kept in stage.kept]
 
@@ -270,14 +224,24 @@ class _Lines:
             lambda lane: self._indices(place, self._line(known, step, lane)),
         )
 
-    def _output_step(self, known: Values, step: Step) -> tirx.Stmt:
-        rows = self.rows
+    def _output_step(self, row: Values, segment: Values, step: Step) -> tirx.Stmt:
+        rows, known = self.rows, row | segment
         return assign(
             rows.output,
             step.width,
             lambda lane: substitute(rows.value, self._at(known, step, lane, ())),
             lambda lane: [substitute(index, self._line(known, step, lane)) for index in rows.indices],
         )
+
+    def _fetch_step(self, row: Values, segment: Values, step: Step) -> tirx.Stmt:
+        """Fetch the cache lines that are written next, unless values are kept there."""
+        rows = self.rows
+        elements = CACHE_LINE_BYTES * 8 // dtype_bits(str(rows.output.dtype))
+        holds = any(place.memory.same_as(rows.output) for place in self.kept.values())
+        if holds or step.slot * step.width % elements:
+            return tirx.Evaluate(integer(0))
+        at = self._line(row | segment, step, integer(0))
+        return prefetch(tirx.BufferLoad(rows.output, [substitute(index, at) for index in rows.indices]), 3)
 
     def _line(self, known: Values, step: Step, lane: ir.Expr) -> Values:
         """The line's axes, for one lane of a step."""
@@ -287,12 +251,16 @@ class _Lines:
     def _at(self, known: Values, step: Step, lane: ir.Expr, computed: Sequence[ir.Var]) -> Values:
         """Every variable, for one lane of a step; kept values that this stage computed are in registers."""
         at = self._line(known, step, lane)
-        return at | {
-            var: element(place.registers[step.width], lane)
-            if any(var.same_as(c) for c in computed)
-            else tirx.BufferLoad(place.memory, self._indices(place, at))
-            for var, place in self.kept.items()
-        }
+        return (
+            self._results
+            | at
+            | {
+                var: element(place.registers[step.width], lane)
+                if any(var.same_as(c) for c in computed)
+                else tirx.BufferLoad(place.memory, self._indices(place, at))
+                for var, place in self.kept.items()
+            }
+        )
 
     def _indices(self, place: _Place, at: Values) -> list[ir.Expr]:
         if place.memory.same_as(self.rows.output):
@@ -317,8 +285,11 @@ def schedule_lines(function: tirx.PrimFunc, rows: Rows, isa: Isa) -> tirx.PrimFu
     )
     kept = _keep(rows, widths, registers)
     lines = _Lines(rows, lanes, segments, length, accumulators, kept)
-    work = rows.row_count * rows.line_length * len(rows.stages)
-    body = grid(rows.row_extents, lines.row, parallel=work >= PARALLEL_WORK)
+    parallel = rows.row_count * rows.line_length * len(rows.stages) >= PARALLEL_WORK
+    if parallel and lines.tasks < rows.row_count:
+        body = grid((lines.tasks,), lines.task, parallel=True)
+    else:
+        body = grid(rows.row_extents, lines.row, parallel=parallel)
     return function_of(function, list(function.params), [body], registers.buffers)
 
 

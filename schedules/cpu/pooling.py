@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
-from hybridc.schedules.cpu.lines import Registers, Values, element, lanes_of, sequence, tail_pieces
-from hybridc.schedules.cpu.nest import finish, substitute
+from hybridc.ir.graph import dtype_bits
+from hybridc.schedules.cpu.line_vectors import Registers, Values, element, lanes_of, tail_pieces
+from hybridc.schedules.cpu.nest import finish, loads, substitute
 from hybridc.schedules.cpu.rows import read_rows
 from hybridc.schedules.cpu.tile import (
     PARALLEL_WORK,
@@ -18,6 +19,7 @@ from hybridc.schedules.cpu.tile import (
     grid,
     integer,
     loop,
+    sequence,
     vectorized,
 )
 from hybridc.schedules.cpu.windows import Axis, Windows, read_windows
@@ -25,6 +27,8 @@ from hybridc.schedules.registry import Request, Scheduled
 
 VECTORS = 4
 """Accumulators in flight: they hide the latency of a maximum or a sum."""
+LONG_LINE_BYTES = 2 * 4096
+"""Prefetchers follow streams within a page: for longer lines it does not matter that several alternate."""
 
 
 def pooling(request: Request) -> Scheduled | None:
@@ -32,8 +36,10 @@ def pooling(request: Request) -> Scheduled | None:
 
     Blocked activations (`[N, C/b, H, W, b]`) with any stride are vectors of channels; plain ones vectors of
     columns, with stride 1 or 2. Where windows stick out of the input only the taps inside are visited, so
-    that padding is neither written nor tested for; the columns between need no test at all. With stride 2
-    whole vectors are combined over the window's lines first and then pulled apart into even and odd columns.
+    that padding is neither written nor tested for; the columns between need no test at all. Of blocked data
+    one line after the other is added to a line of outputs, so that memory is read as one stream. Of plain
+    data with stride 2 whole vectors are combined over the window's lines first and then pulled apart into
+    even and odd columns.
     """
     rows = read_rows(request.function)
     windows = None if rows is None else read_windows(rows)
@@ -88,6 +94,8 @@ class _Nest:
         columns = self.windows.columns
         first, last = columns.inside
         step = max(VECTORS // len(self._channels()), 1)
+        if last - first > step and self._reads_line_by_line:
+            return self._line_by_line(known)
 
         def taps(body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
             return sequence([body(integer(k)) for k in range(columns.taps)])
@@ -99,6 +107,54 @@ class _Nest:
         count = (last - first) // step
         parts = [loop(count, lambda i: block(integer(first) + i * integer(step), step))] if count else []
         return sequence([*parts, block(integer(last - rest), rest)] if rest else parts)
+
+    @property
+    def _reads_line_by_line(self) -> bool:
+        """Whether lines are short and the output can hold sums: nothing that is read later may lie there."""
+        windows, rows = self.windows, self.windows.rows
+        assert windows.channel is not None
+        dtype = str(windows.reduction.operand.ty.dtype)
+        line_bytes = windows.columns.inputs * rows.row_extents[windows.channel] * dtype_bits(dtype) // 8
+        others = [load for load in loads(rows.value) if load.indices]
+        return line_bytes <= LONG_LINE_BYTES and str(rows.output.dtype) == dtype and not others
+
+    def _line_by_line(self, known: Values) -> tirx.Stmt:
+        """To a line of outputs one line of the input after the other is added.
+
+        Reading lines in turn, a few columns of each, would take twice as long: prefetchers follow one stream.
+        """
+        windows, columns, rows = self.windows, self.windows.columns, self.windows.rows
+        assert windows.channel is not None
+        channel = rows.row[windows.channel]
+        first, last = columns.inside
+
+        def each(body: Callable[[Values], tirx.Stmt]) -> tirx.Stmt:
+            def column(x: ir.Expr) -> tirx.Stmt:
+                at = known | {columns.output: x + integer(first)}
+                return sequence([
+                    vectorized(width, lambda lane: body(at | {channel: lane + integer(start)}))  # noqa: B023
+                    for start, width in self._channels()
+                ])  # fmt: skip
+
+            return loop(last - first, column)
+
+        def place(at: Values) -> list[ir.Expr]:
+            return [substitute(index, at) for index in rows.indices]
+
+        def accumulate(window: Values) -> tirx.Stmt:
+            def add(at: Values) -> tirx.Stmt:
+                result: ir.Expr = tirx.BufferLoad(rows.output, place(at))
+                for tap in range(columns.taps):
+                    value = self._input(at | window | {columns.tap: integer(tap)})
+                    result = windows.reduction.combine(result, value)
+                return tirx.BufferStore(rows.output, result, place(at))
+
+            return each(add)
+
+        clear = each(lambda at: tirx.BufferStore(rows.output, windows.reduction.identity, place(at)))
+        write = each(lambda at: self._write(rows.value, at, tirx.BufferLoad(rows.output, place(at))))
+        is_finished = rows.value.same_as(windows.reduction.result)
+        return sequence([clear, self._lines(known, accumulate), *([] if is_finished else [write])])
 
     def _blocked(
         self,

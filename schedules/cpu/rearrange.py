@@ -32,6 +32,8 @@ LINE_ELEMENTS = 16
 BLOCK_ROWS = 256
 BLOCK_COLUMNS = 64
 """A task of a transposition: long rows, so that stores come in few long streams."""
+SIZES = (LINE_ELEMENTS, 8, COLUMNS)
+"""Rows and columns of a tile, best first."""
 STREAMS = 8
 """Interleaving more streams than this takes more shuffles than transposing does."""
 
@@ -49,10 +51,11 @@ def rearranged(walk: Walk, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]] | None:
 
 
 def _transpose(walk: Walk, lanes: int) -> Arranged | None:
-    """Tiles of 16 rows and 4 columns, or 4 tiles side by side: 16 cache lines that are read whole.
+    """Tiles of 16 rows and 4 columns, or up to 4 tiles side by side: 16 cache lines that are read whole.
 
-    A task sweeps its rows, then the rows of the next lines. Those are prefetched, into L2: rows a
-    power of two apart fall into the same few lines of L1.
+    A task sweeps its rows, then the rows of the next lines. Those are prefetched, and what the tile after the
+    next writes, for these are too many streams for prefetchers in hardware: into L2, as rows a power of two
+    apart fall into the same few lines of L1.
     """
     last = len(walk.loops) - 1
     along = [_contiguous_loop(walk, k) for k in range(len(walk.operands))]
@@ -61,10 +64,10 @@ def _transpose(walk: Walk, lanes: int) -> Arranged | None:
         return None
     crossing = [k for k, b in enumerate(along) if b == column and walk.loops[last].strides[k]]
     rows, columns = walk.loops[last].extent, walk.loops[column].extent
-    height = next((n for n in (LINE_ELEMENTS, 8, COLUMNS) if n <= rows), 0)
-    if not height or columns < COLUMNS or not crossing:
+    height = next((n for n in SIZES if n <= rows), 0)
+    if not height or not crossing or not all(_has_columns(walk, k, columns) for k in crossing):
         return None
-    width = LINE_ELEMENTS if columns >= LINE_ELEMENTS else COLUMNS
+    width = next((n for n in SIZES if n <= columns), columns)
     registers = _registers(walk, crossing, COLUMNS, height)
 
     def quad(point: Point) -> tirx.Stmt:
@@ -76,14 +79,17 @@ def _transpose(walk: Walk, lanes: int) -> Arranged | None:
 
             made, vectors = transposed(piece, height, str(registers[k].dtype))
             statements += [*made, *_kept(registers[k], vectors)]
-        moved = [_moved(point, column, integer(c)) for c in range(COLUMNS)]
+        moved = [_moved(point, column, integer(c)) for c in range(min(COLUMNS, width))]
         return tirx.SeqStmt([*statements, *_stores(walk, moved, registers, height)])
 
     def tile(point: Point) -> tirx.Stmt:
         ahead = _moved(point, column, integer(width))
-        rows = [(k, _moved(ahead, last, integer(row))) for k in crossing for row in range(height)]
-        body = unrolled(width // COLUMNS, lambda q: quad(_moved(point, column, q * integer(COLUMNS))))
-        return tirx.SeqStmt([*(prefetch(walk.load(k, row), locality=2) for k, row in rows), body])
+        reads = [walk.load(k, _moved(ahead, last, integer(row))) for k in crossing for row in range(height)]
+        after = _moved(point, last, integer(2 * height))
+        writes = [walk.element(_moved(after, column, integer(c))) for c in range(width)]
+        fetched = [*(reads if columns > width else []), *writes]
+        body = unrolled(ceil_div(width, COLUMNS), lambda q: quad(_moved(point, column, q * integer(COLUMNS))))
+        return tirx.SeqStmt([*(prefetch(place, locality=2) for place in fetched), body])
 
     sizes = {column: (width, BLOCK_COLUMNS), last: (height, BLOCK_ROWS)}
     return _tiles(walk, sizes, tile), list(registers.values())
@@ -155,6 +161,13 @@ def _contiguous_loop(walk: Walk, operand: int) -> int | None:
     found = (k for k, lp in enumerate(walk.loops) if lp.strides[operand] == 1)
     is_word = dtype_bits(str(walk.operands[operand].load.source.dtype)) == 32
     return next(found, None) if is_word else None
+
+
+def _has_columns(walk: Walk, operand: int, columns: int) -> bool:
+    """Whether `COLUMNS` elements can be read of every row, even if only `columns` of them are used."""
+    read = walk.operands[operand]
+    size = math.prod(int(e) for e in read.load.source.shape)
+    return columns >= COLUMNS or (not read.rest and read.offset.greatest - columns + COLUMNS < size)
 
 
 def _registers(walk: Walk, operands: Sequence[int], vectors: int, lanes: int) -> dict[int, ir.Var]:

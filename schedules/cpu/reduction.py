@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from hybridc.schedules.cpu.columns import schedule_columns
 from hybridc.schedules.cpu.lines import schedule_lines
-from hybridc.schedules.cpu.nest import Nest, finish, loads, read_nest, result, uses
+from hybridc.schedules.cpu.nest import Nest, finish, loads, read_contraction, read_nest, result, uses
 from hybridc.schedules.cpu.rows import Rows, read_rows
-from hybridc.schedules.cpu.spatial import PARALLEL_ELEMENTS, schedule_spatial
+from hybridc.schedules.cpu.tile import PARALLEL_WORK
 from hybridc.schedules.registry import Request, Scheduled
 
 
@@ -22,10 +22,10 @@ def reduction(request: Request) -> Scheduled | None:
     everything for some rows, with vectors along contiguous lines (`lines.py`) or across rows that lie side
     by side (`columns.py`). A float32 sum of n elements along a line errs by at most n / lanes + 7 roundings
     of the sum of magnitudes; a variance is the mean of squared distances to the mean, computed before.
-    Planes, for everything else: each block is a nest of its own, the reduction outside the innermost axis,
-    along which it is vectorised.
+    Planes, for contractions (those in three dimensions) and everything else: each block is a nest of its own,
+    the reduction outside the innermost axis, along which it is vectorised.
     """
-    rows = read_rows(request.function)
+    rows = None if _is_contraction(request.function) else read_rows(request.function)
     scheduled = None if rows is None else schedule_rows(request, rows, reduction.__name__)
     if scheduled is not None:
         return scheduled
@@ -35,7 +35,8 @@ def reduction(request: Request) -> Scheduled | None:
     schedule = s_tir.Schedule(request.function)
     _inline_epilogue(schedule, nest)
     _give_scalars_loops(schedule)
-    _schedule_planes(schedule, request.target.isa.lanes(), request.target.isa.vector_bits)
+    for rv in schedule.get_child_blocks(schedule.get_sblock("root")):
+        _schedule_plane(schedule, rv, request.target.isa.lanes())
     return result(request, schedule, reduction.__name__)
 
 
@@ -44,6 +45,22 @@ def schedule_rows(request: Request, rows: Rows, rule: str) -> Scheduled | None:
     isa = request.target.isa
     function = schedule_lines(request.function, rows, isa) or schedule_columns(request.function, rows, isa)
     return None if function is None else finish(function, rule)
+
+
+def _is_contraction(function: tirx.PrimFunc) -> bool:
+    """Whether two factors are multiplied, each of which is used again along an axis of the other alone.
+
+    Their elements are not read once, as those of rows are, and what is contiguous may be very short.
+    """
+    contraction = read_contraction(function)
+    if contraction is None:
+        return False
+    axes = contraction.anchor.spatial
+    left, right = (
+        {i for i, axis in enumerate(axes) if any(uses(index, axis) for index in load.indices)}
+        for load in (contraction.left, contraction.right)
+    )
+    return bool(left - right) and bool(right - left)
 
 
 def _inline_epilogue(schedule: s_tir.Schedule, nest: Nest) -> None:
@@ -90,16 +107,8 @@ def _iterations(schedule: s_tir.Schedule, rv: SBlockRV) -> int:
     return math.prod(int(schedule.get(loop).extent) for loop in schedule.get_loops(rv))
 
 
-def _schedule_planes(schedule: s_tir.Schedule, lanes: int, vector_bits: int) -> None:
-    for rv in schedule.get_child_blocks(schedule.get_sblock("root")):
-        if _loops_by_kind(schedule, rv)[1]:
-            _schedule_plane(schedule, rv, lanes)
-        else:
-            schedule_spatial(schedule, rv, vector_bits)
-
-
 def _schedule_plane(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
-    """Spatial tasks, then the reduction, then the innermost spatial axis."""
+    """Spatial tasks, then the reduction if there is one, then the innermost spatial axis."""
     spatial, reduce = _loops_by_kind(schedule, rv)
     if not spatial:
         _vectorize_total(schedule, rv, lanes)
@@ -113,10 +122,12 @@ def _schedule_plane(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
         column, vector = schedule.split(inner, [None, lanes])
         tasks.append(column)
     schedule.reorder(*tasks, *reduce, vector)
-    if tasks and iterations >= PARALLEL_ELEMENTS:
+    if tasks and iterations >= PARALLEL_WORK:
         schedule.parallel(schedule.fuse(*tasks))
     if vectorizes:
         schedule.vectorize(vector)
+    if not reduce:
+        return
     initial = schedule.decompose_reduction(rv, reduce[0])
     if vectorizes:
         schedule.vectorize(schedule.get_loops(initial)[-1])
@@ -133,13 +144,19 @@ def _vectorize_total(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None
 
 
 def _is_contiguous(schedule: s_tir.Schedule, rv: SBlockRV) -> bool:
-    """Does each operand advance by one element, or not at all, along the innermost spatial axis?"""
+    """Does each operand advance by one element, or not at all, along the innermost spatial axis?
+
+    Without conditions, of which each lane would be a branch.
+    """
     block = schedule.get(rv)
     axis = [v.var for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.DataPar][-1]
-    operands = loads(block.body.value)
-    return all(
-        not any(uses(i, axis) for i in load.indices[:-1])
-        and (not uses(load.indices[-1], axis) or load.indices[-1].same_as(axis))
-        for load in operands
+    value = block.body.value
+    return "if_then_else" not in str(value) and all(
+        not any(uses(i, axis) for i in load.indices[:-1]) and _advances_by_one(load.indices[-1], axis)
+        for load in loads(value)
         if load.indices
     )
+
+
+def _advances_by_one(index: ir.Expr, axis: ir.Var) -> bool:
+    return not uses(index, axis) or not uses(sym.Analyzer().simplify(index - axis), axis)

@@ -62,7 +62,7 @@ def test_plain_pooling_matches_numpy(harness, kind, shape):
 
 @pytest.mark.parametrize("kind", POOLS)
 @pytest.mark.parametrize(
-    ("lanes", "kernel", "stride", "padding"), [(16, 3, 2, 1), (8, 2, 2, 0), (16, 3, 3, 1)]
+    ("lanes", "kernel", "stride", "padding"), [(16, 3, 2, 1), (8, 2, 2, 0), (16, 3, 3, 1), (8, 2, 1, 0)]
 )
 def test_pooling_of_blocked_channels_matches_numpy(harness, kind, lanes, kernel, stride, padding):
     operator, expected = POOLS[kind]
@@ -102,6 +102,21 @@ def test_element_wise_epilogue_joins_the_pool(harness):
     x = np.random.default_rng(6).standard_normal((1, 3, 22, 22)).astype("f4")
     result = run(harness, lambda e, x: e(op.nn.relu(e(op.nn.avg_pool2d(x, (2, 2), (2, 2))))), x)
     np.testing.assert_allclose(result, np.maximum(average(x, 2, 2, (0,) * 4), 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [22, 260])
+def test_an_addition_joins_the_pool_of_blocks_of_any_width(harness, width):
+    """What is added may lie where the result will: sums may not."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((1, 2, 4, width, 8)).astype("f4")
+    y = rng.standard_normal((1, 2, 2, width // 2, 8)).astype("f4")
+    function = harness.function(
+        lambda e, x, y: e(op.add(e(op.nn.max_pool2d(x, (2, 2), (2, 2), layout="NCHW8c")), y)),
+        [x.shape, y.shape],
+    )
+    result = harness.run_in_place(harness.schedule(function), [x, y], 1)
+    plain = maximum(np.moveaxis(x, -1, 2), 2, 2, (0,) * 4)
+    np.testing.assert_array_equal(result, np.moveaxis(plain, 2, -1) + y)
 
 
 def test_infinities_pass_through_a_maximum(harness):

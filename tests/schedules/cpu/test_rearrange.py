@@ -55,7 +55,9 @@ def test_other_types_are_transposed(avx2, dtype):
     np.testing.assert_array_equal(moved(avx2, lambda e, x: e(op.permute_dims(x, [1, 0])), x), x.T)
 
 
-@pytest.mark.parametrize(("size", "channels"), [((5, 7), 32), ((7, 7), 21), ((1, 3), 16), ((40, 40), 24)])
+@pytest.mark.parametrize(
+    ("size", "channels"), [((5, 7), 32), ((7, 7), 21), ((1, 3), 16), ((40, 40), 24), ((9, 33), 3)]
+)
 @pytest.mark.parametrize("lanes", [8, 16])
 def test_channels_are_blocked_and_unblocked(harness, size, channels, lanes):
     shape = (2, channels, *size)
@@ -68,6 +70,17 @@ def test_channels_are_blocked_and_unblocked(harness, size, channels, lanes):
     function = to_plain(expected.shape, channels)
     (result,) = harness.run(function, harness.schedule(function, rule=elementwise), [expected])
     np.testing.assert_array_equal(result, x)
+
+
+@pytest.mark.parametrize("first", [0, 4, 5])
+def test_few_columns_of_many_are_transposed(harness, first):
+    """Four are read at once, but not beyond the end of the operand."""
+    x = numbered((37, 8))
+
+    def build(e, x):
+        return e(op.permute_dims(e(op.strided_slice(x, [1], [first], [first + 3])), [1, 0]))
+
+    np.testing.assert_array_equal(moved(harness, build, x), x[:, first : first + 3].T)
 
 
 @pytest.mark.parametrize(("factor", "size"), [(2, (5, 24)), (3, (6, 19)), (4, (3, 5)), (5, (2, 3))])

@@ -44,6 +44,11 @@ CASES: dict[str, tuple[Any, ...]] = {
         [(2, 3, 37), (37,), (37,)],
         layer_norm,
     ),
+    "layer_norm_of_many_rows": (
+        lambda e, *a: e(op.nn.layer_norm(*a, axes=[-1])),
+        [(5, 15, 301), (301,), (301,)],
+        layer_norm,
+    ),
     "max_pool": (
         lambda e, x: e(op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1))),
         [(1, 16, 56, 56)],
@@ -120,3 +125,37 @@ def test_added_input_may_share_its_bytes_with_the_output(harness, assert_close):
     function = harness.function(lambda e, x, y: e(op.add(e(op.nn.softmax(x)), y)), [(6, 48)] * 2)
     result = harness.run_in_place(harness.schedule(function), inputs, 1)
     assert_close(result, softmax(inputs[0].astype("f8")) + inputs[1])
+
+
+def test_rows_that_are_read_ahead_may_share_their_bytes_with_the_output(harness, assert_close):
+    rng = np.random.default_rng(21)
+    inputs = [rng.standard_normal(shape).astype("f4") for shape in ((75, 301), (301,), (301,))]
+    function = harness.function(lambda e, *a: e(op.nn.layer_norm(*a, axes=[-1])), [x.shape for x in inputs])
+    result = harness.run_in_place(harness.schedule(function), inputs, 0)
+    assert_close(result, layer_norm(*(x.astype("f8") for x in inputs)))
+
+
+def test_variance_over_channels_survives_a_large_mean(harness):
+    """Each distance is taken to the mean, computed before."""
+    x = (1e3 + np.random.default_rng(22).standard_normal((2, 40, 37))).astype("f4")
+    function = harness.function(lambda e, x: e(op.variance(x, [1])), [x.shape])
+    (result,) = harness.run(function, harness.schedule(function), [x])
+    np.testing.assert_allclose(result, x.astype("f8").var(1), rtol=2e-5)
+
+
+@pytest.mark.parametrize("width", [32, 21])
+def test_a_convolution_in_three_dimensions_matches_float64(harness, assert_close, width):
+    rng = np.random.default_rng(23)
+    shapes = (2, 3, 5, 6, width), (4, 3, 3, 3, 3), (1, 4, 1, 1, 1)
+    x, w, b = (rng.standard_normal(shape).astype("f4") for shape in shapes)
+
+    def build(e, x, w, b):
+        return e(op.nn.relu(e(op.add(e(op.nn.conv3d(x, w, padding=(1, 1, 1))), b))))
+
+    function = harness.function(build, shapes)
+    scheduled = harness.schedule(function)
+    assert scheduled.rule == "reduction"
+    padded = np.pad(x.astype("f8"), ((0, 0), (0, 0), (1, 1), (1, 1), (1, 1)))
+    taps = np.lib.stride_tricks.sliding_window_view(padded, (3, 3, 3), (2, 3, 4))
+    (result,) = harness.run(function, scheduled, [x, w, b])
+    assert_close(result, np.maximum(np.einsum("ncdhwijk,ocijk->nodhw", taps, w) + b, 0))
