@@ -66,6 +66,31 @@ def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: Window) -
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
 
+def blocked_grouped_conv2d(
+    data: Sequence[int], weight: Sequence[int], window: Window, group_outputs: int, lanes: int
+) -> tirx.PrimFunc:
+    """Convolution of blocked data, `[N, IB, H, W, i]`, in groups of `group_outputs` output channels.
+
+    Weights are `[O, C, KH, KW]` for C input channels a group and O output channels, a multiple of `lanes`;
+    the result is `[N, O / lanes, OH, OW, lanes]`. Groups need not fill blocks.
+    """
+    x, w = _tensor(data, "data"), _tensor(weight, "weight")
+    padded = _padded(x, window.padding)
+    outputs, inputs, kh, kw = weight
+    rows, columns = (window.outputs(a, data[2 + a], k) for a, k in enumerate((kh, kw)))
+    (sh, sw), (dh, dw) = window.strides, window.dilation
+    c, a, b = sum_over(inputs, "c"), sum_over(kh, "kh"), sum_over(kw, "kw")
+
+    def at(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
+        output = ob * lanes + o
+        channel = output // group_outputs * inputs + c
+        value = padded[n, channel // data[4], y * sh + a * dh, z * sw + b * dw, channel % data[4]]
+        return te.sum(value * w[output, c, a, b], axis=[c, a, b])
+
+    out = te.compute(extents(data[0], outputs // lanes, rows, columns, lanes), at, name="grouped_conv2d")
+    return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
+
+
 def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window) -> tirx.PrimFunc:
     """Depthwise convolution of `[N, CB, H, W, c]` with weights `[CB, KH, KW, c]`."""
     x, w = _tensor(data, "data"), _tensor(weight, "weight")

@@ -41,8 +41,9 @@ class FunctionTable:
     by_key: dict[str, tuple[tvm.ir.GlobalVar, tuple[int, ...]]] = field(default_factory=dict)
     """The function of a key, and which of the group's arguments each of its parameters takes."""
     functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    """Names that no new function gets."""
     _patterns: dict[str, Pattern] = field(default_factory=dict)
-    _names: set[str] = field(default_factory=set)
 
     def pattern(self, binding: relax.VarBinding, program: Program) -> Pattern:
         key, _ = _describe([binding], program)
@@ -73,10 +74,10 @@ class FunctionTable:
         operators = [operator_name(m.value) for m in members]
         stem = "_".join(dict.fromkeys(operators))[:48].rstrip("_")
         name, i = stem, 0
-        while name in self._names:
+        while name in self.names:
             i += 1
             name = f"{stem}_{i}"
-        self._names.add(name)
+        self.names.add(name)
         return name
 
 

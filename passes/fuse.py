@@ -7,7 +7,7 @@ superlinear.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tvm import relax
@@ -26,15 +26,20 @@ from hybridc.passes.program import (
 VIEWS = ("reshape", "expand_dims", "squeeze", "flatten")
 """Operators that change a shape and move no bytes: they stay, and own no kernel."""
 
+CONVOLUTIONS = ("nn.conv1d", "nn.conv2d", "nn.conv3d")
+
 MAX_GROUP = 32
 """Operators in one kernel; longer chains gain nothing more and only slow compilation."""
+
+PatternOf = Callable[[relax.VarBinding, Program], Pattern]
+"""How the loops of a binding relate to its inputs."""
 
 ANCHORS = (Pattern.INJECTIVE, Pattern.REDUCTION, Pattern.OUT_ELEMENTWISE_FUSABLE)
 """What an element-wise epilogue may be attached to."""
 
 
 @dataclass(slots=True)
-class _Group:
+class Group:
     """Bindings, by position, that become one kernel; the last one gives its result."""
 
     members: list[int]
@@ -56,13 +61,13 @@ def fuse(program: Program) -> Program:
     Raises: ModelError HC150 for an operator that has no TensorIR.
     """
     functions = FunctionTable()
-    return _emit(program, _form_groups(program, functions), functions)
+    return _emit(program, form_groups(program, functions.pattern), functions)
 
 
 # ------------------------------------------------------------------------------------------ grouping
 
 
-def _form_groups(program: Program, functions: FunctionTable) -> list[_Group]:
+def form_groups(program: Program, pattern_of: PatternOf) -> list[Group]:
     """Groups in the order of their last members, which is an executable order.
 
     A producer joins its consumer only if all readers of its result are in that group; so no path leaves
@@ -78,10 +83,10 @@ def _form_groups(program: Program, functions: FunctionTable) -> list[_Group]:
         for var in variables(output):
             readers.setdefault(var, set()).add(-1)
 
-    group_of: dict[int, _Group] = {}
+    group_of: dict[int, Group] = {}
     for i, binding in enumerate(bindings):
-        pattern = _pattern(binding, program, functions)
-        group = _Group([i], pattern, {i} if pattern > Pattern.BROADCAST else set())
+        pattern = _pattern(binding, program, pattern_of)
+        group = Group([i], pattern, {i} if pattern > Pattern.BROADCAST else set())
         group_of[i] = group
         for producer in _joinable_producers(group, bindings, position, readers, group_of, program):
             group.members = sorted(producer.members + group.members)
@@ -92,24 +97,26 @@ def _form_groups(program: Program, functions: FunctionTable) -> list[_Group]:
     return sorted(distinct.values(), key=lambda group: group.last)
 
 
-def _pattern(binding: relax.VarBinding, program: Program, functions: FunctionTable) -> Pattern:
+def _pattern(binding: relax.VarBinding, program: Program, pattern_of: PatternOf) -> Pattern:
     if not isinstance(binding.value, relax.Call) or is_op(binding.value, *VIEWS):
         return Pattern.OPAQUE
-    return functions.pattern(binding, program)
+    return pattern_of(binding, program)
 
 
 def _joinable_producers(
-    group: _Group,
+    group: Group,
     bindings: list[relax.VarBinding],
     position: dict[relax.Var, int],
     readers: dict[relax.Var, set[int]],
-    group_of: dict[int, _Group],
+    group_of: dict[int, Group],
     program: Program,
-) -> Iterator[_Group]:
+) -> Iterator[Group]:
     """Producers that the caller then merges into `group`, one after the other, nearest first."""
     call = bindings[group.last].value
     if is_op(call, "matmul"):
         yield from _transposed_weight(call, bindings, position, readers, group_of, program)
+    if is_op(call, *CONVOLUTIONS):
+        yield from _stacked_rows(call, bindings, position, readers, group_of)
     if group.pattern > Pattern.BROADCAST:
         return
     shape = _shape_or_none(bindings[group.last].var)
@@ -140,9 +147,9 @@ def _transposed_weight(
     bindings: list[relax.VarBinding],
     position: dict[relax.Var, int],
     readers: dict[relax.Var, set[int]],
-    group_of: dict[int, _Group],
+    group_of: dict[int, Group],
     program: Program,
-) -> Iterator[_Group]:
+) -> Iterator[Group]:
     """The transpose of a weight that others read untransposed (tied embeddings) is done by the matmul."""
     weight = call.args[1]
     if not (isinstance(weight, relax.Var) and weight in position and len(readers[weight]) == 1):
@@ -152,10 +159,25 @@ def _transposed_weight(
         yield group_of[position[weight]]
 
 
+def _stacked_rows(
+    call: relax.Call,
+    bindings: list[relax.VarBinding],
+    position: dict[relax.Var, int],
+    readers: dict[relax.Var, set[int]],
+    group_of: dict[int, Group],
+) -> Iterator[Group]:
+    """A convolution of a band reads the border rows of its neighbours where they are (`tile`)."""
+    data = call.args[0]
+    if data in position and len(readers[data]) == 1:
+        rows = bindings[position[data]].value
+        if isinstance(rows, relax.Call) and operator_name(rows) == "stacked":
+            yield group_of[position[data]]
+
+
 # ------------------------------------------------------------------------------------------ emission
 
 
-def _emit(program: Program, groups: list[_Group], functions: FunctionTable) -> Program:
+def _emit(program: Program, groups: list[Group], functions: FunctionTable) -> Program:
     bindings = program.bindings
     inputs = [v for v in program.main.params if v.name not in program.weights]
     builder = ProgramBuilder(inputs)
@@ -183,10 +205,10 @@ def _emit(program: Program, groups: list[_Group], functions: FunctionTable) -> P
             function, arguments = functions.function(members, program)
             results = list(last.var.ty.fields) if isinstance(last.var.ty, relax.TupleType) else last.var.ty
             call = relax.call_tir(function, [renamed(a) for a in arguments], results)
-            new[last.var] = builder.emit(call, origins, _hint(members))
+            new[last.var] = builder.emit(call, origins, _hint(group, bindings))
     return builder.finish([renamed(output) for output in program.outputs], functions.functions)
 
 
-def _hint(members: list[relax.VarBinding]) -> str:
-    """Name a result after the operator that gives the kernel its cost: the first that is no epilogue."""
-    return operator_name(members[0].value)
+def _hint(group: Group, bindings: list[relax.VarBinding]) -> str:
+    """Name a result after the operator that gives the kernel its cost: the last that is no epilogue."""
+    return operator_name(bindings[max(group.anchors, default=group.members[0])].value)

@@ -22,14 +22,18 @@ from hybridc.passes.blocked import (
     blocked_conv2d,
     blocked_depth_to_space,
     blocked_depthwise,
+    blocked_grouped_conv2d,
 )
 from hybridc.passes.blocks import Blocked, Layout, lanes_of
+from hybridc.passes.channel_groups import Groups, joining
 from hybridc.passes.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 
 MINIMUM_REUSE = 24
 """Multiply-adds for each element that a convolution reads and writes, from which on it pays for the
 conversion of its own input and output."""
+PLAIN_GROUPS, BLOCKED_GROUPS = 1.7, 1.2
+"""Time of a convolution in groups of plain and of blocked data, in multiply-adds at full speed for each."""
 NARROW_INPUT = 8
 """Fewer input channels are broadcast one by one from plain data: a block would be mostly empty."""
 
@@ -89,15 +93,21 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     data, weight = call.args[0], layout.weight(call.args[1])
     if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
         return None
-    numbers = [tuple(int(v) for v in value) for value in (attrs.strides, attrs.padding, attrs.dilation)]
-    window = Window(*numbers)  # type: ignore[arg-type]
-    groups, result = int(attrs.groups), tensor_shape(binding.var)
+    window, groups, result = _window(attrs), int(attrs.groups), tensor_shape(binding.var)
     if groups > 1:
-        depthwise = weight.shape[1] == 1 and groups == weight.shape[0]
-        return _depthwise(layout, data, weight, window, result) if depthwise else None
+        if weight.shape[1] == 1 and groups == weight.shape[0]:
+            return _depthwise(layout, data, weight, window, result)
+        return _grouped(layout, data, Groups(weight, groups), window, result)
     if data not in layout.blocked and not _pays(tensor_shape(data), weight, result):
         return None
     return _dense(layout, data, weight, window, result)
+
+
+def _window(attrs: Any) -> Window:
+    sh, sw = (int(stride) for stride in attrs.strides)
+    top, left, bottom, right = (int(pad) for pad in attrs.padding)
+    dh, dw = (int(step) for step in attrs.dilation)
+    return Window((sh, sw), (top, left, bottom, right), (dh, dw))
 
 
 def _pays(data: Sequence[int], weight: np.ndarray, result: Sequence[int]) -> bool:
@@ -147,6 +157,28 @@ def _depthwise(
     shape = (result[0], blocks, result[2], result[3], source.lanes)
     var = layout.call(("depthwise", *shapes), lambda: blocked_depthwise(*shapes), arguments, shape)
     return Blocked(var, channels)
+
+
+def _grouped(
+    layout: Layout, data: relax.Expr, groups: Groups, window: Window, result: Sequence[int]
+) -> Blocked | None:
+    """In blocks if joining groups, until they fit vectors, costs less time than conversions would."""
+    shape, found = tensor_shape(data), layout.blocked.get(data)
+    input_lanes = lanes_of(shape[1], layout.isa) if found is None else found.lanes
+    number, lanes = joining(groups, input_lanes, layout.isa)
+    conversions = MINIMUM_REUSE * (math.prod(shape) + math.prod(result)) * (1 if found is None else -1)
+    multiply_adds = math.prod(result) * math.prod(groups.weight.shape[1:])
+    if multiply_adds * (PLAIN_GROUPS - BLOCKED_GROUPS * number) < conversions:
+        return None
+    joined = groups.joined(number)
+    if joined.count == 1:
+        return _dense(layout, data, joined.weight, window, result)
+    source, weight = layout.as_blocked(data, input_lanes).var, joined.filled(lanes)
+    key = tensor_shape(source), weight.shape, window, joined.outputs, lanes
+    arguments = [source, layout.builder.weight(weight, "weight")]
+    blocks = (result[0], len(weight) // lanes, result[2], result[3], lanes)
+    var = layout.call(("grouped_conv2d", *key), lambda: blocked_grouped_conv2d(*key), arguments, blocks)
+    return Blocked(var, result[1])
 
 
 # ------------------------------------------------------------- what follows the layout of its operands

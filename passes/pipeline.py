@@ -25,6 +25,7 @@ from hybridc.passes.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.reuse_buffers import reuse_buffers
 from hybridc.passes.schedule import Chooser, schedule_functions
+from hybridc.passes.separable import fuse_separable
 from hybridc.passes.verify import verify
 from hybridc.progress import Progress
 from hybridc.schedules.registry import Scheduled
@@ -213,6 +214,8 @@ STAGES: tuple[Stage, ...] = (
     Stage("attention", lambda c, _: _on_cpu(c, fuse_attention), _show_program),
     Stage("layout", lambda c, _: _on_cpu(c, partial(choose_layout, isa=c.target.isa)), _show_program),
     Stage("fuse", lambda c, _: replace(c, program=fuse(c.program)), _show_program),
+    # there too; behind fuse, which has put their epilogues into both convolutions
+    Stage("separable", lambda c, _: _on_cpu(c, partial(fuse_separable, target=c.target)), _show_program),
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
     Stage("schedule", _schedule, _show_scheduled),
     Stage("graph", _read_graph, _show_graph),

@@ -13,6 +13,7 @@ from hybridc.schedules.cpu.intrinsics import install
 from hybridc.schedules.cpu.matmul import matmul
 from hybridc.schedules.cpu.pooling import pooling
 from hybridc.schedules.cpu.reduction import reduction
+from hybridc.schedules.cpu.separable import separable
 from hybridc.schedules.cpu.softmax import softmax
 from hybridc.schedules.cpu.winograd import winograd
 from hybridc.schedules.registry import Rule
@@ -20,6 +21,7 @@ from hybridc.schedules.registry import Rule
 RULES: tuple[Rule, ...] = (
     attention,
     depthwise_blocked,
+    separable,
     winograd,
     conv2d_blocked,
     fast_conv1d,

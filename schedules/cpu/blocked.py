@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
+from hybridc.schedules.cpu.grouping import Grouping, grouping
 from hybridc.schedules.cpu.nest import Contraction, loads, read_contraction, substitute
 from hybridc.schedules.cpu.tile import integer
 from hybridc.schedules.registry import Request
@@ -39,6 +40,8 @@ class BlockedConvolution:
 
     Depthwise has no sum over channels: `cb` and `c` are the output's, and weights are `[OB, KH, KW, o]`.
     Plain data has `[n, c, y', x']` with one input block of all channels and weights `[OB, KH, KW, C, o]`.
+    Grouped has weights `[OB * o, C, KH, KW]`; input blocks are those that the vectors of a group read, and
+    input lanes perhaps a part of the data's.
     """
 
     contraction: Contraction
@@ -55,19 +58,37 @@ class BlockedConvolution:
     input_lanes: int
     height: Axis
     width: Axis
+    computed: bool = False
+    """Whether a task computes the input that it reads, into a buffer of its own."""
+    groups: int = 1
+    """Ranges of output vectors that read input blocks of their own."""
+    grouping: Grouping | None = None
+    """How groups fill vectors, if it is a grouped convolution."""
 
     @property
     def multiply_adds(self) -> int:
         outputs = (
             self.batches * self.output_blocks * self.height.outputs * self.width.outputs * self.output_lanes
         )
-        return outputs * self.input_blocks * self.input_lanes * self.height.taps * self.width.taps
+        return outputs * self.input_channels * self.height.taps * self.width.taps
+
+    @property
+    def input_channels(self) -> int:
+        """Channels that one output sums over."""
+        return self.input_blocks * self.input_lanes if self.grouping is None else self.grouping.inputs
 
     def input_at(
         self, n: ir.Expr, block: ir.Expr, y: ir.Expr, x: ir.Expr, lane: ir.Expr
     ) -> tuple[tirx.BufferLoad, ir.Expr]:
         """The input element at unpadded position (y, x), and whether it exists and may be read."""
-        indices = [n, lane, y, x] if self.plain else [n, block, y, x, lane]
+        if self.plain:
+            indices = [n, lane, y, x]
+        elif self.depthwise or (width := int(self.data.shape[-1])) == self.input_lanes:
+            indices = [n, block, y, x, lane]
+        else:
+            first = block * integer(self.input_lanes)
+            rest = tirx.floormod(first, integer(width))
+            indices = [n, tirx.floordiv(first, integer(width)), y, x, rest + lane]
         checks = [(y, self.height), (x, self.width)]
         exists = [c for at, axis in checks if axis.is_padded for c in (at >= 0, at < integer(axis.inputs))]
         return tirx.BufferLoad(self.data, indices), tirx.all(*exists) if exists else tirx.const(True, "bool")
@@ -88,29 +109,90 @@ def read_blocked_convolution(request: Request) -> BlockedConvolution | None:
     anchor, nest = contraction.anchor, contraction.nest
     data, weight = contraction.left, contraction.right
     position = nest.parameter(weight.source)
-    producer = nest.producer(data.source)
-    sources = [data.source] if producer is None else [load.source for load in loads(producer.value)]
-    if position not in request.constants or len(sources) != 1 or nest.parameter(sources[0]) is None:
+    source = _source(contraction)
+    if position not in request.constants or source is None:
         return None
     reduce = list(anchor.reduce)
     depthwise, plain = len(reduce) == 2, len(data.indices) == 4
+    if len(reduce) not in ((3,) if plain else (2, 4)):
+        return None
     lane = None if depthwise else reduce.pop(0 if plain else 3)
     block = None if depthwise or plain else reduce.pop(0)
-    if len(reduce) != 2 or not _reads_blocks(contraction, block, lane, reduce):
+    if not _reads_blocks(contraction, block, lane, reduce):
         return None
-    before = (0, 0) if producer is None else _padding(producer.value, producer.spatial[2:4])
-    axes = [
-        _axis(contraction, data.indices[2 + i], i, reduce[i], before[i], int(sources[0].shape[2 + i]))
-        for i in range(2)
-    ]
-    if axes[0] is None or axes[1] is None:
+    axes = _axes(contraction, source, reduce)
+    if axes is None:
         return None
     extents = [anchor.extents[v] for v in anchor.spatial]
     return BlockedConvolution(
-        contraction, sources[0], position, depthwise, plain, extents[0], extents[1], extents[4],
+        contraction, source, position, depthwise, plain, extents[0], extents[1], extents[4],
         1 if block is None else anchor.extents[block], 1 if lane is None else anchor.extents[lane],
-        axes[0], axes[1],
+        *axes,
     )  # fmt: skip
+
+
+def read_grouped_convolution(request: Request) -> BlockedConvolution | None:
+    """The grouped convolution of blocked data that a function computes, or None; its weights are constant."""
+    contraction = read_contraction(request.function)
+    if contraction is None or len(contraction.anchor.spatial) != 5 or len(contraction.anchor.reduce) != 3:
+        return None
+    anchor, data, weight = contraction.anchor, contraction.left, contraction.right
+    position, source = contraction.nest.parameter(weight.source), _source(contraction)
+    if position not in request.constants or source is None or len(data.indices) != 5:
+        return None
+    batches, blocks, _, _, lanes = (anchor.extents[v] for v in anchor.spatial)
+    group_outputs = _group_outputs(contraction)
+    if group_outputs is None:
+        return None
+    inputs = anchor.extents[anchor.reduce[0]]
+    found = grouping(inputs, group_outputs, int(source.shape[4]), lanes, request.target.isa)
+    axes = _axes(contraction, source, anchor.reduce[1:])
+    if found is None or axes is None:
+        return None
+    return BlockedConvolution(
+        contraction, source, position, False, False, batches, blocks, lanes,
+        found.channels // found.input_lanes, found.input_lanes, *axes,
+        groups=blocks * lanes // max(group_outputs, found.lanes), grouping=found,
+    )  # fmt: skip
+
+
+def _group_outputs(contraction: Contraction) -> int | None:
+    """Output channels of a group, if both factors are indexed as `passes/blocked.py` does it for groups."""
+    anchor, data, weight = contraction.anchor, contraction.left, contraction.right
+    n, block, _, _, lane = anchor.spatial
+    inner, *taps = anchor.reduce
+    blocks, lanes, inputs = (anchor.extents[v] for v in (block, lane, inner))
+    width, outputs = int(data.source.shape[4]), blocks * lanes
+    analyzer = sym.Analyzer()
+
+    def channels(output: int, c: int) -> tuple[int, int] | None:
+        """The weight's output channel and the data's channel."""
+        at = {block: integer(output // lanes), lane: integer(output % lanes), inner: integer(c)}
+        found = (weight.indices[0], data.indices[1], data.indices[4])
+        values = [analyzer.simplify(substitute(index, at)) for index in found]
+        if not all(isinstance(value, tirx.IntImm) for value in values):
+            return None
+        row, number, rest = (int(value) for value in values)
+        return row, number * width + rest
+
+    expected = zip((n, inner, *taps), (data.indices[0], *weight.indices[1:]), strict=False)
+    if len(weight.indices) != 4 or not all(i.same_as(v) or anchor.extents[v] == 1 for v, i in expected):
+        return None
+    last = channels(outputs - 1, 0)
+    groups = 1 if last is None else last[1] // inputs + 1
+    if outputs % groups:
+        return None
+    each = outputs // groups
+    points = [(o, c) for o in {0, each - 1, each % outputs, outputs - 1} for c in {0, inputs - 1}]
+    return each if all(channels(o, c) == (o, o // each * inputs + c) for o, c in points) else None
+
+
+def _source(contraction: Contraction) -> ir.Var | None:
+    """The parameter that holds the data without padding."""
+    nest, data = contraction.nest, contraction.left.source
+    producer = nest.producer(data)
+    sources = [data] if producer is None else [load.source for load in loads(producer.value)]
+    return sources[0] if len(sources) == 1 and nest.parameter(sources[0]) is not None else None
 
 
 def _reads_blocks(
@@ -131,6 +213,17 @@ def _reads_blocks(
     return len(found) == len(expected) and all(
         index.same_as(var) or extents[var] == 1 for index, var in zip(found, expected, strict=True)
     )
+
+
+def _axes(contraction: Contraction, source: ir.Var, taps: Sequence[ir.Var]) -> tuple[Axis, Axis] | None:
+    data = contraction.left
+    producer = contraction.nest.producer(data.source)
+    before = (0, 0) if producer is None else _padding(producer.value, producer.spatial[2:4])
+    height, width = (
+        _axis(contraction, data.indices[2 + i], i, taps[i], before[i], int(source.shape[2 + i]))
+        for i in (0, 1)
+    )
+    return None if height is None or width is None else (height, width)
 
 
 def _axis(

@@ -7,7 +7,7 @@ tiles of two sizes that differ by one pixel, so that no work is wasted at edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,6 +23,10 @@ UNROLLED_TILES = 10
 """Tiles that run on across the ends of lines differ from each other: up to so many get code of their own."""
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Tasks that may share the tiles of an image."""
+MEMORY_BYTES = 12
+"""A core streams so many bytes of memory in a cycle."""
+WRITTEN_OUT = 200
+"""Multiply-adds of narrow groups that are written out for a row of taps."""
 OFFERED = 8
 """Tiles that a measured search may choose from."""
 
@@ -69,7 +73,8 @@ def source_of(conv: BlockedConvolution) -> Source:
     axes = (conv.height, conv.width)
     flat = all(axis.taps == 1 for axis in axes)
     strided = any(axis.stride > 1 or axis.outputs != axis.inputs for axis in axes)
-    return Source(flat, any(axis.is_padded for axis in axes) or (flat and strided))
+    copied = conv.computed or any(axis.is_padded for axis in axes) or (flat and strided)
+    return Source(flat, copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +131,16 @@ def tiles_of_task(conv: BlockedConvolution, plan: Plan) -> int:
     return ceil_div(plan.tiles, plan.parts) if source_of(conv).whole else plan.tiles
 
 
-def rank_plans(conv: BlockedConvolution, isa: Isa) -> dict[str, Plan]:
-    """The best division into tasks for each tile, tiles in the order of predicted time."""
+def rank_plans(
+    conv: BlockedConvolution, isa: Isa, extra_cycles: Callable[[Plan], float] = lambda plan: 0.0
+) -> dict[str, Plan]:
+    """The best division into tasks for each tile, tiles in the order of predicted time.
+
+    `extra_cycles` are those that a plan needs for something else than the convolution.
+    """
     best: dict[str, tuple[float, Plan]] = {}
     for plan in _plans(conv, isa):
-        cost = predicted_cycles(conv, plan, isa)
+        cost = predicted_cycles(conv, plan, isa) + extra_cycles(plan)
         if plan.label not in best or cost < best[plan.label][0]:
             best[plan.label] = (cost, plan)
     ranked = sorted(best.items(), key=lambda item: item[1][0])
@@ -138,25 +148,37 @@ def rank_plans(conv: BlockedConvolution, isa: Isa) -> dict[str, Plan]:
 
 
 def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
-    lanes = min(isa.lanes(), conv.output_lanes)
-    vectors = conv.output_blocks * conv.output_lanes // lanes
-    depth = conv.input_lanes * conv.height.taps * conv.width.taps
-    block_vectors = conv.output_lanes // lanes
+    lanes = min(isa.lanes(), conv.output_lanes) if conv.grouping is None else conv.grouping.lanes
+    vectors = conv.output_blocks * conv.output_lanes // (lanes * conv.groups)
+    depth = conv.input_channels // conv.input_blocks * conv.height.taps * conv.width.taps
+    block_vectors = 1 if conv.grouping is not None else conv.output_lanes // lanes
     for width in (v for v in divisors(vectors) if v <= 8 and not (v % block_vectors and block_vectors % v)):
         fitting = max(isa.l2_bytes // WEIGHT_SHARE // (4 * width * lanes * depth), 1)
         chunk = max(d for d in divisors(conv.input_blocks) if d <= fitting)
-        for parts, lines, columns, tile_lines, tile_columns in _tiles(conv, width, isa.vector_registers):
+        pixels = _most_pixels(conv, width, isa)
+        for parts, lines, columns, tile_lines, tile_columns in _tiles(conv, pixels):
             for groups in divisors(vectors // width):
                 yield Plan(parts, lines, columns, tile_lines, tile_columns, width, lanes, groups, chunk)
 
 
-def _tiles(
-    conv: BlockedConvolution, vectors: int, registers: int
-) -> Iterator[tuple[int, int, int, int, int]]:
-    """Parts, their lines and columns, and those of tiles: sums, weights and a scalar fit the registers."""
+def _most_pixels(conv: BlockedConvolution, vectors: int, isa: Isa) -> int:
+    """Whose sums fit the registers beside weights and a scalar.
+
+    Where only one vector uses each scalar, several are loaded ahead, into registers unless multiply-adds take
+    them from memory (AVX-512). Narrow groups keep the weights of a row of taps, too, and all their steps in a
+    row are written out.
+    """
+    scalars = 1 if vectors > 1 or isa.vector_registers > 16 else 5
+    if conv.grouping is None or not conv.grouping.narrow:
+        return (isa.vector_registers - vectors - scalars) // vectors
+    row = conv.width.taps * conv.grouping.inputs
+    return max(min(isa.vector_registers - conv.width.taps - scalars, WRITTEN_OUT // row), 1)
+
+
+def _tiles(conv: BlockedConvolution, pixels: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Parts, their lines and columns, and those of tiles of at most so many pixels."""
     source = source_of(conv)
     height, width = conv.height.outputs, conv.width.outputs
-    pixels = (registers - vectors - 1) // vectors
     if source.whole:
         for size in _sizes(height * width, pixels):
             for parts in SHARES:
@@ -184,7 +206,7 @@ def _sizes(extent: int, largest: int) -> list[int]:
 def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
     """Cycles of one core, for comparing plans."""
     groups = group_count(conv, plan)
-    depth = conv.input_blocks * conv.input_lanes * conv.height.taps * conv.width.taps
+    depth = conv.input_channels * conv.height.taps * conv.width.taps
     chunks = conv.input_blocks // plan.chunk
     passes = tiles_of_task(conv, plan)
     share = plan.tiles / passes
@@ -204,11 +226,16 @@ def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
     resident = input_bytes / chunks + 2 * weight_bytes * depth / chunks
     # the first pass waits for memory, others for the third level if the second is too small
     again = 0 if resident <= isa.l2_bytes // TASK_SHARE else plan.groups - 1
-    input_stream = input_bytes * (1 / 12 + again / 32 + (1 / 16 if source_of(conv).copied else 0))
+    copied = 1 / 16 if source_of(conv).copied else 0
+    input_stream = input_bytes * ((0 if conv.computed else 1 / MEMORY_BYTES + copied) + again / 32)
     task = plan.groups * (compute + weight_stream) + input_stream + 500
     tasks = plan.parts * conv.batches * (groups // plan.groups)
-    unbalanced = sum(ceil_div(tasks, threads) * threads / tasks for threads in (2, 2, 2, 8)) / 4
-    return tasks * task * unbalanced
+    return tasks * task * imbalance(tasks)
+
+
+def imbalance(tasks: int) -> float:
+    """How much longer equal tasks take than if threads, mostly two, could share them evenly."""
+    return sum(ceil_div(tasks, threads) * threads / tasks for threads in (2, 2, 2, 8)) / 4
 
 
 def _step_cycles(pixels: int, vectors: int, isa: Isa) -> float:

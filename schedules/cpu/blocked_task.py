@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.blocked import BlockedConvolution
-from hybridc.schedules.cpu.blocked_plan import Plan, Source, source_of, tiles_of_task
+from hybridc.schedules.cpu.blocked_plan import Plan, Source, group_count, source_of, tiles_of_task
 from hybridc.schedules.cpu.register_tile import sequence
 from hybridc.schedules.cpu.tile import Point, ceil_div, integer, loop, vectorized
 from hybridc.schedules.registry import Packing
@@ -72,6 +72,15 @@ class Pass:
     chunk: ir.Expr
     first_group: ir.Expr
 
+    def block(self, number: ir.Expr) -> ir.Expr:
+        """Where a block of the chunk is among all: vectors of a channel group read blocks of its own."""
+        conv, plan = self.buffers.conv, self.buffers.plan
+        number = self.chunk * integer(plan.chunk) + number
+        if conv.groups == 1:
+            return number
+        each = group_count(conv, plan) // conv.groups
+        return tirx.floordiv(self.first_group, integer(each)) * integer(conv.input_blocks) + number
+
     def pixel(self, place: Place) -> Place:
         """Line and column in the output."""
         conv, plan, source = self.buffers.conv, self.buffers.plan, self.buffers.source
@@ -93,8 +102,7 @@ class Pass:
             for at, tap, axis in zip(place, (kh, kw), (conv.height, conv.width), strict=True)
         )
         if copy is None:
-            block = self.chunk * integer(self.buffers.plan.chunk) + cb
-            return conv.input_at(self.n, block, row, column, lane)[0]
+            return conv.input_at(self.n, self.block(cb), row, column, lane)[0]
         return tirx.BufferLoad(copy, [lane, row, column] if conv.plain else [cb, row, column, lane])
 
     def weight_at(self, group: ir.Expr, k: Point, vector: ir.Expr, lane: ir.Expr) -> tirx.BufferLoad:
@@ -136,7 +144,7 @@ def copy_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
         y = top + row * integer(steps[0])
         x = column * integer(steps[1]) - integer(conv.width.before)
         channel = block if conv.plain else lane
-        value = conv.input_at(task.n, task.chunk * integer(plan.chunk) + block, y, x, channel)[0]
+        value = conv.input_at(task.n, task.block(block), y, x, channel)[0]
         return tirx.BufferStore(copy, value if exists else tirx.FloatImm("float32", 0.0), indices)
 
     def piece(block: ir.Expr, row: ir.Expr, start: int, end: int, exists: bool) -> list[tirx.Stmt]:

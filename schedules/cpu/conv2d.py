@@ -82,7 +82,7 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     tile = pick(request, ranked)
     data = _data_source(conv, tile, lines, columns, flat=flat)
     weight = _weight_source(request, conv, tile)
-    body, sums = _tiles(conv, tile, lines, columns, data, weight.read, flat=flat)
+    body, sums = _Tiles(conv, tile, lines, columns, data, weight, flat).nest()
     params = list(request.function.params)
     packings = []
     if weight.parameter is not None:
@@ -248,86 +248,122 @@ def _weights_inside(conv: Convolution, lines: int, columns: int) -> bool:
     return weights < conv.group_inputs * lines * columns
 
 
-def _tiles(
-    conv: Convolution, tile: Tile, lines: int, columns: int,
-    data: Source, weight_at: Callable[..., ir.Expr], *, flat: bool,
-) -> tuple[tirx.Stmt, ir.Var]:  # fmt: skip
-    """Tasks: what is smaller, weights or data, is swept by the inner loops and stays in cache."""
-    row_blocks = ceil_div(conv.group_outputs, tile.rows)
-    places = (ceil_div(lines, tile.depth), ceil_div(columns, tile.columns))
-    weights_inside = _weights_inside(conv, lines, columns)
-    in_blocks = data.fill is not None or data.tiles > 1
-    sums: list[ir.Var] = []
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """All tiles of a convolution: `lines` x `columns` of output, whose lines are joined if `flat`."""
 
-    def task(point: Point) -> tirx.Stmt:
-        n, g = point[:2]
-        if in_blocks:
-            return block_of_tiles(n, g, point[2], point[3])
-        return tile_at(n, g, *(point[2:] if weights_inside else (*point[3:], point[2])))
+    conv: Convolution
+    tile: Tile
+    lines: int
+    columns: int
+    data: Source
+    weight: Source
+    flat: bool
 
-    def block_of_tiles(n: ir.Expr, g: ir.Expr, line_block: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    @property
+    def row_blocks(self) -> int:
+        return ceil_div(self.conv.group_outputs, self.tile.rows)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether a task has all output channels of a block of columns."""
+        return self.data.fill is not None or self.data.tiles > 1
+
+    def nest(self) -> tuple[tirx.Stmt, ir.Var]:
+        """Tasks: what is smaller, weights or data, is swept by the inner loops and stays in cache.
+
+        Returns the buffer of the sums too.
+        """
+        conv, tile, data = self.conv, self.tile, self.data
+        weights_inside = _weights_inside(conv, self.lines, self.columns)
+        lines, columns = ceil_div(self.lines, tile.depth), ceil_div(self.columns, tile.columns)
+        order = (lines, columns, self.row_blocks) if weights_inside else (self.row_blocks, lines, columns)
+        sums: list[ir.Var] = []
+
+        def emit(at: _Tile) -> tirx.Stmt:
+            body, buffer = at.emit()
+            sums.append(buffer)
+            return body
+
+        def task(point: Point) -> tirx.Stmt:
+            n, g, *rest = point
+            if self.in_blocks:
+                return self._block(n, g, rest[0], rest[1], emit)
+            return emit(_Tile(self, n, g, *(rest if weights_inside else (*rest[1:], rest[0]))))
+
+        tasks = (conv.batches, conv.groups, *((lines, columns // data.tiles) if self.in_blocks else order))
+        return grid(tasks, task, parallel=conv.multiply_adds >= PARALLEL_WORK), sums[0]
+
+    def _block(
+        self, n: ir.Expr, g: ir.Expr, line: ir.Expr, number: ir.Expr, emit: Callable[[_Tile], tirx.Stmt]
+    ) -> tirx.Stmt:
         """Along a few rows of output at a time, so that they are written in long runs."""
+        data = self.data
 
         def one(b: ir.Expr, i: ir.Expr) -> tirx.Stmt:
-            column_block = number * integer(data.tiles) + i
-            return tile_at(n, g, line_block, column_block, b, None if data.fill is None else i)
+            column = number * integer(data.tiles) + i
+            return emit(_Tile(self, n, g, line, column, b, None if data.fill is None else i))
 
-        tiles = loop(row_blocks, lambda b: loop(data.tiles, lambda i: one(b, i)))
+        tiles = loop(self.row_blocks, lambda b: loop(data.tiles, lambda i: one(b, i)))
         return tiles if data.fill is None else tirx.SeqStmt([data.fill(n, g, number), tiles])
 
-    def tile_at(
-        n: ir.Expr,
-        g: ir.Expr,
-        line_block: ir.Expr,
-        column_block: ir.Expr,
-        block: ir.Expr,
-        place: ir.Expr | None = None,
-    ) -> tirx.Stmt:
-        """A tile; `place` is its number in a block that was copied."""
 
-        def channel(m: ir.Expr) -> ir.Expr:
-            return block * integer(tile.rows) + m
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A tile, by the number of its lines, of its columns and of its output channels in an image and group."""
 
-        def left(k: Point, m: ir.Expr) -> ir.Expr:
-            return weight_at(g * integer(row_blocks) + block, m, *k)
+    tiles: _Tiles
+    n: ir.Expr
+    g: ir.Expr
+    line: ir.Expr
+    column: ir.Expr
+    block: ir.Expr
+    place: ir.Expr | None = None
+    """Its number in a block that was copied."""
 
-        def right(k: Point, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
-            c, kh, kw = k
-            y = line_block * integer(tile.depth) + line
-            number, channel = (
-                (column_block, g * integer(conv.group_inputs) + c) if place is None else (place, c)
-            )
-            x = number * integer(tile.columns) + vector * integer(tile.lanes) + lane
-            return data.read(n, channel, kh, kw, y, x)
-
-        def write(sum_at: Callable[..., ir.Expr]) -> tirx.Stmt:
-            def row(m: ir.Expr) -> tirx.Stmt:
-                exists = channel(m) < integer(conv.group_outputs)
-                always = conv.group_outputs % tile.rows == 0
-                return when(exists, unrolled(tile.depth, lambda d: line(m, d)), always=always)
-
-            def line(m: ir.Expr, d: ir.Expr) -> tirx.Stmt:
-                y = line_block * integer(tile.depth) + d
-                vectors = unrolled(tile.width, lambda v: vector(m, d, v, y))
-                return when(y < integer(lines), vectors, always=lines % tile.depth == 0)
-
-            def vector(m: ir.Expr, d: ir.Expr, v: ir.Expr, y: ir.Expr) -> tirx.Stmt:
-                def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-                    o = g * integer(conv.group_outputs) + channel(m)
-                    at = _line_and_column(conv, column) if flat else (y, column)
-                    return conv.contraction.store(conv.point(n, o, *at), sum_at(m, d, v, lane))
-
-                return write_columns(column_block * integer(tile.columns), columns, tile, v, element)
-
-            return unrolled(tile.rows, row)
-
+    def emit(self) -> tuple[tirx.Stmt, ir.Var]:
+        conv = self.tiles.conv
         reduction = (conv.group_inputs, conv.height.taps, conv.width.taps)
-        body, buffer = micro_kernel(tile, reduction, left, right, write)
-        sums.append(buffer)
-        return body
+        return micro_kernel(self.tiles.tile, reduction, self._weight, self._data, self._write)
 
-    order: tuple[int, ...] = (*places, row_blocks) if weights_inside else (row_blocks, *places)
-    if in_blocks:
-        order = (places[0], places[1] // data.tiles)
-    tasks = (conv.batches, conv.groups, *order)
-    return grid(tasks, task, parallel=conv.multiply_adds >= PARALLEL_WORK), sums[0]
+    def _weight(self, k: Point, m: ir.Expr) -> ir.Expr:
+        return self.tiles.weight.read(self.g * integer(self.tiles.row_blocks) + self.block, m, *k)
+
+    def _data(self, k: Point, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        (c, kh, kw), tile, conv = k, self.tiles.tile, self.tiles.conv
+        y = self.line * integer(tile.depth) + line
+        number, channel = self.place, c
+        if number is None:
+            number, channel = self.column, self.g * integer(conv.group_inputs) + c
+        x = number * integer(tile.columns) + vector * integer(tile.lanes) + lane
+        return self.tiles.data.read(self.n, channel, kh, kw, y, x)
+
+    def _write(self, sum_at: Callable[..., ir.Expr]) -> tirx.Stmt:
+        tile, outputs, lines = self.tiles.tile, self.tiles.conv.group_outputs, self.tiles.lines
+
+        def row(m: ir.Expr) -> tirx.Stmt:
+            channel = self.block * integer(tile.rows) + m
+            depth = unrolled(tile.depth, lambda d: line(m, channel, d))
+            return when(channel < integer(outputs), depth, always=outputs % tile.rows == 0)
+
+        def line(m: ir.Expr, channel: ir.Expr, d: ir.Expr) -> tirx.Stmt:
+            y = self.line * integer(tile.depth) + d
+            vectors = unrolled(
+                tile.width, lambda v: self._write_vector(channel, y, v, lambda lane: sum_at(m, d, v, lane))
+            )
+            return when(y < integer(lines), vectors, always=lines % tile.depth == 0)
+
+        return unrolled(tile.rows, row)
+
+    def _write_vector(
+        self, channel: ir.Expr, y: ir.Expr, vector: ir.Expr, value: Callable[[ir.Expr], ir.Expr]
+    ) -> tirx.Stmt:
+        tiles, conv = self.tiles, self.tiles.conv
+
+        def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            o = self.g * integer(conv.group_outputs) + channel
+            at = _line_and_column(conv, column) if tiles.flat else (y, column)
+            return conv.contraction.store(conv.point(self.n, o, *at), value(lane))
+
+        start = self.column * integer(tiles.tile.columns)
+        return write_columns(start, tiles.columns, tiles.tile, vector, element)

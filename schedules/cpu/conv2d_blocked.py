@@ -8,6 +8,9 @@ SIMD architectures", SC 2018). Weights are packed in the order in which it reads
 Where the kernel reaches into padding, and where a strided 1x1 kernel skips pixels, a task first copies the
 rows that it reads into a buffer that stays in the second-level cache and serves all its output channels:
 the micro-kernel itself knows no edges.
+
+In groups of channels, vectors of a group read that group's input only. Narrow groups share vectors: see
+`narrow_groups.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +20,14 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.blocked import (
+    BlockedConvolution,
+    read_blocked_convolution,
+    read_grouped_convolution,
+)
 from hybridc.schedules.cpu.blocked_plan import Plan, Span, group_count, rank_plans, tiles_of_task
 from hybridc.schedules.cpu.blocked_task import Buffers, Pass, Place, copy_rows, declare_buffers
+from hybridc.schedules.cpu.narrow_groups import narrow_reduction
 from hybridc.schedules.cpu.nest import finish, loads
 from hybridc.schedules.cpu.register_tile import (
     LINE_FLOATS,
@@ -31,31 +39,37 @@ from hybridc.schedules.cpu.register_tile import (
 from hybridc.schedules.cpu.tile import PARALLEL_WORK, Point, ceil_div, function_of, grid, integer, loop
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
+Fill = Callable[[Pass, ir.Var], tirx.Stmt]
+"""Writes a buffer of the input that a pass reads."""
+
 
 def conv2d_blocked(request: Request) -> Scheduled | None:
-    """Accepts convolutions as `passes/blocked.py` writes them: any kernel, stride, dilation, padding, batch.
+    """Accepts convolutions as `passes/blocked.py` writes them: any kernel, stride, dilation, padding, batch
+    and groups.
 
     Tiling: see the module's docstring and `blocked_plan.py`, which chooses by predicted time. Tasks are equal
     parts of the images x equal parts of the output channels.
     """
-    conv = read_blocked_convolution(request)
+    conv = read_blocked_convolution(request) or read_grouped_convolution(request)
     if conv is None or conv.depthwise:
         return None
     ranked = rank_plans(conv, request.target.isa)
     plan = pick(request, ranked)
-    packing = _packing(conv, plan)
+    packing = weight_packing(conv, plan)
     buffers = declare_buffers(conv, plan, packing)
     params = list(request.function.params)
     params[conv.weight] = buffers.weight
-    function = function_of(request.function, params, [_tasks(buffers)], [])
+    function = function_of(request.function, params, [blocked_tasks(buffers)], [])
     return finish(function, conv2d_blocked.__name__, [(conv.weight, packing)], ranked)
 
 
-def _packing(conv: BlockedConvolution, plan: Plan) -> Packing:
+def weight_packing(conv: BlockedConvolution, plan: Plan) -> Packing:
     """Weights in the order of reading: `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`.
 
     A group of vectors is `joined` output blocks side by side, or one of `parts` of a block.
     """
+    if conv.grouping is not None:
+        return _grouped_packing(conv, plan)
     inner = (conv.input_blocks, conv.height.taps, conv.width.taps, conv.input_lanes)
     lanes, group = conv.output_lanes, plan.vectors * plan.lanes
     joined, parts = max(group // lanes, 1), max(lanes // group, 1)
@@ -64,23 +78,35 @@ def _packing(conv: BlockedConvolution, plan: Plan) -> Packing:
     return Packing(original, split, (0, 6, 2, 3, 4, 5, 1, 7))
 
 
-def _tasks(buffers: Buffers) -> tirx.Stmt:
+def _grouped_packing(conv: BlockedConvolution, plan: Plan) -> Packing:
+    """The same for weights `[O, C, KH, KW]` of groups: whatever vectors are side by side may be joined."""
+    taps, outputs = (conv.height.taps, conv.width.taps), conv.output_blocks * conv.output_lanes
+    inner = (conv.input_blocks, conv.input_channels // conv.input_blocks)
+    split = (group_count(conv, plan), 1, plan.vectors, plan.lanes, *inner, *taps)
+    return Packing((outputs, conv.input_channels, *taps), split, (0, 1, 4, 6, 7, 5, 2, 3))
+
+
+def blocked_tasks(buffers: Buffers, fill: Fill = copy_rows) -> tirx.Stmt:
+    """The nest over all tasks; `fill` writes the copy of its input that a pass reads, if any."""
     conv, plan = buffers.conv, buffers.plan
     group_tasks = group_count(conv, plan) // plan.groups
+    shared = conv.groups == 1  # tasks side by side read the same input, or else one behind the other
 
     def task(point: Point) -> tirx.Stmt:
-        n, part, first = point[0], point[1], point[2] * integer(plan.groups)
-        passes = loop(buffers.chunks, lambda chunk: _pass(Pass(buffers, n, part, chunk, first)))
+        n, (part, number) = point[0], point[1:] if shared else reversed(point[1:])
+        first = number * integer(plan.groups)
+        passes = loop(buffers.chunks, lambda chunk: _pass(Pass(buffers, n, part, chunk, first), fill))
         return sequence([*(tirx.AllocBuffer(buffer) for buffer in buffers.of_task), passes])
 
-    return grid((conv.batches, plan.parts, group_tasks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
+    inner = (plan.parts, group_tasks) if shared else (group_tasks, plan.parts)
+    return grid((conv.batches, *inner), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
 
 
-def _pass(task: Pass) -> tirx.Stmt:
-    """Copy the rows, then for each group of vectors, whose weights stay in cache, all tiles of pixels."""
+def _pass(task: Pass, fill: Fill) -> tirx.Stmt:
+    """Fill the copy, then for each group of vectors, whose weights stay in cache, all tiles of pixels."""
     copy = task.buffers.copy
     groups = loop(task.buffers.plan.groups, lambda group: _tiles(task, group))
-    return groups if copy is None else tirx.SeqStmt([copy_rows(task, copy), groups])
+    return groups if copy is None else tirx.SeqStmt([fill(task, copy), groups])
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +199,13 @@ def _tile(at: _Tile) -> tirx.Stmt:
     def kept(m: int, v: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
         return [at.group, at.number, integer(m), v, lane]
 
-    extents = (plan.chunk, conv.height.taps, conv.width.taps, conv.input_lanes)
-    accumulate = reduction(extents, tile, step, [*_next_inputs(at), *_outputs(at)])
+    if conv.grouping is not None and conv.grouping.narrow:
+        accumulate = narrow_reduction(
+            task, at.group, places, tile, conv.grouping, [*_next_rows(at), *_outputs(at)]
+        )
+    else:
+        extents = (plan.chunk, conv.height.taps, conv.width.taps, conv.input_lanes)
+        accumulate = reduction(extents, tile, step, [*_next_inputs(at), *_next_rows(at), *_outputs(at)])
     write = tile.each(lambda m, v, lane: task.store(at.group, places[m], v, lane, tile.sum_at(m, v, lane)))
     if partial is None:
         return tile.within([tile.clear(), accumulate, write])
@@ -207,6 +238,28 @@ def _next_inputs(at: _Tile) -> list[Stream]:
     if not task.buffers.source.whole or conv.plain:
         return [weights]
     return [weights, Stream(1, ceil_div(at.pixels * conv.input_lanes, LINE_FLOATS), pixels)]
+
+
+def _next_rows(at: _Tile) -> list[Stream]:
+    """This tile's share of what the next task of a grouped convolution copies, if it lies behind its own."""
+    task, plan, conv = at.task, at.task.buffers.plan, at.task.buffers.conv
+    width, channels = int(conv.data.shape[-1]), conv.input_blocks * conv.input_lanes
+    follows = conv.groups > 1 and channels >= width and (plan.parts == 1 or conv.input_blocks == 1)
+    if not follows or not task.buffers.source.copied:
+        return []
+    rows, block, first = conv.height.inputs, conv.input_blocks, integer(0)
+    if plan.parts > 1:
+        rows, block = plan.lines * conv.height.stride, 0
+        overlap = (conv.height.taps - 1) * conv.height.dilation + 1 - conv.height.stride
+        first = (task.part + integer(1)) * integer(rows) + integer(overlap - conv.height.before)
+    share = ceil_div(channels * rows * conv.width.inputs, LINE_FLOATS * tiles_of_task(conv, plan))
+    pixels = max(LINE_FLOATS // width, 1)
+
+    def line(outer: Point, n: ir.Expr) -> tirx.BufferLoad:
+        column = (at.number * integer(share) + n) * integer(pixels)
+        return conv.input_at(task.n, task.block(integer(block)), first, column, integer(0))[0]
+
+    return [Stream(0, share, line)]
 
 
 def _outputs(at: _Tile) -> list[Stream]:

@@ -7,7 +7,7 @@ input is loaded once for all the sums of a tile that it is a tap of, and lines a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import ir, tirx
@@ -32,12 +32,16 @@ from hybridc.schedules.registry import Request, Scheduled, pick
 UNROLLED_TAPS = 200
 """Multiply-adds of a tile that are written out; LLVM takes a quarter of a second for it. A kernel for which
 that is too few loops over its rows instead."""
-PAGE_BYTES = 4096
-"""Hardware prefetchers stop at a page's end, and start anew with every row that is shorter than this."""
+OFFERED = 8
+"""Tiles that a measured search may choose from."""
+
+
+Write = Callable[[ir.Expr, ir.Expr, ir.Expr, ir.Expr, ir.Expr, ir.Expr], tirx.BufferStore]
+"""Writes an output, through the epilogue: image, block, row, column, lane, sum."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class DepthwiseTile:
     """Outputs whose sums are in registers at the same time."""
 
     rows: int
@@ -71,16 +75,25 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
-    """One tile's place: image, block, first output row and column, and where its sums are."""
+class Rows:
+    """A tile's rows over the whole width: image, block and first output row, a multiple of these rows."""
 
     conv: BlockedConvolution
-    tile: _Tile
-    columns: _Columns
-    sums: ir.Var
+    tile: DepthwiseTile
     image: ir.Expr
     block: ir.Expr
     y: ir.Expr
+    into: Write | None = None
+    """Writes the results; None for the function's output, of which the next rows are fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """One tile: its rows, its first output column, and where its sums are."""
+
+    rows: Rows
+    columns: _Columns
+    sums: ir.Var
     x: ir.Expr
 
     def sum_at(self, row: int, column: int, lane: ir.Expr) -> tuple[ir.Expr, list[ir.Expr]]:
@@ -89,9 +102,9 @@ class _Kernel:
 
     def input_at(self, row: ir.Expr, column: int, lane: ir.Expr) -> tirx.BufferLoad:
         """`column` counts from the tile's first output column, without padding."""
-        width = self.conv.width
+        rows, width = self.rows, self.rows.conv.width
         x = self.x * integer(width.stride) + integer(column - width.before)
-        return self.conv.input_at(self.image, self.block, row, x, lane)[0]
+        return rows.conv.input_at(rows.image, rows.block, row, x, lane)[0]
 
 
 def depthwise_blocked(request: Request) -> Scheduled | None:
@@ -105,24 +118,13 @@ def depthwise_blocked(request: Request) -> Scheduled | None:
     conv = read_blocked_convolution(request)
     if conv is None or not conv.depthwise:
         return None
-    ranked = {str(tile): tile for tile in _ranked_tiles(conv)}
+    ranked = {str(tile): tile for tile in rank_depthwise_tiles(conv)[:OFFERED]}
     tile = pick(request, ranked)
     sums: list[ir.Var] = []
 
     def band(point: Point) -> tirx.Stmt:
         image, block, number = point
-        y = number * integer(tile.rows)
-        parts = []
-        for columns in _column_tiles(conv.width, tile.columns):
-            shape = (tile.rows, columns.columns, conv.output_lanes)
-            sums.append(tirx.decl_buffer(shape, "float32", "sums", scope="local"))
-
-            def one_tile(number: ir.Expr, columns: _Columns = columns) -> tirx.Stmt:
-                x = integer(columns.start) + number * integer(columns.columns)
-                return _micro_kernel(_Kernel(conv, tile, columns, sums[-1], image, block, y, x))
-
-            parts.append(loop(columns.tiles, one_tile))
-        return sequence(parts)
+        return depthwise_rows(Rows(conv, tile, image, block, number * integer(tile.rows)), sums)
 
     bands = ceil_div(conv.height.outputs, tile.rows)
     inputs = conv.height.inputs * conv.width.inputs
@@ -132,24 +134,41 @@ def depthwise_blocked(request: Request) -> Scheduled | None:
     return finish(function, depthwise_blocked.__name__, choices=ranked)
 
 
-def _ranked_tiles(conv: BlockedConvolution) -> list[_Tile]:
-    """The eight tiles that are predicted to take the fewest instructions for an output."""
+def depthwise_rows(rows: Rows, sums: list[ir.Var]) -> tirx.Stmt:
+    """Compute the rows, tile by tile. The tiles' sums are added to `sums`: the root block allocates them."""
+    parts = []
+    for columns in _column_tiles(rows.conv.width, rows.tile.columns):
+        shape = (rows.tile.rows, columns.columns, rows.conv.output_lanes)
+        sums.append(tirx.decl_buffer(shape, "float32", "sums", scope="local"))
+
+        def one_tile(number: ir.Expr, columns: _Columns = columns) -> tirx.Stmt:
+            x = integer(columns.start) + number * integer(columns.columns)
+            return _micro_kernel(_Kernel(rows, columns, sums[-1], x))
+
+        parts.append(loop(columns.tiles, one_tile))
+    return sequence(parts)
+
+
+def rank_depthwise_tiles(conv: BlockedConvolution) -> list[DepthwiseTile]:
+    """The tiles that are predicted to take the fewest instructions first."""
+    taps = conv.height.taps * conv.width.taps
+    most_rows = 8 if 8 * taps <= UNROLLED_TAPS else 1
+    columns = [DepthwiseTile(rows, 1) for rows in range(1, min(most_rows, conv.height.outputs) + 1)]
+    lines = [DepthwiseTile(1, count) for count in range(2, min(14, conv.width.outputs) + 1)]
+    return sorted(columns + lines, key=lambda tile: depthwise_instructions(conv, tile))
+
+
+def depthwise_instructions(conv: BlockedConvolution, tile: DepthwiseTile) -> float:
+    """Vector instructions for an output vector."""
     height, width = conv.height, conv.width
     taps = height.taps * width.taps
-
-    def cost(tile: _Tile) -> float:
-        outputs = tile.rows * tile.columns
-        loads = _reach(height, tile.rows) * _reach(width, tile.columns) / outputs
-        padded = ceil_div(height.outputs, tile.rows) * tile.rows / height.outputs
-        per_band, per_tile = 60, 4
-        in_registers = taps * (1.0 if tile.columns == 1 else 1.3)  # a row's inputs wait for all their taps
-        work = padded * (in_registers + loads + per_tile / outputs)
-        return work + per_band / (tile.rows * width.outputs)
-
-    most_rows = 8 if 8 * taps <= UNROLLED_TAPS else 1
-    columns = [_Tile(rows, 1) for rows in range(1, min(most_rows, height.outputs) + 1)]
-    lines = [_Tile(1, count) for count in range(2, min(14, width.outputs) + 1)]
-    return sorted(columns + lines, key=cost)[:8]
+    outputs = tile.rows * tile.columns
+    loads = _reach(height, tile.rows) * _reach(width, tile.columns) / outputs
+    padded = ceil_div(height.outputs, tile.rows) * tile.rows / height.outputs
+    per_band, per_tile = 60, 4
+    in_registers = taps * (1.0 if tile.columns == 1 else 1.6)  # a row's inputs wait for all their taps
+    work = padded * (in_registers + loads + per_tile / outputs)
+    return work + per_band / (tile.rows * width.outputs)
 
 
 def _reach(axis: Axis, outputs: int) -> int:
@@ -179,21 +198,21 @@ def _column_tiles(axis: Axis, columns: int) -> list[_Columns]:
 def _micro_kernel(kernel: _Kernel) -> tirx.Stmt:
     """Fetch ahead, sum up, write. Loops over lanes are innermost: one around everything would leave the sums
     a single lane each."""
-    conv, tile, columns = kernel.conv, kernel.tile, kernel.columns
-    lanes = conv.output_lanes
+    rows, columns = kernel.rows, kernel.columns
+    conv, tile, lanes = rows.conv, rows.tile, rows.conv.output_lanes
 
     def clear(lane: ir.Expr) -> tirx.Stmt:
         places = [kernel.sum_at(r, c, lane)[1] for r in range(tile.rows) for c in range(columns.columns)]
         return sequence([tirx.BufferStore(kernel.sums, tirx.FloatImm("float32", 0.0), at) for at in places])
 
     def write(row: int) -> tirx.Stmt:
-        y = kernel.y + integer(row)
+        y = rows.y + integer(row)
 
         def vectors(lane: ir.Expr) -> tirx.Stmt:
             sums = [kernel.sum_at(row, c, lane)[0] for c in range(columns.columns)]
-            place = (kernel.image, kernel.block, y)
-            stores = [conv.store(*place, kernel.x + integer(c), lane, s) for c, s in enumerate(sums)]
-            return sequence(stores)
+            place = (rows.image, rows.block, y)
+            store = rows.into or conv.store
+            return sequence([store(*place, kernel.x + integer(c), lane, s) for c, s in enumerate(sums)])
 
         exists = y < integer(conv.height.outputs)
         return when(exists, vectorized(lanes, vectors), always=conv.height.outputs % tile.rows == 0)
@@ -203,26 +222,25 @@ def _micro_kernel(kernel: _Kernel) -> tirx.Stmt:
 
 
 def _prefetches(kernel: _Kernel) -> list[tirx.Stmt]:
-    """What the next band reads and writes, into L2: twice as fast from memory, a tenth slower from L2.
+    """What the next rows read and write, into L2: up to twice as fast from memory, a tenth slower from L2.
 
-    Lines to be written are fetched as if to be read: the instruction that fetches for writing is slow.
+    Rows are too many streams for hardware prefetchers, however long they are. Lines to be written are fetched
+    as if to be read: the instruction that fetches for writing is slow.
     """
-    conv, tile = kernel.conv, kernel.tile
+    rows, conv, tile = kernel.rows, kernel.rows.conv, kernel.rows.tile
     height, width = conv.height, conv.width
-    if width.inputs * conv.output_lanes * 4 >= PAGE_BYTES:
-        return []
     next_row = (tile.rows - 1) * height.stride + (height.taps - 1) * height.dilation + 1 - height.before
-    output = conv.contraction.nest.blocks[-1].buffer
     zero = integer(0)
     reads = [
-        kernel.input_at(kernel.y * integer(height.stride) + integer(next_row + r), width.before + c, zero)
+        kernel.input_at(rows.y * integer(height.stride) + integer(next_row + r), width.before + c, zero)
         for r in range(tile.rows * height.stride)
         for c in range(kernel.columns.columns * width.stride)
     ]
+    if rows.into is not None:
+        return [prefetch(line, 2) for line in reads]
+    output = conv.contraction.nest.blocks[-1].buffer
     writes = [
-        tirx.BufferLoad(
-            output, [kernel.image, kernel.block, kernel.y + integer(tile.rows + r), kernel.x + c, zero]
-        )
+        tirx.BufferLoad(output, [rows.image, rows.block, rows.y + integer(tile.rows + r), kernel.x + c, zero])
         for r in range(tile.rows)
         for c in range(kernel.columns.columns)
     ]
@@ -231,9 +249,9 @@ def _prefetches(kernel: _Kernel) -> list[tirx.Stmt]:
 
 def _accumulate(kernel: _Kernel) -> list[tirx.Stmt]:
     """All multiply-adds of a tile, those under a condition first: LLVM moves others behind it, and spills."""
-    conv, tile = kernel.conv, kernel.tile
+    conv, tile = kernel.rows.conv, kernel.rows.tile
     axis = conv.height
-    top = kernel.y * integer(axis.stride) - integer(axis.before)
+    top = kernel.rows.y * integer(axis.stride) - integer(axis.before)
     if tile.rows == 1 and kernel.columns.columns * axis.taps * conv.width.taps > UNROLLED_TAPS // 2:
 
         def tap_row(tap: ir.Expr) -> tirx.Stmt:
@@ -272,7 +290,7 @@ def _multiply_add(
     kernel: _Kernel, lines: Sequence[tuple[ir.Expr, Sequence[tuple[int, int | ir.Expr]]]]
 ) -> tirx.Stmt:
     """Add what input rows, with their (output row, tap) pairs, contribute: a column of weights at a time."""
-    conv, width = kernel.conv, kernel.conv.width
+    conv, width = kernel.rows.conv, kernel.rows.conv.width
     weight = conv.contraction.right.source
 
     def steps(lane: ir.Expr) -> tirx.Stmt:
@@ -289,7 +307,7 @@ def _multiply_add(
     def step(row: ir.Expr, out: int, tap: int | ir.Expr, column: int, x: int, lane: ir.Expr) -> tirx.Stmt:
         value = kernel.input_at(row, x * width.stride + column * width.dilation, lane)
         factor = tirx.BufferLoad(
-            weight, [kernel.block, integer(tap) if isinstance(tap, int) else tap, integer(column), lane]
+            weight, [kernel.rows.block, integer(tap) if isinstance(tap, int) else tap, integer(column), lane]
         )
         total, at = kernel.sum_at(out, x, lane)
         return tirx.BufferStore(kernel.sums, total + value * factor, at)

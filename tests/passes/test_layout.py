@@ -111,9 +111,38 @@ def test_depthwise_convolution_follows_its_input():
     assert operators(after) == ["conv2d", "add", "depthwise", "add", "conv2d", "add", "to_plain"]
 
 
-def test_grouped_convolution_reads_plain_data():
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize(
+    ("channels", "groups", "outputs"),
+    [(32, 8, 32), (32, 2, 64), (48, 2, 48), (40, 10, 40), (16, 16, 32)],
+    ids=["narrow", "wide", "half vectors", "filled blocks", "two outputs a channel"],
+)
+def test_grouped_convolution_stays_blocked(isa, channels, groups, outputs):
     net = Network(1, 3, 6, 6)
-    after = check(net.program(net.conv(net.conv(net.x, 32), 32, groups=4)))
+    y = net.conv(net.conv(net.x, channels), outputs, groups=groups)
+    after = check(net.program(net.conv(y, 16)), isa)
+    expected = ["conv2d", "add", "grouped_conv2d", "add", "conv2d", "add", "to_plain"]
+    assert operators(after) == expected
+
+
+def test_groups_that_do_not_fit_vectors_are_joined():
+    net = Network(1, 3, 6, 6)
+    y = net.conv(net.conv(net.x, 48), 48, taps=1, groups=4)
+    after = check(net.program(net.conv(y, 16)))
+    assert operators(after).count("grouped_conv2d") == 1
+    (weight,) = [w for w in after.weights.values() if w.shape == (48, 24, 1, 1)]
+    assert (weight[:12, 12:] == 0).all() and (weight[12:24, :12] == 0).all()
+
+
+def test_groups_of_which_all_are_joined_are_an_ordinary_convolution():
+    net = Network(1, 3, 6, 6)
+    y = net.conv(net.conv(net.x, 48), 12, groups=3, taps=1)
+    assert operators(check(net.program(net.conv(y, 16)))).count("conv2d") == 3
+
+
+def test_groups_are_left_plain_where_joining_them_would_cost_more_than_conversions():
+    net = Network(1, 3, 6, 6)
+    after = check(net.program(net.conv(net.conv(net.x, 72), 72, groups=24)))
     assert operators(after) == ["conv2d", "add", "to_plain", "conv2d", "add"]
 
 

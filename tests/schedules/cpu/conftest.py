@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
 from hybridc.ir import Device
 from hybridc.schedules.cpu import install
 from hybridc.schedules.registry import Request, Rule, Scheduled, schedule
 from hybridc.targets import ISAS, Isa, Target, missing_flags
-
-Build = Callable[..., relax.Expr]
+from tests.support.fusion import Build, fused_operators
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,7 @@ class Harness:
         self, build: Build, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str] | str = "float32"
     ) -> tirx.PrimFunc:
         """The one PrimFunc that Relax makes of `build(emit, *inputs)`."""
-        dtypes = [dtypes] * len(shapes) if isinstance(dtypes, str) else dtypes
-        builder = relax.BlockBuilder()
-        inputs = [
-            relax.Var(f"p{i}", relax.TensorType(shape, dtype))
-            for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
-        ]
-        with builder.function("main", inputs):
-            with builder.dataflow():
-                result = builder.emit_output(build(builder.emit, *inputs))
-            builder.emit_func_output(result)
-        passes = [
-            relax.transform.LegalizeOps(),
-            relax.transform.AnnotateTIROpPattern(),
-            relax.transform.FuseOps(),
-            relax.transform.FuseTIR(),
-        ]
-        module = tvm.transform.Sequential(passes)(builder.get())
-        (function,) = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
-        return function
+        return fused_operators(build, shapes, dtypes)
 
     def schedule(
         self, function: tirx.PrimFunc, constants: Sequence[int] = (), rule: Rule | None = None

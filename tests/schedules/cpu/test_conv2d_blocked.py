@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
-from tvm import relax, tirx
+from tvm import tirx
+from tvm.relax import op
 
 from hybridc.ir import Device
 from hybridc.passes.blocked import Window, blocked_conv2d, blocked_depthwise
@@ -18,8 +18,7 @@ from hybridc.schedules.cpu.blocked_plan import Plan, even_spans, rank_plans
 from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.registry import Request, schedule
 from hybridc.targets import ISAS, Isa, Target
-
-op = relax.op
+from tests.support.fusion import fused_behind
 
 
 @dataclass(frozen=True)
@@ -79,30 +78,7 @@ CASES = [
 def _fused(case: Case, *, epilogue: bool = True) -> tirx.PrimFunc:
     """The convolution with bias, residual and ReLU fused behind it, as the pipeline hands it to a rule."""
     function = blocked_conv2d(case.data, case.weight, case.window)
-    out = [int(e) for e in function.params[-1].shape]
-    if not epilogue:
-        return function
-    shapes = (case.data, case.weight, (1, out[1], 1, 1, out[4]), out)
-    x, w, bias, residual = (
-        relax.Var(n, relax.TensorType(s, "float32")) for n, s in zip("xwbr", shapes, strict=True)
-    )
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x, w, bias, residual]):
-        with builder.dataflow():
-            kernel = builder.add_func(function.without_attr("global_symbol"), "conv")
-            y = builder.emit(relax.call_tir(kernel, [x, w], relax.TensorType(out, "float32")))
-            y = builder.emit(op.add(builder.emit(op.add(y, bias)), residual))
-            y = builder.emit_output(op.nn.relu(y))
-        builder.emit_func_output(y)
-    passes = [
-        relax.transform.LegalizeOps(),
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-    ]
-    module = tvm.transform.Sequential(passes)(builder.get())
-    (fused,) = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc) and len(f.params) == 5]
-    return fused
+    return fused_behind(function, op.nn.relu) if epilogue else function
 
 
 def _inputs(function: tirx.PrimFunc) -> list[np.ndarray]:

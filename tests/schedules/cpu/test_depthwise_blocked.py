@@ -4,45 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tvm
-from tvm import relax, tirx
+from tvm.relax import op
 
 from hybridc.passes.blocked import Window, blocked_depthwise
 from hybridc.schedules.cpu.depthwise_blocked import depthwise_blocked
 from hybridc.schedules.registry import Request
 from hybridc.targets import Target
-
-op = relax.op
-
-
-def function_of(data, weight, window, epilogue):
-    """Depthwise convolution with what follows it; parameters are data, weight, bias, residual, result."""
-    _, blocks, _, _, lanes = data
-    rows, columns = (window.outputs(a, data[2 + a], weight[1 + a]) for a in range(2))
-    result = (data[0], blocks, rows, columns, lanes)
-    builder = relax.BlockBuilder()
-    shapes = (data, weight, (1, blocks, 1, 1, lanes), result)
-    inputs = [relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
-    x, w, bias, residual = inputs
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            anchor = builder.add_func(
-                blocked_depthwise(data, weight, window).without_attr("global_symbol"), "depthwise"
-            )
-            y = builder.emit(relax.call_tir(anchor, [x, w], relax.TensorType(result, "float32")))
-            y = builder.emit(op.add(builder.emit(op.add(y, bias)), residual))
-            y = builder.emit_output(epilogue(y))
-        builder.emit_func_output(y)
-    fusion = [
-        relax.transform.LegalizeOps(),
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
-    ]
-    module = tvm.transform.Sequential(fusion)(builder.get())
-    (function,) = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
-    return function
+from tests.support.fusion import fused_behind
 
 
 def convolved(x: np.ndarray, w: np.ndarray, window: Window) -> np.ndarray:
@@ -81,7 +49,7 @@ def same(size: int) -> tuple[int, int, int, int]:
 def test_blocked_depthwise_matches_float64(harness, assert_close, data, kernel, window):
     rng = np.random.default_rng(11)
     weight = (data[1], *kernel, data[4])
-    function = function_of(data, weight, window, lambda y: op.clip(y, 0.0, 6.0))
+    function = fused_behind(blocked_depthwise(data, weight, window), lambda y: op.clip(y, 0.0, 6.0))
     scheduled = harness.schedule(function, [1, 2])
     assert scheduled.rule == "depthwise_blocked"
     x, w = (rng.standard_normal(shape).astype("f4") for shape in (data, weight))
@@ -95,7 +63,7 @@ def test_blocked_depthwise_matches_float64(harness, assert_close, data, kernel, 
 def test_every_tile_computes_the_same(harness, assert_close):
     rng = np.random.default_rng(12)
     data, weight, window = (1, 2, 13, 30, 16), (2, 3, 3, 16), Window((1, 1), same(3), (1, 1))
-    function = function_of(data, weight, window, op.nn.silu)
+    function = fused_behind(blocked_depthwise(data, weight, window), op.nn.silu)
     x, w = (rng.standard_normal(shape).astype("f4") for shape in (data, weight))
     reference = convolved(x, w, window)
     zero = np.zeros((1, 2, 1, 1, 16), "f4")
@@ -113,7 +81,7 @@ def test_every_tile_computes_the_same(harness, assert_close):
 def test_padding_does_not_touch_infinities_inside(harness):
     """A tap that reads padding adds nothing, whatever lies at the image's border."""
     data, weight, window = (1, 1, 9, 9, 16), (1, 3, 3, 16), Window((1, 1), same(3), (1, 1))
-    function = function_of(data, weight, window, op.nn.relu)
+    function = fused_behind(blocked_depthwise(data, weight, window), op.nn.relu)
     x = np.ones(data, "f4")
     x[:, :, 4:, 4:] = np.inf
     w = np.ones(weight, "f4")
@@ -125,5 +93,6 @@ def test_padding_does_not_touch_infinities_inside(harness):
 
 
 def test_weights_that_are_not_known_are_left_to_other_rules(avx2):
-    function = function_of((1, 1, 8, 8, 8), (1, 3, 3, 8), Window((1, 1), same(3), (1, 1)), op.nn.relu)
+    anchor = blocked_depthwise((1, 1, 8, 8, 8), (1, 3, 3, 8), Window((1, 1), same(3), (1, 1)))
+    function = fused_behind(anchor, op.nn.relu)
     assert depthwise_blocked(Request(function, frozenset(), Target((), avx2.isa))) is None

@@ -144,6 +144,10 @@ def test_half_precision_is_rounded_single_precision(harness, name):
     np.testing.assert_allclose(result, REFERENCE[name][0](x.astype("f8")), rtol=1e-3)
 
 
-def test_installing_twice_is_harmless():
+def test_installing_twice_is_harmless(harness):
+    x = np.linspace(-5, 5, 64).astype("f4")
+    function = harness.function(lambda e, x: e(relax.op.exp(x)), [x.shape])
     install()
     install()
+    (result,) = harness.run(function, harness.schedule(function), [x])
+    np.testing.assert_allclose(result, np.exp(x.astype("f8")), rtol=1e-6)

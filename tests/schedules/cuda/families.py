@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
 from tests.schedules.cuda import references as ref
+from tests.support.fusion import fused_operators
 
 Emit = Callable[[relax.Expr], relax.Var]
 Array = np.ndarray
@@ -31,22 +31,7 @@ class Family:
 
     def function(self, name: str) -> tirx.PrimFunc:
         """The fused function."""
-        types = [relax.TensorType(s, d) for s, d in zip(self.shapes, self.input_dtypes, strict=True)]
-        inputs = [relax.Var(f"x{i}", t) for i, t in enumerate(types)]
-        builder = relax.BlockBuilder()
-        with builder.function("main", inputs):
-            with builder.dataflow():
-                result = builder.emit_output(self.build(builder.emit, *inputs))
-            builder.emit_func_output(result)
-        passes = [
-            relax.transform.LegalizeOps(),
-            relax.transform.AnnotateTIROpPattern(),
-            relax.transform.FuseOps(),
-            relax.transform.FuseTIR(),
-            relax.transform.DeadCodeElimination(["main"]),
-        ]
-        module = tvm.ir.transform.Sequential(passes)(builder.get())
-        (function,) = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
+        function = fused_operators(self.build, self.shapes, self.input_dtypes)
         return function.with_attr("global_symbol", name)
 
     @property

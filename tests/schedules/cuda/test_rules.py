@@ -81,7 +81,7 @@ def run(
     fresh = [tvm.runtime.empty([int(e) for e in p.shape], str(p.dtype), device) for p in rest]
     before = emulator.statistics()
     order = [
-        int(p.name.removeprefix("x")) for p in function.params[: len(inputs)]
+        int(p.name.removeprefix("p")) for p in function.params[: len(inputs)]
     ]  # fusion orders them by use
     library[name](*(tvm.runtime.tensor(inputs[i], device) for i in order), *fresh)
     device.sync()

@@ -1,0 +1,68 @@
+"""Groups of channels of a convolution, and how many of them have to be joined to fit vectors and blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridc.passes.blocks import lanes_of
+from hybridc.schedules.cpu.grouping import grouping
+from hybridc.targets import Isa
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Weights `[O, C, KH, KW]` of `count` groups: outputs o of a group sum over its C inputs."""
+
+    weight: np.ndarray
+    count: int
+
+    @property
+    def inputs(self) -> int:
+        """Channels that a group reads."""
+        return int(self.weight.shape[1])
+
+    @property
+    def outputs(self) -> int:
+        """Channels that a group gives."""
+        return len(self.weight) // self.count
+
+    def joined(self, number: int) -> Groups:
+        """The same with `number` groups in one, zero between channels that did not belong together.
+
+        NaN and infinities spread to all outputs of the wider groups.
+        """
+        outputs, inputs, *taps = self.weight.shape
+        wide = np.zeros((outputs, number, inputs, *taps), self.weight.dtype)
+        every = np.arange(outputs)
+        wide[every, every // self.outputs % number] = self.weight
+        return Groups(wide.reshape(outputs, number * inputs, *taps), self.count // number)
+
+    def filled(self, lanes: int) -> np.ndarray:
+        """The weights with outputs that fill blocks of `lanes`."""
+        outputs = len(self.weight)
+        filled = np.zeros((-(-outputs // lanes) * lanes, *self.weight.shape[1:]), self.weight.dtype)
+        filled[:outputs] = self.weight
+        return filled
+
+
+def joining(groups: Groups, input_lanes: int, isa: Isa) -> tuple[int, int]:
+    """How many groups to join at least for blocks of `input_lanes`, and the lanes of the result's blocks."""
+    outputs = len(groups.weight)
+    widths = tuple(dict.fromkeys((lanes_of(outputs, isa), 8)))
+    for number in (n for n in range(1, groups.count) if groups.count % n == 0):
+        for lanes in widths:
+            if _fit(groups, number, input_lanes, lanes) and grouping(
+                number * groups.inputs, number * groups.outputs, input_lanes, lanes, isa
+            ):
+                return number, lanes
+    return groups.count, widths[0]
+
+
+def _fit(groups: Groups, number: int, input_lanes: int, lanes: int) -> bool:
+    """Whether what fills the last blocks is made of whole groups, whose inputs exist."""
+    inputs, outputs = groups.count * groups.inputs, len(groups.weight)
+    filled_inputs, filled_outputs = -(-inputs // input_lanes) * input_lanes, -(-outputs // lanes) * lanes
+    count, rest = divmod(filled_outputs, number * groups.outputs)
+    return rest == 0 and count * number * groups.inputs <= filled_inputs

@@ -1,0 +1,91 @@
+"""Separable: a depthwise convolution and the 1x1 convolution that alone reads its result become one kernel.
+
+Only for programs that a CPU runs alone, where both work on blocks of channels, and only where one kernel is
+predicted to be faster than two: the schedule rule knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tvm
+from tvm import relax
+
+from hybridc.passes.functions import FunctionTable, origins_of
+from hybridc.passes.program import Program, ProgramBuilder, count_uses, is_op, substitute, tensor_shape
+from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.separable import is_faster, join
+from hybridc.schedules.registry import Request
+from hybridc.targets import Target
+
+
+def fuse_separable(program: Program, target: Target) -> Program:
+    """Replace pairs of calls by calls of one function.
+
+    Requires: `program` fused.
+    Ensures: every function is called; every binding has origins; inputs and outputs of `main` as they were.
+    Raises: nothing of its own.
+    """
+    pairs = _pairs(program, target)
+    if not pairs:
+        return program
+    builder = ProgramBuilder([v for v in program.main.params if v.name not in program.weights])
+    new: dict[relax.Expr, relax.Expr] = {v: v for v in builder.inputs}
+    for var in program.main.params:
+        if var.name in program.weights:
+            new[var] = builder.weight(program.weights[var.name], var.name)
+    table = FunctionTable(names={g.name_hint for g in program.functions})
+    joined = {binding.var for binding in pairs.values()}
+    for binding in program.bindings:
+        if binding.var in joined:
+            continue
+        if binding.var in pairs:
+            members = [pairs[binding.var], binding]
+            function, arguments = table.function(members, program)
+            value = relax.call_tir(function, [new[a] for a in arguments], binding.var.ty)
+        else:
+            members, value = [binding], substitute(binding.value, new.__getitem__)
+        new[binding.var] = builder.emit(value, origins_of(members, program), binding.var.name)
+    outputs = [substitute(output, new.__getitem__) for output in program.outputs]
+    return _without_uncalled(builder.finish(outputs, {**program.functions, **table.functions}))
+
+
+def _pairs(program: Program, target: Target) -> dict[relax.Var, relax.VarBinding]:
+    """The depthwise convolution that each 1x1 convolution, known by its result, is joined with."""
+    uses = count_uses(program)
+    producers = {b.var: b for b in program.bindings if _is_blocked_call(b) and uses[b.var] == 1}
+    known: dict[tuple[str, frozenset[int]], BlockedConvolution | None] = {}
+
+    def convolution(binding: relax.VarBinding) -> BlockedConvolution | None:
+        function, arguments = binding.value.args[:2]
+        names = [getattr(a, "name", "") for a in arguments.fields]
+        constants = frozenset(i for i, name in enumerate(names) if name in program.weights)
+        key = function.name_hint, constants
+        if key not in known:
+            known[key] = read_blocked_convolution(Request(program.module[function], constants, target))
+        return known[key]
+
+    found = {}
+    for binding in filter(_is_blocked_call, program.bindings):
+        sources = [producers[a] for a in binding.value.args[1].fields if a in producers]
+        for source in sources:
+            both = join(convolution(source), convolution(binding))
+            if both is None:
+                continue
+            position = both.pointwise.contraction.nest.parameter(both.pointwise.data)
+            reads = binding.value.args[1].fields[position].same_as(source.var)
+            if reads and is_faster(both, target.isa):
+                found[binding.var] = source
+    return found
+
+
+def _is_blocked_call(binding: relax.VarBinding) -> bool:
+    return is_op(binding.value, "call_tir") and (
+        isinstance(binding.var.ty, relax.TensorType) and len(tensor_shape(binding.var)) == 5
+    )
+
+
+def _without_uncalled(program: Program) -> Program:
+    called = {b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir")}
+    kept = {g: f for g, f in program.module.functions.items() if g.name_hint in {"main", *called}}
+    return replace(program, module=tvm.IRModule(kept))

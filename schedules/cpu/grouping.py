@@ -1,0 +1,63 @@
+"""How the channels of a grouped convolution fill vectors and blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hybridc.targets import Isa
+
+LEAST_CHANNELS = 4
+"""Input channels that a task copies as one vector: with fewer, the copy would cost as much as the sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Vectors of `lanes` output channels, and what they sum over.
+
+    Groups of `outputs` channels that are a multiple of `lanes` have vectors of their own, which sum over
+    `inputs` broadcast scalars. Of narrower groups, several share a vector: each of its `inputs` steps spreads
+    one channel of every such group over that group's lanes.
+    """
+
+    inputs: int
+    outputs: int
+    lanes: int
+    block: int
+    """Channels of a block of the input."""
+
+    @property
+    def narrow(self) -> bool:
+        return self.outputs < self.lanes
+
+    @property
+    def channels(self) -> int:
+        """Input channels that a vector reads."""
+        return self.inputs * max(self.lanes // self.outputs, 1)
+
+    @property
+    def input_lanes(self) -> int:
+        """What these are read and copied in: as many as lie side by side for every vector."""
+        return math.gcd(self.channels, self.block)
+
+    @property
+    def spread(self) -> tuple[int, ...]:
+        """The lane of the input that each lane of sums takes in the first step of narrow groups."""
+        return tuple(lane // self.outputs * self.inputs for lane in range(self.lanes))
+
+
+def grouping(inputs: int, outputs: int, input_block: int, output_block: int, isa: Isa) -> Grouping | None:
+    """For groups of so many channels and blocks of so many; None if vectors and groups do not fit together.
+
+    Whole vectors come first, even if groups would fill half ones: some processors do both halves at once.
+    """
+    widths = (isa.lanes(), isa.lanes() // 2) if isa.lanes() > 8 else (isa.lanes(),)
+    for lanes in (width for width in widths if output_block % width == 0):
+        found = Grouping(inputs, outputs, lanes, input_block)
+        if found.narrow:
+            fits = lanes % outputs == 0 and input_block % found.channels == 0
+        else:
+            fits = outputs % lanes == 0 and found.input_lanes >= min(LEAST_CHANNELS, inputs)
+        if fits:
+            return found
+    return None
