@@ -76,7 +76,7 @@ def model_rows(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
             raise Disagreement(f"outputs differ from those of {REFERENCE}: {errors}")
         row = bench.compare(arguments.rounds, arguments.seconds) | {"max_rel_errors": errors}
         print(json.dumps(row), flush=True)
-        return [row, *(bench.kernels() if name in arguments.kernels else [])]
+        return [row, *(bench.kernels(arguments.rounds) if name in arguments.kernels else [])]
 
 
 def _arguments() -> argparse.Namespace:
@@ -150,10 +150,10 @@ class Bench:
             "ratio": round(min(medians[peer] for peer in PEERS[self.isa]) / medians["hybridc"], 3),
         }
 
-    def kernels(self) -> list[dict[str, Any]]:
+    def kernels(self, rounds: int) -> list[dict[str, Any]]:
         """Rows of every distinct kernel of the model."""
-        command = (FOLDER / "kernels.py", self.model, "--isa", self.isa, "--threads", self.threads)
-        lines = _python(*command).splitlines()
+        options = ("--isa", self.isa, "--threads", self.threads, "--rounds", rounds)
+        lines = _python(FOLDER / "kernels.py", self.model, *options).splitlines()
         return [{"table": "kernels", "model": self.name, **json.loads(line)} for line in lines]
 
     def _engines(self) -> tuple[str, ...]:

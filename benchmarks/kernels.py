@@ -4,7 +4,9 @@
 
 Prints one JSON object a kernel. A call finds none of its arguments in a cache; times are medians. Right
 beside each kernel the peak of multiply-adds and the bandwidth of a copy that moves as many bytes are
-measured. A kernel is bound by what would take longer at these limits: compute, or memory.
+measured. Every round goes over all kernels, and figures are medians over rounds, so a disturbance of the
+machine for some seconds spoils none; ranges are the least and the greatest of a round. A kernel is bound by
+what would take longer at these limits: compute, or memory.
 """
 
 from __future__ import annotations
@@ -15,24 +17,48 @@ import math
 import statistics
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm_ffi
-from peak import copy_gb_s, peak_gflops
 from tvm import s_tir, tirx
 
+from hybridc.calibrate.peaks import copy_gb_s, peak_gflops
 from hybridc.compiler import import_model
 from hybridc.ir import Device
 from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
-from hybridc.targets import Target, parse_target
-from hybridc.tuning.measure import Arguments, Kernel, call_times_ms, use_threads
+from hybridc.schedules.registry import Scheduled
+from hybridc.targets import Isa, Target, parse_target
+from hybridc.tuning.measure import Arguments, Kernel, call_times_ms, compiled, use_threads
 
-_KERNEL_SECONDS = 0.3
+_KERNEL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A kernel to be measured."""
+
+    name: str
+    calls: int
+    """Calls of it in a run of the model."""
+    flops: int
+    function: tirx.PrimFunc
+    scheduled: Scheduled
+    compiled: Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Medians of one round."""
+
+    ms: float
+    peak_gflops: float
+    copy_gb_s: float
 
 
 def main() -> None:
@@ -42,48 +68,81 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--isa", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    for row in kernel_rows(arguments.model, parse_target(arguments.isa), arguments.threads):
-        print(json.dumps(row), flush=True)
+    target = parse_target(arguments.isa)
+    for row in kernel_rows(arguments.model, target, arguments.threads, arguments.rounds):
+        print(json.dumps(row))
 
 
-def kernel_rows(model: Path, target: Target, threads: int) -> Iterator[dict[str, Any]]:
+def kernel_rows(model: Path, target: Target, threads: int, rounds: int) -> list[dict[str, Any]]:
     """One row for each distinct kernel of the model's graph, in the order of the graph."""
+    use_threads(threads)
+    subjects = distinct_kernels(model, target, threads)
+    samples: list[list[Sample]] = [[] for _ in subjects]
+    for _ in range(rounds):
+        for subject, own in zip(subjects, samples, strict=True):
+            own.append(_sample(subject, target.isa, threads))
+    return list(map(_row, subjects, samples))
+
+
+def distinct_kernels(model: Path, target: Target, threads: int) -> list[Subject]:
+    """The kernels of a model, compiled one by one."""
     options = CompileOptions(target=target, threads=threads)
     done = run_stages(import_model(model, options)[1], Silent(), stop_after="graph")
     assert done.graph is not None and done.scheduled is not None
-    use_threads(threads)
-    calls = Counter(kernel.function for kernel in done.graph.kernels)
     flops = {kernel.function: kernel.flops for kernel in done.graph.kernels}
-    for name, count in calls.items():
+    subjects = []
+    for name, calls in Counter(kernel.function for kernel in done.graph.kernels).items():
         scheduled = done.scheduled[name, Device.CPU]
-        function = done.program.module[name]
-        moved_bytes = bytes_moved(function)
-        copy = copy_gb_s(max(moved_bytes // 2, 1), threads)
-        kernel = Kernel(
-            scheduled, target.isa, Arguments(scheduled, index_limit=min(_shapes(function)[0], default=1))
-        )
-        before = peak_gflops(target.isa, threads)
-        [times] = call_times_ms([kernel], _KERNEL_SECONDS)
-        ms = statistics.median(times)
-        peak = max(before, peak_gflops(target.isa, threads))
-        gflops, gb_s = flops[name] / ms / 1e6, moved_bytes / ms / 1e6
-        yield {
-            "kernel": name,
-            "rule": scheduled.rule,
-            "shape": " ".join("x".join(map(str, shape)) for shape in _shapes(function)),
-            "calls": count,
-            "ms": round(ms, 4),
-            "total_ms": round(ms * count, 3),
-            "bound": "compute" if flops[name] / peak > moved_bytes / copy else "memory",
-            "gflops": round(gflops, 1),
-            "percent_of_peak": round(100 * gflops / peak, 1),
-            "gb_s": round(gb_s, 1),
-            "percent_of_copy": round(100 * gb_s / copy, 1),
-            "peak_gflops": round(peak, 1),
-            "copy_gb_s": round(copy, 1),
-        }
+        code = compiled(scheduled, target.isa)
+        subjects.append(Subject(name, calls, flops[name], done.program.module[name], scheduled, code))
+    return subjects
+
+
+def _sample(subject: Subject, isa: Isa, threads: int) -> Sample:
+    """Arguments are made anew: those of all kernels together would be too much to keep."""
+    copy = copy_gb_s(max(bytes_moved(subject.function) // 2, 1), threads)
+    indices = min(_shapes(subject.function)[0], default=1)
+    sets = Arguments(subject.scheduled, index_limit=indices).sets_of(subject.scheduled)
+    before = peak_gflops(isa, threads)
+    [times] = call_times_ms([Kernel(subject.compiled, sets)], _KERNEL_SECONDS)
+    return Sample(statistics.median(times), max(before, peak_gflops(isa, threads)), copy)
+
+
+def _row(subject: Subject, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Medians over the rounds; percentages are of the limits measured in the same round."""
+    moved_bytes = bytes_moved(subject.function)
+    ms, peak, copy = (
+        statistics.median(getattr(sample, name) for sample in samples)
+        for name in ("ms", "peak_gflops", "copy_gb_s")
+    )
+    of_peak = [100 * subject.flops / sample.ms / 1e6 / sample.peak_gflops for sample in samples]
+    of_copy = [100 * moved_bytes / sample.ms / 1e6 / sample.copy_gb_s for sample in samples]
+    return {
+        "kernel": subject.name,
+        "rule": subject.scheduled.rule,
+        "shape": " ".join("x".join(map(str, shape)) for shape in _shapes(subject.function)),
+        "calls": subject.calls,
+        "ms": round(ms, 4),
+        "ms_range": _range([sample.ms for sample in samples], 4),
+        "total_ms": round(ms * subject.calls, 3),
+        "bound": "compute" if subject.flops / peak > moved_bytes / copy else "memory",
+        "gflops": round(subject.flops / ms / 1e6, 1),
+        "percent_of_peak": round(statistics.median(of_peak), 1),
+        "percent_of_peak_range": _range(of_peak, 1),
+        "gb_s": round(moved_bytes / ms / 1e6, 1),
+        "percent_of_copy": round(statistics.median(of_copy), 1),
+        "percent_of_copy_range": _range(of_copy, 1),
+        "peak_gflops": round(peak, 1),
+        "copy_gb_s": round(copy, 1),
+    }
+
+
+def _range(values: Sequence[float], digits: int) -> list[float]:
+    """Least and greatest."""
+    return [round(min(values), digits), round(max(values), digits)]
 
 
 def bytes_moved(function: tirx.PrimFunc) -> int:

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import ml_dtypes  # noqa: F401 - numpy knows bfloat16 only after this import
 import numpy as np
@@ -39,26 +40,32 @@ class Arguments:
     """Argument tensors for versions of one function, which share memory: packed weights differ in shape only.
 
     Floats are near one, which stays finite whatever is computed. Integers are below `index_limit`: zero by
-    default, a valid index of anything.
+    default, a valid index of anything. They lie in the memory of `device`, by default the CPU's.
     """
 
-    def __init__(self, scheduled: Scheduled, index_limit: int = 1) -> None:
+    def __init__(
+        self, scheduled: Scheduled, index_limit: int = 1, device: tvm.runtime.Device | None = None
+    ) -> None:
         size_bytes = sum(
             math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in _parameters(scheduled)
         )
-        self.sets = math.ceil(CACHE_BYTES / max(size_bytes, LEAST_SET_BYTES))
+        self._sets = math.ceil(CACHE_BYTES / max(size_bytes, LEAST_SET_BYTES))
         random = np.random.default_rng(0)
         self._floats, self._integers = (
             random.uniform(0.5, 1.5, 1 << 16),
             random.integers(index_limit, size=1 << 16),
         )
+        self._device = device
         self._memory: dict[Slot, tvm.runtime.Tensor] = {}
 
-    def of(self, scheduled: Scheduled, turn: int) -> list[tvm.runtime.Tensor]:
-        """One tensor for each parameter; `turn` counts calls."""
+    def sets_of(self, scheduled: Scheduled) -> list[list[tvm.runtime.Tensor]]:
+        """Sets of one tensor for each parameter, more of them than caches hold."""
         return [
-            self._tensor((position, dtype, turn % self.sets), shape)
-            for position, (shape, dtype) in enumerate(_parameters(scheduled))
+            [
+                self._tensor((position, dtype, number), shape)
+                for position, (shape, dtype) in enumerate(_parameters(scheduled))
+            ]
+            for number in range(self._sets)
         ]
 
     def _tensor(self, slot: Slot, shape: tuple[int, ...]) -> tvm.runtime.Tensor:
@@ -66,24 +73,30 @@ class Arguments:
         size, dtype = math.prod(shape), slot[1]
         if slot not in self._memory or self._memory[slot].numel() < size:
             values = self._floats if dtype.startswith(("float", "bfloat")) else self._integers
-            self._memory[slot] = tvm.runtime.tensor(np.resize(values.astype(dtype), size + size // 4))
+            array = np.resize(values.astype(dtype), size + size // 4)
+            self._memory[slot] = tvm.runtime.tensor(array, self._device)
         return self._memory[slot]._create_view(shape, dtype)
 
 
-class Kernel:
-    """A scheduled function, compiled. Its calls take arguments from `arguments` in turn."""
+def compiled(scheduled: Scheduled, isa: Isa) -> Callable[..., None]:
+    """The scheduled function as machine code, for tensors on the CPU."""
+    install_vector_functions()
+    function = scheduled.function.with_attr("global_symbol", "main")
+    return tvm.compile(tvm.IRModule({"main": function}), target=llvm_target(isa))["main"]
 
-    def __init__(self, scheduled: Scheduled, isa: Isa, arguments: Arguments) -> None:
-        install_vector_functions()
-        function = scheduled.function.with_attr("global_symbol", "main")
-        self._call = tvm.compile(tvm.IRModule({"main": function}), target=llvm_target(isa))["main"]
-        self._sets = [arguments.of(scheduled, turn) for turn in range(arguments.sets)]
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled function, and the sets of arguments that its calls take in turn."""
+
+    call: Callable[..., None]
+    argument_sets: Sequence[Sequence[tvm.runtime.Tensor]]
 
     def seconds(self, turn: int) -> float:
         """Time of one call."""
-        tensors = self._sets[turn % len(self._sets)]
+        tensors = self.argument_sets[turn % len(self.argument_sets)]
         start = time.perf_counter()
-        self._call(*tensors)
+        self.call(*tensors)
         return time.perf_counter() - start
 
 
@@ -119,7 +132,7 @@ class Measurer:
         arguments: Arguments | None = None
         for version in versions:
             arguments = arguments or Arguments(version)
-            kernels.append(Kernel(version, self._isa, arguments))
+            kernels.append(Kernel(compiled(version, self._isa), arguments.sets_of(version)))
             if len(kernels) >= 2 and expired():
                 break
         times = _quartiles_ms(kernels)
