@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from random import Random
+
+from hybridc.native import build_library
+
+_SOURCE = Path(__file__).parent / "planner" / "native" / "offsets.cpp"
+
+_CAPACITY_EFFORT = 1_000_000_000
+"""Blocks looked at in search of a packing within a given capacity: up to some fifteen seconds."""
+
+_BOUND_EFFORT = 50_000_000
+"""The same within the live bound, which may be out of reach: up to one second."""
+
+_STEP_EFFORT = 30_000_000
+"""The same for each step between what was not reached and what was found."""
+
+_PRECISION = 1000
+"""Steps end when what was not reached and what was found differ by less than one in so many."""
 
 _REPAIR_ROUNDS = 24
 """How often the blocks that stand highest are put first; later rounds rarely help."""
 
-_SEARCH_PLACEMENTS = 60_000
+_LOCAL_PLACEMENTS = 60_000
 """Blocks placed by the local search in all: about 50 ms."""
+
+_MOST_SEARCHED = 10_000
+"""Blocks that the search takes: it is recursive, and the stack is finite."""
+
+_PACKED = 1
+"""Returned by the search if it wrote offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +60,15 @@ def live_bound(blocks: Sequence[Block]) -> int:
     return largest
 
 
-def pack(blocks: Sequence[Block]) -> tuple[int, ...]:
+def pack(
+    blocks: Sequence[Block], capacity_bytes: int | None = None, effort: float = 1.0
+) -> tuple[int, ...]:
     """An offset for each block, so that blocks with a common step share no byte.
 
-    Blocks held all the time, such as weights, are stacked at the bottom, which costs nothing; the
-    others go on top of them.
+    Ends as soon as all blocks lie within `capacity_bytes`, or, without it, within the live bound; if
+    no such packing is found, gives the smallest one that was. `effort` below one searches for less long
+    than some seconds. Blocks held all the time, such as
+    weights, are stacked at the bottom, which costs nothing; the others go on top of them.
     """
     begin = min((b.first for b in blocks), default=0)
     end = max((b.last for b in blocks), default=0)
@@ -49,68 +78,112 @@ def pack(blocks: Sequence[Block]) -> tuple[int, ...]:
         if block.first == begin and block.last == end:
             offsets[i] = floor
             floor += block.size_bytes
-        else:
+        elif block.size_bytes > 0:
             passing.append(i)
-    for i, offset in zip(passing, _pack_passing([blocks[i] for i in passing]), strict=True):
+    packed = _pack_passing([blocks[i] for i in passing], (capacity_bytes or 0) - floor, effort)
+    for i, offset in zip(passing, packed, strict=True):
         offsets[i] = floor + offset
     return tuple(offsets)
 
 
-def _pack_passing(blocks: Sequence[Block]) -> list[int]:
-    """The best of several packings; ends as soon as one meets the live bound.
+def _pack_passing(blocks: Sequence[Block], capacity_bytes: int, effort: float) -> list[int]:
+    """The best of several packings; ends as soon as one meets the capacity, or the live bound if larger.
 
     The problem is NP-hard. Blocks are put one after the other into the tightest hole, in several
-    orders (Pisarchyk and Lee, arXiv 2001.03288: by size; also by lifetime, by area, by begin), and
-    then what stands highest is put first and all is packed again, as in squeaky wheel optimisation
-    (Joslin and Clements, JAIR 10, 1999). A short local search comes last.
+    orders (Pisarchyk and Lee, arXiv 2001.03288: by size; also by lifetime, by area, by begin). If no
+    order will do, a search for a packing within given bytes comes next: complete, but cut short. Where
+    it cannot be built, the orders are repaired instead.
     """
+    if not blocks:
+        return []
     bound = live_bound(blocks)
-    conflicts = _conflicts(blocks)
-    best: list[int] = []
-    best_total = -1
-    for order in _orders(blocks):
-        offsets = _best_fit(blocks, order, conflicts)
-        total = _total(blocks, offsets)
-        if best_total < 0 or total < best_total:
-            best, best_total, best_order = offsets, total, order
-        if best_total <= bound:
-            return best
-    offsets, order = best, best_order
-    for _ in range(_REPAIR_ROUNDS):
-        top = _total(blocks, offsets)
-        order = sorted(order, key=lambda i: offsets[i] + blocks[i].size_bytes < top)
-        offsets = _best_fit(blocks, order, conflicts)
-        total = _total(blocks, offsets)
-        if total < best_total:
-            best, best_total, best_order = offsets, total, order
-        if best_total <= bound:
-            return best
-    return _search(blocks, conflicts, best_order, bound)
+    goal = max(bound, capacity_bytes)
+    library = build_library(_SOURCE, "offsets")
+    place = _placer(library, blocks)
+    best: _Packing | None = None
+    for key in _ORDERS:
+        order = sorted(range(len(blocks)), key=lambda i: (key(blocks[i]), i))
+        found = place(order)
+        if best is None or found.total_bytes < best.total_bytes:
+            best = found
+        if best.total_bytes <= goal:
+            return best.offsets
+    assert best is not None
+    if library is None or len(blocks) > _MOST_SEARCHED:
+        return _repair(blocks, place, best, goal).offsets
+    most = _CAPACITY_EFFORT if capacity_bytes >= bound else _BOUND_EFFORT
+    found_offsets = _search_within(library, blocks, goal, int(most * effort))
+    return found_offsets or _approach(library, blocks, best, goal, int(_STEP_EFFORT * effort))
 
 
-def _search(
-    blocks: Sequence[Block], conflicts: Sequence[Sequence[int]], order: list[int], bound: int
+def _approach(
+    library: ctypes.CDLL, blocks: Sequence[Block], best: _Packing, missed_bytes: int, effort: int
 ) -> list[int]:
-    """Local search over orders: move one block to another place, keep what is no worse."""
+    """The smallest packing that short searches find, by bisection between what was missed and the best."""
+    offsets, total_bytes = best.offsets, best.total_bytes
+    while total_bytes - missed_bytes > max(1, total_bytes // _PRECISION):
+        middle = (missed_bytes + total_bytes) // 2
+        found = _search_within(library, blocks, middle, effort)
+        if found is None:
+            missed_bytes = middle
+        else:
+            offsets, total_bytes = found, _total(blocks, found)
+    return offsets
+
+
+def _search_within(
+    library: ctypes.CDLL, blocks: Sequence[Block], capacity_bytes: int, effort: int
+) -> list[int] | None:
+    """Offsets within the capacity, or None if there are none or the effort does not suffice."""
+    vector = ctypes.c_int64 * len(blocks)
+    offsets = vector()
+    outcome = library.hybridc_pack(
+        len(blocks),
+        vector(*(b.size_bytes for b in blocks)),
+        vector(*(b.first for b in blocks)),
+        vector(*(b.last for b in blocks)),
+        ctypes.c_int64(capacity_bytes),
+        ctypes.c_int64(effort),
+        offsets,
+    )
+    return list(offsets) if outcome == _PACKED else None
+
+
+def _repair(blocks: Sequence[Block], place: _Place, best: _Packing, goal: int) -> _Packing:
+    """Put first what stands highest and pack again, as in squeaky wheel optimisation (Joslin and
+    Clements, JAIR 10, 1999); then a local search over orders moves one block to another place.
+    """
+    found = best
+    for _ in range(_REPAIR_ROUNDS):
+        ends = [o + b.size_bytes for o, b in zip(found.offsets, blocks, strict=True)]
+        order = sorted(found.order, key=lambda i: ends[i] < found.total_bytes)
+        found = place(order)
+        if found.total_bytes < best.total_bytes:
+            best = found
+        if best.total_bytes <= goal:
+            return best
     random = Random(0)
-    best = _best_fit(blocks, order, conflicts)
-    best_total = _total(blocks, best)
-    for _ in range(_SEARCH_PLACEMENTS // len(blocks)):
-        if best_total <= bound:
+    for _ in range(_LOCAL_PLACEMENTS // len(blocks)):
+        order = list(best.order)
+        order.insert(random.randrange(len(order)), order.pop(random.randrange(len(order))))
+        found = place(order)
+        if found.total_bytes <= best.total_bytes:
+            best = found
+        if best.total_bytes <= goal:
             break
-        changed = list(order)
-        changed.insert(random.randrange(len(order)), changed.pop(random.randrange(len(order))))
-        offsets = _best_fit(blocks, changed, conflicts)
-        total = _total(blocks, offsets)
-        if total <= best_total:
-            order, best, best_total = changed, offsets, total
     return best
 
 
-def _orders(blocks: Sequence[Block]) -> Iterator[list[int]]:
-    for key in _ORDERS:
-        yield sorted(range(len(blocks)), key=lambda i: (key(blocks[i]), i))
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    order: list[int]
+    """In which the blocks were placed."""
+    offsets: list[int]
+    total_bytes: int
 
+
+_Place = Callable[[list[int]], _Packing]
+"""Places blocks in the given order, one after the other."""
 
 _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
     lambda b: (-b.size_bytes, b.first),
@@ -123,6 +196,26 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 
 def _total(blocks: Sequence[Block], offsets: Sequence[int]) -> int:
     return max((o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)), default=0)
+
+
+def _placer(library: ctypes.CDLL | None, blocks: Sequence[Block]) -> _Place:
+    """Best fit, in C++ if it can be built: the results are the same."""
+    if library is None:
+        return partial(_best_fit, blocks, conflicts=_conflicts(blocks))
+    count = len(blocks)
+    vector = ctypes.c_int64 * count
+    sizes, firsts, lasts = (
+        vector(*values) for values in zip(*((b.size_bytes, b.first, b.last) for b in blocks), strict=True)
+    )
+
+    def place(order: list[int]) -> _Packing:
+        offsets = vector()
+        numbers = (ctypes.c_int * count)(*order)
+        total_bytes = library.hybridc_best_fit(count, sizes, firsts, lasts, numbers, offsets)
+        return _Packing(order, list(offsets), total_bytes)
+
+    library.hybridc_best_fit.restype = ctypes.c_int64
+    return place
 
 
 def _conflicts(blocks: Sequence[Block]) -> list[list[int]]:
@@ -138,7 +231,7 @@ def _conflicts(blocks: Sequence[Block]) -> list[list[int]]:
     return found
 
 
-def _best_fit(blocks: Sequence[Block], order: Sequence[int], conflicts: Sequence[Sequence[int]]) -> list[int]:
+def _best_fit(blocks: Sequence[Block], order: list[int], conflicts: Sequence[Sequence[int]]) -> _Packing:
     """Put each block into the smallest hole that takes it, or on top of what it conflicts with."""
     offsets = [-1] * len(blocks)
     ends = [0] * len(blocks)
@@ -152,4 +245,4 @@ def _best_fit(blocks: Sequence[Block], order: Sequence[int], conflicts: Sequence
             top = max(top, end)
         offsets[i] = top if best < 0 else best
         ends[i] = offsets[i] + size
-    return offsets
+    return _Packing(order, offsets, max(ends, default=0))
