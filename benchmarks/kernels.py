@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import warnings
 from collections import Counter
@@ -22,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from hybridc.calibrate.peaks import copy_gb_s, peak_gflops
 from hybridc.compiler import import_model
 from hybridc.ir import Device
 from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
+from hybridc.passes.read_graph import bytes_moved
 from hybridc.progress import Silent
 from hybridc.schedules.registry import Scheduled
 from hybridc.targets import Isa, Target, parse_target
@@ -143,27 +141,6 @@ def _row(subject: Subject, samples: Sequence[Sample]) -> dict[str, Any]:
 def _range(values: Sequence[float], digits: int) -> list[float]:
     """Least and greatest."""
     return [round(min(values), digits), round(max(values), digits)]
-
-
-def bytes_moved(function: tirx.PrimFunc) -> int:
-    """Bytes of all parameters once. Without a reduction no input is read at more points than there are
-    outputs, so of a larger one (a table to gather from) only as many elements count."""
-    shapes, dtypes = _shapes(function), [str(p.dtype) for p in function.params]
-    limit = math.inf if _reduces(function) else max(math.prod(shapes[-1]), 1)
-    return sum(
-        int(min(math.prod(shape), limit)) * np.dtype(dtype).itemsize
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    )
-
-
-def _reduces(function: tirx.PrimFunc) -> bool:
-    found: list[tirx.IterVar] = []
-
-    def collect(block: s_tir.SBlock) -> None:
-        found.extend(v for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce)
-
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, collect))
-    return bool(found)
 
 
 def _shapes(function: tirx.PrimFunc) -> list[tuple[int, ...]]:

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
-from dataclasses import asdict, dataclass, fields
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
+from hybridc.ir.graph import FAMILIES
 
 DEFAULT_MACHINE = "laptop-4gb"
 _PROFILES = Path(__file__).parent / "machines"
 _MAY_BE_ZERO = frozenset({"launch_us", "latency_us"})
+_PROCESSOR_NUMBERS = ("peak_gflops", "bandwidth_gb_s", "launch_us")
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of a processor's peak and of its bandwidth that kernels of a family reach.
+
+    `compute` may exceed one: the work counted is that of the plain algorithm, and Winograd's does less.
+    """
+
+    compute: float = 1.0
+    memory: float = 1.0
+
+
+FULL_EFFICIENCY = Efficiency()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +46,11 @@ class Processor:
     launch_us: float
     """Time from one kernel's end to the next one's begin."""
     memory_bytes: int
+    efficiencies: Mapping[str, Efficiency] = field(default_factory=dict, hash=False)
+    """By family of kernels; families that are left out reach the peaks."""
+
+    def efficiency(self, family: str) -> Efficiency:
+        return self.efficiencies.get(family, FULL_EFFICIENCY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +60,9 @@ class Link:
     h2d_gb_s: float
     d2h_gb_s: float
     latency_us: float
+    both_directions: float = 1.0
+    """Share of its bandwidth that each direction keeps while copies run in both. Plans do not reckon with
+    it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +75,9 @@ class Machine:
     link: Link
     source: str = ""
     """Where the figures come from."""
+    measured_us: Mapping[tuple[str, Device], float] = field(default_factory=dict, hash=False)
+    """Times of single functions of the graph at hand, by name and device, which count instead of what the
+    speeds predict. No part of a profile."""
 
     def processor(self, device: Device) -> Processor:
         return self.gpu if device is Device.GPU else self.cpu
@@ -79,7 +107,7 @@ def load_machine(name_or_path: str | Path = DEFAULT_MACHINE) -> Machine:
         data = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("HC541", f"cannot read the machine profile: {reason}", where=text) from None
+        raise _wrong(f"cannot read the machine profile: {reason}", text) from None
     return machine_from_json(data, where=text)
 
 
@@ -97,56 +125,78 @@ def machine_from_json(data: Any, where: str = "") -> Machine:
 
 def machine_to_json(machine: Machine) -> dict[str, Any]:
     """The profile as plain JSON values; `machine_from_json` is its inverse."""
-    return asdict(machine)
+    data = asdict(machine)
+    del data["measured_us"]
+    return data
+
+
+def _wrong(
+    what: str, where: str, remedy: str = "compare with what `hybridc machine show --json` prints"
+) -> UsageError:
+    return UsageError("HC541", what, where=where, remedy=remedy)
 
 
 def _processor(data: Any, where: str) -> Processor:
-    _check_keys(data, tuple(f.name for f in fields(Processor)), (), where)
+    required = ("name", *_PROCESSOR_NUMBERS, "memory_bytes")
+    _check_keys(data, required, ("efficiencies",), where)
     memory = data["memory_bytes"]
     if not isinstance(memory, int) or isinstance(memory, bool) or memory <= 0:
         what = f"{memory!r} is not a positive whole number of bytes"
-        raise UsageError("HC541", what, where=f"{where}.memory_bytes")
+        raise _wrong(what, f"{where}.memory_bytes")
     name = _text(data["name"], f"{where}.name")
-    peak, bandwidth, launch = (
-        _number(data, k, where) for k in ("peak_gflops", "bandwidth_gb_s", "launch_us")
-    )
-    return Processor(name, peak, bandwidth, launch, memory)
+    peak, bandwidth, launch = (_number(data, key, where) for key in _PROCESSOR_NUMBERS)
+    efficiencies = _efficiencies(data.get("efficiencies", {}), f"{where}.efficiencies")
+    return Processor(name, peak, bandwidth, launch, memory, efficiencies)
+
+
+def _efficiencies(data: Any, where: str) -> dict[str, Efficiency]:
+    _check_keys(data, (), FAMILIES, where)
+    return {family: _efficiency(shares, f"{where}.{family}") for family, shares in data.items()}
+
+
+def _efficiency(data: Any, where: str) -> Efficiency:
+    names = tuple(f.name for f in fields(Efficiency))
+    _check_keys(data, names, (), where)
+    return Efficiency(*(_number(data, name, where) for name in names))
 
 
 def _link(data: Any, where: str) -> Link:
-    names = tuple(f.name for f in fields(Link))
-    _check_keys(data, names, (), where)
-    return Link(*(_number(data, key, where) for key in names))
+    required = ("h2d_gb_s", "d2h_gb_s", "latency_us")
+    _check_keys(data, required, ("both_directions",), where)
+    h2d, d2h, latency = (_number(data, key, where) for key in required)
+    share = _number({"both_directions": 1.0} | data, "both_directions", where)
+    if share > 1:
+        raise _wrong(f"{share!r} is no share of the bandwidth", f"{where}.both_directions")
+    return Link(h2d, d2h, latency, share)
 
 
 def _check_keys(data: Any, required: tuple[str, ...], optional: tuple[str, ...], where: str) -> None:
     if not isinstance(data, dict):
-        raise UsageError("HC541", f"expected an object with {', '.join(required)}", where=where)
+        raise _wrong(f"expected an object with {', '.join(required or optional)}", where)
     for key in required:
         if key not in data:
-            raise UsageError("HC541", f"{key!r} is missing", where=where)
+            raise _wrong(f"{key!r} is missing", where)
     known = (*required, *optional)
     for key in data:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
-            raise UsageError(
-                "HC541",
+            raise _wrong(
                 f"unknown key {key!r}",
-                where=where,
-                remedy=f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}",
+                where,
+                f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}",
             )
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise UsageError("HC541", f"{value!r} is not a text", where=where)
+        raise _wrong(f"{value!r} is not a text", where)
     return value
 
 
 def _number(data: dict[str, Any], key: str, where: str) -> float:
     value = data[key]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UsageError("HC541", f"{value!r} is not a number", where=f"{where}.{key}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+        raise _wrong(f"{value!r} is not a number", f"{where}.{key}")
     if value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
-        raise UsageError("HC541", f"{value!r} is not positive", where=f"{where}.{key}")
+        raise _wrong(f"{value!r} is not positive", f"{where}.{key}")
     return float(value)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import tvm
 from tvm import relax, s_tir, tirx
-from tvm_ffi import structural_equal
+from tvm_ffi import structural_equal, structural_walk
 
 from hybridc.ir import Device, Graph, Kernel, Role, Tensor
-from hybridc.ir.graph import dtype_bits
+from hybridc.ir.graph import FAMILIES, OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
 from hybridc.passes.program import Program, is_op, tensor_dtype, tensor_shape
 from hybridc.schedules.registry import Scheduled
+
+_FAMILY_OF_RULE = {
+    "attention": "matmul",
+    "conv2d_blocked": "conv2d",
+    "depthwise_blocked": "depthwise",
+    "fast_conv1d": "winograd",
+    "separable": "conv2d",
+    "softmax": "reduction",
+    "arg_extremum": "reduction",
+}
+"""Rules that are named otherwise than the family of what they schedule."""
 
 
 def read_graph(program: Program, scheduled: Mapping[tuple[str, Device], Scheduled]) -> Graph:
@@ -103,6 +114,7 @@ def _kernel(
         cpu_workspace_bytes=facts.cpu_workspace_bytes,
         devices=facts.devices,
         origins=origins,
+        family=facts.family,
     )
 
 
@@ -120,13 +132,49 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         outputs=(),
         may_overwrite=_overwritable(function),
         flops=int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": function}))),
-        bytes_moved=sum(
-            math.prod(int(e) for e in b.shape) * dtype_bits(str(b.dtype)) // 8 for b in function.params
-        ),
+        bytes_moved=bytes_moved(function),
         gpu_workspace_bytes=workspace.get(Device.GPU, 0),
         cpu_workspace_bytes=workspace.get(Device.CPU, 0),
         devices=tuple(workspace),
+        family=_family(name, scheduled),
     )
+
+
+def family_of(rule: str) -> str:
+    """What a rule schedules, by its name."""
+    family = _FAMILY_OF_RULE.get(rule, rule)
+    return family if family in FAMILIES else OTHER_FAMILY
+
+
+def _family(name: str, scheduled: Mapping[tuple[str, Device], Scheduled]) -> str:
+    """By the CPU's rule, for its rules tell more kinds apart than the GPU's."""
+    made = scheduled.get((name, Device.CPU)) or scheduled.get((name, Device.GPU))
+    return OTHER_FAMILY if made is None else family_of(made.rule)
+
+
+def bytes_moved(function: tirx.PrimFunc) -> int:
+    """Bytes of all parameters once.
+
+    Without a reduction about one element of each input is read for one of the outputs, so of a larger input
+    (a table to gather from) only as many elements count.
+    """
+    sizes = [math.prod(int(extent) for extent in p.shape) for p in function.params]
+    limit = _most_read(function, sizes)
+    return sum(
+        int(min(size, limit)) * dtype_bits(str(p.dtype)) // 8
+        for size, p in zip(sizes, function.params, strict=True)
+    )
+
+
+def _most_read(function: tirx.PrimFunc, sizes: Sequence[int]) -> float:
+    """Elements of all outputs; infinite where there is a reduction, or what is written is not known."""
+    blocks: list[s_tir.SBlock] = []
+    structural_walk(function.body, (s_tir.SBlock, blocks.append))
+    if any(v.iter_type == tirx.IterVar.CommReduce for block in blocks for v in block.iter_vars):
+        return math.inf
+    written = [write.source for block in blocks for write in block.writes]
+    found = [n for n, p in zip(sizes, function.params, strict=True) if any(p.same_as(w) for w in written)]
+    return sum(found) if found else math.inf
 
 
 def _overwritable(function: tirx.PrimFunc) -> tuple[tuple[str, str], ...]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hybridc.errors import UsageError
-from hybridc.machine import load_machine, machine_from_json, machine_names, machine_to_json
+from hybridc.ir import Device
+from hybridc.ir.graph import FAMILIES
+from hybridc.machine import Efficiency, load_machine, machine_from_json, machine_names, machine_to_json
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -45,6 +48,7 @@ def test_unknown_name_is_refused_with_the_closest_one() -> None:
         ("launch_us", float("nan"), "not a number"),
         ("peak_gflops", "fast", "not a number"),
         ("peak_gflops", True, "not a number"),
+        ("peak_gflops", 10**400, "not a number"),
         ("memory_bytes", 1.5, "whole number"),
         ("name", 3, "not a text"),
         ("bandwith", 3, "unknown key"),
@@ -56,7 +60,7 @@ def test_wrong_value_is_refused_by_name(key: str, value: Any, what: str) -> None
     with pytest.raises(UsageError, match=what) as error:
         machine_from_json(data, "mine.json")
     assert error.value.code == "HC541"
-    assert "mine.json: gpu" in error.value.where
+    assert "mine.json: gpu" in error.value.where and error.value.remedy
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"name": "x"}, {"name": "x", "gpu": 1, "cpu": 2, "link": 3}])
@@ -73,3 +77,49 @@ def test_unreadable_file_is_refused(tmp_path: Path, content: str | None) -> None
     with pytest.raises(UsageError) as error:
         load_machine(path)
     assert error.value.code == "HC541"
+
+
+def test_efficiencies_survive_json_and_count_as_full_where_they_are_left_out() -> None:
+    machine = load_machine()
+    shares = {family: Efficiency(0.5, 0.25) for family in FAMILIES[:-1]}
+    measured = replace(machine, gpu=replace(machine.gpu, efficiencies=shares))
+    assert machine_from_json(json.loads(json.dumps(machine_to_json(measured)))) == measured
+    assert measured.gpu.efficiency(FAMILIES[0]) == Efficiency(0.5, 0.25)
+    assert measured.gpu.efficiency(FAMILIES[-1]) == Efficiency(1.0, 1.0)
+
+
+def test_profile_of_peaks_and_speeds_alone_is_complete() -> None:
+    data = machine_to_json(load_machine())
+    for processor in (data["gpu"], data["cpu"]):
+        del processor["efficiencies"]
+    del data["link"]["both_directions"]
+    assert machine_from_json(data) == load_machine()
+
+
+def test_times_of_a_graph_are_no_part_of_a_profile() -> None:
+    machine = replace(load_machine(), measured_us={("f", Device.CPU): 1.0})
+    assert machine_to_json(machine) == machine_to_json(load_machine())
+
+
+@pytest.mark.parametrize(
+    ("efficiencies", "where", "what"),
+    [
+        ([], "gpu.efficiencies", "expected an object"),
+        ({"matmull": {"compute": 1, "memory": 1}}, "gpu.efficiencies", "unknown key"),
+        ({"matmul": {"compute": 1}}, "gpu.efficiencies.matmul", "missing"),
+        ({"matmul": {"compute": 0, "memory": 1}}, "gpu.efficiencies.matmul.compute", "not positive"),
+    ],
+)
+def test_wrong_efficiency_is_refused_by_name(efficiencies: Any, where: str, what: str) -> None:
+    data = machine_to_json(load_machine())
+    data["gpu"]["efficiencies"] = efficiencies
+    with pytest.raises(UsageError, match=what) as error:
+        machine_from_json(data, "mine.json")
+    assert error.value.where == f"mine.json: {where}"
+
+
+def test_share_of_the_bandwidth_in_both_directions_is_at_most_one() -> None:
+    data = machine_to_json(load_machine())
+    data["link"]["both_directions"] = 1.5
+    with pytest.raises(UsageError, match="no share"):
+        machine_from_json(data)

@@ -1,22 +1,34 @@
-"""Show a machine profile, which the planner reckons with, and what this computer has."""
+"""Show a machine profile, which the planner reckons with, and this computer, or measure this computer.
+
+A measured profile is given to other commands as --machine FILE.json. Let nothing else run meanwhile. GPU and
+link are measured if there is an NVIDIA GPU, else taken from another profile.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.arguments import add_json
-from hybridc.cli.files import print_json
+from hybridc.cli.arguments import add_json, add_threads
+from hybridc.cli.files import print_json, written_whole
 from hybridc.cli.hardware import Computer, this_computer
+from hybridc.errors import UsageError
 from hybridc.options import format_bytes
+from hybridc.progress import terminal_progress
+from hybridc.targets import parse_target
 
 if TYPE_CHECKING:
     from hybridc.machine import Machine, Processor
 
-HELP = "show a machine profile and this computer"
-EXAMPLE = "  hybridc machine show laptop-4gb"
+HELP = "show a machine profile, or measure this computer"
+EXAMPLE = """\
+  hybridc machine show laptop-4gb
+  hybridc machine calibrate -o mine.json"""
+_UNNAMED = "this-computer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +38,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", metavar="NAME|FILE.json", help="a profile (default: the one plans are made for)"
     )
     add_json(show)
+    calibrate = actions.add_parser(
+        "calibrate", help="measure this computer, in less than a minute", allow_abbrev=False
+    )
+    calibrate.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="profile to write")
+    calibrate.add_argument(
+        "--target",
+        default="cuda+native",
+        metavar="TARGET",
+        help="what kernels are compiled for, as for `hybridc compile` (default: %(default)s)",
+    )
+    add_threads(calibrate)
+    calibrate.add_argument(
+        "--gpu-from",
+        metavar="NAME|FILE.json",
+        help="measure the CPU alone, and take GPU and link from this profile",
+    )
+    add_json(calibrate)
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    return _calibrate(arguments) if arguments.action == "calibrate" else _show(arguments)
+
+
+def _show(arguments: argparse.Namespace) -> int:
     from hybridc.machine import load_machine, machine_names, machine_to_json
 
     machine = load_machine(arguments.name) if arguments.name else load_machine()
@@ -44,15 +77,62 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         print(
             "\n".join(
-                [*_profile_lines(machine), f"Profiles: {', '.join(names)}", "", *_computer_lines(computer)]
+                [
+                    *_profile_lines(machine),
+                    *_efficiency_lines(machine),
+                    f"Profiles: {', '.join(names)}",
+                    "",
+                    *_computer_lines(computer),
+                ]
             )
         )
     return 0
 
 
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from hybridc.machine import load_machine, machine_to_json
+
+    output: Path | None = arguments.output
+    if output is not None and output.suffix != ".json":
+        remedy = f"name it {output}.json: that is how --machine tells files from names"
+        raise UsageError("HC500", "a profile's file ends in .json", where=str(output), remedy=remedy)
+    target = parse_target(arguments.target)
+    gpu_from = load_machine(arguments.gpu_from) if arguments.gpu_from else None
+    from hybridc.calibrate.measure import calibrate
+
+    computer = this_computer()
+    threads = arguments.threads or computer.cores
+    cpu = f"{computer.cpu} ({target.isa.name}, {threads} threads)"
+    name = output.stem if output is not None else _UNNAMED
+    with terminal_progress() as progress:
+        machine = calibrate(name, target, threads, cpu, computer.memory_bytes, gpu_from, progress)
+    if output is not None:
+        with written_whole(output) as whole:
+            whole.write_text(json.dumps(machine_to_json(machine), indent=2) + "\n")
+    if arguments.json:
+        print_json(machine_to_json(machine))
+    else:
+        print("\n".join([*_profile_lines(machine), *_efficiency_lines(machine)]))
+        if output is not None:
+            print(f"Written to {output}; use it with --machine {output}")
+    return 0
+
+
+def _efficiency_lines(machine: Machine) -> list[str]:
+    """What kernels of each family reach, where that was measured."""
+    lines = []
+    for device, processor in (("GPU", machine.gpu), ("CPU", machine.cpu)):
+        for family, reached in processor.efficiencies.items():
+            shares = f"{reached.compute:.0%} of the peak, {reached.memory:.0%} of the bandwidth"
+            lines.append(f"  {device}   {family}: {shares}")
+    return lines
+
+
 def _profile_lines(machine: Machine) -> list[str]:
     link = machine.link
     speeds = f"{link.h2d_gb_s:g} GB/s to the GPU, {link.d2h_gb_s:g} GB/s back, {link.latency_us:g} us a copy"
+    if link.both_directions < 1:
+        speeds += f"; both at once {link.both_directions:.0%} of that"
     lines = [
         f"Profile {machine.name}",
         f"  GPU   {_processor_text(machine.gpu)}",

@@ -27,6 +27,20 @@ class Role(StrEnum):
     OUTPUT = "output"
 
 
+OTHER_FAMILY = "other"
+FAMILIES = (
+    "conv2d",
+    "winograd",
+    "depthwise",
+    "matmul",
+    "elementwise",
+    "pooling",
+    "reduction",
+    OTHER_FAMILY,
+)
+"""Kinds of computation that kernels are told apart by."""
+
+
 def dtype_bits(dtype: str) -> int:
     """Bits of one element of a dtype name such as `float32`, `int8` or `bool` (one byte)."""
     if dtype == "bool":
@@ -73,6 +87,8 @@ class Kernel:
     devices: tuple[Device, ...] = (Device.GPU, Device.CPU)
     origins: tuple[str, ...] = ()
     """Names of the ONNX nodes it computes."""
+    family: str = OTHER_FAMILY
+    """Kind of computation, one of FAMILIES: how much of a processor's peaks it reaches depends on it."""
 
     def workspace_bytes(self, device: Device) -> int:
         return self.gpu_workspace_bytes if device is Device.GPU else self.cpu_workspace_bytes
@@ -134,6 +150,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
                 "cpu_workspace_bytes": k.cpu_workspace_bytes,
                 "devices": [d.value for d in k.devices],
                 "origins": list(k.origins),
+                "family": k.family,
             }
             for k in graph.kernels
         ],
@@ -164,6 +181,7 @@ def graph_from_json(data: dict[str, Any]) -> Graph:
             cpu_workspace_bytes=int(k["cpu_workspace_bytes"]),
             devices=tuple(Device(d) for d in k["devices"]),
             origins=names(k["origins"]),
+            family=str(k.get("family", OTHER_FAMILY)),
         )
 
     return Graph(

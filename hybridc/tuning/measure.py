@@ -46,10 +46,7 @@ class Arguments:
     def __init__(
         self, scheduled: Scheduled, index_limit: int = 1, device: tvm.runtime.Device | None = None
     ) -> None:
-        size_bytes = sum(
-            math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in _parameters(scheduled)
-        )
-        self._sets = math.ceil(CACHE_BYTES / max(size_bytes, LEAST_SET_BYTES))
+        self._sets = _sets(scheduled)
         random = np.random.default_rng(0)
         self._floats, self._integers = (
             random.uniform(0.5, 1.5, 1 << 16),
@@ -141,6 +138,19 @@ class Measurer:
             first_again, best_again = _quartiles_ms([kernels[0], kernels[best]])
             times[best] = max(times[best], times[0] * best_again / first_again)
         return times
+
+
+def arguments_bytes(scheduled: Scheduled) -> int:
+    """Memory that `Arguments` takes for a function, about."""
+    return _set_bytes(scheduled) * _sets(scheduled) * 5 // 4
+
+
+def _set_bytes(scheduled: Scheduled) -> int:
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in _parameters(scheduled))
+
+
+def _sets(scheduled: Scheduled) -> int:
+    return math.ceil(CACHE_BYTES / max(_set_bytes(scheduled), LEAST_SET_BYTES))
 
 
 def _quartiles_ms(kernels: Sequence[Kernel]) -> list[float]:

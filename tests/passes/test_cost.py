@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hybridc.ir import Copy, Device, Kernel, Run
-from hybridc.machine import Link, Machine, Processor
-from hybridc.passes.cost import copy_us, kernel_us, timeline
+from hybridc.ir import Device, Kernel
+from hybridc.machine import Efficiency, Link, Machine, Processor
+from hybridc.passes.cost import copy_us, kernel_us
 
 GPU, CPU = Device.GPU, Device.CPU
 MACHINE = Machine(
@@ -32,22 +34,17 @@ def test_copy_takes_the_bandwidth_of_its_direction() -> None:
     assert copy_us(10**6, MACHINE, CPU) == pytest.approx(200 + 7)
 
 
-def test_lanes_run_side_by_side_and_waits_hold_back() -> None:
-    steps = (Copy("x", CPU, GPU), Run("a", GPU), Run("b", GPU, (0,)), Copy("y", GPU, CPU, (1,)))
-    makespan_us, spans = timeline(steps, (10, 3, 4, 20))
-    assert spans == ((0, 10), (0, 3), (10, 14), (3, 23))
-    assert makespan_us == 23
+def test_peak_and_bandwidth_are_those_that_the_family_reaches() -> None:
+    slow = replace(MACHINE.cpu, efficiencies={"pooling": Efficiency(compute=0.5, memory=0.25)})
+    machine = replace(MACHINE, cpu=slow)
+    pooling = replace(kernel(10**9, 1), family="pooling")
+    assert kernel_us(pooling, machine, CPU) == pytest.approx(20_000 + 2)
+    assert kernel_us(replace(pooling, flops=1, bytes_moved=10**6), machine, CPU) == pytest.approx(400 + 2)
+    assert kernel_us(pooling, machine, GPU) == kernel_us(pooling, MACHINE, GPU)
+    assert kernel_us(kernel(10**9, 1), machine, CPU) == kernel_us(kernel(10**9, 1), MACHINE, CPU)
 
 
-def test_nothing_listed_behind_a_cpu_kernel_starts_before_it_ends() -> None:
-    makespan_us, spans = timeline((Run("a", CPU), Run("b", GPU)), (5, 1))
-    assert spans == ((0, 5), (5, 6))
-    assert makespan_us == 6
-
-
-def test_gpu_work_listed_ahead_of_a_cpu_kernel_runs_beside_it() -> None:
-    assert timeline((Run("b", GPU), Run("a", CPU)), (5, 4))[0] == 5
-
-
-def test_no_steps_take_no_time() -> None:
-    assert timeline((), ()) == (0, ())
+def test_a_measured_time_counts_on_its_device_alone() -> None:
+    machine = replace(MACHINE, measured_us={("f", CPU): 42.0})
+    assert kernel_us(kernel(10**9, 1), machine, CPU) == 42.0
+    assert kernel_us(kernel(10**9, 1), machine, GPU) == pytest.approx(1000 + 5)

@@ -1,0 +1,8 @@
+"""What this computer really does: machine profiles, and times of a model's kernels, by measurement.
+
+measure.py  a machine profile: peaks, launches, the shares of them that kernels reach, and the link
+samples.py  kernels that stand for their families
+fit.py      times of kernels -> efficiencies of families
+profile.py  times of the functions of one model
+timers.py   one function on the CPU or the GPU; peaks.py, gpu_peak.py and link.py measure the rest
+"""

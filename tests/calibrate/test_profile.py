@@ -1,0 +1,74 @@
+"""Measured times of a model's functions, and that the planner takes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import pytest
+
+from hybridc.calibrate import profile
+from hybridc.calibrate.profile import profiler_of, times_us
+from hybridc.compiler import import_model, plan_model
+from hybridc.ir import Device
+from hybridc.models.builder import GraphBuilder
+from hybridc.options import CompileOptions
+from hybridc.passes.pipeline import run_stages
+from hybridc.progress import Silent
+from hybridc.schedules.registry import Scheduled
+from hybridc.targets import parse_target
+from tests.support.timers import PretendedTimer
+
+OPTIONS = CompileOptions(target=parse_target("cuda:sm_80+avx2"), profile_kernels=True)
+
+
+def two_poolings() -> onnx.ModelProto:
+    """Of one shape, so that they share a function."""
+    g = GraphBuilder("poolings", 0)
+    x = g.input("x", (1, 8, 16, 16))
+    y = g.pool("MaxPool", x, 3, stride=1, padding=1)
+    return g.model(y=g.pool("MaxPool", y, 3, stride=1, padding=1))
+
+
+def test_nothing_is_measured_unless_asked_for() -> None:
+    assert profiler_of(replace(OPTIONS, profile_kernels=False), Silent()) is None
+
+
+def test_each_function_is_timed_once_on_every_device_that_has_a_timer() -> None:
+    scheduled = {(name, device): Scheduled(None, name) for name in "ab" for device in Device}
+    timer = PretendedTimer(Device.CPU, {"a": 1.0, "b": 2.0})
+    assert times_us(scheduled, [timer], Silent()) == {("a", Device.CPU): 4.0, ("b", Device.CPU): 5.0}
+    assert len(timer.timed) == 2
+
+
+def test_function_that_the_memory_does_not_hold_is_left_to_prediction() -> None:
+    scheduled = {(name, Device.GPU): Scheduled(None, name) for name in "ab"}
+    timer = PretendedTimer(Device.GPU, too_large=("a",))
+    assert times_us(scheduled, [timer], Silent()) == {("b", Device.GPU): 3.0}
+
+
+@pytest.mark.parametrize(("gpu_us", "device"), [(1.0, Device.GPU), (1e6, Device.CPU)])
+def test_planner_takes_measured_times(gpu_us: float, device: Device) -> None:
+    def profiler(scheduled: Any) -> dict[tuple[str, Device], float]:
+        return {key: gpu_us if key[1] is Device.GPU else 1000.0 for key in scheduled}
+
+    _, start = import_model(two_poolings(), OPTIONS)
+    done = run_stages(replace(start, profiler=profiler), Silent(), stop_after="plan")
+    (plan,) = done.plans
+    assert set(plan.device_of().values()) == {device}
+
+
+def test_plan_tells_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "CpuTimer", lambda target, threads: PretendedTimer(Device.CPU))
+    monkeypatch.setattr(profile, "gpu_timer", lambda target: None)
+    planned = plan_model(two_poolings(), OPTIONS)
+    (name,) = {kernel.function for kernel in planned.graph.kernels}
+    assert planned.machine.measured_us == {(name, Device.CPU): 3.0}
+
+
+@pytest.mark.isa("avx2")
+def test_real_functions_of_the_cpu_are_timed() -> None:
+    planned = plan_model(two_poolings(), replace(OPTIONS, target=parse_target("avx2")))
+    assert all(us > 0 for us in planned.machine.measured_us.values())
+    assert len(planned.machine.measured_us) == 1
