@@ -66,6 +66,8 @@ class Binding:
     """For each step: the kernel's parameters in order, or the copy's source and target."""
     host_weights: tuple[WeightLayout, ...]
     """What CPU kernels read, and weights that are outputs."""
+    streamed_weights: tuple[WeightLayout, ...]
+    """What is copied to the GPU in the run."""
     resident_weights: tuple[ResidentWeight, ...]
 
 
@@ -90,11 +92,19 @@ def bind(graph: Graph, plan: Plan, functions: Functions) -> Binding:
         binder.run_operands(i, step) if isinstance(step, Run) else binder.copy_operands(i, step)
         for i, step in enumerate(plan.steps)
     )
-    read = dict.fromkeys(o for step in operands for o in step if isinstance(o, WeightLayout))
+    read, streamed = (
+        dict.fromkeys(
+            o
+            for step, used in zip(plan.steps, operands, strict=True)
+            for o in used
+            if isinstance(o, WeightLayout) and isinstance(step, kind)
+        )
+        for kind in (Run, Copy)
+    )
     for tensor in (graph.tensor[name] for name in graph.outputs):
         if tensor.role is Role.WEIGHT:
             read[WeightLayout(tensor.name, None, tensor.shape, tensor.dtype)] = None
-    return Binding(operands, tuple(read), binder.resident_weights())
+    return Binding(operands, tuple(read), tuple(streamed), binder.resident_weights())
 
 
 class _Binder:
@@ -113,7 +123,7 @@ class _Binder:
         self.gpu_layouts = self._gpu_layouts()
 
     def _gpu_layouts(self) -> dict[str, WeightLayout]:
-        """The one layout that each weight has in the GPU's arena."""
+        """The one layout that each weight has in the GPU's arena, and on the way there."""
         chosen: dict[str, WeightLayout] = {}
         for step in self.plan.steps:
             if isinstance(step, Run) and step.device is Device.GPU:
@@ -143,9 +153,11 @@ class _Binder:
         return tuple(found)
 
     def copy_operands(self, position: int, step: Copy) -> tuple[Operand, ...]:
-        source = self.stay(step.tensor, step.source, position)
         target = self.stay(step.tensor, step.target, position)
         shape = (self.graph.tensor[step.tensor].size_bytes,)
+        if self.graph.tensor[step.tensor].role is Role.WEIGHT:
+            return self.gpu_layouts[step.tensor], self.view(target, 0, shape, "uint8")
+        source = self.stay(step.tensor, step.source, position)
         return self.view(source, 0, shape, "uint8"), self.view(target, 0, shape, "uint8")
 
     def run_operands(self, position: int, step: Run) -> tuple[Operand, ...]:

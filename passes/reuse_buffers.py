@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Step
+from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step, Tensor
 from hybridc.ir.plan import align
 from hybridc.passes.offsets import Block, live_bound, pack
 from hybridc.passes.waits import set_waits
+
+Spans = Sequence[tuple[float, float]]
+"""Predicted start and end of each step, in microseconds; starts do not fall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,25 @@ class Stay:
 
 
 def reuse_buffers(
-    graph: Graph, steps: Sequence[Step], devices: Sequence[Device]
+    graph: Graph,
+    steps: Sequence[Step],
+    devices: Sequence[Device],
+    spans: Spans | None = None,
+    *,
+    gpu_capacity_bytes: int | None = None,
+    effort: float = 1.0,
 ) -> tuple[tuple[Step, ...], tuple[Buffer, ...], tuple[Arena, ...]]:
     """Place all buffers in one arena a device: `(steps, buffers, arenas)`, arenas in the order of `devices`.
 
-    Requires: steps as `insert_copies` makes them: each tensor comes to a device at most once.
+    Requires: each step waits, itself or through others, for those that put there what it reads.
     Ensures: buffers overlap only if every use of the one ends before any use of the other begins, along
     lanes and waits, for which the returned steps may wait more than the given ones; or if a kernel
     overwrites an input as `Kernel.may_overwrite` permits.
+
+    Steps of one lane start while those of another still run, so bytes that are free by the order of the
+    list may have to be waited for. With `spans`, bytes are reused only by what starts after their last
+    use is predicted to end: no wait then delays the predicted run, but the arenas may be larger. Arenas
+    are packed as tightly as `effort` finds; the GPU's only until it has `gpu_capacity_bytes`, if given.
     """
     needs = [set(step.waits) for step in steps]
     buffers: list[Buffer] = []
@@ -42,7 +57,9 @@ def reuse_buffers(
         groups = _share_in_place(graph, steps, device, stays)
         blocks = [_block(stays, group) for group in groups]
         offsets = [0] * len(stays)
-        for group, offset in zip(groups, pack(blocks), strict=True):
+        held = blocks if spans is None else [_until_idle(stays, g, spans) for g in groups]
+        capacity_bytes = gpu_capacity_bytes if device is Device.GPU else None
+        for group, offset in zip(groups, pack(held, capacity_bytes, effort), strict=True):
             for member in group:
                 offsets[member] = offset
         placed = [
@@ -57,48 +74,60 @@ def reuse_buffers(
     return set_waits(steps, needs), tuple(buffers), tuple(arenas)
 
 
-def live_bytes_bound(graph: Graph, steps: Sequence[Step], device: Device) -> int:
-    """Aligned bytes that any packing needs: `Arena.lower_bound_bytes` without the packing."""
+def live_bytes_bound(graph: Graph, steps: Sequence[Step], device: Device, spans: Spans | None = None) -> int:
+    """Aligned bytes that any packing needs; without `spans` it is `Arena.lower_bound_bytes`."""
     stays = list(_stays(graph, steps, device))
-    return live_bound([_block(stays, group) for group in _share_in_place(graph, steps, device, stays)])
+    groups = _share_in_place(graph, steps, device, stays)
+    blocks = [_block(stays, g) if spans is None else _until_idle(stays, g, spans) for g in groups]
+    return live_bound(blocks)
 
 
 def _stays(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[Stay]:
-    """Everything that needs bytes on the device. Weights of CPU kernels are mapped from the file: none."""
-    uses: dict[str, list[int]] = {}
+    """Everything that needs bytes on the device; the stays of one tensor one after the other, in time."""
+    uses: dict[str, list[list[int]]] = {}
     if device is Device.CPU:
         # the session writes all inputs before the first step, also those that nobody reads
-        uses = {t.name: [] for t in graph.tensors if t.name not in graph.producer}
+        uses = {t.name: [[-1]] for t in _given(graph)}
+    streamed = {s.tensor for s in steps if isinstance(s, Copy) and s.target is Device.GPU}
     for position, step in enumerate(steps):
-        for name in _touched(graph, step, device):
-            uses.setdefault(name, []).append(position)
-        if not isinstance(step, Copy) and step.device is device:
+        for name, is_written in _touched(graph, step, device).items():
+            stays = uses.setdefault(name, [])
+            if is_written or not stays:
+                stays.append([])
+            stays[-1].append(position)
+        if isinstance(step, Run) and step.device is device:
             workspace_bytes = graph.kernel[step.kernel].workspace_bytes(device)
             if workspace_bytes:
                 kind = BufferKind.WORKSPACE
                 yield Stay(step.kernel, kind, workspace_bytes, position, position, (position,))
     outlive = set(graph.outputs) | {t.name for t in graph.tensors if t.role is Role.STATE}
-    for name, positions in uses.items():
+    for name, stays in uses.items():
         tensor = graph.tensor[name]
-        if tensor.role is Role.WEIGHT:
-            if device is Device.GPU:
-                kind, used = BufferKind.WEIGHT, tuple(positions)
-                yield Stay(name, kind, tensor.size_bytes, -1, len(steps), used)
-            continue
-        first = -1 if device is Device.CPU and name not in graph.producer else positions[0]
-        last = positions[-1] if positions else first
-        if device is Device.CPU and name in outlive:
-            last = len(steps)
-        yield Stay(name, BufferKind.TENSOR, tensor.size_bytes, first, last, tuple(positions))
+        kind = BufferKind.WEIGHT if tensor.role is Role.WEIGHT else BufferKind.TENSOR
+        for number, positions in enumerate(stays, start=1):
+            first, last = positions[0], positions[-1]
+            if kind is BufferKind.WEIGHT and name not in streamed:
+                first, last = -1, len(steps)
+            elif device is Device.CPU and name in outlive and number == len(stays):
+                last = len(steps)
+            yield Stay(name, kind, tensor.size_bytes, first, last, tuple(p for p in positions if p >= 0))
 
 
-def _touched(graph: Graph, step: Step, device: Device) -> Iterable[str]:
+def _given(graph: Graph) -> Iterable[Tensor]:
+    return (t for t in graph.tensors if t.name not in graph.producer and t.role is not Role.WEIGHT)
+
+
+def _touched(graph: Graph, step: Step, device: Device) -> dict[str, bool]:
+    """What a step reads (False) or writes (True) there. Weights of the host are mapped from the file."""
     if isinstance(step, Copy):
-        return (step.tensor,)
+        if device is Device.CPU and graph.tensor[step.tensor].role is Role.WEIGHT:
+            return {}
+        return {step.tensor: step.target is device}
     if step.device is not device:
-        return ()
+        return {}
     kernel = graph.kernel[step.kernel]
-    return dict.fromkeys((*kernel.inputs, *kernel.outputs))
+    read = (n for n in kernel.inputs if device is Device.GPU or graph.tensor[n].role is not Role.WEIGHT)
+    return dict.fromkeys(read, False) | dict.fromkeys(kernel.outputs, True)
 
 
 def _share_in_place(
@@ -107,9 +136,12 @@ def _share_in_place(
     """Chains of stays that take over one another's bytes; most have one member.
 
     An output takes the bytes of an input whose last step is this very one. Only where both take the
-    same aligned bytes: a smaller output would hold on to the larger input's bytes for all its life.
+    same aligned bytes: a smaller output would hold on to the larger input's bytes for all its life. And
+    only inputs that the device never copies away, since the kernel would have to wait for that copy; one that
+    has come back since is no exception, so that the planner's simulation counts the same bytes.
     """
-    index = {s.name: i for i, s in enumerate(stays) if s.kind is BufferKind.TENSOR}
+    copied = {s.tensor for s in steps if isinstance(s, Copy) and s.source is device}
+    index = {(s.name, p): i for i, s in enumerate(stays) if s.kind is BufferKind.TENSOR for p in s.uses}
     group: dict[int, list[int]] = {i: [i] for i in range(len(stays))}
     for position, step in enumerate(steps):
         if isinstance(step, Copy) or step.device is not device:
@@ -117,9 +149,9 @@ def _share_in_place(
         kernel = graph.kernel[step.kernel]
         taken: set[int] = set()
         for output, source in kernel.may_overwrite:
-            if source not in index or kernel.inputs.count(source) != 1:
-                continue  # a weight, or an input that is also read in another place
-            new, old = index[output], index[source]
+            if source in copied or (source, position) not in index or kernel.inputs.count(source) != 1:
+                continue  # copied away, a weight, or an input that is also read in another place
+            new, old = index[output, position], index[source, position]
             fits = 0 < stays[new].size_bytes <= stays[old].size_bytes
             same = align(stays[new].size_bytes) == align(stays[old].size_bytes)
             if fits and same and stays[old].last == position and not taken & {new, old}:
@@ -134,6 +166,13 @@ def _block(stays: Sequence[Stay], group: Sequence[int]) -> Block:
     return Block(size_bytes, stays[group[0]].first, stays[group[-1]].last)
 
 
+def _until_idle(stays: Sequence[Stay], group: Sequence[int], spans: Spans) -> Block:
+    """The block of a group, held until no step starts any more before the last of its uses has ended."""
+    block = _block(stays, group)
+    end_us = max((spans[p][1] for member in group for p in stays[member].uses), default=0.0)
+    return replace(block, last=max(block.last, bisect_left(spans, end_us, key=lambda span: span[0]) - 1))
+
+
 def _hazards(stays: Sequence[Stay], placed: Sequence[Buffer]) -> Iterator[tuple[int, set[int]]]:
     """For each stay's first step, the steps that used its bytes before: `(step, steps it must follow)`.
 
@@ -143,7 +182,7 @@ def _hazards(stays: Sequence[Stay], placed: Sequence[Buffer]) -> Iterator[tuple[
     owners: list[tuple[int, int, int]] = []
     for i in sorted(range(len(stays)), key=lambda i: stays[i].first):
         start, end = placed[i].offset_bytes, placed[i].end_bytes
-        if start == end or stays[i].kind is BufferKind.WEIGHT:
+        if start == end or (stays[i].kind is BufferKind.WEIGHT and stays[i].first < 0):
             continue
         kept: list[tuple[int, int, int]] = [(start, end, i)]
         hazards: set[int] = set()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 from hybridc.errors import PlanError
 from hybridc.ir import Buffer, BufferKind, Copy, Device, Graph, Lane, Plan, Role, Run, Step, Tensor
@@ -20,15 +21,15 @@ def verify(graph: Graph, plan: Plan) -> None:
     Raises PlanError, naming step, tensor or buffer:
 
         HC210  a name, position or size that cannot be
-        HC211  a kernel that does not run exactly once, or on a device it has no code for
+        HC211  a kernel that never runs, or that runs on a device it has no code for
         HC212  a wait for a step that is not earlier
-        HC213  a value that is not there yet when it is read, or is written twice
+        HC213  a value that is not there yet when it is read, or is written where it already is
         HC214  a step without a buffer for what it touches, or with more than one
         HC215  a buffer outside its arena, not aligned, of a wrong size, or of bytes that nothing holds
         HC216  two buffers that share bytes though their uses are not ordered
         HC217  a GPU arena that exceeds the budget
         HC218  an output or state that is not on the host in the end, or an input not in the beginning
-        HC219  a weight of a GPU kernel that is not resident, or a weight anywhere else
+        HC219  a weight that is neither resident nor copied to the GPU, or is copied or held elsewhere
     """
     _check_graph(graph)
     _check_steps(graph, plan)
@@ -70,7 +71,7 @@ def _is_possible(tensor: Tensor) -> bool:
 
 
 def _check_steps(graph: Graph, plan: Plan) -> None:
-    """Names, devices and waits; and that every kernel runs exactly once."""
+    """Names, devices and waits; and that every kernel runs."""
     ran: set[str] = set()
     for position, step in enumerate(plan.steps):
         where = _describe(position, step)
@@ -86,8 +87,6 @@ def _check_steps(graph: Graph, plan: Plan) -> None:
             raise _refuse("HC210", f"runs the unknown kernel {step.kernel!r}", where)
         if step.device not in graph.kernel[step.kernel].devices:
             raise _refuse("HC211", f"the kernel has no code for the {step.device}", where)
-        if step.kernel in ran:
-            raise _refuse("HC211", "the kernel has run before", where)
         ran.add(step.kernel)
     for kernel in graph.kernels:
         if kernel.name not in ran:
@@ -116,12 +115,12 @@ class _Verifier:
         self.plan = plan
         self.end = len(plan.steps)
         self.clocks, self.clocks_at_begin = _clocks(plan.steps)
-        self.placement = plan.device_of()
+        self.runs = {(step.kernel, step.device) for step in plan.steps if isinstance(step, Run)}
         self.given = {
             t.name for t in graph.tensors if t.name not in graph.producer and t.role is not Role.WEIGHT
         }
         self.stays: dict[tuple[Device, str, bool], list[int]] = {}
-        self.last_use = np.full((len(plan.buffers), len(_LANES)), -1, dtype=np.int64)
+        self.last_use = [[-1] * len(_LANES) for _ in plan.buffers]
         """Per buffer and lane the last step that uses it."""
 
     def check(self) -> None:
@@ -139,7 +138,7 @@ class _Verifier:
         """The buffer holds something of the graph, of its size, in its arena, for a possible time."""
         where = f"{buffer.kind} buffer of {buffer.tensor!r} on the {buffer.device}"
         if buffer.kind is BufferKind.WORKSPACE:
-            if not isinstance(buffer.tensor, str) or self.placement.get(buffer.tensor) is not buffer.device:
+            if not isinstance(buffer.tensor, str) or (buffer.tensor, buffer.device) not in self.runs:
                 raise _refuse("HC215", "no such kernel runs there", where)
             size_bytes = self.graph.kernel[buffer.tensor].workspace_bytes(buffer.device)
         else:
@@ -161,27 +160,26 @@ class _Verifier:
             self._check_weight(buffer, where)
 
     def _check_weight(self, buffer: Buffer, where: str) -> None:
-        readers = self.graph.consumers[buffer.tensor]
-        on_gpu = any(self.placement[self.graph.kernels[r].name] is Device.GPU for r in readers)
-        if buffer.device is not Device.GPU or not on_gpu:
+        """It is there from load to unload, or from a copy on (`_check_stays_are_written`)."""
+        readers = (self.graph.kernels[reader].name for reader in self.graph.consumers[buffer.tensor])
+        if buffer.device is not Device.GPU or not any((name, Device.GPU) in self.runs for name in readers):
             raise _refuse("HC219", "only weights of GPU kernels have buffers, on the GPU", where)
-        if (buffer.first_step, buffer.last_step) != (-1, self.end):
+        if buffer.first_step == -1 and buffer.last_step != self.end:
             raise _refuse("HC219", "is not resident during the whole run", where)
 
     def _check_accesses(self, position: int, step: Step) -> None:
         where = _describe(position, step)
         if isinstance(step, Copy):
-            if self.graph.tensor[step.tensor].role is Role.WEIGHT:
-                raise _refuse("HC219", "copies a weight", where)
-            self._read(position, step.tensor, step.source, where)
+            if self.graph.tensor[step.tensor].role is not Role.WEIGHT:
+                self._read(position, step.tensor, step.source, where)
+            elif step.target is not Device.GPU:
+                raise _refuse("HC219", "copies a weight to the host, where it always is", where)
             self._write(position, step.tensor, step.target, where)
             return
         kernel = self.graph.kernel[step.kernel]
         for name in kernel.inputs:
-            if self.graph.tensor[name].role is not Role.WEIGHT:
+            if step.device is Device.GPU or self.graph.tensor[name].role is not Role.WEIGHT:
                 self._read(position, name, step.device, where)
-            elif step.device is Device.GPU:
-                self._use(position, self._covering(position, name, Device.GPU, where))
         for name in kernel.outputs:
             self._write(position, name, step.device, where)
         if kernel.workspace_bytes(step.device):
@@ -215,7 +213,7 @@ class _Verifier:
         return found[0]
 
     def _use(self, position: int, index: int) -> None:
-        self.last_use[index, _LANES.index(self.plan.steps[position].lane)] = position
+        self.last_use[index][_LANES.index(self.plan.steps[position].lane)] = position
 
     def _before(self, early: int, late: int) -> bool:
         return early < late and self.clocks[late][_LANES.index(self.plan.steps[early].lane)] >= early
@@ -223,9 +221,8 @@ class _Verifier:
     def _check_stays_are_written(self) -> None:
         """What a buffer holds is put there by the step it begins with, or by the session before all."""
         for buffer in self.plan.buffers:
-            if buffer.kind is BufferKind.WEIGHT:
-                continue
-            given = buffer.device is Device.CPU and buffer.tensor in self.given
+            resident = buffer.kind is BufferKind.WEIGHT and buffer.first_step < 0
+            given = resident or (buffer.device is Device.CPU and buffer.tensor in self.given)
             if not (given if buffer.first_step < 0 else self._is_written_first(buffer)):
                 where = f"{buffer.kind} buffer of {buffer.tensor!r} on the {buffer.device}"
                 raise _refuse("HC213", f"nothing writes it at step {buffer.first_step}, its first", where)
@@ -253,35 +250,26 @@ class _Verifier:
                 raise _refuse("HC218", "the output is not in one host buffer in the end", f"tensor {name!r}")
 
     def _check_overlaps(self) -> None:
-        for device in Device:
-            chosen = [i for i, b in enumerate(self.plan.buffers) if b.device is device and b.size_bytes]
-            if chosen:
-                self._check_overlaps_of(np.array(chosen))
-
-    def _check_overlaps_of(self, chosen: np.ndarray) -> None:
         """Of any two buffers with common bytes, all uses of one come before the first use of the other.
 
-        The first use is the write that a stay begins with, and every read is behind it. What is there
-        before the first step has nothing before it, and what must outlive the last is before nothing.
+        Buffers take bytes in the order of their first steps, and each is compared with those that had its
+        bytes last. What these took over has been compared with them before: its uses come before their
+        first, which comes before their last.
         """
-        buffers = [self.plan.buffers[i] for i in chosen]
-        start = np.array([b.offset_bytes for b in buffers])
-        stop = np.array([b.end_bytes for b in buffers])
-        mortal = np.array([b.last_step < self.end for b in buffers])
-        last_use = self.last_use[chosen]
-        nothing = (-2,) * len(_LANES)
-        begin = np.array(
-            [self.clocks_at_begin[b.first_step] if b.first_step >= 0 else nothing for b in buffers]
-        )
-        for one in range(len(buffers)):
-            before_one = mortal & (last_use <= begin[one]).all(axis=1)
-            after_one = mortal[one] & (last_use[one] <= begin).all(axis=1)
-            clash = (start[one] < stop) & (start < stop[one]) & ~before_one & ~after_one
-            clash[one] = False
-            for other in np.flatnonzero(clash):
-                early, late = sorted((one, int(other)), key=lambda i: buffers[i].first_step)
-                if not self._overwrites(int(chosen[late]), int(chosen[early])):
-                    raise self._overlap(buffers[early], buffers[late])
+        order = sorted(range(len(self.plan.buffers)), key=lambda i: self.plan.buffers[i].first_step)
+        ledgers = {device: _Ledger() for device in Device}
+        for late in order:
+            buffer = self.plan.buffers[late]
+            for early in ledgers[buffer.device].take(buffer.offset_bytes, buffer.end_bytes, late):
+                if not self._is_over(early, late) and not self._overwrites(late, early):
+                    raise self._overlap(self.plan.buffers[early], buffer)
+
+    def _is_over(self, early: int, late: int) -> bool:
+        """Whether all uses of one buffer come before the write that the other begins with."""
+        old, first_step = self.plan.buffers[early], self.plan.buffers[late].first_step
+        if old.last_step == self.end or first_step < 0:
+            return False
+        return _covers(self.clocks_at_begin[first_step], self.last_use[early])
 
     def _overwrites(self, late: int, early: int) -> bool:
         """Whether `late` may take the bytes of `early`: an output those of an input of the same kernel.
@@ -298,7 +286,7 @@ class _Verifier:
             (new.tensor, old.tensor) in self.graph.kernel[step.kernel].may_overwrite
             and new.offset_bytes == old.offset_bytes
             and new.size_bytes <= old.size_bytes
-            and bool((self.last_use[early] <= np.array(self.clocks[new.first_step])).all())
+            and _covers(self.clocks[new.first_step], self.last_use[early])
         )
 
     def _overlap(self, early: Buffer, late: Buffer) -> PlanError:
@@ -309,6 +297,33 @@ class _Verifier:
         first = late.first_step
         where = _describe(first, self.plan.steps[first]) if 0 <= first < self.end else "before the first step"
         return _refuse("HC216", f"{what}, on the {late.device}", where)
+
+
+class _Ledger:
+    """Which buffer had each byte of an arena last."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ranges: list[tuple[int, int, int]] = []
+        """Disjoint, in order: (start, end, buffer)."""
+
+    def take(self, start: int, end: int, buffer: int) -> set[int]:
+        """Let a buffer have the bytes from `start` up to `end`; returns those that had any of them."""
+        if start == end:
+            return set()
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        behind = bisect_left(self._starts, end)
+        near = self._ranges[first:behind]
+        kept = [(low, min(high, start), owner) for low, high, owner in near if low < start]
+        kept.append((start, end, buffer))
+        kept += [(max(low, end), high, owner) for low, high, owner in near if high > end]
+        self._ranges[first:behind] = kept
+        self._starts[first:behind] = [low for low, _, _ in kept]
+        return {owner for low, high, owner in near if low < end and start < high}
+
+
+def _covers(clock: Clock, uses: Sequence[int]) -> bool:
+    return all(ended >= use for ended, use in zip(clock, uses, strict=True))
 
 
 def _clocks(steps: tuple[Step, ...]) -> tuple[list[Clock], list[Clock]]:

@@ -6,7 +6,8 @@ import hashlib
 import importlib.metadata
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ from hybridc.artifact.manifest import (
     WEIGHTS,
     Manifest,
     StoredFile,
+    StoredPlan,
     StoredWeight,
     Versions,
     manifest_from_json,
 )
-from hybridc.errors import ArtifactError, DeviceError
+from hybridc.errors import ArtifactError, DeviceError, UsageError
 from hybridc.ir import BufferKind, Device, Graph, Plan, Role
 from hybridc.ir.graph import dtype_bits, graph_from_json
 from hybridc.ir.plan import plan_from_json
+from hybridc.options import format_budget
 from hybridc.targets import cpu_flags
 
 _AGAIN = "compile the model again"
@@ -37,12 +40,25 @@ _FILES = frozenset({PLAN, LIBRARY, CUDA_SOURCE, WEIGHTS})
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A checked artifact on disk."""
+    """A checked artifact on disk, of whose plans one is chosen."""
 
     path: Path
     manifest: Manifest
     graph: Graph
-    plan: Plan
+    plans: tuple[Plan, ...]
+    """One for each budget, smallest first."""
+    number: int
+    """Position of the chosen plan."""
+
+    @property
+    def plan(self) -> Plan:
+        """The chosen one: at first that of the largest budget."""
+        return self.plans[self.number]
+
+    @property
+    def stored_plan(self) -> StoredPlan:
+        """What the library needs for the chosen plan."""
+        return self.manifest.plans[self.number]
 
     @property
     def library(self) -> Path:
@@ -54,12 +70,45 @@ class Artifact:
 
     @property
     def needs_gpu(self) -> bool:
+        """Whether the chosen plan does."""
         return self.plan.arena_bytes(Device.GPU) > 0
+
+    @property
+    def has_gpu_code(self) -> bool:
+        return any(plan.arena_bytes(Device.GPU) > 0 for plan in self.plans)
+
+    @property
+    def budgets(self) -> str:
+        """What each plan keeps to, as values for `--gpu-memory`."""
+        return ", ".join(format_budget(promised_bytes(plan)) for plan in self.plans)
+
+    def within(self, gpu_memory_bytes: int) -> Artifact:
+        """With the plan of the largest budget of at most so many bytes. Raises UsageError HC558."""
+        chosen = self._largest(lambda plan: promised_bytes(plan) <= gpu_memory_bytes)
+        if chosen is None:
+            what = f"no plan of the artifact keeps to {gpu_memory_bytes:,} bytes of GPU memory"
+            remedy = f"it has plans for {self.budgets}; compile it with a smaller --gpu-memory"
+            raise UsageError("HC558", what, where=str(self.path), remedy=remedy)
+        return chosen
+
+    def fitting(self, free_bytes: int) -> Artifact:
+        """With the plan of the largest budget whose arena has so many bytes; else with the smallest."""
+        chosen = self._largest(lambda plan: plan.arena_bytes(Device.GPU) <= free_bytes)
+        return chosen or replace(self, number=0)
+
+    def _largest(self, suits: Callable[[Plan], bool]) -> Artifact | None:
+        numbers = [number for number, plan in enumerate(self.plans) if suits(plan)]
+        return replace(self, number=numbers[-1]) if numbers else None
 
     def cuda_source(self) -> str | None:
         """CUDA C++ of the GPU's kernels, if there are any."""
         path = self.path / CUDA_SOURCE
         return path.read_text() if any(f.name == CUDA_SOURCE for f in self.manifest.files) else None
+
+
+def promised_bytes(plan: Plan) -> int:
+    """GPU memory that a run of the plan never exceeds."""
+    return plan.arena_bytes(Device.GPU) if plan.budget_bytes is None else plan.budget_bytes
 
 
 def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: bool = True) -> Artifact:
@@ -88,10 +137,9 @@ def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: b
     for file in manifest.files:
         _check_file(folder, file, check_hash=check_weights or file.name != WEIGHTS)
     _check_weight_tables(folder, manifest)
-    graph, plan = _read_plan(folder)
-    artifact = Artifact(folder, manifest, graph, plan)
-    _check_agreement(artifact)
-    return artifact
+    graph, plans = _read_plans(folder)
+    _check_agreement(folder / MANIFEST, manifest, graph, plans)
+    return Artifact(folder, manifest, graph, plans, len(plans) - 1)
 
 
 def installed_versions() -> Versions:
@@ -109,6 +157,12 @@ def _damaged(where: Path, what: str) -> ArtifactError:
     return ArtifactError("HC304", what, where=str(where), remedy=f"copy the artifact again, or {_AGAIN}")
 
 
+def _unreadable(where: Path, error: OSError) -> ArtifactError:
+    if isinstance(error, PermissionError):
+        return ArtifactError("HC304", "may not be read", where=str(where), remedy="check its permissions")
+    return _damaged(where, f"cannot be read: {error.strerror}")
+
+
 def _read_json(folder: Path, name: str) -> Any:
     try:
         return json.loads((folder / name).read_bytes())
@@ -116,7 +170,7 @@ def _read_json(folder: Path, name: str) -> Any:
         what = "there is no such artifact" if not folder.exists() else f"no artifact: it has no {name}"
         raise ArtifactError("HC301", what, where=str(folder), remedy="compile a model first") from None
     except OSError as error:
-        raise _damaged(folder / name, f"cannot be read: {error.strerror}") from None
+        raise _unreadable(folder / name, error) from None
     except (ValueError, RecursionError) as error:
         raise _malformed(folder / name, error) from None
 
@@ -135,7 +189,8 @@ def _check_names(folder: Path, manifest: Manifest) -> None:
                 "HC305", f"unexpected file name {name!r}", where=str(folder / MANIFEST), remedy=_AGAIN
             )
         if (folder / name).is_symlink():
-            raise ArtifactError("HC305", "a file of an artifact must not be a link", where=str(folder / name))
+            what = "a file of an artifact must not be a link"
+            raise ArtifactError("HC305", what, where=str(folder / name), remedy=_AGAIN)
     if len(set(names)) != len(names) or not {PLAN, LIBRARY, WEIGHTS} <= set(names):
         raise _malformed(folder / MANIFEST, ValueError(f"the files are {', '.join(names) or 'none'}"))
 
@@ -172,7 +227,7 @@ def _check_file(folder: Path, file: StoredFile, *, check_hash: bool) -> None:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}") from None
+        raise _unreadable(path, error) from None
     if digest != file.sha256:
         raise _damaged(path, "its bytes are not those that were written (SHA-256 differs)")
 
@@ -188,42 +243,58 @@ def _check_weight_tables(folder: Path, manifest: Manifest) -> None:
             raise ValueError(f"weight {weight.tensor!r} lies outside {WEIGHTS} or is not aligned")
 
     try:
-        for weight in (*manifest.host_weights, *manifest.gpu_weights):
-            check(weight)
+        for plan in manifest.plans:
+            for weight in (*plan.host_weights, *plan.streamed_weights, *plan.gpu_weights):
+                check(weight)
     except ValueError as error:
         raise _malformed(folder / MANIFEST, error) from None
 
 
-def _read_plan(folder: Path) -> tuple[Graph, Plan]:
+def _read_plans(folder: Path) -> tuple[Graph, tuple[Plan, ...]]:
     data = _read_json(folder, PLAN)
     try:
-        return graph_from_json(data["graph"]), plan_from_json(data["plan"])
+        plans = tuple(plan_from_json(plan) for plan in data["plans"])
+        budgets = [plan.budget_bytes or 0 for plan in plans]
+        if not budgets or budgets != sorted(set(budgets)):
+            raise ValueError("there must be plans for increasing budgets")
+        return graph_from_json(data["graph"]), plans
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(folder / PLAN, error) from None
 
 
-def _check_agreement(artifact: Artifact) -> None:
-    """Manifest and plan name the same inputs, outputs and resident weights."""
-    manifest, graph, plan = artifact.manifest, artifact.graph, artifact.plan
+def _check_agreement(where: Path, manifest: Manifest, graph: Graph, plans: tuple[Plan, ...]) -> None:
+    """Manifest and plans name the same inputs, outputs, and weights on the GPU."""
+    try:
+        _check_ports(manifest, graph)
+        for stored, plan in zip(manifest.plans, plans, strict=True):
+            _check_stored_plan(stored, graph, plan)
+    except ValueError as error:
+        raise _malformed(where, error) from None
 
-    def refuse(what: str) -> ArtifactError:
-        return _malformed(artifact.path / MANIFEST, ValueError(what))
 
+def _check_ports(manifest: Manifest, graph: Graph) -> None:
     for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
         tensors = [graph.tensor.get(port.tensor) for port in ports]
         # a port may see its tensor through a reshape, so only the number of elements must agree
         types = [(math.prod(t.shape), t.dtype) for t in tensors if t is not None]
         expected = [(math.prod(p.shape), p.dtype) for p in ports]
         if tuple(p.tensor for p in ports) != names or types != expected:
-            raise refuse("its inputs and outputs are not those of the plan")
-    uploads = sorted((w.tensor, w.arena_offset_bytes or 0, w.size_bytes) for w in manifest.gpu_weights)
-    resident = [b for b in plan.buffers if b.kind is BufferKind.WEIGHT and b.device is Device.GPU]
+            raise ValueError("its inputs and outputs are not those of the plan")
+
+
+def _check_stored_plan(stored: StoredPlan, graph: Graph, plan: Plan) -> None:
+    uploads = sorted((w.tensor, w.arena_offset_bytes or 0, w.size_bytes) for w in stored.gpu_weights)
+    weights = [b for b in plan.buffers if b.kind is BufferKind.WEIGHT and b.device is Device.GPU]
+    resident = [b for b in weights if b.first_step < 0]
     if uploads != sorted((b.tensor, b.offset_bytes, b.size_bytes) for b in resident):
-        raise refuse("its GPU weights are not those of the plan")
-    plain = {w.tensor for w in manifest.host_weights if not w.packed}
+        raise ValueError("its GPU weights are not those of the plan")
+    streamed = [(w.tensor, w.size_bytes) for w in stored.streamed_weights]
+    if sorted(streamed) != sorted({(b.tensor, b.size_bytes) for b in weights if b.first_step >= 0}):
+        raise ValueError("its streamed weights are not those of the plan")
+    plain = {w.tensor for w in stored.host_weights if not w.packed}
     if any(graph.tensor[n].role is Role.WEIGHT and n not in plain for n in graph.outputs):
-        raise refuse("a weight that is an output is missing")
-    if any(w.arena_offset_bytes is None for w in manifest.gpu_weights):
-        raise refuse("a GPU weight has no place in the arena")
-    if manifest.event_count > len(plan.steps):
-        raise refuse(f"{manifest.event_count} events for {len(plan.steps)} steps")
+        raise ValueError("a weight that is an output is missing")
+    if any(w.arena_offset_bytes is None for w in stored.gpu_weights):
+        raise ValueError("a GPU weight has no place in the arena")
+    if stored.event_count > len(plan.steps):
+        raise ValueError(f"{stored.event_count} events for {len(plan.steps)} steps")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hybridc.errors import UsageError
+from hybridc.ir import Device
+from hybridc.machine import Machine, machine_from_json, machine_to_json
+
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
 LIBRARY = "library.so"
@@ -61,6 +66,19 @@ class StoredWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """What the library's functions for one plan need. Weights that several plans read are stored once."""
+
+    event_count: int
+    host_weights: tuple[StoredWeight, ...]
+    """In the order of the parameters of the CPU's function."""
+    streamed_weights: tuple[StoredWeight, ...]
+    """Copied to the GPU during a run, in the order of the parameters of the function for these copies."""
+    gpu_weights: tuple[StoredWeight, ...]
+    """Copied into the GPU's arena at load."""
+
+
+@dataclass(frozen=True, slots=True)
 class Versions:
     """Versions of the packages that wrote the artifact; the same TVM must load it."""
 
@@ -71,47 +89,64 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything but plan, code and weights."""
+    """Everything but plans, code and weights."""
 
     versions: Versions
     target: str
     cpu_flags: tuple[str, ...]
     cuda_architectures: tuple[str, ...]
     threads: int | None
-    event_count: int
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     source: Source
-    host_weights: tuple[StoredWeight, ...]
-    """In the order of the VM function's parameters."""
-    gpu_weights: tuple[StoredWeight, ...]
+    machine: Machine
+    """What the plan was made for, times that were measured included."""
+    pins: Mapping[str, Device]
+    """Devices that the user gave kernels."""
+    host_memory_bytes: int | None
+    """What a run may hold of the host's memory; None: what there is."""
+    plans: tuple[StoredPlan, ...]
+    """As in plan.json."""
     cuda_image_key: str | None
     files: tuple[StoredFile, ...]
 
 
 def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     """The manifest as plain JSON values; `manifest_from_json` is its inverse."""
-    return {"format": FORMAT, "schema_version": SCHEMA_VERSION, **asdict(manifest)}
+    data = asdict(replace(manifest, machine=None, pins={}))  # type: ignore[arg-type]
+    measured_us = manifest.machine.measured_us
+    return {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        **data,
+        "machine": machine_to_json(manifest.machine),
+        "measured_us": [
+            {"function": function, "device": device.value, "us": us}
+            for (function, device), us in measured_us.items()
+        ],
+        "pins": {kernel: device.value for kernel, device in manifest.pins.items()},
+    }
 
 
 def manifest_from_json(data: dict[str, Any]) -> Manifest:
     """Read a manifest back. Raises KeyError, TypeError or ValueError on anything that is not one."""
     key = data["cuda_image_key"]
-    threads = data["threads"]
+    threads, host_memory = data["threads"], data["host_memory_bytes"]
     return Manifest(
         versions=Versions(*(_text(data["versions"][k]) for k in ("hybridc", "tvm", "tvm_ffi"))),
         target=_text(data["target"]),
         cpu_flags=_texts(data["cpu_flags"]),
         cuda_architectures=_texts(data["cuda_architectures"]),
         threads=None if threads is None else _count(threads),
-        event_count=_count(data["event_count"]),
         inputs=tuple(_port(p) for p in data["inputs"]),
         outputs=tuple(_port(p) for p in data["outputs"]),
         source=Source(
             _text(data["source"]["name"]), _text(data["source"]["sha256"]), _count(data["source"]["opset"])
         ),
-        host_weights=tuple(_weight(w) for w in data["host_weights"]),
-        gpu_weights=tuple(_weight(w) for w in data["gpu_weights"]),
+        machine=_machine(data["machine"], data["measured_us"]),
+        pins={_text(kernel): Device(device) for kernel, device in data["pins"].items()},
+        host_memory_bytes=None if host_memory is None else _count(host_memory),
+        plans=tuple(_plan(p) for p in data["plans"]),
         cuda_image_key=None if key is None else _hexadecimal(key, 16),
         files=tuple(_file(f) for f in data["files"]),
     )
@@ -119,6 +154,24 @@ def manifest_from_json(data: dict[str, Any]) -> Manifest:
 
 def _port(data: dict[str, Any]) -> Port:
     return Port(_text(data["name"]), _text(data["tensor"]), _shape(data["shape"]), _text(data["dtype"]))
+
+
+def _machine(data: Any, measured: list[dict[str, Any]]) -> Machine:
+    try:
+        machine = machine_from_json(data, MANIFEST)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    times_us = {(_text(m["function"]), Device(m["device"])): float(m["us"]) for m in measured}
+    return replace(machine, measured_us=times_us)
+
+
+def _plan(data: dict[str, Any]) -> StoredPlan:
+    return StoredPlan(
+        event_count=_count(data["event_count"]),
+        host_weights=tuple(_weight(w) for w in data["host_weights"]),
+        streamed_weights=tuple(_weight(w) for w in data["streamed_weights"]),
+        gpu_weights=tuple(_weight(w) for w in data["gpu_weights"]),
+    )
 
 
 def _weight(data: dict[str, Any]) -> StoredWeight:

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from hybridc.artifact.manifest import (
     Port,
     Source,
     StoredFile,
+    StoredPlan,
     StoredWeight,
     manifest_to_json,
 )
@@ -39,7 +41,10 @@ from hybridc.scratch import scratch_folder
 from hybridc.targets import Target
 
 if TYPE_CHECKING:
-    from hybridc.passes.bind import ResidentWeight, WeightLayout
+    from hybridc.machine import Machine
+    from hybridc.passes.bind import WeightLayout
+    from hybridc.passes.lower import LoweredPlan
+    from hybridc.passes.pins import Pins
     from hybridc.schedules.registry import Packing
 
 
@@ -52,14 +57,17 @@ class Contents:
     """What goes into an artifact, apart from the weights' bytes and the library."""
 
     graph: Graph
-    plan: Plan
+    plans: tuple[Plan, ...]
+    """One for each budget, smallest first."""
+    lowered: tuple[LoweredPlan, ...]
+    """For each plan."""
     target: Target
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     source: Source
-    host_weights: tuple[WeightLayout, ...]
-    resident_weights: tuple[ResidentWeight, ...]
-    event_count: int
+    machine: Machine
+    pins: Pins
+    host_memory_bytes: int | None = None
     cuda_source: str | None = None
     cuda_image_key: str | None = None
     threads: int | None = None
@@ -89,23 +97,38 @@ def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[
 
 def _cannot_write(destination: Path, error: OSError) -> UsageError:
     what = f"the artifact cannot be written: {error.strerror or error}"
-    return UsageError(
-        "HC562", what, where=str(destination), remedy="free space, or choose another place with -o"
-    )
+    no_space = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    free = "free space there and where temporary files go, or " * no_space
+    return UsageError("HC562", what, where=str(destination), remedy=f"{free}choose another place")
 
 
 def check_destination(destination: Path) -> None:
-    """Raise UsageError HC561 if something else than an artifact or an empty folder is there."""
-    if not destination.exists() and not destination.is_symlink():
-        return
+    """Raise UsageError HC561 if something else than an artifact or an empty folder is there, HC562 if no
+    folder can be made there."""
+    if destination.name in ("", ".."):
+        what = "the output has no name of its own"
+        raise UsageError("HC561", what, where=str(destination), remedy="choose a name for the artifact")
+    try:
+        _try_place(destination.absolute().parent)
+        if not destination.exists() and not destination.is_symlink():
+            return
+    except OSError as error:
+        raise _cannot_write(destination, error) from None
     try:
         data = json.loads((destination / MANIFEST).read_bytes())
         is_artifact = isinstance(data, dict) and data.get("format") == FORMAT
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         is_artifact = destination.is_dir() and not any(destination.iterdir())
     if destination.is_symlink() or not is_artifact:
         what = "the output exists and is not a compiled artifact"
         raise UsageError("HC561", what, where=str(destination), remedy="choose another name, or remove it")
+
+
+def _try_place(folder: Path) -> None:
+    """Raise OSError unless a folder can be made in `folder`, which need not be there yet."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    with scratch_folder(".hybridc-", existing):
+        pass
 
 
 def _put_in_place(scratch: Path, destination: Path) -> None:
@@ -143,25 +166,26 @@ def _replace(scratch: Path, destination: Path) -> None:
 
 def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -> Manifest:
     """Write every file but the library, the manifest last."""
-    _write_json(folder / PLAN, {"graph": graph_to_json(contents.graph), "plan": plan_to_json(contents.plan)})
+    plans = [plan_to_json(plan) for plan in contents.plans]
+    _write_json(folder / PLAN, {"graph": graph_to_json(contents.graph), "plans": plans})
     names = [PLAN, LIBRARY, WEIGHTS]
     if contents.cuda_source is not None:
         (folder / CUDA_SOURCE).write_text(contents.cuda_source)
         names.append(CUDA_SOURCE)
-    layouts = [*contents.host_weights, *(r.layout for r in contents.resident_weights)]
-    offsets = _write_weights(folder / WEIGHTS, layouts, weights)
+    offsets = _write_weights(folder / WEIGHTS, map(_layouts, contents.lowered), weights)
     manifest = Manifest(
         versions=installed_versions(),
         target=str(contents.target),
         cpu_flags=contents.target.isa.cpu_flags,
         cuda_architectures=contents.target.cuda_architectures,
         threads=contents.threads,
-        event_count=contents.event_count,
         inputs=contents.inputs,
         outputs=contents.outputs,
         source=contents.source,
-        host_weights=tuple(_stored(layout, offsets) for layout in contents.host_weights),
-        gpu_weights=tuple(_stored(r.layout, offsets, r.offset_bytes) for r in contents.resident_weights),
+        machine=contents.machine,
+        pins=contents.pins,
+        host_memory_bytes=contents.host_memory_bytes,
+        plans=tuple(_stored_plan(lowered, offsets) for lowered in contents.lowered),
         cuda_image_key=contents.cuda_image_key,
         files=tuple(_describe(folder / name) for name in sorted(names)),
     )
@@ -181,6 +205,20 @@ def _describe(path: Path) -> StoredFile:
 Offsets = dict[tuple[str, "Packing | None"], int]
 
 
+def _stored_plan(lowered: LoweredPlan, offsets: Offsets) -> StoredPlan:
+    return StoredPlan(
+        event_count=lowered.event_count,
+        host_weights=tuple(_stored(layout, offsets) for layout in lowered.host_weights),
+        streamed_weights=tuple(_stored(layout, offsets) for layout in lowered.streamed_weights),
+        gpu_weights=tuple(_stored(r.layout, offsets, r.offset_bytes) for r in lowered.resident_weights),
+    )
+
+
+def _layouts(lowered: LoweredPlan) -> list[WeightLayout]:
+    resident = (r.layout for r in lowered.resident_weights)
+    return [*lowered.host_weights, *lowered.streamed_weights, *resident]
+
+
 def _stored(layout: WeightLayout, offsets: Offsets, arena_offset_bytes: int | None = None) -> StoredWeight:
     return StoredWeight(
         tensor=layout.tensor,
@@ -193,11 +231,13 @@ def _stored(layout: WeightLayout, offsets: Offsets, arena_offset_bytes: int | No
     )
 
 
-def _write_weights(path: Path, layouts: Iterable[WeightLayout], weights: Mapping[str, np.ndarray]) -> Offsets:
-    """Write each weight once for each packing; its shape does not matter to the bytes."""
+def _write_weights(
+    path: Path, layouts: Iterable[Iterable[WeightLayout]], weights: Mapping[str, np.ndarray]
+) -> Offsets:
+    """Write each weight once for each packing, whatever plans it is for; its shape does not matter."""
     offsets: Offsets = {}
     with path.open("wb") as stream:
-        for layout in layouts:
+        for layout in chain.from_iterable(layouts):
             key = layout.tensor, layout.packing
             if key in offsets:
                 continue

@@ -159,6 +159,14 @@ def _compile_chunk(
     return path
 
 
+def build_gpu_functions(
+    functions: dict[str, tirx.PrimFunc], target: Target, cuda_compile: CudaCompile
+) -> tvm.runtime.Module:
+    """Functions of the GPU by themselves, to be called in this process. Raises as `build_library` does."""
+    named = {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
+    return _build_cuda(named, target, cuda_compile, _Capture())
+
+
 def _build_cuda(
     functions: dict[str, tirx.PrimFunc], target: Target, cuda_compile: CudaCompile | None, capture: _Capture
 ) -> tvm.runtime.Module:
@@ -208,7 +216,7 @@ def _cuda_compiler(cuda_compile: CudaCompile, capture: _Capture) -> Iterator[Non
 def _helper_object() -> bytes:
     """The runtime's helper, compiled once in a process: nearly all of its time goes into headers."""
     includes = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
-    options = ["-c", "-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden"]
+    options = ["-c", "-O2", "-std=c++20", "-pthread", "-fPIC", "-fvisibility=hidden"]
     with scratch_folder("hybridc-helper-") as folder:
         path = folder / "helper.o"
         _gxx([*options, *includes, str(HELPER_SOURCE), "-o", str(path)])
@@ -226,7 +234,7 @@ def _link(
     executable = relax_ffi.VMLink(bytecode, None, root, [], {})
 
     def link(output: str, files: list[str]) -> None:
-        _gxx(["-shared", "-Wl,--build-id=none", *files, "-ldl", "-o", output])
+        _gxx(["-shared", "-pthread", "-Wl,--build-id=none", *files, "-ldl", "-o", output])
 
     executable.export_library(
         str(path), fcompile=link, addons=[str(o) for o in objects], workspace_dir=str(scratch)

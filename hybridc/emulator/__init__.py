@@ -10,6 +10,7 @@ from __future__ import annotations
 from hybridc.emulator.device import (
     DeviceStatistics,
     ThreadOrder,
+    has_real_driver,
     is_active,
     last_failure,
     preload,
@@ -24,6 +25,7 @@ from hybridc.emulator.kernels import image_key, provide_kernels
 __all__ = [
     "DeviceStatistics",
     "ThreadOrder",
+    "has_real_driver",
     "image_key",
     "is_active",
     "last_failure",

@@ -136,6 +136,11 @@ def preload() -> None:
     _load_tvm_cuda_runtime()
 
 
+def has_real_driver() -> bool:
+    """Whether this process uses, or could use, NVIDIA's own driver; loads it if so."""
+    return _process.library is None and _has_real_driver()
+
+
 def is_active() -> bool:
     """Whether this process has an emulated GPU."""
     return _process.configuration is not None

@@ -1,8 +1,17 @@
 """Where and when it is computed: ordered steps, and the buffers they use.
 
 Four lanes run side by side: GPU, CPU, host-to-device and device-to-host. Within a lane steps run in
-order; between lanes only `waits` order them. Steps are listed in one order that keeps both, and the
-host issues them in that order.
+order; between lanes only `waits` order them. Steps are listed in one order that keeps both.
+
+A kernel may run more than once, which computes its outputs anew (rematerialisation), and a tensor may
+come to a device more than once: copied back after it left the GPU, or computed again. Each step that
+writes a tensor on a device begins a stay of it there, which ends with its last use before the next such
+step. Inputs and states have a stay on the host that begins before the first step; outputs and states must
+be in a stay there that lasts to the end.
+
+Weights are read-only. One that GPU kernels read either is resident, in the GPU's arena from load to unload,
+or is streamed: each `Copy` of it to the GPU begins a stay as that of any other tensor does. On the host they
+are mapped from the artifact's file and have no buffer.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ from typing import Any
 
 from hybridc.ir.graph import Device
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 512
 """Offsets and sizes of arenas are multiples of this: the granularity in which CUDA counts an allocation."""
 
@@ -25,6 +34,15 @@ class Lane(StrEnum):
     CPU = "cpu"
     H2D = "h2d"
     D2H = "d2h"
+
+    @property
+    def number(self) -> int:
+        """What the runtime's helper knows it by."""
+        return tuple(Lane).index(self)
+
+    def function(self, plan: int) -> str:
+        """Name of the VM function that issues its steps in a plan of those that an artifact holds."""
+        return f"main_{self.value}_{plan}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy a tensor from one device's memory to the other's."""
+    """Copy a tensor from one device's memory to the other's; a weight only to the GPU."""
 
     tensor: str
     source: Device
@@ -70,10 +88,10 @@ class BufferKind(StrEnum):
 class Buffer:
     """Bytes of one device's arena, held from the begin of `first_step` to the end of `last_step`.
 
-    One for each stay of a tensor on a device, and one for a kernel's workspace (`tensor` is then the
-    kernel's name). What is there before the first step (inputs on the host, weights) has
-    `first_step` -1; what must outlive the run (outputs on the host, weights) has `last_step` equal to
-    the number of steps. Weights that CPU kernels read are mapped from the file and have no buffer.
+    One for each stay of a tensor on a device, and one for the workspace of each run of a kernel
+    (`tensor` is then the kernel's name). What is there before the first step (inputs on the host,
+    resident weights) has `first_step` -1; what must outlive the run (outputs on the host, resident
+    weights) has `last_step` equal to the number of steps. Weights have buffers on the GPU alone.
     """
 
     tensor: str
@@ -113,12 +131,14 @@ class Plan:
     """Predicted time of each step by itself."""
     makespan_us: float
     """Predicted time of a run, lanes side by side."""
+    time_bound_us: float = 0.0
+    """No plan of the graph for this machine and budget is predicted to be faster."""
 
     def arena_bytes(self, device: Device) -> int:
         return next((a.size_bytes for a in self.arenas if a.device is device), 0)
 
     def device_of(self) -> dict[str, Device]:
-        """Device of every kernel."""
+        """Device of every kernel; of one that runs on both, where it runs last."""
         return {s.kernel: s.device for s in self.steps if isinstance(s, Run)}
 
 
@@ -139,6 +159,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "budget_bytes": plan.budget_bytes,
         "makespan_us": plan.makespan_us,
+        "time_bound_us": plan.time_bound_us,
         "arenas": [
             {"device": a.device.value, "size_bytes": a.size_bytes, "lower_bound_bytes": a.lower_bound_bytes}
             for a in plan.arenas
@@ -191,6 +212,7 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         budget_bytes=None if data["budget_bytes"] is None else _whole(data["budget_bytes"]),
         step_us=tuple(float(s["us"]) for s in data["steps"]),
         makespan_us=float(data["makespan_us"]),
+        time_bound_us=float(data["time_bound_us"]),
     )
 
 

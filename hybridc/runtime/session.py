@@ -17,7 +17,7 @@ from hybridc.ir import Buffer, BufferKind, Device
 from hybridc.options import check_threads
 from hybridc.passes.verify import verify
 from hybridc.runtime.libraries import available_threads
-from hybridc.runtime.program import Program
+from hybridc.runtime.program import Program, free_gpu_bytes, open_library
 
 _TYPES = {"float32": "float", "float64": "double"}
 """What onnxruntime calls differently than numpy."""
@@ -40,17 +40,36 @@ class DeviceMemory:
     planned_bytes: int
     allocated_bytes: int
     mapped_weight_bytes: int = 0
-    """Weights that CPU kernels read from the artifact's file; their pages are loaded when used."""
+    """Weights in the artifact's file; pages of those that are read in a run are loaded when used."""
+    staging_bytes: int = 0
+    """Pinned memory beside the arena, from which streamed weights are copied to the GPU."""
 
 
-def load(path: str | Path, *, threads: int | None = None, check_weights: bool = True) -> Session:
+def load(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    gpu_memory_bytes: int | None = None,
+    host_memory_bytes: int | None = None,
+    check_weights: bool = True,
+) -> Session:
     """Open an artifact and make it ready to run.
 
-    `threads` limits the CPU's kernels; the default is the artifact's own limit, else every core this
-    process may use. `check_weights=False` trusts the weights file's bytes, which saves reading them all.
+    Of its plans the one of the largest budget that fits the GPU's free memory is taken; or, with
+    `gpu_memory_bytes`, that of the largest budget that is not more. `threads` limits the CPU's kernels; the
+    default is the artifact's own limit, else every core this process may use. `host_memory_bytes` limits
+    arena and staging on the host likewise; beyond it, or beyond half of what is available, streamed weights
+    are read from the artifact's file during a run.
+    `check_weights=False` trusts the weights file's bytes, which saves reading them all.
     Raises ArtifactError, DeviceError or UsageError.
     """
-    return Session(path, threads=threads, check_weights=check_weights)
+    return Session(
+        path,
+        threads=threads,
+        gpu_memory_bytes=gpu_memory_bytes,
+        host_memory_bytes=host_memory_bytes,
+        check_weights=check_weights,
+    )
 
 
 class Session:
@@ -59,17 +78,33 @@ class Session:
     Runs from several threads are done one after the other. Several sessions may be open at once.
     """
 
-    def __init__(self, path: str | Path, *, threads: int | None = None, check_weights: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        gpu_memory_bytes: int | None = None,
+        host_memory_bytes: int | None = None,
+        check_weights: bool = True,
+    ) -> None:
         wanted = None if threads is None else check_threads(threads)
-        self._artifact = open_artifact(path, check_weights=check_weights)
-        self._verify()
+        artifact = open_artifact(path, check_weights=check_weights)
+        if gpu_memory_bytes is not None:
+            artifact = artifact.within(gpu_memory_bytes)
+        _verify(artifact)
+        library = open_library(artifact)
+        if gpu_memory_bytes is None and len(artifact.plans) > 1 and artifact.has_gpu_code:
+            artifact = artifact.fitting(free_gpu_bytes(library))
+        count = check_threads(wanted or artifact.manifest.threads or available_threads())
+        limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
+        self._artifact = artifact
         self._lock = threading.Lock()
-        self._places = _host_places(self._artifact)
-        count = check_threads(wanted or self._artifact.manifest.threads or available_threads())
-        self._program: Program | None = Program(self._artifact, count)
+        self._places = _host_places(artifact)
+        self._program: Program | None = Program(artifact, library, count, limit_bytes)
 
     @property
     def artifact(self) -> Artifact:
+        """What is loaded, with the plan that runs."""
         return self._artifact
 
     def get_inputs(self) -> list[NodeArg]:
@@ -88,13 +123,22 @@ class Session:
         arrays = self._checked(feeds)
         with self._lock:
             program = self._open_program()
-            host = program.host_bytes
-            for port in self._artifact.manifest.inputs:
-                place = self._places.get((port.tensor, True))
-                if place is not None:
-                    _array(host[place], port)[...] = arrays[port.tensor]
+            self._put_inputs(program.host_bytes, arrays)
             program.run()
-            return [self._output(port, program, host, arrays) for port in outputs]
+            return [self._output(port, program, program.host_bytes, arrays) for port in outputs]
+
+    def measure(self, feeds: Mapping[str, np.ndarray]) -> tuple[tuple[float, float], ...]:
+        """Run once, and tell when each step of the plan began and ended: microseconds since the run's start.
+
+        The clocks of CPU and GPU are put together to some microseconds. Later runs are a little slower.
+        Raises UsageError as `run` does.
+        """
+        arrays = self._checked(feeds)
+        with self._lock:
+            program = self._open_program()
+            self._put_inputs(program.host_bytes, arrays)
+            spans = {lane: iter(spans) for lane, spans in program.run_traced().items()}
+        return tuple(next(spans[step.lane]) for step in self._artifact.plan.steps)
 
     def memory(self) -> dict[Device, DeviceMemory]:
         """Planned and really allocated bytes of each device."""
@@ -104,7 +148,10 @@ class Session:
         return {
             Device.GPU: DeviceMemory(plan.arena_bytes(Device.GPU), allocated.gpu_bytes),
             Device.CPU: DeviceMemory(
-                plan.arena_bytes(Device.CPU), allocated.host_bytes, allocated.mapped_weight_bytes
+                plan.arena_bytes(Device.CPU),
+                allocated.host_bytes,
+                allocated.mapped_weight_bytes,
+                allocated.staging_bytes,
             ),
         }
 
@@ -123,17 +170,17 @@ class Session:
     ) -> None:
         self.close()
 
-    def _verify(self) -> None:
-        try:
-            verify(self._artifact.graph, self._artifact.plan)
-        except PlanError as error:
-            what = f"its plan is refused ({error.code}): {error.what}"
-            raise ArtifactError("HC306", what, where=error.where, remedy="compile the model again") from error
-
     def _open_program(self) -> Program:
         if self._program is None:
-            raise UsageError("HC556", "the session is closed", where=str(self._artifact.path))
+            where = str(self._artifact.path)
+            raise UsageError("HC556", "the session is closed", where=where, remedy="load the artifact again")
         return self._program
+
+    def _put_inputs(self, host: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+        for port in self._artifact.manifest.inputs:
+            place = self._places.get((port.tensor, True))
+            if place is not None:
+                _array(host[place], port)[...] = arrays[port.tensor]
 
     def _requested(self, names: Sequence[str] | None) -> list[Port]:
         ports = {port.name: port for port in self._artifact.manifest.outputs}
@@ -168,9 +215,18 @@ class Session:
         place = self._places.get((port.tensor, False))
         if place is not None:
             return _array(host[place], port).copy()
-        stored = self._artifact.manifest.host_weights
+        stored = self._artifact.stored_plan.host_weights
         weight = next(w for w in stored if w.tensor == port.tensor and not w.packed)
         return _array(program.weight_bytes(weight), port).copy()
+
+
+def _verify(artifact: Artifact) -> None:
+    try:
+        for plan in artifact.plans:
+            verify(artifact.graph, plan)
+    except PlanError as error:
+        what = f"its plan is refused ({error.code}): {error.what}"
+        raise ArtifactError("HC306", what, where=error.where, remedy="compile the model again") from error
 
 
 def _host_places(artifact: Artifact) -> dict[tuple[str, bool], slice]:

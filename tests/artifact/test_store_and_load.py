@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib
 import json
 import operator
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +19,41 @@ import pytest
 
 from hybridc.artifact import Contents, Port, Source, open_artifact, store
 from hybridc.artifact.manifest import manifest_from_json, manifest_to_json
+from hybridc.artifact.store import check_destination
 from hybridc.errors import ArtifactError, DeviceError, HybridcError, UsageError
+from hybridc.ir import Device, Plan
 from hybridc.ir.graph import graph_from_json, graph_to_json
+from hybridc.machine import load_machine
 from hybridc.passes.bind import WeightLayout, bind
-from tests.support.artifacts import Model, cpu_model, hybrid_model, weight_array
+from hybridc.passes.lower import LoweredPlan
+from tests.support.artifacts import (
+    Model,
+    cpu_model,
+    hybrid_model,
+    model_for_two_budgets,
+    streaming_model,
+    weight_array,
+)
 
 
 def contents_of(model: Model) -> Contents:
-    binding = bind(model.graph, model.plan, model.functions)
+    def lowered(plan: Plan) -> LoweredPlan:
+        binding = bind(model.graph, plan, model.functions)
+        return LoweredPlan(binding.host_weights, binding.streamed_weights, binding.resident_weights, 1)
 
     def ports(names: tuple[str, ...]) -> tuple[Port, ...]:
         return tuple(Port(f"user {n}", n, model.graph.tensor[n].shape, "float32") for n in names)
 
     return Contents(
         graph=model.graph,
-        plan=model.plan,
+        plans=model.plans,
+        lowered=tuple(map(lowered, model.plans)),
         target=model.target,
         inputs=ports(model.graph.inputs),
         outputs=ports(model.graph.outputs),
         source=Source("hand.onnx", "ab" * 32, 18),
-        host_weights=binding.host_weights,
-        resident_weights=binding.resident_weights,
-        event_count=1,
+        machine=replace(load_machine(), measured_us={("matmul", Device.CPU): 1.5}),
+        pins={"k0": Device.CPU},
         cuda_source="// kernels" if model.target.has_gpu else None,
         cuda_image_key="0123456789abcdef" if model.target.has_gpu else None,
         threads=2,
@@ -68,13 +83,19 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(data))
 
 
-@pytest.mark.parametrize("model", [cpu_model(), hybrid_model()], ids=["cpu", "hybrid"])
+@pytest.mark.parametrize(
+    "model",
+    [cpu_model(), hybrid_model(), streaming_model(), model_for_two_budgets()],
+    ids=["cpu", "hybrid", "streaming", "two budgets"],
+)
 def test_what_is_stored_is_read_back(tmp_path: Path, model: Model) -> None:
     opened = open_artifact(write(tmp_path / "model.hyb", model))
     contents = contents_of(model)
-    assert (opened.graph, opened.plan) == (model.graph, model.plan)
+    assert (opened.graph, opened.plans) == (model.graph, model.plans)
+    assert opened.plan == model.plans[-1]
     assert opened.manifest.inputs == contents.inputs
     assert opened.manifest.source == contents.source
+    assert (opened.manifest.machine, opened.manifest.pins) == (contents.machine, contents.pins)
     assert opened.manifest.threads == 2
     assert opened.needs_gpu == model.target.has_gpu
     assert opened.cuda_source() == contents.cuda_source
@@ -89,15 +110,14 @@ def test_graph_survives_json() -> None:
 def test_weights_are_aligned_packed_and_plain_ones_stored_once(tmp_path: Path) -> None:
     contents = contents_of(cpu_model())
     reshaped = WeightLayout("w", None, (48,), "float32")
-    contents = Contents(
-        **{f: getattr(contents, f) for f in Contents.__slots__}
-        | {"host_weights": (*contents.host_weights, reshaped)}
-    )
+    (lowered,) = contents.lowered
+    lowered = replace(lowered, host_weights=(*lowered.host_weights, reshaped))
+    contents = replace(contents, lowered=(lowered,))
     weights = {"w": weight_array((8, 6))}
     manifest = store(tmp_path / "m.hyb", weights, lambda folder: with_library(folder, contents))
-    packed, plain, view = manifest.host_weights
+    packed, plain, view = manifest.plans[0].host_weights
     data = (tmp_path / "m.hyb" / "weights.bin").read_bytes()
-    assert all(w.offset_bytes % 64 == 0 for w in manifest.host_weights)
+    assert all(w.offset_bytes % 64 == 0 for w in (packed, plain, view))
     assert (packed.packed, plain.packed) == (True, False)
     assert plain.offset_bytes == view.offset_bytes != packed.offset_bytes
     stored = np.frombuffer(data, np.float32, 48, packed.offset_bytes).reshape(packed.shape)
@@ -121,13 +141,18 @@ def test_file_system_that_cannot_exchange_names_is_served_too(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module("hybridc.artifact.store")  # the package has a function of that name
-    monkeypatch.setattr(module, "_exchange", lambda one, other: False)
-    test_an_older_artifact_is_replaced_whole(artifact)
+    tried: list[Path] = []
+    monkeypatch.setattr(module, "_exchange", lambda one, other: tried.append(other))
+    (artifact / "kernels.cu").write_text("old")
+    write(artifact)
+    assert tried == [artifact]
+    assert not (artifact / "kernels.cu").exists()
+    assert [p.name for p in artifact.parent.iterdir()] == [artifact.name]
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "model.hyb").mkdir()
-    open_artifact(write(tmp_path / "model.hyb"))
+    assert open_artifact(write(tmp_path / "model.hyb")).graph == cpu_model().graph
 
 
 def test_writers_at_the_same_time_do_not_disturb_each_other_or_a_reader(artifact: Path) -> None:
@@ -154,6 +179,34 @@ def test_anything_else_is_not_replaced(tmp_path: Path, kind: str) -> None:
         write(path)
     assert caught.value.code == "HC561"
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "mine/.."])
+def test_place_without_a_name_is_refused_even_if_it_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    with pytest.raises(UsageError, match="no name") as caught:
+        write(Path(name))
+    assert caught.value.code == "HC561"
+
+
+def test_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "model.hyb", tmp_path / "file" / "deeper" / "model.hyb"):
+        with pytest.raises(UsageError, match="Not a directory") as caught:
+            check_destination(path)
+        assert caught.value.code == "HC562"
+    check_destination(tmp_path / "not" / "yet" / "there.hyb")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_folder_with_a_deeply_nested_manifest_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(UsageError) as caught:
+        check_destination(tmp_path)
+    assert caught.value.code == "HC561"
 
 
 def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -194,19 +247,23 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "manifest lacks a field": ("HC303", lambda a: edit(a / "manifest.json", lambda m: m.pop("inputs"))),
     "negative offset": (
         "HC303",
-        lambda a: edit(a / "manifest.json", lambda m: m["host_weights"][0].update(offset_bytes=-64)),
+        lambda a: edit(
+            a / "manifest.json", lambda m: m["plans"][0]["host_weights"][0].update(offset_bytes=-64)
+        ),
     ),
     "weight behind the end": (
         "HC303",
-        lambda a: edit(a / "manifest.json", lambda m: m["host_weights"][0].update(offset_bytes=1 << 40)),
+        lambda a: edit(
+            a / "manifest.json", lambda m: m["plans"][0]["host_weights"][0].update(offset_bytes=1 << 40)
+        ),
     ),
     "shape of other bytes": (
         "HC303",
-        lambda a: edit(a / "manifest.json", lambda m: m["host_weights"][0].update(shape=[1])),
+        lambda a: edit(a / "manifest.json", lambda m: m["plans"][0]["host_weights"][0].update(shape=[1])),
     ),
     "output weight is missing": (
         "HC303",
-        lambda a: edit(a / "manifest.json", lambda m: m["host_weights"].pop()),
+        lambda a: edit(a / "manifest.json", lambda m: m["plans"][0]["host_weights"].pop()),
     ),
     "image key is no number": (
         "HC303",
@@ -214,7 +271,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "more events than steps": (
         "HC303",
-        lambda a: edit(a / "manifest.json", lambda m: m.update(event_count=99)),
+        lambda a: edit(a / "manifest.json", lambda m: m["plans"][0].update(event_count=99)),
     ),
     "other interface": (
         "HC303",
@@ -250,9 +307,88 @@ def test_damage_is_named(artifact: Path, damage: str) -> None:
 
 def test_upload_to_another_place_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "model.hyb", hybrid_model())
-    edit(path / "manifest.json", lambda m: m["gpu_weights"][0].update(arena_offset_bytes=256))
+    edit(path / "manifest.json", lambda m: m["plans"][0]["gpu_weights"][0].update(arena_offset_bytes=256))
     with pytest.raises(ArtifactError, match="GPU weights"):
         open_artifact(path)
+
+
+def test_streamed_weight_that_the_plan_does_not_copy_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.hyb", streaming_model())
+    assert [w.tensor for w in open_artifact(path).stored_plan.streamed_weights] == ["w"]
+    edit(path / "manifest.json", lambda m: m["plans"][0]["streamed_weights"].clear())
+    with pytest.raises(ArtifactError, match="streamed weights"):
+        open_artifact(path)
+
+
+def test_weights_of_several_plans_are_stored_once_for_each_layout(tmp_path: Path) -> None:
+    opened = open_artifact(write(tmp_path / "model.hyb", model_for_two_budgets()))
+    small, large = opened.manifest.plans
+    (plain,), (packed,) = small.host_weights, small.streamed_weights
+    assert (plain.packed, packed.packed) == (False, True)
+    assert (large.host_weights, large.streamed_weights) == ((), (packed,))
+    assert opened.weights.stat().st_size == 2 * weight_array((8, 8)).nbytes
+
+
+@pytest.mark.parametrize(
+    ("gpu_memory_bytes", "budget_bytes"), [(2048, 2048), (4095, 2048), (4096, 4096), (1 << 40, 4096)]
+)
+def test_plan_of_the_largest_budget_that_is_not_more_is_chosen(
+    tmp_path: Path, gpu_memory_bytes: int, budget_bytes: int
+) -> None:
+    opened = open_artifact(write(tmp_path / "model.hyb", model_for_two_budgets()))
+    chosen = opened.within(gpu_memory_bytes)
+    assert chosen.plan.budget_bytes == budget_bytes
+    assert chosen.stored_plan == opened.manifest.plans[chosen.number]
+
+
+def test_budget_below_all_plans_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    opened = open_artifact(write(tmp_path / "model.hyb", model_for_two_budgets()))
+    with pytest.raises(UsageError, match="2,047 bytes") as caught:
+        opened.within(2047)
+    assert caught.value.code == "HC558"
+    assert "2KiB, 4KiB" in caught.value.remedy
+
+
+def test_plan_without_a_limit_keeps_to_what_its_arena_has(tmp_path: Path) -> None:
+    opened = open_artifact(write(tmp_path / "model.hyb", streaming_model()))
+    arena_bytes = opened.plan.arena_bytes(Device.GPU)
+    assert opened.within(arena_bytes).plan == opened.plan
+    with pytest.raises(UsageError):
+        opened.within(arena_bytes - 1)
+
+
+def test_free_memory_is_compared_with_arenas_and_not_with_budgets(tmp_path: Path) -> None:
+    opened = open_artifact(write(tmp_path / "model.hyb", model_for_two_budgets()))
+    small, large = (plan.arena_bytes(Device.GPU) for plan in opened.plans)
+    assert large < 4096
+    numbers = [opened.fitting(free).number for free in (0, small, large - 1, large, 1 << 40)]
+    assert numbers == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plans: plans.reverse(),
+        lambda plans: plans.clear(),
+        lambda plans: plans.pop(),
+        lambda plans: plans.append(plans[1]),
+    ],
+)
+def test_plans_that_are_not_for_increasing_budgets_or_not_in_the_manifest_are_refused(
+    tmp_path: Path, change: Callable[[list[Any]], object]
+) -> None:
+    path = write(tmp_path / "model.hyb", model_for_two_budgets())
+    edit(path / "plan.json", lambda data: change(data["plans"]))
+    data = (path / "plan.json").read_bytes()
+
+    def describe(manifest: dict[str, Any]) -> None:
+        (file,) = (f for f in manifest["files"] if f["name"] == "plan.json")
+        file.update(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    edit(path / "manifest.json", describe)
+    with pytest.raises(ArtifactError) as caught:
+        open_artifact(path)
+    assert caught.value.code == "HC303"
 
 
 def test_every_missing_manifest_field_is_refused(artifact: Path) -> None:
@@ -271,7 +407,19 @@ def test_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 def test_weights_can_be_trusted_to_save_reading_them(artifact: Path) -> None:
     _flip(artifact / "weights.bin")
-    open_artifact(artifact, check_weights=False)
+    assert open_artifact(artifact, check_weights=False).graph == cpu_model().graph
+    with pytest.raises(ArtifactError, match="SHA-256"):
+        open_artifact(artifact)
+
+
+def test_file_that_may_not_be_read_is_no_damage(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ArtifactError) as caught:
+        open_artifact(artifact)
+    assert (caught.value.code, caught.value.remedy) == ("HC304", "check its permissions")
 
 
 def test_processor_without_the_instruction_set_is_refused(artifact: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -163,3 +164,28 @@ def test_releasing_memory_finishes_the_work_on_it(program: Program, streams: lis
     program.launch("add", [x, y], stream=streams[0])
     release(x)
     assert (download(y, 32, streams[1]) == 2).all()
+
+
+@pytest.mark.parametrize("lazy_streams", [False, True])
+def test_several_host_threads_may_use_the_device_at_once(program: Program, lazy_streams: bool) -> None:
+    restart(lazy_streams=lazy_streams)
+
+    def work(number: int) -> bool:
+        stream = create("cudaStreamCreateWithFlags", NON_BLOCKING)
+        done, x, y = event(), allocate(BYTES), allocate(BYTES)
+        pointer, view = pinned(np.zeros(BYTES // 4, np.float32))
+        for value in range(20):
+            assert program.launch("fill", [x, ctypes.c_float(100 * number + value)], stream=stream) == 0
+            assert program.launch("add", [x, y], stream=stream) == 0
+            copy(pointer, y, BYTES, DEVICE_TO_HOST, stream)
+            call("cudaEventRecord", done, stream)
+            call("cudaEventSynchronize", done)
+            if not np.all(view == 100 * number + value + 1):
+                return False
+        call("cudaFreeHost", pointer)
+        call("cudaEventDestroy", done)
+        call("cudaStreamDestroy", stream)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 
 from hybridc.ir import Device, Graph, Role, Tensor
-from hybridc.ir.graph import dtype_bits, graph_from_json, graph_to_json
+from hybridc.ir.graph import OTHER_FAMILY, dtype_bits, graph_from_json, graph_to_json
 from tests.support.graphs import chain, graphs
 
 
@@ -47,3 +48,12 @@ def test_workspace_differs_by_device() -> None:
 @given(graphs())
 def test_graph_survives_json(graph: Graph) -> None:
     assert graph_from_json(json.loads(json.dumps(graph_to_json(graph)))) == graph
+
+
+def test_family_survives_json_and_may_be_missing() -> None:
+    graph = chain(1)
+    graph = replace(graph, kernels=(replace(graph.kernels[0], family="matmul"),))
+    data = graph_to_json(graph)
+    assert graph_from_json(data) == graph
+    del data["kernels"][0]["family"]
+    assert graph_from_json(data).kernels[0].family == OTHER_FAMILY

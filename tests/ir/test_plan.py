@@ -25,7 +25,7 @@ def test_plan_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["schema_version", "steps", "buffers", "arenas", "budget_bytes", "makespan_us"]
+    "key", ["schema_version", "steps", "buffers", "arenas", "budget_bytes", "makespan_us", "time_bound_us"]
 )
 @pytest.mark.parametrize("value", [None, "nonsense", [1], {"run": 1}])
 def test_json_that_is_no_plan_is_an_error(key: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Lowering: which bytes operands are, which waits become events, what main calls."""
+"""Lowering: which bytes operands are, which waits become events, what lanes call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tvm import relax, tirx
 
 from hybridc.errors import InternalError
-from hybridc.ir import Buffer, BufferKind, Copy, Graph, Kernel, Plan, Role, Run, Step
+from hybridc.ir import Buffer, BufferKind, Copy, Graph, Kernel, Lane, Plan, Role, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.bind import View, bind
 from hybridc.passes.lower import Lowered, cuda_target, llvm_target, required_events
@@ -22,16 +22,18 @@ from tests.support.artifacts import (
     PlanBuilder,
     cpu_model,
     hybrid_model,
+    model_for_two_budgets,
     relu,
     scheduled,
+    streaming_model,
     tensor,
 )
 
 
-def calls(lowered: Lowered) -> list[tuple[str, tuple[int, ...]]]:
-    """Names of what main calls behind its views, with the integers among the arguments."""
+def calls(lowered: Lowered, lane: Lane, number: int = 0) -> list[tuple[str, tuple[int, ...]]]:
+    """Names of what a lane's function calls behind its views, with the integers among the arguments."""
     found = []
-    for binding in lowered.module["main"].body.blocks[0].bindings:
+    for binding in lowered.module[lane.function(number)].body.blocks[0].bindings:
         call = binding.value
         if isinstance(call, relax.Call):
             callee = call.op
@@ -45,47 +47,85 @@ def steps_plan(*steps: Step) -> Plan:
     return Plan(steps, (), (), None, (1.0,) * len(steps), 1.0)
 
 
-def test_main_issues_the_steps_in_order_with_events_only_where_needed() -> None:
-    gpu, h2d, d2h = 0, 1, 2
-    assert calls(hybrid_model().lower()) == [
-        ("hybridc_copy", (h2d,)),
-        ("hybridc_record", (h2d, 0)),
-        ("hybridc_lane_waits", (gpu, 0)),
+def test_each_lane_issues_its_steps_in_order_with_events_only_where_needed() -> None:
+    lowered = hybrid_model().lower()
+    gpu, cpu, h2d, d2h = (lane.number for lane in (Lane.GPU, Lane.CPU, Lane.H2D, Lane.D2H))
+    assert lowered.plans[0].event_count == 6
+    assert calls(lowered, Lane.GPU) == [
+        ("hybridc_wait", (gpu, 0)),
         ("matmul_gpu", ()),
         ("hybridc_record", (gpu, 1)),
-        ("hybridc_lane_waits", (d2h, 1)),
-        ("hybridc_copy", (d2h,)),
-        ("hybridc_record", (d2h, 2)),
-        ("hybridc_host_waits", (2,)),
-        ("relu_cpu", ()),
-        ("hybridc_copy", (h2d,)),  # after a CPU step: the host issues it when that has ended
-        ("hybridc_record", (h2d, 3)),
-        ("hybridc_lane_waits", (gpu, 3)),
+        ("hybridc_wait", (gpu, 4)),
         ("add_gpu", ()),
         ("negate_gpu", ()),
-        ("hybridc_record", (gpu, 4)),
-        ("hybridc_lane_waits", (d2h, 4)),
+        ("hybridc_record", (gpu, 5)),
+    ]
+    assert calls(lowered, Lane.CPU) == [
+        ("hybridc_wait", (cpu, 2)),
+        ("relu_cpu", ()),
+        ("hybridc_record", (cpu, 3)),
+    ]
+    assert calls(lowered, Lane.H2D) == [
+        ("hybridc_copy", (h2d,)),
+        ("hybridc_record", (h2d, 0)),
+        ("hybridc_wait", (h2d, 3)),
+        ("hybridc_copy", (h2d,)),
+        ("hybridc_record", (h2d, 4)),
+    ]
+    assert calls(lowered, Lane.D2H) == [
+        ("hybridc_wait", (d2h, 1)),
         ("hybridc_copy", (d2h,)),
-        ("hybridc_finish_lanes", ()),
+        ("hybridc_record", (d2h, 2)),
+        ("hybridc_wait", (d2h, 5)),
+        ("hybridc_copy", (d2h,)),
     ]
 
 
-def test_main_of_a_cpu_plan_has_no_events() -> None:
-    names = [name for name, _ in calls(cpu_model().lower())]
-    assert names == ["matmul_cpu", "relu_cpu", "hybridc_finish_lanes"]
+def test_cpu_plan_has_one_function_without_events() -> None:
+    lowered = cpu_model().lower()
+    assert [name for name, _ in calls(lowered, Lane.CPU)] == ["matmul_cpu", "relu_cpu"]
+    assert lowered.plans[0].event_count == 0
+    assert not {v.name_hint for v in lowered.module.functions} & {"main_gpu_0", "main_h2d_0", "main_d2h_0"}
+
+
+def test_streamed_weight_is_copied_as_the_kernel_reads_it() -> None:
+    lowered = streaming_model().lower()
+    assert lowered.plans[0].resident_weights == ()
+    assert [(w.tensor, w.packing is not None, w.shape) for w in lowered.plans[0].streamed_weights] == [
+        ("w", True, (8, 8))
+    ]
+    assert ("hybridc_stream_weight", ()) in calls(lowered, Lane.H2D)
+    text = lowered.module.script()
+    assert "def main_h2d_0(lanes: R.Any, gpu_arena: R.Any, host_arena: R.Any, weight_0" in text
+
+
+def test_each_plan_has_functions_of_its_own_that_share_the_kernels() -> None:
+    lowered = model_for_two_budgets().lower()
+    small, large = lowered.plans
+    assert [name for name, _ in calls(lowered, Lane.CPU, 0) if name.endswith("_cpu")] == [
+        "relu_cpu",
+        "matmul_cpu",
+    ]
+    assert [name for name, _ in calls(lowered, Lane.GPU, 1) if name.endswith("_gpu")] == 2 * ["matmul_gpu"]
+    assert ([w.packing is None for w in small.host_weights], large.host_weights) == ([True], ())
+    assert small.streamed_weights == large.streamed_weights
+    assert (small.event_count, large.event_count) == (3, 4)
+    kernels = [v.name_hint for v in lowered.module.functions if not v.name_hint.startswith("main_")]
+    assert sorted(kernels) == ["matmul_cpu", "matmul_gpu", "relu_cpu"]
 
 
 def test_main_can_be_printed() -> None:
     text = hybrid_model().lower().module.script()
-    assert "def main(lanes: R.Any, gpu_arena: R.Any, host_arena: R.Any)" in text
-    assert 'R.call_packed("hybridc_copy", lanes, 1' in text
+    assert "def main_gpu_0(lanes: R.Any, gpu_arena: R.Any, host_arena: R.Any)" in text
+    assert 'R.call_packed("hybridc_copy", lanes, 2' in text
 
 
 def test_views_are_made_once_for_each_distinct_use() -> None:
     model = hybrid_model()
     lowered = model.lower()
     binding = bind(model.graph, model.plan, model.functions)
-    views = {o for step in binding.operands for o in step if isinstance(o, View)}
+    steps = zip(model.plan.steps, binding.operands, strict=True)
+    views = {(step.lane, o) for step, used in steps for o in used if isinstance(o, View)}
     assert lowered.module.script().count("hybridc_arena_view") == len(views)
 
 
@@ -108,11 +148,12 @@ def test_each_lane_needs_its_own_wait() -> None:
     assert waits[1:] == ((0,), (0,))
 
 
-def test_waits_for_cpu_steps_need_no_event() -> None:
+def test_waits_for_cpu_steps_need_events_too() -> None:
     events, waits = required_events(
         steps_plan(Run("k0", CPU), Copy("a", CPU, GPU, (0,)), Run("k1", GPU, (0,)))
     )
-    assert not events and not any(waits)
+    assert events == {0: 0}
+    assert waits == ((), (0,), (0,))
 
 
 def test_functions_carry_their_targets_and_are_in_the_module_once() -> None:

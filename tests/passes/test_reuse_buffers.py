@@ -6,19 +6,19 @@ from random import Random
 
 import pytest
 
-from hybridc.ir import Arena, Buffer, BufferKind, Device, Graph, Role
+from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.offsets import Block, live_bound, pack
 from hybridc.passes.reuse_buffers import live_bytes_bound, reuse_buffers
 from tests.support.graphs import GraphBuilder, chain
+from tests.support.placements import steps_of
 
 GPU, CPU = Device.GPU, Device.CPU
 UNIT = ALIGNMENT_BYTES
 
 
 def buffers_of(graph: Graph, placement: tuple[Device, ...]) -> tuple[dict[tuple[str, Device], Buffer], Arena]:
-    _, buffers, arenas = reuse_buffers(graph, insert_copies(graph, placement), (GPU, CPU))
+    _, buffers, arenas = reuse_buffers(graph, steps_of(graph, placement), (GPU, CPU))
     return {(b.tensor, b.device): b for b in buffers}, arenas[0]
 
 
@@ -81,11 +81,74 @@ def test_kernel_waits_for_the_copy_that_still_reads_the_bytes_it_reuses() -> Non
     b = build.kernel((a,), {"b": 4})
     c = build.kernel((b,), {"c": 4})
     graph = build.graph(a, c)
-    steps, buffers, _ = reuse_buffers(graph, insert_copies(graph, (GPU,) * 3), (GPU, CPU))
+    steps, buffers, _ = reuse_buffers(graph, steps_of(graph, (GPU,) * 3), (GPU, CPU))
     held = {(b.tensor, b.device): b for b in buffers}
     copy_of_a = held["a", CPU].first_step
     assert held["c", GPU].offset_bytes == held["a", GPU].offset_bytes
     assert copy_of_a in steps[held["c", GPU].first_step].waits
+
+
+def test_each_step_that_writes_a_tensor_begins_a_stay_of_it() -> None:
+    build = GraphBuilder()
+    a = build.kernel((build.input("x", 4),), {"a": 4})
+    b = build.kernel((a,), {"b": 4})
+    graph = build.graph(build.kernel((a, b), {"c": 4}))
+    steps: list[Step] = [
+        *(Copy("x", CPU, GPU), Run("k0", GPU, (0,)), Copy("a", GPU, CPU, (1,)), Run("k1", GPU)),
+        *(Copy("a", CPU, GPU, (2,)), Run("k2", GPU, (4,)), Copy("c", GPU, CPU, (5,))),
+    ]
+    _, buffers, _ = reuse_buffers(graph, steps, (GPU, CPU))
+    stays = [(b.first_step, b.last_step) for b in buffers if (b.tensor, b.device) == ("a", GPU)]
+    assert stays == [(1, 3), (4, 5)]
+    assert [(b.first_step, b.last_step) for b in buffers if (b.tensor, b.device) == ("a", CPU)] == [(2, 4)]
+
+
+def test_streamed_weight_is_held_from_its_copy_to_its_last_use() -> None:
+    graph = chain(2, size=4, weight=2)
+    steps: list[Step] = [
+        *(Copy("x", CPU, GPU), Copy("w0", CPU, GPU), Run("k0", GPU, (0, 1))),
+        *(Copy("w1", CPU, GPU), Run("k1", GPU, (3,)), Copy("t1", GPU, CPU, (4,))),
+    ]
+    waiting, buffers, arenas = reuse_buffers(graph, steps, (GPU, CPU))
+    held = {b.tensor: b for b in buffers if b.kind is BufferKind.WEIGHT}
+    assert [(b.first_step, b.last_step) for b in held.values()] == [(1, 2), (3, 4)]
+    assert held["w0"].offset_bytes == held["w1"].offset_bytes
+    assert waiting[3].waits == (2,)  # for the bytes
+    assert arenas[0].size_bytes == (2 * 4 + 2) * UNIT
+
+
+def test_kernel_that_runs_again_has_its_workspace_again() -> None:
+    build = GraphBuilder()
+    a = build.kernel((build.input("x", 1),), {"a": 1}, workspace=10)
+    again = Run("k0", GPU)
+    steps: list[Step] = [Copy("x", CPU, GPU), Run("k0", GPU, (0,)), again, Copy("a", GPU, CPU, (2,))]
+    _, buffers, _ = reuse_buffers(build.graph(a), steps, (GPU, CPU))
+    workspaces = [b.first_step for b in buffers if b.kind is BufferKind.WORKSPACE]
+    assert workspaces == [1, 2]
+
+
+def test_input_that_is_copied_to_the_host_is_not_overwritten() -> None:
+    build = GraphBuilder()
+    a = build.kernel((build.input("x", 4),), {"a": 4})
+    b = build.kernel((a,), {"b": 4}, overwrite=(("b", "a"),))
+    graph = build.graph(a, b)
+    held, _ = buffers_of(graph, (GPU, GPU))
+    assert held["a", GPU].offset_bytes != held["b", GPU].offset_bytes
+
+
+def test_bytes_are_not_reused_while_their_last_use_is_predicted_to_run() -> None:
+    graph = chain(3, size=4, weight=2)
+    steps: list[Step] = [
+        *(Copy("x", CPU, GPU), Copy("w0", CPU, GPU), Run("k0", GPU, (0, 1)), Copy("w1", CPU, GPU)),
+        *(Run("k1", GPU, (3,)), Copy("w2", CPU, GPU), Run("k2", GPU, (5,)), Copy("t2", GPU, CPU, (6,))),
+    ]
+    # w1 comes while k0 runs, w2 after k1 has ended
+    spans = [(0, 1), (1, 2), (2, 5), (3, 4), (5, 6), (6, 7), (7, 8), (8, 9)]
+    timed, buffers, _ = reuse_buffers(graph, steps, (GPU, CPU), spans)
+    offset = {b.tensor: b.offset_bytes for b in buffers if b.kind is BufferKind.WEIGHT}
+    assert offset["w0"] != offset["w1"]
+    assert timed[3].waits == ()
+    assert offset["w2"] in (offset["w0"], offset["w1"])
 
 
 def test_workspace_is_held_for_its_kernel_alone() -> None:
@@ -110,7 +173,7 @@ def test_sizes_are_exact_and_offsets_aligned() -> None:
 def test_live_bytes_bound_is_the_arenas_bound() -> None:
     graph = chain(6)
     for placement in [(GPU,) * 6, (CPU,) * 6, (GPU, CPU) * 3]:
-        steps = insert_copies(graph, placement)
+        steps = steps_of(graph, placement)
         _, _, arenas = reuse_buffers(graph, steps, (GPU,))
         assert live_bytes_bound(graph, steps, GPU) == arenas[0].lower_bound_bytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +11,22 @@ import pytest
 from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Plan, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.insert_copies import insert_copies
-from hybridc.passes.plan import assemble, make_plan
+from hybridc.passes.plan import assemble
 from hybridc.passes.reuse_buffers import reuse_buffers
 from hybridc.passes.verify import verify
 from tests.support.graphs import GraphBuilder, chain, machine
+from tests.support.placements import steps_of
+from tests.support.verdicts import is_refused
 
 GPU, CPU = Device.GPU, Device.CPU
 
 
+def plan_of(graph: Graph, steps: Sequence[Step]) -> Plan:
+    return assemble(graph, machine(), None, *reuse_buffers(graph, steps, (GPU, CPU)))
+
+
 def planned(graph: Graph, *placement: Device) -> Plan:
-    steps, buffers, arenas = reuse_buffers(graph, insert_copies(graph, placement), (GPU, CPU))
-    return assemble(graph, machine(), None, steps, buffers, arenas)
+    return plan_of(graph, steps_of(graph, placement))
 
 
 GRAPH = chain(3)
@@ -54,7 +59,7 @@ def without_buffer(tensor: str, device: Device) -> Plan:
 
 
 def test_plan_of_the_planner_is_accepted() -> None:
-    verify(GRAPH, PLAN)
+    assert not is_refused(GRAPH, PLAN)
 
 
 @pytest.mark.parametrize("wait", [-1, 3, 4, 99])
@@ -62,8 +67,7 @@ def test_wait_for_a_step_that_is_not_earlier_is_refused(wait: int) -> None:
     refused(with_step(3, replace(PLAN.steps[3], waits=(wait,))), "HC212", "earlier")
 
 
-def test_kernel_that_runs_twice_or_never_is_refused() -> None:
-    refused(with_step(5, Run("k0", GPU)), "HC211", "run before")
+def test_kernel_that_never_runs_is_refused() -> None:
     cut = replace(PLAN, steps=PLAN.steps[:5], step_us=PLAN.step_us[:5])
     refused(cut, "HC211", "never runs")
 
@@ -89,8 +93,9 @@ def test_read_on_the_device_where_the_value_is_not_is_refused() -> None:
     refused(with_step(2, Copy("x", GPU, CPU, (1,))), "HC214", "no buffers hold 'x'")
 
 
-def test_copy_of_a_weight_is_refused() -> None:
-    refused(with_step(0, Copy("w0", CPU, GPU)), "HC219", "copies a weight")
+def test_copy_of_a_resident_weight_or_of_one_to_the_host_is_refused() -> None:
+    refused(with_step(0, Copy("w0", CPU, GPU)), "HC213", "already there")
+    refused(with_step(2, Copy("w0", GPU, CPU)), "HC219", "copies a weight to the host")
 
 
 def test_missing_or_doubled_buffer_is_refused() -> None:
@@ -127,7 +132,8 @@ def test_buffer_of_something_unknown_is_refused(name: Any, kind: BufferKind) -> 
 
 
 def test_weight_that_is_not_resident_all_the_time_is_refused() -> None:
-    refused(with_buffer("w2", GPU, first_step=0), "HC219", "not resident")
+    refused(with_buffer("w2", GPU, last_step=6), "HC219", "not resident")
+    refused(with_buffer("w2", GPU, first_step=0), "HC213", "nothing writes it at step 0")
     refused(without_buffer("w2", GPU), "HC214", "no buffers hold 'w2'")
 
 
@@ -186,6 +192,66 @@ def test_graph_that_cannot_be_is_refused() -> None:
     refused(PLAN, "HC210", "two things", replace(GRAPH, tensors=GRAPH.tensors * 2))
 
 
+STAYS = plan_of(
+    GRAPH,
+    [
+        Copy("x", CPU, GPU),
+        Copy("w0", CPU, GPU),
+        Run("k0", GPU, (0, 1)),
+        Copy("w1", CPU, GPU),
+        Run("k1", GPU, (2, 3)),
+        Copy("w0", CPU, GPU),  # again, and k0 again
+        Run("k0", GPU, (0, 5)),
+        Copy("t1", GPU, CPU, (4,)),
+        Copy("t1", CPU, GPU, (7,)),
+        Copy("w2", CPU, GPU),
+        Run("k2", GPU, (8, 9)),
+        Copy("t2", GPU, CPU, (10,)),
+    ],
+)
+"""w0, t0 and t1 are on the GPU twice, k0 runs twice, and all weights are streamed."""
+
+
+def stay(plan: Plan, tensor: str, device: Device, number: int, /, **changes: Any) -> Plan:
+    """The plan with one of the stays of a tensor changed."""
+    index = [i for i, b in enumerate(plan.buffers) if (b.tensor, b.device) == (tensor, device)][number]
+    buffer = replace(plan.buffers[index], **changes)
+    return replace(plan, buffers=(*plan.buffers[:index], buffer, *plan.buffers[index + 1 :]))
+
+
+def test_tensor_may_come_to_a_device_again_and_a_weight_be_streamed() -> None:
+    verify(GRAPH, STAYS)
+    first = [(b.tensor, b.first_step) for b in STAYS.buffers if b.device is GPU and b.tensor in ("w0", "t1")]
+    assert first == [("w0", 1), ("w0", 5), ("t1", 4), ("t1", 8)]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "number", "changes", "code", "what"),
+    [
+        ("w0", 0, {"last_step": 5}, "HC214", "2 buffers hold 'w0'"),
+        ("w0", 1, {"first_step": 6}, "HC214", "no buffers hold 'w0'"),
+        ("t0", 1, {"first_step": 5}, "HC213", "already there"),
+        ("t1", 0, {"last_step": 6}, "HC214", "no buffers hold 't1'"),
+        ("t1", 1, {"first_step": 7}, "HC214", "2 buffers hold"),
+    ],
+)
+def test_wrong_stay_is_refused(
+    tensor: str, number: int, changes: dict[str, int], code: str, what: str
+) -> None:
+    refused(stay(STAYS, tensor, GPU, number, **changes), code, what)
+
+
+def test_streamed_weight_must_have_arrived_when_it_is_read() -> None:
+    waits = replace(STAYS.steps[6], waits=())
+    unordered = replace(STAYS, steps=(*STAYS.steps[:6], waits, *STAYS.steps[7:]))
+    refused(unordered, "HC213", "reads 'w0' on the gpu without being behind step 5")
+
+
+def test_bytes_of_a_stay_are_not_taken_before_it_ends() -> None:
+    offset_bytes = next(b.offset_bytes for b in STAYS.buffers if b.tensor == "t1" and b.first_step == 4)
+    refused(stay(STAYS, "w0", GPU, 1, offset_bytes=offset_bytes), "HC216", "'t1'.*'w0'")
+
+
 def test_deep_chain_is_verified_without_recursion() -> None:
     graph = chain(1500)
-    verify(graph, make_plan(graph, machine(), None, (GPU, CPU)))
+    assert not is_refused(graph, planned(graph, *(GPU, CPU, GPU) * 500))

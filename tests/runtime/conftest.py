@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hybridc import emulator
-from tests.support.artifacts import cpu_model, hybrid_model
+from tests.support.artifacts import cpu_model, hybrid_model, streaming_model
 
 EMULATED_BYTES = 1 << 20
 
@@ -27,6 +27,11 @@ def hybrid_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def racing_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hybrid artifact without the wait between the GPU's first kernel and the copy of its result."""
     return hybrid_model(drop_waits=True).write(tmp_path_factory.mktemp("racing") / "model.hyb")
+
+
+@pytest.fixture(scope="session")
+def streaming_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return streaming_model().write(tmp_path_factory.mktemp("streaming") / "model.hyb")
 
 
 @pytest.fixture

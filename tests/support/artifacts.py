@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hybridc.codegen.cuda import compile_fatbin
 from hybridc.codegen.library import BuiltLibrary, build_library
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, Plan, Role, Run, Step, Tensor
 from hybridc.ir.plan import align
+from hybridc.machine import load_machine
 from hybridc.passes.lower import Lowered, lower
 from hybridc.schedules.registry import Packing, Scheduled
 from hybridc.targets import Target, parse_target
@@ -127,9 +128,15 @@ class Model:
     functions: dict[tuple[str, Device], Scheduled]
     target: Target
     weights: dict[str, np.ndarray] = field(default_factory=dict)
+    larger: tuple[Plan, ...] = ()
+    """Plans for larger budgets."""
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return self.plan, *self.larger
 
     def lower(self) -> Lowered:
-        return lower(self.graph, self.plan, self.functions, self.target)
+        return lower(self.graph, self.plans, self.functions, self.target)
 
     def write(self, path: Path) -> Path:
         """Build and store the artifact."""
@@ -141,14 +148,14 @@ class Model:
         image = library.cuda_image
         return Contents(
             graph=self.graph,
-            plan=self.plan,
+            plans=self.plans,
+            lowered=lowered.plans,
             target=self.target,
             inputs=tuple(self._port(f"the/{name}", name) for name in self.graph.inputs),
             outputs=tuple(self._port(f"out/{i}", name) for i, name in enumerate(self.graph.outputs)),
             source=Source("hand.onnx", "0" * 64, 18),
-            host_weights=lowered.host_weights,
-            resident_weights=lowered.resident_weights,
-            event_count=lowered.event_count,
+            machine=load_machine(),
+            pins={},
             cuda_source=library.cuda_source,
             cuda_image_key=None if image is None else emulator.image_key(image),
         )
@@ -240,6 +247,67 @@ def hybrid_model(*, drop_waits: bool = False) -> Model:
         ("negate", GPU): scheduled(negate(), GPU),
     }
     return Model(graph, builder.plan(), functions, GPU_TARGET, {"w": weight_array((8, 8))})
+
+
+def streaming_model() -> Model:
+    """b = a @ w @ w on the GPU, a = relu(x) on the CPU: w is packed, and comes to the GPU twice."""
+    x, y = tensor("x", Role.INPUT), tensor("y", Role.OUTPUT)
+    w, a, b = tensor("w", Role.WEIGHT, (8, 8)), tensor("a"), tensor("b")
+    graph = Graph(
+        (
+            Kernel("k0", "relu", ("x",), ("a",)),
+            Kernel("k1", "matmul", ("a", "w"), ("b",)),
+            Kernel("k2", "matmul", ("b", "w"), ("y",)),
+        ),
+        (x, w, a, b, y),
+        ("x",),
+        ("y",),
+    )
+    builder = PlanBuilder()
+    builder.copy("w", GPU)  # 0
+    builder.run("k0", CPU)  # 1
+    builder.copy("a", GPU, 1)  # 2
+    builder.run("k1", GPU, 2)  # 3
+    builder.copy("w", GPU)  # 4
+    builder.run("k2", GPU, 4)  # 5
+    builder.copy("y", CPU, 5)  # 6
+    builder.hold(w, GPU, 0, 3)
+    builder.hold(w, GPU, 4, 5)
+    builder.hold(x, CPU, -1, 1)
+    builder.hold(a, CPU, 1, 2)
+    builder.hold(a, GPU, 2, 3)
+    builder.hold(b, GPU, 3, 5)
+    builder.hold(y, GPU, 5, 6)
+    builder.hold(y, CPU, 6, 7)
+    product = scheduled(matmul_transposed(4, 8, 8), GPU).function
+    functions = {
+        ("relu", CPU): scheduled(relu(), CPU),
+        ("matmul", GPU): Scheduled(product, "packed", ((1, transposing((8, 8))),)),
+    }
+    return Model(graph, builder.plan(), functions, GPU_TARGET, {"w": weight_array((8, 8))})
+
+
+def model_for_two_budgets() -> Model:
+    """`streaming_model` with 4 KiB; with 2 KiB only the last kernel is on the GPU. The CPU reads w plain."""
+    model = streaming_model()
+    w, x, a, b, y = (model.graph.tensor[name] for name in ("w", "x", "a", "b", "y"))
+    builder = PlanBuilder()
+    builder.copy("w", GPU)  # 0
+    builder.run("k0", CPU)  # 1
+    builder.run("k1", CPU)  # 2
+    builder.copy("b", GPU, 2)  # 3
+    builder.run("k2", GPU, 3)  # 4
+    builder.copy("y", CPU, 4)  # 5
+    builder.hold(w, GPU, 0, 4)
+    builder.hold(x, CPU, -1, 1)
+    builder.hold(a, CPU, 1, 2)
+    builder.hold(b, CPU, 2, 3)
+    builder.hold(b, GPU, 3, 4)
+    builder.hold(y, GPU, 4, 5)
+    builder.hold(y, CPU, 5, 6)
+    functions = {**model.functions, ("matmul", CPU): scheduled(matmul(4, 8, 8), CPU)}
+    plan, larger = replace(builder.plan(), budget_bytes=2048), replace(model.plan, budget_bytes=4096)
+    return replace(model, plan=plan, larger=(larger,), functions=functions)
 
 
 def parallel_scale(factor: int, shape: tuple[int, ...] = SHAPE) -> tirx.PrimFunc:

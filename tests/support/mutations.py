@@ -77,6 +77,45 @@ def swap_steps(plan: Plan, random: Random) -> Plan:
     return _reorder(plan, order)
 
 
+def repeat_step(plan: Plan, random: Random) -> Plan:
+    order = list(range(len(plan.steps)))
+    repeated = random.choice(order)
+    order.insert(random.randint(repeated + 1, len(order)), repeated)
+    return _reorder(plan, order)
+
+
+def swap_offsets(plan: Plan, random: Random) -> Plan:
+    """Two buffers of one size and device change places."""
+    first = random.randrange(len(plan.buffers))
+    one = plan.buffers[first]
+    same = [i for i, b in enumerate(plan.buffers) if (b.size_bytes, b.device) == (one.size_bytes, one.device)]
+    second = random.choice(same)
+    swapped = _with_buffer(plan, first, offset_bytes=plan.buffers[second].offset_bytes)
+    return _with_buffer(swapped, second, offset_bytes=one.offset_bytes)
+
+
+def merge_stays(plan: Plan, random: Random) -> Plan:
+    """One buffer for two stays of a tensor."""
+    pairs = [
+        (i, j)
+        for i, one in enumerate(plan.buffers)
+        for j, other in enumerate(plan.buffers)
+        if (one.tensor, one.kind, one.device) == (other.tensor, other.kind, other.device)
+        and one.first_step < other.first_step
+    ]
+    if not pairs:
+        return plan
+    early, late = random.choice(pairs)
+    merged = _with_buffer(plan, early, last_step=plan.buffers[late].last_step)
+    return replace(merged, buffers=(*merged.buffers[:late], *merged.buffers[late + 1 :]))
+
+
+def extend_lifetime(plan: Plan, random: Random) -> Plan:
+    index = random.randrange(len(plan.buffers))
+    last_step = random.randint(plan.buffers[index].last_step, len(plan.steps))
+    return _with_buffer(plan, index, last_step=last_step)
+
+
 def shrink_arena(plan: Plan, random: Random) -> Plan:
     i = random.randrange(len(plan.arenas))
     arena = replace(plan.arenas[i], size_bytes=plan.arenas[i].size_bytes - ALIGNMENT_BYTES)
@@ -92,6 +131,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     change_kernel,
     drop_copy,
     swap_steps,
+    repeat_step,
+    swap_offsets,
+    merge_stays,
+    extend_lifetime,
     shrink_arena,
 )
 
@@ -110,11 +153,13 @@ def _with_buffer(plan: Plan, index: int, **changes: Any) -> Plan:
 
 
 def _reorder(plan: Plan, order: list[int]) -> Plan:
-    """The steps in another order or fewer, with everything that names a position renumbered.
+    """The steps in another order, fewer, or some again, with everything that names a position renumbered.
 
     A buffer that began or ended with a dropped step begins or ends with the next one kept.
     """
-    place = {old: new for new, old in enumerate(order)}
+    place: dict[int, int] = {}
+    for new, old in enumerate(order):
+        place.setdefault(old, new)
 
     def moved(old: int) -> int:
         if old < 0:

@@ -1,0 +1,65 @@
+// When each step of a lane begins and ends: noted around the calls of its VM function, by CUDA events on the
+// lane's stream, or by the host's clock where there is none.
+#pragma once
+#include <chrono>
+#include <string_view>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+namespace hybridc {
+
+constexpr unsigned kEventDefault = 0;  // cudaEventDefault: it has a time
+
+class Trace {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  ~Trace() {
+    for (CudaEvent event : events_) CudaRuntime::Get().event_destroy(event);
+  }
+
+  // Whether a call of a lane's function is a step of the plan: a kernel or a copy.
+  static bool IsStep(std::string_view function) {
+    if (function == "hybridc_copy" || function == "hybridc_stream_weight") return true;
+    return function.substr(0, 8) != "hybridc_" && function.substr(0, 3) != "vm.";
+  }
+
+  void Clear() {
+    used_ = 0;
+    times_.clear();
+  }
+
+  // `stream` is null on the CPU's lane.
+  void Mark(CudaStream stream) {
+    if (stream == nullptr) {
+      times_.push_back(Clock::now());
+      return;
+    }
+    if (used_ == events_.size()) {
+      HYBRIDC_CUDA(event_create, &events_.emplace_back(), kEventDefault);
+    }
+    HYBRIDC_CUDA(event_record, events_[used_++], stream);
+  }
+
+  // Microseconds of every mark since `base` was recorded, which was at `start` on the host's clock.
+  std::vector<double> Microseconds(CudaEvent base, Clock::time_point start) const {
+    std::vector<double> result;
+    for (Clock::time_point time : times_) {
+      result.push_back(std::chrono::duration<double, std::micro>(time - start).count());
+    }
+    for (size_t i = 0; i < used_; ++i) {
+      float milliseconds = 0;
+      HYBRIDC_CUDA(event_elapsed_time, &milliseconds, base, events_[i]);
+      result.push_back(milliseconds * 1e3);
+    }
+    return result;
+  }
+
+ private:
+  std::vector<Clock::time_point> times_;
+  std::vector<CudaEvent> events_;  // of which `used_` are recorded; they are made once
+  size_t used_ = 0;
+};
+
+}  // namespace hybridc

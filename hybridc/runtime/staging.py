@@ -1,0 +1,65 @@
+"""How much pinned memory streamed weights get on the host: room for all of them, or for a few slots.
+
+A copy to the GPU goes side by side with kernels only if it comes from pinned memory, whose pages the system
+cannot give to anybody else. So weights that would take too much of it stay in the artifact's mapped file,
+and each is read into a slot shortly before its copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridc.errors import DeviceError
+from hybridc.ir.plan import ALIGNMENT_BYTES, align
+
+SLOTS = 3
+"""One is being read into while another is copied; the third evens out their speeds."""
+LARGEST_SLOT_BYTES = 16 << 20
+"""More gains nothing: such a copy takes a millisecond, a hundred times its latency."""
+SMALLEST_SLOT_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Pinned memory of a session beside its arena."""
+
+    size_bytes: int
+    slot_count: int
+    """0: it holds all streamed weights."""
+
+
+def choose_staging(
+    weight_bytes: Sequence[int], arena_bytes: int, limit_bytes: int | None, available_bytes: int
+) -> Staging:
+    """Pin all streamed weights if they fit beside the host's arena, else give them slots.
+
+    `limit_bytes` is what the user lets a run hold of the host's memory; without it weights take at most half
+    of what is available. Raises DeviceError HC408 if even the smallest slots exceed the limit.
+    """
+    all_bytes = sum(align(size) for size in weight_bytes)
+    room_bytes = available_bytes // 2 if limit_bytes is None else limit_bytes - arena_bytes
+    if all_bytes <= room_bytes:
+        return Staging(all_bytes, 0)
+    largest_bytes = align(max(weight_bytes, default=0))
+    room_each_bytes = room_bytes // SLOTS // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    slot_bytes = min(largest_bytes, LARGEST_SLOT_BYTES, room_each_bytes)
+    smallest_bytes = min(largest_bytes, SMALLEST_SLOT_BYTES)
+    if slot_bytes < smallest_bytes and limit_bytes is not None:
+        needed_bytes = least_host_bytes(weight_bytes, arena_bytes)
+        what = f"a run holds at least {needed_bytes:,} bytes of host memory, and {limit_bytes:,} are allowed"
+        raise DeviceError("HC408", what, remedy="allow more, or compile with a larger --gpu-memory")
+    return Staging(SLOTS * max(slot_bytes, smallest_bytes), SLOTS)
+
+
+def least_host_bytes(weight_bytes: Sequence[int], arena_bytes: int) -> int:
+    """The smallest limit that `choose_staging` accepts."""
+    slot_bytes = min(align(max(weight_bytes, default=0)), SMALLEST_SLOT_BYTES)
+    return arena_bytes + min(sum(align(size) for size in weight_bytes), SLOTS * slot_bytes)
+
+
+def available_host_bytes() -> int:
+    """Memory that programs can get without swapping, as the kernel estimates it."""
+    with open("/proc/meminfo") as lines:
+        found = next(line for line in lines if line.startswith("MemAvailable:"))
+    return int(found.split()[1]) << 10
