@@ -38,7 +38,7 @@ def assert_agrees_with_onnxruntime(model: onnx.ModelProto, target: str, gpu_memo
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random.hyb"
         try:
-            hybridc.compile(model, path, target=target, gpu_memory=gpu_memory)
+            hybridc.compile(model, path, target=target, gpu_memory=gpu_memory, plan_seconds=1)
         except PlanError as refusal:
             hybridc.compile(model, path, target=target, gpu_memory=f"{refusal.smallest_budget_bytes}B")
         with hybridc.load(path) as session:

@@ -1,0 +1,66 @@
+"""The user's wishes where kernels run, checked and spelled out for every kernel."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+from hybridc.errors import PlanError
+from hybridc.ir import Device, Graph, Kernel
+
+Pins = Mapping[str, Device]
+"""Device of each kernel that must run on a given one."""
+NO_PINS: Pins = MappingProxyType({})
+
+
+def resolve_pins(graph: Graph, wishes: Sequence[tuple[str, Device]]) -> Pins:
+    """Spell out patterns, each with a device, as devices of kernels.
+
+    A pattern is the name of an ONNX node, or of a kernel, with `*`, `?` and `[...]` as in a shell; it pins
+    every kernel that computes one of the nodes it matches. Raises PlanError: HC205 if a pattern matches
+    nothing, HC206 if two patterns want different devices of one kernel, HC207 if a kernel has no code for
+    the device it is pinned to.
+    """
+    chosen: dict[str, tuple[str, Device]] = {}
+    for pattern, device in wishes:
+        kernels = [kernel for kernel in graph.kernels if _matches(kernel, pattern)]
+        if not kernels:
+            raise _unknown(graph, pattern, device)
+        for kernel in kernels:
+            other, wanted = chosen.setdefault(kernel.name, (pattern, device))
+            if wanted is not device:
+                raise PlanError(
+                    "HC206",
+                    f"the pins {_text(other, wanted)} and {_text(pattern, device)} contradict each other",
+                    where=_describe(kernel),
+                    remedy="make one of them narrower; nodes that are fused into one kernel run together",
+                )
+            if device not in kernel.devices:
+                raise PlanError(
+                    "HC207",
+                    f"the pin {_text(pattern, device)} cannot be met: there is no code for the {device}",
+                    where=_describe(kernel),
+                    remedy="leave it out, or make it narrower",
+                )
+    return {name: device for name, (_, device) in chosen.items()}
+
+
+def _matches(kernel: Kernel, pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (kernel.name, *kernel.origins))
+
+
+def _unknown(graph: Graph, pattern: str, device: Device) -> PlanError:
+    names = dict.fromkeys(name for kernel in graph.kernels for name in (*kernel.origins, kernel.name))
+    close = difflib.get_close_matches(pattern, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`hybridc plan MODEL --all` lists the nodes"
+    return PlanError("HC205", f"the pin {_text(pattern, device)} matches no node", remedy=hint)
+
+
+def _text(pattern: str, device: Device) -> str:
+    return f"'{pattern}={device.value}'"
+
+
+def _describe(kernel: Kernel) -> str:
+    return f"kernel {kernel.name!r} ({', '.join(kernel.origins) or kernel.function})"

@@ -1,0 +1,25 @@
+"""The planner: from a graph, a machine and a budget to the fastest plan that can be found, and a bound.
+
+What is decided, and what comes of it:
+problem     kernels in an order, tensors, gaps between their uses, as flat tuples
+decisions   a device for each kernel; for each gap whether the tensor stays in the GPU's memory
+residency   decisions -> when each tensor is on the GPU, and what has to be copied
+simulate    decisions -> when every kernel and copy runs, and the bytes that are held
+core        the same in C++, with repair and annealing: what searches call
+realise     decisions -> steps, and places for their buffers
+
+How it is decided:
+order       an order of the kernels that needs few bytes
+policies    other systems' ways, to compare with; starts for the search
+search      the best decisions found: from the best starts, simulated annealing
+ladder      searches at fixed budgets from low to high, so that more memory is never slower
+pinning     which gaps to keep, exactly, if every kernel's device is given: a dynamic programme
+proof       a small graph's fastest plan of all instead
+
+What is proven:
+bound       no plan is faster, none needs fewer bytes
+relaxation  the planning problem as a linear programme, which linear solves
+exact       the fastest plan by CP-SAT in a child process; retime gives its jobs their real times
+
+No TVM inside.
+"""

@@ -1,0 +1,132 @@
+"""Bounds: no plan of a problem is faster, and none needs fewer bytes on the GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from hybridc.passes.planner.linear import minimise
+from hybridc.passes.planner.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.relaxation import relax
+from hybridc.passes.planner.structure import smallest_working_set_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """A bound on time, and the fractional plan that reaches it: what to try first in a search."""
+
+    bound_us: float
+    """No plan is faster. Infinite if there is no plan."""
+    on_gpu: tuple[float, ...]
+    """Per kernel, 0 to 1."""
+    keep: tuple[float, ...]
+    """Per gap, 0 to 1. See `Decisions.keep`."""
+
+
+def time_bound(
+    problem: Problem,
+    *,
+    recompute: bool = False,
+    method: str = "simplex",
+    iterations: int | None = None,
+    nodes: int = 0,
+) -> Relaxation:
+    """Bound the makespan of all plans in which each device runs its kernels in the problem's order.
+
+    With `recompute` also of plans in which kernels run again, after their first run has ended. `nodes` > 0
+    spends a branch and bound over that many nodes on tightening it. Deterministic; the effort is limited
+    by `iterations` of the solver and by `nodes`.
+    """
+    if not can_be_planned(problem):
+        return Relaxation(math.inf, (), ())
+    simple_us = simple_time_bound_us(problem)
+    if simple_us == 0:
+        return Relaxation(0.0, (1.0,) * problem.kernel_count, (1.0,) * len(problem.gaps))
+    model = relax(problem, unit_us=simple_us, recompute=recompute)
+    found = minimise(
+        model.programme,
+        method=method,
+        iterations=iterations,
+        integers=(*model.on_gpu, *model.keep) if nodes else (),
+        nodes=nodes,
+    )
+    bound_us = max(simple_us, found.bound * simple_us)
+    if not found.values.size:
+        return Relaxation(bound_us, (), ())
+    on_gpu, keep = found.values[model.on_gpu], found.values[model.keep]
+    return Relaxation(bound_us, tuple(on_gpu.tolist()), tuple(keep.tolist()))
+
+
+def can_be_planned(problem: Problem) -> bool:
+    """Whether there is a plan: each kernel runs on the CPU, or on the GPU with no more than the budget."""
+    return all(
+        problem.cpu_us[k] < math.inf
+        or (problem.gpu_us[k] < math.inf and smallest_working_set_bytes(problem, k) <= problem.budget_bytes)
+        for k in range(problem.kernel_count)
+    )
+
+
+def simple_time_bound_us(problem: Problem) -> float:
+    """What needs no solver: the critical path, each kernel on its faster device, and the work of each lane.
+
+    The lanes' work is that of kernels that only one device may run, and the copies they make necessary.
+    Holds for every order of the kernels.
+    """
+    best_us = [min(times) for times in zip(problem.gpu_us, problem.cpu_us, strict=True)]
+    end_us: list[float] = []
+    for kernel, inputs in enumerate(problem.inputs):
+        makers = (problem.producer[t] for t in inputs if problem.producer[t] != BEFORE_ALL)
+        end_us.append(best_us[kernel] + max((end_us[maker] for maker in makers), default=0.0))
+    only_gpu = [us == math.inf for us in problem.cpu_us]
+    only_cpu = [us == math.inf for us in problem.gpu_us]
+    gpu_us = math.fsum(us for us, only in zip(problem.gpu_us, only_gpu, strict=True) if only)
+    cpu_us = math.fsum(us for us, only in zip(problem.cpu_us, only_cpu, strict=True) if only)
+    h2d_us = math.fsum(
+        problem.h2d_us[tensor]
+        for tensor, uses in enumerate(problem.uses)
+        if not problem.is_weight[tensor]
+        and any(only_gpu[use] for use in uses)
+        and (problem.producer[tensor] == BEFORE_ALL or only_cpu[problem.producer[tensor]])
+    )
+    d2h_us = math.fsum(
+        problem.d2h_us[tensor]
+        for tensor, producer in enumerate(problem.producer)
+        if producer != BEFORE_ALL
+        and only_gpu[producer]
+        and (problem.wanted_on_host[tensor] or any(only_cpu[use] for use in problem.uses[tensor]))
+    )
+    return max([*end_us, gpu_us, cpu_us, h2d_us, d2h_us], default=0.0)
+
+
+def bytes_bound(problem: Problem) -> int:
+    """GPU bytes that every plan needs: the largest working set of the kernels that only the GPU may run."""
+    return max(
+        (smallest_working_set_bytes(problem, k) for k, us in enumerate(problem.cpu_us) if us == math.inf),
+        default=0,
+    )
+
+
+def resident_bytes_bound(problem: Problem) -> int:
+    """GPU bytes that every plan needs which runs on the GPU what it can and copies no tensor there twice.
+
+    Weights are resident then, and another tensor stays from its first use there, or its making, to its last.
+    """
+    on_gpu = [us < math.inf for us in problem.gpu_us]
+    weight_bytes = 0
+    change = [0] * (problem.kernel_count + 1)
+    for tensor, uses in enumerate(problem.uses):
+        size_bytes = problem.size_bytes[tensor]
+        events = [k for k in (problem.producer[tensor], *uses) if k != BEFORE_ALL and on_gpu[k]]
+        if problem.is_weight[tensor]:
+            weight_bytes += size_bytes if events else 0
+            continue
+        for start, end in pairwise(events):  # at its uses it is part of the working set
+            change[start + 1] += size_bytes
+            change[end] -= size_bytes
+    largest = weight_bytes
+    for kernel, beside in enumerate(accumulate(change[:-1])):
+        if on_gpu[kernel]:
+            own = sum(problem.size_bytes[t] for t in problem.inputs[kernel] if problem.is_weight[t])
+            largest = max(largest, weight_bytes + beside + smallest_working_set_bytes(problem, kernel) - own)
+    return largest

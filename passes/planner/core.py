@@ -1,0 +1,194 @@
+"""The search's inner loop, in C++ where there is a compiler for it: makespans, repair, annealing."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any
+
+from hybridc.native import build_library
+from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.residency import Residency, residency_of
+from hybridc.passes.planner.simulate import simulate
+
+_SOURCE = Path(__file__).parent / "native" / "planner.cpp"
+
+
+class _ProblemData(ctypes.Structure):
+    """`ProblemData` of the source."""
+
+    _fields_ = (
+        ("kernels", ctypes.c_int),
+        ("tensors", ctypes.c_int),
+        ("budget_bytes", ctypes.c_int64),
+        *((name, ctypes.POINTER(ctypes.c_double)) for name in ("gpu_us", "cpu_us", "h2d_us", "d2h_us")),
+        *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("workspace_bytes", "size_bytes")),
+        *((name, ctypes.POINTER(ctypes.c_uint8)) for name in ("is_weight", "wanted_on_host")),
+        *(
+            (name, ctypes.POINTER(ctypes.c_int))
+            for array in ("input", "output", "overwrite")
+            for name in (f"{array}_starts", f"{array}s")
+        ),
+    )
+
+
+class Core:
+    """Evaluates decisions about one problem, fast. Not for several threads at once; each makes its own.
+
+    Without a compiler the reference evaluates, and annealing ends where it starts.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._library = _library()
+        self._search = None if self._library is None else self._library.planner_new(_data_of(problem))
+
+    def __del__(self) -> None:
+        if getattr(self, "_search", None) is not None:
+            self._library.planner_free(self._search)
+            self._search = None
+
+    def makespan_us(self, decisions: Decisions) -> float:
+        """Of `simulate`, to the last bit; infinite if infeasible."""
+        return self.measure(decisions)[0]
+
+    def measure(self, decisions: Decisions) -> tuple[float, int]:
+        """Makespan and peak bytes of `simulate`; of infeasible decisions infinity and no bytes."""
+        if self._search is None:
+            outcome = simulate(self.problem, decisions)
+            return outcome.makespan_us, outcome.peak_gpu_bytes if outcome.feasible else 0
+        peak_bytes = ctypes.c_int64(0)
+        arrays = self._arrays(decisions)
+        makespan_us = self._library.planner_makespan_us(self._search, *arrays, ctypes.byref(peak_bytes))
+        return makespan_us, peak_bytes.value
+
+    def repaired(self, decisions: Decisions, seed: int = 1) -> Decisions | None:
+        """Feasible decisions near the given ones: gaps not kept, then kernels moved to the CPU.
+
+        None if even that does not fit. Feasible decisions come back with the same outcome.
+        """
+        if self._search is None:
+            return _repaired(self.problem, decisions)
+        on_cpu, keep = self._arrays(decisions)
+        feasible = self._library.planner_repair(self._search, on_cpu, keep, seed)
+        return _decisions_of(self.problem, on_cpu, keep) if feasible else None
+
+    def anneal(
+        self, start: Decisions, evaluations: int, seed: int, *, enough_us: float = 0.0
+    ) -> tuple[Decisions, float]:
+        """The best decisions that simulated annealing finds, and their makespan.
+
+        Starts from `start`, repaired; the result is feasible and no slower. Ends early once a makespan of
+        at most `enough_us` is found: at a proven bound nothing better is left to find. The same arguments
+        give the same result, on every machine. Raises ValueError if nothing fits.
+        """
+        if self._search is None:
+            repaired = _repaired(self.problem, start)
+            makespan_us = math.inf if repaired is None else simulate(self.problem, repaired).makespan_us
+        else:
+            on_cpu, keep = self._arrays(start)
+            makespan_us = self._library.planner_anneal(
+                self._search, on_cpu, keep, evaluations, seed, enough_us
+            )
+            repaired = _decisions_of(self.problem, on_cpu, keep)
+        if repaired is None or math.isinf(makespan_us):
+            raise ValueError("no decisions fit the budget")
+        return repaired, makespan_us
+
+    def _arrays(self, decisions: Decisions) -> tuple[Any, Any]:
+        if (len(decisions.on_cpu), len(decisions.keep)) != (
+            self.problem.kernel_count,
+            len(self.problem.gaps),
+        ):
+            raise ValueError("these decisions are about another problem")
+        return _array(ctypes.c_uint8, decisions.on_cpu), _array(ctypes.c_uint8, decisions.keep)
+
+
+def _library() -> Any:
+    """The library with the types of its functions, or None."""
+    library = build_library(_SOURCE, "planner")
+    if library is None:
+        return None
+    decisions = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint8), ctypes.POINTER(ctypes.c_uint8))
+    library.planner_new.argtypes = (ctypes.POINTER(_ProblemData),)
+    library.planner_new.restype = ctypes.c_void_p
+    library.planner_free.argtypes = (ctypes.c_void_p,)
+    library.planner_free.restype = None
+    library.planner_makespan_us.argtypes = (*decisions, ctypes.POINTER(ctypes.c_int64))
+    library.planner_makespan_us.restype = ctypes.c_double
+    library.planner_repair.argtypes = (*decisions, ctypes.c_uint64)
+    library.planner_repair.restype = ctypes.c_int
+    library.planner_anneal.argtypes = (*decisions, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double)
+    library.planner_anneal.restype = ctypes.c_double
+    return library
+
+
+def _data_of(problem: Problem) -> _ProblemData:
+    overwrites = [tuple(chain.from_iterable(pairs)) for pairs in problem.may_overwrite]
+    return _ProblemData(
+        problem.kernel_count,
+        len(problem.tensor_names),
+        problem.budget_bytes,
+        *(
+            _array(ctypes.c_double, values)
+            for values in (problem.gpu_us, problem.cpu_us, problem.h2d_us, problem.d2h_us)
+        ),
+        *(_array(ctypes.c_int64, values) for values in (problem.workspace_bytes, problem.size_bytes)),
+        *(_array(ctypes.c_uint8, values) for values in (problem.is_weight, problem.wanted_on_host)),
+        *(
+            _array(ctypes.c_int, values)
+            for rows in (problem.inputs, problem.outputs, overwrites)
+            for values in (tuple(accumulate(map(len, rows), initial=0)), tuple(chain.from_iterable(rows)))
+        ),
+    )
+
+
+def _array(kind: Any, values: Sequence[Any]) -> Any:
+    """At least one entry, since ctypes has no pointer to an empty array."""
+    return (kind * max(1, len(values)))(*values)
+
+
+def _decisions_of(problem: Problem, on_cpu: Any, keep: Any) -> Decisions:
+    return Decisions(
+        tuple(map(bool, on_cpu[: problem.kernel_count])), tuple(map(bool, keep[: len(problem.gaps)]))
+    )
+
+
+def _repaired(problem: Problem, decisions: Decisions) -> Decisions | None:
+    """Give up the longest kept gap at the fullest slot, or move its kernel to the CPU, until all fits."""
+    on_cpu, keep = list(decisions.on_cpu), list(decisions.keep)
+    while True:
+        now = Decisions(tuple(on_cpu), tuple(keep))
+        residency = residency_of(problem, now)
+        slot = max(range(problem.kernel_count), key=lambda k: residency.held_bytes[k], default=-1)
+        if slot < 0 or residency.held_bytes[slot] <= problem.budget_bytes:
+            return Decisions(residency.on_cpu, residency.held)
+        candidates = _held_beside(problem, residency, now, slot)
+        if candidates:
+            tensor, gap = max(candidates, key=lambda c: problem.gaps[c[1]].end - problem.gaps[c[1]].start)
+            for index in problem.gaps_of[tensor] if problem.is_weight[tensor] else (gap,):
+                keep[index] = False
+        elif problem.cpu_us[slot] < math.inf:
+            on_cpu[slot] = True
+        else:
+            return None
+
+
+def _held_beside(
+    problem: Problem, residency: Residency, decisions: Decisions, slot: int
+) -> list[tuple[int, int]]:
+    """Tensors that are held at a slot but not used by its kernel, each with a gap that is kept."""
+    found = []
+    for tensor, gaps in enumerate(problem.gaps_of):
+        held = [gap for gap in gaps if residency.held[gap]]
+        if held and problem.is_weight[tensor] and decisions.keep[gaps[0]]:
+            if slot not in problem.uses[tensor]:
+                found.append((tensor, gaps[0]))
+        else:
+            gaps_here = (g for g in held if problem.gaps[g].start < slot < problem.gaps[g].end)
+            found += [(tensor, gap) for gap in gaps_here]
+    return found

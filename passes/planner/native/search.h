@@ -1,0 +1,241 @@
+// Repair and simulated annealing.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "random.h"
+#include "run.h"
+
+namespace planner {
+
+// Chosen by measurement: BERT, U-Net, ResNet-152, a training step of ResNet-50, at 10 to 75 % of their peaks.
+constexpr int COOLINGS = 4;                  // each begins with the best state so far
+constexpr double FIRST_TEMPERATURE = 0.003;  // of the makespan
+constexpr int HALVINGS = 5;                  // of the temperature, in each cooling
+constexpr int NEARBY = 20;                   // gaps
+
+class Search {
+  public:
+    explicit Search(const ProblemData &data) : p(data), state_(p), run_(p), is_protected_(p.gaps_count) {}
+    Search(const Search &) = delete;
+
+    double evaluate(const uint8_t *on_cpu, const uint8_t *keep, int64_t *peak_bytes) {
+        state_.assign(on_cpu, keep);
+        if (state_.overload() >= 0) return NEVER;
+        const double makespan_us = run_.simulate(state_, NEVER);
+        *peak_bytes = run_.peak_bytes();
+        return makespan_us;
+    }
+
+    bool repair(uint8_t *on_cpu, uint8_t *keep, uint64_t seed) {
+        Random random(seed);
+        state_.assign(on_cpu, keep);
+        const bool feasible = repair(random);
+        write(on_cpu, keep);
+        return feasible;
+    }
+
+    // Ends early once a makespan of at most `enough_us` is found.
+    double anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations, uint64_t seed, double enough_us);
+
+  private:
+    struct Change {
+        bool is_kernel;
+        int index;
+    };
+
+    const Problem p;
+    State state_;
+    Run run_;
+    vector<Change> changes_;        // since the last accepted state
+    vector<uint8_t> is_protected_;  // gaps that the present move keeps on purpose
+    vector<int> protected_, candidates_;
+
+    bool repair(Random &random);
+    void find_candidates(int slot);
+    int length(int gap) const;
+
+    bool step(Random &random);
+    void move(Random &random);
+    void move_kernels(Random &random);
+    void swap_gaps(Random &random);
+    void fill(Random &random);
+
+    void revert(size_t changes_left);
+    void set_on_cpu(int kernel, bool cpu);
+    void set_keep(int gap, bool kept);
+    void protect(int gap) {
+        if (!is_protected_[gap]) is_protected_[gap] = true, protected_.push_back(gap);
+    }
+    void write(uint8_t *on_cpu, uint8_t *keep) const {
+        std::copy(state_.on_cpu.begin(), state_.on_cpu.end(), on_cpu);
+        std::copy(state_.held.begin(), state_.held.end(), keep);
+    }
+};
+
+inline double Search::anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations, uint64_t seed,
+                             double enough_us) {
+    Random random(seed);
+    state_.assign(on_cpu, keep);
+    if (!repair(random)) return NEVER;
+    double now_us = run_.simulate(state_, NEVER), best_us = now_us;
+    write(on_cpu, keep);
+    if (p.kernels == 0) return best_us;
+    const double first_us = FIRST_TEMPERATURE * now_us;
+    const int64_t cooling = evaluations / COOLINGS + 1;
+    for (int64_t i = 0; i < evaluations && best_us > enough_us; i++) {
+        if (i % cooling == 0) {
+            state_.assign(on_cpu, keep);
+            now_us = best_us;
+        }
+        const double halvings = HALVINGS * double(i % cooling) / double(cooling);
+        const double whole = std::floor(halvings);
+        const double temperature_us = std::ldexp(first_us * (1 - 0.5 * (halvings - whole)), -int(whole));
+        changes_.clear();
+        const bool feasible = step(random);
+        if (changes_.empty()) continue;
+        // accepted with probability exp(-(next - now) / temperature): drawn first, it bounds the simulation
+        const double limit_us = now_us + temperature_us * random.exponential();
+        const double next_us = feasible ? run_.simulate(state_, limit_us) : NEVER;
+        if (!(next_us <= limit_us)) {
+            revert(0);
+            continue;
+        }
+        now_us = next_us;
+        if (now_us < best_us) {
+            best_us = now_us;
+            write(on_cpu, keep);
+        }
+    }
+    return best_us;
+}
+
+// A random move, and what it takes to make it feasible, which may fail.
+inline bool Search::step(Random &random) {
+    move(random);
+    const bool feasible = repair(random);
+    if (feasible && random.one_in(2)) fill(random);
+    for (int gap : protected_) is_protected_[gap] = false;
+    protected_.clear();
+    return feasible;
+}
+
+inline void Search::move(Random &random) {
+    const int kind = random.below(10);
+    if (kind < 3 || p.gaps_count == 0) {
+        move_kernels(random);
+    } else if (kind < 7) {
+        const int gap = random.below(p.gaps_count);
+        set_keep(gap, !state_.keep[gap]);
+        protect(gap);
+    } else if (kind < 9) {
+        swap_gaps(random);
+    } else {
+        const int first = random.below(p.gaps_count);
+        for (int i = 0; i < NEARBY; i++)
+            if (random.one_in(2)) set_keep((first + i) % p.gaps_count, true);
+    }
+    state_.refresh();
+}
+
+// Some kernels in a row to one device: a few, or now and then many.
+inline void Search::move_kernels(Random &random) {
+    const int first = random.below(p.kernels);
+    const int length = 1 + random.below(random.one_in(3) ? 1 + p.kernels / 8 : 4);
+    const bool cpu = random.one_in(2);
+    for (int k = first; k < std::min(p.kernels, first + length); k++) set_on_cpu(k, cpu);
+}
+
+// Keep one gap instead of another, nearby or anywhere.
+inline void Search::swap_gaps(Random &random) {
+    const int one = random.below(p.gaps_count);
+    int other = one;
+    for (int i = 0; i < 8 && state_.keep[other] == state_.keep[one]; i++) {
+        const int near = one - NEARBY + random.below(2 * NEARBY + 1);
+        other = random.one_in(2) ? std::clamp(near, 0, p.gaps_count - 1) : random.below(p.gaps_count);
+    }
+    const bool kept = state_.keep[one];
+    set_keep(one, state_.keep[other]);
+    set_keep(other, kept);
+    protect(one);
+    protect(other);
+}
+
+// Keep some gaps more where there is room.
+inline void Search::fill(Random &random) {
+    if (p.gaps_count == 0) return;
+    for (int tries = 1 + random.below(8); tries > 0; tries--) {
+        const int gap = random.below(p.gaps_count);
+        if (state_.keep[gap] || state_.on_cpu[p.gaps[gap].end]) continue;
+        const size_t before = changes_.size();
+        set_keep(gap, true);
+        state_.refresh();
+        if (state_.overload() >= 0) revert(before);
+    }
+    state_.overload();
+}
+
+// Give up kept gaps at the slot that exceeds the budget most, or move its kernel to the CPU, until all fits.
+inline bool Search::repair(Random &random) {
+    for (int slot; (slot = state_.overload()) >= 0; state_.refresh()) {
+        find_candidates(slot);
+        if (candidates_.empty()) {
+            if (p.must_run_on_gpu(slot)) return false;
+            set_on_cpu(slot, true);
+            continue;
+        }
+        const int count = int(candidates_.size());
+        const int one = candidates_[random.below(count)], other = candidates_[random.below(count)];
+        const int longer = length(other) > length(one) ? other : one;
+        set_keep(is_protected_[longer] ? candidates_[random.below(count)] : longer, false);
+    }
+    return true;
+}
+
+// Gaps that hold bytes at a slot beside its working set; of a pinned weight its first one.
+inline void Search::find_candidates(int slot) {
+    candidates_.clear();
+    for (int t = 0; t < p.tensors; t++) {
+        const int first = p.first_gap[t], end = p.first_gap[t + 1];
+        bool used = false;
+        for (int g = first; g < end; g++) {
+            used |= p.gaps[g].end == slot;
+            if (!state_.is_pinned(t) && state_.held[g] && p.gaps[g].start < slot && slot < p.gaps[g].end)
+                candidates_.push_back(g);
+        }
+        if (state_.is_pinned(t) && !used) candidates_.push_back(first);
+    }
+}
+
+// Slots that a gap holds bytes for.
+inline int Search::length(int gap) const {
+    return state_.is_pinned(p.gaps[gap].tensor) ? p.kernels : p.gaps[gap].end - p.gaps[gap].start;
+}
+
+inline void Search::revert(size_t changes_left) {
+    for (; changes_.size() > changes_left; changes_.pop_back()) {
+        const auto [is_kernel, index] = changes_.back();
+        if (is_kernel)
+            state_.set_on_cpu(index, !state_.on_cpu[index]);
+        else
+            state_.set_keep(index, !state_.keep[index]);
+    }
+    state_.refresh();
+}
+
+inline void Search::set_on_cpu(int kernel, bool cpu) {
+    if (state_.set_on_cpu(kernel, cpu)) changes_.push_back({true, kernel});
+}
+
+// All gaps of a weight where that pins or releases it.
+inline void Search::set_keep(int gap, bool kept) {
+    const int t = p.gaps[gap].tensor, first_gap = p.first_gap[t];
+    const bool whole = p.is_weight[t] && (gap == first_gap || state_.keep[first_gap]);
+    const int first = whole ? first_gap : gap, end = whole ? p.first_gap[t + 1] : gap + 1;
+    for (int g = first; g < end; g++)
+        if (state_.set_keep(g, kept)) changes_.push_back({false, g});
+}
+
+}  // namespace planner

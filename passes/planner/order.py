@@ -1,0 +1,68 @@
+"""Orders in which kernels can run, where the graph leaves it free."""
+
+from __future__ import annotations
+
+from hybridc.ir import Graph, Role
+from hybridc.ir.plan import align
+
+
+def best_order(graph: Graph) -> tuple[int, ...]:
+    """Positions of the graph's kernels in an order that needs few bytes: the graph's own, if none is better.
+
+    Ensures: every kernel comes behind the kernels whose results it reads.
+    """
+    own = tuple(range(len(graph.kernels)))
+    return min(own, frugal_order(graph), key=lambda order: peak_bytes(graph, order))
+
+
+def frugal_order(graph: Graph) -> tuple[int, ...]:
+    """Run next, of the kernels that can, the one that adds the fewest live bytes; the oldest of equals.
+
+    The greedy list scheduling of OLLA's initial solutions (Steiner et al., arXiv 2210.12924).
+    """
+    sizes = _activation_bytes(graph)
+    unread = {name: len(graph.consumers[name]) for name in sizes}
+    missing = [sum(1 for name in set(k.inputs) if name in graph.producer) for k in graph.kernels]
+    ready = [i for i, count in enumerate(missing) if count == 0]
+    order: list[int] = []
+
+    def added_bytes(position: int) -> int:
+        kernel = graph.kernels[position]
+        freed = sum(sizes[name] for name in set(kernel.inputs) if name in sizes and unread[name] == 1)
+        return sum(sizes.get(name, 0) for name in kernel.outputs) - freed
+
+    while ready:
+        position = min(ready, key=lambda i: (added_bytes(i), i))
+        ready.remove(position)
+        order.append(position)
+        kernel = graph.kernels[position]
+        for name in set(kernel.inputs):
+            if name in unread:
+                unread[name] -= 1
+        for name in kernel.outputs:
+            for reader in graph.consumers[name]:
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    ready.append(reader)
+    return tuple(order)
+
+
+def peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:
+    """The most bytes of activations and workspace that are live at one kernel, all on one device."""
+    sizes = _activation_bytes(graph)
+    place = {position: step for step, position in enumerate(order)}
+    change = [0] * (len(order) + 2)
+    for name, size in sizes.items():
+        uses = [place[reader] for reader in graph.consumers[name]]
+        first = place[graph.producer[name]] if name in graph.producer else min(uses, default=0)
+        change[first] += size
+        change[max(uses, default=first) + 1] -= size
+    live = largest = 0
+    for step, position in enumerate(order):
+        live += change[step]
+        largest = max(largest, live + align(graph.kernels[position].gpu_workspace_bytes))
+    return largest
+
+
+def _activation_bytes(graph: Graph) -> dict[str, int]:
+    return {t.name: align(t.size_bytes) for t in graph.tensors if t.role is not Role.WEIGHT}

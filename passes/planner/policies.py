@@ -1,0 +1,177 @@
+"""Ways to decide: the ones that other systems use, and the ones that the search starts from.
+
+A policy is a function from a problem, and a way to try decisions, to decisions. To compare a new one with
+ours, write it here and name it in `BASELINES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.problem import BEFORE_ALL, Gap, Problem
+
+Evaluate = Callable[[Decisions], float]
+"""Decisions -> predicted time of a run in microseconds; infinite if the bytes exceed the budget."""
+Policy = Callable[[Problem, Evaluate], Decisions]
+
+MOVED_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Shares of all weights whose kernels go to the CPU."""
+_COARSE_CUTS = 128
+"""Of a network with more kernels than this not every cut is tried, but every one near the best of these."""
+RESERVES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""Shares of the budget that a fill leaves to prefetching, which full memory has no room for."""
+
+
+def all_cpu(problem: Problem, evaluate: Evaluate) -> Decisions:
+    """Every kernel that has CPU code runs there."""
+    return with_gpu_kernels(problem, [math.isinf(us) for us in problem.cpu_us])
+
+
+def layer_split(problem: Problem, evaluate: Evaluate) -> Decisions:
+    """The best cut in two: one side on the GPU with all its tensors, the other on the CPU.
+
+    As in llama.cpp's `--n-gpu-layers`. A kernel too large for the budget runs on the CPU on either side.
+    """
+    fits = kernels_that_fit(problem)
+
+    def split(cut: int, head_on_gpu: bool) -> Decisions:
+        on_gpu = [fits[k] and (k < cut) == head_on_gpu for k in range(problem.kernel_count)]
+        return with_gpu_kernels(problem, on_gpu, keep=True)
+
+    def best(cuts: Iterable[tuple[int, bool]]) -> tuple[int, bool]:
+        return min(cuts, key=lambda cut: evaluate(split(*cut)))
+
+    stride = -(-problem.kernel_count // _COARSE_CUTS) or 1
+    cut, head = best(product(range(0, problem.kernel_count + 1, stride), (True, False)))
+    near = range(max(0, cut - stride), min(problem.kernel_count, cut + stride) + 1)
+    return split(*best((finer, head) for finer in near))
+
+
+def offload_everything(problem: Problem, evaluate: Evaluate) -> Decisions:
+    """Every kernel on the GPU; only what the very next kernel reads stays, all else goes and is prefetched.
+
+    As in vDNN (Rhu et al., MICRO 2016), with the weights streamed, too.
+    """
+    on_gpu = kernels_that_fit(problem)
+    keep = [gap.start != BEFORE_ALL and gap.end == gap.start + 1 for gap in problem.gaps]
+    return decisions_of(problem, on_gpu, keep)
+
+
+BASELINES: Mapping[str, Policy] = {
+    "all_cpu": all_cpu,
+    "layer_split": layer_split,
+    "offload_everything": offload_everything,
+}
+"""What the planner is compared with."""
+
+
+def greedy_fills(problem: Problem) -> Iterator[Decisions]:
+    """Everything on the GPU that can run there; short gaps are kept first, one result for each reserve."""
+    on_gpu = kernels_that_fit(problem)
+    order = sorted(range(len(problem.gaps)), key=lambda e: (_length(problem, problem.gaps[e]), e))
+    for reserve in RESERVES:
+        yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
+
+
+def light_fills(problem: Problem) -> Iterator[Decisions]:
+    """Kernels that lose little time for the bytes of their weights go to the CPU, the others fill the GPU."""
+    fits = kernels_that_fit(problem)
+    weight_bytes = [
+        sum(problem.size_bytes[t] for t in inputs if problem.is_weight[t]) for inputs in problem.inputs
+    ]
+    movable = [k for k, us in enumerate(problem.cpu_us) if fits[k] and us < math.inf and weight_bytes[k]]
+    movable.sort(key=lambda k: ((problem.cpu_us[k] - problem.gpu_us[k]) / weight_bytes[k], k))
+    order = sorted(
+        range(len(problem.gaps)),
+        key=lambda e: (_length(problem, problem.gaps[e]), -problem.size_bytes[problem.gaps[e].tensor], e),
+    )
+    total_bytes = sum(weight_bytes)
+    for share in MOVED_SHARES:
+        on_gpu, moved_bytes = list(fits), 0
+        for kernel in movable:
+            if moved_bytes >= share * total_bytes:
+                break
+            on_gpu[kernel] = False
+            moved_bytes += weight_bytes[kernel]
+        for reserve in (0.05, 0.2):
+            yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
+
+
+def relaxed_fills(problem: Problem, on_gpu: Sequence[float], keep: Sequence[float]) -> Iterator[Decisions]:
+    """Rounds a relaxed solution: kernels by a threshold, gaps by how much of them it keeps.
+
+    `on_gpu` and `keep` are shares between 0 and 1, for each kernel and each gap.
+    """
+    fits = kernels_that_fit(problem)
+    gaps = problem.gaps
+    order = sorted(
+        (e for e in range(len(gaps)) if keep[e] >= 0.01),
+        key=lambda e: (-round(keep[e], 2), _length(problem, gaps[e]), e),
+    )
+    slot = max((s for s, w in zip(problem.size_bytes, problem.is_weight, strict=True) if w), default=0)
+    reserves = sorted(
+        {r for r in (0, slot, 2 * slot, problem.budget_bytes // 10) if r < problem.budget_bytes}
+    )
+    for threshold in (0.3, 0.5, 0.8):
+        chosen = [fits[k] and on_gpu[k] >= threshold for k in range(problem.kernel_count)]
+        for reserve in reserves:
+            yield fill(problem, chosen, order, reserve)
+
+
+def fill(problem: Problem, on_gpu: Sequence[bool], order: Sequence[int], reserve_bytes: int) -> Decisions:
+    """Keep gaps in the given order as long as the bytes fit the budget less a reserve."""
+    capacity = problem.budget_bytes - reserve_bytes
+    used = np.array([w if on_gpu[k] else 0 for k, w in enumerate(problem.working_set_bytes)], dtype=np.int64)
+    keep = [False] * len(problem.gaps)
+    for e in order:
+        gap = problem.gaps[e]
+        weight = problem.is_weight[gap.tensor]
+        if weight != (gap.start == BEFORE_ALL) or (weight and not on_gpu[gap.end]):
+            continue  # a weight is kept from the beginning or not at all; an input never from the beginning
+        first, last = _span(problem, gap)
+        between = used[first:last]
+        size = problem.size_bytes[gap.tensor]
+        if between.size <= 1 or between.max() + size <= capacity:
+            keep[e] = True
+            between += size
+    return decisions_of(problem, on_gpu, keep)
+
+
+def with_gpu_kernels(problem: Problem, on_gpu: Sequence[bool], *, keep: bool = False) -> Decisions:
+    """The given kernels on the GPU; nothing is kept there, or everything that they read."""
+    return decisions_of(problem, on_gpu, [keep] * len(problem.gaps))
+
+
+def decisions_of(problem: Problem, on_gpu: Sequence[bool], keep: Sequence[bool]) -> Decisions:
+    """Decisions, made consistent: no input is kept before its first use, a weight always or never."""
+    kept = list(keep)
+    resident: dict[int, bool] = {}
+    for e, gap in enumerate(problem.gaps):
+        if gap.start == BEFORE_ALL:
+            resident[gap.tensor] = kept[e] = kept[e] and problem.is_weight[gap.tensor]
+        if problem.is_weight[gap.tensor]:
+            kept[e] = kept[e] or resident[gap.tensor]
+    return Decisions(tuple(not gpu for gpu in on_gpu), tuple(kept))
+
+
+def kernels_that_fit(problem: Problem) -> list[bool]:
+    """Which kernels have GPU code and a working set within the budget, or no CPU code."""
+    return [
+        not math.isinf(gpu) and (size <= problem.budget_bytes or math.isinf(cpu))
+        for gpu, cpu, size in zip(problem.gpu_us, problem.cpu_us, problem.working_set_bytes, strict=True)
+    ]
+
+
+def _span(problem: Problem, gap: Gap) -> tuple[int, int]:
+    """Kernels during which the gap holds bytes beside their own working sets."""
+    return (0, problem.kernel_count) if problem.is_weight[gap.tensor] else (gap.start + 1, gap.end)
+
+
+def _length(problem: Problem, gap: Gap) -> int:
+    first, last = _span(problem, gap)
+    return last - first

@@ -1,0 +1,96 @@
+"""Decisions -> steps, and places for their buffers within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hybridc.ir import Arena, Buffer, Device, Graph, Step
+from hybridc.machine import Machine
+from hybridc.passes.cost import step_times_us
+from hybridc.passes.insert_copies import insert_copies
+from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.simulate import Outcome, simulate
+from hybridc.passes.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
+from hybridc.passes.simulate import timeline
+
+_SHORT = 0.02
+"""Share of the usual effort for packing a plan that may be thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A simulated run, with its steps in order and the places of its buffers."""
+
+    problem: Problem
+    decisions: Decisions
+    listed: tuple[Step, ...]
+    """The steps, waiting for data alone."""
+    spans: Spans | None
+    """When each runs, if bytes are reused only where nothing has to wait for them."""
+    steps: tuple[Step, ...] = ()
+    """The steps with all their waits."""
+    buffers: tuple[Buffer, ...] = ()
+    arenas: tuple[Arena, ...] = ()
+    makespan_us: float = 0.0
+    """Of `steps`: where bytes have to be waited for, it may be longer than simulated."""
+    bound_us: float = 0.0
+    """No plan for the budget asked for is faster."""
+
+    @property
+    def gpu_bytes(self) -> int:
+        return next((arena.size_bytes for arena in self.arenas if arena.device is Device.GPU), 0)
+
+
+def realise(
+    graph: Graph,
+    machine: Machine,
+    problem: Problem,
+    decisions: Decisions,
+    *,
+    devices: Sequence[Device] = (Device.GPU, Device.CPU),
+    outcome: Outcome | None = None,
+) -> Draft:
+    """Place the buffers of a run with the given decisions, which must be feasible, in an arena a device.
+
+    `outcome` is given where the run is not the simulator's own. Bytes are reused only where nothing has to
+    wait for them, if that fits the budget; else as soon as the steps' order allows. The GPU's arena may
+    still exceed the budget, where packing leaves holes.
+    """
+    run = outcome or simulate(problem, decisions)
+    assert run.feasible, f"{run.peak_gpu_bytes} bytes exceed the budget of {problem.budget_bytes}"
+    listed = insert_copies(graph, problem, run)
+    spans = [(event.start_us, event.end_us) for event in run.events]
+    if live_bytes_bound(graph, listed, Device.GPU, spans) <= problem.budget_bytes:
+        draft = _placed(graph, machine, Draft(problem, decisions, listed, spans), devices)
+        if draft.gpu_bytes <= problem.budget_bytes:
+            return draft
+    return _placed(graph, machine, Draft(problem, decisions, listed, None), devices)
+
+
+def tightened(graph: Graph, machine: Machine, draft: Draft) -> Draft:
+    """The draft with its arenas packed as tightly as can be found without making it slower."""
+    devices = [arena.device for arena in draft.arenas]
+    steps, buffers, arenas = reuse_buffers(graph, draft.listed, devices, draft.spans)
+    tight = _timed(graph, machine, replace(draft, steps=steps, buffers=buffers, arenas=arenas))
+    fits = tight.gpu_bytes <= draft.gpu_bytes
+    return tight if fits and tight.makespan_us <= draft.makespan_us else draft
+
+
+def _placed(graph: Graph, machine: Machine, draft: Draft, devices: Sequence[Device]) -> Draft:
+    """With buffers, packed until the GPU's fit the budget."""
+    steps, buffers, arenas = reuse_buffers(
+        graph,
+        draft.listed,
+        devices,
+        draft.spans,
+        gpu_capacity_bytes=draft.problem.budget_bytes,
+        effort=_SHORT,
+    )
+    return _timed(graph, machine, replace(draft, steps=steps, buffers=buffers, arenas=arenas))
+
+
+def _timed(graph: Graph, machine: Machine, draft: Draft) -> Draft:
+    step_us = step_times_us(graph, draft.steps, machine)
+    return replace(draft, makespan_us=timeline(draft.steps, step_us)[0])

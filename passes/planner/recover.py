@@ -1,0 +1,58 @@
+"""A plan's steps -> the decisions that lead to them, to ask what other decisions would have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hybridc.ir import Copy, Device, Graph, Plan, Run
+from hybridc.machine import Machine
+from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.problem import BEFORE_ALL, Problem, problem_of
+
+UNLIMITED_BYTES = 2**62
+
+
+def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisions]:
+    """The problem that a plan solves, without pins, and its decisions.
+
+    Kernels are in the order in which the steps run them first.
+    """
+    first_run: dict[str, int] = {}
+    for position, step in enumerate(plan.steps):
+        if isinstance(step, Run):
+            first_run.setdefault(step.kernel, position)
+    order = sorted(range(len(graph.kernels)), key=lambda i: first_run[graph.kernels[i].name])
+    budget_bytes = UNLIMITED_BYTES if plan.budget_bytes is None else plan.budget_bytes
+    problem = problem_of(graph, machine, budget_bytes, order=order)
+    device_of = plan.device_of()
+    on_cpu = tuple(device_of[name] is Device.CPU for name in problem.kernel_names)
+    return problem, Decisions(on_cpu, _kept(problem, plan, on_cpu, first_run))
+
+
+def _kept(
+    problem: Problem, plan: Plan, on_cpu: tuple[bool, ...], first_run: Mapping[str, int]
+) -> tuple[bool, ...]:
+    """A gap is kept if no copy to the GPU lies between the uses there that enclose it."""
+    fetches: dict[str, list[int]] = {}
+    for position, step in enumerate(plan.steps):
+        if isinstance(step, Copy) and step.target is Device.GPU:
+            fetches.setdefault(step.tensor, []).append(position)
+    resident = {b.tensor for b in plan.buffers if b.device is Device.GPU and b.first_step < 0}
+    keep = [False] * len(problem.gaps)
+    for tensor, gaps in enumerate(problem.gaps_of):
+        name = problem.tensor_names[tensor]
+        if problem.is_weight[tensor] and name in resident:
+            keep[gaps.start : gaps.stop] = [True] * len(gaps)
+            continue
+        producer = problem.producer[tensor]
+        is_there = producer != BEFORE_ALL and not on_cpu[producer]
+        since, first = first_run[problem.kernel_names[producer]] if is_there else -1, gaps.start
+        for gap in gaps:
+            user = problem.gaps[gap].end
+            if on_cpu[user]:
+                continue
+            now = first_run[problem.kernel_names[user]]
+            if is_there and not any(since < fetch < now for fetch in fetches.get(name, ())):
+                keep[first : gap + 1] = [True] * (gap + 1 - first)
+            is_there, since, first = True, now, gap + 1
+    return tuple(keep)

@@ -1,0 +1,83 @@
+"""Budgets that are searched, and what a budget gets."""
+
+from __future__ import annotations
+
+from hybridc.ir import Graph
+from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.passes.planner.bound import resident_bytes_bound
+from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb, rungs_of
+from hybridc.passes.planner.policies import all_cpu
+from hybridc.passes.planner.problem import Problem, problem_of
+from hybridc.passes.planner.realise import Draft, realise
+from tests.support.graphs import GraphBuilder, machine
+
+UNIT = ALIGNMENT_BYTES
+
+
+def heavy_chain(count: int, weight: int = 16_000) -> Graph:
+    """Kernels that are worth running on the GPU; to copy a weight there takes twice as long as its kernel."""
+    build = GraphBuilder()
+    value = build.input("x", 4)
+    for i in range(count):
+        value = build.kernel((value, build.weight(f"w{i}", weight)), {f"t{i}": 4}, flops=10**9)
+    return build.graph(value)
+
+
+GRAPH = heavy_chain(8)
+ALL_BYTES = (8 * 16_000 + 8) * UNIT
+
+
+def least() -> tuple[Problem, Draft]:
+    problem = problem_of(GRAPH, machine(), 0)
+    return problem, realise(GRAPH, machine(), problem, all_cpu(problem, lambda _: 0.0))
+
+
+def test_rungs_rise_from_the_least_to_a_little_more_than_all() -> None:
+    problem, _ = least()
+    assert resident_bytes_bound(problem) == ALL_BYTES
+    rungs = rungs_of(problem, 0)
+    sizes = [size for size, _ in rungs]
+    assert sizes == sorted(set(sizes)) and sizes[0] == 0
+    assert ALL_BYTES < sizes[-1] < 1.1 * ALL_BYTES
+    thorough = {size for size, is_thorough in rungs if is_thorough}
+    assert {int(ALL_BYTES * share) for share in THOROUGH_SHARES} <= thorough
+    assert len(rungs) > len(thorough)
+
+
+def test_no_rung_lies_below_the_smallest_budget() -> None:
+    problem, _ = least()
+    sizes = [size for size, _ in rungs_of(problem, 40_000 * UNIT)]
+    assert min(sizes) == 40_000 * UNIT
+
+
+def test_rungs_do_not_depend_on_the_problems_own_budget() -> None:
+    other = problem_of(GRAPH, machine(), 12_345)
+    assert rungs_of(least()[0], 0) == rungs_of(other, 0)
+
+
+def test_budget_gets_the_plan_of_the_highest_rung_that_it_reaches() -> None:
+    problem, smallest = least()
+    rungs = [size for size, _ in rungs_of(problem, 0)]
+    budgets = [rungs[20], rungs[20] + 1, rungs[21] - 1, rungs[21]]
+    drafts = climb(GRAPH, machine(), problem, budgets, smallest, evaluations=200)
+    assert drafts[0].steps == drafts[1].steps == drafts[2].steps
+    assert drafts[3].makespan_us <= drafts[2].makespan_us
+    assert all(draft.gpu_bytes <= rungs[20] for draft in drafts[:3])
+
+
+def test_a_budget_below_the_second_rung_gets_the_smallest_plan() -> None:
+    problem, smallest = least()
+    second = rungs_of(problem, 0)[1][0]
+    (draft,) = climb(GRAPH, machine(), problem, [second - 1], smallest, evaluations=200)
+    assert (draft.steps, draft.makespan_us) == (smallest.steps, smallest.makespan_us)
+    assert 0 < draft.bound_us <= draft.makespan_us
+
+
+def test_climbing_ends_where_nothing_can_be_faster() -> None:
+    problem, smallest = least()
+    seen: list[int] = []
+    (draft,) = climb(
+        GRAPH, machine(), problem, [1 << 40], smallest, 200, report=lambda done, total: seen.append(done)
+    )
+    assert draft.makespan_us <= draft.bound_us * (1 + 1e-6)
+    assert seen == list(range(len(seen)))

@@ -1,0 +1,87 @@
+"""Decisions as steps and buffers."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridc.ir import Device
+from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.passes.plan import plan_of
+from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.policies import with_gpu_kernels
+from hybridc.passes.planner.problem import Problem, problem_of
+from hybridc.passes.planner.realise import realise, tightened
+from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.verify import verify
+from tests.support.graphs import GraphBuilder, chain, machine
+from tests.support.placements import names
+
+GPU, CPU = Device.GPU, Device.CPU
+UNIT = ALIGNMENT_BYTES
+
+
+def streamed(budget_bytes: int) -> tuple[Problem, Decisions]:
+    """A chain on the GPU whose weights are fetched while the kernels before them run."""
+    problem = problem_of(chain(4, size=4, weight=2), machine(), budget_bytes)
+    keep = tuple(not problem.is_weight[gap.tensor] for gap in problem.gaps)
+    return problem, Decisions((False,) * 4, keep)
+
+
+def test_draft_takes_as_long_as_simulated_where_nothing_waits_for_bytes() -> None:
+    problem, decisions = streamed(1 << 20)
+    draft = realise(chain(4), machine(), problem, decisions)
+    outcome = simulate(problem, decisions)
+    assert draft.makespan_us == pytest.approx(outcome.makespan_us)
+    assert draft.spans == [(event.start_us, event.end_us) for event in outcome.events]
+    assert len(draft.steps) == len(draft.listed) == len(outcome.events)
+    assert draft.gpu_bytes <= outcome.peak_gpu_bytes
+    verify(chain(4), plan_of(chain(4), machine(), 1 << 20, draft))
+
+
+def test_budget_is_met_where_the_live_bytes_fill_it() -> None:
+    problem, decisions = streamed(12 * UNIT)
+    outcome = simulate(problem, decisions)
+    assert outcome.peak_gpu_bytes == 12 * UNIT  # two activations, two weights
+    draft = realise(chain(4), machine(), problem, decisions)
+    assert draft.gpu_bytes <= 12 * UNIT
+    assert draft.makespan_us == pytest.approx(outcome.makespan_us)
+    verify(chain(4), plan_of(chain(4), machine(), 12 * UNIT, draft))
+
+
+def test_only_the_cpu_has_an_arena_on_a_target_without_gpu() -> None:
+    problem = problem_of(chain(3), machine(), 0)
+    draft = realise(chain(3), machine(), problem, with_gpu_kernels(problem, [False] * 3), devices=(CPU,))
+    assert [arena.device for arena in draft.arenas] == [CPU]
+    assert draft.gpu_bytes == 0 and names(draft.steps) == ["k0@cpu", "k1@cpu", "k2@cpu"]
+
+
+def test_outcome_may_be_given() -> None:
+    problem, decisions = streamed(1 << 20)
+    outcome = simulate(problem, decisions)
+    draft = realise(chain(4), machine(), problem, decisions, outcome=outcome)
+    assert draft == realise(chain(4), machine(), problem, decisions)
+
+
+def test_decisions_that_do_not_fit_are_refused() -> None:
+    problem, decisions = streamed(9 * UNIT)
+    with pytest.raises(AssertionError, match="exceed the budget"):
+        realise(chain(4), machine(), problem, decisions)
+
+
+def test_tightening_makes_nothing_slower_or_larger() -> None:
+    build = GraphBuilder()
+    value, skips = build.input("x", 3), []
+    for i in range(6):
+        value = build.kernel(
+            (value, build.weight(f"w{i}", 1 + i)), {f"d{i}": 5 + (7 * i) % 4}, workspace=i % 3
+        )
+        skips.append(value)
+    for i in range(6):
+        value = build.kernel((value, skips.pop()), {f"u{i}": 3 + (5 * i) % 7})
+    graph = build.graph(value)
+    problem = problem_of(graph, machine(), 1 << 30)
+    decisions = with_gpu_kernels(problem, [i % 4 != 2 for i in range(12)], keep=True)
+    draft = realise(graph, machine(), problem, decisions)
+    tight = tightened(graph, machine(), draft)
+    assert tight.gpu_bytes <= draft.gpu_bytes and tight.makespan_us <= draft.makespan_us
+    verify(graph, plan_of(graph, machine(), None, tight))

@@ -1,0 +1,54 @@
+"""Decisions are read off a plan's steps such that they lead to the same run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridc.ir import Device, Graph
+from hybridc.machine import Machine
+from hybridc.passes.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.core import Core
+from hybridc.passes.planner.recover import recover
+from hybridc.passes.planner.simulate import simulate
+from tests.support.graphs import chain, graphs, machine, machines
+
+GPU, CPU = Device.GPU, Device.CPU
+
+
+@pytest.mark.parametrize("percent", [0, 10, 30, 60, 100])
+def test_recovered_decisions_run_like_the_plan(percent: int) -> None:
+    graph = chain(20, size=400, weight=300)
+    plan = make_plan(
+        graph, machine(), _budget_bytes(graph, machine(), percent), (GPU, CPU), effort=Effort(0.05)
+    )
+    outcome = simulate(*recover(graph, machine(), plan))
+    assert outcome.makespan_us == pytest.approx(plan.makespan_us)
+    assert len(outcome.events) == len(plan.steps)
+
+
+@given(graphs(largest=8), machines(), st.sampled_from([0, 30, 60, 100]))
+@settings(max_examples=30)
+def test_decisions_are_recovered_from_every_plan(graph: Graph, machine: Machine, percent: int) -> None:
+    budget_bytes = _budget_bytes(graph, machine, percent)
+    plan = make_plan(graph, machine, budget_bytes, (GPU, CPU), effort=Effort(0.002))
+    problem, decisions = recover(graph, machine, plan)
+    assert dict(zip(problem.kernel_names, decisions.on_cpu, strict=True)) == {
+        name: device is CPU for name, device in plan.device_of().items()
+    }
+    assert Core(problem).repaired(decisions) is not None
+
+
+def _budget_bytes(graph: Graph, machine: Machine, percent: int) -> int:
+    """From the least that can be met to all that is of use."""
+    least, most = smallest_budget_bytes(graph, machine), all_gpu_peak_bytes(graph, machine)
+    return least + max(most - least, 0) * percent // 100
+
+
+def test_without_a_budget_there_is_no_limit() -> None:
+    graph = chain(3)
+    plan = make_plan(graph, machine(), None, (GPU, CPU), effort=Effort(0.01))
+    problem, decisions = recover(graph, machine(), plan)
+    assert simulate(problem, decisions).makespan_us == pytest.approx(plan.makespan_us)

@@ -1,0 +1,40 @@
+"""Plans for several budgets at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridc.errors import PlanError
+from hybridc.ir import Device
+from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.passes.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.plan import make_plan, make_plans
+from tests.support.graphs import chain, machine
+
+BOTH = (Device.GPU, Device.CPU)
+BRIEF = Effort(seconds=0.02)
+
+
+def test_plans_for_several_budgets_are_those_for_each_alone() -> None:
+    graph = chain(6)
+    peak_bytes = all_gpu_peak_bytes(graph, machine())
+    budgets = [peak_bytes // 4, peak_bytes // 2, peak_bytes]
+    plans = make_plans(graph, machine(), budgets, BOTH, effort=BRIEF)
+    assert [plan.budget_bytes for plan in plans] == budgets
+    assert plans == tuple(make_plan(graph, machine(), b, BOTH, effort=BRIEF) for b in budgets)
+
+
+def test_without_budgets_there_is_one_plan_without_a_limit() -> None:
+    for devices in (BOTH, (Device.CPU,)):
+        (plan,) = make_plans(chain(2), machine(), [], devices, effort=BRIEF)
+        assert plan == make_plan(chain(2), machine(), None, devices, effort=BRIEF)
+        assert plan.budget_bytes is None
+
+
+def test_budget_that_cannot_be_met_is_named() -> None:
+    graph = chain(2)
+    pins = {kernel.name: Device.GPU for kernel in graph.kernels}
+    needed_bytes = smallest_budget_bytes(graph, machine(), pins)
+    with pytest.raises(PlanError, match=f"budget of {needed_bytes - ALIGNMENT_BYTES:,} bytes") as caught:
+        make_plans(graph, machine(), [needed_bytes - ALIGNMENT_BYTES, 1 << 30], BOTH, pins=pins)
+    assert (caught.value.code, caught.value.smallest_budget_bytes) == ("HC203", needed_bytes)

@@ -1,0 +1,77 @@
+"""Promises of the planner's bounds, on random problems and decisions."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hybridc.passes.planner.bound import (
+    bytes_bound,
+    can_be_planned,
+    resident_bytes_bound,
+    simple_time_bound_us,
+    time_bound,
+)
+from hybridc.passes.planner.exact import solve_exactly
+from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.simulate import simulate
+from tests.support.outcomes import violations
+from tests.support.planner_problems import all_on_gpu, decisions, problems
+
+quick = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+ROUNDING = 1 + 1e-9
+
+
+@quick
+@given(st.data())
+def test_no_decisions_are_faster_than_the_bound(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    bound_us = time_bound(problem).bound_us
+    for _ in range(5):
+        outcome = simulate(problem, data.draw(decisions(problem)))
+        if outcome.feasible:
+            assert can_be_planned(problem)
+            assert outcome.makespan_us * ROUNDING >= bound_us
+            assert outcome.peak_gpu_bytes >= bytes_bound(problem)
+
+
+@quick
+@given(problems())
+def test_bound_falls_with_memory_and_with_leave_to_run_again(problem: Problem) -> None:
+    bound_us = time_bound(problem).bound_us
+    more = replace(problem, budget_bytes=problem.budget_bytes + 7)
+    assert time_bound(more).bound_us <= bound_us * (1 + 1e-6)
+    assert time_bound(problem, recompute=True).bound_us <= bound_us * (1 + 1e-6)
+    assert simple_time_bound_us(problem) <= bound_us
+
+
+@quick
+@given(problems())
+def test_no_run_that_stays_on_the_gpu_needs_fewer_bytes(problem: Problem) -> None:
+    ample = replace(problem, budget_bytes=1 << 40)
+    outcome = simulate(ample, all_on_gpu(ample, keep=True))
+    assert outcome.peak_gpu_bytes >= resident_bytes_bound(ample)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="needs OR-tools")
+@settings(quick, max_examples=12)
+@given(st.data())
+def test_exact_plan_is_right_and_between_bound_and_decisions(data: st.DataObject) -> None:
+    problem = data.draw(problems(largest=7))
+    found = solve_exactly(problem, keep_order=True)
+    assert (found is not None) == can_be_planned(problem)
+    if found is None:
+        return
+    assert found.is_optimal
+    assert violations(found.problem, found.outcome) == []
+    assert found.bound_us <= found.outcome.makespan_us <= found.bound_us * (1 + 1e-3) + 1e-3
+    assert time_bound(problem).bound_us <= found.outcome.makespan_us * ROUNDING
+    best_us = min(
+        (simulate(problem, data.draw(decisions(problem))).makespan_us for _ in range(20)), default=math.inf
+    )
+    assert found.bound_us <= best_us * ROUNDING

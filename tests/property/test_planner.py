@@ -1,0 +1,222 @@
+"""Promises of the whole planner, on random graphs, machines and budgets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hybridc.errors import PlanError
+from hybridc.ir import Device, Graph, Plan, Run
+from hybridc.ir.plan import plan_to_json
+from hybridc.machine import Machine
+from hybridc.passes.partition import (
+    Effort,
+    all_gpu_peak_bytes,
+    partition,
+    partition_each,
+    smallest_budget_bytes,
+)
+from hybridc.passes.pins import resolve_pins
+from hybridc.passes.plan import make_plan, plan_of
+from hybridc.passes.planner.exact import has_solver, solve_exactly
+from hybridc.passes.planner.ladder import rungs_of
+from hybridc.passes.planner.policies import BASELINES
+from hybridc.passes.planner.problem import problem_of
+from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.verify import verify
+from tests.support.graphs import chain, graphs, machine, machines
+from tests.support.planner_graphs import NETWORKS, random_dag
+from tests.support.simulator import run_adversarially
+
+BOTH = (Device.GPU, Device.CPU)
+BRIEF = Effort(seconds=0.002)
+ROUNDING = 1 + 1e-9
+quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+fractions = st.floats(0, 1.1)
+SHARES = (0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1.0)
+
+
+def budget_of(graph: Graph, machine: Machine, fraction: float) -> int:
+    """A share of what the graph needs on the GPU, but at least what any plan needs."""
+    budget_bytes = int(fraction * all_gpu_peak_bytes(graph, machine))
+    return max(budget_bytes, smallest_budget_bytes(graph, machine))
+
+
+@quick
+@given(graphs(), machines(), fractions)
+def test_plan_is_right_within_its_budget_and_no_faster_than_the_bound(
+    graph: Graph, machine: Machine, fraction: float
+) -> None:
+    budget_bytes = budget_of(graph, machine, fraction)
+    plan = make_plan(graph, machine, budget_bytes, BOTH, effort=BRIEF)
+    verify(graph, plan)
+    run_adversarially(graph, plan)
+    assert plan.arena_bytes(Device.GPU) <= budget_bytes
+    assert 0 <= plan.time_bound_us <= plan.makespan_us * ROUNDING
+
+
+@settings(quick, max_examples=40)
+@given(graphs(), machines(), st.lists(fractions, min_size=4, max_size=8))
+def test_more_memory_never_gives_a_slower_plan(graph: Graph, machine: Machine, shares: list[float]) -> None:
+    budgets = sorted(budget_of(graph, machine, share) for share in shares)
+    drafts = [partition(graph, machine, budget, BOTH, effort=BRIEF) for budget in budgets]
+    times = [draft.makespan_us for draft in drafts]
+    assert times == sorted(times, reverse=True)
+    assert [draft.makespan_us for draft in partition_each(graph, machine, budgets, effort=BRIEF)] == times
+
+
+@settings(quick, max_examples=30)
+@given(graphs(), machines(), fractions)
+def test_two_calls_give_the_same_plan(graph: Graph, machine: Machine, fraction: float) -> None:
+    budget_bytes = budget_of(graph, machine, fraction)
+    one, other = (make_plan(graph, machine, budget_bytes, BOTH, effort=BRIEF) for _ in range(2))
+    assert one == other
+
+
+FRESH = """
+import json
+from hybridc.ir.plan import plan_to_json
+from tests.property.test_planner import network_plan
+print(json.dumps(plan_to_json(network_plan())))
+"""
+
+
+def network_plan() -> Plan:
+    graph = NETWORKS["unet"]()
+    return make_plan(graph, machine(), all_gpu_peak_bytes(graph, machine()) // 4, BOTH, effort=BRIEF)
+
+
+def test_a_fresh_process_gives_the_same_plan() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", FRESH],
+        cwd=Path(__file__).parents[2],
+        env={"PYTHONHASHSEED": "7", "PYTHONPATH": ".", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert json.loads(output) == json.loads(json.dumps(plan_to_json(network_plan())))
+
+
+@quick
+@given(graphs(), machines(), fractions, st.randoms(use_true_random=False))
+def test_pins_are_honoured_or_refused(
+    graph: Graph, machine: Machine, fraction: float, random: Random
+) -> None:
+    wishes = [(k.name, random.choice(list(Device))) for k in graph.kernels if random.random() < 0.4]
+    impossible = [name for name, device in wishes if device not in graph.kernel[name].devices]
+    if impossible:
+        with pytest.raises(PlanError) as refused:
+            resolve_pins(graph, wishes)
+        assert refused.value.code == "HC207" and repr(impossible[0]) in refused.value.where
+        return
+    pins = resolve_pins(graph, wishes)
+    budget_bytes = int(fraction * all_gpu_peak_bytes(graph, machine))
+    try:
+        plan = make_plan(graph, machine, budget_bytes, BOTH, pins=pins, effort=BRIEF)
+    except PlanError as refusal:
+        assert refusal.code == "HC203"
+        budget_bytes = smallest_budget_bytes(graph, machine, pins)
+        assert refusal.smallest_budget_bytes == budget_bytes
+        plan = make_plan(graph, machine, budget_bytes, BOTH, pins=pins, effort=BRIEF)
+    verify(graph, plan)
+    assert plan.arena_bytes(Device.GPU) <= budget_bytes
+    ran = {step.kernel: step.device for step in plan.steps if isinstance(step, Run)}
+    assert dict(pins) == {name: ran[name] for name in pins}
+
+
+def assert_as_fast_as_every_baseline(graph: Graph, machine: Machine, budget_bytes: int) -> None:
+    (draft,) = partition_each(graph, machine, [budget_bytes], effort=BRIEF)
+    problem = replace(draft.problem, budget_bytes=budget_bytes)
+    for name, policy in BASELINES.items():
+        chosen = policy(problem, lambda decisions: simulate(problem, decisions).makespan_us)
+        assert draft.makespan_us <= simulate(problem, chosen).makespan_us * ROUNDING, name
+
+
+@settings(quick, max_examples=15)
+@given(graphs(), machines())
+def test_no_baseline_is_faster_at_the_budgets_that_are_searched(graph: Graph, machine: Machine) -> None:
+    least_bytes = smallest_budget_bytes(graph, machine)
+    problem = partition(graph, machine, None, BOTH, effort=BRIEF).problem
+    for budget_bytes, is_thorough in rungs_of(problem, least_bytes):
+        if is_thorough:
+            assert_as_fast_as_every_baseline(graph, machine, budget_bytes)
+
+
+@pytest.mark.parametrize(("network", "share"), [("unet", 0.5), ("bert", 0.1)])
+def test_no_baseline_is_faster_on_networks(network: str, share: float) -> None:
+    graph = NETWORKS[network]()
+    assert_as_fast_as_every_baseline(graph, machine(), int(share * all_gpu_peak_bytes(graph, machine())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.25, 0.1, 0.03])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_plan_of_a_network_is_right(network: str, share: float) -> None:
+    graph = NETWORKS[network]()
+    budget_bytes = int(share * all_gpu_peak_bytes(graph, machine()))
+    (draft,) = partition_each(graph, machine(), [budget_bytes], effort=Effort(0.5))
+    plan = plan_of(graph, machine(), budget_bytes, draft)
+    verify(graph, plan)
+    assert plan.time_bound_us <= plan.makespan_us
+    assert_as_fast_as_every_baseline(graph, machine(), budget_bytes)
+
+
+needs_solver = pytest.mark.skipif(not has_solver(), reason="needs OR-tools")
+SOLVER_ROUNDING = 1 + 1e-4
+"""The exact solver works with whole numbers."""
+
+
+def planned_with_proof(graph: Graph, share: float, seconds: float = 10) -> Plan:
+    """A plan with the effort that a proof takes; it is right."""
+    budget_bytes = int(share * all_gpu_peak_bytes(graph, machine()))
+    plan = make_plan(graph, machine(), budget_bytes, BOTH, effort=Effort(seconds))
+    verify(graph, plan)
+    assert plan.arena_bytes(Device.GPU) <= budget_bytes
+    return plan
+
+
+def is_proven(plan: Plan) -> bool:
+    return plan.makespan_us <= plan.time_bound_us * SOLVER_ROUNDING
+
+
+@needs_solver
+@pytest.mark.parametrize(("seed", "share"), [(1, 0.5), (2, 0.8)])
+def test_plan_of_a_small_graph_is_optimal(seed: int, share: float) -> None:
+    graph = random_dag(seed)
+    plan = planned_with_proof(graph, share)
+    run_adversarially(graph, plan)
+    assert is_proven(plan)
+    assert plan.budget_bytes is not None
+    best = solve_exactly(problem_of(graph, machine(), plan.budget_bytes), effort=6)  # asked afresh
+    assert best is not None and best.is_optimal
+    assert plan.makespan_us <= best.outcome.makespan_us * SOLVER_ROUNDING
+
+
+@needs_solver
+@pytest.mark.slow
+def test_plans_of_small_graphs_are_optimal_and_monotone() -> None:
+    unproven = 0
+    for seed in range(12):
+        plans = [planned_with_proof(random_dag(seed), share, seconds=60) for share in SHARES]
+        for less, more in pairwise(plans):
+            assert more.makespan_us <= less.makespan_us * SOLVER_ROUNDING
+        unproven += sum(not is_proven(plan) for plan in plans)
+    assert unproven <= 0.05 * 12 * len(SHARES)
+
+
+def test_effort_is_counted_and_a_little_is_enough_for_a_plan() -> None:
+    graph = chain(20)
+    budget_bytes = all_gpu_peak_bytes(graph, machine()) // 2
+    plan = make_plan(graph, machine(), budget_bytes, BOTH, effort=Effort(seconds=1e-9))
+    verify(graph, plan)
+    assert plan.arena_bytes(Device.GPU) <= budget_bytes
