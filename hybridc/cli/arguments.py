@@ -9,14 +9,19 @@ from hybridc.options import (
     Budget,
     CompileOptions,
     parse_budget,
+    parse_budgets,
+    parse_bytes,
     parse_count,
     parse_dim,
+    parse_pin,
+    parse_plan_seconds,
     parse_seconds,
     parse_shape,
 )
 from hybridc.targets import parse_target
 
 DEFAULT_TUNE_SECONDS = 60.0
+DEFAULT_PLAN_SECONDS = 10.0
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -61,12 +66,19 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE.json",
         help="profile of the machine to plan for; `hybridc machine show` lists them",
     )
+    add_planning(parser)
     add_threads(parser)
     parser.add_argument(
         "--no-winograd",
         dest="winograd",
         action="store_false",
         help="leave out fast algorithms, whose rounding errors are a few times larger",
+    )
+    parser.add_argument(
+        "--profile-kernels",
+        action="store_true",
+        help="measure each distinct kernel on this computer, and plan with these times: give --machine the"
+        " profile that `hybridc machine calibrate` wrote here",
     )
 
 
@@ -99,15 +111,45 @@ def add_gpu_memory(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_budgets(text: str) -> tuple[Budget, ...]:
-    """Budgets separated by commas."""
-    return tuple(parse_budget(part) for part in text.split(","))
+def add_gpu_budgets(parser: argparse.ArgumentParser, purpose: str) -> None:
+    parser.add_argument(
+        "--gpu-memory", type=parse_budgets, default=(), metavar="64MiB|50%|A,B,C", help=purpose
+    )
+
+
+def add_host_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--host-memory",
+        type=parse_bytes,
+        metavar="8GiB",
+        help="host bytes that arena and staging of a run may take together (default: what there is)",
+    )
+
+
+def add_planning(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pin",
+        type=parse_pin,
+        action="append",
+        default=[],
+        metavar="NODE=cpu|gpu",
+        help="where a node must run; NODE may hold * and ?; may be repeated",
+    )
+    parser.add_argument(
+        "--plan-seconds",
+        type=parse_plan_seconds,
+        default=DEFAULT_PLAN_SECONDS,
+        metavar="SECONDS",
+        help="effort of the planner, in seconds of a nominal machine: the same plan results on every one"
+        " (default: %(default)g)",
+    )
 
 
 def compile_options(
     arguments: argparse.Namespace,
-    gpu_memory: Budget | None,
+    gpu_memory: tuple[Budget, ...] = (),
     *,
+    host_memory_bytes: int | None = None,
     tune_seconds: float | None = None,
     tune_record: Path | None = None,
     stop_after: str | None = None,
@@ -119,13 +161,17 @@ def compile_options(
     return CompileOptions(
         target=parse_target(arguments.target),
         gpu_memory=gpu_memory,
+        host_memory_bytes=host_memory_bytes,
         shapes=tuple(arguments.shape),
         dims=tuple(arguments.dim),
         machine=load_machine(arguments.machine) if arguments.machine else load_machine(),
+        pins=tuple(arguments.pin),
+        plan_seconds=arguments.plan_seconds,
         threads=arguments.threads,
         winograd=arguments.winograd,
         tune_seconds=tune_seconds,
         tune_record=tune_record,
+        profile_kernels=arguments.profile_kernels,
         stop_after=stop_after,
         dump_ir=dump_ir,
     )

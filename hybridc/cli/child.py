@@ -47,9 +47,11 @@ def run_artifact(
     folder: Path,
     emulated_bytes: int | None,
     threads: int | None,
+    budget_bytes: int | None = None,
 ) -> Ran:
     """Run an artifact once, with files in `folder`; on an emulated GPU of `emulated_bytes` if given.
 
+    Of several plans the one for `budget_bytes` is run.
     Raises ChildError with what the run reported, and InternalError HC912 if a signal killed it.
     """
     command = [
@@ -68,6 +70,8 @@ def run_artifact(
         command += ["--input", f"{name}={path}"]
     if emulated_bytes is not None:
         command += ["--emulate-gpu", f"{emulated_bytes}B"]
+    if budget_bytes is not None:
+        command += ["--gpu-memory", f"{budget_bytes}B"]
     if threads is not None:
         command += ["--threads", str(threads)]
     ended = subprocess.run(command, capture_output=True, text=True, errors="backslashreplace", check=False)

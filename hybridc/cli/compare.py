@@ -1,7 +1,7 @@
-"""Compare a model's results with ONNX Runtime, compiled at each of several GPU budgets.
+"""Compare a model's results with ONNX Runtime at each of several GPU budgets.
 
-Errors are relative to the largest value of the output they are in. Without a GPU the artifacts run
-on an emulated one that has exactly the budget. Needs onnxruntime.
+One artifact has a plan for each budget. Errors are relative to the largest value of the output they are
+in. Without a GPU it runs on an emulated one that has exactly the budget. Needs onnxruntime.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.arguments import add_compile_options, add_json, compile_options, parse_budgets
+from hybridc.cli.arguments import add_compile_options, add_gpu_budgets, add_json, compile_options
 from hybridc.cli.files import existing_file, print_json
 from hybridc.cli.hardware import nvidia_driver
 from hybridc.errors import InternalError, UsageError
 from hybridc.ir import Device
-from hybridc.options import CompileOptions, format_bytes, parse_seed
+from hybridc.options import format_bytes, parse_seed
 from hybridc.progress import terminal_progress
 from hybridc.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from hybridc.ir import Plan
 
 HELP = "compare results with ONNX Runtime at several budgets"
 EXAMPLE = "  hybridc compare resnet.onnx --target cuda+avx2 --gpu-memory 100%,50%,25%"
@@ -51,13 +53,7 @@ class Comparison:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     add_compile_options(parser)
-    parser.add_argument(
-        "--gpu-memory",
-        type=parse_budgets,
-        default=(None,),
-        metavar="A,B,C",
-        help="budgets, such as 64MiB or 50%% (default: one run without a limit)",
-    )
+    add_gpu_budgets(parser, "budgets, such as 64MiB or 50%% (default: one run without a limit)")
     parser.add_argument(
         "--tolerance",
         type=_parse_tolerance,
@@ -74,24 +70,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     existing_file(arguments.model, "the model")
-    options = [compile_options(arguments, budget) for budget in arguments.gpu_memory]
-    emulate = options[0].target.has_gpu and (arguments.emulate_gpu or nvidia_driver() is None)
+    options = compile_options(arguments, arguments.gpu_memory)
+    emulate = options.target.has_gpu and (arguments.emulate_gpu or nvidia_driver() is None)
     from hybridc.cli.reference import reference_run
+    from hybridc.compiler import compile_model
 
-    feeds, expected = reference_run(arguments.model, options[0], arguments.seed)
+    feeds, expected = reference_run(arguments.model, options, arguments.seed)
     if arguments.tolerance is None:
         arguments.tolerance = _default_tolerance(expected)
     with scratch_folder("hybridc-compare-") as folder:
+        with terminal_progress() as progress:
+            compiled = compile_model(arguments.model, folder / "model.hyb", options, progress)
         rows = [
-            _compare(arguments, of_budget, feeds, expected, folder / str(number), emulate)
-            for number, of_budget in enumerate(options)
+            _compare(arguments, folder / "model.hyb", plan, feeds, expected, emulate)
+            for plan in reversed(compiled.plans)
         ]
     passed = all(row.passed for row in rows)
     if arguments.json:
         print_json(
             {
                 "model": str(arguments.model),
-                "target": str(options[0].target),
+                "target": str(options.target),
                 "tolerance": arguments.tolerance,
                 "emulated_gpu": emulate,
                 "passed": passed,
@@ -112,26 +111,21 @@ def _default_tolerance(outputs: dict[str, np.ndarray]) -> float:
 
 def _compare(
     arguments: argparse.Namespace,
-    options: CompileOptions,
+    artifact: Path,
+    plan: Plan,
     feeds: dict[str, np.ndarray],
     expected: dict[str, np.ndarray],
-    folder: Path,
     emulate: bool,
 ) -> Comparison:
-    """Compile for one budget, run in a process of its own, and hold the results against the reference."""
+    """Run one plan in a process of its own, and hold the results against the reference."""
     from hybridc.cli.child import ChildError, run_artifact
     from hybridc.cli.reference import deviation
-    from hybridc.compiler import compile_model
 
-    folder.mkdir()
-    with terminal_progress() as progress:
-        compiled = compile_model(arguments.model, folder / "model.hyb", options, progress)
-    plan = compiled.plan
-    assert compiled.path is not None and plan is not None  # nothing told the compiler to stop early
     device_bytes = plan.arena_bytes(Device.GPU) if plan.budget_bytes is None else plan.budget_bytes
     emulated_bytes = max(device_bytes, 1) if emulate else None  # a plan may leave the GPU empty
     try:
-        ran = run_artifact(compiled.path, feeds, folder, emulated_bytes, options.threads)
+        with scratch_folder("hybridc-run-") as folder:
+            ran = run_artifact(artifact, feeds, folder, emulated_bytes, arguments.threads, plan.budget_bytes)
     except ChildError as error:
         raise ChildError(
             f"{error}\n  = note: in the run {_at_budget(plan.budget_bytes)}", error.exit_code

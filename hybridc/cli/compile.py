@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from hybridc.cli.arguments import (
     add_compile_options,
-    add_gpu_memory,
+    add_gpu_budgets,
+    add_host_memory,
     add_json,
     add_tuning,
     compile_options,
 )
-from hybridc.cli.files import check_artifact_place, existing_file, print_json
+from hybridc.cli.files import existing_file, measured_to_json, print_json
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes
 from hybridc.progress import terminal_progress
 
 if TYPE_CHECKING:
     from hybridc.compiler import Compiled
+    from hybridc.ir import Graph, Plan
 
 HELP = "compile an ONNX model into an artifact"
-EXAMPLE = "  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 64MiB"
+EXAMPLE = """\
+  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 64MiB
+  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 32MiB,64MiB,50%"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder to write; needed unless --stop-after is given",
     )
     add_compile_options(parser)
-    add_gpu_memory(parser)
+    add_gpu_budgets(
+        parser,
+        "GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU; of"
+        " several each gets a plan, and a run takes one (default: no limit)",
+    )
+    add_host_memory(parser)
     add_tuning(parser)
     parser.add_argument("--stop-after", metavar="STAGE", help="end after this stage, and write no artifact")
     parser.add_argument(
@@ -51,12 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     existing_file(arguments.model, "the model")
     if arguments.output is not None:
-        check_artifact_place(arguments.output)
+        from hybridc.artifact.store import check_destination
+
+        check_destination(arguments.output)
     elif arguments.stop_after is None:
         raise UsageError("HC500", "no output is named", remedy="give -o OUT.hyb, or --stop-after STAGE")
     options = compile_options(
         arguments,
         arguments.gpu_memory,
+        host_memory_bytes=arguments.host_memory,
         tune_seconds=arguments.tune,
         tune_record=arguments.tune_record,
         stop_after=arguments.stop_after,
@@ -76,47 +88,73 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
-    """What was compiled, without the tables of the plan report. The compiler went to the end."""
-    assert compiled.path is not None and compiled.graph is not None and compiled.plan is not None
-    from hybridc.report import report_plan, report_to_json
+    """What was compiled, without the tables of the plan report. The compiler went to the end.
 
-    report = report_to_json(report_plan(compiled.graph, compiled.plan))
+    Figures of a plan are those of the largest budget; `plans` has them for each, the smallest first.
+    """
+    assert compiled.path is not None and compiled.graph is not None
+    plans = [_plan_to_json(compiled.graph, plan) for plan in compiled.plans]
     return {
         "path": str(compiled.path),
         "artifact_bytes": _folder_bytes(compiled.path),
         "seconds": dict(compiled.seconds),
-        "kernels": len(report["kernels"]),
         "functions": len({kernel.function for kernel in compiled.graph.kernels}),
         "tuned": dict(compiled.tuned),
+        "measured_us": measured_to_json(compiled.measured_us),
+        **plans[-1],
+        "plans": plans,
+    }
+
+
+def _plan_to_json(graph: Graph, plan: Plan) -> dict[str, Any]:
+    from hybridc.report import report_plan, report_to_json
+
+    report = report_to_json(report_plan(graph, plan))
+    return {
+        "budget_bytes": report["budget_bytes"],
+        "kernels": len(report["kernels"]),
         "copies": len(report["copies"]),
         "copied_bytes": sum(row["size_bytes"] for row in report["copies"]),
-        "budget_bytes": report["budget_bytes"],
         "devices": report["devices"],
         "makespan_us": report["makespan_us"],
     }
 
 
 def _summary(compiled: Compiled, target: str) -> str:
-    from hybridc.report.table import format_us, plural
+    from hybridc.report.table import plural
 
+    assert compiled.graph is not None
     data = compiled_to_json(compiled)
-    kernels, functions = plural(data["kernels"], "kernel"), plural(data["functions"], "distinct function")
+    kernels = plural(len(compiled.graph.kernels), "kernel")
+    functions = plural(data["functions"], "distinct function")
     lines = [
         f"{compiled.path}: {format_bytes(data['artifact_bytes'])}, for {target}",
         f"  {kernels} ({functions}), compiled in {sum(compiled.seconds.values()):.1f} s",
     ]
     if data["tuned"]:
         lines.append(f"  {plural(len(data['tuned']), 'function')} with a tile that was measured to be faster")
-    for row in data["devices"]:
+    if data["measured_us"]:
+        lines.append(f"  planned with {plural(len(data['measured_us']), 'measured time')}")
+    for plan in data["plans"]:
+        if len(data["plans"]) > 1:
+            lines.append(f"plan for {format_bytes(plan['budget_bytes'])} of GPU memory:")
+        lines += _plan_summary(plan)
+    return "\n".join(lines)
+
+
+def _plan_summary(plan: dict[str, Any]) -> list[str]:
+    from hybridc.report.table import format_us, plural
+
+    lines = []
+    for row in plan["devices"]:
         budget = f" of {format_bytes(row['budget_bytes'])}" if row["budget_bytes"] is not None else ""
         memory = (
             f"{format_bytes(row['peak_bytes'])}{budget}, lower bound {format_bytes(row['lower_bound_bytes'])}"
         )
         lines.append(f"  {row['device']}: {plural(row['kernels'], 'kernel')}, memory {memory}")
-    if data["copies"]:
-        lines.append(f"  {plural(data['copies'], 'copy', 'copies')} of {format_bytes(data['copied_bytes'])}")
-    lines.append(f"  predicted run: {format_us(data['makespan_us'])}")
-    return "\n".join(lines)
+    if plan["copies"]:
+        lines.append(f"  {plural(plan['copies'], 'copy', 'copies')} of {format_bytes(plan['copied_bytes'])}")
+    return [*lines, f"  predicted run: {format_us(plan['makespan_us'])}"]
 
 
 def _report_stop(compiled: Compiled, arguments: argparse.Namespace) -> None:

@@ -90,4 +90,5 @@ def numpy_dtype(onnx_type: str) -> np.dtype:
             return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(_DTYPE_OF_TYPE.get(name, name))
     except TypeError:
-        raise UsageError("HC533", f"no array has the type {onnx_type}") from None
+        what = f"no array has the type {onnx_type}"
+        raise UsageError("HC533", what, remedy="give --input NAME=FILE.npy for every input") from None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,10 @@ from hybridc.scratch import scratch_folder
 if TYPE_CHECKING:
     import numpy as np
 
+    from hybridc.ir import Device
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_ELSEWHERE = "choose another place"
 _MANIFEST = "manifest.json"
 _LONGEST_STEM = 100
 
@@ -26,7 +31,8 @@ def existing_file(path: Path, what: str) -> Path:
     _check_exists(path, what)
     if not path.is_file():
         is_artifact = (path / _MANIFEST).is_file()
-        remedy = "it is a compiled artifact; name the ONNX model it was made from" if is_artifact else ""
+        of_artifact = "it is a compiled artifact; name the ONNX model it was made from"
+        remedy = of_artifact if is_artifact else "name a file"
         raise UsageError("HC530", f"{what} is not a file", where=str(path), remedy=remedy)
     if not os.access(path, os.R_OK):
         raise UsageError("HC530", f"{what} cannot be read", where=str(path), remedy="check its permissions")
@@ -46,25 +52,13 @@ def existing_artifact(path: Path) -> Path:
     return path
 
 
-def check_artifact_place(path: Path) -> None:
-    """Refuse to write an artifact over anything but an artifact. Raises UsageError HC531."""
-    if path.is_dir() and ((path / _MANIFEST).exists() or not any(path.iterdir())):
-        return
-    if path.exists() or path.is_symlink():
-        raise UsageError(
-            "HC531",
-            "the output exists and is not an artifact",
-            where=str(path),
-            remedy="choose another name with -o",
-        )
-
-
 def make_folder(path: Path) -> Path:
     """The folder, made where it is missing. Raises UsageError HC531."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("HC531", f"cannot make the folder: {error.strerror}", where=str(path)) from None
+        what = f"cannot make the folder: {error.strerror}"
+        raise UsageError("HC531", what, where=str(path), remedy=_ELSEWHERE) from None
     return path
 
 
@@ -76,7 +70,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises UsageError HC531 if the disk is full or the place cannot be written.
     """
     if path.is_dir():
-        raise UsageError("HC531", "the output is a folder", where=str(path))
+        raise UsageError("HC531", "the output is a folder", where=str(path), remedy="name a file")
     make_folder(path.parent)
     try:
         with scratch_folder(".hybridc-", path.parent) as folder:
@@ -84,7 +78,9 @@ def written_whole(path: Path) -> Iterator[Path]:
             for made in sorted(folder.iterdir()):
                 os.replace(made, path.parent / made.name)
     except OSError as error:
-        raise UsageError("HC531", f"cannot write: {error.strerror or error}", where=str(path)) from None
+        what = f"cannot write: {error.strerror or error}"
+        remedy = f"free some space, or {_ELSEWHERE}" if error.errno in NO_SPACE else _ELSEWHERE
+        raise UsageError("HC531", what, where=str(path), remedy=remedy) from None
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -108,6 +104,21 @@ def write_array(path: Path, array: np.ndarray) -> None:
         np.save(whole, array.astype(np.float32) if array.dtype.kind == "V" else array, allow_pickle=False)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with written_whole(path) as whole:
+        whole.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises UsageError HC536 if it is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        what = f"cannot read JSON: {error}"
+        raise UsageError("HC536", what, where=str(path), remedy="name a file that hybridc wrote") from None
+
+
 def safe_file_names(names: Iterable[str], suffix: str) -> dict[str, str]:
     """A file name of its own for each name: a model's names may hold slashes, dots or nothing at all."""
     taken: set[str] = set()
@@ -127,13 +138,22 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
 
+def measured_to_json(measured_us: Mapping[tuple[str, Device], float]) -> list[dict[str, Any]]:
+    """Measured times of functions as plain JSON values."""
+    return [
+        {"function": function, "device": device.value, "us": us}
+        for (function, device), us in measured_us.items()
+    ]
+
+
 def _check_exists(path: Path, what: str) -> None:
     if path.exists():
         return
     if not path.parent.is_dir():
-        raise UsageError("HC530", f"{what} does not exist: there is no folder {path.parent}", where=str(path))
+        missing = f"{what} does not exist: there is no folder {path.parent}"
+        raise UsageError("HC530", missing, where=str(path), remedy="check the path")
     close = difflib.get_close_matches(path.name, _names_in(path.parent), n=1)
-    remedy = f"did you mean {path.with_name(close[0])}?" if close else ""
+    remedy = f"did you mean {path.with_name(close[0])}?" if close else "check the path"
     raise UsageError("HC530", f"{what} does not exist", where=str(path), remedy=remedy)
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: ends the command soon and leaves nothing half done, whatever runs at that moment."""
+"""Ctrl-C and SIGTERM: end the command soon and leave nothing half done, whatever runs at that moment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from types import FrameType
 
 from hybridc.scratch import remove_scratch_folders
 
-EXIT_INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_SECONDS = 1.0
 """What an orderly end may take. A compiler in native code lets no exception through before it is done."""
 
 
+def exit_code(interrupts: list[int]) -> int:
+    """What a shell shows of a process that was ended by the first of these signals, or else by Ctrl-C."""
+    return 128 + (interrupts or [signal.SIGINT])[0]
+
+
 @contextlib.contextmanager
 def noted_interrupts() -> Iterator[list[int]]:
-    """Signals of Ctrl-C, which end in a KeyboardInterrupt whatever else it was turned into on its way.
+    """The signals that come, which end in a KeyboardInterrupt whatever else it was turned into on its way.
 
     One that is raised in a callback of TVM comes back as a RuntimeError, or is taken for a schedule
     that does not apply. If the block has not ended a second later, the process does.
@@ -32,7 +37,7 @@ def noted_interrupts() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
         yield interrupts
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in SIGNALS}
     try:
         with _deadline():
             yield interrupts
@@ -41,7 +46,8 @@ def noted_interrupts() -> Iterator[list[int]]:
             raise KeyboardInterrupt from error
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -59,7 +65,7 @@ def _deadline() -> Iterator[None]:
         signals = os.read(heard, 1)  # empty once the block has ended without a signal
         if signals and not ended.wait(GRACE_SECONDS):
             remove_scratch_folders()
-            os._exit(EXIT_INTERRUPTED)
+            os._exit(exit_code(list(signals)))
 
     before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     watcher = threading.Thread(target=watch, daemon=True)

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from hybridc.cli.interrupts import EXIT_INTERRUPTED, noted_interrupts
+from hybridc.cli.files import NO_SPACE
+from hybridc.cli.interrupts import exit_code, noted_interrupts
 from hybridc.cli.suggest import did_you_mean
 from hybridc.errors import HybridcError, InternalError, UsageError
 
-COMMANDS = ("compile", "run", "plan", "compare", "models", "machine")
+COMMANDS = ("compile", "run", "plan", "explain", "sweep", "compare", "models", "machine")
 EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"
 
@@ -29,12 +30,11 @@ Exit codes: 0 done, 1 internal error or failed comparison, 2 wrong use, 3 model 
 
 A first tour:
   hybridc models export resnet resnet.onnx
-  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50%
+  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50% --html resnet.html
   hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 50%
   hybridc run resnet.hyb --random --output outputs
 """
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_FILE_ERRORS = _NO_SPACE | frozenset(
+_FILE_ERRORS = NO_SPACE | frozenset(
     {
         errno.EROFS,
         errno.EACCES,
@@ -58,13 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
+    interrupts: list[int] = []
     try:
         with noted_interrupts() as interrupts:
             code = _dispatch(sys.argv[1:] if argv is None else list(argv))
         print(end="", flush=True)  # there may be no sys.stdout
-        return EXIT_INTERRUPTED if interrupts else code
+        return exit_code(interrupts) if interrupts else code
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return exit_code(interrupts)
     except BrokenPipeError:
         _close_stdout()
         return EXIT_BROKEN_PIPE
@@ -155,7 +156,8 @@ def _as_hybridc_error(error: Exception) -> HybridcError:
     if isinstance(error, HybridcError):
         return error
     if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
-        remedy = "free some space" if error.errno in _NO_SPACE else "choose another place"
+        free = "free some space" if error.filename else "free some space, also for caches and temporary files"
+        remedy = free if error.errno in NO_SPACE else "choose another place"
         return UsageError("HC531", str(error.strerror), where=str(error.filename or ""), remedy=remedy)
     first_line = next(iter(str(error).splitlines()), "")
     return InternalError(

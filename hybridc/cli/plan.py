@@ -1,4 +1,4 @@
-"""Show what runs where, and why: kernels, copies, and peak memory against budget and lower bound.
+"""Show what runs where, and why: kernels, copies, and memory and time against their proven bounds.
 
 Plans a model, or reads the plan of an artifact. Needs no GPU, and generates no code.
 """
@@ -9,16 +9,19 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json, compile_options
-from hybridc.cli.files import existing_file, print_json
+from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json
+from hybridc.cli.files import existing_file, measured_to_json, print_json, read_json, write_text
+from hybridc.cli.planned import plan_of
 from hybridc.errors import UsageError
-from hybridc.progress import terminal_progress
 
 if TYPE_CHECKING:
-    from hybridc.report import Report
+    from hybridc.cli.planned import PlanOf
+    from hybridc.report.lanes import Span
 
 HELP = "show what runs where, and why"
-EXAMPLE = "  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50% --all"
+EXAMPLE = """\
+  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50% --all
+  hybridc plan resnet.hyb --html resnet.html --trace resnet.json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,50 +29,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compile_options(parser)
     add_gpu_memory(parser)
     parser.add_argument("--all", action="store_true", help="show every row of long tables")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page with time, memory and placement"
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write the predicted run for Perfetto, ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="TRACE",
+        help="show on the page what `hybridc run --trace TRACE` measured, too",
+    )
     add_json(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    if arguments.source.is_dir():
-        report, title = _read_artifact(arguments)
-    else:
-        report, title = _plan_model(arguments)
+    if arguments.measured is not None and arguments.html is None:
+        remedy = "give --html FILE, or leave out --measured"
+        raise UsageError("HC500", "--measured is for the page, and none is asked for", remedy=remedy)
+    found = plan_of(arguments, arguments.gpu_memory)
+    _write_files(found, arguments)
     if arguments.json:
         from hybridc.report import report_to_json
 
-        print_json(report_to_json(report))
+        measured = measured_to_json(found.machine.measured_us)
+        print_json(report_to_json(found.report()) | {"measured_us": measured})
     else:
         from hybridc.report import render_text
 
-        print(render_text(report, title, everything=arguments.all), end="")
+        print(render_text(found.report(), found.title, everything=arguments.all), end="")
     return 0
 
 
-def _plan_model(arguments: argparse.Namespace) -> tuple[Report, str]:
-    existing_file(arguments.source, "the model")
-    options = compile_options(arguments, arguments.gpu_memory)
-    from hybridc.compiler import plan_model
-    from hybridc.report import report_plan
+def _write_files(found: PlanOf, arguments: argparse.Namespace) -> None:
+    from hybridc.report.trace import trace_to_json
 
-    with terminal_progress() as progress:
-        planned = plan_model(arguments.source, options, progress)
-    report = report_plan(
-        planned.graph, planned.plan, planned.all_gpu_peak_bytes, planned.smallest_budget_bytes
-    )
-    return report, f"Plan of {arguments.source} for {options.target} on {options.machine.name}"
+    if arguments.html is not None:
+        from hybridc.report.page import render_page
 
-
-def _read_artifact(arguments: argparse.Namespace) -> tuple[Report, str]:
-    given = arguments.gpu_memory or arguments.machine or arguments.shape or arguments.dim or arguments.threads
-    if given or arguments.target != "native" or not arguments.winograd:
-        raise UsageError(
-            "HC516",
-            "an artifact's plan is fixed",
-            where=str(arguments.source),
-            remedy="give options of planning with the ONNX model",
+        measured = _measured(arguments.measured, len(found.plan.steps)) if arguments.measured else None
+        write_text(
+            arguments.html, render_page(found.graph, found.plan, found.report(), found.title, measured)
         )
-    from hybridc.artifact import open_artifact
-    from hybridc.report import report_plan
+    if arguments.trace is not None:
+        import json
 
-    artifact = open_artifact(arguments.source, check_weights=False, check_host=False)
-    return report_plan(artifact.graph, artifact.plan), f"Plan of {arguments.source}"
+        write_text(arguments.trace, json.dumps(trace_to_json(found.graph, found.plan)) + "\n")
+
+
+def _measured(path: Path, step_count: int) -> tuple[Span, ...]:
+    """The measured run of a trace. Raises UsageError HC536 if it is none, or one of another plan."""
+    from hybridc.report.trace import measured_spans
+
+    data = read_json(existing_file(path, "the trace"))
+    try:
+        return measured_spans(data, step_count)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            "HC536",
+            f"this is no measured run of the plan: {error}",
+            where=str(path),
+            remedy="measure with `hybridc run OUT.hyb --trace FILE`, and show the plan of that artifact",
+        ) from None

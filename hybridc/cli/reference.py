@@ -89,7 +89,8 @@ def _open(model: Path, threads: int | None) -> onnxruntime.InferenceSession:
 
 def _refused(model: Path, error: Exception) -> UsageError:
     first_line = next(iter(str(error).splitlines()), "")
-    return UsageError("HC534", f"onnxruntime cannot run this model: {first_line}", where=str(model))
+    what = f"onnxruntime cannot run this model: {first_line}"
+    return UsageError("HC534", what, where=str(model), remedy="use `hybridc run`, which needs no reference")
 
 
 def _fixed_inputs(inputs: Iterable[Any], options: CompileOptions) -> list[FixedInput]:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.arguments import add_json, add_threads
-from hybridc.cli.files import existing_artifact, make_folder, print_json, safe_file_names, write_array
+from hybridc.cli.arguments import add_host_memory, add_json, add_threads
+from hybridc.cli.files import (
+    existing_artifact,
+    make_folder,
+    print_json,
+    safe_file_names,
+    write_array,
+    write_text,
+)
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes, parse_bytes, parse_count, parse_seed
 
@@ -54,11 +62,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_threads(parser)
     parser.add_argument(
+        "--gpu-memory",
+        type=parse_bytes,
+        metavar="1GiB",
+        help="run the plan of the largest budget of at most this (default: that fits the GPU's free memory)",
+    )
+    add_host_memory(parser)
+    parser.add_argument(
         "--repeat",
         type=parse_count,
         default=1,
         metavar="N",
         help="run this often, and time it (default: once)",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="run once more, and write the predicted and the measured run for Perfetto, ui.perfetto.dev",
     )
     add_json(parser)
 
@@ -74,10 +95,17 @@ def execute(arguments: argparse.Namespace) -> int:
     from hybridc import runtime
     from hybridc.cli.feeds import gather_feeds
 
-    session = runtime.load(arguments.artifact, threads=arguments.threads)
+    session = runtime.load(
+        arguments.artifact,
+        threads=arguments.threads,
+        gpu_memory_bytes=arguments.gpu_memory,
+        host_memory_bytes=arguments.host_memory,
+    )
     feeds = gather_feeds(session.get_inputs(), arguments.input, arguments.seed if arguments.random else None)
     names = [output.name for output in session.get_outputs()]
     results, seconds = _timed_runs(session, names, feeds, arguments.repeat)
+    if arguments.trace is not None:
+        _write_trace(session, feeds, arguments.trace)
     report = {
         "outputs": _save(dict(zip(names, results, strict=True)), arguments.output),
         "seconds": seconds,
@@ -116,6 +144,14 @@ def _timed_runs(
         results = session.run(names, feeds)
         seconds.append(time.perf_counter() - start)
     return results, seconds
+
+
+def _write_trace(session: Session, feeds: dict[str, np.ndarray], path: Path) -> None:
+    from hybridc.report.trace import trace_to_json
+
+    artifact = session.artifact
+    trace = trace_to_json(artifact.graph, artifact.plan, session.measure(feeds))
+    write_text(path, json.dumps(trace) + "\n")
 
 
 def _save(results: dict[str, np.ndarray], folder: Path | None) -> list[dict[str, Any]]:

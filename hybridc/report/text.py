@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from hybridc.ir import Device, Lane
 from hybridc.options import format_budget, format_bytes
+from hybridc.report.lanes import LaneRow
+from hybridc.report.memory import ByteRow
 from hybridc.report.plan_report import CopyRow, DeviceRow, KernelRow, Report
 from hybridc.report.table import Column, format_us, plural, printable, render_table
+from hybridc.report.trace import LANE_TITLES
 
 SHORT_ROWS = 24
 """Rows of a table that is not shown in full: kernels, copies and memory then fit on a tall terminal."""
@@ -37,12 +40,19 @@ _MEMORY_COLUMNS = (
     Column("lower bound", numeric=True),
     Column("peak/bound", numeric=True),
 )
-_LANE_NAMES = {
-    Lane.GPU: "GPU",
-    Lane.CPU: "CPU",
-    Lane.H2D: "copies to GPU",
-    Lane.D2H: "copies to CPU",
-}
+_BYTE_COLUMNS = (
+    Column("GPU memory for"),
+    Column("buffers", numeric=True),
+    Column("most at once", numeric=True),
+    Column("at the peak", numeric=True),
+)
+_LANE_COLUMNS = (
+    Column("lane"),
+    Column("steps", numeric=True),
+    Column("busy", numeric=True),
+    Column("of the run", numeric=True),
+    Column("copied", numeric=True),
+)
 
 
 def render_text(report: Report, title: str, *, everything: bool = False) -> str:
@@ -63,7 +73,11 @@ def render_text(report: Report, title: str, *, everything: bool = False) -> str:
     lines += _section(
         "Memory", render_table(_MEMORY_COLUMNS, [_memory_cells(row) for row in report.devices]), 0
     )
-    return "\n".join(lines + _closing(report)) + "\n"
+    if report.gpu_bytes:
+        rows = [_byte_cells(row) for row in report.gpu_bytes]
+        lines += _section("GPU memory by class", render_table(_BYTE_COLUMNS, rows), 0)
+    lines += _section("Placement", render_table(_LANE_COLUMNS, [_lane_cells(row) for row in report.lanes]), 0)
+    return "\n".join(lines + summary_lines(report)) + "\n"
 
 
 def _section(heading: str, table: list[str], hidden: int) -> list[str]:
@@ -108,19 +122,41 @@ def _memory_cells(row: DeviceRow) -> tuple[str, ...]:
     )
 
 
-def _closing(report: Report) -> list[str]:
+def _byte_cells(row: ByteRow) -> tuple[str, ...]:
+    return (
+        row.byte_class.value,
+        f"{row.buffers:,}",
+        format_bytes(row.most_bytes),
+        format_bytes(row.peak_bytes),
+    )
+
+
+def _lane_cells(row: LaneRow) -> tuple[str, ...]:
+    copied = format_bytes(row.copied_bytes) if row.lane in (Lane.H2D, Lane.D2H) else "-"
+    return LANE_TITLES[row.lane], f"{row.steps:,}", format_us(row.busy_us), f"{row.share:.0%}", copied
+
+
+def summary_lines(report: Report) -> list[str]:
+    """Sentences with the figures that matter most."""
     lines = []
     if report.all_gpu_peak_bytes is not None and any(row.device is Device.GPU for row in report.devices):
-        smallest = report.smallest_budget_bytes
         line = f"Entirely on the GPU the model needs {format_bytes(report.all_gpu_peak_bytes)}"
-        if smallest is not None:
-            works = (
-                f"the smallest budget that works is {format_budget(smallest)}"
-                if smallest
-                else "any budget works"
-            )
-            line += f"; {works}"
+        if report.smallest_budget_bytes is not None:
+            smallest = format_budget(report.smallest_budget_bytes)
+            works = f"the smallest budget that works is {smallest}" if report.smallest_budget_bytes else ""
+            line += f"; {works or 'any budget works'}"
         lines.append(line + ".")
-    busy = ", ".join(f"{_LANE_NAMES[row.lane]} {format_us(row.busy_us)}" for row in report.lanes)
-    lines += [f"Predicted run: {format_us(report.makespan_us)}.", f"Busy: {busy or 'nothing'}."]
+    lines.append(f"Predicted run: {format_us(report.makespan_us)}{_against_bound(report)}.")
+    if report.hidden_copy_share is not None:
+        lines.append(f"{report.hidden_copy_share:.0%} of the copies' time is hidden behind kernels.")
     return lines
+
+
+def _against_bound(report: Report) -> str:
+    """How far the plan is from what is proven to be impossible."""
+    if not report.time_bound_us:
+        return ""
+    gap = report.makespan_us / report.time_bound_us - 1
+    if gap < 5e-4:
+        return ", which no plan can beat"
+    return f"; no plan takes less than {format_us(report.time_bound_us)}, a gap of {gap:.1%}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,14 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridc.artifact.load import Artifact
+from hybridc.artifact.manifest import FORMAT
 from hybridc.cli import main
 from hybridc.ir import Arena, Copy, Device, Graph, Kernel, Plan, Role, Run, Tensor
+from hybridc.machine import load_machine
 from hybridc.options import CompileOptions
 from hybridc.progress import Progress
 
 MIB = 1024**2
 ALL_GPU_PEAK_BYTES = 8 * MIB
 SMALLEST_BUDGET_BYTES = MIB + 1
+MANIFEST_TEXT = json.dumps({"format": FORMAT})
+"""As much of an artifact as the command line itself looks at."""
 
 
 def small_graph() -> Graph:
@@ -80,6 +85,13 @@ class FakeSession:
     def run(self, output_names: Sequence[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         return [np.maximum(feeds["in=x"], 0)]
 
+    @property
+    def artifact(self) -> Any:
+        return _Record(graph=small_graph(), plan=small_plan(MIB))
+
+    def measure(self, feeds: dict[str, np.ndarray]) -> tuple[tuple[float, float], ...]:
+        return ((0.0, 2.0), (2.0, 5.0), (5.0, 9.0), (9.0, 20.0))
+
     def memory(self) -> dict[Device, DeviceMemory]:
         return {Device.GPU: DeviceMemory(512, 512)}
 
@@ -90,6 +102,9 @@ class Fakes:
 
     options: list[CompileOptions] = field(default_factory=list)
     emulated_bytes: list[int] = field(default_factory=list)
+    choices: list[dict[str, int | None]] = field(default_factory=list)
+    """What sessions were loaded with."""
+    artifact_budgets: tuple[int | None, ...] = (MIB,)
     error: BaseException | None = None
 
     def compile_model(
@@ -99,15 +114,16 @@ class Fakes:
         if self.error is not None:
             raise self.error
         if options.stop_after is not None:
-            return _Record(path=None, graph=None, plan=None, seconds={"import": 0.5})
+            return _Record(path=None, graph=None, plans=(), seconds={"import": 0.5})
         output.mkdir(parents=True, exist_ok=True)
-        (output / "manifest.json").write_text("{}")
+        (output / "manifest.json").write_text(MANIFEST_TEXT)
         return _Record(
             path=output,
             graph=small_graph(),
-            plan=small_plan(_budget_bytes(options)),
+            plans=_plans(options),
             seconds={"import": 0.5, "link": 1.0},
             tuned={"f": "8x3"} if options.tune_seconds else {},
+            measured_us=_measured_us(options),
         )
 
     def plan_model(self, source: Path, options: CompileOptions, progress: Progress | None = None) -> Any:
@@ -116,15 +132,21 @@ class Fakes:
             raise self.error
         return _Record(
             graph=small_graph(),
-            plan=small_plan(_budget_bytes(options)),
+            plan=_plans(options)[-1],
+            plans=_plans(options),
             all_gpu_peak_bytes=ALL_GPU_PEAK_BYTES,
             smallest_budget_bytes=SMALLEST_BUDGET_BYTES,
+            machine=replace(options.machine, measured_us=_measured_us(options)),
+            pins={},
         )
 
     def open_artifact(self, path: Path, **checks: bool) -> Any:
-        return _Record(graph=small_graph(), plan=small_plan(MIB))
+        manifest: Any = _Record(machine=load_machine(), pins={})
+        plans = tuple(small_plan(budget_bytes) for budget_bytes in self.artifact_budgets)
+        return Artifact(path, manifest, small_graph(), plans, len(plans) - 1)
 
-    def load(self, path: Path, threads: int | None = None) -> FakeSession:
+    def load(self, path: Path, **choices: int | None) -> FakeSession:
+        self.choices.append(choices)
         if self.error is not None:
             raise self.error
         return FakeSession()
@@ -136,8 +158,15 @@ class Fakes:
         return _Record(peak_bytes=768)
 
 
-def _budget_bytes(options: CompileOptions) -> int | None:
-    return options.gpu_memory.resolve(ALL_GPU_PEAK_BYTES) if options.gpu_memory is not None else None
+def _measured_us(options: CompileOptions) -> dict[tuple[str, Device], float]:
+    return {("f", Device.CPU): 2.5} if options.profile_kernels else {}
+
+
+def _plans(options: CompileOptions) -> tuple[Plan, ...]:
+    if not options.gpu_memory:
+        return (small_plan(None),)
+    budgets = {budget.resolve(ALL_GPU_PEAK_BYTES) for budget in options.gpu_memory}
+    return tuple(map(small_plan, sorted(budgets)))
 
 
 class _Record:
@@ -177,7 +206,7 @@ def model(tmp_path: Path) -> Path:
 def artifact(tmp_path: Path) -> Path:
     path = tmp_path / "network.hyb"
     path.mkdir()
-    (path / "manifest.json").write_text("{}")
+    (path / "manifest.json").write_text(MANIFEST_TEXT)
     return path
 
 

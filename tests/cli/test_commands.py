@@ -29,7 +29,7 @@ def test_compile_passes_its_options_on(cli: Any, fakes: Any, model: Path, tmp_pa
     assert outcome.code == 0
     (options,) = fakes.options
     assert str(options.target) == "cuda:sm_90+avx2"
-    assert options.gpu_memory == Budget(percent=50.0)
+    assert options.gpu_memory == (Budget(percent=50.0),)
     assert options.shapes == (("x", (1, 3)), ("y:0", (2,)))
     assert options.dims == (("N", 4),)
     assert (options.machine.name, options.threads, options.dump_ir) == ("h100", 2, tmp_path / "ir")
@@ -50,6 +50,41 @@ def test_compile_json(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None
     assert data["budget_bytes"] == MIB
     assert data["devices"][0]["peak_bytes"] == 512
     assert data["seconds"] == {"import": 0.5, "link": 1.0}
+
+
+def test_compile_with_several_budgets(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    words = (
+        "compile",
+        model,
+        "-o",
+        tmp_path / "o.hyb",
+        "--target",
+        "cuda+avx2",
+        "--gpu-memory",
+        "50%,1MiB,4MiB",
+    )
+    out = cli(*words, "--host-memory", "1GiB").out
+    assert "plan for 1.00 MiB of GPU memory:\n  gpu: 1 kernel, memory 512 B of 1.00 MiB" in out
+    assert out.count("predicted run") == 2
+    assert [str(b) for b in fakes.options[0].gpu_memory] == ["50%", "1.00 MiB", "4.00 MiB"]
+    assert fakes.options[0].host_memory_bytes == 1024 * MIB
+    data = cli(*words, "--json").json()
+    assert [plan["budget_bytes"] for plan in data["plans"]] == [MIB, 4 * MIB]
+    assert data["budget_bytes"] == 4 * MIB
+
+
+def test_run_chooses_by_gpu_memory(cli: Any, fakes: Any, artifact: Path) -> None:
+    cli("run", artifact, "--random")
+    cli("run", artifact, "--random", "--gpu-memory", "1MiB", "--host-memory", "2MiB")
+    chosen = [(c["gpu_memory_bytes"], c["host_memory_bytes"]) for c in fakes.choices]
+    assert chosen == [(None, None), (MIB, 2 * MIB)]
+    assert "not a percentage" in cli("run", artifact, "--gpu-memory", "50%").err
+
+
+@pytest.mark.parametrize("budgets", ["", "1MiB,", "1MiB,,2MiB", "1MiB;2MiB"])
+def test_list_of_budgets_that_is_none_is_refused(cli: Any, model: Path, budgets: str) -> None:
+    outcome = cli("compile", model, "-o", "o.hyb", "--gpu-memory", budgets)
+    assert outcome.code == 2 and "error[HC510]" in outcome.err
 
 
 def test_compile_tunes_for_the_time_it_is_given(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
@@ -91,7 +126,13 @@ def test_compile_refuses_to_replace_what_is_no_artifact(
     (tmp_path / "precious" / "thesis.tex").touch()
     for output in (model, tmp_path / "precious"):
         outcome = cli("compile", model, "-o", output)
-        assert outcome.code == 2 and "is not an artifact" in outcome.err
+        assert outcome.code == 2 and "is not a compiled artifact" in outcome.err
+    assert fakes.options == []
+
+
+def test_compile_says_at_once_that_its_output_cannot_be_written(cli: Any, fakes: Any, model: Path) -> None:
+    outcome = cli("compile", model, "-o", model / "o.hyb", "--tune=60")
+    assert outcome.code == 2 and "error[HC562]" in outcome.err and "choose another place" in outcome.err
     assert fakes.options == []
 
 
@@ -130,9 +171,19 @@ def test_plan_of_an_artifact(cli: Any, fakes: Any, artifact: Path) -> None:
     assert outcome.json()["all_gpu_peak_bytes"] is None
 
 
-def test_plan_of_an_artifact_takes_no_new_budget(cli: Any, fakes: Any, artifact: Path) -> None:
-    outcome = cli("plan", artifact, "--gpu-memory", "1MiB")
-    assert outcome.code == 2 and "plan is fixed" in outcome.err
+def test_plan_of_an_artifact_is_one_of_those_it_has(cli: Any, fakes: Any, artifact: Path) -> None:
+    fakes.artifact_budgets = (MIB, 2 * MIB)
+    assert cli("plan", artifact, "--json").json()["budget_bytes"] == 2 * MIB
+    chosen = cli("plan", artifact, "--gpu-memory", "1.5MiB")
+    assert chosen.out.startswith(f"Plan of {artifact}, number 1 of those for 1MiB, 2MiB\n")
+    refused = cli("plan", artifact, "--gpu-memory", "1000kB")
+    assert refused.code == 2 and "error[HC558]" in refused.err and "1MiB, 2MiB" in refused.err
+    assert "not a percentage" in cli("plan", artifact, "--gpu-memory", "50%").err
+
+
+def test_plan_of_an_artifact_takes_no_options_of_planning(cli: Any, fakes: Any, artifact: Path) -> None:
+    outcome = cli("plan", artifact, "--dim", "N=1")
+    assert outcome.code == 2 and "plans are fixed" in outcome.err
 
 
 def test_run_reads_and_writes_arrays(cli: Any, fakes: Any, artifact: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def relu(tmp_path: Path) -> Path:
 @pytest.fixture
 def ran(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Runs that compute the right result plus `error`, holding `allocated` bytes; they note the GPU's."""
-    behaviour: dict[str, Any] = {"error": 0.0, "allocated": 512, "emulated": []}
+    behaviour: dict[str, Any] = {"error": 0.0, "allocated": 512, "emulated": [], "budgets": []}
 
     def pretend(
         artifact: Path,
@@ -41,8 +41,10 @@ def ran(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         folder: Path,
         emulated_bytes: int | None,
         threads: int | None,
+        budget_bytes: int | None,
     ) -> Ran:
         behaviour["emulated"].append(emulated_bytes)
+        behaviour["budgets"].append(budget_bytes)
         result = np.maximum(feeds["in=x"], 0) + np.float32(behaviour["error"])
         return Ran({"../y/0": result}, 0.25, behaviour["allocated"])
 
@@ -53,11 +55,13 @@ def ran(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 OPTIONS = ("--target", "cuda+avx2", "--dim", "N=2", "--emulate-gpu")
 
 
-def test_compare_passes_at_every_budget(cli: Any, ran: dict[str, Any], relu: Path) -> None:
-    outcome = cli("compare", relu, *OPTIONS, "--gpu-memory", "2MiB,50%,1MiB")
+def test_compare_passes_at_every_budget(cli: Any, fakes: Any, ran: dict[str, Any], relu: Path) -> None:
+    outcome = cli("compare", relu, *OPTIONS, "--gpu-memory", "2MiB,50%,1MiB,2MiB")
     assert outcome.code == 0
     assert outcome.out.count("PASS") == 3
-    assert ran["emulated"] == [2 * MIB, 4 * MIB, MIB], "the emulated GPU has exactly the budget"
+    assert ran["emulated"] == [4 * MIB, 2 * MIB, MIB], "the emulated GPU has exactly the budget"
+    assert ran["budgets"] == ran["emulated"]
+    assert len(fakes.options) == 1, "one artifact has all plans"
 
 
 def test_compare_json(cli: Any, ran: dict[str, Any], relu: Path) -> None:
@@ -71,7 +75,7 @@ def test_compare_without_a_budget_gives_the_gpu_what_the_plan_needs(
     cli: Any, ran: dict[str, Any], relu: Path
 ) -> None:
     assert cli("compare", relu, *OPTIONS).code == 0
-    assert ran["emulated"] == [512]
+    assert (ran["emulated"], ran["budgets"]) == ([512], [None])
 
 
 def test_compare_fails_on_a_wrong_result(cli: Any, ran: dict[str, Any], relu: Path) -> None:

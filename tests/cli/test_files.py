@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridc.cli.files import read_array, safe_file_names, write_array, written_whole
+from hybridc.cli.files import existing_file, read_array, safe_file_names, write_array, written_whole
 from hybridc.errors import UsageError
 
 
@@ -83,5 +83,13 @@ def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
-    with pytest.raises(UsageError, match="cannot make the folder"):
+    with pytest.raises(UsageError, match="cannot make the folder") as refusal:
         write_array(tmp_path / "f" / "x.npy", np.zeros(1))
+    assert refusal.value.remedy == "choose another place"
+
+
+@pytest.mark.parametrize("name", ["", "absent", "no/folder"])
+def test_missing_file_is_refused_with_a_remedy(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        existing_file(tmp_path / name, "the model")
+    assert (refusal.value.code, bool(refusal.value.remedy)) == ("HC530", True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridc.cli.interrupts import EXIT_INTERRUPTED, noted_interrupts
+from hybridc.cli.interrupts import noted_interrupts
 
 _DEAF = """
 import sys, threading, time
@@ -27,20 +27,24 @@ with noted_interrupts(), scratch_folder("half-done-", Path(sys.argv[1])):
 """
 
 
-def test_interrupt_that_is_swallowed_ends_the_process_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_that_is_swallowed_ends_the_process_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     process = subprocess.Popen([sys.executable, "-c", _DEAF, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
     assert any(tmp_path.iterdir())
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == EXIT_INTERRUPTED
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
     assert not any(tmp_path.iterdir())
     process.stdout.close()
 
 
-def test_block_that_ends_in_time_is_left_alone() -> None:
-    before = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_block_that_ends_in_time_is_left_alone(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), noted_interrupts() as interrupts:
-        signal.raise_signal(signal.SIGINT)
-    assert interrupts == [signal.SIGINT]
-    assert signal.getsignal(signal.SIGINT) is before
+        signal.raise_signal(number)
+    assert interrupts == [number]
+    assert signal.getsignal(number) is before
     assert signal.set_wakeup_fd(-1) == -1

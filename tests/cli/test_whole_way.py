@@ -55,3 +55,23 @@ def test_compilation_that_is_told_to_stop_writes_nothing(
     words = ["--target", "avx2", "--stop-after", stage, "-o", tmp_path / "mlp.hyb"]
     assert cli("compile", mlp, *words).out == f"stopped after {stage}; no artifact was written\n"
     assert not (tmp_path / "mlp.hyb").exists()
+
+
+def test_sweep_never_gets_slower_with_more_memory(cli: Any, mlp: Path) -> None:
+    words = ["--target", "cuda+avx2", "--plan-seconds", "0.1", "--points", "5", "--json"]
+    points = cli("sweep", mlp, *words).json()["points"]
+    assert len(points) == 5
+    times_us = [point["time_us"] for point in points]
+    assert times_us == sorted(times_us, reverse=True)
+    assert all(point["peak_bytes"] <= point["gpu_memory_bytes"] for point in points)
+    assert all(point["bound_us"] <= point["time_us"] * (1 + 1e-9) for point in points)
+
+
+def test_artifact_is_explained_and_drawn_with_what_was_measured(cli: Any, mlp: Path, tmp_path: Path) -> None:
+    artifact, trace, page = tmp_path / "mlp.hyb", tmp_path / "t.json", tmp_path / "p.html"
+    assert cli("compile", mlp, "-o", artifact, "--target", "avx2").code == 0
+    assert cli("run", artifact, "--random", "--trace", trace).code == 0
+    assert cli("plan", artifact, "--html", page, "--measured", trace).code == 0
+    node = cli("plan", artifact, "--json").json()["kernels"][0]["origins"][0]
+    assert node in page.read_text()
+    assert f"({node}" in cli("explain", artifact, node).out

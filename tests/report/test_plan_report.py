@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, Plan, Role, Run, Step, Tensor
+from hybridc.machine import Link, Machine, Processor
 from hybridc.report import render_text, report_plan, report_to_json
-from hybridc.report.plan_report import footprint_bytes
+from hybridc.report.reasons import footprint_bytes
 
 MIB = 1024**2
 GPU, CPU = Device.GPU, Device.CPU
@@ -73,12 +74,28 @@ def handmade_plan(budget_bytes: int | None = 3 * MIB) -> Plan:
         budget_bytes=budget_bytes,
         step_us=(1234.5, 99.96, 87.0, 4.126, 3.0, 2.0),
         makespan_us=1431.0,
+        time_bound_us=1400.0,
+    )
+
+
+def laptop() -> Machine:
+    """Its GPU is 3.2 times as fast as its CPU for kernels that only move bytes, and starts them at once."""
+    return Machine(
+        "laptop",
+        Processor("gpu", 3000, 128, 1.0, 4 << 30),
+        Processor("cpu", 400, 40, 3.2, 16 << 30),
+        Link(12, 12, 10.0),
     )
 
 
 def test_text_report_of_a_hybrid_plan(golden: Callable[[str, str], None]) -> None:
-    report = report_plan(handmade_graph(), handmade_plan(), 6 * MIB + 300_000, 1_048_832)
+    report = report_plan(handmade_graph(), handmade_plan(), 6 * MIB + 300_000, 1_048_832, machine=laptop())
     golden("plan_hybrid.txt", render_text(report, "Plan of tiny.onnx for cuda:sm_90+avx2"))
+
+
+def test_text_report_of_a_plan_at_its_bound() -> None:
+    plan = dataclasses.replace(handmade_plan(), time_bound_us=1431.0)
+    assert "which no plan can beat" in render_text(report_plan(handmade_graph(), plan), "t")
 
 
 def test_text_report_without_a_gpu(golden: Callable[[str, str], None]) -> None:
@@ -116,21 +133,28 @@ def test_names_cannot_break_lines_or_send_terminal_codes() -> None:
 
 
 def test_reasons_name_what_forced_or_allowed_a_device() -> None:
-    rows = report_plan(handmade_graph(), handmade_plan(), 6 * MIB, MIB).kernels
+    rows = report_plan(handmade_graph(), handmade_plan(), machine=laptop()).kernels
     assert [row.reason for row in rows] == [
         "footprint above budget",
         "footprint above budget",
-        "fits",
-        "fits",
+        "faster there: 3.2x",
+        "faster there: 3.2x",
     ]
 
 
-def test_reason_of_a_small_kernel_moved_under_a_binding_budget() -> None:
+def test_kernel_that_is_slower_where_it_runs_stays_for_its_copies_or_for_room() -> None:
     graph, plan = handmade_graph(), handmade_plan(budget_bytes=64 * MIB)
-    reasons = [row.reason for row in report_plan(graph, plan, 128 * MIB).kernels]
-    assert reasons[:2] == ["moved with its neighbours", "moved to make room"]
-    reasons = [row.reason for row in report_plan(graph, plan, 6 * MIB).kernels]
-    assert reasons[1] == "faster there"
+    reasons = [row.reason for row in report_plan(graph, plan, machine=laptop()).kernels]
+    assert reasons[:2] == ["moving would cost copies", "moving would cost copies"]
+    fast_link = dataclasses.replace(laptop(), link=Link(1e6, 1e6, 0.0))
+    reasons = [row.reason for row in report_plan(graph, plan, machine=fast_link).kernels]
+    assert reasons[:2] == ["as the kernels around it", "leaves room on the GPU"]
+
+
+def test_reason_of_a_pinned_kernel_is_its_pin() -> None:
+    graph, plan = handmade_graph(), handmade_plan()
+    rows = report_plan(graph, plan, machine=laptop(), pins={"stem": CPU}).kernels
+    assert [row.reason for row in rows][:2] == ["pinned there", "footprint above budget"]
 
 
 def test_reason_of_a_kernel_with_code_for_one_device() -> None:

@@ -1,0 +1,52 @@
+"""Explain in words and numbers why a node runs where it runs, and what the alternatives would cost.
+
+Reads the plan of an artifact, or plans a model. Needs no GPU, and generates no code.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json
+from hybridc.cli.files import print_json
+from hybridc.cli.planned import plan_of
+
+HELP = "explain why a node runs where it runs"
+EXAMPLE = """\
+  hybridc explain resnet.hyb Conv_9
+  hybridc explain resnet.onnx Conv_9 --target cuda+avx2 --gpu-memory 25%"""
+_FEW = 4
+"""Kernels that are explained unless all are asked for: a node that was cut into bands has many."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="OUT.hyb|MODEL.onnx")
+    parser.add_argument("node", metavar="NODE", help="name of an ONNX node, or of a kernel")
+    add_compile_options(parser)
+    add_gpu_memory(parser)
+    parser.add_argument(
+        "--all", action="store_true", help="explain every kernel, where many compute parts of the node"
+    )
+    add_json(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    found = plan_of(arguments, arguments.gpu_memory)
+    from hybridc.report.explain import explain, explanation_to_json, find_kernels
+
+    kernels = find_kernels(found.graph, arguments.node)
+    explanations = [
+        explain(found.graph, found.plan, found.machine, found.pins, kernel)
+        for kernel in (kernels if arguments.all or arguments.json else kernels[:_FEW])
+    ]
+    if arguments.json:
+        print_json({"kernels": [explanation_to_json(e) for e in explanations]})
+    else:
+        from hybridc.report.explain_text import render_explanation
+        from hybridc.report.table import plural
+
+        hidden = len(kernels) - len(explanations)
+        more = [f"... and {plural(hidden, 'more kernel')}; --all shows them\n"] if hidden else []
+        print("\n".join([*map(render_explanation, explanations), *more]), end="")
+    return 0

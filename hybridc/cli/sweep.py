@@ -1,0 +1,105 @@
+"""Show how the predicted time of a run depends on the GPU memory it may use.
+
+Plans a model for several budgets. Needs no GPU, and generates no code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from hybridc.cli.arguments import add_compile_options, add_json, compile_options
+from hybridc.cli.files import existing_file, print_json, write_text
+from hybridc.errors import UsageError
+from hybridc.options import Budget, parse_budget, parse_count
+from hybridc.progress import terminal_progress
+
+HELP = "show predicted time against GPU memory"
+EXAMPLE = "  hybridc sweep resnet.onnx --target cuda+avx2 --gpu-memory 10%..100% -o resnet.svg"
+_SUFFIXES = (".svg", ".json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    add_compile_options(parser)
+    parser.add_argument(
+        "--gpu-memory",
+        type=_parse_range,
+        default=_parse_range("10%..100%"),
+        metavar="10%..100%",
+        help="smallest and largest budget, both in bytes or both in percent of what the model needs entirely"
+        " on the GPU (default: 10%%..100%%)",
+    )
+    parser.add_argument(
+        "--points",
+        type=parse_count,
+        default=10,
+        metavar="N",
+        help="budgets to plan for (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.svg|FILE.json", help="write the curve to a file"
+    )
+    add_json(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    existing_file(arguments.model, "the model")
+    _check_output(arguments.output)
+    low, high = arguments.gpu_memory
+    options = compile_options(arguments, _budgets(low, high, arguments.points))
+    from hybridc.compiler import plan_model
+    from hybridc.report.curve import curve_to_json, curve_to_svg, point_of, render_curve
+
+    with terminal_progress() as progress:
+        planned = plan_model(arguments.model, options, progress)
+    points = [point_of(plan) for plan in planned.plans]
+    title = f"{arguments.model.name} for {options.target} on {options.machine.name}"
+    if arguments.output is not None:
+        drawn = arguments.output.suffix == ".svg"
+        text = curve_to_svg(points, title) if drawn else json.dumps(curve_to_json(points), indent=2) + "\n"
+        write_text(arguments.output, text)
+    if arguments.json:
+        print_json(curve_to_json(points))
+    else:
+        print(render_curve(points, planned.all_gpu_peak_bytes, title), end="")
+    return 0
+
+
+def _parse_range(text: str) -> tuple[Budget, Budget]:
+    low, dots, high = text.partition("..")
+    if not dots:
+        raise UsageError("HC510", f"{text!r} is not a range of budgets", remedy="write 10%..100%")
+    ends = parse_budget(low), parse_budget(high)
+    if (ends[0].percent is None) != (ends[1].percent is None):
+        what = f"{text!r} mixes bytes and percent"
+        raise UsageError("HC510", what, remedy="write for example 10%..100% or 64MiB..1GiB")
+    if _amount(ends[0]) > _amount(ends[1]):
+        raise UsageError("HC510", f"{text!r} ends below its begin", remedy=f"write {high}..{low}")
+    return ends
+
+
+def _amount(budget: Budget) -> float:
+    amount = budget.percent if budget.size_bytes is None else budget.size_bytes
+    assert amount is not None
+    return amount
+
+
+def _budgets(low: Budget, high: Budget, count: int) -> tuple[Budget, ...]:
+    """`count` budgets in even steps from one to the other; of one there is only the larger."""
+    first, last = _amount(low), _amount(high)
+    amounts = [last - (last - first) * i / max(count - 1, 1) for i in reversed(range(count))]
+    if low.percent is None:
+        return tuple(Budget(size_bytes=round(amount)) for amount in amounts)
+    return tuple(Budget(percent=round(amount, 6)) for amount in amounts)
+
+
+def _check_output(path: Path | None) -> None:
+    if path is not None and path.suffix not in _SUFFIXES:
+        raise UsageError(
+            "HC537",
+            f"a curve is written as {' or '.join(_SUFFIXES)}",
+            where=str(path),
+            remedy=f"name it {path.with_suffix('.svg').name}",
+        )

@@ -1,0 +1,300 @@
+"""Why one kernel runs where it runs, what becomes of its tensors, and what other decisions would cost.
+
+Alternatives are simulated with the planner's own model of a run: one decision is changed, and what does not
+fit any more then is given up or moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hybridc.errors import UsageError
+from hybridc.ir import Copy, Device, Graph, Kernel, Plan, Role, Run
+from hybridc.machine import Machine
+from hybridc.passes.cost import kernel_us
+from hybridc.passes.pins import Pins
+from hybridc.passes.planner.core import Core
+from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.recover import recover
+from hybridc.report.lanes import Span, spans_of
+from hybridc.report.reasons import Reasons, footprint_bytes, other_device
+from hybridc.report.table import format_us
+
+_EVALUATIONS = 4000
+"""Simulations that fit the rest of a plan to a kernel on its other device."""
+_SEEDS = range(1, 5)
+"""Ways to give up something else that are tried before a change is said not to fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFact:
+    """What becomes of one tensor that the kernel reads or writes."""
+
+    tensor: str
+    use: str
+    """`reads` or `writes`."""
+    role: Role
+    size_bytes: int
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A decision that could have been another."""
+
+    what: str
+    change_us: float | None
+    """Of the predicted run; None if it is impossible."""
+    change_bytes: int | None
+    """Of the most that the GPU holds."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All about one kernel of a plan."""
+
+    kernel: str
+    function: str
+    origins: tuple[str, ...]
+    device: Device
+    reason: str
+    step: int
+    start_us: float
+    end_us: float
+    device_us: dict[Device, float | None]
+    """Time by itself on each device; None where it has no code."""
+    footprint_bytes: int
+    budget_bytes: int | None
+    makespan_us: float
+    tensors: tuple[TensorFact, ...]
+    alternatives: tuple[Alternative, ...]
+
+
+def find_kernels(graph: Graph, node: str) -> tuple[Kernel, ...]:
+    """The kernels that compute an ONNX node, or the one of that name. Raises UsageError HC538."""
+    found = tuple(k for k in graph.kernels if node in k.origins) or tuple(
+        k for k in graph.kernels if k.name == node
+    )
+    if not found:
+        names = dict.fromkeys(name for k in graph.kernels for name in (*k.origins, k.name))
+        close = difflib.get_close_matches(node, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`hybridc plan SOURCE --all` lists the nodes"
+        raise UsageError("HC538", f"no kernel computes a node {node!r}", remedy=hint)
+    return found
+
+
+def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kernel) -> Explanation:
+    """Explain one kernel of a plan that was made for `machine` and `pins`."""
+    position = next(i for i, s in enumerate(plan.steps) if isinstance(s, Run) and s.kernel == kernel.name)
+    step = plan.steps[position]
+    assert isinstance(step, Run)
+    spans = spans_of(plan)
+    story = _Story(graph, plan, spans, kernel, position)
+    has_gpu = any(arena.device is Device.GPU for arena in plan.arenas)
+    return Explanation(
+        kernel=kernel.name,
+        function=kernel.function,
+        origins=kernel.origins,
+        device=step.device,
+        reason=Reasons(graph, plan, machine, pins).of(kernel, step.device),
+        step=position,
+        start_us=spans[position][0],
+        end_us=spans[position][1],
+        device_us={d: kernel_us(kernel, machine, d) if d in kernel.devices else None for d in Device},
+        footprint_bytes=footprint_bytes(graph, kernel),
+        budget_bytes=plan.budget_bytes,
+        makespan_us=plan.makespan_us,
+        tensors=tuple(story.tensors()),
+        alternatives=tuple(_alternatives(graph, plan, machine, kernel)) if has_gpu else (),
+    )
+
+
+def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
+    """As plain JSON values, under the names of its fields."""
+    return dataclasses.asdict(explanation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Story:
+    """Facts about a kernel's tensors, read off the steps."""
+
+    graph: Graph
+    plan: Plan
+    spans: tuple[Span, ...]
+    kernel: Kernel
+    position: int
+
+    def tensors(self) -> Iterator[TensorFact]:
+        step = self.plan.steps[self.position]
+        assert isinstance(step, Run)
+        for name in dict.fromkeys(self.kernel.inputs):
+            yield self._fact(name, "reads", self._origin(name, step.device))
+        for name in self.kernel.outputs:
+            yield self._fact(name, "writes", self._fate(name, step.device))
+
+    def _fact(self, name: str, use: str, facts: Iterator[str]) -> TensorFact:
+        tensor = self.graph.tensor[name]
+        return TensorFact(name, use, tensor.role, tensor.size_bytes, tuple(facts))
+
+    def _origin(self, name: str, device: Device) -> Iterator[str]:
+        """How a tensor that the kernel reads came to the device's memory."""
+        last = max((i for i in range(self.position) if self._puts(i, name, device)), default=None)
+        if last is not None and isinstance(self.plan.steps[last], Copy):
+            start_us, end_us = self.spans[last]
+            yield f"copied to the {device.upper()} from {format_us(start_us)} to {format_us(end_us)}"
+            early_us = self.spans[self.position][0] - end_us
+            yield f"there {format_us(early_us)} before it is read" if early_us > 0 else "and read at once"
+        elif last is not None:
+            maker = self.plan.steps[last]
+            assert isinstance(maker, Run)
+            yield f"made there by {maker.kernel}{', and kept' if device is Device.GPU else ''}"
+        elif device is Device.GPU:
+            yield "resident on the GPU all the time"
+        else:
+            yield "on the host from the beginning"
+
+    def _fate(self, name: str, device: Device) -> Iterator[str]:
+        """What happens to a tensor that the kernel writes."""
+        for later in range(self.position + 1, len(self.plan.steps)):
+            step = self.plan.steps[later]
+            if isinstance(step, Copy) and step.tensor == name:
+                start_us, end_us = self.spans[later]
+                yield f"copied to the {step.target.upper()} from {format_us(start_us)} to {format_us(end_us)}"
+            elif isinstance(step, Run) and name in self.graph.kernel[step.kernel].inputs:
+                at_us = self.spans[later][0]
+                yield f"read by {step.kernel} on the {step.device.upper()} at {format_us(at_us)}"
+        stay = self._stay(name, device)
+        if stay is not None and device is Device.GPU:
+            yield f"held on the GPU for {format_us(stay)}"
+
+    def _puts(self, position: int, name: str, device: Device) -> bool:
+        step = self.plan.steps[position]
+        if isinstance(step, Copy):
+            return step.tensor == name and step.target is device
+        return step.device is device and name in self.graph.kernel[step.kernel].outputs
+
+    def _stay(self, name: str, device: Device) -> float | None:
+        """How long the tensor that the kernel has made stays on its device."""
+        for buffer in self.plan.buffers:
+            if (buffer.tensor, buffer.device, buffer.first_step) == (name, device, self.position):
+                last = min(buffer.last_step, len(self.spans) - 1)
+                return self.spans[last][1] - self.spans[self.position][0]
+        return None
+
+
+def _alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) -> Iterator[Alternative]:
+    problem, recovered = recover(graph, machine, plan)
+    decisions = Core(problem).repaired(recovered)  # the exact solver packs tighter than simulations do
+    if decisions is None:
+        return
+    trial = _Trial(problem, decisions)
+    number = problem.kernel_names.index(kernel.name)
+    yield trial.other_device(number)
+    if decisions.on_cpu[number]:
+        return
+    for tensor in problem.inputs[number]:
+        if problem.is_weight[tensor]:
+            yield trial.other_weight(tensor)
+        else:
+            gap = problem.gap_at[number, tensor]
+            if trial.is_on_gpu_before(gap):
+                yield trial.other_gap(gap)
+    for tensor in problem.outputs[number]:
+        for gap in problem.gaps_of[tensor][:1]:
+            if not decisions.on_cpu[problem.gaps[gap].end]:
+                yield trial.other_gap(gap)
+
+
+class _Trial:
+    """Simulates one decision changed at a time."""
+
+    def __init__(self, problem: Problem, decisions: Decisions) -> None:
+        self.problem = problem
+        self.decisions = decisions
+        self.core = Core(problem)
+        self.base_us, self.base_bytes = self.core.measure(decisions)
+
+    def other_device(self, kernel: int) -> Alternative:
+        """The kernel on its other device, and the rest of the plan fitted to that."""
+        problem = self.problem
+        here = Device.CPU if self.decisions.on_cpu[kernel] else Device.GPU
+        there = other_device(here)
+        what = f"run it on the {there.upper()}"
+        times_us = problem.gpu_us if there is Device.GPU else problem.cpu_us
+        if math.isinf(times_us[kernel]):
+            return Alternative(what, None, None, f"there is no {there.upper()} code")
+        bound = _bound_to(problem, kernel, there)
+        start = self._moved(kernel, there)
+        try:
+            found, us = Core(bound).anneal(start, _EVALUATIONS, 1)
+        except ValueError:
+            return Alternative(what, None, None, "it does not fit the budget")
+        return self._compared(what, found, us, "with the rest of the plan fitted to it")
+
+    def other_weight(self, tensor: int) -> Alternative:
+        """A weight streamed instead of resident, or the reverse."""
+        gaps = self.problem.gaps_of[tensor]
+        name = self.problem.tensor_names[tensor]
+        is_resident = self.decisions.keep[gaps.start]
+        what = f"stream the weight {name}" if is_resident else f"keep the weight {name} on the GPU"
+        return self._with_gaps(what, gaps, not is_resident)
+
+    def other_gap(self, gap: int) -> Alternative:
+        """A tensor offloaded and fetched instead of kept, or the reverse."""
+        name = self.problem.tensor_names[self.problem.gaps[gap].tensor]
+        user = self.problem.kernel_names[self.problem.gaps[gap].end]
+        is_kept = self.decisions.keep[gap]
+        action = "give up {} and fetch it" if is_kept else "keep {} on the GPU"
+        return self._with_gaps(f"{action.format(name)} for {user}", range(gap, gap + 1), not is_kept)
+
+    def is_on_gpu_before(self, gap: int) -> bool:
+        """Whether the tensor is on the GPU where the gap begins, so that it could be kept."""
+        start = self.problem.gaps[gap].start
+        return start != BEFORE_ALL and not self.decisions.on_cpu[start]
+
+    def _with_gaps(self, what: str, gaps: range, keep: bool) -> Alternative:
+        kept = list(self.decisions.keep)
+        kept[gaps.start : gaps.stop] = [keep] * len(gaps)
+        changed = replace(self.decisions, keep=tuple(kept))
+        us, _ = self.core.measure(changed)
+        if us < math.inf:
+            return self._compared(what, changed, us, "with all else as it is")
+        fitting = [self.core.repaired(changed, seed) for seed in _SEEDS]
+        holding = [d for d in fitting if d is not None and all(d.keep[g] == keep for g in gaps)]
+        if not holding:
+            return Alternative(what, None, None, "it does not fit the budget")
+        best = min(holding, key=self.core.makespan_us)
+        return self._compared(what, best, self.core.makespan_us(best), "giving up what must leave for it")
+
+    def _moved(self, kernel: int, there: Device) -> Decisions:
+        """The kernel on the other device, and what it shares with kernels there kept there."""
+        on_cpu = list(self.decisions.on_cpu)
+        on_cpu[kernel] = there is Device.CPU
+        keep = list(self.decisions.keep)
+        for number, gap in enumerate(self.problem.gaps):
+            touches = kernel in (gap.start, gap.end) and not self.problem.is_weight[gap.tensor]
+            if touches and there is Device.GPU:
+                keep[number] = gap.start != BEFORE_ALL and not on_cpu[gap.start]
+        return Decisions(tuple(on_cpu), tuple(keep))
+
+    def _compared(self, what: str, decisions: Decisions, us: float, note: str) -> Alternative:
+        peak_bytes = self.core.measure(decisions)[1]
+        return Alternative(what, us - self.base_us, peak_bytes - self.base_bytes, note)
+
+
+def _bound_to(problem: Problem, kernel: int, device: Device) -> Problem:
+    """The problem with one kernel bound to a device."""
+
+    def without(times_us: tuple[float, ...]) -> tuple[float, ...]:
+        return (*times_us[:kernel], math.inf, *times_us[kernel + 1 :])
+
+    if device is Device.GPU:
+        return replace(problem, cpu_us=without(problem.cpu_us))
+    return replace(problem, gpu_us=without(problem.gpu_us))

@@ -1,0 +1,91 @@
+"""An explanation in words."""
+
+from __future__ import annotations
+
+import textwrap
+
+from hybridc.ir import Device
+from hybridc.options import format_bytes
+from hybridc.report.explain import Alternative, Explanation, TensorFact
+from hybridc.report.reasons import other_device
+from hybridc.report.table import Column, format_us, printable, render_table
+
+_WIDTH = 100
+_COLUMNS = (
+    Column("instead", widest=58),
+    Column("run", numeric=True, widest=28),
+    Column("GPU memory", numeric=True),
+)
+_NO_CHANGE_US = 0.005
+
+
+def render_explanation(explanation: Explanation) -> str:
+    """Paragraphs of at most 100 columns, ending in a newline."""
+    lines = [_heading(explanation), "", *_wrapped(_placement(explanation)), ""]
+    if explanation.tensors:
+        lines += ["Tensors", *(line for fact in explanation.tensors for line in _tensor(fact)), ""]
+    if explanation.alternatives:
+        rows = [_cells(alternative) for alternative in explanation.alternatives]
+        lines += ["What else could have been decided, by simulation"]
+        lines += [f"  {line}" for line in render_table(_COLUMNS, rows)]
+        notes = {a.note: None for a in explanation.alternatives if a.change_us is not None}
+        lines += [f"  Each {note}." for note in notes] if len(notes) == 1 else []
+    return "\n".join(printable(line) for line in lines).rstrip() + "\n"
+
+
+def _heading(explanation: Explanation) -> str:
+    nodes = ", ".join(explanation.origins)
+    return f"{explanation.kernel} ({nodes})" if nodes else explanation.kernel
+
+
+def _placement(explanation: Explanation) -> str:
+    here, there = explanation.device, other_device(explanation.device)
+    words = [
+        f"Runs on the {here.upper()} from {format_us(explanation.start_us)} to"
+        f" {format_us(explanation.end_us)} of {format_us(explanation.makespan_us)},"
+        f" as step {explanation.step}: {explanation.reason}."
+    ]
+    here_us, there_us = explanation.device_us[here], explanation.device_us[there]
+    if here_us is not None and there_us is not None:
+        by_itself = f"By itself it takes {format_us(here_us)} there"
+        words.append(f"{by_itself}, and {format_us(there_us)} on the {there.upper()}.")
+    if explanation.device_us[Device.GPU] is None:
+        return " ".join(words)
+    needs = f"The GPU needs {format_bytes(explanation.footprint_bytes)} to run it"
+    if explanation.budget_bytes is None:
+        words.append(f"{needs}; there is no limit.")
+    else:
+        words.append(f"{needs}, of a budget of {format_bytes(explanation.budget_bytes)}.")
+    return " ".join(words)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        printable(text), _WIDTH, initial_indent=indent, subsequent_indent=indent + "  " * bool(indent)
+    )
+
+
+def _tensor(fact: TensorFact) -> list[str]:
+    size = format_bytes(fact.size_bytes)
+    about = (
+        f"{fact.use} {fact.tensor} ({fact.role.value}, {size}): {'; '.join(fact.facts) or 'not used again'}"
+    )
+    return _wrapped(about, "  ")
+
+
+def _cells(alternative: Alternative) -> tuple[str, str, str]:
+    if alternative.change_us is None or alternative.change_bytes is None:
+        return alternative.what, alternative.note, "-"
+    return alternative.what, _change_us(alternative.change_us), _change_bytes(alternative.change_bytes)
+
+
+def _change_us(change_us: float) -> str:
+    if abs(change_us) < _NO_CHANGE_US:
+        return "as fast"
+    return f"{'+' if change_us > 0 else '-'}{format_us(abs(change_us))}"
+
+
+def _change_bytes(change_bytes: int) -> str:
+    return (
+        f"{'+' if change_bytes > 0 else '-'}{format_bytes(abs(change_bytes))}" if change_bytes else "the same"
+    )

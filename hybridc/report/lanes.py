@@ -1,0 +1,70 @@
+"""The predicted run of a plan as time on its four lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hybridc.ir import Copy, Graph, Lane, Plan, Run
+from hybridc.passes.simulate import timeline
+
+Span = tuple[float, float]
+"""Start and end in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """One queue of steps and how long it is busy."""
+
+    lane: Lane
+    steps: int
+    busy_us: float
+    share: float
+    """Of the predicted run."""
+    copied_bytes: int
+
+
+def spans_of(plan: Plan) -> tuple[Span, ...]:
+    """When each step is predicted to start and end."""
+    return timeline(plan.steps, plan.step_us)[1]
+
+
+def lane_rows(graph: Graph, plan: Plan) -> tuple[LaneRow, ...]:
+    """Every lane that has steps."""
+    rows = []
+    for lane in Lane:
+        positions = [i for i, step in enumerate(plan.steps) if step.lane is lane]
+        if positions:
+            busy_us = sum(plan.step_us[i] for i in positions)
+            copies = (step for i in positions if isinstance(step := plan.steps[i], Copy))
+            copied_bytes = sum(graph.tensor[copy.tensor].size_bytes for copy in copies)
+            share = busy_us / plan.makespan_us if plan.makespan_us else 0.0
+            rows.append(LaneRow(lane, len(positions), busy_us, share, copied_bytes))
+    return tuple(rows)
+
+
+def hidden_copy_us(plan: Plan) -> tuple[float, float]:
+    """Time of all copies, and how much of it passes while a kernel runs on either device."""
+    spans = spans_of(plan)
+    busy = _union(span for span, step in zip(spans, plan.steps, strict=True) if isinstance(step, Run))
+    copies = sorted(span for span, step in zip(spans, plan.steps, strict=True) if isinstance(step, Copy))
+    hidden_us, first = 0.0, 0
+    for start_us, end_us in copies:
+        while first < len(busy) and busy[first][1] <= start_us:
+            first += 1
+        for from_us, to_us in busy[first:]:
+            if from_us >= end_us:
+                break
+            hidden_us += min(to_us, end_us) - max(from_us, start_us)
+    return sum(end_us - start_us for start_us, end_us in copies), hidden_us
+
+
+def _union(spans: Iterable[Span]) -> list[Span]:
+    """The same times as spans that do not touch, in order."""
+    found: list[Span] = []
+    for start_us, end_us in sorted(spans):
+        if found and start_us <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end_us)
+        else:
+            found.append((start_us, end_us))
+    return found

@@ -1,0 +1,102 @@
+"""A run as trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+The format is that of Chrome's trace viewer: one process for the predicted run and one for a measured one,
+each with a thread for every lane, and a counter for the GPU's memory. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hybridc.ir import Copy, Device, Graph, Lane, Plan, Step
+from hybridc.report.lanes import Span, spans_of
+from hybridc.report.memory import live_bytes
+
+PREDICTED, MEASURED = 1, 2
+"""Processes of the trace."""
+_PROCESSES = {PREDICTED: "predicted", MEASURED: "measured"}
+LANE_TITLES = {
+    Lane.GPU: "GPU",
+    Lane.CPU: "CPU",
+    Lane.H2D: "copies to GPU",
+    Lane.D2H: "copies to CPU",
+}
+
+
+def trace_to_json(graph: Graph, plan: Plan, measured: Sequence[Span] | None = None) -> dict[str, Any]:
+    """The predicted run, and beside it the measured one: a span for each step of the plan."""
+    predicted = spans_of(plan)
+    events = [*_process(graph, plan, PREDICTED, predicted), *_memory(plan, predicted)]
+    if measured is not None:
+        events += _process(graph, plan, MEASURED, measured)
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def measured_spans(trace: Any, step_count: int) -> tuple[Span, ...]:
+    """The measured run of a trace that `trace_to_json` made.
+
+    Raises KeyError, TypeError or ValueError if there is none, or it is of a plan with other steps.
+    """
+    spans: dict[int, Span] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X" and event["pid"] == MEASURED:
+            start_us = float(event["ts"])
+            spans[event["args"]["step"]] = start_us, start_us + float(event["dur"])
+    if not spans:
+        raise ValueError("it holds no measured run")
+    if sorted(spans) != list(range(step_count)):
+        raise ValueError(f"it has {len(spans)} measured steps, and the plan has {step_count}")
+    return tuple(spans[i] for i in range(step_count))
+
+
+def step_name(step: Step) -> str:
+    """The kernel that runs, or the tensor that is copied."""
+    return step.tensor if isinstance(step, Copy) else step.kernel
+
+
+def _process(graph: Graph, plan: Plan, process: int, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    yield _name("process_name", process, 0, _PROCESSES[process])
+    for lane in Lane:
+        if any(step.lane is lane for step in plan.steps):
+            yield _name("thread_name", process, lane.number, LANE_TITLES[lane])
+            yield {
+                "ph": "M",
+                "name": "thread_sort_index",
+                "pid": process,
+                "tid": lane.number,
+                "args": {"sort_index": lane.number},
+            }
+    for position, (step, (start_us, end_us)) in enumerate(zip(plan.steps, spans, strict=True)):
+        yield {
+            "ph": "X",
+            "name": step_name(step),
+            "cat": "copy" if isinstance(step, Copy) else "kernel",
+            "pid": process,
+            "tid": step.lane.number,
+            "ts": start_us,
+            "dur": end_us - start_us,
+            "args": {"step": position, "waits": list(step.waits), **_details(graph, step)},
+        }
+
+
+def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _details(graph: Graph, step: Step) -> dict[str, Any]:
+    if isinstance(step, Copy):
+        tensor = graph.tensor[step.tensor]
+        return {"bytes": tensor.size_bytes, "role": tensor.role.value}
+    kernel = graph.kernel[step.kernel]
+    return {"function": kernel.function, "nodes": list(kernel.origins)}
+
+
+def _memory(plan: Plan, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    """What the GPU holds from the start of each step on; steps are listed in order of their start."""
+    buffers = [b for b in plan.buffers if b.device is Device.GPU]
+    if not buffers:
+        return
+    live = live_bytes(plan, buffers)
+    for held, (start_us, _) in zip(live[1:], spans, strict=False):
+        yield {"ph": "C", "name": "GPU memory", "pid": PREDICTED, "ts": start_us, "args": {"bytes": held}}

@@ -1,0 +1,139 @@
+"""Files and reports about plans: --trace, --html and --measured, `explain`, `sweep`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridc.options import Budget
+
+MIB = 1024**2
+
+
+def test_run_writes_the_predicted_and_the_measured_run(
+    cli: Any, fakes: Any, artifact: Path, tmp_path: Path
+) -> None:
+    assert cli("run", artifact, "--random", "--trace", tmp_path / "t.json").code == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    spans = [(e["pid"], e["name"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert spans[:4] == [(1, "k0", 1.0), (1, "a", 2.0), (1, "k1", 3.0), (1, "y", 4.0)]
+    assert spans[4:] == [(2, "k0", 2.0), (2, "a", 3.0), (2, "k1", 4.0), (2, "y", 11.0)]
+
+
+def test_plan_writes_a_page_with_what_was_measured(
+    cli: Any, fakes: Any, artifact: Path, tmp_path: Path
+) -> None:
+    trace, page = tmp_path / "t.json", tmp_path / "new" / "p.html"
+    assert cli("run", artifact, "--random", "--trace", trace).code == 0
+    assert cli("plan", artifact, "--html", page, "--measured", trace).code == 0
+    assert '"measured":[[0.0,2.0],' in page.read_text()
+
+
+def test_plan_of_a_model_writes_a_page_and_a_trace(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    words = ["--target", "cuda+avx2", "--html", tmp_path / "p.html", "--trace", tmp_path / "t.json"]
+    outcome = cli("plan", model, *words, "--json")
+    assert outcome.code == 0 and outcome.json()["kernels"]
+    assert '"measured":null' in (tmp_path / "p.html").read_text()
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1}
+
+
+def test_measured_needs_a_page(cli: Any, fakes: Any, artifact: Path) -> None:
+    outcome = cli("plan", artifact, "--measured", "t.json")
+    assert outcome.code == 2 and "give --html FILE" in outcome.err
+
+
+@pytest.mark.parametrize("text", ["nonsense", "[]", "{}", '{"traceEvents": []}'])
+def test_what_is_no_measured_run_is_refused(
+    cli: Any, fakes: Any, artifact: Path, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "t.json").write_text(text)
+    outcome = cli("plan", artifact, "--html", tmp_path / "p.html", "--measured", tmp_path / "t.json")
+    assert outcome.code == 2 and "error[HC536]" in outcome.err
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_page_that_cannot_be_written_is_refused(cli: Any, fakes: Any, artifact: Path) -> None:
+    outcome = cli("plan", artifact, "--html", artifact)
+    assert outcome.code == 2 and "error[HC531]" in outcome.err
+
+
+def test_explain_of_an_artifact(cli: Any, fakes: Any, artifact: Path) -> None:
+    out = cli("explain", artifact, "Relu_1").out
+    assert out.startswith("k1 (Relu_1)\n") and "Runs on the GPU" in out and "run it on the CPU" in out
+    (kernel,) = cli("explain", artifact, "k1", "--json").json()["kernels"]
+    assert (kernel["kernel"], kernel["device"]) == ("k1", "gpu")
+
+
+def test_explain_of_a_model_plans_it(cli: Any, fakes: Any, model: Path) -> None:
+    outcome = cli("explain", model, "Relu_0", "--target", "cuda+avx2", "--gpu-memory", "50%")
+    assert outcome.code == 0 and outcome.out.startswith("k0 (Relu_0)\n")
+    assert fakes.options[0].gpu_memory == (Budget(percent=50.0),)
+
+
+def test_explain_of_a_node_in_many_kernels_shows_some(
+    cli: Any, fakes: Any, artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridc.cli.explain._FEW", 1)
+    monkeypatch.setattr("hybridc.report.explain.find_kernels", lambda graph, node: graph.kernels)
+    out = cli("explain", artifact, "Relu").out
+    assert "k0 (Relu_0)" in out and "k1 (" not in out and "... and 1 more kernel; --all" in out
+    assert "k1 (Relu_1)" in cli("explain", artifact, "Relu", "--all").out
+
+
+def test_explain_refuses_a_node_that_there_is_not(cli: Any, fakes: Any, artifact: Path) -> None:
+    outcome = cli("explain", artifact, "Relu_2")
+    assert outcome.code == 2 and "error[HC538]" in outcome.err and "did you mean" in outcome.err
+
+
+def test_sweep_plans_once_for_budgets_in_even_steps(cli: Any, fakes: Any, model: Path) -> None:
+    words = ["--target", "cuda+avx2", "--gpu-memory", "25%..100%", "--points", "4"]
+    outcome = cli("sweep", model, *words, "--json")
+    (options,) = fakes.options
+    assert options.gpu_memory == tuple(Budget(percent=float(p)) for p in (25, 50, 75, 100))
+    points = outcome.json()["points"]
+    assert [point["gpu_memory_bytes"] for point in points] == [2 * MIB, 4 * MIB, 6 * MIB, 8 * MIB]
+    assert set(points[0]) == {"gpu_memory_bytes", "peak_bytes", "time_us", "bound_us"}
+    assert "4.00 MiB    50%" in cli("sweep", model, *words).out
+
+
+def test_sweep_in_bytes(cli: Any, fakes: Any, model: Path) -> None:
+    words = ["--target", "cuda+avx2", "--gpu-memory", "1MiB..3MiB", "--points", "3"]
+    assert cli("sweep", model, *words).code == 0
+    assert [budget.size_bytes for budget in fakes.options[0].gpu_memory] == [MIB, 2 * MIB, 3 * MIB]
+
+
+def test_sweep_of_one_point_takes_the_largest_budget(cli: Any, fakes: Any, model: Path) -> None:
+    assert cli("sweep", model, "--target", "cuda+avx2", "--points", "1").code == 0
+    assert fakes.options[0].gpu_memory == (Budget(percent=100.0),)
+
+
+def test_sweep_writes_a_picture_or_numbers(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    words = ["sweep", model, "--target", "cuda+avx2", "--points", "2", "-o"]
+    assert cli(*words, tmp_path / "c.svg").code == 0
+    assert (tmp_path / "c.svg").read_text().startswith("<svg")
+    assert cli(*words, tmp_path / "c.json").code == 0
+    assert len(json.loads((tmp_path / "c.json").read_text())["points"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--gpu-memory", "50%"], "HC510"),
+        (["--gpu-memory", "50%..1GiB"], "HC510"),
+        (["--gpu-memory", "2GiB..1GiB"], "HC510"),
+        (["--gpu-memory", "1..2"], "HC510"),
+        (["--points", "0"], "HC513"),
+        (["-o", "curve.png"], "HC537"),
+        (["--target", "avx2"], "HC515"),
+    ],
+)
+def test_sweep_refuses_what_it_cannot_do(
+    cli: Any, fakes: Any, model: Path, words: list[str], code: str
+) -> None:
+    outcome = cli("sweep", model, "--target", "cuda+avx2", *words)
+    assert outcome.code == 2 and f"error[{code}]" in outcome.err
+    assert fakes.options == []
