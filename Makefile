@@ -43,6 +43,8 @@ bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable ".[bench]"
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/offsets.py
+	$(BIN)/python benchmarks/plans.py
 	$(BIN)/python benchmarks/resnet50.py
 	$(BIN)/python benchmarks/cpu.py --isa avx512
 	$(BIN)/python benchmarks/cpu.py --isa avx2

@@ -19,7 +19,7 @@ from tvm import relax
 
 from hybridc.compiler import import_model
 from hybridc.ir.graph import dtype_bits
-from hybridc.options import CompileOptions, parse_budget
+from hybridc.options import CompileOptions, parse_budgets
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
@@ -35,11 +35,10 @@ def main() -> int:
         model = suite_model(name)
         for target, budget in CONFIGURATIONS:
             options = CompileOptions(
-                target=parse_target(target), gpu_memory=parse_budget(budget) if budget else None
+                target=parse_target(target), gpu_memory=parse_budgets(budget) if budget else ()
             )
             done = run_stages(import_model(model, options)[1], Silent(), stop_after="verify")
-            assert done.plan is not None
-            for arena in done.plan.arenas:
+            for arena in done.plans[0].arenas:
                 ratio = arena.size_bytes / arena.lower_bound_bytes if arena.lower_bound_bytes else 1.0
                 rows.append(
                     {

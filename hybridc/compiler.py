@@ -18,17 +18,21 @@ from typing import TYPE_CHECKING
 
 from hybridc.artifact.manifest import Port, Source
 from hybridc.artifact.store import Contents, check_destination, store
+from hybridc.calibrate.profile import profiler_of
 from hybridc.codegen.cuda import check_architectures, compile_fatbin
 from hybridc.codegen.library import BuiltLibrary, build_library, check_compiler
 from hybridc.emulator import image_key, preload
-from hybridc.errors import UsageError
+from hybridc.errors import PlanError, UsageError
 from hybridc.frontend import ImportedModel, ValueInfo, read_model
-from hybridc.ir import Graph, Plan
-from hybridc.options import CompileOptions
+from hybridc.ir import Device, Graph, Plan
+from hybridc.machine import Machine
+from hybridc.options import CompileOptions, format_budget
+from hybridc.passes.partition import Effort, smallest_budget_bytes
+from hybridc.passes.pins import Pins, resolve_pins
 from hybridc.passes.pipeline import Compilation, run_stages
-from hybridc.passes.plan import all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.program import Program
 from hybridc.progress import Progress, Silent
+from hybridc.runtime.staging import least_host_bytes
 from hybridc.targets import Target
 from hybridc.tuning import tuner_of
 
@@ -44,10 +48,18 @@ class Compiled:
 
     path: Path | None
     graph: Graph | None
-    plan: Plan | None
+    plans: tuple[Plan, ...]
+    """One for each distinct budget, smallest first."""
     seconds: dict[str, float] = field(default_factory=dict)
     tuned: Mapping[str, str] = field(default_factory=dict)
     """Labels of the tiles that were measured to be faster than the predicted ones, by function."""
+    measured_us: Mapping[tuple[str, Device], float] = field(default_factory=dict)
+    """Times that were measured for the planner, by function and device."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """That of the largest budget."""
+        return self.plans[-1] if self.plans else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +67,19 @@ class Planned:
     """What `plan_model` found, and the two figures that a sensible budget lies between."""
 
     graph: Graph
-    plan: Plan
+    plans: tuple[Plan, ...]
+    """One for each distinct budget, smallest first."""
     all_gpu_peak_bytes: int
     smallest_budget_bytes: int
+    machine: Machine
+    """The profile, with measured times where there are some."""
+    pins: Pins
+    """Devices that the user gave kernels."""
+
+    @property
+    def plan(self) -> Plan:
+        """That of the largest budget."""
+        return self.plans[-1]
 
 
 def compile_model(
@@ -75,21 +97,27 @@ def compile_model(
     tuner = tuner_of(options, watch.progress)
     with watch("passes"):
         done = run_stages(
-            replace(start, chooser=tuner),
+            replace(start, chooser=tuner, profiler=profiler_of(options, watch.progress)),
             watch.progress,
             stop_after=options.stop_after,
             dump_ir=options.dump_ir,
         )
+
+    def made(path: Path | None) -> Compiled:
+        chosen = tuner.chosen if tuner else {}
+        return Compiled(path, done.graph, done.plans, watch.seconds, chosen, done.machine.measured_us)
+
     if output is None or options.stop_after is not None:
-        return Compiled(None, done.graph, done.plan, watch.seconds, tuner.chosen if tuner else {})
+        return made(None)
 
     def build(folder: Path) -> Contents:
         library = _generate_code(done, folder, watch.progress)
         return _contents(model, done, library, options)
 
+    _check_host_memory(done, options.host_memory_bytes)
     with watch("code"):
         store(output, done.program.weights, build)
-    return Compiled(Path(output), done.graph, done.plan, watch.seconds, tuner.chosen if tuner else {})
+    return made(Path(output))
 
 
 def _check_means(output: str | Path | None, target: Target) -> Path:
@@ -103,13 +131,34 @@ def _check_means(output: str | Path | None, target: Target) -> Path:
     return Path(output)
 
 
+def _check_host_memory(done: Compilation, limit_bytes: int | None) -> None:
+    assert done.lowered is not None
+    for plan, lowered in zip(done.plans, done.lowered.plans, strict=True):
+        sizes = [weight.size_bytes for weight in lowered.streamed_weights]
+        needed_bytes = least_host_bytes(sizes, plan.arena_bytes(Device.CPU))
+        if limit_bytes is not None and needed_bytes > limit_bytes:
+            budget = "" if plan.budget_bytes is None else f" for {plan.budget_bytes:,} bytes of GPU memory"
+            what = f"the plan{budget} holds at least {needed_bytes:,} bytes of host memory"
+            raise PlanError(
+                "HC204",
+                f"{what}, and {limit_bytes:,} are allowed",
+                remedy=f"allow --host-memory {format_budget(needed_bytes)}, or more --gpu-memory",
+            )
+
+
 def plan_model(source: Model, options: CompileOptions, progress: Progress | None = None) -> Planned:
     """Plan a model without generating code, which needs no GPU. Raises HybridcError."""
+    progress = progress or Silent()
     _, start = import_model(source, options)
-    done = run_stages(start, progress or Silent(), stop_after="verify", dump_ir=options.dump_ir)
-    assert done.graph is not None and done.plan is not None
-    smallest = smallest_budget_bytes(done.graph, options.machine) if options.target.has_gpu else 0
-    return Planned(done.graph, done.plan, all_gpu_peak_bytes(done.graph), smallest)
+    start = replace(start, profiler=profiler_of(options, progress))
+    done = run_stages(start, progress, stop_after="verify", dump_ir=options.dump_ir)
+    assert done.graph is not None
+    pins = resolve_pins(done.graph, done.pins)
+    peak_bytes = smallest_bytes = 0
+    if options.target.has_gpu:
+        peak_bytes = done.all_gpu_peak_bytes
+        smallest_bytes = smallest_budget_bytes(done.graph, done.machine, pins)
+    return Planned(done.graph, done.plans, peak_bytes, smallest_bytes, done.machine, pins)
 
 
 def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel, Compilation]:
@@ -117,7 +166,13 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
     model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
     program = Program(model.module, model.weights, model.origins)
     start = Compilation(
-        program, options.target, options.machine, options.gpu_memory, winograd=options.winograd
+        program,
+        options.target,
+        options.machine,
+        options.gpu_memory,
+        pins=options.pins,
+        effort=Effort(options.plan_seconds),
+        winograd=options.winograd,
     )
     return model, start
 
@@ -135,17 +190,18 @@ def _generate_code(done: Compilation, folder: Path, progress: Progress) -> Built
 def _contents(
     model: ImportedModel, done: Compilation, library: BuiltLibrary, options: CompileOptions
 ) -> Contents:
-    assert done.graph is not None and done.plan is not None and done.lowered is not None
+    assert done.graph is not None and done.lowered is not None
     return Contents(
         graph=done.graph,
-        plan=done.plan,
+        plans=done.plans,
+        lowered=done.lowered.plans,
         target=done.target,
         inputs=_ports(model.inputs, done.graph.inputs),
         outputs=_ports(model.outputs, done.graph.outputs),
         source=Source(model.source.name, model.source.sha256, model.source.opset),
-        host_weights=done.lowered.host_weights,
-        resident_weights=done.lowered.resident_weights,
-        event_count=done.lowered.event_count,
+        machine=done.machine,
+        pins=resolve_pins(done.graph, done.pins),
+        host_memory_bytes=options.host_memory_bytes,
         cuda_source=library.cuda_source,
         cuda_image_key=None if library.cuda_image is None else image_key(library.cuda_image),
         threads=options.threads,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.errors import UsageError
+from hybridc.ir import Device
 from hybridc.targets import Target, parse_target
 
 if TYPE_CHECKING:
@@ -78,12 +79,21 @@ def parse_budget(text: str) -> Budget:
     return Budget(size_bytes=size_bytes)
 
 
+def parse_budgets(text: str) -> tuple[Budget, ...]:
+    """Read budgets separated by commas: `256MiB,1GiB,50%`. Raises UsageError HC510."""
+    return tuple(parse_budget(part) for part in str(text).split(","))
+
+
 def parse_bytes(text: str) -> int:
     """Like `parse_budget`, where a percentage makes no sense. Raises UsageError HC510."""
-    size_bytes = parse_budget(text).size_bytes
-    if size_bytes is None:
-        raise _refuse_amount(text, "must be an amount of bytes, not a percentage")
-    return size_bytes
+    return exact_bytes(parse_budget(text))
+
+
+def exact_bytes(budget: Budget) -> int:
+    """The bytes of a budget where a percentage makes no sense. Raises UsageError HC510."""
+    if budget.size_bytes is None:
+        raise _refuse_amount(str(budget), "must be an amount of bytes, not a percentage")
+    return budget.size_bytes
 
 
 def _refuse_amount(
@@ -157,15 +167,17 @@ def _is_dimension(size: object) -> bool:
 def check_threads(count: int) -> int:
     """Refuse an impossible number of threads. Raises UsageError HC557."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAXIMUM_THREADS:
-        raise UsageError("HC557", f"threads must be from 1 to {MAXIMUM_THREADS}, not {count!r}")
+        what = f"threads must be from 1 to {MAXIMUM_THREADS}, not {count!r}"
+        raise UsageError("HC557", what, remedy="leave them out to use every core")
     return count
 
 
-def check_seconds(seconds: float) -> float:
-    """Refuse an impossible time for tuning. Raises UsageError HC518."""
+def check_seconds(seconds: float, purpose: str = "tuning") -> float:
+    """Refuse an impossible time for tuning or planning. Raises UsageError HC518."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < math.inf:
-        raise UsageError("HC518", f"{seconds!r} is no time for tuning", remedy="give a number of seconds: 60")
+        what = f"{seconds!r} is no time for {purpose}"
+        raise UsageError("HC518", what, remedy="give a number of seconds: 60")
     return float(seconds)
 
 
@@ -178,10 +190,28 @@ def parse_seconds(text: str) -> float:
         raise UsageError("HC518", f"{text!r} is not a number of seconds", remedy=remedy) from None
 
 
+def parse_pin(text: str) -> tuple[str, Device]:
+    """Read `Conv_3=cpu` or `encoder/*=gpu`; the name may hold `=`. Raises UsageError HC519."""
+    pattern, _, device = text.rpartition("=")
+    if not pattern or device.lower() not in {d.value for d in Device}:
+        remedy = "write NODE=cpu or NODE=gpu, where NODE may hold * and ?"
+        raise UsageError("HC519", f"{text!r} is not a pin", remedy=remedy)
+    return pattern, Device(device.lower())
+
+
+def parse_plan_seconds(text: str) -> float:
+    """Read a number of seconds for the planner. Raises UsageError HC518."""
+    try:
+        return check_seconds(float(text), "planning")
+    except ValueError:
+        remedy = "write --plan-seconds 60"
+        raise UsageError("HC518", f"{text!r} is not a number of seconds", remedy=remedy) from None
+
+
 def parse_count(text: str) -> int:
     """Read a whole number of at least 1, such as a number of threads. Raises UsageError HC513."""
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
-        raise UsageError("HC513", f"{text!r} is not a whole number of at least 1")
+        raise UsageError("HC513", f"{text!r} is not a count", remedy="give a whole number of at least 1")
     return int(text)
 
 
@@ -207,14 +237,20 @@ class CompileOptions:
     """How a model is compiled."""
 
     target: Target = field(default_factory=_native_target)
-    gpu_memory: Budget | None = None
-    """None: no limit, the GPU's whole memory."""
+    gpu_memory: tuple[Budget, ...] = ()
+    """Budgets that the artifact has a plan for, in any order; empty: one plan without a limit."""
+    host_memory_bytes: int | None = None
+    """What a run may hold of the host's memory, arena and staging; None: what there is."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Shapes of inputs whose dimensions the model leaves open."""
     dims: tuple[tuple[str, int], ...] = ()
     """Sizes of named dimensions, in every input that has them."""
     machine: Machine = field(default_factory=_default_machine)
     """Speeds that the planner weighs against each other."""
+    pins: tuple[tuple[str, Device], ...] = ()
+    """Where kernels must run: names of ONNX nodes, with `*` and `?`, and a device."""
+    plan_seconds: float = 10.0
+    """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
     threads: int | None = None
     """CPU threads that the plan counts on; None: as many as the machine profile has."""
     winograd: bool = True
@@ -224,6 +260,9 @@ class CompileOptions:
     tune_record: Path | None = None
     """File with such measurements, which are used and added to; None: a file in the user's cache if there is
     time to tune, else none."""
+    profile_kernels: bool = False
+    """Whether each function's time is measured on this computer, for the planner to take instead of the
+    prediction."""
     stop_after: str | None = None
     """Name of the last stage to run."""
     dump_ir: Path | None = None
@@ -249,9 +288,17 @@ class CompileOptions:
             check_threads(self.threads)
         if self.tune_seconds is not None:
             check_seconds(self.tune_seconds)
-        if self.gpu_memory is not None and not self.target.has_gpu:
+        check_seconds(self.plan_seconds, "planning")
+        if self.pins and not self.target.has_gpu:
             raise UsageError(
                 "HC515",
-                f"--gpu-memory {self.gpu_memory} is given, but the target {self.target} has no GPU",
+                f"--pin is given, but the target {self.target} has no GPU",
+                remedy=f"compile for --target cuda+{self.target.isa.name}",
+            )
+        if self.gpu_memory and not self.target.has_gpu:
+            budgets = ",".join(map(str, self.gpu_memory))
+            raise UsageError(
+                "HC515",
+                f"--gpu-memory {budgets} is given, but the target {self.target} has no GPU",
                 remedy=f"compile for --target cuda+{self.target.isa.name}",
             )

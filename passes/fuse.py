@@ -116,7 +116,7 @@ def _joinable_producers(
     if is_op(call, "matmul"):
         yield from _transposed_weight(call, bindings, position, readers, group_of, program)
     if is_op(call, *CONVOLUTIONS):
-        yield from _stacked_rows(call, bindings, position, readers, group_of)
+        yield from _halos(call, bindings, position, readers, group_of)
     if group.pattern > Pattern.BROADCAST:
         return
     shape = _shape_or_none(bindings[group.last].var)
@@ -159,7 +159,7 @@ def _transposed_weight(
         yield group_of[position[weight]]
 
 
-def _stacked_rows(
+def _halos(
     call: relax.Call,
     bindings: list[relax.VarBinding],
     position: dict[relax.Var, int],
@@ -167,11 +167,20 @@ def _stacked_rows(
     group_of: dict[int, Group],
 ) -> Iterator[Group]:
     """A convolution of a band reads the border rows of its neighbours where they are (`tile`)."""
+
+    def is_halo(var: relax.Expr) -> bool:
+        value = bindings[position[var]].value if var in position and len(readers[var]) == 1 else None
+        return isinstance(value, relax.Call) and operator_name(value) == "halo"
+
     data = call.args[0]
-    if data in position and len(readers[data]) == 1:
-        rows = bindings[position[data]].value
-        if isinstance(rows, relax.Call) and operator_name(rows) == "stacked":
+    if is_halo(data):
+        yield group_of[position[data]]
+    elif data in position and len(readers[data]) == 1:
+        joined = bindings[position[data]].value
+        parts = [var for var in variables(joined) if is_halo(var)] if is_op(joined, "concat") else []
+        if parts:
             yield group_of[position[data]]
+            yield from (group_of[position[var]] for var in dict.fromkeys(parts))
 
 
 # ------------------------------------------------------------------------------------------ emission

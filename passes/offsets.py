@@ -60,9 +60,7 @@ def live_bound(blocks: Sequence[Block]) -> int:
     return largest
 
 
-def pack(
-    blocks: Sequence[Block], capacity_bytes: int | None = None, effort: float = 1.0
-) -> tuple[int, ...]:
+def pack(blocks: Sequence[Block], capacity_bytes: int | None = None, effort: float = 1.0) -> tuple[int, ...]:
     """An offset for each block, so that blocks with a common step share no byte.
 
     Ends as soon as all blocks lie within `capacity_bytes`, or, without it, within the live bound; if

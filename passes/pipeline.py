@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from hybridc.errors import UsageError
-from hybridc.ir import Device, Graph, Plan, Run, Step
+from hybridc.errors import PlanError, UsageError
+from hybridc.ir import Device, Graph, Plan
 from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
 from hybridc.options import Budget
 from hybridc.passes.attention import fuse_attention
 from hybridc.passes.canonicalize import canonicalize
 from hybridc.passes.fuse import fuse
-from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.lower import Lowered, lower
-from hybridc.passes.partition import Placement, all_cpu, partition
-from hybridc.passes.plan import all_gpu_peak_bytes, assemble
+from hybridc.passes.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.pins import resolve_pins
+from hybridc.passes.plan import make_plans
 from hybridc.passes.program import Program
 from hybridc.passes.read_graph import read_graph
-from hybridc.passes.reuse_buffers import reuse_buffers
 from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.separable import fuse_separable
+from hybridc.passes.tile import tile
 from hybridc.passes.verify import verify
+from hybridc.passes.working_set import largest_working_set_bytes
 from hybridc.progress import Progress
 from hybridc.schedules.registry import Scheduled
 from hybridc.targets import Target
+
+TILINGS = 6
+"""Halvings of what the model needs to which its kernels may be cut up."""
+MOST_KERNELS = 1000
+"""Networks cut up into more are not tried: planning them takes minutes, and launches their time."""
+MOST_BINDINGS = 3000
+"""Nor are those of more bindings scheduled, to see how many kernels they are."""
+TRIAL_SHARE = 0.1
+"""Of the planner's effort, to tell which way of cutting up is best."""
+
+Profiler = Callable[[Mapping[tuple[str, Device], Scheduled]], Mapping[tuple[str, Device], float]]
+"""Microseconds of a call of each function, by name and device; of those that it can measure."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +53,30 @@ class Compilation:
     program: Program
     target: Target
     machine: Machine
-    gpu_memory: Budget | None
+    gpu_memory: tuple[Budget, ...] = ()
+    """Empty: no limit."""
+    pins: tuple[tuple[str, Device], ...] = ()
+    effort: Effort = field(default_factory=Effort)
     winograd: bool = True
     chooser: Chooser | None = None
+    profiler: Profiler | None = None
+    """Measures what the planner takes instead of the machine's speeds; None: nothing is measured."""
     scheduled: dict[tuple[str, Device], Scheduled] | None = None
     graph: Graph | None = None
-    budget_bytes: int | None = None
-    placement: Placement | None = None
-    steps: tuple[Step, ...] | None = None
-    plan: Plan | None = None
+    all_gpu_peak_bytes: int = 0
+    """What the model needs entirely on the GPU, in whole kernels; 0 without a GPU."""
+    plans: tuple[Plan, ...] = ()
+    """One for each distinct budget, smallest first."""
     lowered: Lowered | None = None
+
+    @property
+    def kernel_count(self) -> int:
+        return len(self.graph.kernels) if self.graph is not None else 0
+
+    @property
+    def budgets(self) -> list[int]:
+        """GPU bytes, each once and smallest first."""
+        return sorted({budget.resolve(self.all_gpu_peak_bytes) for budget in self.gpu_memory})
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -107,6 +135,50 @@ def _on_cpu(c: Compilation, run: Callable[[Program], Program]) -> Compilation:
     return c if c.target.has_gpu else replace(c, program=run(c.program))
 
 
+def _tile(c: Compilation, progress: Progress) -> Compilation:
+    """Cut large kernels up, if that is predicted to pay at the smallest budget.
+
+    How finely depends on powers of two of what the model needs, so that near budgets share their kernels.
+    """
+    if not c.target.has_gpu:
+        return c
+    whole = _trial(c, progress)
+    assert whole.graph is not None
+    c = replace(c, all_gpu_peak_bytes=all_gpu_peak_bytes(whole.graph, c.machine))
+    budget_bytes = min(c.budgets, default=c.all_gpu_peak_bytes)
+    if largest_working_set_bytes(c.program) <= budget_bytes:
+        return c
+    limits = [c.all_gpu_peak_bytes >> k for k in range(1, TILINGS)]
+    fitting = [limit for limit in limits if budget_bytes / 4 < limit <= budget_bytes]
+    cut_up = (tile(c.program, limit) for limit in fitting)
+    programs = [c.program, *(p for p in cut_up if len(p.bindings) <= MOST_BINDINGS)]
+    distinct = [p for i, p in enumerate(programs) if all(p is not q for q in programs[:i])]
+    if len(distinct) == 1:
+        return c
+    trials = [whole, *(_trial(replace(c, program=program), progress) for program in distinct[1:])]
+    times_us = [
+        math.inf if i and trial.kernel_count > MOST_KERNELS else _predicted_us(trial, budget_bytes)
+        for i, trial in enumerate(trials)
+    ]
+    return replace(c, program=distinct[times_us.index(min(times_us))])
+
+
+def _trial(c: Compilation, progress: Progress) -> Compilation:
+    """The stages from here to the graph."""
+    for stage in STAGES[_position("tile") + 1 : _position("graph") + 1]:
+        c = stage.run(c, progress)
+    return c
+
+
+def _predicted_us(c: Compilation, budget_bytes: int) -> float:
+    assert c.graph is not None
+    effort = Effort(TRIAL_SHARE * c.effort.seconds)
+    try:
+        return make_plans(c.graph, c.machine, [budget_bytes], c.devices, effort=effort)[0].makespan_us
+    except PlanError:
+        return math.inf
+
+
 def _schedule(c: Compilation, progress: Progress) -> Compilation:
     scheduled = schedule_functions(
         c.program, c.target, progress.kernels, winograd=c.winograd, chooser=c.chooser
@@ -119,34 +191,38 @@ def _read_graph(c: Compilation, _: Progress) -> Compilation:
     return replace(c, graph=read_graph(c.program, c.scheduled))
 
 
-def _partition(c: Compilation, _: Progress) -> Compilation:
+def _profile(c: Compilation) -> Compilation:
+    assert c.scheduled is not None
+    if c.profiler is None:
+        return c
+    return replace(c, machine=replace(c.machine, measured_us=c.profiler(c.scheduled)))
+
+
+def _plan(c: Compilation, progress: Progress) -> Compilation:
+    c = _profile(c)
     assert c.graph is not None
-    if not c.target.has_gpu:
-        return replace(c, placement=all_cpu(c.graph))
-    budget_bytes = c.gpu_memory.resolve(all_gpu_peak_bytes(c.graph)) if c.gpu_memory is not None else None
-    return replace(c, budget_bytes=budget_bytes, placement=partition(c.graph, c.machine, budget_bytes))
-
-
-def _insert_copies(c: Compilation, _: Progress) -> Compilation:
-    assert c.graph is not None and c.placement is not None
-    return replace(c, steps=insert_copies(c.graph, c.placement))
-
-
-def _reuse_buffers(c: Compilation, _: Progress) -> Compilation:
-    assert c.graph is not None and c.steps is not None
-    steps, buffers, arenas = reuse_buffers(c.graph, c.steps, c.devices)
-    return replace(c, plan=assemble(c.graph, c.machine, c.budget_bytes, steps, buffers, arenas))
+    plans = make_plans(
+        c.graph,
+        c.machine,
+        c.budgets,
+        c.devices,
+        pins=resolve_pins(c.graph, c.pins),
+        effort=c.effort,
+        report=progress.kernels,
+    )
+    return replace(c, plans=plans)
 
 
 def _verify(c: Compilation, _: Progress) -> Compilation:
-    assert c.graph is not None and c.plan is not None
-    verify(c.graph, c.plan)
+    assert c.graph is not None
+    for plan in c.plans:
+        verify(c.graph, plan)
     return c
 
 
 def _lower(c: Compilation, _: Progress) -> Compilation:
-    assert c.graph is not None and c.plan is not None and c.scheduled is not None
-    return replace(c, lowered=lower(c.graph, c.plan, c.scheduled, c.target))
+    assert c.graph is not None and c.scheduled is not None
+    return replace(c, lowered=lower(c.graph, c.plans, c.scheduled, c.target))
 
 
 # --------------------------------------------------------------------------------- what they made
@@ -172,31 +248,13 @@ def _show_graph(c: Compilation) -> tuple[str, str]:
     return ".json", _json(asdict(c.graph))
 
 
-def _show_placement(c: Compilation) -> tuple[str, str]:
-    assert c.graph is not None and c.placement is not None
-    lines = [f"{d.value}  {k.name}" for k, d in zip(c.graph.kernels, c.placement, strict=True)]
-    return ".txt", "\n".join(lines) + "\n"
-
-
-def _show_steps(c: Compilation) -> tuple[str, str]:
-    assert c.steps is not None
-    return ".txt", "".join(f"{i:4}  {_line(step)}\n" for i, step in enumerate(c.steps))
-
-
-def _line(step: Step) -> str:
-    what = step.kernel if isinstance(step, Run) else f"copy {step.tensor}"
-    waits = f"  waits for {', '.join(map(str, step.waits))}" if step.waits else ""
-    return f"{step.lane.value:4}{what}{waits}"
-
-
 def _show_plan(c: Compilation) -> tuple[str, str]:
-    assert c.plan is not None
-    return ".json", _json(plan_to_json(c.plan))
+    return ".json", _json([plan_to_json(plan) for plan in c.plans])
 
 
 def _show_verdict(c: Compilation) -> tuple[str, str]:
-    assert c.plan is not None
-    return ".txt", f"accepted: {len(c.plan.steps)} steps, {len(c.plan.buffers)} buffers\n"
+    lines = [f"accepted: {len(plan.steps)} steps, {len(plan.buffers)} buffers\n" for plan in c.plans]
+    return ".txt", "".join(lines)
 
 
 def _show_lowered(c: Compilation) -> tuple[str, str]:
@@ -213,15 +271,15 @@ STAGES: tuple[Stage, ...] = (
     # these two only where a CPU runs alone: a GPU beside it has other schedules, and reads the same tensors
     Stage("attention", lambda c, _: _on_cpu(c, fuse_attention), _show_program),
     Stage("layout", lambda c, _: _on_cpu(c, partial(choose_layout, isa=c.target.isa)), _show_program),
+    Stage("tile", _tile, _show_program),
     Stage("fuse", lambda c, _: replace(c, program=fuse(c.program)), _show_program),
     # there too; behind fuse, which has put their epilogues into both convolutions
     Stage("separable", lambda c, _: _on_cpu(c, partial(fuse_separable, target=c.target)), _show_program),
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
     Stage("schedule", _schedule, _show_scheduled),
     Stage("graph", _read_graph, _show_graph),
-    Stage("partition", _partition, _show_placement),
-    Stage("insert_copies", _insert_copies, _show_steps),
-    Stage("reuse_buffers", _reuse_buffers, _show_plan),
+    # partition, insert_copies and reuse_buffers, which depend on each other
+    Stage("plan", _plan, _show_plan),
     Stage("verify", _verify, _show_verdict),
     Stage("lower", _lower, _show_lowered),
 )

@@ -15,6 +15,7 @@ from hybridc.options import (
     format_budget,
     format_bytes,
     parse_budget,
+    parse_budgets,
     parse_bytes,
     parse_count,
     parse_dim,
@@ -88,6 +89,23 @@ def test_percentage_is_resolved_against_the_all_gpu_peak() -> None:
 def test_percentage_is_no_amount_of_bytes() -> None:
     with pytest.raises(UsageError, match="not a percentage"):
         parse_bytes("50%")
+
+
+def test_budgets_are_separated_by_commas_and_keep_their_order() -> None:
+    assert parse_budgets("50%") == (Budget(percent=50),)
+    assert [str(b) for b in parse_budgets("1GiB, 64MiB,50%,64MiB")] == [
+        "1.00 GiB",
+        "64.0 MiB",
+        "50%",
+        "64.0 MiB",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", ",", "1GiB,", "1GiB,,2GiB", "1GiB;2GiB", "64"])
+def test_lists_of_budgets_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_budgets(text)
+    assert caught.value.code == "HC510"
 
 
 def test_budget_is_either_bytes_or_percentage() -> None:
@@ -182,7 +200,7 @@ def test_options_refuse_two_shapes_for_one_input() -> None:
 
 def test_options_refuse_a_gpu_budget_without_a_gpu() -> None:
     with pytest.raises(UsageError, match="has no GPU") as refusal:
-        CompileOptions(target=parse_target("avx2"), gpu_memory=Budget(size_bytes=MIB))
+        CompileOptions(target=parse_target("avx2"), gpu_memory=(Budget(size_bytes=MIB),))
     assert "cuda+avx2" in refusal.value.remedy
 
 

@@ -11,11 +11,12 @@ what was measured on a quiet one.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
-import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -72,9 +73,11 @@ def read_record(path: Path) -> dict[str, Entry]:
     """Entries by key. Raises UsageError HC523 if there is no such file or it is not a tuning record."""
     try:
         return _parse(path.read_text())
+    except FileNotFoundError as error:
+        reason, remedy = str(error.strerror), "make one: --tune --tune-record FILE"
     except OSError as error:
-        reason, remedy = error.strerror or str(error), "make one: --tune --tune-record FILE"
-    except (ValueError, TypeError, KeyError, AttributeError):
+        reason, remedy = str(error.strerror), "name another --tune-record"
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         reason, remedy = "it is damaged or of another version", "delete it, or name another --tune-record"
     raise UsageError("HC523", f"cannot read the tuning record: {reason}", where=str(path), remedy=remedy)
 
@@ -103,7 +106,7 @@ def _parse(text: str) -> dict[str, Entry]:
     entries = {key: Entry(**fields) for key, fields in content["kernels"].items()}
     for entry in entries.values():
         times = [entry.ms, *entry.relative.values()]
-        if not all(isinstance(t, int | float) and t > 0 and math.isfinite(t) for t in times):
+        if not all(isinstance(t, int | float) and 0 < t <= sys.float_info.max for t in times):
             raise ValueError
         if entry.predicted not in entry.relative:
             raise ValueError
@@ -113,6 +116,8 @@ def _parse(text: str) -> dict[str, Entry]:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Alone among the processes that use `path`. The lock's own file stays: the record itself is replaced."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -85,7 +85,7 @@ def run(
     """Compile and run, on a GPU whose threads and copies come in the least expected order."""
     if target.startswith("cuda"):
         emulator.start(GPU_BYTES, thread_order=ThreadOrder.SHUFFLED, lazy_streams=True)
-    hybridc.compile(model, folder / "model.hyb", target=target)
+    hybridc.compile(model, folder / "model.hyb", target=target, plan_seconds=1)
     with hybridc.load(folder / "model.hyb") as session:
         return session.run(None, {port.name: feeds[port.name] for port in session.get_inputs()})
 

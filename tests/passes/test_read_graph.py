@@ -6,10 +6,11 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.ir import Device, Graph, Role
+from hybridc.ir.graph import OTHER_FAMILY
 from hybridc.ir.plan import align
 from hybridc.passes.fuse import fuse
-from hybridc.passes.read_graph import read_graph
-from hybridc.schedules.registry import Scheduled
+from hybridc.passes.read_graph import family_of, read_graph
+from hybridc.schedules.registry import Scheduled, rules
 from tests.support.programs import drawn, program_of
 
 
@@ -129,3 +130,49 @@ def test_a_residual_input_of_a_convolution_may_be_overwritten_but_not_its_data()
 def test_an_input_read_twice_is_not_overwritten():
     graph = graph_of(Block, {"w": drawn(0, 4, 4, 3, 3), "v": drawn(1, 144, 8)})
     assert graph.kernel["conv2d"].may_overwrite == ()  # x is the data and the residual
+
+
+@I.ir_module
+class Moves:
+    @R.function
+    def main(
+        table: R.Tensor((1000, 8), "float32"),
+        rows: R.Tensor((3,), "int64"),
+        x: R.Tensor((4, 9), "float32"),
+    ):
+        with R.dataflow():
+            y = R.take(table, rows, axis=0)
+            parts = R.split(x, [2], axis=1)
+            first = parts[0]
+            second = parts[1]
+            R.output(y, first, second)
+        return (y, first, second)
+
+
+def test_of_a_table_only_the_rows_that_are_gathered_are_moved():
+    moved = {k.name: k.bytes_moved for k in graph_of(Moves).kernels}
+    assert moved["take"] == 4 * (3 * 8 + 3 * 8) + 8 * 3
+    assert sorted(moved.values())[1] == 4 * (36 + 8 + 28)  # all of what is split
+
+
+def test_a_kernel_is_of_the_family_of_its_cpu_rule():
+    program = fuse(program_of(Block, {"w": drawn(0, 4, 4, 3, 3), "v": drawn(1, 144, 8)}))
+    functions = {g.name_hint: f for g, f in program.module.functions.items() if isinstance(f, tirx.PrimFunc)}
+    by = {
+        "conv2d_add": ("winograd", "conv2d"),
+        "matmul": (None, "matmul"),
+        "softmax": ("softmax", "fallback"),
+    }
+    scheduled = {
+        (name, device): Scheduled(functions[name], rule)
+        for name, pair in by.items()
+        for device, rule in zip((Device.CPU, Device.GPU), pair, strict=True)
+        if rule is not None
+    }
+    graph = read_graph(program, scheduled)
+    assert [k.family for k in graph.kernels] == ["winograd", "matmul", "reduction"]
+
+
+@pytest.mark.parametrize("rule", [r.__name__ for device in Device for r in rules(device)])
+def test_every_rule_but_the_fallback_is_of_a_family(rule):
+    assert (family_of(rule) == OTHER_FAMILY) == (rule == "fallback")

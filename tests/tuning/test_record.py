@@ -66,8 +66,10 @@ def _one_entry(times: str) -> str:
         _one_entry('"ms": 1.0, "relative": {"a": 1.0, "b": 0}'),
         _one_entry('"ms": 1.0, "relative": {"b": 1.0}'),
         _one_entry('"ms": "1", "relative": {"a": 1.0}'),
+        _one_entry(f'"ms": 1{"0" * 400}, "relative": {{"a": 1.0}}'),
         _one_entry('"ms": 1.0, "relative": [1.0]'),
         "\udcff",
+        "[" * 100_000,
     ],
 )
 def test_damaged_record_is_refused_and_left_alone(tmp_path: Path, entry: MakeEntry, text: str) -> None:
@@ -109,6 +111,20 @@ def test_place_that_cannot_be_written_is_refused(tmp_path: Path, entry: MakeEntr
     with pytest.raises(UsageError) as refusal:
         add_to_record(tmp_path / "file" / "record.json", {"k": entry()})
     assert refusal.value.code == "HC524"
+
+
+@pytest.mark.parametrize("name", ["folder", ""])
+def test_folder_in_place_of_a_record_is_refused(
+    tmp_path: Path, entry: MakeEntry, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    uses = {"HC523": lambda: read_record(Path(name)), "HC524": lambda: add_to_record(Path(name), {})}
+    for code, use in uses.items():
+        with pytest.raises(UsageError, match="Is a directory") as refusal:
+            use()
+        assert (refusal.value.code, refusal.value.remedy) == (code, "name another --tune-record")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
 def test_default_record_is_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

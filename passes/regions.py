@@ -1,0 +1,234 @@
+"""Regions: which bindings are computed in bands, and along which axis.
+
+A kernel whose working set exceeds the limit is a *seed*. From the seeds regions grow: a neighbour joins where
+the whole tensor between the two would itself be too large to be put together or cut up by one kernel, and
+where it lies between two that are in bands. All of a region has the same number of bands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tvm import relax
+
+from hybridc.passes.bands import Axes, Bands, Facts, choose_cuts, concats_in_readers, try_cuts
+from hybridc.passes.program import Program, is_op, operator_name
+from hybridc.passes.shares import share_of
+from hybridc.passes.working_set import KernelGroup, kernel_groups
+
+GATHERS = ("halo", "concat")
+"""Inside a kernel in bands these may stay whole; they are then kernels of their own."""
+
+
+def choose_bands(program: Program, limit_bytes: int, *, again: bool = False) -> dict[relax.Var, Bands]:
+    """The bands of every binding that is not left whole; none where no kernel exceeds the limit.
+
+    Requires: `program` canonical. With `again` it is in bands already, and kernels that only move data are no
+    seeds: what puts bands together at a region's end is as large as it must be.
+    Ensures: each share of a binding in bands can be computed (`shares.share_of`).
+    """
+    groups = kernel_groups(program)
+    large = [g for g in groups if g.size_bytes > limit_bytes and not (again and g.only_moves)]
+    if not large:
+        return {}
+    growth = _Growth(Facts(program), groups, limit_bytes)
+    for group in large:
+        for seed in growth.computing(group):
+            growth.plant(seed)
+    growth.settle()
+    unwritten = concats_in_readers(program, growth.axes)
+    chosen: dict[relax.Var, Bands] = {}
+    for region in growth.regions():
+        kernels = [group for group in region if group.result not in unwritten]
+        chosen.update(choose_cuts(growth.facts, kernels, region, growth.axes, limit_bytes))
+    return chosen
+
+
+@dataclass
+class _Growth:
+    facts: Facts
+    groups: list[KernelGroup]
+    limit_bytes: int
+    axes: dict[relax.Var, int] = field(default_factory=dict)
+    """Of the tensors that are in bands so far."""
+    producer: dict[relax.Var, KernelGroup] = field(init=False)
+    readers: dict[relax.Var, list[KernelGroup]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.producer = {group.result: group for group in self.groups}
+        self.readers = {}
+        for group in self.groups:
+            for var in group.inputs:
+                self.readers.setdefault(var, []).append(group)
+
+    # ------------------------------------------------------------------------------------- seeds
+
+    def computing(self, group: KernelGroup) -> list[KernelGroup]:
+        """The kernel; where it only moves data, the next ones behind it that do more, or else before it."""
+        for follow in (self._behind, self._before):
+            found: dict[relax.Var, KernelGroup] = {}
+            queue = deque([group])
+            while queue:
+                own = queue.popleft()
+                if own.only_moves:
+                    queue.extend(follow(own))
+                else:
+                    found[own.result] = own
+            if found:
+                return list(found.values())
+        return []
+
+    def _behind(self, group: KernelGroup) -> list[KernelGroup]:
+        return self.readers.get(group.result, [])
+
+    def _before(self, group: KernelGroup) -> list[KernelGroup]:
+        return [self.producer[var] for var in group.inputs if var in self.producer]
+
+    def plant(self, seed: KernelGroup) -> None:
+        """Put a kernel in bands along the axis that brings it under the limit with the fewest of them.
+
+        If none does, along the one that comes closest. The first of equal axes wins.
+        """
+        if seed.result in self.axes:
+            return
+        found: list[tuple[int, int, int, Axes]] = []
+        for axis in self._axes_to_try(seed):
+            along = self._axes_along(seed, axis)
+            if along is not None:
+                for count, (_, [needed]) in enumerate(try_cuts(self.facts, [seed], [seed], along)):
+                    if needed is not None:
+                        found.append((max(needed, self.limit_bytes), count, len(found), along))
+        if found:
+            smallest, _, _, best = min(found, key=lambda choice: choice[:3])
+            if smallest < seed.size_bytes or seed.size_bytes <= self.limit_bytes:
+                self._add(seed, best)
+
+    def _axes_to_try(self, group: KernelGroup) -> list[int]:
+        """The most welcome first: batches, then rows of images or of matrices, then the others.
+
+        Channels come last: all of the input is read for each of them.
+        """
+        rank = self._rank(group)
+        images = rank == 4 or any(is_op(m.value, "nn.conv1d", "nn.conv3d") for m in group.members)
+        last = 1 if images else rank - 1
+        return [axis for axis in range(rank) if axis != last] + [last] * (rank > 0)
+
+    def _rank(self, group: KernelGroup) -> int:
+        operation = self.facts.operations[group.result]
+        return len(operation.shape) if operation is not None else 0
+
+    # ------------------------------------------------------------------------------------ growth
+
+    def settle(self) -> None:
+        """Put in bands what lies between bands, and beside them views and movements that are too large."""
+        for group in [*reversed(self.groups), *self.groups]:
+            if group.result in self.axes:
+                continue
+            wanted = self._axes_read(group)
+            if not wanted and not any(var in self.axes for var in group.inputs):
+                continue
+            moves = group.is_view or (group.only_moves and group.size_bytes > self.limit_bytes)
+            for axis in wanted or range(self._rank(group)):
+                axes = self._axes_along(group, axis)
+                if axes is not None and self._is_beside(group, axes) + bool(wanted) + moves >= 2:
+                    self._add(group, axes)
+                    break
+
+    def _axes_read(self, group: KernelGroup) -> list[int]:
+        """The axes along which kernels in bands read the result of a kernel."""
+        readers = (r for r in self.readers.get(group.result, ()) if r.result in self.axes)
+        return sorted({axis for r in readers for axis in self._demands(r, self.axes).get(group.result, ())})
+
+    def _is_beside(self, group: KernelGroup, axes: Axes) -> bool:
+        """Whether a kernel, along these axes, reads bands of others."""
+        demands = self._demands(group, axes)
+        return any(self.axes[var] in wanted for var, wanted in demands.items() if var in self.axes)
+
+    def _add(self, group: KernelGroup, axes: Axes) -> None:
+        queue = deque([(group, axes)])
+        while queue:
+            group, axes = queue.popleft()
+            if group.result not in self.axes:
+                self.axes.update(axes)
+                queue.extend(self._neighbours(group, axes))
+
+    def _neighbours(self, group: KernelGroup, axes: Axes) -> Iterator[tuple[KernelGroup, Axes]]:
+        """Kernels that must be in bands too, since the tensor between is too large to be whole.
+
+        To cut a band off a tensor takes at least half as much again as the tensor, to join it twice as much.
+        """
+        for var, wanted in self._demands(group, axes).items():
+            producer = self.producer.get(var)
+            if producer is None or var in self.axes or 3 * self.facts.size_bytes(var) <= 2 * self.limit_bytes:
+                continue
+            producing = self._axes_along(producer, min(wanted))
+            if producing is not None:
+                yield producer, producing
+        result = group.result
+        if 2 * self.facts.size_bytes(result) > self.limit_bytes:
+            for reader in self.readers.get(result, ()):
+                if reader.result not in self.axes:
+                    reading = self._axes_reading(reader, result, axes[result])
+                    if reading is not None:
+                        yield reader, reading
+
+    def _axes_reading(self, group: KernelGroup, var: relax.Var, axis: int) -> Axes | None:
+        """The axes of a kernel's tensors that make it read `var` along this axis."""
+        for own in range(self._rank(group)):
+            axes = self._axes_along(group, own)
+            if axes is not None and axis in self._demands(group, axes).get(var, ()):
+                return axes
+        return None
+
+    # ------------------------------------------------------------------------- one kernel in bands
+
+    def _axes_along(self, group: KernelGroup, axis: int) -> dict[relax.Var, int] | None:
+        """The axes of the tensors inside a kernel whose result is in bands along `axis`, if it can be."""
+        if axis >= self._rank(group) or self.facts.extent(group.result, axis) < 2:
+            return None
+        inside = {member.var: member.value for member in group.members}
+        axes = {group.result: axis}
+        for member in reversed(group.members):
+            if member.var not in axes:
+                continue
+            operation, own = self.facts.operations[member.var], axes[member.var]
+            share = share_of(operation, own, 0, self.facts.extent(member.var, own))
+            if share is None or operation is None:
+                return None
+            for operand, part in zip(operation.operands, share.parts, strict=True):
+                if operand not in inside or (part is None and operator_name(inside[operand]) in GATHERS):
+                    continue
+                if part is None or axes.setdefault(operand, part.axis) != part.axis:
+                    return None
+        return axes
+
+    def _demands(self, group: KernelGroup, axes: Axes) -> dict[relax.Var, set[int]]:
+        """The axes along which a kernel in bands reads shares of what others compute."""
+        found: dict[relax.Var, set[int]] = {}
+        inside = {member.var for member in group.members}
+        for var in (member.var for member in group.members if member.var in axes):
+            operation, axis = self.facts.operations[var], axes[var]
+            share = share_of(operation, axis, 0, self.facts.extent(var, axis))
+            assert operation is not None and share is not None
+            for operand, part in zip(operation.operands, share.parts, strict=True):
+                if part is not None and isinstance(operand, relax.Var) and operand not in inside:
+                    found.setdefault(operand, set()).add(part.axis)
+        return found
+
+    def regions(self) -> list[list[KernelGroup]]:
+        """Kernels in bands, together with all that they exchange bands with."""
+        region_of: dict[relax.Var, list[KernelGroup]] = {}
+        for group in self.groups:
+            if group.result not in self.axes:
+                continue
+            own = region_of[group.result] = [group]
+            for var, wanted in self._demands(group, self.axes).items():
+                other = region_of.get(var)
+                if other is not None and other is not own and self.axes[var] in wanted:
+                    larger, smaller = (other, own) if len(other) >= len(own) else (own, other)
+                    larger.extend(smaller)
+                    region_of.update((member.result, larger) for member in smaller)
+                    own = larger
+        return list({id(region): region for region in region_of.values()}.values())

@@ -1,0 +1,376 @@
+"""How a share of a result, some indices of one of its axes, is computed from shares of the operands.
+
+One rule for each kind of operator. A convolution or a pool reads a few rows more than it writes, a product
+reads all of one factor, an element-wise operator reads what it writes; some operators have no such share
+along some axes (softmax along its own), which is no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from hybridc.passes.program import operator_name, tensor_shape
+
+UNARY = (
+    *("relu", "leakyrelu", "clip", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "selu"),
+    *("erf", "exp", "log", "sqrt", "rsqrt", "square", "negative", "abs", "sign", "floor", "ceil", "round"),
+    *("trunc", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+    *("astype", "logical_not", "bitwise_not", "isnan", "isinf", "isfinite"),
+)
+BINARY = (
+    *("add", "subtract", "multiply", "divide", "floor_divide", "power", "mod", "floor_mod", "maximum"),
+    *("minimum", "atan2", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "where"),
+    *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
+)
+ELEMENTWISE = frozenset((*UNARY, *BINARY))
+"""Operators, without namespace, of which each result needs one element of each operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Indices `begin` to `end` of an operand's axis. Those outside of the operand are zeros."""
+
+    axis: int
+    begin: int
+    end: int
+
+
+Emit = Callable[[relax.Expr], relax.Expr]
+Make = Callable[[Sequence[relax.Expr], Emit], relax.Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How one share of a result is made."""
+
+    parts: tuple[Part | None, ...]
+    """What is read of each operand; None: all of it."""
+    make: Make
+    """The result from these parts; what it needs to bind on the way goes through `Emit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A call, with what rules ask about it at hand: asking TVM for a shape is slow."""
+
+    call: relax.Call
+    name: str
+    """Of the operator, without namespace."""
+    shape: tuple[int, ...]
+    """Of the result."""
+    operands: tuple[relax.Expr, ...]
+    """The arguments, those in tuples too."""
+    shapes: tuple[tuple[int, ...] | None, ...]
+    """Of the operands; None for shapes and numbers."""
+
+    def source(self, operand: int = 0) -> tuple[int, ...]:
+        """The shape of an operand that is a tensor."""
+        shape = self.shapes[operand]
+        assert shape is not None
+        return shape
+
+
+Rule = Callable[[Operation, int, int, int], Share | None]
+"""The share `begin` to `end` of the result along an axis; None if it cannot be had by itself."""
+
+
+def operation_of(expr: relax.Expr) -> Operation | None:
+    """A normalised expression as an operation; None if it calls nothing, or gives more than one tensor."""
+    if not isinstance(expr, relax.Call) or not isinstance(expr.ty, relax.TensorType):
+        return None
+    operands = [leaf for a in expr.args for leaf in (a.fields if isinstance(a, relax.Tuple) else [a])]
+    shapes = [tensor_shape(operand) if _is_tensor(operand) else None for operand in operands]
+    return Operation(expr, operator_name(expr), tensor_shape(expr), tuple(operands), tuple(shapes))
+
+
+def share_of(operation: Operation | None, axis: int, begin: int, end: int) -> Share | None:
+    """Indices `begin` to `end` along `axis` of the result; none where all that it reads are zeros."""
+    rule = RULES.get(operation.name) if operation is not None else None
+    if operation is None or rule is None:
+        return None
+    share = rule(operation, axis, begin, end)
+    if share is None or not all(map(_overlap, operation.shapes, share.parts)):
+        return None
+    return share
+
+
+def _overlap(shape: tuple[int, ...] | None, part: Part | None) -> bool:
+    return shape is None or part is None or (part.begin < shape[part.axis] and part.end > 0)
+
+
+def _is_tensor(expr: relax.Expr) -> bool:
+    return isinstance(expr, relax.Var | GenericConst) and isinstance(expr.ty, relax.TensorType)
+
+
+def _same_call(call: relax.Call) -> Make:
+    """The call itself, on parts of its operands."""
+
+    def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        left = iter(parts)
+        arguments = [
+            relax.Tuple([next(left) for _ in a.fields]) if isinstance(a, relax.Tuple) else next(left)
+            for a in call.args
+        ]
+        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
+
+    return make
+
+
+def _alike(op: Operation, *parts: Part | None) -> Share:
+    """The call itself, with these parts of the first operands and all of the others."""
+    return _made(op, _same_call(op.call), *parts)
+
+
+def _made(op: Operation, make: Make, *parts: Part | None) -> Share:
+    return Share((*parts, *[None] * (len(op.operands) - len(parts))), make)
+
+
+def _numbers(values: Any) -> list[int]:
+    return [int(value) for value in values]
+
+
+# --------------------------------------------------------------------------------- one element for one
+
+
+def _elementwise(op: Operation, axis: int, begin: int, end: int) -> Share:
+    """Operands of fewer axes, or of extent 1, are the same for every share."""
+
+    def part(shape: tuple[int, ...] | None) -> Part | None:
+        own = -1 if shape is None else axis - (len(op.shape) - len(shape))
+        return Part(own, begin, end) if shape is not None and own >= 0 and shape[own] != 1 else None
+
+    return _alike(op, *map(part, op.shapes))
+
+
+def _concat(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    if axis == int(op.call.attrs.axis) % len(op.shape):
+        return None
+    return _alike(op, *[Part(axis, begin, end)] * len(op.operands))
+
+
+def _permute(op: Operation, axis: int, begin: int, end: int) -> Share:
+    rank = len(op.shape)
+    axes = range(rank)[::-1] if op.call.attrs.axes is None else _numbers(op.call.attrs.axes)
+    return _alike(op, Part(axes[axis] % rank, begin, end))
+
+
+def _reshape(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    """An axis that stays, takes in the axes behind it, or gives them off."""
+    source, shape = op.source(), op.shape
+    own, extent = _outermost(source, shape, axis), shape[axis]
+    if own is None:
+        return None
+    wider, rest = divmod(extent, source[own])
+    if rest == 0:  # each index of the operand becomes `wider` of the result
+        first, last = begin // wider, -(-end // wider)
+        part, rows, skip = Part(own, first, last), (last - first) * wider, begin - first * wider
+    else:
+        each = source[own] // extent
+        part, rows, skip = Part(own, begin * each, end * each), end - begin, 0
+
+    def make(parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        whole = relax.op.reshape(parts[0], (*shape[:axis], rows, *shape[axis + 1 :]))
+        return _cropped(whole, axis, skip, end - begin, rows, emit)
+
+    return _made(op, make, part)
+
+
+def _outermost(source: Sequence[int], shape: Sequence[int], axis: int) -> int | None:
+    """The axis of `source` whose indices, in order, are those of `axis`, or groups of them, or in them."""
+    before = math.prod(shape[:axis])
+    for own, extent in enumerate(source):
+        if math.prod(source[:own]) == before and extent > 1:
+            fits = shape[axis] % extent == 0 or extent % shape[axis] == 0
+            return own if fits else None
+    return None
+
+
+def _cropped(value: relax.Expr, axis: int, skip: int, rows: int, of: int, emit: Emit) -> relax.Expr:
+    if rows == of:
+        return value
+    return relax.op.strided_slice(emit(value), [axis], [skip], [skip + rows])
+
+
+def _slice(op: Operation, axis: int, begin: int, end: int) -> Share:
+    source, rank = op.source(), len(op.shape)
+    axes, begins, ends, *others = (_numbers(a.fields) for a in op.call.args[1:])
+    strides = others[0] if others else [1] * len(axes)
+    limits = {a % rank: list(at) for a, *at in zip(axes, begins, ends, strides, strict=True)}
+    first, _, stride = limits.get(axis, [0, 0, 1])
+    first = max(first + source[axis], 0) if first < 0 else min(first, source[axis])
+    part = Part(axis, first + begin * stride, first + (end - 1) * stride + 1)
+    if axis in limits:
+        limits[axis] = [0, part.end - part.begin, stride]
+
+    def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        return relax.op.strided_slice(parts[0], list(limits), *zip(*limits.values(), strict=True))
+
+    return _made(op, make, part)
+
+
+def _pad(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    """Padding with zeros; with anything else, along the axes that are not padded."""
+    attrs = op.call.attrs
+    widths, mode, value = _numbers(attrs.pad_width), str(attrs.pad_mode), float(attrs.pad_value)
+    before, after = widths[2 * axis : 2 * axis + 2]
+    zeros = mode == "constant" and value == 0.0
+    if (before or after) and (not zeros or min(before, after) < 0):
+        return None
+    widths[2 * axis : 2 * axis + 2] = [0, 0]
+
+    def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        return relax.op.nn.pad(parts[0], widths, mode, value) if any(widths) else parts[0]
+
+    return _made(op, make, Part(axis, begin - before, end - before))
+
+
+# ---------------------------------------------------------------------------------------- windows
+
+
+def _reach(begin: int, end: int, window: int, stride: int, before: int) -> tuple[int, int]:
+    """The indices that windows `begin` to `end` cover, counted without padding."""
+    return begin * stride - before, (end - 1) * stride + window - before
+
+
+def _convolution(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    attrs = op.call.attrs
+    rank = len(attrs.strides)
+    layouts = (("NCW", "OIW"), ("NCHW", "OIHW"), ("NCDHW", "OIDHW"))[rank - 1]
+    if (str(attrs.data_layout), str(attrs.kernel_layout)) != layouts:
+        return None
+    padding, groups = _numbers(attrs.padding), int(attrs.groups)
+    parts: tuple[Part | None, Part | None]
+    if axis == 0:
+        parts = Part(0, begin, end), None
+    elif axis == 1:
+        outputs, inputs = op.source(1)[:2]
+        each = outputs // groups
+        if groups > 1 and (begin % each or end % each):
+            return None
+        first, last = begin // each, end // each
+        parts = Part(1, first * inputs, last * inputs) if groups > 1 else None, Part(0, begin, end)
+        groups = max(last - first, 1)
+    else:
+        i = axis - 2
+        window = (op.source(1)[axis] - 1) * int(attrs.dilation[i]) + 1
+        parts = Part(axis, *_reach(begin, end, window, int(attrs.strides[i]), padding[i])), None
+        padding[i] = padding[i + rank] = 0
+
+    def make(operands: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        window = _numbers(attrs.strides), padding, _numbers(attrs.dilation), groups
+        layout = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
+        return getattr(relax.op.nn, op.name)(*operands, *window, *layout, attrs.out_dtype)
+
+    return _made(op, make, *parts)
+
+
+def _pool(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    """The padding stays the pool's own: what it is filled with, and whether it counts, is its matter."""
+    attrs = op.call.attrs
+    rank = len(attrs.strides)
+    if str(attrs.layout) != ("NCW", "NCHW", "NCDHW")[rank - 1]:
+        return None
+    if axis < 2:
+        return _alike(op, Part(axis, begin, end))
+    i, extent, padding = axis - 2, op.source()[axis], _numbers(attrs.padding)
+    window = (int(attrs.pool_size[i]) - 1) * int(attrs.dilation[i]) + 1
+    first, last = _reach(begin, end, window, int(attrs.strides[i]), padding[i])
+    padding[i], padding[i + rank] = max(-first, 0), max(last - extent, 0)
+
+    def make(operands: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        shape = _numbers(attrs.pool_size), _numbers(attrs.strides), padding, _numbers(attrs.dilation)
+        how = bool(attrs.ceil_mode), bool(attrs.count_include_pad), str(attrs.layout), str(attrs.out_layout)
+        return getattr(relax.op.nn, op.name)(operands[0], *shape, *how)
+
+    return _made(op, make, Part(axis, max(first, 0), min(last, extent)))
+
+
+RESIZE_HALO = {"nearest_neighbor": 1, "linear": 1, "cubic": 2}
+"""Rows beside its own that a row of an enlarged image may be made of."""
+
+
+def _resize(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    """Enlarging by a whole factor, where the coordinates of a share are those of the image, shifted."""
+    attrs, source, shape = op.call.attrs, op.source(), op.shape
+    mode = str(attrs.coordinate_transformation_mode)
+    if str(attrs.layout) != "NCHW" or any(float(v) for v in attrs.roi):
+        return None
+    if axis < 2:
+        return _alike(op, Part(axis, begin, end))
+    factor, rest = divmod(shape[axis], source[axis])
+    if rest or mode not in ("half_pixel", "asymmetric"):
+        return None
+    exact = str(attrs.method) == "nearest_neighbor" and (mode, str(attrs.rounding_method)) in (
+        ("asymmetric", "floor"),
+        *(("half_pixel", rounding) for rounding in ("round", "round_prefer_floor", "round_prefer_ceil")),
+    )
+    halo = 0 if exact else RESIZE_HALO[str(attrs.method)]
+    first, last = max(begin // factor - halo, 0), min(-(-end // factor) + halo, source[axis])
+    rows = (last - first) * factor
+    size = [rows if a == axis else shape[a] for a in (2, 3)]
+
+    def make(operands: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        whole = relax.Call(op.call.op, [operands[0], relax.ShapeExpr(size)], attrs)
+        return _cropped(whole, axis, begin - first * factor, end - begin, rows, emit)
+
+    return _made(op, make, Part(axis, first, last))
+
+
+# --------------------------------------------------------------------------------------- reductions
+
+
+def _matmul(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    """Rows of the first factor, columns of the second one, or batches of both."""
+    rank = len(op.shape)
+    shapes = [op.source(0), op.source(1)]
+    if any(len(shape) < 2 for shape in shapes):
+        return None
+    if axis == rank - 1:
+        return _alike(op, None, Part(len(shapes[1]) - 1, begin, end))
+    if axis == rank - 2:
+        return _alike(op, Part(len(shapes[0]) - 2, begin, end), None)
+    aligned = [(axis - rank + len(shape), shape) for shape in shapes]
+    return _alike(
+        op, *(Part(own, begin, end) if own >= 0 and shape[own] != 1 else None for own, shape in aligned)
+    )
+
+
+def _along_others(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    """Softmax and layer normalisation, along axes that they treat one index at a time."""
+    rank, attrs = len(op.shape), op.call.attrs
+    own = attrs.axes if op.name in ("layer_norm", "rms_norm") else [attrs.axis]
+    if axis in (int(a) % rank for a in own):
+        return None
+    return _alike(op, Part(axis, begin, end))
+
+
+def _reduction(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    rank, attrs = len(op.source()), op.call.attrs
+    if attrs.axis is None:
+        return None
+    reduced = {int(a) % rank for a in attrs.axis}
+    kept = list(range(rank)) if attrs.keepdims else [a for a in range(rank) if a not in reduced]
+    return None if kept[axis] in reduced else _alike(op, Part(kept[axis], begin, end))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(("reshape", "expand_dims", "squeeze", "flatten"), _reshape),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"), _pool),
+    **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm"), _along_others),
+    **dict.fromkeys(("mean", "sum", "max", "min", "prod", "variance", "std"), _reduction),
+    "concat": _concat,
+    "permute_dims": _permute,
+    "strided_slice": _slice,
+    "pad": _pad,
+    "resize2d": _resize,
+    "matmul": _matmul,
+}
+"""By operator, without namespace."""

@@ -1,0 +1,75 @@
+"""Working sets: the bytes that a kernel holds while it runs, estimated before there are kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm import relax
+
+from hybridc.ir.graph import dtype_bits
+from hybridc.passes.functions import Pattern
+from hybridc.passes.fuse import VIEWS, form_groups
+from hybridc.passes.program import Program, is_op, operator_name, tensor_dtype, tensor_shape, variables
+from hybridc.passes.shares import ELEMENTWISE
+
+MOVEMENTS = ("concat", "strided_slice", "permute_dims", "halo", "rows", "pad", "split", *VIEWS)
+"""Operators, without namespace, that only move data."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGroup:
+    """Bindings that `fuse` makes one kernel of."""
+
+    members: tuple[relax.VarBinding, ...]
+    inputs: tuple[relax.Var, ...]
+    """What they read of others and of the weights, each once."""
+    size_bytes: int
+    """What the kernel reads and writes."""
+    is_view: bool
+    """Whether there is no kernel to it."""
+    only_moves: bool
+
+    @property
+    def result(self) -> relax.Var:
+        return self.members[-1].var
+
+
+def largest_working_set_bytes(program: Program) -> int:
+    """Of all kernels of a program that is not yet fused.
+
+    Requires: `program` canonical.
+    """
+    return max((group.size_bytes for group in kernel_groups(program)), default=0)
+
+
+def kernel_groups(program: Program) -> list[KernelGroup]:
+    """The kernels to come, in an executable order."""
+    bindings = program.bindings
+    return [_kernel(tuple(bindings[i] for i in g.members)) for g in form_groups(program, _pattern)]
+
+
+def _kernel(members: tuple[relax.VarBinding, ...]) -> KernelGroup:
+    own = {member.var for member in members}
+    read = dict.fromkeys(v for member in members for v in variables(member.value))
+    inputs = tuple(v for v in read if v not in own)
+    last = members[-1]
+    is_view = not isinstance(last.value, relax.Call) or is_op(last.value, *VIEWS)
+    only_moves = is_view or all(operator_name(member.value) in MOVEMENTS for member in members)
+    bytes_moved = 0 if is_view else sum(map(size_bytes, (*inputs, last.var)))
+    return KernelGroup(members, inputs, bytes_moved, is_view, only_moves)
+
+
+def size_bytes(var: relax.Expr) -> int:
+    """Of a tensor, or of all tensors of a tuple."""
+    if isinstance(var.ty, relax.TupleType):
+        return sum(size_bytes(relax.Var("field", field)) for field in var.ty.fields)
+    return math.prod(tensor_shape(var)) * dtype_bits(tensor_dtype(var)) // 8
+
+
+def _pattern(binding: relax.VarBinding, _: Program) -> Pattern:
+    """As `fuse` would find it by legalising the operator, told by its name."""
+    if not isinstance(binding.var.ty, relax.TensorType):
+        return Pattern.OPAQUE
+    simple = operator_name(binding.value) in ELEMENTWISE
+    return Pattern.ELEMENTWISE if simple else Pattern.OUT_ELEMENTWISE_FUSABLE
