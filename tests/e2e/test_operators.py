@@ -17,6 +17,7 @@ import hybridc
 from hybridc import emulator
 from hybridc.emulator import ThreadOrder
 from hybridc.errors import HybridcError
+from tests.support.machines import EAGER_GPU
 
 TOLERANCE = 1e-4
 GPU_BYTES = 64 << 20
@@ -85,7 +86,7 @@ def run(
     """Compile and run, on a GPU whose threads and copies come in the least expected order."""
     if target.startswith("cuda"):
         emulator.start(GPU_BYTES, thread_order=ThreadOrder.SHUFFLED, lazy_streams=True)
-    hybridc.compile(model, folder / "model.hyb", target=target, plan_seconds=1)
+    hybridc.compile(model, folder / "model.hyb", target=target, machine=EAGER_GPU, plan_seconds=1)
     with hybridc.load(folder / "model.hyb") as session:
         return session.run(None, {port.name: feeds[port.name] for port in session.get_inputs()})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hybridc import emulator
 from hybridc.emulator import ThreadOrder
 from hybridc.errors import PlanError
 from tests.support.light_models import random_feeds
+from tests.support.machines import EAGER_GPU
 from tests.support.random_graphs import graphs
 
 TOLERANCE = 1e-4
@@ -32,15 +34,21 @@ def shuffled_gpu() -> Iterator[None]:
     emulator.reset()
 
 
+def compiled(model: onnx.ModelProto, path: Path, target: str, gpu_memory: str | None) -> None:
+    """Compile with as much on the GPU as the budget takes."""
+    hybridc.compile(model, path, target=target, gpu_memory=gpu_memory, machine=EAGER_GPU, plan_seconds=1)
+
+
 def assert_agrees_with_onnxruntime(model: onnx.ModelProto, target: str, gpu_memory: str | None) -> None:
     feeds = random_feeds(model)
     expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random.hyb"
+        compile_model = partial(compiled, model, path, target)
         try:
-            hybridc.compile(model, path, target=target, gpu_memory=gpu_memory, plan_seconds=1)
+            compile_model(gpu_memory)
         except PlanError as refusal:
-            hybridc.compile(model, path, target=target, gpu_memory=f"{refusal.smallest_budget_bytes}B")
+            compile_model(f"{refusal.smallest_budget_bytes}B")
         with hybridc.load(path) as session:
             got = session.run(None, feeds)
     for result, wanted in zip(got, expected, strict=True):
