@@ -90,5 +90,6 @@ def _measured(path: Path, step_count: int) -> tuple[Span, ...]:
             "HC536",
             f"this is no measured run of the plan: {error}",
             where=str(path),
-            remedy="measure with `hybridc run OUT.hyb --trace FILE`, and show the plan of that artifact",
+            remedy="measure with `hybridc run OUT.hyb --trace FILE`, and show the plan of that artifact;"
+            " where it has several, both choose one with the same --gpu-memory",
         ) from None
