@@ -61,6 +61,8 @@ class Compilation:
     chooser: Chooser | None = None
     profiler: Profiler | None = None
     """Measures what the planner takes instead of the machine's speeds; None: nothing is measured."""
+    unfused: Program | None = None
+    """What `fuse` began with."""
     scheduled: dict[tuple[str, Device], Scheduled] | None = None
     graph: Graph | None = None
     all_gpu_peak_bytes: int = 0
@@ -139,33 +141,32 @@ def _tile(c: Compilation, progress: Progress) -> Compilation:
     """Cut large kernels up, if that is predicted to pay at the smallest budget.
 
     How finely depends on powers of two of what the model needs, so that near budgets share their kernels.
+    Each way of cutting goes through the stages before this one; the whole network has been there.
     """
     if not c.target.has_gpu:
         return c
-    whole = _trial(c, progress)
-    assert whole.graph is not None
-    c = replace(c, all_gpu_peak_bytes=all_gpu_peak_bytes(whole.graph, c.machine))
+    assert c.graph is not None and c.unfused is not None
+    whole = c.unfused
+    c = replace(c, all_gpu_peak_bytes=all_gpu_peak_bytes(c.graph, c.machine))
     budget_bytes = min(c.budgets, default=c.all_gpu_peak_bytes)
-    if largest_working_set_bytes(c.program) <= budget_bytes:
+    if largest_working_set_bytes(whole) <= budget_bytes:
         return c
     limits = [c.all_gpu_peak_bytes >> k for k in range(1, TILINGS)]
     fitting = [limit for limit in limits if budget_bytes / 4 < limit <= budget_bytes]
-    cut_up = (tile(c.program, limit) for limit in fitting)
-    programs = [c.program, *(p for p in cut_up if len(p.bindings) <= MOST_BINDINGS)]
-    distinct = [p for i, p in enumerate(programs) if all(p is not q for q in programs[:i])]
-    if len(distinct) == 1:
+    programs = [whole]
+    for program in (tile(whole, limit) for limit in fitting):
+        if len(program.bindings) <= MOST_BINDINGS and all(program is not p for p in programs):
+            programs.append(program)
+    cut_up = [_to_graph(replace(c, program=program), progress) for program in programs[1:]]
+    trials = [c, *(trial for trial in cut_up if trial.kernel_count <= MOST_KERNELS)]
+    if len(trials) == 1:
         return c
-    trials = [whole, *(_trial(replace(c, program=program), progress) for program in distinct[1:])]
-    times_us = [
-        math.inf if i and trial.kernel_count > MOST_KERNELS else _predicted_us(trial, budget_bytes)
-        for i, trial in enumerate(trials)
-    ]
-    return replace(c, program=distinct[times_us.index(min(times_us))])
+    return min(trials, key=lambda trial: _predicted_us(trial, budget_bytes))
 
 
-def _trial(c: Compilation, progress: Progress) -> Compilation:
-    """The stages from here to the graph."""
-    for stage in STAGES[_position("tile") + 1 : _position("graph") + 1]:
+def _to_graph(c: Compilation, progress: Progress) -> Compilation:
+    """From the program before `fuse` to the graph."""
+    for stage in STAGES[_position("fuse") : _position("graph") + 1]:
         c = stage.run(c, progress)
     return c
 
@@ -271,13 +272,14 @@ STAGES: tuple[Stage, ...] = (
     # these two only where a CPU runs alone: a GPU beside it has other schedules, and reads the same tensors
     Stage("attention", lambda c, _: _on_cpu(c, fuse_attention), _show_program),
     Stage("layout", lambda c, _: _on_cpu(c, partial(choose_layout, isa=c.target.isa)), _show_program),
-    Stage("tile", _tile, _show_program),
-    Stage("fuse", lambda c, _: replace(c, program=fuse(c.program)), _show_program),
+    Stage("fuse", lambda c, _: replace(c, program=fuse(c.program), unfused=c.program), _show_program),
     # there too; behind fuse, which has put their epilogues into both convolutions
     Stage("separable", lambda c, _: _on_cpu(c, partial(fuse_separable, target=c.target)), _show_program),
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
     Stage("schedule", _schedule, _show_scheduled),
     Stage("graph", _read_graph, _show_graph),
+    # behind the graph, which tells what the whole network needs; it takes what it cuts up through fuse again
+    Stage("tile", _tile, _show_program),
     # partition, insert_copies and reuse_buffers, which depend on each other
     Stage("plan", _plan, _show_plan),
     Stage("verify", _verify, _show_verdict),
