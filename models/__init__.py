@@ -12,9 +12,13 @@ from typing import Any
 
 import onnx
 
+from hybridc.models.alexnet import alexnet
 from hybridc.models.atacworks import atacworks
 from hybridc.models.bert import bert
 from hybridc.models.builder import require
+from hybridc.models.cifar_quick import cifar_quick
+from hybridc.models.encoder import encoder
+from hybridc.models.googlenet import googlenet
 from hybridc.models.lenet import lenet
 from hybridc.models.mlp import mlp
 from hybridc.models.mobilenet_v2 import mobilenet_v2
@@ -30,15 +34,20 @@ ModelBuilder = Callable[..., onnx.ModelProto]
 MODELS: dict[str, ModelBuilder] = {
     "mlp": mlp,
     "lenet": lenet,
+    "cifar_quick": cifar_quick,
+    "alexnet": alexnet,
     "resnet": resnet,
     "resnet18": partial(resnet, depth=18),
     "resnet50": partial(resnet, depth=50),
     "resnet152": partial(resnet, depth=152),
     "vgg": vgg,
+    "vgg11": partial(vgg, depth=11),
     "vgg16": partial(vgg, depth=16),
+    "googlenet": googlenet,
     "mobilenet_v2": mobilenet_v2,
     "unet": unet,
     "bert": bert,
+    "encoder": encoder,
     "vit": vit,
     "vit_b16": partial(vit, patch=16, width=768, depth=12),
     "atacworks": atacworks,

@@ -226,6 +226,14 @@ class GraphBuilder:
         ]
         return self.apply("BatchNormalization", [x, *parameters], x.shape, name=name, epsilon=1e-5)
 
+    def lrn(self, x: Value, size: int = 5, alpha: float = 1e-4, beta: float = 0.75) -> Value:
+        """Local response normalisation over `size` neighbouring channels."""
+        return self.unary("LRN", x, size=size, alpha=alpha, beta=beta)
+
+    def dropout(self, x: Value, ratio: float) -> Value:
+        """The identity, but for a trainer."""
+        return self.apply("Dropout", [x, self.scalar(ratio)], x.shape)
+
     def layer_norm(self, x: Value, epsilon: float) -> Value:
         """Normalise over the last axis, then scale by about one."""
         name, width = self.fresh("LayerNormalization"), x.size(-1)
@@ -249,16 +257,27 @@ class GraphBuilder:
         product = self.apply("MatMul", [x, weight], (*x.shape[:-1], features), name=name)
         return self.add(product, self.normal(f"{name}.bias", (features,), 0.1))
 
-    def pool(self, op_type: str, x: Value, kernel: int, *, stride: int, padding: int = 0) -> Value:
-        """MaxPool or AveragePool with a square window."""
+    def pool(
+        self,
+        op_type: str,
+        x: Value,
+        kernel: int,
+        *,
+        stride: int,
+        padding: int = 0,
+        ceil_mode: bool = False,
+    ) -> Value:
+        """MaxPool or AveragePool with a square window; `ceil_mode` keeps a last window that is cut off."""
         rank = len(x.spatial)
+        rounding: dict[str, Any] = {"ceil_mode": 1} if ceil_mode else {}
         return self.apply(
             op_type,
             [x],
-            (*x.shape[:2], *_slide(x.spatial, kernel, stride, padding)),
+            (*x.shape[:2], *_slide(x.spatial, kernel, stride, padding, stride - 1 if ceil_mode else 0)),
             kernel_shape=[kernel] * rank,
             strides=[stride] * rank,
             pads=[padding] * 2 * rank,
+            **rounding,
         )
 
     def global_average_pool(self, x: Value) -> Value:
@@ -293,9 +312,11 @@ class GraphBuilder:
         return self.apply("Gather", [table, indices], (*indices.shape, *table.shape[1:]), axis=0)
 
 
-def _slide(spatial: Sequence[int], extent: int, stride: int, padding: int) -> tuple[int, ...]:
-    """Output lengths of a window of `extent` that slides over padded axes."""
-    lengths = tuple((size + 2 * padding - extent) // stride + 1 for size in spatial)
+def _slide(
+    spatial: Sequence[int], extent: int, stride: int, padding: int, beyond: int = 0
+) -> tuple[int, ...]:
+    """Output lengths of a window of `extent` that slides over padded axes, and `beyond` them."""
+    lengths = tuple((size + 2 * padding + beyond - extent) // stride + 1 for size in spatial)
     require(
         all(length >= 1 for length in lengths),
         f"a window of {extent} does not fit {'x'.join(map(str, spatial))} padded by {padding}",

@@ -7,6 +7,7 @@ import onnx
 from hybridc.models.builder import LINEAR_GAIN, GraphBuilder, batch_dim, require
 
 _CONVS_PER_STAGE = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+_DROPOUT = 0.5
 
 
 def vgg(
@@ -17,13 +18,15 @@ def vgg(
     width: int = 64,
     hidden: int = 4096,
     classes: int = 1000,
+    dropout: bool = False,
     dynamic_batch: bool = False,
     seed: int = 0,
 ) -> onnx.ModelProto:
     """VGG-11, 13, 16 or 19 (Simonyan and Zisserman, Very deep convolutional networks, ICLR 2015).
 
     `width` is the number of channels of the first stage, `hidden` the width of the two fully
-    connected layers. x [batch, 3, size, size] to logits [batch, classes].
+    connected layers, behind which there is a Dropout each with `dropout`.
+    x [batch, 3, size, size] to logits [batch, classes].
     """
     require(depth in _CONVS_PER_STAGE, f"no VGG has depth {depth}", f"take one of {list(_CONVS_PER_STAGE)}")
     g = GraphBuilder(f"vgg{depth}", seed)
@@ -35,4 +38,5 @@ def vgg(
     x = g.flatten(x)
     for _ in range(2):
         x = g.relu(g.gemm(x, hidden))
+        x = g.dropout(x, _DROPOUT) if dropout else x
     return g.model(logits=g.gemm(x, classes, LINEAR_GAIN))

@@ -19,15 +19,20 @@ from tests.support.light_models import random_feeds
 TINY: dict[str, dict[str, Any]] = {
     "mlp": {"inputs": 20, "hidden": 32},
     "lenet": {},
+    "cifar_quick": {"width": 4},
+    "alexnet": {"size": 67, "width": 6, "hidden": 16, "classes": 10, "dropout": True},
     "resnet": {"depth": 53, "size": 32, "width": 8, "classes": 10},
     "resnet18": {"size": 32, "width": 8, "classes": 10},
     "resnet50": {"size": 32, "width": 8, "classes": 10},
     "resnet152": {"size": 32, "width": 4, "classes": 10},
     "vgg": {"depth": 11, "size": 32, "width": 4, "hidden": 16, "classes": 10},
+    "vgg11": {"size": 32, "width": 4, "hidden": 16, "classes": 10, "dropout": True},
     "vgg16": {"size": 32, "width": 4, "hidden": 16, "classes": 10},
+    "googlenet": {"size": 64, "width": 8, "classes": 10, "dropout": True},
     "mobilenet_v2": {"size": 32, "width": 0.25, "classes": 10},
     "unet": {"size": 32, "width": 4, "batch_norm": True},
     "bert": {"tokens": 6, "layers": 2, "hidden": 16, "heads": 2, "vocabulary": 50, "attention_mask": True},
+    "encoder": {"tokens": 6, "layers": 2, "hidden": 16, "heads": 2, "vocabulary": 50, "dropout": True},
     "vit": {"size": 12, "patch": 4, "width": 16, "depth": 2, "heads": 2, "mlp": 24, "classes": 10},
     "vit_b16": {"size": 32, "width": 16, "depth": 2, "heads": 2, "mlp": 24, "classes": 10},
     "atacworks": {"length": 100, "channels": 4, "kernel": 5},
@@ -112,7 +117,14 @@ def test_value_infos_name_every_tensor_between_nodes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "published"), [("mobilenet_v2", 3_504_872), ("resnet18", 11_689_512), ("resnet50", 25_557_032)]
+    ("name", "published"),
+    [
+        ("cifar_quick", 145_578),
+        ("googlenet", 6_998_552),
+        ("mobilenet_v2", 3_504_872),
+        ("resnet18", 11_689_512),
+        ("resnet50", 25_557_032),
+    ],
 )
 def test_parameter_count_is_the_published_one(name: str, published: int) -> None:
     assert parameter_count(models.build(name)) == published
@@ -122,6 +134,7 @@ def test_parameter_count_is_the_published_one(name: str, published: int) -> None
 @pytest.mark.parametrize(
     ("name", "published"),
     [
+        ("alexnet", 60_965_224),
         ("vgg", 138_357_544),
         ("resnet152", 60_192_808),
         ("bert", 108_891_648),
@@ -183,6 +196,10 @@ def test_unknown_name_is_refused_with_close_matches() -> None:
         ("lenet", {"size": 16}),
         ("resnet", {"depth": 51}),
         ("vgg", {"depth": 12}),
+        ("alexnet", {"width": 64}),
+        ("alexnet", {"size": 32}),
+        ("googlenet", {"width": 12}),
+        ("encoder", {"heads": 5}),
         ("bert", {"heads": 5}),
         ("bert", {"tokens": 600}),
         ("vit", {"heads": 5}),
