@@ -24,7 +24,7 @@ from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
 
-LIMIT = 1.05
+LIMIT = 1.01
 CONFIGURATIONS = (("avx512", None), ("cuda+avx2", "100%"), ("cuda+avx2", "50%"), ("cuda+avx2", "25%"))
 
 

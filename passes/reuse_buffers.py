@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step, Tensor
 from hybridc.ir.plan import align
@@ -12,7 +12,8 @@ from hybridc.passes.offsets import Block, live_bound, pack
 from hybridc.passes.waits import set_waits
 
 Spans = Sequence[tuple[float, float]]
-"""Predicted start and end of each step, in microseconds; starts do not fall."""
+"""Predicted start and end of each step, in microseconds. A step that starts when another has ended, or later,
+is listed after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,18 @@ class Stay:
     last: int
     uses: tuple[int, ...]
     """The steps that touch it, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Bytes of one device that a stay needs, or several stays of which each overwrites the one before."""
+
+    size_bytes: int
+    """Aligned."""
+    first: int
+    last: int
+    uses: tuple[int, ...]
+    """As of a stay."""
 
 
 def reuse_buffers(
@@ -53,13 +66,13 @@ def reuse_buffers(
     buffers: list[Buffer] = []
     arenas: list[Arena] = []
     for device in devices:
-        stays = list(_stays(graph, steps, device))
+        stays = list(stays_of(graph, steps, device))
         groups = _share_in_place(graph, steps, device, stays)
-        blocks = [_block(stays, group) for group in groups]
+        holdings = [_holding(stays, group) for group in groups]
         offsets = [0] * len(stays)
-        held = blocks if spans is None else [_until_idle(stays, g, spans) for g in groups]
+        blocks = _blocks(holdings, spans)
         capacity_bytes = gpu_capacity_bytes if device is Device.GPU else None
-        for group, offset in zip(groups, pack(held, capacity_bytes, effort), strict=True):
+        for group, offset in zip(groups, pack(blocks, capacity_bytes, effort), strict=True):
             for member in group:
                 offsets[member] = offset
         placed = [
@@ -70,19 +83,26 @@ def reuse_buffers(
             needs[step] |= hazards
         buffers += placed
         size_bytes = max((align(b.end_bytes) for b in placed), default=0)
-        arenas.append(Arena(device, size_bytes, live_bound(blocks)))
+        arenas.append(Arena(device, size_bytes, live_bound(_blocks(holdings))))
     return set_waits(steps, needs), tuple(buffers), tuple(arenas)
 
 
 def live_bytes_bound(graph: Graph, steps: Sequence[Step], device: Device, spans: Spans | None = None) -> int:
-    """Aligned bytes that any packing needs; without `spans` it is `Arena.lower_bound_bytes`."""
-    stays = list(_stays(graph, steps, device))
-    groups = _share_in_place(graph, steps, device, stays)
-    blocks = [_block(stays, g) if spans is None else _until_idle(stays, g, spans) for g in groups]
-    return live_bound(blocks)
+    """Aligned bytes that any packing needs; without `spans` it is `Arena.lower_bound_bytes`.
+
+    It is the most bytes that are held at one step, if each is over before the next one in the list begins;
+    with `spans`, at one time. Stays that overwrite one another count once.
+    """
+    return live_bound(_blocks(holdings_of(graph, steps, device), spans))
 
 
-def _stays(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[Stay]:
+def holdings_of(graph: Graph, steps: Sequence[Step], device: Device) -> list[Holding]:
+    """All that needs bytes of its own on the device."""
+    stays = list(stays_of(graph, steps, device))
+    return [_holding(stays, group) for group in _share_in_place(graph, steps, device, stays)]
+
+
+def stays_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[Stay]:
     """Everything that needs bytes on the device; the stays of one tensor one after the other, in time."""
     uses: dict[str, list[list[int]]] = {}
     if device is Device.CPU:
@@ -161,16 +181,29 @@ def _share_in_place(
     return [members for first, members in group.items() if members[0] == first]
 
 
-def _block(stays: Sequence[Stay], group: Sequence[int]) -> Block:
+def _holding(stays: Sequence[Stay], group: Sequence[int]) -> Holding:
+    uses = {use for member in group for use in stays[member].uses}
     size_bytes = align(stays[group[0]].size_bytes)
-    return Block(size_bytes, stays[group[0]].first, stays[group[-1]].last)
+    return Holding(size_bytes, stays[group[0]].first, stays[group[-1]].last, tuple(sorted(uses)))
 
 
-def _until_idle(stays: Sequence[Stay], group: Sequence[int], spans: Spans) -> Block:
-    """The block of a group, held until no step starts any more before the last of its uses has ended."""
-    block = _block(stays, group)
-    end_us = max((spans[p][1] for member in group for p in stays[member].uses), default=0.0)
-    return replace(block, last=max(block.last, bisect_left(spans, end_us, key=lambda span: span[0]) - 1))
+def _blocks(holdings: Sequence[Holding], spans: Spans | None = None) -> list[Block]:
+    """What each holding is to `pack`: in steps of the list, or, with `spans`, in steps by their starts.
+
+    By starts a block lasts until no step starts any more before the last of its uses has ended.
+    """
+    if spans is None:
+        return [Block(h.size_bytes, h.first, h.last) for h in holdings]
+    order = sorted(range(len(spans)), key=lambda position: spans[position][0])
+    starts = [spans[position][0] for position in order]
+    number = {position: i for i, position in enumerate(order)} | {-1: -1, len(spans): len(spans)}
+    blocks: list[Block] = []
+    for holding in holdings:
+        last = max(number[position] for position in (holding.last, *holding.uses))
+        end_us = max((spans[use][1] for use in holding.uses), default=0.0)
+        last = max(last, bisect_left(starts, end_us) - 1)
+        blocks.append(Block(holding.size_bytes, number[holding.first], last))
+    return blocks
 
 
 def _hazards(stays: Sequence[Stay], placed: Sequence[Buffer]) -> Iterator[tuple[int, set[int]]]:

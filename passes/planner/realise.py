@@ -12,11 +12,14 @@ from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import Problem
 from hybridc.passes.planner.simulate import Outcome, simulate
+from hybridc.passes.planner.slack import hold_less
 from hybridc.passes.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
 from hybridc.passes.simulate import timeline
 
 _SHORT = 0.02
 """Share of the usual effort for packing a plan that may be thrown away."""
+_HURRIES = 4
+"""How often a plan whose steps wait for bytes is packed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ def realise(
     """Place the buffers of a run with the given decisions, which must be feasible, in an arena a device.
 
     `outcome` is given where the run is not the simulator's own. Bytes are reused only where nothing has to
-    wait for them, if that fits the budget; else as soon as the steps' order allows. The GPU's arena may
-    still exceed the budget, where packing leaves holes.
+    wait for them, if that fits the budget; else as soon as the steps' order allows, less the waits that it
+    turns out not to need. The GPU's arena may still exceed the budget, where packing leaves holes.
     """
     run = outcome or simulate(problem, decisions)
     assert run.feasible, f"{run.peak_gpu_bytes} bytes exceed the budget of {problem.budget_bytes}"
@@ -66,16 +69,41 @@ def realise(
         draft = _placed(graph, machine, Draft(problem, decisions, listed, spans), devices)
         if draft.gpu_bytes <= problem.budget_bytes:
             return draft
-    return _placed(graph, machine, Draft(problem, decisions, listed, None), devices)
+    return _hurried(graph, machine, _placed(graph, machine, Draft(problem, decisions, listed, None), devices))
 
 
 def tightened(graph: Graph, machine: Machine, draft: Draft) -> Draft:
-    """The draft with its arenas packed as tightly as can be found without making it slower."""
+    """The draft with its arenas packed as tightly as can be found without making it slower.
+
+    Bytes are reused where nothing has to wait for them in the run that the draft has come to, or that has
+    come out of it by delays that cost no time.
+    """
+    settled = _settled(graph, machine, draft)
     devices = [arena.device for arena in draft.arenas]
-    steps, buffers, arenas = reuse_buffers(graph, draft.listed, devices, draft.spans)
-    tight = _timed(graph, machine, replace(draft, steps=steps, buffers=buffers, arenas=arenas))
+    steps, buffers, arenas = reuse_buffers(graph, settled.listed, devices, settled.spans)
+    tight = _timed(graph, machine, replace(settled, steps=steps, buffers=buffers, arenas=arenas))
     fits = tight.gpu_bytes <= draft.gpu_bytes
     return tight if fits and tight.makespan_us <= draft.makespan_us else draft
+
+
+def _hurried(graph: Graph, machine: Machine, draft: Draft) -> Draft:
+    """Without waits that bytes do not need: packed by the times that the draft came to, while that helps."""
+    devices = [arena.device for arena in draft.arenas]
+    most_bytes = max(draft.problem.budget_bytes, draft.gpu_bytes)
+    for _ in range(_HURRIES):
+        again = _placed(graph, machine, _settled(graph, machine, draft), devices)
+        if again.gpu_bytes > most_bytes or again.makespan_us >= draft.makespan_us:
+            break
+        draft = again
+    return draft
+
+
+def _settled(graph: Graph, machine: Machine, draft: Draft) -> Draft:
+    """With the times that its waits lead to, or later ones that hold fewer bytes; not yet packed by them."""
+    devices = [arena.device for arena in draft.arenas]
+    step_us = step_times_us(graph, draft.listed, machine)
+    listed, spans = hold_less(graph, draft.listed, step_us, draft.steps, devices)
+    return replace(draft, listed=listed, spans=spans)
 
 
 def _placed(graph: Graph, machine: Machine, draft: Draft, devices: Sequence[Device]) -> Draft:

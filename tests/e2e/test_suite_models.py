@@ -16,8 +16,6 @@ from hybridc.options import CompileOptions, parse_budget
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.plan import make_plan
-from hybridc.passes.reuse_buffers import live_bytes_bound
-from hybridc.passes.simulate import timeline
 from hybridc.passes.verify import verify
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
@@ -78,11 +76,8 @@ def test_arenas_stay_near_the_live_bytes_bound(name):
         plans.append(make_plan(graph, options.machine, size_bytes, (Device.GPU, Device.CPU), effort=BRIEF))
     for plan in plans:
         verify(graph, plan)
-        spans = timeline(plan.steps, plan.step_us)[1]
         for arena in plan.arenas:
-            # where nothing waits for bytes, they are live as long as their step is predicted to run
-            timed_bytes = live_bytes_bound(graph, plan.steps, arena.device, spans)
-            assert arena.size_bytes <= 1.05 * max(arena.lower_bound_bytes, timed_bytes)
+            assert arena.size_bytes <= 1.01 * arena.lower_bound_bytes
 
 
 @pytest.mark.parametrize(

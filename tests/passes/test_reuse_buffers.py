@@ -201,7 +201,7 @@ def test_long_skips_of_unequal_sizes_pack_close_to_the_live_bound() -> None:
         value = build.kernel((value, skips.pop()), {f"m{i}": 8192 >> i})
     graph = build.graph(value)
     _, arena = buffers_of(graph, (GPU,) * len(graph.kernels))
-    assert arena.size_bytes <= 1.05 * arena.lower_bound_bytes
+    assert arena.size_bytes <= 1.01 * arena.lower_bound_bytes
 
 
 @pytest.mark.parametrize("seed", range(10))

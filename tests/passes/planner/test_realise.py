@@ -6,7 +6,7 @@ import pytest
 
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.plan import plan_of
+from hybridc.passes.plan import assemble
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.policies import with_gpu_kernels
 from hybridc.passes.planner.problem import Problem, problem_of
@@ -35,7 +35,7 @@ def test_draft_takes_as_long_as_simulated_where_nothing_waits_for_bytes() -> Non
     assert draft.spans == [(event.start_us, event.end_us) for event in outcome.events]
     assert len(draft.steps) == len(draft.listed) == len(outcome.events)
     assert draft.gpu_bytes <= outcome.peak_gpu_bytes
-    verify(chain(4), plan_of(chain(4), machine(), 1 << 20, draft))
+    verify(chain(4), assemble(chain(4), machine(), 1 << 20, draft.steps, draft.buffers, draft.arenas))
 
 
 def test_budget_is_met_where_the_live_bytes_fill_it() -> None:
@@ -45,7 +45,7 @@ def test_budget_is_met_where_the_live_bytes_fill_it() -> None:
     draft = realise(chain(4), machine(), problem, decisions)
     assert draft.gpu_bytes <= 12 * UNIT
     assert draft.makespan_us == pytest.approx(outcome.makespan_us)
-    verify(chain(4), plan_of(chain(4), machine(), 12 * UNIT, draft))
+    verify(chain(4), assemble(chain(4), machine(), 12 * UNIT, draft.steps, draft.buffers, draft.arenas))
 
 
 def test_only_the_cpu_has_an_arena_on_a_target_without_gpu() -> None:
@@ -84,4 +84,4 @@ def test_tightening_makes_nothing_slower_or_larger() -> None:
     draft = realise(graph, machine(), problem, decisions)
     tight = tightened(graph, machine(), draft)
     assert tight.gpu_bytes <= draft.gpu_bytes and tight.makespan_us <= draft.makespan_us
-    verify(graph, plan_of(graph, machine(), None, tight))
+    verify(graph, assemble(graph, machine(), None, tight.steps, tight.buffers, tight.arenas))

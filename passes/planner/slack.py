@@ -1,0 +1,237 @@
+"""Use the slack of a predicted run to hold fewer bytes at once, and list its steps so that the peak shows.
+
+A copy that starts as early as it can may hold bytes side by side with those that a running kernel is about
+to give back, though it could as well wait for them. Where the bytes held at once in the run exceed those of
+the list's order, in which each step is over before the next one begins, steps are delayed as long as that
+lowers the peak and the run takes no longer: a descent, one delay at a time, since the problem (resource
+levelling of a project) is NP-hard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hybridc.ir import Device, Graph, Lane, Step
+from hybridc.passes.offsets import Block, live_bound
+from hybridc.passes.reuse_buffers import Holding, Spans, holdings_of, stays_of
+from hybridc.passes.waits import set_waits
+
+_TRIAL_STEPS = 100_000
+"""Steps that are given new times in all trials: half a second."""
+_RELEASES = 3
+"""A delay ends when bytes are given back: one of so many next times."""
+_AT_PEAK = {Device.GPU: (Lane.H2D, Lane.GPU, Lane.D2H), Device.CPU: (Lane.D2H, Lane.CPU, Lane.H2D)}
+"""Lanes whose steps touch bytes of a device: those that only take some, that do both, that only give back."""
+
+
+def hold_less(
+    graph: Graph,
+    steps: Sequence[Step],
+    step_us: Sequence[float],
+    waiting: Sequence[Step],
+    devices: Sequence[Device],
+) -> tuple[tuple[Step, ...], Spans]:
+    """The steps in another order, and when each runs: `(steps, spans)` for `reuse_buffers`.
+
+    `steps` wait for data alone; `waiting` are the same steps with all waits of a plan, whose run is the
+    one to begin with. Ensures: no later end than that run's, where the stays of a tensor follow one
+    another; at no time more bytes on a device; `live_bytes_bound` by the order of the list equals the one
+    by spans, but where the peaks of both devices contradict each other.
+    """
+    run = _run_of(graph, steps, step_us, devices)
+    follows = [(*f, *s.waits) for f, s in zip(run.follows, waiting, strict=True)]
+    begun = replace(run, follows=tuple(follows)).starts([0.0] * len(steps))
+    starts = _delayed(run, begun)
+    return _relisted(run, starts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Steps whose times may still change; each lane keeps its order."""
+
+    steps: Sequence[Step]
+    step_us: Sequence[float]
+    follows: tuple[tuple[int, ...], ...]
+    """For each step those, listed before it, that must have ended."""
+    holdings: Mapping[Device, Sequence[Holding]]
+
+    def starts(self, least_us: Sequence[float]) -> list[float]:
+        """The earliest start of each step, given times before which it must not."""
+        ends: list[float] = []
+        starts: list[float] = []
+        for follows, start_us, us in zip(self.follows, least_us, self.step_us, strict=True):
+            for other in follows:
+                start_us = max(start_us, ends[other])
+            starts.append(start_us)
+            ends.append(start_us + us)
+        return starts
+
+    def latest(self, makespan_us: float) -> list[float]:
+        """The latest start of each step for which the run ends in time."""
+        ends = [makespan_us] * len(self.steps)
+        for position in reversed(range(len(self.steps))):
+            start_us = ends[position] - self.step_us[position]
+            for other in self.follows[position]:
+                ends[other] = min(ends[other], start_us)
+        return [end_us - us for end_us, us in zip(ends, self.step_us, strict=True)]
+
+    def makespan_us(self, starts: Sequence[float]) -> float:
+        return max((s + us for s, us in zip(starts, self.step_us, strict=True)), default=0.0)
+
+    def end_us(self, holding: Holding, starts: Sequence[float]) -> float:
+        """When its bytes are free again."""
+        if holding.last >= len(self.steps):
+            return float("inf")
+        return max((starts[p] + self.step_us[p] for p in holding.uses), default=0.0)
+
+
+def _run_of(graph: Graph, steps: Sequence[Step], step_us: Sequence[float], devices: Sequence[Device]) -> _Run:
+    """Steps follow what they wait for, the one before on their lane, and the last stay of what they write."""
+    follows = [set(step.waits) for step in steps]
+    before: dict[Lane, int] = {}
+    for position, step in enumerate(steps):
+        if step.lane in before:
+            follows[position].add(before[step.lane])
+        before[step.lane] = position
+    for device in devices:
+        uses: dict[str, tuple[int, ...]] = {}
+        for stay in sorted(stays_of(graph, steps, device), key=lambda stay: stay.first):
+            if stay.first >= 0:
+                follows[stay.first].update(p for p in uses.get(stay.name, ()) if p < stay.first)
+            uses[stay.name] = stay.uses
+    holdings = {device: holdings_of(graph, steps, device) for device in devices}
+    return _Run(steps, step_us, tuple(tuple(sorted(f)) for f in follows), holdings)
+
+
+# --------------------------------------------------------------------------------------------- delays
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """How many bytes a device holds, at most."""
+
+    peak_bytes: int
+    peak_us: float
+    """The first time at which it holds them."""
+    excess_bytes: int
+    """By how much it holds more than the limit, summed over the times at which it takes bytes."""
+
+
+def _delayed(run: _Run, starts: list[float]) -> list[float]:
+    """Starts with lower peaks, as far as delays that cost no time lead; else the given ones."""
+    limits = {device: _listed_bytes(run, device, starts) for device in run.holdings}
+    makespan_us = run.makespan_us(starts)
+    begun = _levels(run, limits, starts)
+    levels: Mapping[Device, _Level] = begun
+    found = starts
+    trials = _TRIAL_STEPS // max(len(starts), 1)
+    while trials > 0:
+        best: tuple[list[float], Mapping[Device, _Level]] | None = None
+        release_us = -1.0
+        for position, delay_us in _delays(run, limits, levels, found, makespan_us):
+            if trials <= 0 or (best and delay_us > release_us):
+                break
+            trials -= 1
+            trial = run.starts([*found[:position], delay_us, *found[position + 1 :]])
+            reached = _levels(run, limits, trial)
+            is_lower = _is_lower(reached, best[1] if best else levels, limits)
+            if is_lower and run.makespan_us(trial) <= makespan_us:
+                best, release_us = (trial, reached), delay_us
+        if best is None:
+            break
+        found, levels = best
+    improved = any(levels[device].peak_bytes < begun[device].peak_bytes for device in levels)
+    return found if improved else starts
+
+
+def _delays(
+    run: _Run,
+    limits: Mapping[Device, int],
+    levels: Mapping[Device, _Level],
+    starts: Sequence[float],
+    makespan_us: float,
+) -> Iterator[tuple[int, float]]:
+    """Steps that take bytes held at a peak, and when they could start instead: `(position, start_us)`."""
+    latest = run.latest(makespan_us)
+    for device, level in levels.items():
+        if level.peak_bytes <= limits[device]:
+            continue
+        ends = [(h, run.end_us(h, starts)) for h in run.holdings[device]]
+        held = [
+            (h.first, end_us)
+            for h, end_us in ends
+            if (starts[h.first] if h.first >= 0 else 0.0) <= level.peak_us < end_us
+        ]
+        for release_us in sorted({end_us for _, end_us in held})[:_RELEASES]:
+            for first in sorted({first for first, _ in held if first >= 0}):
+                if starts[first] < release_us <= latest[first]:
+                    yield first, release_us
+
+
+def _levels(run: _Run, limits: Mapping[Device, int], starts: Sequence[float]) -> dict[Device, _Level]:
+    return {device: _level(run, device, limit, starts) for device, limit in limits.items()}
+
+
+def _level(run: _Run, device: Device, limit: int, starts: Sequence[float]) -> _Level:
+    """The level of one device; bytes that are given back at one time may be taken at the same."""
+    changes: list[tuple[float, int]] = []
+    live = 0
+    for holding in run.holdings[device]:
+        end_us = run.end_us(holding, starts)
+        if holding.first < 0:
+            live += holding.size_bytes
+        else:
+            changes.append((starts[holding.first], holding.size_bytes))
+        changes.append((end_us, -holding.size_bytes))
+    peak, peak_us, excess = live, 0.0, 0
+    for at_us, change in sorted(changes):
+        live += change
+        if change > 0:
+            excess += max(0, live - limit)
+        if live > peak:
+            peak, peak_us = live, at_us
+    return _Level(peak, peak_us, excess)
+
+
+def _is_lower(
+    reached: Mapping[Device, _Level], before: Mapping[Device, _Level], limits: Mapping[Device, int]
+) -> bool:
+    """Whether less is held beyond the limits, and the peak of no device is higher."""
+    if any(r.peak_bytes > max(before[d].peak_bytes, limits[d]) for d, r in reached.items()):
+        return False
+    return sum(r.excess_bytes for r in reached.values()) < sum(b.excess_bytes for b in before.values())
+
+
+def _listed_bytes(run: _Run, device: Device, starts: Sequence[float]) -> int:
+    """What the device would hold if each step were over before the next one starts."""
+    order = sorted(range(len(starts)), key=lambda p: starts[p])
+    rank = {p: number for number, p in enumerate(order)} | {-1: -1, len(starts): len(starts)}
+    return live_bound(
+        [
+            Block(h.size_bytes, rank[h.first], max(rank[p] for p in (h.last, *h.uses)))
+            for h in run.holdings[device]
+        ]
+    )
+
+
+# ---------------------------------------------------------------------------------------------- order
+
+
+def _relisted(run: _Run, starts: Sequence[float]) -> tuple[tuple[Step, ...], Spans]:
+    """Steps by their starts; but those that run at a device's peak, and give back bytes when they end, come
+    after those that have taken bytes by then: at one of them all bytes are held that the peak consists of.
+    """
+    keys = [(start_us, 0) for start_us in starts]
+    for device in sorted(run.holdings, key=list(Device).index, reverse=True):  # the GPU has the last word
+        peak_us = _level(run, device, 0, starts).peak_us
+        for position, (step, start_us) in enumerate(zip(run.steps, starts, strict=True)):
+            if start_us <= peak_us < start_us + run.step_us[position] and step.lane in _AT_PEAK[device]:
+                rank = _AT_PEAK[device].index(step.lane)
+                keys[position] = (peak_us if rank else start_us, rank)
+    order = sorted(range(len(starts)), key=lambda position: keys[position])
+    number = {position: i for i, position in enumerate(order)}
+    listed = [run.steps[position] for position in order]
+    needs = [[number[wait] for wait in step.waits] for step in listed]
+    spans = [(starts[position], starts[position] + run.step_us[position]) for position in order]
+    return set_waits(listed, needs), spans
