@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -28,22 +29,30 @@ def time_bound(
     problem: Problem,
     *,
     recompute: bool = False,
+    again: Collection[int] = (),
     method: str = "simplex",
     iterations: int | None = None,
     nodes: int = 0,
 ) -> Relaxation:
     """Bound the makespan of all plans in which each device runs its kernels in the problem's order.
 
-    With `recompute` also of plans in which kernels run again, after their first run has ended. `nodes` > 0
-    spends a branch and bound over that many nodes on tightening it. Deterministic; the effort is limited
-    by `iterations` of the solver and by `nodes`.
+    With `recompute` also of plans in which kernels run again, after their first run has ended; with `again`
+    of those in which these kernels run again on the GPU. `nodes` > 0 spends a branch and bound over that
+    many nodes on tightening it. Deterministic; the effort is limited by `iterations` of the solver and by
+    `nodes`.
     """
     if not can_be_planned(problem):
         return Relaxation(math.inf, (), ())
     simple_us = simple_time_bound_us(problem)
     if simple_us == 0:
         return Relaxation(0.0, (1.0,) * problem.kernel_count, (1.0,) * len(problem.gaps))
-    model = relax(problem, unit_us=simple_us, recompute=recompute)
+    every = range(problem.kernel_count)
+    model = relax(
+        problem,
+        unit_us=simple_us,
+        gpu_again=every if recompute else again,
+        cpu_again=every if recompute else (),
+    )
     found = minimise(
         model.programme,
         method=method,

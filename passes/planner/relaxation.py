@@ -48,6 +48,7 @@ Rows, and why every trace satisfies them
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -73,9 +74,18 @@ class Model:
     keep: list[int]
 
 
-def relax(problem: Problem, *, unit_us: float, recompute: bool = False) -> Model:
-    """Write down the programme. Requires: every kernel fits some device."""
-    rows = _Rows(problem, unit_us, recompute)
+def relax(
+    problem: Problem,
+    *,
+    unit_us: float,
+    gpu_again: Collection[int] = (),
+    cpu_again: Collection[int] = (),
+) -> Model:
+    """Write down the programme; these kernels may run again on a device.
+
+    Requires: every kernel fits some device.
+    """
+    rows = _Rows(problem, unit_us, gpu_again, cpu_again)
     rows.lanes()
     rows.edges()
     rows.cuts()
@@ -92,8 +102,10 @@ def relax(problem: Problem, *, unit_us: float, recompute: bool = False) -> Model
 class _Rows:
     """The variables, and rows by family. Times in units of `unit_us`, bytes in budgets."""
 
-    def __init__(self, problem: Problem, unit_us: float, recompute: bool) -> None:
-        self.problem, self.unit_us, self.recompute = problem, unit_us, recompute
+    def __init__(
+        self, problem: Problem, unit_us: float, gpu_again: Collection[int], cpu_again: Collection[int]
+    ) -> None:
+        self.problem, self.unit_us = problem, unit_us
         self.lp = lp = LinearProgramme()
         count, tensors, gaps = problem.kernel_count, range(len(problem.tensor_names)), problem.gaps
         kernels = range(count)
@@ -108,7 +120,12 @@ class _Rows:
         # longer than everything one after the other
         fetched = sum(self.up[gap.tensor] for gap in gaps)
         self.horizon = horizon = max(1.0, sum(self.gpu) + sum(self.cpu) + fetched + sum(self.down))
-        again = 1.0 if recompute else 0.0
+        on_gpu_again, on_cpu_again = (
+            [float(k in again) for k in kernels] for again in (gpu_again, cpu_again)
+        )
+        # a second run may stand for a copy, if it is faster
+        self.gpu_again_us = _times(problem.gpu_us, on_gpu_again, unit_us)
+        self.cpu_again_us = _times(problem.cpu_us, on_cpu_again, unit_us)
         self.makespan = lp.variable(0, horizon, 1.0)
         self.x = [self._device(k) for k in kernels]
         self.start = [lp.variable(0, horizon) for _ in kernels] + [self.makespan]
@@ -116,15 +133,16 @@ class _Rows:
         self.in_flight = [lp.variable(0, 1) for _ in kernels]
         self.leaving_bytes = [lp.variable(0, 1) for _ in kernels]
         self.early_bytes = [lp.variable(0, sum(self.bytes)) for _ in kernels]
-        self.again_early = [lp.variable(0, horizon * again) for _ in kernels]
-        self.cpu_again = [lp.variable(0, again) for _ in kernels]
+        self.again_early = [lp.variable(0, horizon * bool(gpu_again)) for _ in kernels]
+        self.cpu_again = [lp.variable(0, again) for again in on_cpu_again]
         stays = [sum(len(problem.gaps_of[t]) for t in outputs) for outputs in problem.outputs]
-        self.gpu_again = [lp.variable(0, (stays[k] + 1) * again) for k in kernels]
+        self.gpu_again = [lp.variable(0, (stays[k] + 1) * on_gpu_again[k]) for k in kernels]
         self.y = [
             lp.variable(0, float(gap.start != BEFORE_ALL or problem.is_weight[gap.tensor])) for gap in gaps
         ]
         self.f = [lp.variable(0, 1) for _ in gaps]
-        self.again = [lp.variable(0, again * (problem.producer[gap.tensor] != BEFORE_ALL)) for gap in gaps]
+        makers = [problem.producer[gap.tensor] for gap in gaps]
+        self.again = [lp.variable(0, 0.0 if k == BEFORE_ALL else on_gpu_again[k]) for k in makers]
         self.h = [lp.variable(0, float(problem.producer[t] != BEFORE_ALL)) for t in tensors]
         # bytes that leave before each kernel, at first gaps and at later ones
         self.leave_first: list[list[Term]] = [[] for _ in range(count + 1)]
@@ -176,22 +194,18 @@ class _Rows:
             for use in uses if self.problem.producer[tensor] != BEFORE_ALL else ():
                 between.setdefault((self.problem.producer[tensor], use), []).append(tensor)
         for (maker, user), tensors in between.items():
-            up = self._or_again(sum(self.up[t] for t in tensors), self.problem.gpu_us[maker])
-            down = self._or_again(sum(self.down[t] for t in tensors), self.problem.cpu_us[maker])
+            up = min(sum(self.up[t] for t in tensors), self.gpu_again_us[maker])
+            down = min(sum(self.down[t] for t in tensors), self.cpu_again_us[maker])
             less, least = self._less_duration(user)
             order = [(self.end[user], 1.0), (self.end[maker], -1.0), *less]
             self.lp.at_least([*order, (self.x[maker], -down), (self.x[user], down)], least)
             self.lp.at_least([*order, (self.x[maker], up), (self.x[user], -up)], least)
         for tensor, producer in enumerate(self.problem.producer):
             if producer != BEFORE_ALL and self.problem.wanted_on_host[tensor]:
-                down = self._or_again(self.down[tensor], self.problem.cpu_us[producer])
+                down = min(self.down[tensor], self.cpu_again_us[producer])
                 self.lp.at_least(
                     [(self.makespan, 1.0), (self.end[producer], -1.0), (self.x[producer], -down)]
                 )
-
-    def _or_again(self, copy: float, run_us: float) -> float:
-        """A copy may be avoided by a second run, which takes its time, too."""
-        return min(copy, run_us / self.unit_us) if self.recompute else copy
 
     def cuts(self) -> None:
         """Kernels that all others come before or after, and the work between two of them."""
@@ -238,7 +252,7 @@ class _Rows:
         """A result that is not kept for its first use: copied there and back, after it was made."""
         gap = self.problem.gaps[e]
         maker = self.problem.producer[gap.tensor]
-        up, down = self.up[gap.tensor], self._or_again(self.down[gap.tensor], self.problem.cpu_us[maker])
+        up, down = self.up[gap.tensor], min(self.down[gap.tensor], self.cpu_again_us[maker])
         less, least = self._less_duration(gap.end)
         terms = [(self.end[gap.end], 1.0), (self.end[maker], -1.0), *less]
         self.lp.at_least([*terms, (self.f[e], -up - down), (self.x[maker], -down)], least - down)
@@ -381,3 +395,7 @@ class _Rows:
                 k, i = int(found[0]), gap.start
                 terms = [(self.start[k], 1.0), (self.start[i], -1.0), (self.x[i], -self.gpu[i])]
                 lp.at_least([*terms, (self.x[k], -down), (self.first_leave[e], -down)], -down)
+
+
+def _times(times_us: Sequence[float], is_possible: Sequence[float], unit_us: float) -> list[float]:
+    return [us / unit_us if can else math.inf for us, can in zip(times_us, is_possible, strict=True)]

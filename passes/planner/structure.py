@@ -22,6 +22,13 @@ def cuts(problem: Problem) -> list[int]:
     return found[::-1]
 
 
+def runs_again(problem: Problem) -> frozenset[int]:
+    """Of the kernels of a problem, counted without its repeats, those that it lets run again."""
+    repeated = {problem.outputs[k] for k in problem.repeats}
+    once = [k for k in range(problem.kernel_count) if k not in problem.repeats]
+    return frozenset(place for place, k in enumerate(once) if problem.outputs[k] in repeated)
+
+
 def smallest_working_set_bytes(problem: Problem, kernel: int) -> int:
     """What a kernel needs on the GPU if every output that can takes the bytes of an input."""
     return problem.working_set_bytes[kernel] - overwritten_bytes(problem, kernel)

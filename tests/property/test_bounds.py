@@ -17,11 +17,14 @@ from hybridc.passes.planner.bound import (
     simple_time_bound_us,
     time_bound,
 )
+from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.exact import solve_exactly
 from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.repeats import without_repeats
 from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.structure import runs_again
 from tests.support.outcomes import violations
-from tests.support.planner_problems import all_on_gpu, decisions, problems
+from tests.support.planner_problems import all_on_gpu, decisions, problems, problems_with_repeats
 
 quick = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 ROUNDING = 1 + 1e-9
@@ -40,13 +43,47 @@ def test_no_decisions_are_faster_than_the_bound(data: st.DataObject) -> None:
             assert outcome.peak_gpu_bytes >= bytes_bound(problem)
 
 
+@settings(quick, max_examples=60)
+@given(st.data())
+def test_no_decisions_are_faster_than_the_bound_of_a_chain(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    if not (can_be_planned(problem) and is_chain(problem)):
+        return
+    bound_us = chain_time_bound_us(problem, divisions=1, points=20)
+    again_us = chain_time_bound_us(problem, divisions=1, points=20, again=range(problem.kernel_count))
+    assert again_us <= bound_us * ROUNDING + 1e-9
+    for _ in range(5):
+        outcome = simulate(problem, data.draw(decisions(problem)))
+        if outcome.feasible:
+            assert outcome.makespan_us * ROUNDING >= bound_us
+
+
+@quick
+@given(st.data())
+def test_no_decisions_with_kernels_that_run_again_are_faster(data: st.DataObject) -> None:
+    wide = data.draw(problems_with_repeats())
+    once = without_repeats(wide)
+    if not can_be_planned(once):
+        return
+    again = runs_again(wide)
+    assert {once.outputs[k] for k in again} == {wide.outputs[k] for k in wide.repeats}
+    bound_us = max(
+        time_bound(once, again=again).bound_us,
+        chain_time_bound_us(once, divisions=0, points=20, again=again) if is_chain(once) else 0.0,
+    )
+    for _ in range(10):
+        outcome = simulate(wide, data.draw(decisions(wide)))
+        assert not outcome.feasible or bound_us <= outcome.makespan_us * ROUNDING
+
+
 @quick
 @given(problems())
 def test_bound_falls_with_memory_and_with_leave_to_run_again(problem: Problem) -> None:
     bound_us = time_bound(problem).bound_us
     more = replace(problem, budget_bytes=problem.budget_bytes + 7)
     assert time_bound(more).bound_us <= bound_us * (1 + 1e-6)
-    assert time_bound(problem, recompute=True).bound_us <= bound_us * (1 + 1e-6)
+    again_us = time_bound(problem, again=range(problem.kernel_count)).bound_us
+    assert time_bound(problem, recompute=True).bound_us * (1 - 1e-6) <= again_us <= bound_us * (1 + 1e-6)
     assert simple_time_bound_us(problem) <= bound_us
 
 
@@ -71,6 +108,7 @@ def test_exact_plan_is_right_and_between_bound_and_decisions(data: st.DataObject
     assert violations(found.problem, found.outcome) == []
     assert found.bound_us <= found.outcome.makespan_us <= found.bound_us * (1 + 1e-3) + 1e-3
     assert time_bound(problem).bound_us <= found.outcome.makespan_us * ROUNDING
+    assert chain_time_bound_us(problem, divisions=1, points=60) <= found.outcome.makespan_us * ROUNDING
     best_us = min(
         (simulate(problem, data.draw(decisions(problem))).makespan_us for _ in range(20)), default=math.inf
     )
