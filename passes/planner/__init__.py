@@ -5,11 +5,13 @@ problem     kernels in an order, tensors, gaps between their uses, as flat tuple
 decisions   a device for each kernel; for each gap whether the tensor stays in the GPU's memory
 residency   decisions -> when each tensor is on the GPU, and what has to be copied
 simulate    decisions -> when every kernel and copy runs, and the bytes that are held
-core        the same in C++, with repair and annealing: what searches call
+core        the same in C++, with repair, annealing, and tidying up copies: what searches call
 realise     decisions -> steps, and places for their buffers
+slack       later times for steps where fewer bytes are held then, and nothing takes longer
 
 How it is decided:
 order       an order of the kernels that needs few bytes
+repeats     kernels that may run again instead of their results being kept or fetched
 policies    other systems' ways, to compare with; starts for the search
 search      the best decisions found: from the best starts, simulated annealing
 ladder      searches at fixed budgets from low to high, so that more memory is never slower

@@ -1,4 +1,4 @@
-"""The search's inner loop, in C++ where there is a compiler for it: makespans, repair, annealing."""
+"""The search's inner loop, in C++ where there is a compiler: makespans, repair, annealing, fewer copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _ProblemData(ctypes.Structure):
         ("budget_bytes", ctypes.c_int64),
         *((name, ctypes.POINTER(ctypes.c_double)) for name in ("gpu_us", "cpu_us", "h2d_us", "d2h_us")),
         *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("workspace_bytes", "size_bytes")),
-        *((name, ctypes.POINTER(ctypes.c_uint8)) for name in ("is_weight", "wanted_on_host")),
+        *((name, ctypes.POINTER(ctypes.c_uint8)) for name in ("is_weight", "wanted_on_host", "is_repeat")),
         *(
             (name, ctypes.POINTER(ctypes.c_int))
             for array in ("input", "output", "overwrite")
@@ -99,6 +99,18 @@ class Core:
             raise ValueError("no decisions fit the budget")
         return repaired, makespan_us
 
+    def tidied(self, decisions: Decisions, limit_us: float) -> tuple[Decisions, float]:
+        """Feasible decisions that run fewer kernels again and copy fewer bytes, and their makespan.
+
+        Requires: the given decisions are feasible. Ensures: at most the limit, if the given ones were. A
+        descent, one change at a time: the largest tensors are kept first.
+        """
+        if self._search is None:
+            return decisions, simulate(self.problem, decisions).makespan_us
+        on_cpu, keep = self._arrays(decisions)
+        makespan_us = self._library.planner_tidy(self._search, on_cpu, keep, limit_us)
+        return _decisions_of(self.problem, on_cpu, keep), makespan_us
+
     def _arrays(self, decisions: Decisions) -> tuple[Any, Any]:
         if (len(decisions.on_cpu), len(decisions.keep)) != (
             self.problem.kernel_count,
@@ -124,6 +136,8 @@ def _library() -> Any:
     library.planner_repair.restype = ctypes.c_int
     library.planner_anneal.argtypes = (*decisions, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double)
     library.planner_anneal.restype = ctypes.c_double
+    library.planner_tidy.argtypes = (*decisions, ctypes.c_double)
+    library.planner_tidy.restype = ctypes.c_double
     return library
 
 
@@ -138,7 +152,14 @@ def _data_of(problem: Problem) -> _ProblemData:
             for values in (problem.gpu_us, problem.cpu_us, problem.h2d_us, problem.d2h_us)
         ),
         *(_array(ctypes.c_int64, values) for values in (problem.workspace_bytes, problem.size_bytes)),
-        *(_array(ctypes.c_uint8, values) for values in (problem.is_weight, problem.wanted_on_host)),
+        *(
+            _array(ctypes.c_uint8, values)
+            for values in (
+                problem.is_weight,
+                problem.wanted_on_host,
+                [k in problem.repeats for k in range(problem.kernel_count)],
+            )
+        ),
         *(
             _array(ctypes.c_int, values)
             for rows in (problem.inputs, problem.outputs, overwrites)
@@ -190,5 +211,12 @@ def _held_beside(
                 found.append((tensor, gaps[0]))
         else:
             gaps_here = (g for g in held if problem.gaps[g].start < slot < problem.gaps[g].end)
-            found += [(tensor, gap) for gap in gaps_here]
+            found += [(tensor, _decider(problem, residency, gap)) for gap in gaps_here]
     return found
+
+
+def _decider(problem: Problem, residency: Residency, gap: int) -> int:
+    """The gap that decides for one that ends at a repeat that does not run."""
+    while problem.gaps[gap].end in problem.repeats and residency.on_cpu[problem.gaps[gap].end]:
+        gap += 1
+    return gap

@@ -1,21 +1,28 @@
 """From a budget to the best plan for it, such that more memory never makes a plan slower.
 
 Plans are searched at fixed budgets only, the rungs, which depend on graph and machine but not on the budget
-asked for. From the lowest rung up, each search begins with what the rung below found, and its result is
-taken only if it is faster. A budget gets the plan of the highest rung that it reaches.
+asked for. From the lowest rung up, each search begins with what the rung below found and with the simple
+ways that other systems use, and its result is taken only if it is no slower. A budget gets the plan of the
+highest rung that it reaches, or the fastest split in two that it has room for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
-from hybridc.ir import Graph
+from hybridc.ir import Copy, Graph
 from hybridc.machine import Machine
 from hybridc.passes.planner.bound import resident_bytes_bound, time_bound
+from hybridc.passes.planner.core import Core
+from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.policies import layer_splits
 from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.realise import Draft, realise
-from hybridc.passes.planner.search import improve, search
+from hybridc.passes.planner.realise import Draft, realise, tightened
+from hybridc.passes.planner.repeats import lift, with_repeats
+from hybridc.passes.planner.search import Found, improve, search
+from hybridc.passes.planner.structure import runs_again
 
 THOROUGH_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of what the graph needs entirely on the GPU where most of the effort goes: what people ask for."""
@@ -23,8 +30,12 @@ RUNGS_PER_OCTAVE = 4
 OCTAVES = 6
 _LIGHT = 0.05
 """Effort of the rungs between, which only improve on the rung below: a share of a thorough search."""
-_PACKING_TRIALS = 3
-"""How often a search is repeated with less memory because its result could not be packed."""
+_PACKING_TRIALS = (0.5, 0.7, 1.0, 1.0)
+"""What could not be packed is searched again with this share of its excess less memory, time after time."""
+_NARROWED = 0.2
+"""Effort of these searches, which begin with what was found: a share of a thorough one."""
+_HARDLY_SLOWER = 1.001
+"""So much time may be given up for fewer copies."""
 _MARGIN = 1.02
 """The top rung has a little more than all bytes that are ever live, so that packing does not fail there."""
 
@@ -37,34 +48,74 @@ def climb(
     smallest: Draft,
     evaluations: int,
     report: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    all_bytes: int | None = None,
 ) -> tuple[Draft, ...]:
     """The best plan for each budget, in bytes; the problem's own does not matter.
 
     Requires: `smallest` is a plan for the smallest budget that can be met, and fits all of them.
-    Ensures: never slower with a larger budget, all else equal; the same for a budget whatever others are
-    asked for. `evaluations` are the simulations that a thorough search may use.
+    Ensures: arenas as tight as can be; never slower with a larger budget, all else equal; the same for a
+    budget whatever others are asked for. `evaluations` are the simulations that a thorough search may use,
+    `all_bytes` what budgets are shares of, unless the problem itself tells.
     """
-    best = smallest
-    bound_us = {b: time_bound(replace(problem, budget_bytes=b)).bound_us for b in budgets}
-    drafts = dict.fromkeys(budgets, smallest)
-    rungs = [r for r in rungs_of(problem, smallest.gpu_bytes) if r[0] <= max(budgets)]
+    wide = with_repeats(problem)
+    again = runs_again(wide)
+    lifted = replace(smallest, problem=wide, decisions=lift(wide, problem, smallest.decisions))
+    best = tightened(graph, machine, lifted)
+    bound_us = {b: time_bound(replace(problem, budget_bytes=b), again=again).bound_us for b in budgets}
+    drafts = dict.fromkeys(budgets, best)
+    rungs = [r for r in rungs_of(problem, smallest.gpu_bytes, all_bytes) if r[0] <= max(budgets)]
     for number, (rung_bytes, is_thorough) in enumerate(rungs):
         report(number, len(rungs))
         if best.makespan_us <= bound_us[max(budgets)]:
             break  # no rung above can be faster
-        at_rung = replace(problem, budget_bytes=rung_bytes)
+        at_rung = replace(wide, budget_bytes=rung_bytes)
         if is_thorough:
-            best = _improved(graph, machine, at_rung, best, evaluations)
+            found = _improved(graph, machine, at_rung, best, evaluations)
         else:
-            best = _refined(graph, machine, at_rung, best, int(evaluations * _LIGHT))
+            found = _refined(graph, machine, at_rung, best, int(evaluations * _LIGHT))
+        if found is not best:
+            best = tightened(graph, machine, found)  # before it is compared: it may become faster, too
         drafts |= {b: best for b in budgets if b >= rung_bytes}
-    return tuple(replace(drafts[b], bound_us=bound_us[b]) for b in budgets)
+    splits = _measured_splits(problem)
+    return tuple(
+        replace(_or_split(graph, machine, drafts[b], splits, b), bound_us=bound_us[b]) for b in budgets
+    )
 
 
-def rungs_of(problem: Problem, smallest_bytes: int) -> list[tuple[int, bool]]:
+def _measured_splits(problem: Problem) -> list[tuple[float, Problem, Decisions]]:
+    """Splits in two, the fastest first, each with its time and the problem of making it with all it needs."""
+    core = Core(replace(problem, budget_bytes=2**62))
+    measured = sorted(((*core.measure(split), split) for split in layer_splits(problem)), key=itemgetter(0))
+    return [(us, replace(problem, budget_bytes=peak_bytes), split) for us, peak_bytes, split in measured]
+
+
+def _or_split(
+    graph: Graph,
+    machine: Machine,
+    best: Draft,
+    splits: Sequence[tuple[float, Problem, Decisions]],
+    budget_bytes: int,
+) -> Draft:
+    """A split in two where it fits and is faster: between two rungs one more kernel may find room.
+
+    A split has one plan, whatever the budget, so that time falls with the budget here, too.
+    """
+    for us, problem, split in splits:
+        if us >= best.makespan_us:
+            break
+        if problem.budget_bytes <= budget_bytes:
+            draft = tightened(graph, machine, realise(graph, machine, problem, split))
+            if draft.gpu_bytes <= budget_bytes and draft.makespan_us < best.makespan_us:
+                best = draft
+    return best
+
+
+def rungs_of(problem: Problem, smallest_bytes: int, all_bytes: int | None = None) -> list[tuple[int, bool]]:
     """The budgets that plans are searched for, and whether thoroughly: from the least possible to all."""
     largest_bytes = resident_bytes_bound(problem)
-    thorough = {int(largest_bytes * share) for share in THOROUGH_SHARES} | {int(largest_bytes * _MARGIN)}
+    shares = {int((all_bytes or largest_bytes) * share) for share in THOROUGH_SHARES}
+    thorough = shares | {int(largest_bytes * _MARGIN)}
     steps = range(1, OCTAVES * RUNGS_PER_OCTAVE)
     light = {int(largest_bytes * 2 ** (-i / RUNGS_PER_OCTAVE)) for i in steps}
     between = {b for b in light if all(abs(b - t) > 0.05 * t for t in thorough)}
@@ -73,26 +124,61 @@ def rungs_of(problem: Problem, smallest_bytes: int) -> list[tuple[int, bool]]:
 
 
 def _improved(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
-    """A faster plan than that of the rung below, from a search of its own; or that."""
+    """A faster plan than that of the rung below, from a search of its own; or that.
+
+    What cannot be packed is searched again with less memory: half of what is too much first, since packing
+    leaves fewer holes then, too.
+    """
+    found = search(problem, evaluations, starts=[below.decisions])
+    known_us = found.fastest_start_us if found is not None else 0.0
     narrowed = problem
-    for _ in range(_PACKING_TRIALS):
-        found = search(narrowed, evaluations, starts=[below.decisions])
+    for share in _PACKING_TRIALS:
         if found is None:
-            return below
-        draft = realise(graph, machine, narrowed, found.decisions)
+            break
+        draft = _realised(graph, machine, narrowed, found, below, problem.budget_bytes)
         if draft.gpu_bytes <= problem.budget_bytes:
-            return _faster(below, draft)
-        excess_bytes = draft.gpu_bytes - problem.budget_bytes
+            return _better(below, draft, known_us)
+        excess_bytes = int(share * (draft.gpu_bytes - problem.budget_bytes))
         narrowed = replace(narrowed, budget_bytes=narrowed.budget_bytes - excess_bytes)
+        start = Core(narrowed).repaired(found.decisions)
+        found = None if start is None else improve(narrowed, [start], int(evaluations * _NARROWED))
     return below
 
 
 def _refined(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
     """A faster plan than that of the rung below, from a short search that begins with it; or that."""
-    found = improve(problem, below.decisions, evaluations)
-    draft = realise(graph, machine, problem, found)
-    return _faster(below, draft) if draft.gpu_bytes <= problem.budget_bytes else below
+    found = improve(problem, [below.decisions], evaluations)
+    draft = _realised(graph, machine, problem, found, below, problem.budget_bytes)
+    return _better(below, draft, found.fastest_start_us) if draft.gpu_bytes <= problem.budget_bytes else below
 
 
-def _faster(one: Draft, other: Draft) -> Draft:
-    return one if one.makespan_us <= other.makespan_us else other
+def _realised(
+    graph: Graph, machine: Machine, problem: Problem, found: Found, below: Draft, most_bytes: int
+) -> Draft:
+    """What was found, with fewer copies if that takes hardly more time, packed, too."""
+    limit_us = max(
+        found.makespan_us,
+        min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us, below.makespan_us),
+    )
+    tidy = Core(problem).tidied(found.decisions, limit_us)[0]
+    draft = realise(graph, machine, problem, tidy)
+    if tidy == found.decisions or (draft.gpu_bytes <= most_bytes and draft.makespan_us <= limit_us):
+        return draft
+    untidied = realise(graph, machine, problem, found.decisions)
+    return min(untidied, draft, key=lambda d: (d.gpu_bytes > most_bytes, d.makespan_us))
+
+
+def _better(one: Draft, other: Draft, known_us: float) -> Draft:
+    """The other one if it is faster, or as fast and copies less; a little faster is not worth copies.
+
+    Both are meant to be no slower than `known_us`, the time of simple ways.
+    """
+    if other.makespan_us > one.makespan_us:
+        return one
+    is_faster = other.makespan_us * _HARDLY_SLOWER < one.makespan_us or one.makespan_us > known_us
+    return other if is_faster or _copied_bytes(other) <= _copied_bytes(one) else one
+
+
+def _copied_bytes(draft: Draft) -> int:
+    size_bytes = dict(zip(draft.problem.tensor_names, draft.problem.size_bytes, strict=True))
+    return sum(size_bytes[step.tensor] for step in draft.listed if isinstance(step, Copy))

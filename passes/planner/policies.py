@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +21,8 @@ Policy = Callable[[Problem, Evaluate], Decisions]
 
 MOVED_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of all weights whose kernels go to the CPU."""
+RELUCTANCES = (1.0, 2.0, 4.0)
+"""How many times longer than it does a kernel is taken to need on the CPU."""
 _COARSE_CUTS = 128
 """Of a network with more kernels than this not every cut is tried, but every one near the best of these."""
 RESERVES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -37,19 +39,25 @@ def layer_split(problem: Problem, evaluate: Evaluate) -> Decisions:
 
     As in llama.cpp's `--n-gpu-layers`. A kernel too large for the budget runs on the CPU on either side.
     """
-    fits = kernels_that_fit(problem)
-
-    def split(cut: int, head_on_gpu: bool) -> Decisions:
-        on_gpu = [fits[k] and (k < cut) == head_on_gpu for k in range(problem.kernel_count)]
-        return with_gpu_kernels(problem, on_gpu, keep=True)
-
-    def best(cuts: Iterable[tuple[int, bool]]) -> tuple[int, bool]:
-        return min(cuts, key=lambda cut: evaluate(split(*cut)))
-
     stride = -(-problem.kernel_count // _COARSE_CUTS) or 1
-    cut, head = best(product(range(0, problem.kernel_count + 1, stride), (True, False)))
+    coarse = range(0, problem.kernel_count + 1, stride)
+    _, cut = min((evaluate(split), at) for at, split in _cut(problem, coarse))
     near = range(max(0, cut - stride), min(problem.kernel_count, cut + stride) + 1)
-    return split(*best((finer, head) for finer in near))
+    return min((split for _, split in _cut(problem, near)), key=evaluate)
+
+
+def layer_splits(problem: Problem) -> Iterator[Decisions]:
+    """Cuts in two at up to a hundred places."""
+    stride = -(-problem.kernel_count // _COARSE_CUTS) or 1
+    yield from (split for _, split in _cut(problem, range(0, problem.kernel_count + 1, stride)))
+
+
+def _cut(problem: Problem, cuts: Iterable[int]) -> Iterator[tuple[int, Decisions]]:
+    everything = with_gpu_kernels(problem, kernels_that_fit(problem), keep=True)
+    for cut in cuts:
+        head, tail = everything.on_cpu[:cut], everything.on_cpu[cut:]
+        yield cut, Decisions((*head, *(True,) * len(tail)), everything.keep)
+        yield cut, Decisions(((True,) * cut + tail), everything.keep)
 
 
 def offload_everything(problem: Problem, evaluate: Evaluate) -> Decisions:
@@ -100,6 +108,70 @@ def light_fills(problem: Problem) -> Iterator[Decisions]:
             moved_bytes += weight_bytes[kernel]
         for reserve in (0.05, 0.2):
             yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
+
+
+def earliest_fills(problem: Problem) -> Iterator[Decisions]:
+    """Each kernel where it ends first, so that bands and branches run side by side; short gaps kept first.
+
+    List scheduling by earliest finish time (HEFT, Topcuoglu et al., TPDS 2002), in the problem's order.
+    """
+    order = sorted(range(len(problem.gaps)), key=lambda e: (_length(problem, problem.gaps[e]), e))
+    for reluctance in RELUCTANCES:
+        on_gpu = _earliest(problem, reluctance)
+        for reserve in (0.0, 0.2):
+            yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
+
+
+@dataclass
+class _Side:
+    """A device in a list schedule where memory is ample."""
+
+    kernel_us: Sequence[float]
+    copy_us: Sequence[float]
+    """Of each tensor, to this device."""
+    there_us: list[float]
+    """When each tensor is there; infinite: not yet."""
+    free_us: float = 0.0
+    link_us: float = 0.0
+
+    def end_us(self, problem: Problem, kernel: int, other: _Side) -> float:
+        """When it would be done with a kernel."""
+        return self._start(problem, kernel, other)[0] + self.kernel_us[kernel]
+
+    def run(self, problem: Problem, kernel: int, other: _Side) -> None:
+        start_us, self.link_us = self._start(problem, kernel, other)
+        self.free_us = start_us + self.kernel_us[kernel]
+        for tensor in problem.inputs[kernel]:
+            if self.there_us[tensor] == math.inf:
+                self.there_us[tensor] = self.link_us
+        for tensor in problem.outputs[kernel]:
+            self.there_us[tensor] = self.free_us
+
+    def _start(self, problem: Problem, kernel: int, other: _Side) -> tuple[float, float]:
+        """When it could start a kernel, and when the link is free behind the copies for it."""
+        start_us, link_us = self.free_us, self.link_us
+        for tensor in problem.inputs[kernel]:
+            if self.there_us[tensor] == math.inf:
+                link_us = max(link_us, other.there_us[tensor]) + self.copy_us[tensor]
+                start_us = max(start_us, link_us)
+            else:
+                start_us = max(start_us, self.there_us[tensor])
+        return start_us, link_us
+
+
+def _earliest(problem: Problem, reluctance: float) -> list[bool]:
+    """Which kernels the GPU would end first, if the CPU took longer by a factor."""
+    given = [0.0 if producer == BEFORE_ALL else math.inf for producer in problem.producer]
+    resident = [0.0 if weight else math.inf for weight in problem.is_weight]
+    gpu = _Side(problem.gpu_us, problem.h2d_us, resident)
+    cpu = _Side(problem.cpu_us, problem.d2h_us, given)
+    on_gpu = kernels_that_fit(problem)
+    for kernel in range(problem.kernel_count):
+        reluctant_us = cpu.end_us(problem, kernel, gpu) + (reluctance - 1) * problem.cpu_us[kernel]
+        on_gpu[kernel] = on_gpu[kernel] and gpu.end_us(problem, kernel, cpu) <= reluctant_us
+        here, there = (gpu, cpu) if on_gpu[kernel] else (cpu, gpu)
+        here.run(problem, kernel, there)
+    return on_gpu
 
 
 def relaxed_fills(problem: Problem, on_gpu: Sequence[float], keep: Sequence[float]) -> Iterator[Decisions]:

@@ -29,15 +29,15 @@ class Gap:
     start: int
     """Position of the kernel that makes or uses it, or BEFORE_ALL."""
     end: int
-    """Position of the kernel that uses it next."""
+    """Position of the kernel that uses it next, or may make it again."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """One graph, one machine, one budget. Sizes are multiples of the arena's alignment.
 
-    `kernel_names` and `tensor_names` name what stands at each position; a kernel that is run again to
-    make its result a second time (rematerialisation) stands there twice, and its result is two tensors.
+    `kernel_names` and `tensor_names` name what stands at each position. A kernel that may run again, to
+    make its result a second time (rematerialisation), stands there twice, under one name.
     """
 
     kernel_names: tuple[str, ...]
@@ -60,6 +60,9 @@ class Problem:
     wanted_on_host: tuple[bool, ...]
     """Outputs of the model: they must be in the host's memory in the end."""
     budget_bytes: int
+    repeats: frozenset[int] = frozenset()
+    """Positions at which a kernel stands again: it runs there on the GPU or, "on the CPU", not at all. Its
+    one result is that of its first run, which is on the GPU anew from there on."""
 
     @property
     def kernel_count(self) -> int:
@@ -70,16 +73,16 @@ class Problem:
         """Position of the kernel that makes a tensor, or BEFORE_ALL."""
         found = [BEFORE_ALL] * len(self.tensor_names)
         for position, outputs in enumerate(self.outputs):
-            for tensor in outputs:
+            for tensor in outputs if position not in self.repeats else ():
                 found[tensor] = position
         return tuple(found)
 
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:
-        """Positions of the kernels that read each tensor, in order."""
+        """Positions of the kernels that read each tensor, or make it again, in order."""
         found: list[list[int]] = [[] for _ in self.tensor_names]
         for position, inputs in enumerate(self.inputs):
-            for tensor in inputs:
+            for tensor in (*inputs, *self.outputs[position]) if position in self.repeats else inputs:
                 found[tensor].append(position)
         return tuple(tuple(positions) for positions in found)
 
@@ -100,7 +103,7 @@ class Problem:
 
     @cached_property
     def gap_at(self) -> dict[tuple[int, int], int]:
-        """(kernel, tensor that it reads) -> the gap that ends there."""
+        """(kernel, tensor that it reads or makes again) -> the gap that ends there."""
         return {(gap.end, gap.tensor): index for index, gap in enumerate(self.gaps)}
 
     @cached_property

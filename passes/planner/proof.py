@@ -7,9 +7,12 @@ from dataclasses import replace
 from hybridc.ir import Graph
 from hybridc.machine import Machine
 from hybridc.passes.planner.bound import simple_time_bound_us, time_bound
-from hybridc.passes.planner.exact import LARGEST_KERNEL_COUNT, solve_exactly
+from hybridc.passes.planner.core import Core
+from hybridc.passes.planner.exact import LARGEST_KERNEL_COUNT, Exact, solve_exactly
 from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.realise import Draft, realise
+from hybridc.passes.planner.realise import Draft, realise, tightened
+from hybridc.passes.planner.repeats import without_repeats
+from hybridc.passes.planner.simulate import EventKind, Outcome
 
 _PACKING_TRIALS = 3
 """How often to solve with less memory because the result could not be packed."""
@@ -18,10 +21,12 @@ _PACKING_TRIALS = 3
 def proven(graph: Graph, machine: Machine, draft: Draft, budget_bytes: int, effort: float) -> Draft:
     """The fastest plan for a budget, with its bound, where the graph is small and OR-tools is there.
 
-    Unlike the draft it may run the kernels in another order. What cannot be proven or packed within the
-    effort, in units of `solve_exactly`, leaves the draft as it is. Deterministic. Ensures: not slower.
+    Unlike the draft it may run the kernels in another order, but none twice: a draft that does may be faster,
+    and keeps its own bound. What cannot be proven or packed within the effort, in units of `solve_exactly`,
+    leaves the draft as it is. Deterministic. Ensures: not slower, and arenas as tight as the draft's are.
     """
-    problem = replace(draft.problem, budget_bytes=min(budget_bytes, _all_bytes(draft.problem)))
+    once = without_repeats(draft.problem)
+    problem = replace(once, budget_bytes=min(budget_bytes, _all_bytes(once)))
     least_us = simple_time_bound_us(problem)  # for every order
     if problem.kernel_count > LARGEST_KERNEL_COUNT or draft.makespan_us <= least_us:
         return draft
@@ -30,17 +35,44 @@ def proven(graph: Graph, machine: Machine, draft: Draft, budget_bytes: int, effo
     for _ in range(_PACKING_TRIALS):
         if found is None or found.outcome.makespan_us >= draft.makespan_us:
             break
-        plan = realise(graph, machine, found.problem, found.decisions, outcome=found.outcome)
+        plan = _realised(graph, machine, found)
         if plan.gpu_bytes <= budget_bytes:
-            best = plan if plan.makespan_us < draft.makespan_us else draft
+            best = tightened(graph, machine, plan) if plan.makespan_us < draft.makespan_us else draft
             break
         problem = replace(problem, budget_bytes=problem.budget_bytes - (plan.gpu_bytes - budget_bytes))
         found = solve_exactly(problem, effort=effort, least_us=least_us, known_us=draft.makespan_us)
-    if first is not None and first.is_optimal:
+    if first is not None and first.is_optimal and not _runs_again(best):
         return replace(best, bound_us=min(first.bound_us, best.makespan_us))
     if best is draft:
         return draft
     return replace(best, bound_us=time_bound(replace(best.problem, budget_bytes=budget_bytes)).bound_us)
+
+
+def _runs_again(draft: Draft) -> bool:
+    return any(not draft.decisions.on_cpu[repeat] for repeat in draft.problem.repeats)
+
+
+def _realised(graph: Graph, machine: Machine, found: Exact) -> Draft:
+    """A proven schedule without the copies that it can do without; simulated, if that is as fast."""
+    us = found.outcome.makespan_us
+    tidy, tidy_us = Core(found.problem).tidied(found.decisions, us)
+    if tidy_us <= us:
+        return realise(graph, machine, found.problem, tidy)
+    outcome = without_idle_offloads(found.problem, found.outcome)
+    return realise(graph, machine, found.problem, found.decisions, outcome=outcome)
+
+
+def without_idle_offloads(problem: Problem, outcome: Outcome) -> Outcome:
+    """The run without copies to the host that nothing there reads."""
+    on_cpu = [e.index for e in outcome.events if e.kind is EventKind.RUN_CPU]
+    read = {tensor for kernel in on_cpu for tensor in problem.inputs[kernel]}
+    read |= {e.index for e in outcome.events if e.kind is EventKind.FETCH}
+    events = tuple(
+        e
+        for e in outcome.events
+        if e.kind is not EventKind.OFFLOAD or problem.wanted_on_host[e.index] or e.index in read
+    )
+    return replace(outcome, events=events)
 
 
 def _all_bytes(problem: Problem) -> int:

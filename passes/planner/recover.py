@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from hybridc.ir import Copy, Device, Graph, Plan, Run
+from hybridc.ir import Copy, Device, Graph, Lane, Plan, Run
 from hybridc.machine import Machine
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import BEFORE_ALL, Problem, problem_of
@@ -15,7 +15,8 @@ UNLIMITED_BYTES = 2**62
 def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisions]:
     """The problem that a plan solves, without pins, and its decisions.
 
-    Kernels are in the order in which the steps run them first.
+    Kernels are in the order in which the steps run them first. That some run again is not among the
+    decisions: what they make is fetched instead.
     """
     first_run: dict[str, int] = {}
     for position, step in enumerate(plan.steps):
@@ -24,19 +25,32 @@ def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisi
     order = sorted(range(len(graph.kernels)), key=lambda i: first_run[graph.kernels[i].name])
     budget_bytes = UNLIMITED_BYTES if plan.budget_bytes is None else plan.budget_bytes
     problem = problem_of(graph, machine, budget_bytes, order=order)
-    device_of = plan.device_of()
-    on_cpu = tuple(device_of[name] is Device.CPU for name in problem.kernel_names)
-    return problem, Decisions(on_cpu, _kept(problem, plan, on_cpu, first_run))
+    on_cpu = tuple(plan.steps[first_run[name]].lane is Lane.CPU for name in problem.kernel_names)
+    return problem, Decisions(on_cpu, _kept(problem, plan, on_cpu, first_run, _arrivals(graph, plan)))
+
+
+def _arrivals(graph: Graph, plan: Plan) -> dict[str, list[int]]:
+    """Positions of the steps that put each tensor on the GPU anew: copies, and all but first runs."""
+    found: dict[str, list[int]] = {}
+    ran: set[str] = set()
+    for position, step in enumerate(plan.steps):
+        if isinstance(step, Copy) and step.target is Device.GPU:
+            found.setdefault(step.tensor, []).append(position)
+        elif isinstance(step, Run):
+            for name in graph.kernel[step.kernel].outputs if step.kernel in ran else ():
+                found.setdefault(name, []).append(position)
+            ran.add(step.kernel)
+    return found
 
 
 def _kept(
-    problem: Problem, plan: Plan, on_cpu: tuple[bool, ...], first_run: Mapping[str, int]
+    problem: Problem,
+    plan: Plan,
+    on_cpu: tuple[bool, ...],
+    first_run: Mapping[str, int],
+    arrivals: Mapping[str, Sequence[int]],
 ) -> tuple[bool, ...]:
-    """A gap is kept if no copy to the GPU lies between the uses there that enclose it."""
-    fetches: dict[str, list[int]] = {}
-    for position, step in enumerate(plan.steps):
-        if isinstance(step, Copy) and step.target is Device.GPU:
-            fetches.setdefault(step.tensor, []).append(position)
+    """A gap is kept if nothing puts its tensor on the GPU anew between the uses there that enclose it."""
     resident = {b.tensor for b in plan.buffers if b.device is Device.GPU and b.first_step < 0}
     keep = [False] * len(problem.gaps)
     for tensor, gaps in enumerate(problem.gaps_of):
@@ -52,7 +66,7 @@ def _kept(
             if on_cpu[user]:
                 continue
             now = first_run[problem.kernel_names[user]]
-            if is_there and not any(since < fetch < now for fetch in fetches.get(name, ())):
+            if is_there and not any(since < anew < now for anew in arrivals.get(name, ())):
                 keep[first : gap + 1] = [True] * (gap + 1 - first)
             is_there, since, first = True, now, gap + 1
     return tuple(keep)

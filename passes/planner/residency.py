@@ -29,7 +29,7 @@ class Residency:
     """Stays of all tensors in the GPU's memory."""
 
     on_cpu: tuple[bool, ...]
-    """Per kernel: as decided, but for kernels that can run on one device only."""
+    """Per kernel: as decided, but for those that can run on one device only. Of a repeat: it does not run."""
     held: tuple[bool, ...]
     """Per gap: the tensor stays on the GPU throughout. Keeping one that is not there has no effect, and
     neither has keeping one for no later use on the GPU."""
@@ -104,16 +104,18 @@ class _Stays:
                 self.held[gap : reach + 1] = [True] * (reach + 1 - gap)
                 end = problem.gaps[reach].end
                 self._hold(tensor, last_slot, end)
-                needed_on_host |= reach > gap  # kernels on the CPU read it meanwhile
+                needed_on_host |= any(not self._is_off(problem.gaps[g].end) for g in range(gap, reach))
                 last_slot, gap = end, reach + 1
                 continue
-            needed_on_host = True
             if on_gpu:
                 self.leaving[last_slot].append(tensor)
             end = problem.gaps[gap].end
+            is_made_again = tensor in problem.outputs[end]
+            needed_on_host |= not is_made_again and not self._is_off(end)
             on_gpu = not self.on_cpu[end]
-            if on_gpu:
+            if on_gpu and not is_made_again:
                 self.fetches.append(Fetch(end, gap, tensor, last_slot))
+            if on_gpu:
                 last_slot = end
             gap += 1
         if on_gpu:
@@ -121,12 +123,19 @@ class _Stays:
         self.offloaded[tensor] = made_on_gpu and needed_on_host
 
     def _held_until(self, gap: int, stop: int) -> int | None:
-        """The first gap from `gap` on that ends at a kernel on the GPU, if all up to there are kept."""
-        while gap < stop and self.keep[gap]:
-            if not self.on_cpu[self.problem.gaps[gap].end]:
-                return gap
+        """The first gap from `gap` on that ends at a use on the GPU, if all up to there are kept."""
+        while gap < stop:
+            tensor, end = self.problem.gaps[gap].tensor, self.problem.gaps[gap].end
+            if not self.on_cpu[end]:
+                return gap if self.keep[gap] and tensor not in self.problem.outputs[end] else None
+            if not self.keep[gap] and not self._is_off(end):
+                return None
             gap += 1
         return None
+
+    def _is_off(self, kernel: int) -> bool:
+        """It is a repeat that does not run: a gap that ends there is kept if the next one is."""
+        return kernel in self.problem.repeats and self.on_cpu[kernel]
 
     def _hold(self, tensor: int, start: int, end: int) -> None:
         """Hold a tensor in the slots between two at which it is part of the working set."""

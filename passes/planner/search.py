@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from hybridc.passes.planner.bound import Relaxation, simple_time_bound_us, time_bound
 from hybridc.passes.planner.core import Core
 from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.policies import BASELINES, greedy_fills, light_fills, relaxed_fills
+from hybridc.passes.planner.policies import (
+    BASELINES,
+    earliest_fills,
+    greedy_fills,
+    light_fills,
+    relaxed_fills,
+)
 from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.repeats import again_for_fetches, drop, lift, without_repeats
 
-_STARTS = 3
+_STARTS = 5
 """Starts that are annealed a little before the best of them gets the rest of the effort."""
-_FIRST_SHARE = 0.2
+_FIRST_SHARE = 0.12
 """Share of the effort that each of them gets."""
 _SEED = 1
 _MOST_RELAXED = 1000
@@ -27,6 +35,9 @@ class Found:
     decisions: Decisions
     makespan_us: float
     bound_us: float
+    """0 where it was not asked for."""
+    fastest_start_us: float
+    """Of the starts, which are known ways to decide."""
 
     @property
     def gap(self) -> float:
@@ -42,17 +53,21 @@ def search(
     `starts` are decisions that are worth to begin with, besides our own; the result is at least as fast
     as each of them that fits. Deterministic: effort is counted, not timed.
     """
+    if problem.repeats:
+        return _search_again(problem, evaluations, starts, seed)
     core = Core(problem)
     relaxation = _relaxed(problem)
-    candidates: dict[Decisions, float] = {}
-    for start in (*starts, *_own_starts(problem, core, relaxation)):
-        fitting = core.repaired(start)
-        if fitting is not None and fitting not in candidates:
-            candidates[fitting] = core.makespan_us(fitting)
+    families: list[dict[Decisions, float]] = []
+    for family in (starts, *_own_starts(problem, core, relaxation)):
+        fitting = [start for start in map(core.repaired, family) if start is not None]
+        families.append({start: core.makespan_us(start) for start in fitting})
+    candidates = {start: us for family in families for start, us in family.items()}
     if not candidates:
         return None
     best, best_us = min(candidates.items(), key=lambda item: item[1])
-    first = sorted(candidates, key=lambda d: candidates[d])[:_STARTS]
+    fastest_start_us = best_us
+    leaders = (min(family, key=lambda d: family[d]) for family in families if family)
+    first = sorted(dict.fromkeys(leaders), key=lambda d: candidates[d])[:_STARTS]
     for number, start in enumerate(first):
         if best_us <= relaxation.bound_us:
             break
@@ -66,12 +81,41 @@ def search(
         found, us = core.anneal(best, rest, seed + _STARTS, enough_us=relaxation.bound_us)
         if us < best_us:
             best, best_us = found, us
-    return Found(best, best_us, relaxation.bound_us)
+    return Found(best, best_us, relaxation.bound_us, fastest_start_us)
 
 
-def improve(problem: Problem, start: Decisions, evaluations: int, seed: int = _SEED) -> Decisions:
-    """Decisions at least as fast as a start that fits the budget. Deterministic."""
-    return Core(problem).anneal(start, evaluations, seed)[0]
+def _search_again(problem: Problem, evaluations: int, starts: Iterable[Decisions], seed: int) -> Found | None:
+    """First without running any kernel again; then from there, and from the starts, as much with that."""
+    once, core = without_repeats(problem), Core(problem)
+    given = list(starts)
+    first = search(once, evaluations, starts=[drop(problem, once, start) for start in given], seed=seed)
+    if first is None:
+        return None
+    best = lift(problem, once, first.decisions)
+    fitting = map(core.repaired, [*given, again_for_fetches(problem, best)])
+    candidates = sorted([best, *(start for start in fitting if start is not None)], key=core.makespan_us)
+    bound_us = simple_time_bound_us(once)  # holds with repeats, too
+    each = int(evaluations * _FIRST_SHARE)
+    annealed = [core.anneal(start, each, seed, enough_us=bound_us) for start in candidates]
+    # annealing leaves repeats behind that are of no use any more: without them it goes on from a faster plan
+    best, us = min((core.tidied(*found) for found in annealed), key=itemgetter(1))
+    rest = int(evaluations * (1 - _FIRST_SHARE * len(candidates)))
+    found, us = core.anneal(best, rest, seed + 1, enough_us=bound_us)
+    return Found(found, us, bound_us, first.fastest_start_us)
+
+
+def improve(problem: Problem, starts: Iterable[Decisions], evaluations: int, seed: int = _SEED) -> Found:
+    """Decisions at least as fast as the starts, which fit the budget, and the baselines. Deterministic."""
+    core, once = Core(problem), without_repeats(problem)
+    once_core = Core(once) if problem.repeats else core
+    baselines = [policy(once, once_core.makespan_us) for policy in BASELINES.values()]
+    if problem.repeats:
+        baselines = [lift(problem, once, decisions) for decisions in baselines]
+    fastest_start_us, start = min(
+        ((core.makespan_us(d), d) for d in (*starts, *baselines)), key=lambda item: item[0]
+    )
+    found, us = core.anneal(start, evaluations, seed)
+    return Found(found, us, 0.0, fastest_start_us)
 
 
 def _relaxed(problem: Problem) -> Relaxation:
@@ -81,10 +125,10 @@ def _relaxed(problem: Problem) -> Relaxation:
     return Relaxation(simple_time_bound_us(problem), (), ())
 
 
-def _own_starts(problem: Problem, core: Core, relaxation: Relaxation) -> Iterator[Decisions]:
-    for policy in BASELINES.values():
-        yield policy(problem, core.makespan_us)
-    yield from greedy_fills(problem)
-    yield from light_fills(problem)
+def _own_starts(problem: Problem, core: Core, relaxation: Relaxation) -> Iterator[Iterable[Decisions]]:
+    """Families of starts that are much alike."""
+    yield (*(policy(problem, core.makespan_us) for policy in BASELINES.values()), *greedy_fills(problem))
+    yield light_fills(problem)
+    yield earliest_fills(problem)
     if relaxation.on_gpu:
-        yield from relaxed_fills(problem, relaxation.on_gpu, relaxation.keep)
+        yield relaxed_fills(problem, relaxation.on_gpu, relaxation.keep)

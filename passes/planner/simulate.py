@@ -89,7 +89,9 @@ class _Run:
         self.arrival_us = [0.0] * len(problem.gaps)
         self.load_bytes = list(residency.held_bytes)
         self.fetches = list(residency.fetches)  # those not issued yet
-        self.cpu_kernels = [k for k, on_cpu in enumerate(residency.on_cpu) if on_cpu]
+        self.cpu_kernels = [
+            k for k, on_cpu in enumerate(residency.on_cpu) if on_cpu and k not in problem.repeats
+        ]
         self.next_cpu = 0
         # ends of copies to the host, and bytes, of tensors that nothing else holds any more
         self.pending: list[tuple[float, int]] = []
@@ -130,11 +132,15 @@ class _Run:
         start_us = self.gpu_free_us
         for tensor in self.problem.inputs[kernel]:
             start_us = max(start_us, self.arrival_us[self.problem.gap_at[kernel, tensor]])
+        offloaded = [t for t in self.problem.outputs[kernel] if self.residency.offloaded[t]]
+        is_repeat = kernel in self.problem.repeats
+        for tensor in offloaded if is_repeat else ():
+            start_us = max(start_us, self.on_host_us[tensor])  # no copy reads it any more
         start_us = self._when_room(start_us, self.problem.budget_bytes - self.load_bytes[kernel])
         end_us = self.gpu_free_us = start_us + self.problem.gpu_us[kernel]
         self.events.append(Event(EventKind.RUN_GPU, kernel, start_us, end_us))
-        for tensor in self.problem.outputs[kernel]:
-            if self.residency.offloaded[tensor]:
+        if not is_repeat:
+            for tensor in offloaded:
                 copy_us = max(self.d2h_free_us, end_us)
                 self.d2h_free_us = self.on_host_us[tensor] = copy_us + self.problem.d2h_us[tensor]
                 self.events.append(Event(EventKind.OFFLOAD, tensor, copy_us, self.d2h_free_us))

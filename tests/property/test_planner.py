@@ -22,15 +22,15 @@ from hybridc.passes.partition import (
     Effort,
     all_gpu_peak_bytes,
     partition,
-    partition_each,
     smallest_budget_bytes,
 )
 from hybridc.passes.pins import resolve_pins
-from hybridc.passes.plan import make_plan, plan_of
+from hybridc.passes.plan import assemble, make_plan
 from hybridc.passes.planner.exact import has_solver, solve_exactly
 from hybridc.passes.planner.ladder import rungs_of
 from hybridc.passes.planner.policies import BASELINES
 from hybridc.passes.planner.problem import problem_of
+from hybridc.passes.planner.repeats import without_repeats
 from hybridc.passes.planner.simulate import simulate
 from hybridc.passes.verify import verify
 from tests.support.graphs import chain, graphs, machine, machines
@@ -68,10 +68,10 @@ def test_plan_is_right_within_its_budget_and_no_faster_than_the_bound(
 @given(graphs(), machines(), st.lists(fractions, min_size=4, max_size=8))
 def test_more_memory_never_gives_a_slower_plan(graph: Graph, machine: Machine, shares: list[float]) -> None:
     budgets = sorted(budget_of(graph, machine, share) for share in shares)
-    drafts = [partition(graph, machine, budget, BOTH, effort=BRIEF) for budget in budgets]
+    drafts = [partition(graph, machine, [budget], effort=BRIEF)[0] for budget in budgets]
     times = [draft.makespan_us for draft in drafts]
     assert times == sorted(times, reverse=True)
-    assert [draft.makespan_us for draft in partition_each(graph, machine, budgets, effort=BRIEF)] == times
+    assert [draft.makespan_us for draft in partition(graph, machine, budgets, effort=BRIEF)] == times
 
 
 @settings(quick, max_examples=30)
@@ -135,8 +135,8 @@ def test_pins_are_honoured_or_refused(
 
 
 def assert_as_fast_as_every_baseline(graph: Graph, machine: Machine, budget_bytes: int) -> None:
-    (draft,) = partition_each(graph, machine, [budget_bytes], effort=BRIEF)
-    problem = replace(draft.problem, budget_bytes=budget_bytes)
+    (draft,) = partition(graph, machine, [budget_bytes], effort=BRIEF)
+    problem = replace(without_repeats(draft.problem), budget_bytes=budget_bytes)
     for name, policy in BASELINES.items():
         chosen = policy(problem, lambda decisions: simulate(problem, decisions).makespan_us)
         assert draft.makespan_us <= simulate(problem, chosen).makespan_us * ROUNDING, name
@@ -146,7 +146,7 @@ def assert_as_fast_as_every_baseline(graph: Graph, machine: Machine, budget_byte
 @given(graphs(), machines())
 def test_no_baseline_is_faster_at_the_budgets_that_are_searched(graph: Graph, machine: Machine) -> None:
     least_bytes = smallest_budget_bytes(graph, machine)
-    problem = partition(graph, machine, None, BOTH, effort=BRIEF).problem
+    problem = partition(graph, machine, [1 << 40], effort=BRIEF)[0].problem
     for budget_bytes, is_thorough in rungs_of(problem, least_bytes):
         if is_thorough:
             assert_as_fast_as_every_baseline(graph, machine, budget_bytes)
@@ -164,10 +164,10 @@ def test_no_baseline_is_faster_on_networks(network: str, share: float) -> None:
 def test_plan_of_a_network_is_right(network: str, share: float) -> None:
     graph = NETWORKS[network]()
     budget_bytes = int(share * all_gpu_peak_bytes(graph, machine()))
-    (draft,) = partition_each(graph, machine(), [budget_bytes], effort=Effort(0.5))
-    plan = plan_of(graph, machine(), budget_bytes, draft)
+    (draft,) = partition(graph, machine(), [budget_bytes], effort=Effort(0.5))
+    plan = assemble(graph, machine(), budget_bytes, draft.steps, draft.buffers, draft.arenas)
     verify(graph, plan)
-    assert plan.time_bound_us <= plan.makespan_us
+    assert draft.bound_us <= plan.makespan_us
     assert_as_fast_as_every_baseline(graph, machine(), budget_bytes)
 
 

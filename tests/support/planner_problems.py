@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.repeats import standing
 
 
 @dataclass
@@ -124,6 +125,19 @@ def _draw_kernel(
         workspace=draw(st.sampled_from([0, 0, 0, 4])),
         overwrites=overwrites,
     )
+
+
+@st.composite
+def problems_with_repeats(draw: st.DrawFn) -> Problem:
+    """Some of `problems`, with kernels that may run again before any later use of their results."""
+    once = draw(problems())
+    stands: list[tuple[int, bool]] = []
+    for use, inputs in enumerate(once.inputs):
+        makers = sorted({once.producer[t] for t in inputs} - {-1})
+        able = [k for k in makers if not math.isinf(once.gpu_us[k])]
+        stands += [(k, True) for k in able if draw(st.booleans())]
+        stands.append((use, False))
+    return standing(once, stands)
 
 
 @st.composite

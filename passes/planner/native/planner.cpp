@@ -2,6 +2,7 @@
 // each in its thread.
 
 #include "search.h"
+#include "tidy.h"
 
 using std::int64_t;
 using std::uint64_t;
@@ -30,4 +31,10 @@ EXPORT int planner_repair(void *search, uint8_t *on_cpu, uint8_t *keep, uint64_t
 EXPORT double planner_anneal(void *search, uint8_t *on_cpu, uint8_t *keep, int64_t evaluations,
                              uint64_t seed, double enough_us) {
     return static_cast<Search *>(search)->anneal(on_cpu, keep, evaluations, seed, enough_us);
+}
+
+// Changes the decisions to ones that run and copy less, no slower than the limit, and returns their makespan;
+// infinity if the given ones are not feasible.
+EXPORT double planner_tidy(void *search, uint8_t *on_cpu, uint8_t *keep, double limit_us) {
+    return static_cast<Search *>(search)->tidy(on_cpu, keep, limit_us);
 }

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -21,7 +22,7 @@ struct ProblemData {
     int64_t budget_bytes;
     const double *gpu_us, *cpu_us, *h2d_us, *d2h_us;
     const int64_t *workspace_bytes, *size_bytes;
-    const uint8_t *is_weight, *wanted_on_host;
+    const uint8_t *is_weight, *wanted_on_host, *is_repeat;
     const int *input_starts, *inputs, *output_starts, *outputs;
     const int *overwrite_starts, *overwrites;  // (output, input) pairs, two entries each
 };
@@ -45,6 +46,7 @@ struct Rows {
 
 struct Gap {
     int tensor, start, end;
+    bool ends_anew;  // the kernel at its end makes the tensor again
 };
 
 struct Problem {
@@ -53,6 +55,8 @@ struct Problem {
     vector<double> gpu_us, cpu_us, h2d_us, d2h_us;
     vector<int64_t> size_bytes, working_set_bytes;
     vector<uint8_t> is_weight, wanted_on_host;
+    vector<uint8_t> is_repeat;  // runs on the GPU or, "on the CPU", not at all
+    vector<int> repeats;
     vector<int> producer;
     Rows inputs, outputs, overwrites;
     vector<Gap> gaps;       // by tensor, then time
@@ -74,19 +78,28 @@ inline Problem::Problem(const ProblemData &d)
       working_set_bytes(d.workspace_bytes, d.workspace_bytes + kernels),
       is_weight(d.is_weight, d.is_weight + tensors),
       wanted_on_host(d.wanted_on_host, d.wanted_on_host + tensors),
+      is_repeat(d.is_repeat, d.is_repeat + kernels),
       producer(tensors, -1), inputs(Rows::copy(kernels, d.input_starts, d.inputs)),
       outputs(Rows::copy(kernels, d.output_starts, d.outputs)),
       overwrites(Rows::copy(kernels, d.overwrite_starts, d.overwrites)), first_gap{0} {
     vector<vector<int>> uses(tensors), into(kernels);
     for (int k = 0; k < kernels; k++) {
-        for (int t : outputs[k]) producer[t] = k, working_set_bytes[k] += size_bytes[t];
+        if (is_repeat[k]) repeats.push_back(k);
+        for (int t : outputs[k]) {
+            working_set_bytes[k] += size_bytes[t];
+            if (is_repeat[k])
+                uses[t].push_back(k);
+            else
+                producer[t] = k;
+        }
         for (int t : inputs[k]) uses[t].push_back(k), working_set_bytes[k] += size_bytes[t];
     }
     for (int t = 0; t < tensors; t++) {
         int start = producer[t];
         for (int use : uses[t]) {
             into[use].push_back(int(gaps.size()));
-            gaps.push_back({t, start, use});
+            const auto made = outputs[use];
+            gaps.push_back({t, start, use, std::find(made.begin(), made.end(), t) != made.end()});
             start = use;
         }
         first_gap.push_back(int(gaps.size()));

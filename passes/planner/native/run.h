@@ -101,6 +101,7 @@ inline void Run::start(const State &state) {
     next_cpu_ = 0;
     fetches_.assign(1, Fetch{p.kernels, -1, -1, p.kernels, 0, 0});
     for (int k = 0; k < p.kernels; k++) {
+        if (state.is_off(k)) continue;
         if (state.on_cpu[k]) {
             cpu_kernels_.push_back(k);
             cpu_left_us_ += p.cpu_us[k];
@@ -133,11 +134,14 @@ inline void Run::run_cpu_kernels() {
 inline void Run::run_gpu_kernel(int kernel) {
     double start_us = gpu_free_us_;
     for (int gap : p.gaps_into[kernel]) start_us = std::max(start_us, arrival_us_[gap]);
+    if (p.is_repeat[kernel])
+        for (int t : p.outputs[kernel])
+            if (state_->offloaded[t]) start_us = std::max(start_us, on_host_us_[t]);
     start_us = when_room(start_us, p.budget_bytes - load_bytes_[kernel]);
     const double end_us = gpu_free_us_ = start_us + p.gpu_us[kernel];
     gpu_left_us_ -= p.gpu_us[kernel];
     for (int t : p.outputs[kernel])
-        if (state_->offloaded[t])
+        if (state_->offloaded[t] && !p.is_repeat[kernel])
             on_host_us_[t] = d2h_free_us_ = std::max(d2h_free_us_, end_us) + p.d2h_us[t];
     auto leave = [&](int t) {
         if (state_->offloaded[t] && on_host_us_[t] > end_us)

@@ -14,6 +14,7 @@ namespace planner {
 constexpr int COOLINGS = 4;                  // each begins with the best state so far
 constexpr double FIRST_TEMPERATURE = 0.003;  // of the makespan
 constexpr int HALVINGS = 5;                  // of the temperature, in each cooling
+constexpr int SHORT_CHAIN = 6, LONG_CHAIN = 40;
 constexpr int NEARBY = 20;                   // gaps
 
 class Search {
@@ -40,6 +41,9 @@ class Search {
     // Ends early once a makespan of at most `enough_us` is found.
     double anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations, uint64_t seed, double enough_us);
 
+    // Runs and copies less as long as the makespan stays within the limit.
+    double tidy(uint8_t *on_cpu, uint8_t *keep, double limit_us);
+
   private:
     struct Change {
         bool is_kernel;
@@ -60,13 +64,22 @@ class Search {
     bool step(Random &random);
     void move(Random &random);
     void move_kernels(Random &random);
+    void move_chain(Random &random);
+    void move_repeats(Random &random);
+    void start_repeat(int kernel);
+    void stop_repeat(int kernel);
     void swap_gaps(Random &random);
     void fill(Random &random);
+
+    bool keep_fetched(int tensor);
+    void move_to_gpu(int first, int end);
+    int64_t copied_bytes() const;
 
     void revert(size_t changes_left);
     void set_on_cpu(int kernel, bool cpu);
     void set_keep(int gap, bool kept);
     void protect(int gap) {
+        gap = state_.decider(gap);
         if (!is_protected_[gap]) is_protected_[gap] = true, protected_.push_back(gap);
     }
     void write(uint8_t *on_cpu, uint8_t *keep) const {
@@ -124,11 +137,16 @@ inline bool Search::step(Random &random) {
 
 inline void Search::move(Random &random) {
     const int kind = random.below(10);
-    if (kind < 3 || p.gaps_count == 0) {
-        move_kernels(random);
+    if (!p.repeats.empty() && random.one_in(4)) {
+        move_repeats(random);
+    } else if (kind < 3 || p.gaps_count == 0) {
+        if (p.gaps_count && random.one_in(3))
+            move_chain(random);
+        else
+            move_kernels(random);
     } else if (kind < 7) {
         const int gap = random.below(p.gaps_count);
-        set_keep(gap, !state_.keep[gap]);
+        set_keep(gap, !state_.keep[state_.decider(gap)]);
         protect(gap);
     } else if (kind < 9) {
         swap_gaps(random);
@@ -145,7 +163,62 @@ inline void Search::move_kernels(Random &random) {
     const int first = random.below(p.kernels);
     const int length = 1 + random.below(random.one_in(3) ? 1 + p.kernels / 8 : 4);
     const bool cpu = random.one_in(2);
-    for (int k = first; k < std::min(p.kernels, first + length); k++) set_on_cpu(k, cpu);
+    for (int k = first; k < std::min(p.kernels, first + length); k++)
+        if (!p.is_repeat[k]) set_on_cpu(k, cpu);
+}
+
+// Some kernels of which each uses what the one before makes to one device, with what they hand on: bands of a
+// tiled network lie side by side in the order.
+inline void Search::move_chain(Random &random) {
+    const bool cpu = random.one_in(2);
+    int kernel = random.below(p.kernels);
+    for (int left = 1 + random.below(random.one_in(3) ? LONG_CHAIN : SHORT_CHAIN); left > 0; left--) {
+        if (!p.is_repeat[kernel]) set_on_cpu(kernel, cpu);
+        const auto made = p.outputs[kernel];
+        if (made.size() == 0) return;
+        const int tensor = made.first[random.below(made.size())];
+        const int gaps = p.first_gap[tensor + 1] - p.first_gap[tensor];
+        if (gaps == 0) return;
+        const int next = random.below(gaps);
+        for (int gap = p.first_gap[tensor]; !cpu && gap <= p.first_gap[tensor] + next; gap++)
+            set_keep(gap, true);
+        kernel = p.gaps[p.first_gap[tensor] + next].end;
+    }
+}
+
+// Let some repeats in a row run, or not.
+inline void Search::move_repeats(Random &random) {
+    const int count = int(p.repeats.size());
+    const int first = random.below(count), length = 1 + random.below(random.one_in(3) ? 1 + count / 8 : 4);
+    const bool off = !state_.on_cpu[p.repeats[first]];
+    for (int i = first; i < std::min(count, first + length); i++)
+        if (off)
+            stop_repeat(p.repeats[i]);
+        else
+            start_repeat(p.repeats[i]);
+}
+
+// Its result is made for the next use, and its inputs are kept for it where they were for later ones.
+inline void Search::start_repeat(int kernel) {
+    if (!state_.is_off(kernel)) return;
+    int made = -1;
+    for (int gap : p.gaps_into[kernel]) {
+        if (p.gaps[gap].ends_anew)
+            made = gap;
+        else if (state_.set_keep(gap, state_.keep[state_.decider(gap)]))
+            changes_.push_back({false, gap});
+    }
+    set_on_cpu(kernel, false);
+    set_keep(made + 1, true);
+    protect(made + 1);
+}
+
+// Its result is not kept instead.
+inline void Search::stop_repeat(int kernel) {
+    if (state_.is_off(kernel)) return;
+    set_on_cpu(kernel, true);
+    for (int gap : p.gaps_into[kernel])
+        if (p.gaps[gap].ends_anew) set_keep(gap, false);
 }
 
 // Keep one gap instead of another, nearby or anywhere.
@@ -156,8 +229,8 @@ inline void Search::swap_gaps(Random &random) {
         const int near = one - NEARBY + random.below(2 * NEARBY + 1);
         other = random.one_in(2) ? std::clamp(near, 0, p.gaps_count - 1) : random.below(p.gaps_count);
     }
-    const bool kept = state_.keep[one];
-    set_keep(one, state_.keep[other]);
+    const bool kept = state_.keep[state_.decider(one)];
+    set_keep(one, state_.keep[state_.decider(other)]);
     set_keep(other, kept);
     protect(one);
     protect(other);
@@ -183,7 +256,10 @@ inline bool Search::repair(Random &random) {
         find_candidates(slot);
         if (candidates_.empty()) {
             if (p.must_run_on_gpu(slot)) return false;
-            set_on_cpu(slot, true);
+            if (p.is_repeat[slot])
+                stop_repeat(slot);
+            else
+                set_on_cpu(slot, true);
             continue;
         }
         const int count = int(candidates_.size());
@@ -203,7 +279,7 @@ inline void Search::find_candidates(int slot) {
         for (int g = first; g < end; g++) {
             used |= p.gaps[g].end == slot;
             if (!state_.is_pinned(t) && state_.held[g] && p.gaps[g].start < slot && slot < p.gaps[g].end)
-                candidates_.push_back(g);
+                candidates_.push_back(state_.decider(g));
         }
         if (state_.is_pinned(t) && !used) candidates_.push_back(first);
     }
@@ -233,6 +309,7 @@ inline void Search::set_on_cpu(int kernel, bool cpu) {
 inline void Search::set_keep(int gap, bool kept) {
     const int t = p.gaps[gap].tensor, first_gap = p.first_gap[t];
     const bool whole = p.is_weight[t] && (gap == first_gap || state_.keep[first_gap]);
+    gap = state_.decider(gap);
     const int first = whole ? first_gap : gap, end = whole ? p.first_gap[t + 1] : gap + 1;
     for (int g = first; g < end; g++)
         if (state_.set_keep(g, kept)) changes_.push_back({false, g});

@@ -77,6 +77,16 @@ class State {
 
     bool is_pinned(int tensor) const { return pinned_[tensor]; }
 
+    // A repeat that does not run: a gap that ends there is kept if the next one is.
+    bool is_off(int kernel) const { return p.is_repeat[kernel] && on_cpu[kernel]; }
+
+    // The gap that decides whether a tensor is kept throughout the given one.
+    int decider(int gap) const {
+        const int last = p.first_gap[p.gaps[gap].tensor + 1] - 1;
+        while (gap < last && is_off(p.gaps[gap].end)) gap++;
+        return gap;
+    }
+
   private:
     vector<uint8_t> pinned_;
     vector<int64_t> beside_bytes_;  // per kernel: held beside its working set
@@ -130,18 +140,20 @@ class State {
         for (int g = p.first_gap[t]; g < stop;) {
             const int reach = on_gpu ? held_until(g, stop) : -1;
             if (reach >= 0) {
-                needed_on_host |= reach > g;
                 for (; g <= reach; g++) {
+                    needed_on_host |= g < reach && !is_off(p.gaps[g].end);
                     held[g] = true;
                     hold(p.size_bytes[t], p.gaps[g].start, p.gaps[g].end);
                 }
                 last_slot = p.gaps[reach].end, last_gap = reach;
                 continue;
             }
-            needed_on_host = true;
             if (on_gpu) leave();
-            on_gpu = !on_cpu[p.gaps[g].end];
-            if (on_gpu) fetched_after[g] = last_slot, last_slot = p.gaps[g].end, last_gap = g;
+            const Gap &gap = p.gaps[g];
+            needed_on_host |= !gap.ends_anew && !is_off(gap.end);
+            on_gpu = !on_cpu[gap.end];
+            if (on_gpu && !gap.ends_anew) fetched_after[g] = last_slot;
+            if (on_gpu) last_slot = gap.end, last_gap = g;
             g++;
         }
         if (on_gpu) leave();
@@ -149,8 +161,11 @@ class State {
     }
 
     int held_until(int g, int stop) const {
-        for (; g < stop && keep[g]; g++)
-            if (!on_cpu[p.gaps[g].end]) return g;
+        for (; g < stop; g++) {
+            const Gap &gap = p.gaps[g];
+            if (!on_cpu[gap.end]) return keep[g] && !gap.ends_anew ? g : -1;
+            if (!keep[g] && !is_off(gap.end)) return -1;
+        }
         return -1;
     }
 

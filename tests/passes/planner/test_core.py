@@ -16,9 +16,15 @@ from hybridc.passes.planner import core as core_module
 from hybridc.passes.planner.core import Core
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import Problem, problem_of
-from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.simulate import EventKind, simulate
 from tests.support.planner_graphs import bert, random_dag
-from tests.support.planner_problems import ProblemBuilder, all_on_gpu, decisions, problems
+from tests.support.planner_problems import (
+    ProblemBuilder,
+    all_on_gpu,
+    decisions,
+    problems,
+    problems_with_repeats,
+)
 
 
 def half_budget(problem: Problem) -> Problem:
@@ -29,9 +35,9 @@ def half_budget(problem: Problem) -> Problem:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=200)
 def test_core_agrees_with_the_reference_to_the_last_bit(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems() | problems_with_repeats())
     core = Core(problem)
     for _ in range(3):
         point = data.draw(decisions(problem))
@@ -43,7 +49,7 @@ def test_core_agrees_with_the_reference_to_the_last_bit(data: st.DataObject) -> 
 @given(st.data())
 @settings(max_examples=60)
 def test_annealing_is_feasible_deterministic_and_never_slower_than_its_start(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems() | problems_with_repeats())
     core = Core(problem)
     start = core.repaired(data.draw(decisions(problem)))
     if start is None:
@@ -57,7 +63,7 @@ def test_annealing_is_feasible_deterministic_and_never_slower_than_its_start(dat
 @given(st.data())
 @settings(max_examples=60)
 def test_repair_leaves_what_fits_as_it_is(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems() | problems_with_repeats())
     point = data.draw(decisions(problem))
     repaired = Core(problem).repaired(point)
     if simulate(problem, point).feasible:
@@ -142,3 +148,31 @@ def test_without_a_compiler_the_reference_evaluates(monkeypatch: pytest.MonkeyPa
     assert repaired is not None
     assert core.makespan_us(repaired) == simulate(problem, repaired).makespan_us < math.inf
     assert core.anneal(start, 100, 1) == (repaired, core.makespan_us(repaired))
+
+
+@given(st.data())
+@settings(max_examples=80)
+def test_tidying_copies_no_more_and_stays_within_its_limit(data: st.DataObject) -> None:
+    problem = data.draw(problems() | problems_with_repeats())
+    core = Core(problem)
+    start = core.repaired(data.draw(decisions(problem)))
+    if start is None:
+        return
+    limit_us = core.makespan_us(start) * data.draw(st.sampled_from([1.0, 1.1]))
+    tidy, makespan_us = core.tidied(start, limit_us)
+    assert makespan_us == simulate(problem, tidy).makespan_us <= limit_us
+    assert copied_bytes(problem, tidy) <= copied_bytes(problem, start)
+
+
+def copied_bytes(problem: Problem, point: Decisions) -> int:
+    copies = (EventKind.FETCH, EventKind.OFFLOAD)
+    return sum(problem.size_bytes[e.index] for e in simulate(problem, point).events if e.kind in copies)
+
+
+def test_with_memory_for_all_nothing_is_left_to_copy_but_inputs_and_outputs() -> None:
+    problem = replace(problem_of(bert(layers=1), load_machine(), 0), budget_bytes=1 << 40)
+    core = Core(problem)
+    streamed = all_on_gpu(problem, keep=False)
+    kept = all_on_gpu(problem, keep=True)
+    assert core.tidied(streamed, core.makespan_us(streamed))[0] == kept
+    assert copied_bytes(problem, kept) < 0.01 * copied_bytes(problem, streamed)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from hybridc.ir import Graph
+from dataclasses import replace
+
+from hybridc.ir import Copy, Graph
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.planner.bound import resident_bytes_bound
+from hybridc.passes.planner.core import Core
 from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb, rungs_of
-from hybridc.passes.planner.policies import all_cpu
+from hybridc.passes.planner.policies import all_cpu, layer_splits
 from hybridc.passes.planner.problem import Problem, problem_of
 from hybridc.passes.planner.realise import Draft, realise
 from tests.support.graphs import GraphBuilder, machine
@@ -81,3 +84,23 @@ def test_climbing_ends_where_nothing_can_be_faster() -> None:
     )
     assert draft.makespan_us <= draft.bound_us * (1 + 1e-6)
     assert seen == list(range(len(seen)))
+
+
+def test_no_split_in_two_that_fits_is_faster_whatever_the_budget() -> None:
+    problem, smallest = least()
+    core = Core(replace(problem, budget_bytes=1 << 40))
+    measured = [core.measure(split) for split in layer_splits(problem)]
+    budgets = sorted({max(peak_bytes, smallest.gpu_bytes) for _, peak_bytes in measured})
+    drafts = climb(GRAPH, machine(), problem, budgets, smallest, evaluations=1)
+    for budget_bytes, draft in zip(budgets, drafts, strict=True):
+        fastest_us = min(us for us, peak_bytes in measured if peak_bytes <= budget_bytes)
+        assert draft.gpu_bytes <= budget_bytes
+        assert draft.makespan_us <= fastest_us * (1 + 1e-9)
+    times = [draft.makespan_us for draft in drafts]
+    assert times == sorted(times, reverse=True)
+
+
+def test_with_all_memory_no_weight_is_copied() -> None:
+    problem, smallest = least()
+    (draft,) = climb(GRAPH, machine(), problem, [1 << 40], smallest, evaluations=200)
+    assert not [step for step in draft.steps if isinstance(step, Copy) and step.tensor.startswith("w")]

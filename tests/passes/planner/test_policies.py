@@ -14,6 +14,7 @@ from hybridc.passes.planner.policies import (
     Evaluate,
     all_cpu,
     decisions_of,
+    earliest_fills,
     fill,
     greedy_fills,
     kernels_that_fit,
@@ -125,7 +126,12 @@ def test_every_start_is_consistent(problem: Problem, data: st.DataObject) -> Non
     on_gpu = data.draw(st.lists(share, min_size=problem.kernel_count, max_size=problem.kernel_count))
     keep = data.draw(st.lists(share, min_size=len(problem.gaps), max_size=len(problem.gaps)))
     starts = [policy(problem, evaluate(problem)) for policy in BASELINES.values()]
-    starts += [*greedy_fills(problem), *light_fills(problem), *relaxed_fills(problem, on_gpu, keep)]
+    starts += [
+        *greedy_fills(problem),
+        *light_fills(problem),
+        *earliest_fills(problem),
+        *relaxed_fills(problem, on_gpu, keep),
+    ]
     for start in starts:
         assert (len(start.on_cpu), len(start.keep)) == (problem.kernel_count, len(problem.gaps))
         for gap, kept in zip(problem.gaps, start.keep, strict=True):
@@ -134,3 +140,22 @@ def test_every_start_is_consistent(problem: Problem, data: st.DataObject) -> Non
                 assert kept or not first
             else:
                 assert not (kept and gap.start == BEFORE_ALL)
+
+
+def test_equal_branches_run_side_by_side_as_fast_as_the_devices_are() -> None:
+    build = ProblemBuilder()
+    x = build.input(1)
+    ends = []
+    for _ in range(4):
+        value = x
+        for _ in range(3):
+            value = build.kernel(value, size=1, gpu_us=10, cpu_us=30)
+        ends.append(value)
+    build.kernel(*ends, size=1, gpu_us=10, cpu_us=30)
+    problem = build.problem(100)
+    fastest_us = min(evaluate(problem)(d) for d in earliest_fills(problem))
+    assert fastest_us <= 0.85 * evaluate(problem)(with_gpu_kernels(problem, [True] * 13, keep=True))
+
+
+def test_the_gpu_alone_runs_a_chain_that_it_runs_faster() -> None:
+    assert [d.on_cpu for d in earliest_fills(chain(100))] == [(False,) * 4] * 6

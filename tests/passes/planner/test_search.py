@@ -69,9 +69,9 @@ def test_the_same_effort_gives_the_same_result_and_improving_is_never_worse() ->
     problem = chain(45, weights=(20, 10, 10, 20) * 6)
     one, other = (search(problem, evaluations=500) for _ in range(2))
     assert one == other and one is not None
-    improved = improve(problem, one.decisions, evaluations=500)
-    assert makespan_us(problem, improved) <= one.makespan_us
-    assert improved == improve(problem, one.decisions, evaluations=500)
+    improved = improve(problem, [one.decisions], evaluations=500)
+    assert makespan_us(problem, improved.decisions) == improved.makespan_us <= one.makespan_us
+    assert improved == improve(problem, [one.decisions], evaluations=500)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
