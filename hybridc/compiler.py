@@ -27,8 +27,8 @@ from hybridc.frontend import ImportedModel, ValueInfo, read_model
 from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine
 from hybridc.options import CompileOptions, format_budget
-from hybridc.passes.partition import Effort, smallest_budget_bytes
-from hybridc.passes.pins import Pins, resolve_pins
+from hybridc.passes.partition import Effort, smallest_budget_bytes, smallest_bytes_bound
+from hybridc.passes.pins import Pins
 from hybridc.passes.pipeline import Compilation, run_stages
 from hybridc.passes.program import Program
 from hybridc.progress import Progress, Silent
@@ -39,7 +39,7 @@ from hybridc.tuning import tuner_of
 if TYPE_CHECKING:
     import onnx
 
-    Model = str | Path | bytes | onnx.ModelProto
+    Model = str | Path | bytes | onnx.ModelProto | ImportedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,10 @@ class Compiled:
     """What `compile_model` made; `path` is None if it was told to stop before there was an artifact."""
 
     path: Path | None
-    graph: Graph | None
     plans: tuple[Plan, ...]
     """One for each distinct budget, smallest first."""
+    graphs: tuple[Graph, ...]
+    """What each plan is of."""
     seconds: dict[str, float] = field(default_factory=dict)
     tuned: Mapping[str, str] = field(default_factory=dict)
     """Labels of the tiles that were measured to be faster than the predicted ones, by function."""
@@ -64,17 +65,20 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What `plan_model` found, and the two figures that a sensible budget lies between."""
+    """What `plan_model` found, and the figures that a sensible budget lies between."""
 
-    graph: Graph
     plans: tuple[Plan, ...]
     """One for each distinct budget, smallest first."""
+    graphs: tuple[Graph, ...]
+    """What each plan is of."""
+    pins: tuple[Pins, ...]
+    """Devices that the user gave kernels, for each plan."""
     all_gpu_peak_bytes: int
     smallest_budget_bytes: int
+    smallest_bytes_bound: int
+    """No plan of any of the ways to cut the network up needs less."""
     machine: Machine
     """The profile, with measured times where there are some."""
-    pins: Pins
-    """Devices that the user gave kernels."""
 
     @property
     def plan(self) -> Plan:
@@ -105,7 +109,7 @@ def compile_model(
 
     def made(path: Path | None) -> Compiled:
         chosen = tuner.chosen if tuner else {}
-        return Compiled(path, done.graph, done.plans, watch.seconds, chosen, done.machine.measured_us)
+        return Compiled(path, done.plans, _graphs(done), watch.seconds, chosen, done.machine.measured_us)
 
     if output is None or options.stop_after is not None:
         return made(None)
@@ -116,7 +120,7 @@ def compile_model(
 
     _check_host_memory(done, options.host_memory_bytes)
     with watch("code"):
-        store(output, done.program.weights, build)
+        store(output, done.weights, build)
     return made(Path(output))
 
 
@@ -152,18 +156,28 @@ def plan_model(source: Model, options: CompileOptions, progress: Progress | None
     _, start = import_model(source, options)
     start = replace(start, profiler=profiler_of(options, progress))
     done = run_stages(start, progress, stop_after="verify", dump_ir=options.dump_ir)
-    assert done.graph is not None
-    pins = resolve_pins(done.graph, done.pins)
-    peak_bytes = smallest_bytes = 0
+    smallest_bytes = bound_bytes = 0
     if options.target.has_gpu:
-        peak_bytes = done.all_gpu_peak_bytes
-        smallest_bytes = smallest_budget_bytes(done.graph, done.machine, pins)
-    return Planned(done.graph, done.plans, peak_bytes, smallest_bytes, done.machine, pins)
+        smallest_bytes = min(smallest_budget_bytes(t.graph, done.machine, t.pins) for t in done.tilings)
+        bound_bytes = min(smallest_bytes_bound(t.graph, done.machine, t.pins) for t in done.tilings)
+    pins = tuple(tiling.pins for tiling in done.chosen)
+    peak_bytes = done.all_gpu_peak_bytes
+    return Planned(done.plans, _graphs(done), pins, peak_bytes, smallest_bytes, bound_bytes, done.machine)
+
+
+def _graphs(done: Compilation) -> tuple[Graph, ...]:
+    return tuple(tiling.graph for tiling in done.chosen)
 
 
 def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel, Compilation]:
-    """Read a model, and what the stages start from. Raises ModelError or UsageError."""
-    model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
+    """Read a model, unless it is read already, and what the stages start from.
+
+    Raises ModelError or UsageError.
+    """
+    if isinstance(source, ImportedModel):
+        model = source
+    else:
+        model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
     program = Program(model.module, model.weights, model.origins)
     start = Compilation(
         program,
@@ -190,17 +204,17 @@ def _generate_code(done: Compilation, folder: Path, progress: Progress) -> Built
 def _contents(
     model: ImportedModel, done: Compilation, library: BuiltLibrary, options: CompileOptions
 ) -> Contents:
-    assert done.graph is not None and done.lowered is not None
+    assert done.lowered is not None
     return Contents(
-        graph=done.graph,
+        graphs=_graphs(done),
         plans=done.plans,
+        pins=tuple(tiling.pins for tiling in done.chosen),
         lowered=done.lowered.plans,
         target=done.target,
-        inputs=_ports(model.inputs, done.graph.inputs),
-        outputs=_ports(model.outputs, done.graph.outputs),
+        inputs=_ports(model.inputs),
+        outputs=_ports(model.outputs),
         source=Source(model.source.name, model.source.sha256, model.source.opset),
         machine=done.machine,
-        pins=resolve_pins(done.graph, done.pins),
         host_memory_bytes=options.host_memory_bytes,
         cuda_source=library.cuda_source,
         cuda_image_key=None if library.cuda_image is None else image_key(library.cuda_image),
@@ -208,8 +222,8 @@ def _contents(
     )
 
 
-def _ports(values: tuple[ValueInfo, ...], tensors: tuple[str, ...]) -> tuple[Port, ...]:
-    return tuple(Port(v.name, tensor, v.shape, v.dtype) for v, tensor in zip(values, tensors, strict=True))
+def _ports(values: tuple[ValueInfo, ...]) -> tuple[Port, ...]:
+    return tuple(Port(v.name, v.shape, v.dtype) for v in values)
 
 
 class _Watch:

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tvm import relax
+import numpy as np
+import tvm
+from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.functions import FunctionTable, Pattern, origins_of
 from hybridc.passes.program import (
     Program,
     ProgramBuilder,
+    content_number,
     is_op,
     operator_name,
     tensor_shape,
@@ -52,15 +55,17 @@ class Group:
         return self.members[-1]
 
 
-def fuse(program: Program) -> Program:
+def fuse(program: Program, functions: FunctionTable | None = None) -> Program:
     """Replace operators by calls of distinct PrimFuncs.
 
-    Requires: `main` canonical.
+    Requires: `main` canonical; functions that it calls already are named after what they compute, if
+    `functions` has those of other programs.
     Ensures: every binding is a `call_tir`, a view or the projection of a tuple; PrimFuncs are
-    structurally distinct by (operators, shapes, which arguments are weights).
+    structurally distinct by (operators, shapes, which arguments are weights). Programs fused with the same
+    `functions` share them, and weights of one name are equal.
     Raises: ModelError HC150 for an operator that has no TensorIR.
     """
-    functions = FunctionTable()
+    functions = functions if functions is not None else FunctionTable()
     return _emit(program, form_groups(program, functions.pattern), functions)
 
 
@@ -88,7 +93,7 @@ def form_groups(program: Program, pattern_of: PatternOf) -> list[Group]:
         pattern = _pattern(binding, program, pattern_of)
         group = Group([i], pattern, {i} if pattern > Pattern.BROADCAST else set())
         group_of[i] = group
-        for producer in _joinable_producers(group, bindings, position, readers, group_of, program):
+        for producer in _joinable_producers(group, bindings, position, readers, group_of):
             group.members = sorted(producer.members + group.members)
             group.pattern = max(group.pattern, producer.pattern)
             group.anchors |= producer.anchors
@@ -109,12 +114,11 @@ def _joinable_producers(
     position: dict[relax.Var, int],
     readers: dict[relax.Var, set[int]],
     group_of: dict[int, Group],
-    program: Program,
 ) -> Iterator[Group]:
     """Producers that the caller then merges into `group`, one after the other, nearest first."""
     call = bindings[group.last].value
     if is_op(call, "matmul"):
-        yield from _transposed_weight(call, bindings, position, readers, group_of, program)
+        yield from _transposed_weight(call, bindings, position, readers, group_of)
     if is_op(call, *CONVOLUTIONS):
         yield from _halos(call, bindings, position, readers, group_of)
     if group.pattern > Pattern.BROADCAST:
@@ -148,14 +152,15 @@ def _transposed_weight(
     position: dict[relax.Var, int],
     readers: dict[relax.Var, set[int]],
     group_of: dict[int, Group],
-    program: Program,
 ) -> Iterator[Group]:
-    """The transpose of a weight that others read untransposed (tied embeddings) is done by the matmul."""
+    """The transpose of a weight that others read untransposed (tied embeddings), or that is an input because
+    it is trained, is done by the matmul: the weight would be written once more, each time.
+    """
     weight = call.args[1]
     if not (isinstance(weight, relax.Var) and weight in position and len(readers[weight]) == 1):
         return
     transpose = bindings[position[weight]].value
-    if is_op(transpose, "permute_dims") and transpose.args[0].name in program.weights:
+    if is_op(transpose, "permute_dims") and transpose.args[0] not in position:
         yield group_of[position[weight]]
 
 
@@ -197,9 +202,11 @@ def _emit(program: Program, groups: list[Group], functions: FunctionTable) -> Pr
 
     def renamed(expr: relax.Expr) -> relax.Expr:
         if isinstance(expr, GenericConst) and expr not in new:
-            new[expr] = builder.weight(expr.value.numpy(), "constant")
+            value = expr.value.numpy()
+            new[expr] = builder.weight(value, f"constant_{content_number(_bytes(value))}")
         return relax.Tuple([renamed(i) for i in expr.fields]) if isinstance(expr, relax.Tuple) else new[expr]
 
+    called: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
     for group in groups:
         members = [bindings[i] for i in group.members]
         last = members[-1]
@@ -212,10 +219,15 @@ def _emit(program: Program, groups: list[Group], functions: FunctionTable) -> Pr
             new[last.var] = builder.emit(view, origins, "view")
         else:
             function, arguments = functions.function(members, program)
+            called[function] = functions.functions[function]
             results = list(last.var.ty.fields) if isinstance(last.var.ty, relax.TupleType) else last.var.ty
             call = relax.call_tir(function, [renamed(a) for a in arguments], results)
             new[last.var] = builder.emit(call, origins, _hint(group, bindings))
-    return builder.finish([renamed(output) for output in program.outputs], functions.functions)
+    return builder.finish([renamed(output) for output in program.outputs], called)
+
+
+def _bytes(array: np.ndarray) -> bytes:
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
 
 
 def _hint(group: Group, bindings: list[relax.VarBinding]) -> str:

@@ -50,19 +50,22 @@ class Lowered:
     plans: tuple[LoweredPlan, ...]
 
 
-def lower(graph: Graph, plans: Sequence[Plan], functions: Functions, target: Target) -> Lowered:
-    """Spell the steps of plans of one graph as Relax functions beside the PrimFuncs they call.
+def lower(graphs: Sequence[Graph], plans: Sequence[Plan], functions: Functions, target: Target) -> Lowered:
+    """Spell the steps of plans, each of its graph, as Relax functions beside the PrimFuncs they call.
 
-    Requires: verified plans; `functions` holds every (kernel.function, device) that they run.
+    Requires: verified plans; `functions` holds every (kernel.function, device) that they run. Graphs name
+    one function alike.
     Ensures: each distinct PrimFunc is in the module once per device, as `<function>_<device>`, with its
     target attached. There is a function for each lane that has steps in a plan, and always one for the
     CPU's; they call nothing but PrimFuncs and the runtime's helper.
     Raises: InternalError HC911 where a kernel's buffers do not fit what the plan reserved for them.
     """
     builder = relax.BlockBuilder()
-    compiled = _add_functions(builder, graph, plans, functions, target)
+    compiled = _add_functions(builder, graphs, plans, functions, target)
+    pairs = zip(graphs, plans, strict=True)
     lowered = tuple(
-        _lower_plan(builder, graph, plan, number, functions, compiled) for number, plan in enumerate(plans)
+        _lower_plan(builder, graph, plan, number, functions, compiled)
+        for number, (graph, plan) in enumerate(pairs)
     )
     return Lowered(builder.finalize(), lowered)
 
@@ -203,11 +206,19 @@ def _llvm_config(isa: Isa) -> dict[str, Any]:
 
 
 def _add_functions(
-    builder: relax.BlockBuilder, graph: Graph, plans: Sequence[Plan], functions: Functions, target: Target
+    builder: relax.BlockBuilder,
+    graphs: Sequence[Graph],
+    plans: Sequence[Plan],
+    functions: Functions,
+    target: Target,
 ) -> Compiled:
     """Put every PrimFunc that a step runs into the module once, with its name and target."""
-    runs = (step for plan in plans for step in plan.steps if isinstance(step, Run))
-    used = dict.fromkeys((graph.kernel[step.kernel].function, step.device) for step in runs)
+    used = dict.fromkeys(
+        (graph.kernel[step.kernel].function, step.device)
+        for graph, plan in zip(graphs, plans, strict=True)
+        for step in plan.steps
+        if isinstance(step, Run)
+    )
     targets = {Device.CPU: llvm_target(target.isa)}
     if target.has_gpu:
         targets[Device.GPU] = cuda_target(target)

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Kernel
-from hybridc.ir.plan import align
 from hybridc.machine import Machine
 from hybridc.passes.pins import NO_PINS, Pins
-from hybridc.passes.planner.bound import simple_time_bound_us
+from hybridc.passes.planner.bound import bytes_bound, simple_time_bound_us, time_bound
+from hybridc.passes.planner.core import Core
 from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb
 from hybridc.passes.planner.order import best_order
-from hybridc.passes.planner.policies import all_cpu, with_gpu_kernels
+from hybridc.passes.planner.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
 from hybridc.passes.planner.problem import Problem, problem_of
 from hybridc.passes.planner.proof import proven
 from hybridc.passes.planner.realise import Draft, realise, tightened
 from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.structure import smallest_working_set_bytes
 
 DEFAULT_SECONDS = 10.0
 _SIMULATED_KERNELS_PER_SECOND = 6e6
 """Nominal speed of the search: turns seconds into a number of simulations, the same on every machine."""
-_EVALUATIONS_PER_KERNEL = 500
+_EVALUATIONS_PER_KERNEL = 8000
 """More than this many simulations for each kernel rarely improve a plan."""
 _PROOF_SECONDS = 2.0
 """From this effort on the best plan of a small graph is proven: to begin takes a second of its own."""
-_UNLIMITED_BYTES = 2**62
+_ROUGH_SHARE = 0.1
+"""Of the effort, for a search that only compares graphs."""
+_PACKING_TRIALS = 3
+"""How often such a search is repeated with less memory because its result could not be packed."""
+_SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,38 +58,21 @@ class Effort:
 def partition(
     graph: Graph,
     machine: Machine,
-    budget_bytes: int | None,
-    devices: Sequence[Device],
-    *,
-    pins: Pins = NO_PINS,
-    effort: Effort | None = None,
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> Draft:
-    """The fastest plan that is found for a target's devices, `(CPU,)` or `(GPU, CPU)`.
-
-    `pins` are devices of kernels by name; without a budget the plan takes what memory is of use to it.
-    Ensures: the GPU's arena has at most `budget_bytes`; with more of them the plan is never slower; the
-    same arguments give the same plan. Raises PlanError HC201 if a kernel has code for none of the devices,
-    HC203 if nothing fits.
-    """
-    if Device.GPU not in devices:
-        return _on_cpu(graph, machine)
-    budget_bytes = _UNLIMITED_BYTES if budget_bytes is None else budget_bytes
-    return partition_each(graph, machine, (budget_bytes,), pins=pins, effort=effort, report=report)[0]
-
-
-def partition_each(
-    graph: Graph,
-    machine: Machine,
     budgets: Sequence[int],
     *,
     pins: Pins = NO_PINS,
     effort: Effort | None = None,
+    first_bytes: int = 0,
+    all_bytes: int | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Draft, ...]:
-    """What `partition` finds for a GPU, for each of several budgets in bytes, with the effort of the largest.
+    """The fastest plan that is found for a GPU and a CPU, for each of several budgets of the GPU in bytes.
 
-    Raises PlanError HC201 if a kernel has no code, HC203 if a budget is too small.
+    `pins` are devices of kernels by name. Plans that need less than `first_bytes` are not searched for;
+    budgets are most often shares of `all_bytes`, by default what the graph needs entirely on the GPU.
+    Ensures: the GPU's arena has at most the budget; with more of it the plan is never slower; the same
+    arguments give the same plan, whatever other budgets are asked for. Raises PlanError HC201 if a kernel
+    has no code, HC203 if a budget is too small.
     """
     _check_code(graph, (Device.GPU, Device.CPU))
     problem = _problem(graph, machine, pins)
@@ -90,18 +80,45 @@ def partition_each(
     if smallest.gpu_bytes > min(budgets):
         raise _over_budget(graph, problem, smallest.gpu_bytes, min(budgets), pins)
     effort = effort or Effort()
+    start = smallest
+    if smallest.gpu_bytes < first_bytes <= min(budgets):
+        start = _roughly(graph, machine, replace(problem, budget_bytes=first_bytes), effort) or smallest
     evaluations = effort.evaluations(problem.kernel_count)
-    drafts = climb(graph, machine, problem, budgets, smallest, evaluations, report)
-    if effort.of_proof:
-        pairs = zip(drafts, budgets, strict=True)
-        drafts = tuple(proven(graph, machine, draft, b, effort.of_proof) for draft, b in pairs)
-    return tuple(tightened(graph, machine, draft) for draft in drafts)
+    drafts = climb(graph, machine, problem, budgets, start, evaluations, report, all_bytes=all_bytes)
+    if not effort.of_proof:
+        return drafts
+    pairs = zip(drafts, budgets, strict=True)
+    return tuple(proven(graph, machine, draft, b, effort.of_proof) for draft, b in pairs)
+
+
+def rough_time_us(
+    graph: Graph, machine: Machine, budget_bytes: int, *, pins: Pins = NO_PINS, effort: Effort | None = None
+) -> float:
+    """What a short search says that `partition` can reach, before packing; infinite if it finds nothing."""
+    problem = replace(_problem(graph, machine, pins), budget_bytes=budget_bytes)
+    return _rough(problem, effort or Effort())[1]
+
+
+def time_bound_us(graph: Graph, machine: Machine, budget_bytes: int, *, pins: Pins = NO_PINS) -> float:
+    """What no plan that `partition` finds for a budget in bytes is faster than."""
+    problem = replace(_problem(graph, machine, pins), budget_bytes=budget_bytes)
+    if problem.kernel_count <= LARGEST_KERNEL_COUNT:
+        return simple_time_bound_us(problem)  # the order of the kernels may be another
+    return time_bound(problem, recompute=True).bound_us
+
+
+def on_cpu(graph: Graph, machine: Machine) -> Draft:
+    """The plan for a target without a GPU. Raises PlanError HC201 if a kernel has no code for a CPU."""
+    _check_code(graph, (Device.CPU,))
+    problem = problem_of(graph, machine, 0, pins={k.name: Device.CPU for k in graph.kernels})
+    draft = realise(graph, machine, problem, all_cpu(problem, _untimed), devices=(Device.CPU,))
+    return replace(tightened(graph, machine, draft), bound_us=simple_time_bound_us(problem))
 
 
 def all_gpu_peak_bytes(graph: Graph, machine: Machine) -> int:
     """Bytes of the GPU's arena if every kernel that has GPU code runs there, and nothing is copied twice."""
     problem = _problem(graph, machine, NO_PINS)
-    everything = with_gpu_kernels(problem, [us < float("inf") for us in problem.gpu_us], keep=True)
+    everything = with_gpu_kernels(problem, [us < math.inf for us in problem.gpu_us], keep=True)
     return _realise_least(graph, machine, problem, everything).gpu_bytes
 
 
@@ -110,18 +127,16 @@ def smallest_budget_bytes(graph: Graph, machine: Machine, pins: Pins = NO_PINS) 
     return _smallest(graph, machine, _problem(graph, machine, pins)).gpu_bytes
 
 
+def smallest_bytes_bound(graph: Graph, machine: Machine, pins: Pins = NO_PINS) -> int:
+    """What no plan of the graph needs less than, whatever `smallest_budget_bytes` finds."""
+    return bytes_bound(_problem(graph, machine, pins))
+
+
 def _check_code(graph: Graph, devices: tuple[Device, ...]) -> None:
     for kernel in graph.kernels:
         if not set(kernel.devices) & set(devices):
             what = "the target has only a CPU, and no code for it" if devices == (Device.CPU,) else "no code"
             raise PlanError("HC201", what, where=_describe(kernel))
-
-
-def _on_cpu(graph: Graph, machine: Machine) -> Draft:
-    _check_code(graph, (Device.CPU,))
-    problem = problem_of(graph, machine, 0, pins={k.name: Device.CPU for k in graph.kernels})
-    draft = realise(graph, machine, problem, all_cpu(problem, _untimed), devices=(Device.CPU,))
-    return replace(tightened(graph, machine, draft), bound_us=simple_time_bound_us(problem))
 
 
 def _problem(graph: Graph, machine: Machine, pins: Pins) -> Problem:
@@ -139,6 +154,33 @@ def _realise_least(graph: Graph, machine: Machine, problem: Problem, decisions: 
     return realise(graph, machine, replace(problem, budget_bytes=needed_bytes), decisions)
 
 
+def _roughly(graph: Graph, machine: Machine, problem: Problem, effort: Effort) -> Draft | None:
+    """What a short search finds, with less memory if it cannot be packed otherwise."""
+    narrowed = problem
+    for _ in range(_PACKING_TRIALS):
+        decisions, us = _rough(narrowed, effort)
+        if us == math.inf:
+            return None
+        draft = realise(graph, machine, narrowed, decisions)
+        if draft.gpu_bytes <= problem.budget_bytes:
+            return draft
+        excess_bytes = draft.gpu_bytes - problem.budget_bytes
+        narrowed = replace(narrowed, budget_bytes=narrowed.budget_bytes - excess_bytes)
+    return None
+
+
+def _rough(problem: Problem, effort: Effort) -> tuple[Decisions, float]:
+    """Decisions and their time from a short search; the time is infinite if nothing fits."""
+    core = Core(problem)
+    starts = [all_cpu(problem, _untimed), *greedy_fills(problem), *light_fills(problem)]
+    fitting = [found for found in map(core.repaired, starts) if found is not None]
+    if not fitting:
+        return starts[0], math.inf
+    best = min(fitting, key=core.makespan_us)
+    evaluations = Effort(_ROUGH_SHARE * effort.seconds).evaluations(problem.kernel_count)
+    return core.anneal(best, evaluations, _SEED)
+
+
 def _untimed(_: object) -> float:
     return 0.0
 
@@ -146,23 +188,19 @@ def _untimed(_: object) -> float:
 def _over_budget(
     graph: Graph, problem: Problem, needed_bytes: int, budget_bytes: int, pins: Pins
 ) -> PlanError:
-    bound = [k for k in graph.kernels if problem.cpu_us[problem.kernel_names.index(k.name)] == float("inf")]
-    largest = max(bound, key=lambda kernel: footprint_bytes(graph, kernel))
+    bound = [k for k, us in enumerate(problem.cpu_us) if us == math.inf]
+    position = max(bound, key=lambda k: smallest_working_set_bytes(problem, k))
+    largest = graph.kernel[problem.kernel_names[position]]
+    alone_bytes = smallest_working_set_bytes(problem, position)
     pinned = ", and is pinned there" if largest.name in pins else ""
     kib = -(-needed_bytes // 1024)
     return PlanError(
         "HC203",
         f"peak GPU memory {needed_bytes:,} bytes exceeds the budget of {budget_bytes:,} bytes",
-        where=f"{_describe(largest)} alone needs {footprint_bytes(graph, largest):,} bytes{pinned}",
+        where=f"{_describe(largest)} alone needs {alone_bytes:,} bytes{pinned}",
         remedy=f"the smallest budget that fits is {needed_bytes:,} bytes: --gpu-memory {kib}KiB",
         smallest_budget_bytes=needed_bytes,
     )
-
-
-def footprint_bytes(graph: Graph, kernel: Kernel) -> int:
-    """GPU bytes that one kernel needs while it runs: inputs, outputs, weights and workspace, aligned."""
-    names = dict.fromkeys((*kernel.inputs, *kernel.outputs))
-    return sum(align(graph.tensor[name].size_bytes) for name in names) + align(kernel.gpu_workspace_bytes)
 
 
 def _describe(kernel: Kernel) -> str:

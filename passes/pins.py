@@ -47,6 +47,20 @@ def resolve_pins(graph: Graph, wishes: Sequence[tuple[str, Device]]) -> Pins:
     return {name: device for name, (_, device) in chosen.items()}
 
 
+def carried_pins(graph: Graph, pins: Pins, other: Graph) -> Pins | None:
+    """The pins of a graph for another one of the same network; None if they cannot be met there.
+
+    A kernel is pinned that computes a node which a pinned kernel computes.
+    """
+    device_of = {
+        node: pins[kernel.name] for kernel in graph.kernels if kernel.name in pins for node in kernel.origins
+    }
+    wanted = {k: {device_of[node] for node in k.origins if node in device_of} for k in other.kernels}
+    if any(len(devices) > 1 or not devices <= set(k.devices) for k, devices in wanted.items()):
+        return None
+    return {kernel.name: device for kernel, devices in wanted.items() for device in devices}
+
+
 def _matches(kernel: Kernel, pattern: str) -> bool:
     return any(fnmatchcase(name, pattern) for name in (kernel.name, *kernel.origins))
 

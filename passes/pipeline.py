@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from hybridc.errors import PlanError, UsageError
+import numpy as np
+
+from hybridc.errors import UsageError
 from hybridc.ir import Device, Graph, Plan
 from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
 from hybridc.options import Budget
 from hybridc.passes.attention import fuse_attention
 from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.functions import FunctionTable
 from hybridc.passes.fuse import fuse
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.lower import Lowered, lower
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes
-from hybridc.passes.pins import resolve_pins
+from hybridc.passes.pins import carried_pins, resolve_pins
 from hybridc.passes.plan import make_plans
 from hybridc.passes.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.separable import fuse_separable
 from hybridc.passes.tile import tile
+from hybridc.passes.tilings import Tiling, choose_tilings
 from hybridc.passes.verify import verify
-from hybridc.passes.working_set import largest_working_set_bytes
+from hybridc.passes.working_set import kernel_groups
 from hybridc.progress import Progress
 from hybridc.schedules.registry import Scheduled
 from hybridc.targets import Target
 
 TILINGS = 6
 """Halvings of what the model needs to which its kernels may be cut up."""
-MOST_KERNELS = 1000
+MOST_KERNELS = 500
 """Networks cut up into more are not tried: planning them takes minutes, and launches their time."""
-MOST_BINDINGS = 3000
-"""Nor are those of more bindings scheduled, to see how many kernels they are."""
-TRIAL_SHARE = 0.1
-"""Of the planner's effort, to tell which way of cutting up is best."""
 
 Profiler = Callable[[Mapping[tuple[str, Device], Scheduled]], Mapping[tuple[str, Device], float]]
 """Microseconds of a call of each function, by name and device; of those that it can measure."""
@@ -63,17 +62,22 @@ class Compilation:
     """Measures what the planner takes instead of the machine's speeds; None: nothing is measured."""
     unfused: Program | None = None
     """What `fuse` began with."""
-    scheduled: dict[tuple[str, Device], Scheduled] | None = None
+    functions: FunctionTable = field(default_factory=FunctionTable)
+    """Those of the network whole and cut up, as the next two."""
+    scheduled: Mapping[tuple[str, Device], Scheduled] | None = None
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """By the names of the tensors."""
     graph: Graph | None = None
+    """Of the whole network."""
     all_gpu_peak_bytes: int = 0
     """What the model needs entirely on the GPU, in whole kernels; 0 without a GPU."""
+    tilings: tuple[Tiling, ...] = ()
+    """What is planned: the whole network, and ways of cutting it up."""
     plans: tuple[Plan, ...] = ()
     """One for each distinct budget, smallest first."""
+    chosen: tuple[Tiling, ...] = ()
+    """What each plan is of."""
     lowered: Lowered | None = None
-
-    @property
-    def kernel_count(self) -> int:
-        return len(self.graph.kernels) if self.graph is not None else 0
 
     @property
     def budgets(self) -> list[int]:
@@ -137,31 +141,56 @@ def _on_cpu(c: Compilation, run: Callable[[Program], Program]) -> Compilation:
     return c if c.target.has_gpu else replace(c, program=run(c.program))
 
 
-def _tile(c: Compilation, progress: Progress) -> Compilation:
-    """Cut large kernels up, if that is predicted to pay at the smallest budget.
+def _fuse(c: Compilation, _: Progress) -> Compilation:
+    return replace(c, program=fuse(c.program, c.functions), unfused=c.program)
 
-    How finely depends on powers of two of what the model needs, so that near budgets share their kernels.
-    Each way of cutting goes through the stages before this one; the whole network has been there.
-    """
+
+def _schedule(c: Compilation, progress: Progress) -> Compilation:
+    known = c.scheduled or {}
+    scheduled = schedule_functions(
+        c.program, c.target, progress.kernels, winograd=c.winograd, chooser=c.chooser, known=known
+    )
+    return replace(c, scheduled={**known, **scheduled}, weights={**c.weights, **c.program.weights})
+
+
+def _read_graph(c: Compilation, _: Progress) -> Compilation:
+    assert c.scheduled is not None
+    return replace(c, graph=read_graph(c.program, c.scheduled))
+
+
+def _tile(c: Compilation, progress: Progress) -> Compilation:
+    """Cut large kernels up in several ways, and keep those that are predicted to pay for some budget."""
+    assert c.graph is not None
+    whole = Tiling(c.graph, resolve_pins(c.graph, c.pins))
+    c = replace(c, tilings=(whole,))
     if not c.target.has_gpu:
         return c
-    assert c.graph is not None and c.unfused is not None
-    whole = c.unfused
-    c = replace(c, all_gpu_peak_bytes=all_gpu_peak_bytes(c.graph, c.machine))
-    budget_bytes = min(c.budgets, default=c.all_gpu_peak_bytes)
-    if largest_working_set_bytes(whole) <= budget_bytes:
+    c = replace(c, all_gpu_peak_bytes=all_gpu_peak_bytes(whole.graph, c.machine))
+    if not c.gpu_memory:
         return c
-    limits = [c.all_gpu_peak_bytes >> k for k in range(1, TILINGS)]
-    fitting = [limit for limit in limits if budget_bytes / 4 < limit <= budget_bytes]
-    programs = [whole]
-    for program in (tile(whole, limit) for limit in fitting):
-        if len(program.bindings) <= MOST_BINDINGS and all(program is not p for p in programs):
-            programs.append(program)
-    cut_up = [_to_graph(replace(c, program=program), progress) for program in programs[1:]]
-    trials = [c, *(trial for trial in cut_up if trial.kernel_count <= MOST_KERNELS)]
-    if len(trials) == 1:
-        return c
-    return min(trials, key=lambda trial: _predicted_us(trial, budget_bytes))
+    c = _cut_up(c, progress)
+    tilings = choose_tilings(c.tilings, c.machine, c.all_gpu_peak_bytes, max(c.budgets), c.effort)
+    return replace(c, tilings=tilings)
+
+
+def _cut_up(c: Compilation, progress: Progress) -> Compilation:
+    """With the network cut up to halves, quarters, ... of what it needs, as far as budgets may use it."""
+    assert c.unfused is not None
+    whole, done = c.tilings[0], c
+    found: list[Tiling] = []
+    for limit_bytes in sorted(c.all_gpu_peak_bytes >> k for k in range(1, TILINGS)):
+        program = tile(c.unfused, limit_bytes)
+        if program is c.unfused or (found and limit_bytes > max(c.budgets)):
+            break
+        if sum(not group.is_view for group in kernel_groups(program)) > MOST_KERNELS:
+            continue
+        done = _to_graph(replace(done, program=program), progress)
+        assert done.graph is not None
+        pins = carried_pins(whole.graph, whole.pins, done.graph)
+        if pins is not None:
+            found.append(Tiling(done.graph, pins, limit_bytes))
+    tilings = (whole, *reversed(found))
+    return replace(c, tilings=tilings, scheduled=done.scheduled, weights=done.weights)
 
 
 def _to_graph(c: Compilation, progress: Progress) -> Compilation:
@@ -171,59 +200,31 @@ def _to_graph(c: Compilation, progress: Progress) -> Compilation:
     return c
 
 
-def _predicted_us(c: Compilation, budget_bytes: int) -> float:
-    assert c.graph is not None
-    effort = Effort(TRIAL_SHARE * c.effort.seconds)
-    try:
-        return make_plans(c.graph, c.machine, [budget_bytes], c.devices, effort=effort)[0].makespan_us
-    except PlanError:
-        return math.inf
-
-
-def _schedule(c: Compilation, progress: Progress) -> Compilation:
-    scheduled = schedule_functions(
-        c.program, c.target, progress.kernels, winograd=c.winograd, chooser=c.chooser
-    )
-    return replace(c, scheduled=scheduled)
-
-
-def _read_graph(c: Compilation, _: Progress) -> Compilation:
-    assert c.scheduled is not None
-    return replace(c, graph=read_graph(c.program, c.scheduled))
-
-
 def _profile(c: Compilation) -> Compilation:
     assert c.scheduled is not None
     if c.profiler is None:
         return c
-    return replace(c, machine=replace(c.machine, measured_us=c.profiler(c.scheduled)))
+    called = {kernel.function for tiling in c.tilings for kernel in tiling.graph.kernels}
+    scheduled = {key: made for key, made in c.scheduled.items() if key[0] in called}
+    return replace(c, machine=replace(c.machine, measured_us=c.profiler(scheduled)))
 
 
 def _plan(c: Compilation, progress: Progress) -> Compilation:
     c = _profile(c)
-    assert c.graph is not None
-    plans = make_plans(
-        c.graph,
-        c.machine,
-        c.budgets,
-        c.devices,
-        pins=resolve_pins(c.graph, c.pins),
-        effort=c.effort,
-        report=progress.kernels,
-    )
-    return replace(c, plans=plans)
+    found = make_plans(c.tilings, c.machine, c.budgets, c.devices, effort=c.effort, report=progress.kernels)
+    return replace(c, chosen=tuple(t for t, _ in found), plans=tuple(plan for _, plan in found))
 
 
 def _verify(c: Compilation, _: Progress) -> Compilation:
-    assert c.graph is not None
-    for plan in c.plans:
-        verify(c.graph, plan)
+    for tiling, plan in zip(c.chosen, c.plans, strict=True):
+        verify(tiling.graph, plan)
     return c
 
 
 def _lower(c: Compilation, _: Progress) -> Compilation:
-    assert c.graph is not None and c.scheduled is not None
-    return replace(c, lowered=lower(c.graph, c.plans, c.scheduled, c.target))
+    assert c.scheduled is not None
+    graphs = [tiling.graph for tiling in c.chosen]
+    return replace(c, lowered=lower(graphs, c.plans, c.scheduled, c.target))
 
 
 # --------------------------------------------------------------------------------- what they made
@@ -249,6 +250,10 @@ def _show_graph(c: Compilation) -> tuple[str, str]:
     return ".json", _json(asdict(c.graph))
 
 
+def _show_tilings(c: Compilation) -> tuple[str, str]:
+    return ".json", _json([asdict(tiling) for tiling in c.tilings])
+
+
 def _show_plan(c: Compilation) -> tuple[str, str]:
     return ".json", _json([plan_to_json(plan) for plan in c.plans])
 
@@ -272,14 +277,14 @@ STAGES: tuple[Stage, ...] = (
     # these two only where a CPU runs alone: a GPU beside it has other schedules, and reads the same tensors
     Stage("attention", lambda c, _: _on_cpu(c, fuse_attention), _show_program),
     Stage("layout", lambda c, _: _on_cpu(c, partial(choose_layout, isa=c.target.isa)), _show_program),
-    Stage("fuse", lambda c, _: replace(c, program=fuse(c.program), unfused=c.program), _show_program),
+    Stage("fuse", _fuse, _show_program),
     # there too; behind fuse, which has put their epilogues into both convolutions
     Stage("separable", lambda c, _: _on_cpu(c, partial(fuse_separable, target=c.target)), _show_program),
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
     Stage("schedule", _schedule, _show_scheduled),
     Stage("graph", _read_graph, _show_graph),
     # behind the graph, which tells what the whole network needs; it takes what it cuts up through fuse again
-    Stage("tile", _tile, _show_program),
+    Stage("tile", _tile, _show_tilings),
     # partition, insert_copies and reuse_buffers, which depend on each other
     Stage("plan", _plan, _show_plan),
     Stage("verify", _verify, _show_verdict),

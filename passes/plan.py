@@ -1,17 +1,21 @@
-"""From a graph, a machine and a budget to a plan."""
+"""From graphs of a network, a machine and budgets to plans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
 from hybridc.machine import Machine
 from hybridc.passes.cost import step_times_us
-from hybridc.passes.partition import Effort, partition, partition_each
+from hybridc.passes.partition import Effort, on_cpu, partition, time_bound_us
 from hybridc.passes.pins import NO_PINS, Pins
 from hybridc.passes.planner.realise import Draft
 from hybridc.passes.simulate import timeline
+from hybridc.passes.tilings import UNLIMITED_BYTES, Tiling
+
+Report = Callable[[int, int], None]
 
 
 def make_plan(
@@ -22,43 +26,86 @@ def make_plan(
     *,
     pins: Pins = NO_PINS,
     effort: Effort | None = None,
-    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Plan:
-    """Plan `graph` for the devices of a target: `(CPU,)` or `(GPU, CPU)`.
-
-    `budget_bytes` limits the GPU's arena, its weights included; None means no limit. Raises PlanError as
-    `partition` does.
-    """
-    draft = partition(graph, machine, budget_bytes, devices, pins=pins, effort=effort, report=report)
-    return plan_of(graph, machine, budget_bytes if Device.GPU in devices else None, draft)
+    """`make_plans` of one graph for one budget; None means no limit."""
+    budgets = () if budget_bytes is None else (budget_bytes,)
+    [(_, plan)] = make_plans((Tiling(graph, pins),), machine, budgets, devices, effort=effort)
+    return plan
 
 
 def make_plans(
-    graph: Graph,
+    tilings: Sequence[Tiling],
     machine: Machine,
     budgets: Sequence[int],
     devices: Sequence[Device],
     *,
-    pins: Pins = NO_PINS,
     effort: Effort | None = None,
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Plan, ...]:
-    """A plan for each of several budgets in bytes, each the one that `make_plan` makes.
+    report: Report = lambda done, total: None,
+) -> tuple[tuple[Tiling, Plan], ...]:
+    """The fastest plan for each of several budgets, and the way the network is cut up for it.
 
-    Without budgets there is one plan, which has no limit. Raises PlanError as `partition` does; HC203 names
-    the smallest budget.
+    `devices` are those of a target: `(CPU,)` or `(GPU, CPU)`. A budget limits the GPU's arena, its weights
+    included, in bytes; without budgets there is one plan, which has no limit, of the first tiling.
+    Ensures: the same for a budget whatever others are asked for, and never slower for a larger one, if the
+    tilings are from `choose_tilings`. Raises PlanError HC201 if a kernel has code for none of the devices,
+    HC203 if nothing fits a budget, with the smallest that can be met.
     """
+    whole = tilings[0]
+    if Device.GPU not in devices:
+        draft = on_cpu(whole.graph, machine)
+        return tuple((whole, _plan_of(whole.graph, machine, None, draft)) for _ in budgets or (None,))
     if not budgets:
-        return (make_plan(graph, machine, None, devices, pins=pins, effort=effort, report=report),)
-    drafts = partition_each(graph, machine, budgets, pins=pins, effort=effort, report=report)
-    return tuple(
-        plan_of(graph, machine, budget_bytes, draft)
-        for budget_bytes, draft in zip(budgets, drafts, strict=True)
-    )
+        limits = (UNLIMITED_BYTES,)
+        (draft,) = partition(whole.graph, machine, limits, pins=whole.pins, effort=effort, report=report)
+        return ((whole, _plan_of(whole.graph, machine, None, draft)),)
+    found = _fastest(tilings, machine, budgets, effort, report)
+    return tuple((t, _plan_of(t.graph, machine, b, draft)) for b, (t, draft) in found.items())
 
 
-def plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, draft: Draft) -> Plan:
-    """The plan that a draft amounts to."""
+def _fastest(
+    tilings: Sequence[Tiling],
+    machine: Machine,
+    budgets: Sequence[int],
+    effort: Effort | None,
+    report: Report,
+) -> dict[int, tuple[Tiling, Draft]]:
+    """The best for each budget. What cannot be better, by its bound, is not searched for."""
+    least = min(tilings, key=lambda t: t.first_bytes)  # where no tiling is for a budget it says so
+    best: dict[int, tuple[Tiling, Draft]] = {}
+    for tiling in sorted(tilings, key=lambda t: (-t.last_bytes, t.limit_bytes)):
+        bound_us = partial(time_bound_us, tiling.graph, machine, pins=tiling.pins)
+        wanted = [
+            b
+            for b in budgets
+            if (tiling.first_bytes <= b or tiling is least)
+            and (b not in best or bound_us(b) <= best[b][1].makespan_us)
+        ]
+        if not wanted:
+            continue
+        searched = [min(b, tiling.last_bytes) for b in wanted]
+        drafts = partition(
+            tiling.graph,
+            machine,
+            searched,
+            pins=tiling.pins,
+            effort=effort,
+            first_bytes=tiling.first_bytes,
+            all_bytes=tiling.all_bytes,
+            report=report,
+        )
+        for b, searched_bytes, draft in zip(wanted, searched, drafts, strict=True):
+            if b not in best or _rank(tiling, draft) < _rank(*best[b]):
+                least_us = draft.bound_us if searched_bytes == b else min(bound_us(b), draft.makespan_us)
+                best[b] = tiling, replace(draft, bound_us=least_us)
+    return {b: best[b] for b in budgets}
+
+
+def _rank(tiling: Tiling, draft: Draft) -> tuple[float, int]:
+    """Smaller is better; of plans that are as fast, the one whose kernels are cut up less."""
+    return draft.makespan_us, -tiling.limit_bytes
+
+
+def _plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, draft: Draft) -> Plan:
     plan = assemble(graph, machine, budget_bytes, draft.steps, draft.buffers, draft.arenas)
     return replace(plan, time_bound_us=draft.bound_us)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -93,6 +94,11 @@ def substitute(expr: relax.Expr, operand: Callable[[relax.Var], relax.Expr]) -> 
         arguments = [substitute(a, operand) for a in expr.args]
         return relax.Call(expr.op, arguments, expr.attrs, expr.ty_args)
     return expr
+
+
+def content_number(content: bytes) -> int:
+    """A number for names that tell what they name: the same for equal bytes, else another one."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=7).digest())
 
 
 def count_uses(program: Program) -> Counter[relax.Var]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import tvm
-from tvm import relax, s_tir, tirx
+from tvm import relax, s_tir
 
 from hybridc.ir import Device
 from hybridc.passes.program import Program, is_op
@@ -44,16 +45,20 @@ def schedule_functions(
     *,
     winograd: bool = True,
     chooser: Chooser | None = None,
+    known: Mapping[tuple[str, Device], Scheduled] = MappingProxyType({}),
 ) -> dict[tuple[str, Device], Scheduled]:
     """The scheduled form of every function of the program, by its name and device.
 
     Requires: `program` fused, so that calls of one function agree on which arguments are weights.
     Ensures: a function that no rule of a device accepts (it calls into the host, say) is left out
     there, and its kernels run on the other one. `chooser` decides among the ways that a rule offers.
+    What is `known` of functions that another program shares is taken as it is.
     """
     constants = _constant_arguments(program)
     devices = (Device.GPU, Device.CPU) if target.has_gpu else (Device.CPU,)
-    functions = {g.name_hint: f for g, f in program.module.functions.items() if isinstance(f, tirx.PrimFunc)}
+    functions = {g.name_hint: f for g, f in program.functions.items()}
+    known = {key: made for key, made in known.items() if key[0] in functions}
+    functions = {name: f for name, f in functions.items() if all((name, d) not in known for d in Device)}
     scheduled: dict[tuple[str, Device], Scheduled] = {}
     done = 0
     for device in devices:
@@ -68,7 +73,7 @@ def schedule_functions(
         tunables = _tunables(program, target, constants, scheduled, winograd=winograd)
         for name, label in chooser(list(tunables.values())).items():
             scheduled[name, Device.CPU] = tunables[name].version(label)
-    return scheduled
+    return {**known, **scheduled}
 
 
 def _tunables(

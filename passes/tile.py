@@ -25,7 +25,14 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.bands import Bands, Facts, concats_in_readers
-from hybridc.passes.program import Program, ProgramBuilder, substitute, tensor_dtype, tensor_shape
+from hybridc.passes.program import (
+    Program,
+    ProgramBuilder,
+    content_number,
+    substitute,
+    tensor_dtype,
+    tensor_shape,
+)
 from hybridc.passes.regions import choose_bands
 from hybridc.passes.shares import Operation, Part, Share, share_of
 from hybridc.passes.stacked import Piece, stacked
@@ -288,7 +295,7 @@ class _Writer:
         shapes, dtype = tuple(tensor_shape(s) for s in sources), tensor_dtype(sources[0])
         key = kind, shapes, tuple(pieces), axis, dtype
         if key not in self.functions:
-            name = tvm.ir.GlobalVar(f"{kind}_{len(self.functions) + len(self.program.functions)}")
+            name = tvm.ir.GlobalVar(f"{kind}_{content_number(repr(key).encode())}")
             function = stacked(shapes, pieces, axis, dtype).with_attr("global_symbol", name.name_hint)
             relax.expr._update_type(name, function.ty)
             self.functions[key] = name, function

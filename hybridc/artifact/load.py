@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hybridc.artifact.graphs import plans_from_json
 from hybridc.artifact.manifest import (
     CUDA_SOURCE,
     FORMAT,
@@ -29,8 +30,7 @@ from hybridc.artifact.manifest import (
 )
 from hybridc.errors import ArtifactError, DeviceError, UsageError
 from hybridc.ir import BufferKind, Device, Graph, Plan, Role
-from hybridc.ir.graph import dtype_bits, graph_from_json
-from hybridc.ir.plan import plan_from_json
+from hybridc.ir.graph import dtype_bits
 from hybridc.options import format_budget
 from hybridc.targets import cpu_flags
 
@@ -44,7 +44,8 @@ class Artifact:
 
     path: Path
     manifest: Manifest
-    graph: Graph
+    graphs: tuple[Graph, ...]
+    """What each plan is of."""
     plans: tuple[Plan, ...]
     """One for each budget, smallest first."""
     number: int
@@ -54,6 +55,11 @@ class Artifact:
     def plan(self) -> Plan:
         """The chosen one: at first that of the largest budget."""
         return self.plans[self.number]
+
+    @property
+    def graph(self) -> Graph:
+        """That of the chosen plan."""
+        return self.graphs[self.number]
 
     @property
     def stored_plan(self) -> StoredPlan:
@@ -137,9 +143,9 @@ def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: b
     for file in manifest.files:
         _check_file(folder, file, check_hash=check_weights or file.name != WEIGHTS)
     _check_weight_tables(folder, manifest)
-    graph, plans = _read_plans(folder)
-    _check_agreement(folder / MANIFEST, manifest, graph, plans)
-    return Artifact(folder, manifest, graph, plans, len(plans) - 1)
+    graphs, plans = _read_plans(folder)
+    _check_agreement(folder / MANIFEST, manifest, graphs, plans)
+    return Artifact(folder, manifest, graphs, plans, len(plans) - 1)
 
 
 def installed_versions() -> Versions:
@@ -250,35 +256,36 @@ def _check_weight_tables(folder: Path, manifest: Manifest) -> None:
         raise _malformed(folder / MANIFEST, error) from None
 
 
-def _read_plans(folder: Path) -> tuple[Graph, tuple[Plan, ...]]:
+def _read_plans(folder: Path) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
     data = _read_json(folder, PLAN)
     try:
-        plans = tuple(plan_from_json(plan) for plan in data["plans"])
+        graphs, plans = plans_from_json(data)
         budgets = [plan.budget_bytes or 0 for plan in plans]
         if not budgets or budgets != sorted(set(budgets)):
             raise ValueError("there must be plans for increasing budgets")
-        return graph_from_json(data["graph"]), plans
+        return graphs, plans
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _malformed(folder / PLAN, error) from None
 
 
-def _check_agreement(where: Path, manifest: Manifest, graph: Graph, plans: tuple[Plan, ...]) -> None:
-    """Manifest and plans name the same inputs, outputs, and weights on the GPU."""
+def _check_agreement(
+    where: Path, manifest: Manifest, graphs: tuple[Graph, ...], plans: tuple[Plan, ...]
+) -> None:
+    """Manifest and plans have the same inputs, outputs, and weights on the GPU."""
     try:
-        _check_ports(manifest, graph)
-        for stored, plan in zip(manifest.plans, plans, strict=True):
+        for stored, graph, plan in zip(manifest.plans, graphs, plans, strict=True):
+            _check_ports(manifest, graph)
             _check_stored_plan(stored, graph, plan)
-    except ValueError as error:
+    except (KeyError, ValueError) as error:
         raise _malformed(where, error) from None
 
 
 def _check_ports(manifest: Manifest, graph: Graph) -> None:
     for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
-        tensors = [graph.tensor.get(port.tensor) for port in ports]
+        tensors = [graph.tensor[name] for name in names]
         # a port may see its tensor through a reshape, so only the number of elements must agree
-        types = [(math.prod(t.shape), t.dtype) for t in tensors if t is not None]
-        expected = [(math.prod(p.shape), p.dtype) for p in ports]
-        if tuple(p.tensor for p in ports) != names or types != expected:
+        types = [(math.prod(t.shape), t.dtype) for t in tensors]
+        if types != [(math.prod(p.shape), p.dtype) for p in ports]:
             raise ValueError("its inputs and outputs are not those of the plan")
 
 

@@ -12,7 +12,7 @@ from hybridc.ir import Device
 from hybridc.machine import Machine, machine_from_json, machine_to_json
 
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
 LIBRARY = "library.so"
@@ -24,10 +24,9 @@ WEIGHT_ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output: the user's name, and the graph's tensor behind it."""
+    """An input or output as the user knows it; each graph has its tensor at the same position."""
 
     name: str
-    tensor: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -76,6 +75,8 @@ class StoredPlan:
     """Copied to the GPU during a run, in the order of the parameters of the function for these copies."""
     gpu_weights: tuple[StoredWeight, ...]
     """Copied into the GPU's arena at load."""
+    pins: Mapping[str, Device]
+    """Devices that the user gave kernels of the plan's graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,6 @@ class Manifest:
     source: Source
     machine: Machine
     """What the plan was made for, times that were measured included."""
-    pins: Mapping[str, Device]
-    """Devices that the user gave kernels."""
     host_memory_bytes: int | None
     """What a run may hold of the host's memory; None: what there is."""
     plans: tuple[StoredPlan, ...]
@@ -113,7 +112,7 @@ class Manifest:
 
 def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     """The manifest as plain JSON values; `manifest_from_json` is its inverse."""
-    data = asdict(replace(manifest, machine=None, pins={}))  # type: ignore[arg-type]
+    data = asdict(replace(manifest, machine=None))  # type: ignore[arg-type]
     measured_us = manifest.machine.measured_us
     return {
         "format": FORMAT,
@@ -124,7 +123,6 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
             {"function": function, "device": device.value, "us": us}
             for (function, device), us in measured_us.items()
         ],
-        "pins": {kernel: device.value for kernel, device in manifest.pins.items()},
     }
 
 
@@ -144,7 +142,6 @@ def manifest_from_json(data: dict[str, Any]) -> Manifest:
             _text(data["source"]["name"]), _text(data["source"]["sha256"]), _count(data["source"]["opset"])
         ),
         machine=_machine(data["machine"], data["measured_us"]),
-        pins={_text(kernel): Device(device) for kernel, device in data["pins"].items()},
         host_memory_bytes=None if host_memory is None else _count(host_memory),
         plans=tuple(_plan(p) for p in data["plans"]),
         cuda_image_key=None if key is None else _hexadecimal(key, 16),
@@ -153,7 +150,7 @@ def manifest_from_json(data: dict[str, Any]) -> Manifest:
 
 
 def _port(data: dict[str, Any]) -> Port:
-    return Port(_text(data["name"]), _text(data["tensor"]), _shape(data["shape"]), _text(data["dtype"]))
+    return Port(_text(data["name"]), _shape(data["shape"]), _text(data["dtype"]))
 
 
 def _machine(data: Any, measured: list[dict[str, Any]]) -> Machine:
@@ -171,6 +168,7 @@ def _plan(data: dict[str, Any]) -> StoredPlan:
         host_weights=tuple(_weight(w) for w in data["host_weights"]),
         streamed_weights=tuple(_weight(w) for w in data["streamed_weights"]),
         gpu_weights=tuple(_weight(w) for w in data["gpu_weights"]),
+        pins={_text(kernel): Device(device) for kernel, device in data["pins"].items()},
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hybridc.artifact.graphs import plans_to_json
 from hybridc.artifact.load import installed_versions
 from hybridc.artifact.manifest import (
     CUDA_SOURCE,
@@ -35,8 +36,6 @@ from hybridc.artifact.manifest import (
 )
 from hybridc.errors import InternalError, UsageError
 from hybridc.ir import Graph, Plan
-from hybridc.ir.graph import graph_to_json
-from hybridc.ir.plan import plan_to_json
 from hybridc.scratch import scratch_folder
 from hybridc.targets import Target
 
@@ -56,9 +55,12 @@ _RENAME_EXCHANGE = 2
 class Contents:
     """What goes into an artifact, apart from the weights' bytes and the library."""
 
-    graph: Graph
+    graphs: tuple[Graph, ...]
+    """What each plan is of."""
     plans: tuple[Plan, ...]
     """One for each budget, smallest first."""
+    pins: tuple[Pins, ...]
+    """What each plan keeps to."""
     lowered: tuple[LoweredPlan, ...]
     """For each plan."""
     target: Target
@@ -66,7 +68,6 @@ class Contents:
     outputs: tuple[Port, ...]
     source: Source
     machine: Machine
-    pins: Pins
     host_memory_bytes: int | None = None
     cuda_source: str | None = None
     cuda_image_key: str | None = None
@@ -76,7 +77,7 @@ class Contents:
 def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[Path], Contents]) -> Manifest:
     """Write an artifact to `path`, replacing an older one there.
 
-    `weights` holds the arrays of the graph's weights as the model has them. `build(folder)` is called with
+    `weights` holds the arrays of the graphs' weights as the model has them. `build(folder)` is called with
     the folder that becomes the artifact, puts the library there, and tells the rest.
 
     Raises UsageError HC561 if `path` is something else than an artifact, HC562 if it cannot be written.
@@ -89,13 +90,13 @@ def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[
         with scratch_folder(f".{destination.name}-", destination.parent) as scratch:
             manifest = _fill(scratch, build(scratch), weights)
             scratch.chmod(0o755)
-            _put_in_place(scratch, destination)
+            put_in_place(scratch, destination)
     except OSError as error:
-        raise _cannot_write(destination, error) from None
+        raise cannot_write(destination, error) from None
     return manifest
 
 
-def _cannot_write(destination: Path, error: OSError) -> UsageError:
+def cannot_write(destination: Path, error: OSError) -> UsageError:
     what = f"the artifact cannot be written: {error.strerror or error}"
     no_space = error.errno in (errno.ENOSPC, errno.EDQUOT)
     free = "free space there and where temporary files go, or " * no_space
@@ -113,7 +114,7 @@ def check_destination(destination: Path) -> None:
         if not destination.exists() and not destination.is_symlink():
             return
     except OSError as error:
-        raise _cannot_write(destination, error) from None
+        raise cannot_write(destination, error) from None
     try:
         data = json.loads((destination / MANIFEST).read_bytes())
         is_artifact = isinstance(data, dict) and data.get("format") == FORMAT
@@ -131,7 +132,7 @@ def _try_place(folder: Path) -> None:
         pass
 
 
-def _put_in_place(scratch: Path, destination: Path) -> None:
+def put_in_place(scratch: Path, destination: Path) -> None:
     """Rename into place. `scratch` may be the old artifact afterwards."""
     try:
         os.rename(scratch, destination)
@@ -166,8 +167,7 @@ def _replace(scratch: Path, destination: Path) -> None:
 
 def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -> Manifest:
     """Write every file but the library, the manifest last."""
-    plans = [plan_to_json(plan) for plan in contents.plans]
-    _write_json(folder / PLAN, {"graph": graph_to_json(contents.graph), "plans": plans})
+    _write_json(folder / PLAN, plans_to_json(contents.graphs, contents.plans))
     names = [PLAN, LIBRARY, WEIGHTS]
     if contents.cuda_source is not None:
         (folder / CUDA_SOURCE).write_text(contents.cuda_source)
@@ -183,9 +183,11 @@ def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -
         outputs=contents.outputs,
         source=contents.source,
         machine=contents.machine,
-        pins=contents.pins,
         host_memory_bytes=contents.host_memory_bytes,
-        plans=tuple(_stored_plan(lowered, offsets) for lowered in contents.lowered),
+        plans=tuple(
+            _stored_plan(lowered, offsets, pins)
+            for lowered, pins in zip(contents.lowered, contents.pins, strict=True)
+        ),
         cuda_image_key=contents.cuda_image_key,
         files=tuple(_describe(folder / name) for name in sorted(names)),
     )
@@ -205,12 +207,13 @@ def _describe(path: Path) -> StoredFile:
 Offsets = dict[tuple[str, "Packing | None"], int]
 
 
-def _stored_plan(lowered: LoweredPlan, offsets: Offsets) -> StoredPlan:
+def _stored_plan(lowered: LoweredPlan, offsets: Offsets, pins: Pins) -> StoredPlan:
     return StoredPlan(
         event_count=lowered.event_count,
         host_weights=tuple(_stored(layout, offsets) for layout in lowered.host_weights),
         streamed_weights=tuple(_stored(layout, offsets) for layout in lowered.streamed_weights),
         gpu_weights=tuple(_stored(r.layout, offsets, r.offset_bytes) for r in lowered.resident_weights),
+        pins=dict(pins),
     )
 
 

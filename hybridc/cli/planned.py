@@ -31,6 +31,7 @@ class PlanOf:
     title: str
     all_gpu_peak_bytes: int | None = None
     smallest_budget_bytes: int | None = None
+    smallest_bytes_bound: int | None = None
 
     def report(self) -> Report:
         from hybridc.report import report_plan
@@ -40,6 +41,7 @@ class PlanOf:
             self.plan,
             self.all_gpu_peak_bytes,
             self.smallest_budget_bytes,
+            self.smallest_bytes_bound,
             machine=self.machine,
             pins=self.pins,
         )
@@ -62,13 +64,14 @@ def _of_model(arguments: argparse.Namespace, gpu_memory: Budget | None) -> PlanO
     if planned.machine.measured_us:
         title += f", with {plural(len(planned.machine.measured_us), 'measured time')}"
     return PlanOf(
-        planned.graph,
+        planned.graphs[-1],
         planned.plan,
         planned.machine,
-        planned.pins,
+        planned.pins[-1],
         title,
         planned.all_gpu_peak_bytes,
         planned.smallest_budget_bytes,
+        planned.smallest_bytes_bound,
     )
 
 
@@ -91,4 +94,4 @@ def _of_artifact(arguments: argparse.Namespace) -> PlanOf:
     if len(artifact.plans) > 1:
         title += f", number {artifact.number + 1} of those for {artifact.budgets}"
     manifest = artifact.manifest
-    return PlanOf(artifact.graph, artifact.plan, manifest.machine, manifest.pins, title)
+    return PlanOf(artifact.graph, artifact.plan, manifest.machine, artifact.stored_plan.pins, title)

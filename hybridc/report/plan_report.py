@@ -76,6 +76,8 @@ class Report:
     budget_bytes: int | None
     all_gpu_peak_bytes: int | None
     smallest_budget_bytes: int | None
+    smallest_bytes_bound: int | None
+    """No budget below it can be met."""
 
 
 def report_plan(
@@ -83,14 +85,16 @@ def report_plan(
     plan: Plan,
     all_gpu_peak_bytes: int | None = None,
     smallest_budget_bytes: int | None = None,
+    smallest_bytes_bound: int | None = None,
     *,
     machine: Machine | None = None,
     pins: Pins = NO_PINS,
 ) -> Report:
     """Tabulate a plan.
 
-    `all_gpu_peak_bytes` is what the model needs entirely on the GPU, `smallest_budget_bytes` the
-    least that can be met; both are known where the model was planned, not where an artifact is read.
+    `all_gpu_peak_bytes` is what the model needs entirely on the GPU, `smallest_budget_bytes` the least that
+    can be met, and no plan needs less than `smallest_bytes_bound`; they are known where the model was
+    planned, not where an artifact is read.
     `machine` and `pins` are what it was planned with: without them reasons name less.
     """
     copy_us, hidden_us = hidden_copy_us(plan)
@@ -106,6 +110,7 @@ def report_plan(
         budget_bytes=plan.budget_bytes,
         all_gpu_peak_bytes=all_gpu_peak_bytes,
         smallest_budget_bytes=smallest_budget_bytes,
+        smallest_bytes_bound=smallest_bytes_bound,
     )
 
 

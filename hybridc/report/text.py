@@ -144,12 +144,24 @@ def summary_lines(report: Report) -> list[str]:
         if report.smallest_budget_bytes is not None:
             smallest = format_budget(report.smallest_budget_bytes)
             works = f"the smallest budget that works is {smallest}" if report.smallest_budget_bytes else ""
+            if works and report.smallest_bytes_bound:
+                works += f", and no plan needs less than {format_budget(report.smallest_bytes_bound)}"
             line += f"; {works or 'any budget works'}"
         lines.append(line + ".")
     lines.append(f"Predicted run: {format_us(report.makespan_us)}{_against_bound(report)}.")
+    lines += [_against_bytes_bound(row) for row in report.devices if row.device is Device.GPU and row.kernels]
     if report.hidden_copy_share is not None:
         lines.append(f"{report.hidden_copy_share:.0%} of the copies' time is hidden behind kernels.")
     return lines
+
+
+def _against_bytes_bound(row: DeviceRow) -> str:
+    """How far the arena is from the bytes that the plan's steps hold at once."""
+    gap = row.peak_bytes / row.lower_bound_bytes - 1 if row.lower_bound_bytes else 0.0
+    told = f"GPU memory: {format_bytes(row.peak_bytes)}"
+    if gap < 5e-4:
+        return f"{told}, all of it held at once."
+    return f"{told}, of which {format_bytes(row.lower_bound_bytes)} are held at once, a gap of {gap:.1%}."
 
 
 def _against_bound(report: Report) -> str:

@@ -99,6 +99,7 @@ class Session:
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         self._artifact = artifact
         self._lock = threading.Lock()
+        self._tensors = _tensors(artifact)
         self._places = _host_places(artifact)
         self._program: Program | None = Program(artifact, library, count, limit_bytes)
 
@@ -178,9 +179,10 @@ class Session:
 
     def _put_inputs(self, host: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         for port in self._artifact.manifest.inputs:
-            place = self._places.get((port.tensor, True))
+            tensor = self._tensors[port.name]
+            place = self._places.get((tensor, True))
             if place is not None:
-                _array(host[place], port)[...] = arrays[port.tensor]
+                _array(host[place], port)[...] = arrays[tensor]
 
     def _requested(self, names: Sequence[str] | None) -> list[Port]:
         ports = {port.name: port for port in self._artifact.manifest.outputs}
@@ -204,29 +206,37 @@ class Session:
         for name, port in ports.items():
             if name not in feeds:
                 raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
-        return {ports[name].tensor: _checked_feed(ports[name], array) for name, array in feeds.items()}
+        return {self._tensors[name]: _checked_feed(ports[name], array) for name, array in feeds.items()}
 
     def _output(
         self, port: Port, program: Program, host: np.ndarray, feeds: Mapping[str, np.ndarray]
     ) -> np.ndarray:
         """A fresh array. An output may be an input, whose place may be taken by now, or a weight."""
-        if port.tensor in feeds:
-            return feeds[port.tensor].reshape(port.shape).copy()
-        place = self._places.get((port.tensor, False))
+        tensor = self._tensors[port.name]
+        if tensor in feeds:
+            return feeds[tensor].reshape(port.shape).copy()
+        place = self._places.get((tensor, False))
         if place is not None:
             return _array(host[place], port).copy()
         stored = self._artifact.stored_plan.host_weights
-        weight = next(w for w in stored if w.tensor == port.tensor and not w.packed)
+        weight = next(w for w in stored if w.tensor == tensor and not w.packed)
         return _array(program.weight_bytes(weight), port).copy()
 
 
 def _verify(artifact: Artifact) -> None:
     try:
-        for plan in artifact.plans:
-            verify(artifact.graph, plan)
+        for graph, plan in zip(artifact.graphs, artifact.plans, strict=True):
+            verify(graph, plan)
     except PlanError as error:
         what = f"its plan is refused ({error.code}): {error.what}"
         raise ArtifactError("HC306", what, where=error.where, remedy="compile the model again") from error
+
+
+def _tensors(artifact: Artifact) -> dict[str, str]:
+    """The tensor behind each input and output, by the name that the user knows."""
+    ports = artifact.manifest.inputs + artifact.manifest.outputs
+    tensors = artifact.graph.inputs + artifact.graph.outputs
+    return {port.name: tensor for port, tensor in zip(ports, tensors, strict=True)}
 
 
 def _host_places(artifact: Artifact) -> dict[tuple[str, bool], slice]:

@@ -42,18 +42,18 @@ def contents_of(model: Model) -> Contents:
         return LoweredPlan(binding.host_weights, binding.streamed_weights, binding.resident_weights, 1)
 
     def ports(names: tuple[str, ...]) -> tuple[Port, ...]:
-        return tuple(Port(f"user {n}", n, model.graph.tensor[n].shape, "float32") for n in names)
+        return tuple(Port(f"user {n}", model.graph.tensor[n].shape, "float32") for n in names)
 
     return Contents(
-        graph=model.graph,
+        graphs=(model.graph,) * len(model.plans),
         plans=model.plans,
+        pins=({"k0": Device.CPU},) * len(model.plans),
         lowered=tuple(map(lowered, model.plans)),
         target=model.target,
         inputs=ports(model.graph.inputs),
         outputs=ports(model.graph.outputs),
         source=Source("hand.onnx", "ab" * 32, 18),
         machine=replace(load_machine(), measured_us={("matmul", Device.CPU): 1.5}),
-        pins={"k0": Device.CPU},
         cuda_source="// kernels" if model.target.has_gpu else None,
         cuda_image_key="0123456789abcdef" if model.target.has_gpu else None,
         threads=2,
@@ -95,7 +95,8 @@ def test_what_is_stored_is_read_back(tmp_path: Path, model: Model) -> None:
     assert opened.plan == model.plans[-1]
     assert opened.manifest.inputs == contents.inputs
     assert opened.manifest.source == contents.source
-    assert (opened.manifest.machine, opened.manifest.pins) == (contents.machine, contents.pins)
+    assert opened.manifest.machine == contents.machine
+    assert tuple(stored.pins for stored in opened.manifest.plans) == contents.pins
     assert opened.manifest.threads == 2
     assert opened.needs_gpu == model.target.has_gpu
     assert opened.cuda_source() == contents.cuda_source

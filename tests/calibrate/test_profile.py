@@ -63,7 +63,8 @@ def test_plan_tells_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "CpuTimer", lambda target, threads: PretendedTimer(Device.CPU))
     monkeypatch.setattr(profile, "gpu_timer", lambda target: None)
     planned = plan_model(two_poolings(), OPTIONS)
-    (name,) = {kernel.function for kernel in planned.graph.kernels}
+    (graph,) = planned.graphs
+    (name,) = {kernel.function for kernel in graph.kernels}
     assert planned.machine.measured_us == {(name, Device.CPU): 3.0}
 
 

@@ -114,12 +114,12 @@ class Fakes:
         if self.error is not None:
             raise self.error
         if options.stop_after is not None:
-            return _Record(path=None, graph=None, plans=(), seconds={"import": 0.5})
+            return _Record(path=None, graphs=(), plans=(), seconds={"import": 0.5})
         output.mkdir(parents=True, exist_ok=True)
         (output / "manifest.json").write_text(MANIFEST_TEXT)
         return _Record(
             path=output,
-            graph=small_graph(),
+            graphs=(small_graph(),) * len(_plans(options)),
             plans=_plans(options),
             seconds={"import": 0.5, "link": 1.0},
             tuned={"f": "8x3"} if options.tune_seconds else {},
@@ -131,19 +131,21 @@ class Fakes:
         if self.error is not None:
             raise self.error
         return _Record(
-            graph=small_graph(),
+            graphs=(small_graph(),) * len(_plans(options)),
             plan=_plans(options)[-1],
             plans=_plans(options),
             all_gpu_peak_bytes=ALL_GPU_PEAK_BYTES,
             smallest_budget_bytes=SMALLEST_BUDGET_BYTES,
+            smallest_bytes_bound=MIB,
             machine=replace(options.machine, measured_us=_measured_us(options)),
-            pins={},
+            pins=({},) * len(_plans(options)),
         )
 
     def open_artifact(self, path: Path, **checks: bool) -> Any:
-        manifest: Any = _Record(machine=load_machine(), pins={})
         plans = tuple(small_plan(budget_bytes) for budget_bytes in self.artifact_budgets)
-        return Artifact(path, manifest, small_graph(), plans, len(plans) - 1)
+        stored = (_Record(pins={}),) * len(plans)
+        manifest: Any = _Record(machine=load_machine(), plans=stored)
+        return Artifact(path, manifest, (small_graph(),) * len(plans), plans, len(plans) - 1)
 
     def load(self, path: Path, **choices: int | None) -> FakeSession:
         self.choices.append(choices)

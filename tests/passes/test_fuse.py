@@ -192,6 +192,24 @@ def test_an_operator_with_several_results_keeps_them_apart():
     np.testing.assert_allclose(run_llvm(fuse(before).module, x)[0], x[:, :3] * x[:, 3:], rtol=1e-6)
 
 
+def test_the_transpose_of_a_weight_that_is_an_input_is_done_by_the_matmul():
+    @I.ir_module
+    class Dense:
+        @R.function
+        def main(x: R.Tensor((4, 8), "float32"), w: R.Tensor((6, 8), "float32")):
+            with R.dataflow():
+                transposed = R.permute_dims(w, axes=[1, 0])
+                y = R.matmul(x, transposed)
+                R.output(y)
+            return (y,)
+
+    fused = fuse(program_of(Dense))
+    assert calls(fused) == ["permute_dims_matmul"]
+    x, w = drawn(0, 4, 8), drawn(1, 6, 8)
+    [result] = run_llvm(fused.module, x, w)
+    np.testing.assert_allclose(result, x @ w.T, rtol=1e-5, atol=1e-6)
+
+
 def test_the_transpose_of_a_tied_weight_is_done_by_the_matmul():
     @I.ir_module
     class Before:

@@ -13,7 +13,6 @@ from hybridc.passes.partition import (
     Effort,
     all_gpu_peak_bytes,
     partition,
-    partition_each,
     smallest_budget_bytes,
 )
 from hybridc.passes.plan import make_plan
@@ -34,7 +33,8 @@ def devices(steps: tuple[Step, ...]) -> Mapping[str, Device]:
 
 def placement(graph: Graph, budget_bytes: int | None) -> list[Device]:
     """Device of each kernel, in the graph's order."""
-    chosen = devices(partition(graph, machine(), budget_bytes, BOTH, effort=BRIEF).steps)
+    (draft,) = partition(graph, machine(), [1 << 40 if budget_bytes is None else budget_bytes], effort=BRIEF)
+    chosen = devices(draft.steps)
     return [chosen[kernel.name] for kernel in graph.kernels]
 
 
@@ -53,8 +53,8 @@ def test_everything_runs_on_the_gpu_if_it_fits_to_the_byte() -> None:
     peak_bytes = all_gpu_peak_bytes(graph, machine())
     assert peak_bytes == (6 * 16_000 + 2 * 4) * UNIT
     assert placement(graph, peak_bytes) == placement(graph, None) == [GPU] * 6
-    everything = partition(graph, machine(), peak_bytes, BOTH, effort=BRIEF)
-    less = partition(graph, machine(), peak_bytes - 9 * UNIT, BOTH, effort=BRIEF)
+    (everything,) = partition(graph, machine(), [peak_bytes], effort=BRIEF)
+    (less,) = partition(graph, machine(), [peak_bytes - 9 * UNIT], effort=BRIEF)
     assert everything.makespan_us < less.makespan_us
 
 
@@ -80,7 +80,7 @@ def test_memory_is_used_unless_more_of_it_could_not_help() -> None:
     graph = heavy_chain(16)
     for percent in (90, 75, 50, 25):
         budget_bytes = all_gpu_peak_bytes(graph, machine()) * percent // 100
-        draft = partition(graph, machine(), budget_bytes, BOTH, effort=BRIEF)
+        (draft,) = partition(graph, machine(), [budget_bytes], effort=BRIEF)
         is_full = draft.gpu_bytes >= budget_bytes - 16_000 * UNIT
         assert is_full or draft.makespan_us == pytest.approx(draft.bound_us)
 
@@ -110,7 +110,7 @@ def test_kernel_whose_weight_is_large_and_whose_work_is_small_leaves_the_gpu_fir
 
 def test_weights_stream_past_kernels_that_take_longer_than_they() -> None:
     """Sixteen weights, room for two: each is copied while the kernel before it computes."""
-    draft = partition(heavy_chain(16, weight=50), machine(), 110 * UNIT, BOTH, effort=BRIEF)
+    (draft,) = partition(heavy_chain(16, weight=50), machine(), [110 * UNIT], effort=BRIEF)
     assert set(devices(draft.steps).values()) == {GPU}
     copied = {s.tensor for s in draft.steps if isinstance(s, Copy) and s.target is GPU}
     assert len(copied & {f"w{i}" for i in range(16)}) >= 14
@@ -121,7 +121,7 @@ def test_more_memory_never_makes_a_plan_slower() -> None:
     graph = heavy_chain(32)
     peak_bytes = all_gpu_peak_bytes(graph, machine())
     budgets = [peak_bytes * percent // 100 for percent in (0, 5, 10, 25, 26, 50, 75, 100, 200)]
-    drafts = partition_each(graph, machine(), budgets, effort=BRIEF)
+    drafts = partition(graph, machine(), budgets, effort=BRIEF)
     times = [draft.makespan_us for draft in drafts]
     assert times == sorted(times, reverse=True)
     assert all(draft.gpu_bytes <= budget for draft, budget in zip(drafts, budgets, strict=True))
@@ -131,8 +131,8 @@ def test_more_memory_never_makes_a_plan_slower() -> None:
 def test_plan_of_a_budget_does_not_depend_on_others_asked_for() -> None:
     graph = heavy_chain(12)
     peak_bytes = all_gpu_peak_bytes(graph, machine())
-    both = partition_each(graph, machine(), [peak_bytes // 3, peak_bytes], effort=BRIEF)
-    (alone,) = partition_each(graph, machine(), [peak_bytes // 3], effort=BRIEF)
+    both = partition(graph, machine(), [peak_bytes // 3, peak_bytes], effort=BRIEF)
+    (alone,) = partition(graph, machine(), [peak_bytes // 3], effort=BRIEF)
     assert both[0] == alone
 
 
@@ -151,7 +151,7 @@ def test_restricted_kernels_stay_where_they_have_code() -> None:
 
 def test_refusal_names_the_kernel_and_the_smallest_budget_which_then_works() -> None:
     with pytest.raises(PlanError) as refused:
-        partition(restricted(), machine(), 10 * UNIT, BOTH)
+        partition(restricted(), machine(), [10 * UNIT])
     error = refused.value
     assert (error.code, error.smallest_budget_bytes) == ("HC203", 11 * UNIT)
     assert f"peak GPU memory {11 * UNIT:,} bytes exceeds the budget of {10 * UNIT:,} bytes" in error.what
@@ -163,11 +163,11 @@ def test_refusal_names_the_kernel_and_the_smallest_budget_which_then_works() -> 
 
 def test_refusal_says_that_the_kernel_is_pinned() -> None:
     with pytest.raises(PlanError, match="is pinned there") as refused:
-        partition(chain(3), machine(), 3 * UNIT, BOTH, pins={"k1": GPU})
+        partition(chain(3), machine(), [3 * UNIT], pins={"k1": GPU})
     assert "'k1'" in refused.value.where
     needed_bytes = smallest_budget_bytes(chain(3), machine(), {"k1": GPU})
     assert refused.value.smallest_budget_bytes == needed_bytes == 10 * UNIT
-    draft = partition(chain(3), machine(), needed_bytes, BOTH, pins={"k1": GPU}, effort=BRIEF)
+    (draft,) = partition(chain(3), machine(), [needed_bytes], pins={"k1": GPU}, effort=BRIEF)
     assert devices(draft.steps)["k1"] is GPU
 
 
@@ -196,7 +196,7 @@ def test_plan_is_as_fast_as_every_baseline_and_no_faster_than_the_bound() -> Non
     graph = heavy_chain(16)
     for percent in (75, 50, 25, 10):
         budget_bytes = all_gpu_peak_bytes(graph, machine()) * percent // 100
-        draft = partition(graph, machine(), budget_bytes, BOTH, effort=BRIEF)
+        (draft,) = partition(graph, machine(), [budget_bytes], effort=BRIEF)
         problem = draft.problem
         for policy in BASELINES.values():
             chosen = policy(problem, lambda decisions, p=problem: simulate(p, decisions).makespan_us)  # type: ignore[misc]
@@ -208,6 +208,6 @@ def test_progress_is_reported() -> None:
     seen: list[tuple[int, int]] = []
     graph = heavy_chain(16)
     partition(
-        graph, machine(), None, BOTH, effort=BRIEF, report=lambda done, total: seen.append((done, total))
+        graph, machine(), [1 << 40], effort=BRIEF, report=lambda done, total: seen.append((done, total))
     )
     assert seen == sorted(seen) and all(0 <= done <= total for done, total in seen) and seen

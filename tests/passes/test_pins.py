@@ -8,7 +8,7 @@ import pytest
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
-from hybridc.passes.pins import resolve_pins
+from hybridc.passes.pins import carried_pins, resolve_pins
 from tests.support.graphs import chain
 
 GPU, CPU = Device.GPU, Device.CPU
@@ -75,3 +75,23 @@ def test_pin_to_a_device_without_code_is_refused() -> None:
     with pytest.raises(PlanError, match="no code for the gpu") as refused:
         resolve_pins(network(), [("head/*", GPU)])
     assert refused.value.code == "HC207" and "'k2' (head/Gemm_2)" in refused.value.where
+
+
+def banded(*kernels: tuple[str, ...], devices: tuple[Device, ...] = (GPU, CPU)) -> Graph:
+    """The network in another form: kernels that compute these nodes."""
+    graph = chain(len(kernels))
+    changed = (replace(k, origins=o, devices=devices) for k, o in zip(graph.kernels, kernels, strict=True))
+    return replace(graph, kernels=tuple(changed))
+
+
+def test_pins_are_carried_to_kernels_that_compute_the_same_nodes() -> None:
+    other = banded(("encoder/Conv_0",), ("encoder/Conv_0",), ("encoder/Relu_1", "head/Gemm_2"))
+    assert carried_pins(network(), {"k0": GPU}, other) == {"k0": GPU, "k1": GPU}
+    assert carried_pins(network(), {"k1": CPU, "k2": CPU}, other) == {"k2": CPU}
+    assert carried_pins(network(), {}, other) == {}
+
+
+def test_pins_that_another_graph_cannot_meet_are_told() -> None:
+    joined = banded(("encoder/Conv_0", "encoder/Conv_1"))
+    assert carried_pins(network(), {"k0": GPU, "k1": CPU}, joined) is None
+    assert carried_pins(network(), {"k0": GPU}, banded(("encoder/Conv_0",), devices=(CPU,))) is None

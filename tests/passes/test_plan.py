@@ -9,6 +9,7 @@ from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.plan import make_plan, make_plans
+from hybridc.passes.tilings import Tiling
 from tests.support.graphs import chain, machine
 
 BOTH = (Device.GPU, Device.CPU)
@@ -19,14 +20,14 @@ def test_plans_for_several_budgets_are_those_for_each_alone() -> None:
     graph = chain(6)
     peak_bytes = all_gpu_peak_bytes(graph, machine())
     budgets = [peak_bytes // 4, peak_bytes // 2, peak_bytes]
-    plans = make_plans(graph, machine(), budgets, BOTH, effort=BRIEF)
+    plans = [plan for _, plan in make_plans([Tiling(graph)], machine(), budgets, BOTH, effort=BRIEF)]
     assert [plan.budget_bytes for plan in plans] == budgets
-    assert plans == tuple(make_plan(graph, machine(), b, BOTH, effort=BRIEF) for b in budgets)
+    assert plans == [make_plan(graph, machine(), b, BOTH, effort=BRIEF) for b in budgets]
 
 
 def test_without_budgets_there_is_one_plan_without_a_limit() -> None:
     for devices in (BOTH, (Device.CPU,)):
-        (plan,) = make_plans(chain(2), machine(), [], devices, effort=BRIEF)
+        ((_, plan),) = make_plans([Tiling(chain(2))], machine(), [], devices, effort=BRIEF)
         assert plan == make_plan(chain(2), machine(), None, devices, effort=BRIEF)
         assert plan.budget_bytes is None
 
@@ -36,5 +37,5 @@ def test_budget_that_cannot_be_met_is_named() -> None:
     pins = {kernel.name: Device.GPU for kernel in graph.kernels}
     needed_bytes = smallest_budget_bytes(graph, machine(), pins)
     with pytest.raises(PlanError, match=f"budget of {needed_bytes - ALIGNMENT_BYTES:,} bytes") as caught:
-        make_plans(graph, machine(), [needed_bytes - ALIGNMENT_BYTES, 1 << 30], BOTH, pins=pins)
+        make_plans([Tiling(graph, pins)], machine(), [needed_bytes - ALIGNMENT_BYTES, 1 << 30], BOTH)
     assert (caught.value.code, caught.value.smallest_budget_bytes) == ("HC203", needed_bytes)

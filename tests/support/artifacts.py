@@ -136,7 +136,7 @@ class Model:
         return self.plan, *self.larger
 
     def lower(self) -> Lowered:
-        return lower(self.graph, self.plans, self.functions, self.target)
+        return lower([self.graph] * len(self.plans), self.plans, self.functions, self.target)
 
     def write(self, path: Path) -> Path:
         """Build and store the artifact."""
@@ -147,15 +147,15 @@ class Model:
     def _contents(self, lowered: Lowered, library: BuiltLibrary) -> Contents:
         image = library.cuda_image
         return Contents(
-            graph=self.graph,
+            graphs=(self.graph,) * len(self.plans),
             plans=self.plans,
+            pins=({},) * len(self.plans),
             lowered=lowered.plans,
             target=self.target,
             inputs=tuple(self._port(f"the/{name}", name) for name in self.graph.inputs),
             outputs=tuple(self._port(f"out/{i}", name) for i, name in enumerate(self.graph.outputs)),
             source=Source("hand.onnx", "0" * 64, 18),
             machine=load_machine(),
-            pins={},
             cuda_source=library.cuda_source,
             cuda_image_key=None if image is None else emulator.image_key(image),
         )
@@ -168,7 +168,7 @@ class Model:
 
     def _port(self, name: str, tensor_name: str) -> Port:
         tensor = self.graph.tensor[tensor_name]
-        return Port(name, tensor_name, tensor.shape, tensor.dtype)
+        return Port(name, tensor.shape, tensor.dtype)
 
 
 def tensor(name: str, role: Role = Role.ACTIVATION, shape: tuple[int, ...] = SHAPE) -> Tensor:

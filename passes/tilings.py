@@ -1,0 +1,95 @@
+"""Which ways of cutting the network up are worth planning, and from which budget on.
+
+How finely kernels are cut up decides how fast a plan can be: large bands need memory that small budgets do
+not have, small ones cost launches. Which way is best is told by short searches at fixed budgets, the points,
+which depend on the network but not on the budget that is asked for. A way that is best at a point is planned
+for that budget and every larger one; so a larger budget has more ways to choose from, never fewer, and its
+plan is not slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from hybridc.ir import Graph
+from hybridc.machine import Machine
+from hybridc.passes.partition import Effort, rough_time_us, smallest_budget_bytes
+from hybridc.passes.pins import Pins
+
+UNLIMITED_BYTES = 2**62
+POINTS = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
+"""Shares of what the whole network needs entirely on the GPU."""
+FINEST = 8
+"""At a point ways are compared whose kernels are cut up to its bytes, or to more than an eighth of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """The graph of the network, whole or cut up, and for which budgets it is planned."""
+
+    graph: Graph
+    pins: Pins = field(default_factory=dict)
+    limit_bytes: int = UNLIMITED_BYTES
+    """What kernels are cut up to."""
+    all_bytes: int | None = None
+    """What the whole network needs entirely on the GPU, if that is known."""
+    first_bytes: int = 0
+    """Smaller budgets have better ways."""
+    last_bytes: int = UNLIMITED_BYTES
+    """Larger budgets have too: for them a plan of this budget is good enough."""
+
+
+def choose_tilings(
+    tilings: Sequence[Tiling], machine: Machine, all_bytes: int, largest_bytes: int, effort: Effort
+) -> tuple[Tiling, ...]:
+    """The tilings that are worth planning for budgets up to `largest_bytes`, with their ranges.
+
+    Requires: the first is the whole network, which needs `all_bytes` entirely on the GPU, the others are
+    ever finer; the last has to be the same for all budgets, of the others those beyond `largest_bytes` may
+    be missing. Ensures: those for a smaller budget are among them, with the same first budgets; there is one
+    for the smallest budget that the whole network or the finest way can do with, and the whole network is
+    always among them.
+    """
+    whole, *cut_up = tilings
+    if not cut_up:
+        return (whole,)
+    least_bytes = [smallest_budget_bytes(t.graph, machine, t.pins) for t in tilings]
+    shares = {int(all_bytes * share) for share in POINTS}
+    smallest_bytes = min(least_bytes[0], least_bytes[-1])
+    points = sorted({smallest_bytes} | {b for b in shares if smallest_bytes < b <= largest_bytes})
+    ranges: dict[int, tuple[int, int]] = {}
+    for point, following in pairwise((*points, UNLIMITED_BYTES)):
+        contestants = [n for n in _contestants(tilings, point) if least_bytes[n] <= point]
+        best = _fastest(tilings, contestants or [len(cut_up)], machine, point, effort)
+        ranges[best] = ranges.get(best, (point, 0))[0], following
+    ranges[0] = least_bytes[0], UNLIMITED_BYTES
+    return tuple(
+        replace(tilings[n], first_bytes=first, last_bytes=last, all_bytes=all_bytes)
+        for n, (first, last) in sorted(ranges.items())
+    )
+
+
+def _contestants(tilings: Sequence[Tiling], point: int) -> list[int]:
+    """The whole network and the ways that suit a budget."""
+    finest = len(tilings) - 1
+    return [
+        n
+        for n, tiling in enumerate(tilings)
+        if n == 0
+        or tiling.limit_bytes <= point < FINEST * tiling.limit_bytes
+        or (n == finest and point < tiling.limit_bytes)
+    ]
+
+
+def _fastest(
+    tilings: Sequence[Tiling], contestants: Sequence[int], machine: Machine, budget_bytes: int, effort: Effort
+) -> int:
+    if len(contestants) == 1:
+        return contestants[0]
+    times_us = {
+        n: rough_time_us(tilings[n].graph, machine, budget_bytes, pins=tilings[n].pins, effort=effort)
+        for n in contestants
+    }
+    return min(times_us, key=lambda n: times_us[n])
