@@ -5,7 +5,8 @@ that convolution, pooling and whatever is done channel by channel need no other 
 (Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", SC 2018).
 Where `b` does not divide C the last block is filled up with finite values that nobody reads.
 
-Weights are known when compiling and come in blocks too: zero where a channel does not exist.
+Weights come in blocks too, zero where a channel does not exist: packed when compiling, or else each time by
+`pack_weight`.
 """
 
 from __future__ import annotations
@@ -107,6 +108,59 @@ def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window
         name="depthwise",
     )
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
+
+
+def blocked_conv2d_wgrad(
+    data: Sequence[int], gradient: Sequence[int], weight: Sequence[int], window: Window
+) -> tirx.PrimFunc:
+    """The gradient `[O, C, KH, KW]` of the weights of a convolution of `data` whose result has `gradient`.
+
+    Both are blocked, `[N, CB, H, W, c]` and `[N, OB, OH, OW, o]`; data may be plain, `[N, C, H, W]`.
+    """
+    x, dy = _tensor(data, "data"), _tensor(gradient, "gradient")
+    padded = _padded(x, window.padding)
+    n, y, z = (sum_over(e, name) for e, name in zip((data[0], *gradient[2:4]), ("n", "y", "x"), strict=True))
+    (sh, sw), (dh, dw), lanes = window.strides, window.dilation, gradient[4]
+
+    def at(o: te.Var, c: te.Var, a: te.Var, b: te.Var) -> te.Expr:
+        channel, lane = (c, ()) if len(data) == 4 else (c // data[4], (c % data[4],))
+        value = padded[(n, channel, y * sh + a * dh, z * sw + b * dw, *lane)]
+        return te.sum(dy[n, o // lanes, y, z, o % lanes] * value, axis=[n, y, z])
+
+    attributes: dict[str, object] = {"operator": "conv2d_wgrad", "strides": list(window.strides)}
+    attributes |= {"padding": list(window.padding), "dilation": list(window.dilation), "groups": 1}
+    out = te.compute(extents(*weight), at, name="conv2d_wgrad", attrs=attributes)
+    return _function([x, dy, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
+
+
+def pack_weight(
+    weight: Sequence[int], lanes: int, input_lanes: int | None, *, depthwise: bool = False
+) -> tirx.PrimFunc:
+    """Weights `[O, I, KH, KW]` to `[OB, IB, KH, KW, i, o]`, zero where there is no channel.
+
+    For plain data, whose `input_lanes` is None, to `[OB, KH, KW, I, o]`; depthwise ones to `[OB, KH, KW, o]`.
+    """
+    w = _tensor(weight, "weight")
+    outputs, inputs, *taps = weight
+    blocks = -(-outputs // lanes)
+
+    def at(ob: te.Var, *rest: te.Var) -> te.Expr:
+        o, c = ob * lanes + rest[-1], tirx.const(0, "int64")
+        a, b = rest[:2] if depthwise or input_lanes is None else rest[1:3]
+        if not depthwise:
+            c = rest[-2] if input_lanes is None else rest[0] * input_lanes + rest[-2]
+        bounds = [(o, outputs, lanes), (c, inputs, input_lanes or 1)]
+        exists = [i < extent for i, extent, block in bounds if extent % block]
+        value = w[o, c, a, b]
+        return tirx.if_then_else(tirx.all(*exists), value, tirx.const(0, w.dtype)) if exists else value
+
+    if depthwise:
+        shape = extents(blocks, *taps, lanes)
+    elif input_lanes is None:
+        shape = extents(blocks, *taps, inputs, lanes)
+    else:
+        shape = extents(blocks, -(-inputs // input_lanes), *taps, input_lanes, lanes)
+    return _function([w, te.compute(shape, at, name="pack_weight")], Pattern.INJECTIVE)
 
 
 def to_blocked(plain: Sequence[int], lanes: int, dtype: str = "float32") -> tirx.PrimFunc:

@@ -54,6 +54,12 @@ class Layout:
     origins: tuple[str, ...] = ()
     values: dict[relax.Var, Any] = field(default_factory=dict)
     """What the old program's variables are bound to."""
+    library: dict[str, tirx.PrimFunc] = field(default_factory=dict)
+    """The old program's functions by name."""
+    tuples: dict[relax.Var, relax.Var] = field(default_factory=dict)
+    """The new program's tuples, some of whose fields are blocked, by the old ones."""
+    rewritten: dict[tuple[object, ...], tirx.PrimFunc | None] = field(default_factory=dict)
+    """Functions for blocked operands, by key; None for those that cannot be."""
     _by_key: dict[tuple[object, ...], tvm.ir.GlobalVar] = field(default_factory=dict)
 
     def renamed(self, expr: relax.Expr) -> relax.Expr:
@@ -70,14 +76,16 @@ class Layout:
     def as_plain(self, var: relax.Var) -> relax.Expr:
         if var not in self.plain:
             source = self.blocked[var]
-            n, _, h, w, lanes = tensor_shape(source.var)
+            n, _, h, w, _ = tensor_shape(source.var)
             shape = (n, source.channels, h, w)
             if h * w == 1 and not source.is_filled:
                 self.plain[var] = self.emit(relax.op.reshape(source.var, shape), "view")
             else:
-                key = ("to_plain", n, source.channels, h, w, lanes)
                 made = tensor_shape(source.var), source.channels, tensor_dtype(source.var)
-                self.plain[var] = self.call(key, lambda: to_plain(*made), [source.var], shape)
+                result = relax.TensorType(shape, tensor_dtype(source.var))
+                self.plain[var] = self.call(
+                    ("to_plain", *made), lambda: to_plain(*made), [source.var], result
+                )
         return self.plain[var]
 
     def as_blocked(self, var: relax.Expr, lanes: int) -> Blocked:
@@ -101,15 +109,21 @@ class Layout:
         key: tuple[object, ...],
         make: Callable[[], tirx.PrimFunc],
         arguments: Sequence[relax.Expr],
-        shape: Sequence[int],
+        result: Sequence[int] | relax.TensorType | list[relax.TensorType],
     ) -> relax.Var:
-        """Call a function, made once for each key, whose first part is its name."""
+        """Call a function, made once for each key, whose first part is its name.
+
+        The result is float32 of a shape, or of the given type, or a tuple of several types.
+        """
         if key not in self._by_key:
-            name = str(key[0])
-            variable = tvm.ir.GlobalVar(f"{name}_{len(self._by_key)}")
+            number = len(self._by_key)
+            while f"{key[0]}_{number}" in self.library:
+                number += 1
+            variable = tvm.ir.GlobalVar(f"{key[0]}_{number}")
             function = make().with_attr("global_symbol", variable.name_hint)
             relax.expr._update_type(variable, function.ty)
             self._by_key[key] = variable
-            self.functions[variable] = function
-        result = relax.TensorType(list(shape), "float32")
+            self.functions[variable] = self.library[variable.name_hint] = function
+        if not isinstance(result, relax.TensorType) and not isinstance(result[0], relax.TensorType):
+            result = relax.TensorType(list(result), "float32")
         return self.emit(relax.call_tir(self._by_key[key], list(arguments), result), str(key[0]))

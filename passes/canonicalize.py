@@ -61,15 +61,22 @@ class _Context:
         return var
 
     def call(
-        self, key: tuple[object, ...], make: Callable[[], tirx.PrimFunc], arguments: list[relax.Expr]
+        self,
+        key: tuple[object, ...],
+        make: Callable[[], tirx.PrimFunc],
+        arguments: list[relax.Expr],
+        shape: tuple[int, ...] | None = None,
     ) -> relax.Call:
-        """Call a float32 function, made once for each key; the result is shaped like the first argument."""
+        """Call a float32 function, made once for each key.
+
+        The result is shaped like the first argument if no `shape` is given.
+        """
         if key not in self.functions:
             name = tvm.ir.GlobalVar(f"{key[0]}_{len(self.functions)}")
             function = make().with_attr("global_symbol", name.name_hint)
             relax.expr._update_type(name, function.ty)
             self.functions[key] = name, function
-        result = relax.TensorType(tensor_shape(arguments[0]), "float32")
+        result = relax.TensorType(shape or tensor_shape(arguments[0]), "float32")
         return relax.call_tir(self.functions[key][0], arguments, result)
 
     def emit_early(self, expr: relax.Expr) -> relax.Var:

@@ -24,8 +24,10 @@ from hybridc.passes.blocked import (
     blocked_depthwise,
     blocked_grouped_conv2d,
 )
+from hybridc.passes.blocked_weights import Weight
 from hybridc.passes.blocks import Blocked, Layout, lanes_of
 from hybridc.passes.channel_groups import Groups, joining
+from hybridc.passes.layout_functions import FUNCTION_RULES, NARROW_INPUT
 from hybridc.passes.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 
@@ -34,8 +36,6 @@ MINIMUM_REUSE = 24
 conversion of its own input and output."""
 PLAIN_GROUPS, BLOCKED_GROUPS = 1.7, 1.2
 """Time of a convolution in groups of plain and of blocked data, in multiply-adds at full speed for each."""
-NARROW_INPUT = 8
-"""Fewer input channels are broadcast one by one from plain data: a block would be mostly empty."""
 
 ZERO_PRESERVING = (
     *("nn.relu", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh", "erf"),
@@ -67,14 +67,17 @@ def choose_layout(program: Program, isa: Isa) -> Program:
     inputs = [v for v in program.main.params if v.name not in program.weights]
     layout = Layout(ProgramBuilder(inputs), isa, {v: v for v in inputs})
     layout.values = {binding.var: binding.value for binding in program.bindings}
+    layout.library = {g.name_hint: function for g, function in program.functions.items()}
     for var in program.main.params:
         if var.name in program.weights:
             layout.plain[var] = layout.builder.weight(program.weights[var.name], var.name)
     for binding in program.bindings:
         layout.origins = program.origins.get(binding.var.name, ())
         result = next((r for rule in RULES if (r := rule(layout, binding)) is not None), None)
-        if result is not None:
+        if isinstance(result, Blocked):
             layout.blocked[binding.var] = result
+        elif result is not None:
+            layout.plain[binding.var] = result
         else:
             plain = layout.renamed(binding.value)
             layout.plain[binding.var] = layout.emit(plain, binding.var.name)
@@ -90,15 +93,17 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     if not is_op(call, "nn.conv2d") or tensor_dtype(binding.var) != "float32":
         return None
     attrs = call.attrs
-    data, weight = call.args[0], layout.weight(call.args[1])
-    if weight is None or (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
+    data, weight = call.args[0], Weight(call.args[1], layout.weight(call.args[1]))
+    if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
         return None
     window, groups, result = _window(attrs), int(attrs.groups), tensor_shape(binding.var)
     if groups > 1:
         if weight.shape[1] == 1 and groups == weight.shape[0]:
             return _depthwise(layout, data, weight, window, result)
-        return _grouped(layout, data, Groups(weight, groups), window, result)
-    if data not in layout.blocked and not _pays(tensor_shape(data), weight, result):
+        if weight.value is None:
+            return None
+        return _grouped(layout, data, Groups(weight.value, groups), window, result)
+    if data not in layout.blocked and not _pays(tensor_shape(data), weight.shape, result):
         return None
     return _dense(layout, data, weight, window, result)
 
@@ -110,53 +115,41 @@ def _window(attrs: Any) -> Window:
     return Window((sh, sw), (top, left, bottom, right), (dh, dw))
 
 
-def _pays(data: Sequence[int], weight: np.ndarray, result: Sequence[int]) -> bool:
+def _pays(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> bool:
     reads = math.prod(data) if data[1] >= NARROW_INPUT else 0
-    multiply_adds = math.prod(result) * math.prod(weight.shape[1:])
+    multiply_adds = math.prod(result) * math.prod(weight[1:])
     return multiply_adds >= MINIMUM_REUSE * (reads + math.prod(result))
 
 
 def _dense(
-    layout: Layout, data: relax.Expr, weight: np.ndarray, window: Window, result: Sequence[int]
+    layout: Layout, data: relax.Expr, weight: Weight, window: Window, result: Sequence[int]
 ) -> Blocked:
-    outputs, inputs, kh, kw = weight.shape
+    outputs, inputs, *_ = weight.shape
     lanes = lanes_of(outputs, layout.isa)
-    blocks = -(-outputs // lanes)
     if data not in layout.blocked and inputs < NARROW_INPUT:
-        source, input_blocks, input_lanes = layout.as_plain(data), 1, inputs
+        source, input_lanes = layout.as_plain(data), None
     else:
         found = layout.blocked.get(data) or layout.as_blocked(data, lanes_of(inputs, layout.isa))
         source, input_lanes = found.var, found.lanes
-        input_blocks = -(-inputs // input_lanes)
-    padded = np.zeros((blocks * lanes, input_blocks * input_lanes, kh, kw), weight.dtype)
-    padded[:outputs, :inputs] = weight
-    split = padded.reshape(blocks, lanes, input_blocks, input_lanes, kh, kw).transpose(0, 2, 4, 5, 3, 1)
-    is_plain = len(tensor_shape(source)) == 4
-    packed = np.ascontiguousarray(split[:, 0] if is_plain else split)
-    shapes = tensor_shape(source), packed.shape, window
-    shape = (result[0], blocks, result[2], result[3], lanes)
-    arguments = [source, layout.builder.weight(packed, "weight")]
+    packed = weight.packed(layout, lanes, input_lanes)
+    shapes = tensor_shape(source), tensor_shape(packed), window
+    shape = (result[0], -(-outputs // lanes), result[2], result[3], lanes)
     return Blocked(
-        layout.call(("conv2d", *shapes), lambda: blocked_conv2d(*shapes), arguments, shape), outputs
+        layout.call(("conv2d", *shapes), lambda: blocked_conv2d(*shapes), [source, packed], shape), outputs
     )
 
 
 def _depthwise(
-    layout: Layout, data: relax.Expr, weight: np.ndarray, window: Window, result: Sequence[int]
+    layout: Layout, data: relax.Expr, weight: Weight, window: Window, result: Sequence[int]
 ) -> Blocked | None:
     source = layout.blocked.get(data)
     if source is None:
         return None
-    channels, _, kh, kw = weight.shape
-    blocks = tensor_shape(source.var)[1]
-    padded = np.zeros((blocks * source.lanes, kh, kw), weight.dtype)
-    padded[:channels] = weight[:, 0]
-    packed = np.ascontiguousarray(padded.reshape(blocks, source.lanes, kh, kw).transpose(0, 2, 3, 1))
-    shapes = tensor_shape(source.var), packed.shape, window
-    arguments = [source.var, layout.builder.weight(packed, "weight")]
-    shape = (result[0], blocks, result[2], result[3], source.lanes)
-    var = layout.call(("depthwise", *shapes), lambda: blocked_depthwise(*shapes), arguments, shape)
-    return Blocked(var, channels)
+    packed = weight.packed_depthwise(layout, source.lanes)
+    shapes = tensor_shape(source.var), tensor_shape(packed), window
+    shape = (result[0], tensor_shape(source.var)[1], result[2], result[3], source.lanes)
+    var = layout.call(("depthwise", *shapes), lambda: blocked_depthwise(*shapes), [source.var, packed], shape)
+    return Blocked(var, weight.shape[0])
 
 
 def _grouped(
@@ -172,7 +165,7 @@ def _grouped(
         return None
     joined = groups.joined(number)
     if joined.count == 1:
-        return _dense(layout, data, joined.weight, window, result)
+        return _dense(layout, data, Weight(None, joined.weight), window, result)
     source, weight = layout.as_blocked(data, input_lanes).var, joined.filled(lanes)
     key = tensor_shape(source), weight.shape, window, joined.outputs, lanes
     arguments = [source, layout.builder.weight(weight, "weight")]
@@ -209,6 +202,10 @@ def _operand(layout: Layout, operand: relax.Expr, leader: Blocked, shape: Sequen
     if value is not None:
         return operand if value.ndim == 0 else _per_channel(layout, value, leader)
     own = tensor_shape(operand)
+    if own[-3:] == (leader.channels, 1, 1) and math.prod(own) == leader.channels and not leader.is_filled:
+        return layout.emit(
+            relax.op.reshape(layout.as_plain(operand), (1, -1, 1, 1, leader.lanes)), "per_channel"
+        )
     per_channel = len(own) == 4 and own[:2] == tuple(shape[:2]) and own[2:] == (1, 1)
     return layout.as_blocked(operand, leader.lanes).var if own == tuple(shape) or per_channel else None
 
@@ -254,11 +251,11 @@ def _pool(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
 
 
 def _mean(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
-    """Global average pooling, written as a mean over both spatial axes."""
+    """Reductions over both spatial axes, as global average pooling, and perhaps over images."""
     call = binding.value
     if not is_op(call, "mean", "max", "sum") or call.args[0] not in layout.blocked or not call.attrs.keepdims:
         return None
-    if sorted(int(a) % 4 for a in call.attrs.axis or ()) != [2, 3]:
+    if sorted(int(a) % 4 for a in call.attrs.axis or ()) not in ([2, 3], [0, 2, 3]):
         return None
     source = layout.blocked[call.args[0]]
     var = layout.emit(relax.Call(call.op, [source.var], call.attrs), binding.var.name)
@@ -336,12 +333,13 @@ def _first_pixel(binding: relax.VarBinding) -> tuple[int, int] | None:
     return (begins[0], begins[1]) if axes == [2, 3] and min(begins) >= 0 else None
 
 
-RULES: tuple[Callable[[Layout, relax.VarBinding], Blocked | None], ...] = (
+RULES: tuple[Callable[[Layout, relax.VarBinding], Blocked | relax.Var | None], ...] = (
     _convolution,
     _elementwise,
     _pool,
     _mean,
     _concat,
     _depth_to_space,
+    *FUNCTION_RULES,
 )
-"""Each gives the blocked form of a binding's result, or None: the binding then stays plain."""
+"""Each gives a binding's result, blocked or a plain variable, or None: the binding then stays as it is."""

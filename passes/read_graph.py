@@ -17,9 +17,12 @@ from hybridc.schedules.registry import Scheduled
 
 _FAMILY_OF_RULE = {
     "attention": "matmul",
+    "conv_wgrad": "conv2d",
     "conv2d_blocked": "conv2d",
     "depthwise_blocked": "depthwise",
     "fast_conv1d": "winograd",
+    "long_reductions": "reduction",
+    "max_pool_indices": "pooling",
     "separable": "conv2d",
     "softmax": "reduction",
     "arg_extremum": "reduction",
@@ -180,8 +183,9 @@ def _most_read(function: tirx.PrimFunc, sizes: Sequence[int]) -> float:
 def _overwritable(function: tirx.PrimFunc) -> tuple[tuple[str, str], ...]:
     """Pairs (output, input), by position, where the output may take the input's bytes.
 
-    True if the input is read by one block only, which writes the output, is no reduction, and reads
-    exactly the element that it writes.
+    True if all blocks that read the input write an output and read exactly the element that they write, none
+    is a reduction, and the last of them writes this output. (Another block might be computed inside of one
+    that comes later.)
     """
     schedule = s_tir.Schedule(function)
     blocks = [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
@@ -192,22 +196,26 @@ def _overwritable(function: tirx.PrimFunc) -> tuple[tuple[str, str], ...]:
         (str(o), str(i))
         for o, output in enumerate(written)
         for i, source in enumerate(inputs)
-        if _same_element(output, source, blocks)
+        if _same_element(output, source, blocks, written)
     )
 
 
-def _same_element(output: tirx.Var, source: tirx.Var, blocks: list) -> bool:
+def _same_element(output: tirx.Var, source: tirx.Var, blocks: list, written: list[tirx.Var]) -> bool:
     readers = [block for block in blocks if any(r.source.same_as(source) for r in block.reads)]
     writers = [block for block in blocks if any(w.source.same_as(output) for w in block.writes)]
-    if len(readers) != 1 or len(writers) != 1 or not readers[0].same_as(writers[0]):
+    if not readers or len(writers) != 1 or not readers[-1].same_as(writers[0]):
         return False
-    block = readers[0]
+    same_type = str(source.dtype) == str(output.dtype) and structural_equal(source.shape, output.shape)
+    to_outputs = all(any(w.source.same_as(p) for p in written) for block in readers for w in block.writes)
+    return same_type and to_outputs and all(_is_elementwise(block, source) for block in readers)
+
+
+def _is_elementwise(block: s_tir.SBlock, source: tirx.Var) -> bool:
+    """Whether a block reads of a tensor only the element that it writes."""
     reads = [r.region for r in block.reads if r.source.same_as(source)]
-    writes = [w.region for w in block.writes if w.source.same_as(output)]
+    writes = [w.region for w in block.writes]
     return (
         len(reads) == len(writes) == 1
-        and str(source.dtype) == str(output.dtype)
-        and structural_equal(source.shape, output.shape)
         and structural_equal(reads[0], writes[0])
         and all(int(r.extent) == 1 for r in reads[0])
         and all(int(v.iter_type) == int(tirx.IterVar.DataPar) for v in block.iter_vars)

@@ -8,6 +8,9 @@ one convolution of stride 1 with s times the output channels for each axis, whos
 
 That is s times less arithmetic for each axis than convolving data with s - 1 zeros between its elements (Shi
 et al., "Is the deconvolution layer the same as a convolutional layer?", 2016).
+
+Weights that are not known are brought into this order by a function, each time: gradients of convolutions
+with respect to their data are transposed convolutions.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx
 
+from hybridc.passes.blocked import extents
+from hybridc.passes.functions import Pattern
 from hybridc.passes.program import is_op, tensor_shape
 
 if TYPE_CHECKING:
@@ -47,26 +52,43 @@ class _Phases:
     def window(self) -> int:
         return len(self.taps[0])
 
+    def tap_of(self, phase: tirx.Expr, place: tirx.Expr) -> tuple[tirx.Expr, bool]:
+        """The old tap of a phase at a place of the new kernel, and whether every phase has all.
+
+        It is affine: a place further is a stride back, a phase further one tap on or, where the phase begins
+        with the next input, so much less.
+        """
+        known = [(p, j, k) for p, taps in enumerate(self.taps) for j, k in enumerate(taps) if k >= 0]
+        firsts = {p: k + self.stride * j for p, j, k in known}
+        always = len(known) == self.stride * self.window
+        first: tirx.Expr = tirx.const(-1, "int64")
+        for p, number in firsts.items():
+            value = tirx.const(number, "int64")
+            first = value if self.stride == 1 else tirx.Select(phase == p, value, first)
+        return first - place * self.stride, always
+
 
 def split_transposed_convolution(expr: relax.Expr, context: _Context) -> relax.Expr | None:
-    """`conv1d_transpose` or `conv2d_transpose` with known weights, without dilation and groups."""
+    """`conv1d_transpose` or `conv2d_transpose` without groups; without dilation if there is a stride."""
     if not isinstance(expr, relax.Call) or not is_op(expr, "nn.conv1d_transpose", "nn.conv2d_transpose"):
         return None
-    attrs, weight = expr.attrs, context.weight(expr.args[1])
+    attrs, weight = expr.attrs, tensor_shape(expr.args[1])
     rank = len(attrs.strides)
     plain = (attrs.data_layout, attrs.kernel_layout) == (("NCW", "IOW"), ("NCHW", "IOHW"))[rank - 1]
-    if weight is None or not plain or int(attrs.groups) != 1 or any(int(d) != 1 for d in attrs.dilation):
+    if not plain or int(attrs.groups) != 1:
         return None
+    if any(int(d) != 1 for d in attrs.dilation):
+        return _rotated(expr, context)
     numbers = zip(
         attrs.strides, attrs.padding[:rank], attrs.padding[rank:], attrs.output_padding, strict=True
     )
     extents = tensor_shape(expr.args[0])[2:]
     axes = [
         _phases(extent, taps, *(int(n) for n in of_axis))
-        for extent, taps, of_axis in zip(extents, weight.shape[2:], numbers, strict=True)
+        for extent, taps, of_axis in zip(extents, weight[2:], numbers, strict=True)
     ]
-    convolved = _convolve(expr, weight, axes, context)
-    return _interleave(convolved, weight.shape[1], axes, context)
+    convolved = _convolve(expr, axes, context)
+    return _interleave(convolved, weight[1], axes, context)
 
 
 def _phases(extent: int, taps: int, stride: int, before: int, after: int, extra: int) -> _Phases:
@@ -88,20 +110,86 @@ def _phases(extent: int, taps: int, stride: int, before: int, after: int, extra:
     return min((aligned(first) for first in range(stride)), key=lambda p: (p.window, p.first))
 
 
-def _convolve(call: relax.Call, weight: np.ndarray, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+def _convolve(call: relax.Call, axes: Sequence[_Phases], context: _Context) -> relax.Var:
     """All phases as the output channels, phase by phase, of one convolution."""
+    value = context.weight(call.args[1])
+    if value is None:
+        kernel = _arranged(call.args[1], axes, context)
+    else:
+        kernel = context.builder.weight(_phase_kernel(value, axes), f"{context.name}_weight")
+    padding = [a.before for a in axes] + [a.after for a in axes]
+    return _emit_convolution(call.args[0], kernel, padding, [1] * len(axes), context)
+
+
+def _phase_kernel(weight: np.ndarray, axes: Sequence[_Phases]) -> np.ndarray:
+    """`[phases * C, O, taps...]` of weights `[O, C, taps...]`, zero where a phase has no tap."""
     split = weight
     for i, axis in enumerate(axes):
         zero = np.zeros_like(np.take(split, [0], 2 + 2 * i))
         split = np.take(np.concatenate([split, zero], 2 + 2 * i), np.array(axis.taps), 2 + 2 * i)
     phases = [2 + 2 * i for i in range(len(axes))]
     split = split.transpose(*phases, 1, 0, *(p + 1 for p in phases))
-    kernel = np.ascontiguousarray(split).reshape(-1, *split.shape[len(axes) + 1 :])
-    convolution = relax.op.nn.conv1d if len(axes) == 1 else relax.op.nn.conv2d
-    padding = [a.before for a in axes] + [a.after for a in axes]
-    result = context.emit(
-        convolution(call.args[0], context.builder.weight(kernel, f"{context.name}_weight"), padding=padding)
-    )
+    return np.ascontiguousarray(split).reshape(-1, *split.shape[len(axes) + 1 :])
+
+
+def _arranged(weight: relax.Expr, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+    """`_phase_kernel` at run time."""
+    shape = tensor_shape(weight)
+    key = ("phase_kernel", shape, *(axis.taps for axis in axes))
+    result = (math.prod(a.stride for a in axes) * shape[1], shape[0], *(a.window for a in axes))
+    made = context.emit(context.call(key, lambda: phase_kernel(shape, axes), [weight], result))
+    context.uses[made] = 1
+    return made
+
+
+def phase_kernel(shape: Sequence[int], axes: Sequence[_Phases]) -> tirx.PrimFunc:
+    """The function that brings weights `[O, C, taps...]` into the order of phases."""
+    weight = te.placeholder(extents(*shape), "float32", "weight")
+    strides = [axis.stride for axis in axes]
+
+    def at(channel: te.Var, o: te.Var, *place: te.Var) -> te.Expr:
+        phase, taps, exists = tirx.floordiv(channel, shape[1]), [], []
+        for i, axis in enumerate(axes):
+            number = tirx.floormod(tirx.floordiv(phase, math.prod(strides[i + 1 :])), strides[i])
+            tap, always = axis.tap_of(number, place[i])
+            taps.append(tap)
+            exists += [] if always else [tap >= 0, tap < shape[2 + i]]
+        value = weight[(o, tirx.floormod(channel, shape[1]), *taps)]
+        return tirx.if_then_else(tirx.all(*exists), value, tirx.const(0.0, "float32")) if exists else value
+
+    result = (math.prod(strides) * shape[1], shape[0], *(axis.window for axis in axes))
+    out = te.compute(extents(*result), at, name="phase_kernel")
+    function = te.create_prim_func([weight, out])
+    return function.with_attr("op_pattern", int(Pattern.INJECTIVE)).with_attr("tirx.noalias", True)
+
+
+def _rotated(call: relax.Call, context: _Context) -> relax.Var | None:
+    """Of stride 1, with any dilation: one phase, whose taps are the kernel's in reverse."""
+    attrs, shape = call.attrs, tensor_shape(call.args[1])
+    rank = len(attrs.strides)
+    dilation, taps = [int(d) for d in attrs.dilation], shape[2:]
+    reach = [(k - 1) * d for k, d in zip(taps, dilation, strict=True)]
+    before = [r - int(p) for r, p in zip(reach, attrs.padding[:rank], strict=True)]
+    after = [
+        r - int(p) + int(extra)
+        for r, p, extra in zip(reach, attrs.padding[rank:], attrs.output_padding, strict=True)
+    ]
+    if any(int(s) != 1 for s in attrs.strides) or min(before + after) < 0:
+        return None
+    axes = [_Phases(1, (tuple(range(k - 1, -1, -1)),), 0, 0, 0, 0) for k in taps]
+    value = context.weight(call.args[1])
+    if value is None:
+        kernel = _arranged(call.args[1], axes, context)
+    else:
+        kernel = context.builder.weight(_phase_kernel(value, axes), f"{context.name}_weight")
+    return _emit_convolution(call.args[0], kernel, [*before, *after], dilation, context)
+
+
+def _emit_convolution(
+    data: relax.Expr, kernel: relax.Var, padding: Sequence[int], dilation: Sequence[int], context: _Context
+) -> relax.Var:
+    convolution = relax.op.nn.conv1d if len(dilation) == 1 else relax.op.nn.conv2d
+    result = context.emit(convolution(data, kernel, padding=list(padding), dilation=list(dilation)))
     context.uses[result] = 1
     return result
 

@@ -4,6 +4,7 @@ from hybridc.schedules.cpu.arg_extremum import arg_extremum
 from hybridc.schedules.cpu.attention import attention
 from hybridc.schedules.cpu.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
+from hybridc.schedules.cpu.conv_wgrad import conv_wgrad
 from hybridc.schedules.cpu.depthwise import depthwise
 from hybridc.schedules.cpu.depthwise_blocked import depthwise_blocked
 from hybridc.schedules.cpu.elementwise import elementwise
@@ -11,6 +12,7 @@ from hybridc.schedules.cpu.fallback import fallback
 from hybridc.schedules.cpu.fast_conv1d import fast_conv1d
 from hybridc.schedules.cpu.intrinsics import install
 from hybridc.schedules.cpu.matmul import matmul
+from hybridc.schedules.cpu.max_pool_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling import pooling
 from hybridc.schedules.cpu.reduction import reduction
 from hybridc.schedules.cpu.separable import separable
@@ -22,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     attention,
     depthwise_blocked,
     separable,
+    conv_wgrad,
     winograd,
     conv2d_blocked,
     fast_conv1d,
@@ -30,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     matmul,
     elementwise,
     pooling,
+    max_pool_indices,
     softmax,
     arg_extremum,
     reduction,

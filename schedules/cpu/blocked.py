@@ -48,7 +48,7 @@ class BlockedConvolution:
     data: ir.Var
     """The function's parameter, without padding."""
     weight: int
-    """Position of the parameter; always a constant."""
+    """Position of the parameter."""
     depthwise: bool
     plain: bool
     batches: int
@@ -64,6 +64,8 @@ class BlockedConvolution:
     """Ranges of output vectors that read input blocks of their own."""
     grouping: Grouping | None = None
     """How groups fill vectors, if it is a grouped convolution."""
+    is_constant: bool = True
+    """Whether weights are known when compiling, and may be packed then."""
 
     @property
     def multiply_adds(self) -> int:
@@ -102,7 +104,7 @@ class BlockedConvolution:
 
 
 def read_blocked_convolution(request: Request) -> BlockedConvolution | None:
-    """The blocked convolution that a function computes, or None; its weights have to be constant."""
+    """The blocked convolution that a function computes, or None; its weights have to be a parameter."""
     contraction = read_contraction(request.function)
     if contraction is None or len(contraction.anchor.spatial) != 5:
         return None
@@ -110,7 +112,7 @@ def read_blocked_convolution(request: Request) -> BlockedConvolution | None:
     data, weight = contraction.left, contraction.right
     position = nest.parameter(weight.source)
     source = _source(contraction)
-    if position not in request.constants or source is None:
+    if position is None or source is None:
         return None
     reduce = list(anchor.reduce)
     depthwise, plain = len(reduce) == 2, len(data.indices) == 4
@@ -127,7 +129,7 @@ def read_blocked_convolution(request: Request) -> BlockedConvolution | None:
     return BlockedConvolution(
         contraction, source, position, depthwise, plain, extents[0], extents[1], extents[4],
         1 if block is None else anchor.extents[block], 1 if lane is None else anchor.extents[lane],
-        *axes,
+        *axes, is_constant=position in request.constants,
     )  # fmt: skip
 
 

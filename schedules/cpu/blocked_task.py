@@ -24,7 +24,7 @@ class Buffers:
     plan: Plan
     source: Source
     weight: ir.Var
-    """Packed as `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`."""
+    """Packed as `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`, or as it is."""
     copy: ir.Var | None
     """Input rows of a task, padded: `[chunk, rows, columns, i]`, for plain data `[I, rows, columns]`."""
     partial: ir.Var | None
@@ -40,8 +40,11 @@ class Buffers:
         return self.conv.input_blocks // self.plan.chunk
 
 
-def declare_buffers(conv: BlockedConvolution, plan: Plan, packing: Packing) -> Buffers:
-    weight = tirx.decl_buffer([packing.shape[axis] for axis in packing.axes], "float32", "packed_weight")
+def declare_buffers(conv: BlockedConvolution, plan: Plan, packing: Packing | None) -> Buffers:
+    """What the nest of a plan needs; without `packing` weights are read where they are."""
+    weight = conv.contraction.nest.function.params[conv.weight]
+    if packing is not None:
+        weight = tirx.decl_buffer([packing.shape[axis] for axis in packing.axes], "float32", "packed_weight")
     source, copy, partial = source_of(conv), None, None
     if source.copied:
         copy = tirx.decl_buffer(_copy_shape(conv, plan, source), "float32", "rows")
@@ -106,10 +109,16 @@ class Pass:
         return tirx.BufferLoad(copy, [lane, row, column] if conv.plain else [cb, row, column, lane])
 
     def weight_at(self, group: ir.Expr, k: Point, vector: ir.Expr, lane: ir.Expr) -> tirx.BufferLoad:
-        weight, plan = self.buffers.weight, self.buffers.plan
+        weight, plan, conv = self.buffers.weight, self.buffers.plan, self.buffers.conv
+        block = self.chunk * integer(plan.chunk) + k[0]
+        if not conv.is_constant:
+            which = (self.first_group + group) * integer(plan.vectors) + vector
+            row, first = _unflatten(which * integer(plan.lanes), conv.output_lanes)
+            inner = k[1:] if conv.plain else (block, *k[1:])
+            return tirx.BufferLoad(weight, [row, *inner, first + lane])
         which = _unflatten(self.first_group + group, int(weight.shape[1]))
         inner = _unflatten(vector * integer(plan.lanes) + lane, int(weight.shape[-1]))
-        return tirx.BufferLoad(weight, [*which, self.chunk * integer(plan.chunk) + k[0], *k[1:], *inner])
+        return tirx.BufferLoad(weight, [*which, block, *k[1:], *inner])
 
     def store(
         self, group: ir.Expr, place: Place, vector: ir.Expr, lane: ir.Expr, value: ir.Expr

@@ -1,9 +1,10 @@
-"""Convolutions of blocked activations `[N, C / b, H, W, b]` with constant weights (not depthwise).
+"""Convolutions of blocked activations `[N, C / b, H, W, b]` (not depthwise).
 
 A micro-kernel holds a tile of pixels x vectors of output channels in registers (AVX-512: 14 x 2, AVX2: 6 x 2)
 while it runs through all taps and input channels, or through a chunk of these when their weights would not
 stay in the second-level cache (Georganas et al., "Anatomy of high-performance deep learning convolutions on
-SIMD architectures", SC 2018). Weights are packed in the order in which it reads them.
+SIMD architectures", SC 2018). Constant weights are packed in the order in which it reads them; others have a
+stream for each output block.
 
 Where the kernel reaches into padding, and where a strided 1x1 kernel skips pixels, a task first copies the
 rows that it reads into a buffer that stays in the second-level cache and serves all its output channels:
@@ -55,12 +56,13 @@ def conv2d_blocked(request: Request) -> Scheduled | None:
         return None
     ranked = rank_plans(conv, request.target.isa)
     plan = pick(request, ranked)
-    packing = weight_packing(conv, plan)
+    packing = weight_packing(conv, plan) if conv.is_constant else None
     buffers = declare_buffers(conv, plan, packing)
     params = list(request.function.params)
     params[conv.weight] = buffers.weight
     function = function_of(request.function, params, [blocked_tasks(buffers)], [])
-    return finish(function, conv2d_blocked.__name__, [(conv.weight, packing)], ranked)
+    packings = [] if packing is None else [(conv.weight, packing)]
+    return finish(function, conv2d_blocked.__name__, packings, ranked)
 
 
 def weight_packing(conv: BlockedConvolution, plan: Plan) -> Packing:

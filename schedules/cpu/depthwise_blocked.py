@@ -108,7 +108,7 @@ class _Kernel:
 
 
 def depthwise_blocked(request: Request) -> Scheduled | None:
-    """Accepts depthwise convolutions of blocked data with constant weights, of any window.
+    """Accepts depthwise convolutions of blocked data, of any window.
 
     Tiling: up to 25 taps 7 or 8 rows x 1 column of sums, so that an input is loaded once for three rows of
     taps, and the work for a row's begin pays; above that 1 row x 14 columns, one row of taps after the other.

@@ -93,7 +93,7 @@ def join(depthwise: BlockedConvolution | None, pointwise: BlockedConvolution | N
     if depthwise is None or pointwise is None or not depthwise.depthwise:
         return None
     axes = (pointwise.height, pointwise.width)
-    if pointwise.depthwise or pointwise.plain:
+    if pointwise.depthwise or pointwise.plain or not pointwise.is_constant:
         return None
     if any(axis.taps > 1 or axis.stride > 1 or axis.inputs != axis.outputs for axis in axes):
         return None

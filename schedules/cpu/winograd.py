@@ -18,6 +18,7 @@ from hybridc.schedules.cpu.nest import finish
 from hybridc.schedules.cpu.tile import PARALLEL_WORK, Tile, ceil_div, function_of, grid, integer, loop
 from hybridc.schedules.cpu.toom_cook import F2, F4, ToomCook
 from hybridc.schedules.cpu.winograd_stages import Planes, Stages, Weight, tile_counts
+from hybridc.schedules.cpu.winograd_weights import transform_weights
 from hybridc.schedules.registry import Packing, Request, Scheduled, Transform, pick
 from hybridc.targets import Isa
 
@@ -147,6 +148,8 @@ def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
     transforms = TRANSFORM_COST * points * plan.tiles * (inputs + outputs / plan.splits)
     weight_bytes = points * inputs * outputs * 4
     memory = MEMORY_BYTE_COST * weight_bytes + CACHE_BYTE_COST * weight_bytes * (tile_tasks - 1)
+    if not conv.is_constant:
+        memory += MEMORY_BYTE_COST * weight_bytes  # they are written first
     if plan.scratch_bytes(conv) > SCRATCH_SHARE * isa.l2_bytes:
         memory += CACHE_BYTE_COST * 2 * plan.scratch_bytes(conv) * tasks
     return (arithmetic + transforms) * ceil_div(tasks, 2) * 2 + memory
@@ -161,13 +164,17 @@ def direct_cost(conv: BlockedConvolution) -> float:
 def schedule_plan(
     request: Request, conv: BlockedConvolution, plan: Plan, choices: Sequence[str] = ()
 ) -> Scheduled:
-    """Pack the weights and emit the tasks."""
+    """Pack the weights, now or as the first stage, and emit the tasks."""
     packed, packing = _packed_weight(conv, plan)
     emitter = _Emitter(Stages.of(conv, plan.algorithm), plan, packed)
     region, planes = emitter.region()
-    params = list(request.function.params)
+    params, buffers = list(request.function.params), [*planes, *emitter.stages.buffers]
+    if not conv.is_constant:
+        stages = [transform_weights(params[conv.weight], packed, plan.algorithm), region]
+        function = function_of(request.function, params, stages, [*buffers, packed])
+        return finish(function, winograd.__name__, choices=choices)
     params[conv.weight] = packed
-    function = function_of(request.function, params, [region], [*planes, *emitter.stages.buffers])
+    function = function_of(request.function, params, [region], buffers)
     return finish(function, winograd.__name__, [(conv.weight, packing)], choices)
 
 

@@ -2,14 +2,16 @@
 
 from hybridc.schedules.cuda import intrinsics
 from hybridc.schedules.cuda.conv2d import conv2d
+from hybridc.schedules.cuda.conv_wgrad import conv_wgrad
 from hybridc.schedules.cuda.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
+from hybridc.schedules.cuda.long_reductions import long_reductions
 from hybridc.schedules.cuda.matmul import matmul
 from hybridc.schedules.cuda.reduction import reduction
 from hybridc.schedules.registry import Rule
 
 intrinsics.register()
 
-RULES: tuple[Rule, ...] = (elementwise, matmul, conv2d, reduction, fallback)
+RULES: tuple[Rule, ...] = (elementwise, matmul, conv_wgrad, conv2d, reduction, long_reductions, fallback)
 
 __all__ = ["RULES"]

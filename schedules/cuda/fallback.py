@@ -56,7 +56,8 @@ def _launch(statement: tirx.Stmt) -> tirx.Stmt:
     block, thread = tirx.Var("bx", "int64"), tirx.Var("tx", "int64")
     position = block * threads + thread
     if threads > 1:
-        one = tirx.For(statement.loop_var, statement.min + position, 1, tirx.ForKind.SERIAL, statement.body)
+        at = statement.min + position.astype(str(statement.loop_var.ty.dtype))
+        one = tirx.For(statement.loop_var, at, 1, tirx.ForKind.SERIAL, statement.body)
         statement = tirx.IfThenElse(position < iterations, one, None)
     return _bind(
         block, "blockIdx.x", -(-iterations // threads), _bind(thread, "threadIdx.x", threads, statement)

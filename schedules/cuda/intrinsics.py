@@ -7,7 +7,7 @@ digits. The accurate functions are within 2 ulp and cost nothing where memory is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import tirx
 from tvm.ir import Call
@@ -17,14 +17,24 @@ ACCURATE = ("cos", "exp", "exp10", "log", "log10", "log2", "pow", "sin", "tan")
 
 
 def accurate(name: str) -> Callable[[Call], tirx.Expr]:
-    """Lowering of a function to CUDA's `name` for float64 and `namef` for the rest, half types by float32."""
+    """Lowering of a function to CUDA's `name` for float64 and `namef` for the rest, half types by float32.
+
+    Lane by lane: CUDA has no such functions of vectors.
+    """
+
+    def of_scalars(dtype: str, arguments: Sequence[tirx.Expr]) -> tirx.Expr:
+        if dtype == "float64":
+            return call_pure_extern("float64", name, *arguments)
+        result = call_pure_extern("float32", f"{name}f", *(a.astype("float32") for a in arguments))
+        return result if dtype == "float32" else result.astype(dtype)
 
     def lower(call: Call) -> tirx.Expr:
-        dtype = str(call.ty.dtype)
-        if dtype == "float64":
-            return call_pure_extern("float64", name, *call.args)
-        result = call_pure_extern("float32", f"{name}f", *(a.astype("float32") for a in call.args))
-        return result if dtype == "float32" else result.astype(dtype)
+        dtype, _, lanes = str(call.ty.dtype).partition("x")
+        if not lanes:
+            return of_scalars(dtype, call.args)
+        each = range(int(lanes))
+        called = [of_scalars(dtype, [tirx.Shuffle([a], [lane]) for a in call.args]) for lane in each]
+        return tirx.Shuffle(called, list(each))
 
     return lower
 

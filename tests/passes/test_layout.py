@@ -180,13 +180,36 @@ def test_pooling_and_resizing_are_done_on_blocks():
     assert operators(after) == ["conv2d", "add", "avg_pool2d", "resize2d", "add", "to_plain"]
 
 
-def test_weights_that_are_inputs_leave_a_convolution_plain():
-    x = relax.Var("x", relax.TensorType((1, 16, 6, 6), "float32"))
-    w = relax.Var("w", relax.TensorType((16, 16, 3, 3), "float32"))
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), [(16, 32, 1), (12, 20, 1), (3, 16, 1)])
+def test_weights_that_are_inputs_are_packed_at_run_time(inputs, outputs, groups):
+    x = relax.Var("x", relax.TensorType((2, inputs, 6, 6), "float32"))
+    w = relax.Var("w", relax.TensorType((outputs, inputs // groups, 3, 3), "float32"))
     builder = ProgramBuilder([x, w])
+    y = builder.emit(relax.op.nn.conv2d(x, w, padding=(1, 1), groups=groups), ("node",), "y")
+    before = builder.finish([y])
+    after = choose_layout(before, ISAS["avx2"])
+    assert [name for name in operators(after) if name != "to_blocked"] == [
+        "pack_weight",
+        "conv2d",
+        "to_plain",
+    ]
+    values = drawn(1, 2, inputs, 6, 6), drawn(2, outputs, inputs // groups, 3, 3)
+    (got,), (want,) = run_llvm(after.module, *values), run_llvm(before.module, *values)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_depthwise_weights_that_are_inputs_are_packed_at_run_time():
+    shapes = {"x": (1, 16, 8, 8), "w": (20, 16, 3, 3), "d": (20, 1, 3, 3)}
+    x, w, d = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items())
+    builder = ProgramBuilder([x, w, d])
     y = builder.emit(relax.op.nn.conv2d(x, w), ("node",), "y")
-    after = choose_layout(builder.finish([y]), ISAS["avx2"])
-    assert operators(after) == ["conv2d"] and is_op(after.bindings[0].value, "nn.conv2d")
+    z = builder.emit(relax.op.nn.conv2d(y, d, padding=(1, 1), groups=20), ("node",), "z")
+    before = builder.finish([z])
+    after = choose_layout(before, ISAS["avx2"])
+    assert "depthwise" in operators(after)
+    values = [drawn(i, *shape) for i, shape in enumerate(shapes.values())]
+    (got,), (want,) = run_llvm(after.module, *values), run_llvm(before.module, *values)
+    np.testing.assert_allclose(got, want, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def operators(program: Program) -> list[str]:
 def expected(x: np.ndarray, w: np.ndarray, **options: Ints) -> np.ndarray:
     """What ONNX Runtime computes."""
     names = {"strides": "strides", "padding": "pads", "output_padding": "output_padding"}
+    names["dilation"] = "dilations"
     attributes: dict[str, Any] = {names[k]: list(v) for k, v in options.items()}
     node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], **attributes)
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in (("x", x), ("w", w))]
@@ -84,6 +86,29 @@ def test_a_transposed_convolution_is_an_ordinary_one_and_a_permutation(
     (got,) = run_llvm(after.module, x, *after.weights.values())
     want = expected(x, before.weights["w"], **options)
     assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(("kernel", "strides", "padding", "output_padding"), CASES[1::2])
+def test_weights_that_are_not_known_are_arranged_at_run_time(kernel, strides, padding, output_padding):
+    options = {"strides": strides, "padding": padding, "output_padding": output_padding}
+    x = drawn(2, 2, 3, 5, 6)
+    known = program(x.shape, (3, 4, *kernel), **options)
+    after = canonicalize(replace(known, weights={}))
+    assert "conv2d_transpose" not in operators(after)
+    (got,) = run_llvm(after.module, x, known.weights["w"])
+    want = expected(x, known.weights["w"], **options)
+    np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_dilated_one_without_stride_is_a_convolution_with_the_kernel_reversed(is_known):
+    x = drawn(2, 2, 3, 40)
+    before = program(x.shape, (3, 4, 5), padding=(4, 6), dilation=(3,))
+    after = canonicalize(before if is_known else replace(before, weights={}))
+    assert "conv1d_transpose" not in operators(after)
+    (got,) = run_llvm(after.module, x, *(after.weights.values() or [before.weights["w"]]))
+    want = expected(x, before.weights["w"], padding=(4, 6), dilation=(3,))
     np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
 
 

@@ -192,11 +192,19 @@ def test_spans_cover_their_extent_once_with_nearly_equal_tiles(extent, largest):
     assert sum(s.count for s in spans) == -(-extent // largest)
 
 
-def test_rule_leaves_depthwise_and_variable_weights_alone(avx2):
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_weights_known_at_run_time_are_read_in_place(harness, assert_close, case):
+    function = _fused(case)
+    inputs = _inputs(function)
+    scheduled = harness.schedule(function, rule=conv2d_blocked)
+    assert not scheduled.packings
+    (result,) = harness.run(function, scheduled, inputs)
+    assert_close(result, np.maximum(_convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
+
+
+def test_rule_leaves_depthwise_convolutions_alone(avx2):
     depthwise = blocked_depthwise((1, 2, 8, 8, 8), (2, 3, 3, 8), Window((1, 1), (1, 1, 1, 1), (1, 1)))
     assert conv2d_blocked(_request(depthwise, "avx2")) is None
-    function = _fused(CASES[0])
-    assert conv2d_blocked(Request(function, frozenset(), Target((), avx2.isa))) is None
 
 
 def test_rule_is_tried_first_among_convolutions():

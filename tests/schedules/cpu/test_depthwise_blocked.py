@@ -92,7 +92,12 @@ def test_padding_does_not_touch_infinities_inside(harness):
     np.testing.assert_array_equal(result, convolved(x, w, window))
 
 
-def test_weights_that_are_not_known_are_left_to_other_rules(avx2):
-    anchor = blocked_depthwise((1, 1, 8, 8, 8), (1, 3, 3, 8), Window((1, 1), same(3), (1, 1)))
-    function = fused_behind(anchor, op.nn.relu)
-    assert depthwise_blocked(Request(function, frozenset(), Target((), avx2.isa))) is None
+def test_weights_known_at_run_time_are_read_alike(harness, assert_close):
+    data, weight, window = (1, 2, 8, 9, 8), (2, 3, 3, 8), Window((1, 1), same(3), (1, 1))
+    function = fused_behind(blocked_depthwise(data, weight, window), op.nn.relu)
+    rng = np.random.default_rng(13)
+    x, w = (rng.standard_normal(shape).astype("f4") for shape in (data, weight))
+    reference = convolved(x, w, window)
+    zeros = np.zeros((1, 2, 1, 1, 8), "f4"), np.zeros(reference.shape, "f4")
+    (result,) = harness.run(function, harness.schedule(function, rule=depthwise_blocked), [x, w, *zeros])
+    assert_close(result, np.maximum(reference, 0))

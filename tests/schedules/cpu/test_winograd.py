@@ -58,9 +58,9 @@ def reference(data: np.ndarray, weight: np.ndarray, padding: tuple[int, int, int
 
 def planned(
     harness: Any, function: tirx.PrimFunc, algorithm: ToomCook,
-    rows: int, width: int, tiles: int, splits: int = 1, groups: int = 1,
+    rows: int, width: int, tiles: int, splits: int = 1, groups: int = 1, *, constants: tuple[int, ...] = (1,),
 ) -> Scheduled:  # fmt: skip
-    request = Request(function, frozenset([1]), Target((), harness.isa))
+    request = Request(function, frozenset(constants), Target((), harness.isa))
     conv = read_blocked_convolution(request)
     assert conv is not None
     return schedule_plan(
@@ -111,6 +111,21 @@ def test_any_image_and_any_plan(
     data, weight = normal(0, *shapes)
     (result,) = harness.run(function, planned(harness, function, algorithm, *plan), [data, weight])
     assert_close(result, reference(data, weight, padding))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "blocks", "plan"), [(F4, (2, 3), (4, 2, 8, 1, 1)), (F2, (1, 4), (4, 1, 4, 2, 2))]
+)  # fmt: skip
+def test_weights_known_at_run_time_are_transformed_first(
+    harness: Any, assert_close: Any, algorithm: ToomCook, blocks: tuple[int, int], plan: tuple[int, ...]
+) -> None:
+    lanes = harness.isa.lanes()
+    shapes = (2, blocks[0], 9, 7, lanes), (blocks[1], blocks[0], 3, 3, lanes, lanes)
+    function = convolution(harness, *shapes)
+    data, weight = normal(0, *shapes)
+    scheduled = planned(harness, function, algorithm, *plan, constants=())
+    (result,) = harness.run(function, scheduled, [data, weight])
+    assert_close(result, reference(data, weight, (1, 1, 1, 1)))
 
 
 def test_epilogue_reads_bias_and_residual(harness: Any, assert_close: Any) -> None:
@@ -222,4 +237,3 @@ def test_leaves_other_convolutions_alone(avx2: Any) -> None:
     assert winograd(request(avx2, 28, (64, 64), dilation=(2, 2))) is None
     plain = request(avx2, 28, (64, 64))
     assert winograd(Request(plain.function, plain.constants, plain.target, winograd=False)) is None
-    assert winograd(Request(plain.function, frozenset(), plain.target)) is None

@@ -167,7 +167,7 @@ FAMILIES: dict[str, Family] = {
     "mean_rows": unary(lambda x: op.mean(x, [1]), lambda x: x.mean(1), 9, 64, 5, rule="reduction"),
     "sum_all": unary(lambda x: op.sum(x), lambda x: x.sum(), 9, 64, rule="reduction"),
     "mean_all": replace(
-        unary(lambda x: op.mean(x), lambda x: x.mean(), 9, 64, rule="fallback"),
+        unary(lambda x: op.mean(x), lambda x: x.mean(), 9, 64, rule="long_reductions"),
         launches=2,
         workspace_bytes=(4,),
     ),

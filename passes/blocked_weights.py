@@ -1,0 +1,69 @@
+"""Weights of blocked convolutions: packed when compiling if they are known, else by a function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+
+from hybridc.passes.blocked import pack_weight
+from hybridc.passes.blocks import Layout
+from hybridc.passes.program import tensor_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Weights `[O, I, KH, KW]`."""
+
+    expr: relax.Expr | None
+    """In the old program."""
+    value: np.ndarray | None
+    """If it is known when compiling."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tensor_shape(self.expr) if self.value is None else self.value.shape
+
+    def packed(self, layout: Layout, lanes: int, input_lanes: int | None) -> relax.Var:
+        """`[OB, IB, KH, KW, i, o]`; for plain data, whose `input_lanes` is None, `[OB, KH, KW, I, o]`."""
+        outputs, inputs, kh, kw = self.shape
+        blocks, width = -(-outputs // lanes), input_lanes or inputs
+        input_blocks = -(-inputs // width)
+        taps = (kh, kw) if input_lanes is None else (input_blocks, kh, kw)
+        shape = (blocks, *taps, width, lanes)
+        if self.value is None:
+            return self._packed_later(layout, shape, lanes, input_lanes)
+        padded = np.zeros((blocks * lanes, input_blocks * width, kh, kw), self.value.dtype)
+        padded[:outputs, :inputs] = self.value
+        split = padded.reshape(blocks, lanes, input_blocks, width, kh, kw).transpose(0, 2, 4, 5, 3, 1)
+        return layout.builder.weight(np.ascontiguousarray(split).reshape(shape), "weight")
+
+    def packed_depthwise(self, layout: Layout, lanes: int) -> relax.Var:
+        """`[CB, KH, KW, c]` of weights `[C, 1, KH, KW]`."""
+        channels, _, kh, kw = self.shape
+        blocks = -(-channels // lanes)
+        if self.value is None:
+            return self._packed_later(layout, (blocks, kh, kw, lanes), lanes, None, depthwise=True)
+        padded = np.zeros((blocks * lanes, kh, kw), self.value.dtype)
+        padded[:channels] = self.value[:, 0]
+        packed = np.ascontiguousarray(padded.reshape(blocks, lanes, kh, kw).transpose(0, 2, 3, 1))
+        return layout.builder.weight(packed, "weight")
+
+    def _packed_later(
+        self,
+        layout: Layout,
+        shape: tuple[int, ...],
+        lanes: int,
+        input_lanes: int | None,
+        *,
+        depthwise: bool = False,
+    ) -> relax.Var:
+        assert self.expr is not None
+        key = ("pack_weight", self.shape, lanes, input_lanes, depthwise)
+        return layout.call(
+            key,
+            lambda: pack_weight(self.shape, lanes, input_lanes, depthwise=depthwise),
+            [layout.as_plain(self.expr)],
+            shape,
+        )

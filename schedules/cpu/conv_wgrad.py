@@ -1,0 +1,186 @@
+"""Weight gradients of convolutions: outer products of pixels, in registers.
+
+For a tap and one block of channels on each side, every pixel adds the outer product of its data and its
+gradient. A micro-kernel keeps these sums in registers, input channels x vectors of output channels (AVX-512:
+16 x 1, for few input channels 3 x 7), while it runs through the positions of a *piece*, which all taps read
+from the first-level cache; positions whose data would be padding are left out. Between pieces sums wait in
+memory.
+
+Tasks are ranges of pieces x ranges of output channels: several of the former where the weights are small.
+Their sums are added up at the end, where they are also put in the order of the weights. Operands in plain
+layout are first brought into blocks of channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.nest import finish
+from hybridc.schedules.cpu.register_tile import RegisterTile, register_tile
+from hybridc.schedules.cpu.tile import (
+    PARALLEL_WORK,
+    Point,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+    vectorized,
+    when,
+)
+from hybridc.schedules.cpu.wgrad import WeightGradient, read_weight_gradient
+from hybridc.schedules.cpu.wgrad_operands import Operand, data_operand, gradient_operand
+from hybridc.schedules.cpu.wgrad_plan import Plan, plan_of
+from hybridc.schedules.registry import Request, Scheduled
+
+
+def conv_wgrad(request: Request) -> Scheduled | None:
+    """Accepts weight gradients as `passes/training` writes them, of plain or blocked operands, not of groups.
+
+    Tiling: see the module's docstring.
+    """
+    wgrad = read_weight_gradient(request.function)
+    if wgrad is None or wgrad.multiply_adds == 0:
+        return None
+    isa = request.target.isa
+    data, gradient = data_operand(wgrad, isa), gradient_operand(wgrad, isa)
+    plan = plan_of(wgrad, data, gradient, isa)
+    shape = (plan.splits, gradient.blocks, data.blocks, wgrad.height.taps, wgrad.width.taps)
+    partial = tirx.decl_buffer((*shape, data.lanes, gradient.lanes), "float32", "partial")
+    emitter = _Emitter(wgrad, plan, data, gradient, partial)
+    stages = [*data.stages, *gradient.stages, emitter.tasks(), emitter.total()]
+    converted = [o.buffer for o in (data, gradient) if o.stages]
+    function = function_of(request.function, request.function.params, stages, [*converted, partial])
+    return finish(function, conv_wgrad.__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Emitter:
+    """Puts the micro-kernels into the loops of a plan."""
+
+    wgrad: WeightGradient
+    plan: Plan
+    data: Operand
+    gradient: Operand
+    partial: ir.Var
+
+    @property
+    def bands(self) -> int:
+        return ceil_div(self.wgrad.height.positions, self.plan.rows)
+
+    def tasks(self) -> tirx.Stmt:
+        plan, wgrad = self.plan, self.wgrad
+        pieces = wgrad.batches // plan.images * self.bands
+        groups = self.gradient.blocks // plan.vectors // plan.parts
+
+        def task(point: Point) -> tirx.Stmt:
+            split, part = point
+            start, end = (
+                tirx.floordiv((split + integer(i)) * integer(pieces), integer(plan.splits)) for i in (0, 1)
+            )
+
+            def piece(p: ir.Expr) -> tirx.Stmt:
+                def group(g: ir.Expr) -> tirx.Stmt:
+                    number = part * integer(groups) + g
+                    return self._each_tap(
+                        lambda ib, kh, kw: self._tile(split, start + p, p, number, ib, kh, kw)
+                    )
+
+                return loop(groups, group)
+
+            return loop(end - start, piece)
+
+        return grid((plan.splits, plan.parts), task, parallel=wgrad.multiply_adds >= PARALLEL_WORK)
+
+    def _each_tap(self, body: Callable[[ir.Expr, ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
+        height, width = self.wgrad.height, self.wgrad.width
+        return loop(self.data.blocks, lambda ib: loop(
+            height.taps, lambda kh: loop(width.taps, lambda kw: body(ib, kh, kw))))  # fmt: skip
+
+    def _tile(
+        self,
+        split: ir.Expr,
+        piece: ir.Expr,
+        number: ir.Expr,
+        group: ir.Expr,
+        ib: ir.Expr,
+        kh: ir.Expr,
+        kw: ir.Expr,
+    ) -> tirx.Stmt:
+        """What a piece, the `number`-th of its task, adds to the sums of a tap."""
+        plan = self.plan
+        tile = register_tile(self.data.lanes, plan.vectors, self.gradient.lanes)
+
+        def place(m: int, v: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
+            return [split, group * integer(plan.vectors) + v, ib, kh, kw, integer(m), lane]
+
+        restore = tile.set(lambda m, v, lane: tirx.BufferLoad(self.partial, place(m, v, lane)))
+        save = tile.each(
+            lambda m, v, lane: tirx.BufferStore(self.partial, tile.sum_at(m, v, lane), place(m, v, lane))
+        )
+        begin = tirx.IfThenElse(number > integer(0), restore, tile.clear())
+        return tile.within([begin, self._positions(tile, piece, group, ib, kh, kw), save])
+
+    def _positions(
+        self, tile: RegisterTile, piece: ir.Expr, group: ir.Expr, ib: ir.Expr, kh: ir.Expr, kw: ir.Expr
+    ) -> tirx.Stmt:
+        plan, height, width = self.plan, self.wgrad.height, self.wgrad.width
+        image = tirx.floordiv(piece, integer(self.bands)) * integer(plan.images)
+        band = tirx.floormod(piece, integer(self.bands)) * integer(plan.rows)
+        (top, bottom), (left, right) = height.positions_of(kh), width.positions_of(kw)
+        if self.bands > 1:
+            top, bottom = tirx.max(top, band), tirx.min(bottom, band + integer(plan.rows))
+
+        def step(n: ir.Expr, y: ir.Expr, x: ir.Expr) -> tirx.Stmt:
+            def value(m: int, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
+                data = self.data.at(n, ib, height.source(y, kh), width.source(x, kw), integer(m))
+                return tile.sum_at(m, v, lane) + data * self.gradient.at(
+                    n, group * integer(plan.vectors) + v, y, x, lane
+                )
+
+            return tile.set(value)
+
+        def row(n: ir.Expr, y: ir.Expr) -> tirx.Stmt:
+            if width.positions == width.taps == width.inputs == 1:
+                return step(n, y, integer(0))
+            return loop(tirx.max(right - left, integer(0)), lambda x: step(n, y, left + x))
+
+        lines = tirx.max(bottom - top, integer(0))
+        return loop(plan.images, lambda i: loop(lines, lambda y: row(image + i, top + y)))
+
+    def total(self) -> tirx.Stmt:
+        """Add the splits up and write the weights in their own order."""
+        wgrad, lanes, rows = self.wgrad, self.gradient.lanes, self.data.lanes
+
+        def element(
+            ob: ir.Expr, ib: ir.Expr, m: ir.Expr, kh: ir.Expr, kw: ir.Expr, lane: ir.Expr
+        ) -> tirx.Stmt:
+            parts = [
+                tirx.BufferLoad(self.partial, [integer(s), ob, ib, kh, kw, m, lane])
+                for s in range(self.plan.splits)
+            ]
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            o, c = ob * integer(lanes) + lane, ib * integer(rows) + m
+            return wgrad.store(o, c, kh, kw, total)
+
+        def task(point: Point) -> tirx.Stmt:
+            ob, ib, m = point
+
+            def tap(kh: ir.Expr, kw: ir.Expr) -> tirx.Stmt:
+                if wgrad.outputs % lanes == 0:
+                    return vectorized(lanes, lambda lane: element(ob, ib, m, kh, kw, lane))
+                left = tirx.min(integer(wgrad.outputs) - ob * integer(lanes), integer(lanes))
+                return loop(left, lambda lane: element(ob, ib, m, kh, kw, lane))
+
+            taps = loop(wgrad.height.taps, lambda kh: loop(wgrad.width.taps, lambda kw: tap(kh, kw)))
+            exists = ib * integer(rows) + m < integer(wgrad.inputs)
+            return when(exists, taps, always=wgrad.inputs % rows == 0)
+
+        work = math.prod(int(e) for e in self.partial.shape)
+        return grid((self.gradient.blocks, self.data.blocks, rows), task, parallel=work >= PARALLEL_WORK)

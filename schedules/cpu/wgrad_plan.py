@@ -1,0 +1,52 @@
+"""How the work of a weight gradient is shared out among tasks and micro-kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hybridc.schedules.cpu.tile import ceil_div
+from hybridc.schedules.cpu.wgrad import WeightGradient
+from hybridc.schedules.cpu.wgrad_operands import Operand
+from hybridc.targets import Isa
+
+PIECE_POSITIONS = 256
+"""Whose data and gradient, a block of channels each, stay in a first-level cache for all taps."""
+TASKS = 16
+"""Into which the work is cut if its size allows."""
+PARTIAL_BYTES = 8 << 20
+"""All sums of tasks that share weights: they are read and written once a piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the positions and output channels are shared out."""
+
+    vectors: int
+    """Output blocks of a micro-kernel."""
+    images: int
+    """Of a piece that takes whole images."""
+    rows: int
+    """Of a piece, at most."""
+    splits: int
+    """Ranges of pieces."""
+    parts: int
+    """Ranges of output channels."""
+
+
+def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa) -> Plan:
+    fitting = (isa.vector_registers - 1) // (data.lanes + 1)
+    vectors = max(
+        v for v in range(1, gradient.blocks + 1) if gradient.blocks % v == 0 and v <= max(fitting, 1)
+    )
+    lines, columns = wgrad.height.positions, wgrad.width.positions
+    rows = min(max(PIECE_POSITIONS // columns, 1), lines)
+    most = PIECE_POSITIONS // (lines * columns) if rows == lines else 1
+    images = max(n for n in range(1, wgrad.batches + 1) if wgrad.batches % n == 0 and n <= max(most, 1))
+    pieces = wgrad.batches // images * ceil_div(lines, rows)
+    sum_bytes = 4 * math.prod((gradient.blocks, gradient.lanes, data.blocks, data.lanes))
+    sum_bytes *= wgrad.height.taps * wgrad.width.taps
+    splits = max(min(TASKS, pieces, PARTIAL_BYTES // sum_bytes), 1)
+    groups = gradient.blocks // vectors
+    enough = [p for p in range(1, groups + 1) if groups % p == 0 and p * splits >= TASKS]
+    return Plan(vectors, images, rows, splits, enough[0] if enough else groups)
