@@ -1,0 +1,201 @@
+"""Normalisation to mean 0 and variance 1 over some axes, and its gradient.
+
+Batch, layer, group and instance normalisation differ in the axes that mean and variance are taken over, and
+in those that scale and shift belong to. With x' = (x - mean) * rstd and g the gradient times the scale,
+
+    dx = rstd * (g - mean(g) - x' * mean(g * x'))        (Ioffe and Szegedy, 2015, section 3, simplified)
+
+What the backward pass keeps is the data and two numbers for each mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import te, tirx
+
+from hybridc.passes.training.gradients import extents
+
+Index = Sequence[tirx.Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """Over which axes of which data."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[int, ...]
+    """Reduced by mean and variance; the others are a row's index."""
+    parameter_axes: tuple[int, ...]
+    """Indices of scale and shift."""
+    epsilon: float
+    is_centered: bool = True
+    """False: divided by the root mean square."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Shape of the means."""
+        return tuple(n for axis, n in enumerate(self.shape) if axis not in self.axes)
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """Shape of scale and shift."""
+        return tuple(self.shape[axis] for axis in self.parameter_axes)
+
+    @property
+    def count(self) -> int:
+        """Elements that one mean is taken of."""
+        return math.prod(self.shape[axis] for axis in self.axes)
+
+    def row(self, at: Index) -> tuple[tirx.Expr, ...]:
+        return tuple(i for axis, i in enumerate(at) if axis not in self.axes)
+
+    def parameter(self, at: Index) -> tuple[tirx.Expr, ...]:
+        return tuple(at[axis] for axis in self.parameter_axes)
+
+    def input(self, name: str, shape: Sequence[int]) -> te.Tensor:
+        return te.placeholder(extents(shape), self.dtype, name)
+
+    def number(self, value: float) -> tirx.Expr:
+        return tirx.const(value, self.dtype)
+
+    def total(self, name: str, kept: Sequence[int], term: Callable[[Index], tirx.Expr]) -> te.Tensor:
+        """The sum of a term over all axes but `kept`, which are the result's, in order."""
+        loops = {
+            axis: te.reduce_axis((0, tirx.IntImm("int64", n)), f"k{axis}")
+            for axis, n in enumerate(self.shape)
+            if axis not in kept
+        }
+
+        def body(*outer: tirx.Var) -> tirx.Expr:
+            index = {**loops, **dict(zip(kept, outer, strict=True))}
+            return te.sum(
+                term(tuple(index[axis] for axis in range(len(self.shape)))), axis=list(loops.values())
+            )
+
+        return te.compute(extents([self.shape[axis] for axis in kept]), body, name=name)
+
+    @property
+    def row_axes(self) -> list[int]:
+        return [axis for axis in range(len(self.shape)) if axis not in self.axes]
+
+    def means(self, x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+        """Mean and variance, which is the mean squared distance from the mean: it keeps its digits."""
+        count = self.number(self.count)
+        if not self.is_centered:
+            mean = te.compute(extents(self.rows), lambda *i: self.number(0), name="mean")
+            squares = self.total("squares", self.row_axes, lambda at: x[at] * x[at])
+        else:
+            sums = self.total("sums", self.row_axes, lambda at: x[at])
+            mean = te.compute(extents(self.rows), lambda *i: sums[i] / count, name="mean")
+
+            def square(at: Index) -> tirx.Expr:
+                distance = x[at] - mean[self.row(at)]
+                return distance * distance
+
+            squares = self.total("squares", self.row_axes, square)
+        return mean, te.compute(extents(self.rows), lambda *i: squares[i] / count, name="variance")
+
+    def rstd(self, variance: te.Tensor) -> te.Tensor:
+        epsilon = self.number(self.epsilon)
+        return te.compute(variance.shape, lambda *i: tirx.rsqrt(variance[i] + epsilon), name="rstd")
+
+
+def statistics(norm: Normalisation) -> tirx.PrimFunc:
+    """Data to mean and 1 / sqrt(variance + epsilon), each of shape `rows`."""
+    x = norm.input("data", norm.shape)
+    mean, variance = norm.means(x)
+    return te.create_prim_func([x, mean, norm.rstd(variance)])
+
+
+def batch_statistics(norm: Normalisation, momentum: float) -> tirx.PrimFunc:
+    """As `statistics`, of data and running mean and variance, whose new values are two more results.
+
+    They take `momentum` of the batch's; its variance counts one element less, as in PyTorch.
+    """
+    x = norm.input("data", norm.shape)
+    old_mean, old_variance = (norm.input(name, norm.rows) for name in ("running_mean", "running_variance"))
+    mean, variance = norm.means(x)
+    new, old = norm.number(momentum), norm.number(1 - momentum)
+    unbiased = norm.number(momentum * norm.count / max(norm.count - 1, 1))
+    results = [
+        te.compute(mean.shape, lambda *i: old * old_mean[i] + new * mean[i], name="new_mean"),
+        te.compute(
+            mean.shape, lambda *i: old * old_variance[i] + unbiased * variance[i], name="new_variance"
+        ),
+    ]
+    return te.create_prim_func([x, old_mean, old_variance, mean, norm.rstd(variance), *results])
+
+
+def normalised(norm: Normalisation) -> tirx.PrimFunc:
+    """Data, mean, rstd, scale and shift to the normalised data."""
+    x, (mean, rstd) = norm.input("data", norm.shape), _rows(norm)
+    scale, shift = (norm.input(name, norm.parameters) for name in ("scale", "shift"))
+
+    def body(*at: tirx.Var) -> tirx.Expr:
+        row, parameter = norm.row(at), norm.parameter(at)
+        return (x[at] - mean[row]) * (rstd[row] * scale[parameter]) + shift[parameter]
+
+    out = te.compute(x.shape, body, name="normalised")
+    return te.create_prim_func([x, mean, rstd, scale, shift, out])
+
+
+def parameter_gradients(norm: Normalisation) -> tirx.PrimFunc:
+    """Data, dy, mean and rstd to the gradients of scale and shift."""
+    x, dy, (mean, rstd) = norm.input("data", norm.shape), norm.input("dy", norm.shape), _rows(norm)
+
+    def standard(at: Index) -> tirx.Expr:
+        return (x[at] - mean[norm.row(at)]) * rstd[norm.row(at)]
+
+    scale = norm.total("dscale", norm.parameter_axes, lambda at: dy[at] * standard(at))
+    shift = norm.total("dshift", norm.parameter_axes, lambda at: dy[at])
+    return te.create_prim_func([x, dy, mean, rstd, scale, shift])
+
+
+def batch_data_gradient(norm: Normalisation) -> tirx.PrimFunc:
+    """Data, dy, mean, rstd, scale and the gradients of scale and shift to dx.
+
+    Where scale and shift belong to a row, their gradients are the sums that dx asks for.
+    """
+    x, dy, (mean, rstd) = norm.input("data", norm.shape), norm.input("dy", norm.shape), _rows(norm)
+    scale, dscale, dshift = (norm.input(n, norm.parameters) for n in ("scale", "dscale", "dshift"))
+    count = norm.number(1 / norm.count)
+
+    def body(*at: tirx.Var) -> tirx.Expr:
+        c = norm.row(at)
+        standard = (x[at] - mean[c]) * rstd[c]
+        return scale[c] * rstd[c] * (dy[at] - (dshift[c] + standard * dscale[c]) * count)
+
+    out = te.compute(x.shape, body, name="batch_norm_data_gradient")
+    return te.create_prim_func([x, dy, mean, rstd, scale, dscale, dshift, out])
+
+
+def data_gradient(norm: Normalisation) -> tirx.PrimFunc:
+    """Data, dy, mean, rstd and scale to dx; the two sums for each row are taken first."""
+    x, dy, (mean, rstd) = norm.input("data", norm.shape), norm.input("dy", norm.shape), _rows(norm)
+    scale = norm.input("scale", norm.parameters)
+    count = norm.number(1 / norm.count)
+
+    def standard(at: Index) -> tirx.Expr:
+        return (x[at] - mean[norm.row(at)]) * rstd[norm.row(at)]
+
+    def scaled(at: Index) -> tirx.Expr:
+        return dy[at] * scale[norm.parameter(at)]
+
+    along = norm.total("along", norm.row_axes, lambda at: scaled(at) * standard(at))
+    sums = norm.total("sums", norm.row_axes, scaled) if norm.is_centered else None
+
+    def body(*at: tirx.Var) -> tirx.Expr:
+        row = norm.row(at)
+        rest = standard(at) * along[row] * count
+        return rstd[row] * (scaled(at) - (rest if sums is None else rest + sums[row] * count))
+
+    out = te.compute(x.shape, body, name="norm_data_gradient")
+    return te.create_prim_func([x, dy, mean, rstd, scale, out])
+
+
+def _rows(norm: Normalisation) -> tuple[te.Tensor, te.Tensor]:
+    return norm.input("mean", norm.rows), norm.input("rstd", norm.rows)

@@ -1,0 +1,81 @@
+"""What follows from a kept tensor by cheap arithmetic is computed again in the backward pass, not kept too.
+
+Exporters spell activations and normalisation out: GELU is a division, erf, an addition and two products, and
+the backward pass reads four of these five results. All follow from the first operand. Computed again, each is
+part of the kernel that reads it; and in the forward pass the chain, whose results nobody else reads any more,
+becomes one kernel. (Larger recomputation is the planner's, which weighs time against memory.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from tvm import relax
+
+from hybridc.passes.program import Program, ProgramBuilder, is_op, substitute, variables
+
+CHEAP = (
+    *("add", "subtract", "multiply", "divide", "power", "negative", "maximum", "minimum", "astype"),
+    *("erf", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "abs"),
+)
+LONGEST = 8
+"""Operators from a kept tensor to what is computed again."""
+
+
+def recompute_cheap(program: Program, forward: Set[relax.Var]) -> Program:
+    """Give every reader in the backward pass its own copy of what it reads, where that is cheap.
+
+    Requires: `forward` holds the variables of the forward pass, which comes first.
+    Ensures: the same results; no parameter is read behind where it was.
+    """
+    read = {v for b in program.bindings if b.var not in forward for v in variables(b.value)}
+    recipes = _recipes(program, forward, read)
+    if recipes.keys().isdisjoint(read):
+        return program
+    inputs = [v for v in program.main.params if v.name not in program.weights]
+    builder = ProgramBuilder(inputs)
+    new: dict[relax.Var, relax.Expr] = {v: v for v in inputs}
+    for var in program.main.params:
+        if var.name in program.weights:
+            new[var] = builder.weight(program.weights[var.name], var.name)
+
+    def again(var: relax.Var, origins: tuple[str, ...]) -> relax.Expr:
+        """A variable, or what it is computed from, at this place."""
+        if var not in recipes:
+            return new[var]
+        value = substitute(recipes[var], lambda v: again(v, origins))
+        return builder.emit(value, origins, var.name)
+
+    for binding in program.bindings:
+        origins = program.origins.get(binding.var.name, ())
+        if binding.var in forward:
+            operands = {v: new[v] for v in variables(binding.value)}
+        else:
+            operands = {v: again(v, origins) for v in dict.fromkeys(variables(binding.value))}
+        value = substitute(binding.value, operands.__getitem__)
+        new[binding.var] = builder.emit(value, origins, binding.var.name)
+    outputs = [substitute(output, lambda v: new[v]) for output in program.outputs]
+    return builder.finish(outputs, program.functions)
+
+
+def _recipes(program: Program, forward: Set[relax.Var], read: Set[relax.Var]) -> dict[relax.Var, relax.Expr]:
+    """Values, by variable, of what need not be kept and of what lies between that and what is kept.
+
+    `read` are variables that the backward pass reads.
+    """
+    results = {v for output in program.outputs for v in variables(output)}
+    steps: dict[relax.Var, int] = dict.fromkeys(program.main.params, 0)
+    found: dict[relax.Var, relax.Expr] = {}
+    for binding in program.bindings:
+        var, value = binding.var, binding.value
+        if var not in forward:
+            break
+        operands = variables(value)
+        if is_op(value, *CHEAP) and var not in results and all(v in steps for v in operands):
+            length = 1 + sum(steps[v] for v in operands)
+            if length <= LONGEST:
+                steps[var], found[var] = length, value
+                continue
+        if var in read or var in results:
+            steps[var] = 0
+    return found

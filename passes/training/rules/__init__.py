@@ -1,0 +1,31 @@
+"""Gradient rules, one family of operators a file; importing the package registers all of them."""
+
+from hybridc.passes.training.rules import (
+    activations,
+    convolutions,
+    dropout,
+    elementwise,
+    indexing,
+    losses,
+    matmul,
+    normalisation,
+    pooling,
+    reductions,
+    resize,
+    shapes,
+)
+
+__all__ = [
+    "activations",
+    "convolutions",
+    "dropout",
+    "elementwise",
+    "indexing",
+    "losses",
+    "matmul",
+    "normalisation",
+    "pooling",
+    "reductions",
+    "resize",
+    "shapes",
+]

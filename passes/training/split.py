@@ -1,0 +1,159 @@
+"""A fully connected layer that has most of the parameters is split, so that its gradient is never whole.
+
+A gradient lives until its parameter is updated, so what all gradients take is what the largest takes. Where
+that is of one fully connected layer, its outputs are computed in parts, each with a parameter of its own:
+
+    y = x w^T    becomes    y = concat(x w_0^T, x w_1^T, ...)      with w = concat(w_0, w_1, ...)
+
+and each part is updated before the gradient of the next one is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import relax
+
+from hybridc.passes.program import (
+    Program,
+    ProgramBuilder,
+    count_uses,
+    is_op,
+    substitute,
+    tensor_dtype,
+    tensor_shape,
+)
+
+MOST_SHARE = 1 / 16
+"""Of the elements of all parameters that one may have."""
+OUTPUTS = 16
+"""Parts have a multiple of this many outputs: vectors of every device divide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A parameter that became several; joined along `axis`, in order, they are it."""
+
+    axis: int
+    parts: tuple[str, ...]
+    """Names of the inputs."""
+    ends: tuple[int, ...]
+    """Index along `axis` behind the last of each part."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """`matmul` with a parameter, or its transpose, that nobody else reads."""
+
+    parameter: relax.Var
+    transpose: relax.Var | None
+    axis: int
+    """Of the parameter, along which outputs lie."""
+
+
+def split_dominating(program: Program, parameters: Sequence[str]) -> tuple[Program, dict[str, Split]]:
+    """Split the parameters, inputs by name, of fully connected layers that exceed `MOST_SHARE`.
+
+    Inputs that are split are replaced, at their place, by their parts. Returns the program as it is where
+    there are none.
+    """
+    inputs = {v.name: v for v in program.main.params if v.name not in program.weights}
+    sizes = {name: math.prod(tensor_shape(inputs[name])) for name in parameters}
+    limit = MOST_SHARE * sum(sizes.values())
+    layers = {
+        matmul: layer
+        for matmul, layer in _layers(program).items()
+        if sizes.get(layer.parameter.name, 0) > limit
+    }
+    splits: dict[str, Split] = {}
+    taken = {v.name for v in program.main.params}
+    for layer in layers.values():
+        ends = _ends(tensor_shape(layer.parameter), layer.axis, limit)
+        if len(ends) > 1:
+            names = tuple(_fresh(f"{layer.parameter.name}_part{i}", taken) for i in range(len(ends)))
+            splits[layer.parameter.name] = Split(layer.axis, names, ends)
+    chosen = {matmul: layer for matmul, layer in layers.items() if layer.parameter.name in splits}
+    return (_rewritten(program, chosen, splits) if splits else program), splits
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _layers(program: Program) -> dict[relax.Var, _Layer]:
+    """Products with a parameter on the right, by their result."""
+    uses, inputs = count_uses(program), set(program.main.params)
+    transposed: dict[relax.Var, relax.Var] = {}
+    found = {}
+    for binding in program.bindings:
+        value = binding.value
+        if is_op(value, "permute_dims") and value.args[0] in inputs and len(tensor_shape(value.args[0])) == 2:
+            transposed[binding.var] = value.args[0]
+        if not is_op(value, "matmul") or uses[value.args[1]] != 1:
+            continue
+        right = value.args[1]
+        parameter = transposed.get(right, right)
+        if parameter in inputs and uses[parameter] == 1 and len(tensor_shape(parameter)) == 2:
+            is_transposed = right in transposed
+            found[binding.var] = _Layer(
+                parameter, right if is_transposed else None, 0 if is_transposed else 1
+            )
+    return found
+
+
+def _ends(shape: tuple[int, ...], axis: int, limit: float) -> tuple[int, ...]:
+    """The fewest parts of about equal size within the limit."""
+    outputs = shape[axis]
+    parts = math.ceil(math.prod(shape) / limit)
+    width = max(OUTPUTS, math.ceil(outputs / parts / OUTPUTS) * OUTPUTS)
+    return tuple(min(end, outputs) for end in range(width, outputs + width, width))
+
+
+def _rewritten(program: Program, layers: Mapping[relax.Var, _Layer], splits: Mapping[str, Split]) -> Program:
+    new: dict[relax.Var, relax.Expr] = {}
+    parts: dict[str, list[relax.Var]] = {}
+    inputs: list[relax.Var] = []
+    for var in program.main.params:
+        if var.name in splits:
+            parts[var.name] = _parts(var, splits[var.name])
+            inputs.extend(parts[var.name])
+        elif var.name not in program.weights:
+            inputs.append(var)
+            new[var] = var
+    builder = ProgramBuilder(inputs)
+    for var in program.main.params:
+        if var.name in program.weights:
+            new[var] = builder.weight(program.weights[var.name], var.name)
+    transposes = {layer.transpose for layer in layers.values()}
+    for binding in program.bindings:
+        if binding.var in transposes:
+            continue
+        origins, name = program.origins.get(binding.var.name, ()), binding.var.name
+        if binding.var not in layers:
+            value = substitute(binding.value, lambda var: new[var])
+            new[binding.var] = builder.emit(value, origins, name)
+            continue
+        layer, data = layers[binding.var], new[binding.value.args[0]]
+        results = []
+        for part in parts[layer.parameter.name]:
+            right = part
+            if layer.transpose is not None:
+                right = builder.emit(relax.op.permute_dims(part), origins, layer.transpose.name)
+            results.append(builder.emit(relax.op.matmul(data, right), origins, name))
+        axis = len(tensor_shape(binding.var)) - 1
+        new[binding.var] = builder.emit(relax.op.concat(results, axis), origins, name)
+    outputs = [substitute(output, lambda var: new[var]) for output in program.outputs]
+    return builder.finish(outputs, program.functions)
+
+
+def _parts(parameter: relax.Var, split: Split) -> list[relax.Var]:
+    shape, made = tensor_shape(parameter), []
+    for name, begin, end in zip(split.parts, (0, *split.ends), split.ends, strict=False):
+        extents = [end - begin if axis == split.axis else n for axis, n in enumerate(shape)]
+        made.append(relax.Var(name, relax.TensorType(extents, tensor_dtype(parameter))))
+    return made

@@ -1,0 +1,301 @@
+"""A training step as a program: loss, gradients, and new states from old ones.
+
+Three programs are made of a network. All take its inputs, targets and states, and return the loss first:
+
+- the step: with the optimizer's scalars, returns the new states;
+- the accumulation, where a batch is gone through in parts: returns the new sums of gradients;
+- the evaluation: BatchNorm by its running statistics and without dropout, returns the network's outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tvm import relax
+
+from hybridc.errors import UsageError
+from hybridc.frontend import ImportedModel, ValueInfo
+from hybridc.frontend.names import safe_names, unique_names
+from hybridc.passes.program import Program, tensor_dtype, tensor_shape
+from hybridc.passes.training import losses
+from hybridc.passes.training.differentiate import SEED, Differentiated, Update, differentiate
+from hybridc.passes.training.gradients import Emitter, constant
+from hybridc.passes.training.network import NetworkCopy, evaluated, is_training_norm, with_statistics
+from hybridc.passes.training.optimizers import Adam, Optimizer, Sgd, emit_update
+from hybridc.training import spec as specs
+from hybridc.training.spec import NEW, LossTerm, TrainingSpec
+
+PARAMETER, STATISTIC, MOMENT, SUM = "parameter", "statistic", "moment", "sum"
+"""Kinds of states: a weight, BatchNorm's running mean or variance, the optimizer's, a sum of gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A tensor that lives from step to step."""
+
+    name: str
+    """Of a parameter or statistic, as in the user's model; else that, and behind a `#` what it is."""
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPrograms:
+    """What is compiled. The new value of a state is the output of its name with `NEW` behind it."""
+
+    step: ImportedModel
+    evaluation: ImportedModel
+    accumulation: ImportedModel | None
+    """None unless batches are gone through in parts."""
+    states: tuple[State, ...]
+    targets: tuple[ValueInfo, ...]
+    loss: str
+    """Name of the first output of each program."""
+    scalars: Mapping[str, str]
+    """Names of the optimizer's scalars as the step's inputs."""
+    seed: str | None
+    """Name of the input, an int64, that dropout draws from: another one each step. None without dropout."""
+
+
+def training_programs(model: ImportedModel, spec: TrainingSpec) -> TrainingPrograms:
+    """The programs of one training step.
+
+    Requires: `model` is read for training. Raises UsageError HC574 for a loss that does not fit the model's
+    outputs; ModelError as `differentiate` does.
+    """
+    network = _Network.of(model, spec)
+    step = network.step()
+    accumulation = network.accumulation() if spec.accumulate > 1 else None
+    evaluation = network.evaluation()
+    return TrainingPrograms(
+        step=step,
+        evaluation=evaluation,
+        accumulation=accumulation,
+        states=tuple(network.states.values()),
+        targets=network.targets,
+        loss=network.loss_name,
+        scalars={name: network.extra[name].name for name in network.optimizer.scalars},
+        seed=next((v.name for v in step.inputs if v.variable == SEED), None),
+    )
+
+
+def _optimizer(spec: specs.Optimizer) -> Optimizer:
+    if spec.kind == "sgd":
+        return Sgd(momentum=spec.momentum, nesterov=spec.nesterov, weight_decay=spec.weight_decay)
+    return Adam(spec.beta1, spec.beta2, spec.eps, spec.weight_decay, decoupled=spec.kind == "adamw")
+
+
+@dataclass
+class _Network:
+    """A network read for training, and everything that its programs have in common."""
+
+    model: ImportedModel
+    spec: TrainingSpec
+    optimizer: Optimizer
+    terms: tuple[tuple[LossTerm, int], ...]
+    """With the position of the output that each is about."""
+    targets: tuple[ValueInfo, ...]
+    loss_name: str
+    states: dict[str, State] = field(default_factory=dict)
+    extra: dict[str, ValueInfo] = field(default_factory=dict)
+    """Inputs that the model has not: scalars, moments and sums, by scalar's name or by state's name."""
+
+    @staticmethod
+    def of(model: ImportedModel, spec: TrainingSpec) -> _Network:
+        terms = tuple((term, _output_position(term, model)) for term in spec.loss)
+        (loss_name,) = unique_names([*(v.name for v in model.outputs), "loss"])[-1:]
+        network = _Network(model, spec, _optimizer(spec.optimizer), terms, _targets(terms, model), loss_name)
+        for value in model.inputs:
+            if value.name in model.parameters:
+                kind = STATISTIC if value.variable in network.statistics else PARAMETER
+                network.states[value.name] = State(value.name, kind, value.shape, value.dtype)
+        network._add_extra_inputs()
+        return network
+
+    def __post_init__(self) -> None:
+        self.program = Program(self.model.module, self.model.weights, self.model.origins)
+        self.statistics = {
+            argument.name
+            for binding in self.program.bindings
+            if is_training_norm(binding.value)
+            for argument in binding.value.args[3:]
+        }
+
+    @property
+    def parameters(self) -> list[ValueInfo]:
+        """Inputs that gradients are with respect to."""
+        return [v for v in self.model.inputs if v.name in self.states and v.variable not in self.statistics]
+
+    def _add_extra_inputs(self) -> None:
+        taken = {v.name for v in self.program.main.params} | {v.variable for v in self.targets} | {SEED}
+        taken |= {b.var.name for b in self.program.bindings}
+        wanted: dict[str, tuple[tuple[int, ...], str]] = {
+            name: ((), "float32") for name in self.optimizer.scalars
+        }
+        for parameter in self.parameters:
+            for suffix, kind in self._suffixes():
+                name = f"{parameter.name}#{suffix}"
+                self.states[name] = State(name, kind, parameter.shape, parameter.dtype)
+                wanted[name] = parameter.shape, parameter.dtype
+        variables = safe_names(wanted, taken)
+        for name, (shape, dtype) in wanted.items():
+            self.extra[name] = ValueInfo(name, variables[name], shape, dtype)
+
+    def _suffixes(self) -> list[tuple[str, str]]:
+        sums = [("sum", SUM)] if self.spec.accumulate > 1 else []
+        return [*((name, MOMENT) for name in self.optimizer.states), *sums]
+
+    # ------------------------------------------------------------------------------------- programs
+
+    def step(self) -> ImportedModel:
+        def update(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> list[relax.Var]:
+            given = emitter.inputs
+            name = names[parameter.name]
+
+            def state(suffix: str) -> relax.Var:
+                return given[self.extra[f"{name}#{suffix}"].variable]
+
+            if self.spec.accumulate > 1:
+                total = emitter.emit(relax.op.add(state("sum"), gradient))
+                gradient = emitter.emit(
+                    relax.op.multiply(total, constant(1.0 / self.spec.accumulate, total)), f"{name}_mean"
+                )
+            moments = [state(suffix) for suffix in self.optimizer.states]
+            scalars = {n: given[self.extra[n].variable] for n in self.optimizer.scalars}
+            return emit_update(self.optimizer, emitter, parameter, gradient, moments, scalars)
+
+        names = {v.variable: v.name for v in self.parameters}
+        return self._differentiated(list(self.extra.values()), update, ("", *self.optimizer.states))
+
+    def accumulation(self) -> ImportedModel:
+        def add(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> list[relax.Var]:
+            given = emitter.inputs
+            return [emitter.emit(relax.op.add(given[sums[parameter.name]], gradient))]
+
+        sums = {v.variable: self.extra[f"{v.name}#sum"].variable for v in self.parameters}
+        extra = [self.extra[f"{v.name}#sum"] for v in self.parameters]
+        return self._differentiated(extra, add, ("sum",))
+
+    def evaluation(self) -> ImportedModel:
+        copy = NetworkCopy.of(self.program, self.targets)
+        copy.run(evaluated)
+        outputs = copy.outputs()
+        loss = self._emit_loss(copy, outputs)
+        program = copy.emitter.builder.finish([loss, *outputs], copy.functions())
+        return self._imported(program, [self.loss_name, *(v.name for v in self.model.outputs)], self.targets)
+
+    def _differentiated(
+        self, extra: Sequence[ValueInfo], update: Update, suffixes: Sequence[str]
+    ) -> ImportedModel:
+        """`update` gives a new value of each parameter's state with one of these suffixes."""
+        copy = NetworkCopy.of(self.program, [*self.targets, *extra])
+        statistics: dict[str, relax.Expr] = {}
+        copy.run(lambda c, call: with_statistics(c, call, statistics))
+        loss = self._emit_loss(copy, copy.outputs())
+        program = copy.emitter.builder.finish([loss, *statistics.values()], copy.functions())
+        made = differentiate(program, [v.variable for v in self.parameters], loss=0, update=update)
+        names = {v.variable: v.name for v in self.model.inputs}
+        changed = [names[variable] for variable in statistics]
+        for parameter in self.parameters:
+            results = made.results.get(parameter.variable, ())
+            changed += [_state_name(parameter.name, suffix) for suffix in suffixes[: len(results)]]
+        outputs = [self.loss_name, *(name + NEW for name in changed)]
+        return self._imported(made.program, outputs, [*self.targets, *extra, *_seed(made)])
+
+    def _emit_loss(self, copy: NetworkCopy, outputs: Sequence[relax.Expr]) -> relax.Expr:
+        if not self.terms:
+            return outputs[0]
+        given = {v.name: v for v in copy.emitter.builder.inputs}
+        summands = []
+        for (term, position), target in zip(self.terms, self.targets, strict=True):
+            value = _LOSSES[term.kind](copy.emitter, outputs[position], given[target.variable], term)
+            if term.weight != 1.0:
+                value = copy.emitter.emit(relax.op.multiply(value, constant(term.weight, value)), "weighted")
+            summands.append(value)
+        total = summands[0]
+        for summand in summands[1:]:
+            total = copy.emitter.emit(relax.op.add(total, summand), "loss")
+        return total
+
+    def _imported(self, program: Program, outputs: list[str], more: Iterable[ValueInfo]) -> ImportedModel:
+        """A program with the user's names, as what the compiler takes."""
+        infos = {v.variable: v for v in (*self.model.inputs, *more)}
+        variables = [v for v in program.main.params if v.name not in program.weights]
+        results = [
+            ValueInfo(name, getattr(value, "name", name), tensor_shape(value), tensor_dtype(value))
+            for name, value in zip(outputs, program.outputs, strict=True)
+        ]
+        return replace(
+            self.model,
+            module=program.module,
+            weights=program.weights,
+            inputs=tuple(infos[v.name] for v in variables),
+            outputs=tuple(results),
+            origins=program.origins,
+        )
+
+
+def _seed(made: Differentiated) -> list[ValueInfo]:
+    return [ValueInfo("#dropout", SEED, (), "int64")] if made.has_seed else []
+
+
+def _state_name(parameter: str, suffix: str) -> str:
+    return f"{parameter}#{suffix}" if suffix else parameter
+
+
+# ----------------------------------------------------------------------------------- loss and targets
+
+_LOSSES: Mapping[str, Callable[[Emitter, relax.Expr, relax.Expr, LossTerm], relax.Expr]] = {
+    "softmax_cross_entropy": lambda emitter, output, target, term: losses.softmax_cross_entropy(
+        emitter, output, target, label_smoothing=term.label_smoothing
+    ),
+    "mse": lambda emitter, output, target, term: losses.mse(emitter, output, target),
+    "l1": lambda emitter, output, target, term: losses.l1(emitter, output, target),
+    "bce_with_logits": lambda emitter, output, target, term: losses.bce_with_logits(emitter, output, target),
+}
+
+
+def _output_position(term: LossTerm, model: ImportedModel) -> int:
+    names = [value.name for value in model.outputs]
+    if term.output is None and len(names) == 1:
+        return 0
+    if term.output not in names:
+        what = (
+            "the loss does not say of which output it is"
+            if term.output is None
+            else (f"the model has no output {term.output!r}")
+        )
+        remedy = f"write {term.kind}(OUTPUT) with one of {', '.join(names)}"
+        raise UsageError("HC574", what, where=model.source.name, remedy=remedy)
+    return names.index(term.output)
+
+
+def _targets(terms: Sequence[tuple[LossTerm, int]], model: ImportedModel) -> tuple[ValueInfo, ...]:
+    """An input for each summand: classes for softmax cross entropy, else of the output's own type."""
+    if not terms:
+        _check_own_loss(model)
+    wanted = ["target" if len(terms) == 1 else f"target_{term.output}" for term, _ in terms]
+    names = unique_names([*(v.name for v in model.inputs), *wanted])[len(model.inputs) :]
+    program = Program(model.module, model.weights, model.origins)
+    taken = {v.name for v in program.main.params} | {b.var.name for b in program.bindings}
+    variables = safe_names(names, taken)
+    targets = []
+    for name, (term, position) in zip(names, terms, strict=True):
+        shape, dtype = model.outputs[position].shape, model.outputs[position].dtype
+        if term.kind == "softmax_cross_entropy":
+            if len(shape) < 2:
+                what = f"softmax_cross_entropy needs an output [N, C, ...], and its shape is {list(shape)}"
+                raise UsageError("HC574", what, where=model.source.name, remedy="name another output or loss")
+            shape, dtype = (shape[0], *shape[2:]), "int64"
+        targets.append(ValueInfo(name, variables[name], shape, dtype))
+    return tuple(targets)
+
+
+def _check_own_loss(model: ImportedModel) -> None:
+    first = model.outputs[0]
+    if math.prod(first.shape) != 1:
+        what = f"the model's first output {first.name!r} is no loss: its shape is {list(first.shape)}"
+        raise UsageError("HC574", what, where=model.source.name, remedy="give --loss, such as --loss mse")
