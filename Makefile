@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
+EXTRAS ?= cuda,test,lint
 
 .PHONY: demo test test-full lint types wheel-smoke bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable ".[cuda,test,lint]"
+	$(BIN)/pip install --quiet --editable ".[$(EXTRAS)]"
 	touch $@
 
 # Compile a real network for a GPU budget it does not fit, run it, compare with ONNX Runtime.

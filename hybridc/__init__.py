@@ -4,13 +4,19 @@
     session = hybridc.load("model.hyb")
     outputs = session.run(None, {"x": x})
 
+and train them there:
+
+    hybridc.compile_training("model.onnx", "step.hyb", loss="softmax_cross_entropy", batch=64)
+    session = hybridc.load_training("step.hyb")
+    loss = session.step(images, labels)
+
 Names are loaded on first use, so that `import hybridc` costs nothing and `hybridc.load` never loads the
 compiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +29,11 @@ if TYPE_CHECKING:
     from hybridc.compiler import Compiled, Planned
     from hybridc.options import CompileOptions
     from hybridc.runtime import Session
+    from hybridc.training.compile import CompiledTraining
+    from hybridc.training.session import TrainingSession
 
 __version__ = "0.1.0"
-__all__ = ["HybridcError", "compile", "load", "plan"]
+__all__ = ["HybridcError", "compile", "compile_training", "load", "load_training", "plan"]
 
 
 def compile(
@@ -112,6 +120,71 @@ def load(
         threads=threads,
         gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
+    )
+
+
+def compile_training(
+    model: str | Path | bytes | onnx.ModelProto,
+    output: str | Path,
+    *,
+    loss: str | None = None,
+    optimizer: str = "sgd:lr=0.01",
+    batch: int | None = None,
+    accumulate: int = 1,
+    freeze: Sequence[str] = (),
+    target: str = "native",
+    gpu_memory: str | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dims: Mapping[str, int] | None = None,
+    machine: str | Path | None = None,
+    pins: Mapping[str, str] | None = None,
+    plan_seconds: float = 10.0,
+    host_memory: str | None = None,
+    threads: int | None = None,
+) -> CompiledTraining:
+    """Compile a training step of an ONNX model to the folder `output`.
+
+    `loss` is such as `"softmax_cross_entropy:label_smoothing=0.1"` or `"2*mse(out1)+l1(out2)"`; None where
+    the model's first output is the loss. `optimizer` is such as `"sgd:lr=0.1,momentum=0.9"` or
+    `"adamw:lr=1e-3,weight_decay=0.01"`. `batch` gives open batch dimensions a size; `accumulate` parts of a
+    batch go through the network one after the other. `freeze` has patterns of the names of parameters that
+    stay as they are. The rest is as for `compile`. Raises HybridcError.
+    """
+    from hybridc.options import parse_bytes
+    from hybridc.training.compile import compile_training as compile_step
+    from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
+
+    options = replace(
+        _options(target, gpu_memory, shapes, dims, machine, pins, plan_seconds),
+        host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
+        threads=threads,
+    )
+    terms = () if loss is None else parse_loss(loss)
+    spec = TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze))
+    return compile_step(model, output, options, spec)
+
+
+def load_training(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    gpu_memory: str | None = None,
+    host_memory: str | None = None,
+    seed: int = 0,
+) -> TrainingSession:
+    """Load a compiled training step; `seed` is what dropout draws from, the rest as for `load`.
+
+    Raises HybridcError.
+    """
+    from hybridc.options import parse_bytes
+    from hybridc.training.session import TrainingSession
+
+    return TrainingSession(
+        path,
+        threads=threads,
+        gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
+        host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
+        seed=seed,
     )
 
 

@@ -19,6 +19,7 @@ from hybridc.cli.arguments import (
     compile_options,
 )
 from hybridc.cli.files import existing_file, measured_to_json, print_json
+from hybridc.cli.training import add_training, check_training, compile_for_training
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes
 from hybridc.progress import terminal_progress
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 HELP = "compile an ONNX model into an artifact"
 EXAMPLE = """\
   hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 64MiB
-  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 32MiB,64MiB,50%"""
+  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 32MiB,64MiB,50%
+  hybridc compile net.onnx -o step.hyb --train --loss softmax_cross_entropy --optimizer adam:lr=1e-3"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_host_memory(parser)
     add_tuning(parser)
+    add_training(parser)
     parser.add_argument("--stop-after", metavar="STAGE", help="end after this stage, and write no artifact")
     parser.add_argument(
         "--dump-ir", type=Path, metavar="DIR", help="write the IR after every stage into a folder"
@@ -59,11 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     existing_file(arguments.model, "the model")
-    if arguments.output is not None:
+    check_training(arguments)
+    if arguments.output is not None and not arguments.train:
         from hybridc.artifact.store import check_destination
 
         check_destination(arguments.output)
-    elif arguments.stop_after is None:
+    elif arguments.output is None and arguments.stop_after is None:
         raise UsageError("HC500", "no output is named", remedy="give -o OUT.hyb, or --stop-after STAGE")
     options = compile_options(
         arguments,
@@ -74,6 +78,8 @@ def execute(arguments: argparse.Namespace) -> int:
         stop_after=arguments.stop_after,
         dump_ir=arguments.dump_ir,
     )
+    if arguments.train:
+        return compile_for_training(arguments, options)
     from hybridc.compiler import compile_model
 
     with terminal_progress() as progress:
@@ -92,13 +98,13 @@ def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
 
     Figures of a plan are those of the largest budget; `plans` has them for each, the smallest first.
     """
-    assert compiled.path is not None and compiled.graph is not None
-    plans = [_plan_to_json(compiled.graph, plan) for plan in compiled.plans]
+    assert compiled.path is not None
+    plans = [_plan_to_json(g, plan) for g, plan in zip(compiled.graphs, compiled.plans, strict=True)]
     return {
         "path": str(compiled.path),
         "artifact_bytes": _folder_bytes(compiled.path),
         "seconds": dict(compiled.seconds),
-        "functions": len({kernel.function for kernel in compiled.graph.kernels}),
+        "functions": len({kernel.function for graph in compiled.graphs for kernel in graph.kernels}),
         "tuned": dict(compiled.tuned),
         "measured_us": measured_to_json(compiled.measured_us),
         **plans[-1],
@@ -123,9 +129,8 @@ def _plan_to_json(graph: Graph, plan: Plan) -> dict[str, Any]:
 def _summary(compiled: Compiled, target: str) -> str:
     from hybridc.report.table import plural
 
-    assert compiled.graph is not None
     data = compiled_to_json(compiled)
-    kernels = plural(len(compiled.graph.kernels), "kernel")
+    kernels = plural(len(compiled.graphs[-1].kernels), "kernel")
     functions = plural(data["functions"], "distinct function")
     lines = [
         f"{compiled.path}: {format_bytes(data['artifact_bytes'])}, for {target}",
@@ -140,6 +145,11 @@ def _summary(compiled: Compiled, target: str) -> str:
             lines.append(f"plan for {format_bytes(plan['budget_bytes'])} of GPU memory:")
         lines += _plan_summary(plan)
     return "\n".join(lines)
+
+
+def plan_summary(graph: Graph, plan: Plan) -> list[str]:
+    """Lines about one plan."""
+    return _plan_summary(_plan_to_json(graph, plan))
 
 
 def _plan_summary(plan: dict[str, Any]) -> list[str]:

@@ -51,6 +51,32 @@ def noted_interrupts() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
+def deferred_interrupts() -> Iterator[list[int]]:
+    """The signals that come, for a block that looks at them and ends by itself, however long that takes.
+
+    The second one ends it as without this block.
+    """
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        if len(interrupts) > 1:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    watched = signal.set_wakeup_fd(-1)
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(watched)
+
+
+@contextlib.contextmanager
 def _deadline() -> Iterator[None]:
     """Ends the process if the block goes on after a signal.
 

@@ -20,7 +20,7 @@ from hybridc.cli.interrupts import exit_code, noted_interrupts
 from hybridc.cli.suggest import did_you_mean
 from hybridc.errors import HybridcError, InternalError, UsageError
 
-COMMANDS = ("compile", "run", "plan", "explain", "sweep", "compare", "models", "machine")
+COMMANDS = ("compile", "run", "plan", "explain", "sweep", "compare", "train", "models", "machine")
 EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"
 

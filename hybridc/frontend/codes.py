@@ -18,6 +18,9 @@ HC115  a node could not be imported
 HC116  the model could not be simplified
 HC117  a shape depends on data
 HC118  the model asks for more values or nodes than hybridc makes from so small a file
+HC120  for training: the exporter has folded BatchNorm into convolutions
+HC121  for training: the exporter has tied weights that are apart, or copied those that are tied
+HC122  for training: the model has no parameters that may be trained
 """
 
 NOT_ONNX = "HC101"
@@ -38,3 +41,6 @@ IMPORT_FAILED = "HC115"
 SIMPLIFY_FAILED = "HC116"
 DATA_DEPENDENT_SHAPE = "HC117"
 TOO_LARGE = "HC118"
+FOLDED_NORM = "HC120"
+CHANGED_TIES = "HC121"
+NO_PARAMETERS = "HC122"

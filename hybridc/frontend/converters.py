@@ -19,6 +19,8 @@ from onnx import NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
+from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.values import constant_array, static_shape
 
 Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None"]
@@ -78,6 +80,20 @@ def _batch_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir
     """ONNX weighs the old statistics with `momentum`, Relax the new ones."""
     momentum = node.attributes.get_float("momentum", 0.9)
     _set_attribute(proto, "momentum", 1.0 - momentum)
+
+
+def _training_batch_norm(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    """By the batch's statistics. The running ones stand among the operands, for their new values."""
+    operands = [importer._nodes[name] for name in proto.input]
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    share = 1.0 - node.attributes.get_float("momentum", 0.9)
+    result = relax.op.nn.batch_norm(*operands, axis=1, epsilon=epsilon, momentum=share, training=True)
+    return relax.TupleGetItem(importer.bb.emit(result), 0)
+
+
+def _training_dropout(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    data, ratio = importer._nodes[proto.input[0]], node.attributes.get_float("ratio", 0.5)
+    return relax.TupleGetItem(importer.bb.emit(relax.op.nn.dropout(data, ratio)), 0) if ratio else data
 
 
 def _conv_transpose(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
@@ -209,11 +225,15 @@ CONVERTERS: dict[str, Converter] = {
     "Max": _pairwise,
     "Min": _pairwise,
     "Mod": _mod,
+    "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,
     "PRelu": _prelu,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,
     "ReduceLogSumExp": _reduce_log_sum_exp,
     "Resize": _resize,
+    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
     "Sum": _pairwise,
+    TRAINING_BATCH_NORM: _training_batch_norm,
+    TRAINING_DROPOUT: _training_dropout,
     "Upsample": _resize,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tvm
@@ -53,3 +53,6 @@ class ImportedModel:
     origins: Mapping[str, tuple[str, ...]]
     """Names of the ONNX nodes that each binding's variable was made from."""
     source: Source
+    parameters: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """For training: values of the weights that are inputs instead, behind the model's own, by their names in
+    the file; running statistics of BatchNorm among them."""

@@ -16,6 +16,7 @@ from hybridc.frontend.load import Loaded, load
 from hybridc.frontend.model import ImportedModel, ValueInfo
 from hybridc.frontend.names import unique_names
 from hybridc.frontend.normal_form import normal_form
+from hybridc.frontend.parameters import Chooser, check_export, promote
 from hybridc.frontend.shapes import fix_shapes
 from hybridc.frontend.simplify import simplify
 from hybridc.frontend.tensors import check_tensors
@@ -26,14 +27,17 @@ def read_model(
     *,
     shapes: Mapping[str, tuple[int, ...]] = {},
     dims: Mapping[str, int] = {},
+    parameters: Chooser | None = None,
 ) -> ImportedModel:
     """Read an ONNX model that nobody vouches for.
 
-    `shapes` fixes inputs by name, `dims` named dimensions; all shapes are static afterwards. Raises
+    `shapes` fixes inputs by name, `dims` named dimensions; all shapes are static afterwards. With
+    `parameters`, which tells by name what is trained, the model is read for training: what it chooses are
+    inputs instead of weights, Dropout drops, and BatchNorm goes by the batch. Raises
     ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model.
     """
     try:
-        return _read(load(source), shapes, dims)
+        return _read(load(source), shapes, dims, parameters)
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(
             codes.NOT_ONNX,
@@ -42,25 +46,33 @@ def read_model(
         ) from error
 
 
-def _read(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]) -> ImportedModel:
+def _read(
+    loaded: Loaded,
+    shapes: Mapping[str, tuple[int, ...]],
+    dims: Mapping[str, int],
+    is_trained: Chooser | None,
+) -> ImportedModel:
     name = loaded.source.name
     node_names = _name_nodes(loaded)
     check_tensors(loaded)
     check_interface(loaded)
+    promoted = {} if is_trained is None else promote(loaded, is_trained)
+    check_export(loaded, promoted)
     fix_shapes(loaded.proto, name, shapes, dims)
     check_model(loaded)
     output_names = [value.name for value in loaded.proto.graph.output]
-    model = simplify(loaded.proto, name, loaded.folder)
+    model = simplify(loaded.proto, name, loaded.folder, for_training=is_trained is not None)
     input_names = [value.name or "" for value in model.graph.inputs]
     normal = normal_form(import_graph(model, name, node_names), name)
-    parameters = normal.module["main"].params[: len(input_names)]
+    input_variables = normal.module["main"].params[: len(input_names)]
     return ImportedModel(
         module=normal.module,
         weights=normal.weights,
-        inputs=tuple(_value_info(n, v) for n, v in zip(input_names, parameters, strict=True)),
+        inputs=tuple(_value_info(n, v) for n, v in zip(input_names, input_variables, strict=True)),
         outputs=tuple(_value_info(n, v) for n, v in zip(output_names, normal.outputs, strict=True)),
         origins=normal.origins,
         source=loaded.source,
+        parameters=promoted,
     )
 
 

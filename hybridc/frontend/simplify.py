@@ -14,6 +14,7 @@ from onnxscript.optimizer import _constant_folding as folding
 
 from hybridc.errors import HybridcError, ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.parameters import to_training_form
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 
 FOLD_INPUT_ELEMENTS = 8192
@@ -26,8 +27,12 @@ MAX_RANK = 16
 _REARRANGING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
-def simplify(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model:
+def simplify(
+    model: onnx.ModelProto, name: str, folder: Path | None, *, for_training: bool = False
+) -> ir.Model:
     """The same computation with fewer nodes, none of a model-local function.
+
+    `for_training` keeps Dropout, and both it and BatchNorm in the form that trains.
 
     Requires: the model is checked, input shapes are static, every node has a unique name.
     Ensures: constants are initializers of the graph, all used; values have names, nodes have names,
@@ -38,7 +43,7 @@ def simplify(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model
     log = logging.getLogger(folding.__name__)
     was_disabled, log.disabled = log.disabled, True
     try:
-        return _simplify(model, name, folder)
+        return _simplify(model, name, folder, for_training)
     except HybridcError:
         raise
     except Exception as error:  # third-party passes raise anything
@@ -55,7 +60,7 @@ def simplify(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model
         log.disabled = was_disabled
 
 
-def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Model:
+def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None, for_training: bool) -> ir.Model:
     model = ir.from_proto(proto)
     graph = model.graph
     if folder is not None:
@@ -63,6 +68,8 @@ def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None) -> ir.Mode
     _drop_initializer_inputs(graph)
     common.InlinePass()(model)
     _make_initializers(graph, name)
+    if for_training:
+        to_training_form(graph, name)
     _drop_no_ops(graph)
     fold = folding.FoldConstantsPass(
         shape_inference=True,

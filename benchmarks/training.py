@@ -1,0 +1,96 @@
+"""Training steps: correct, small and fast.
+
+    python benchmarks/training.py gradients [--models resnet50,encoder] [--target avx512]
+    python benchmarks/training.py curves|speed|memory|pinning|gradient_bytes|batch|deep
+
+gradients       of all parameters, against PyTorch in float64: relative errors
+curves          the loss of fifty steps against PyTorch's, on emulated GPUs of 100 to 10 % of the memory
+speed           digits to 98 % on held-out data; times of a step against PyTorch's, with two threads
+memory          the smallest budget against what Caffe allocates; predicted time at Layrub's reduction
+pinning         the dynamic programme against an exact solver; pinned bytes against GeePS's policy
+gradient_bytes  parameter gradients held at once, against all of them
+batch           the largest batch and depth on a small device, against everything in its memory
+deep            ResNet-1517 from the model to the library
+
+Several parts may be named; each writes `results/training_PART.json`. Exits with 1 if a part misses its
+figure. `memory`, `pinning`, `gradient_bytes`, `batch` and `deep` run nothing. Needs the extra `oracle`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import training_memory as plans
+import training_runs as runs
+from common import write_result
+
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a result, one after the other, and whether they are good enough."""
+
+    rows: Callable[[argparse.Namespace, list[str]], Iterator[dict[str, Any]]]
+    passed: Callable[[Rows], bool]
+    models: Sequence[str] = ()
+    """What there is without `--models`."""
+
+
+def _planned(rows: Callable[[Sequence[str], str, float], Iterator[dict[str, Any]]]) -> Callable[..., Any]:
+    return lambda arguments, names: rows(names, arguments.machine, arguments.seconds)
+
+
+def _run(rows: Callable[[Sequence[str], str], Iterator[dict[str, Any]]]) -> Callable[..., Any]:
+    return lambda arguments, names: rows(names, arguments.target)
+
+
+NETWORKS = tuple(plans.NETWORKS)
+PARTS: dict[str, Part] = {
+    "gradients": Part(_run(runs.gradients), runs.gradients_passed, tuple(runs.CASES)),
+    "curves": Part(_run(runs.curves), runs.curves_passed, tuple(runs.CURVES)),
+    "speed": Part(_run(runs.speed), runs.speed_passed),
+    "memory": Part(_planned(plans.memory), plans.memory_passed, NETWORKS),
+    "pinning": Part(_planned(plans.pinning), plans.pinning_passed, NETWORKS),
+    "gradient_bytes": Part(_planned(plans.gradient_bytes), plans.gradient_bytes_passed, NETWORKS),
+    "batch": Part(_planned(plans.batch), plans.batch_passed, ("batch", "blocks")),
+    "deep": Part(_planned(plans.deep), plans.deep_passed),
+}
+
+
+def main() -> int:
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--models", default="", help="comma-separated; default: all of the part")
+    parser.add_argument("--target", default=runs.default_target(), help="of gradients and speed")
+    parser.add_argument("--machine", default="k40", help="profile that plans are made for")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of search, on the nominal machine")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        kind, *rest = arguments.worker
+        print(json.dumps(runs.WORKERS[kind](*rest)))
+        return 0
+    return 0 if all([run_part(name, arguments) for name in arguments.parts or PARTS]) else 1
+
+
+def run_part(name: str, arguments: argparse.Namespace) -> bool:
+    part, rows = PARTS[name], []
+    for row in part.rows(arguments, arguments.models.split(",") if arguments.models else list(part.models)):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    print("written to", write_result(f"training_{name}", rows))
+    return part.passed(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""Train with a compiled training step, on examples from a file.
+
+Ctrl-C ends after the present step, with a checkpoint if there is a folder for them; --resume goes on
+from it as if there had been no interruption. The GPU is the computer's own, or an emulated one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridc.cli.arguments import add_host_memory, add_json, add_threads
+from hybridc.cli.files import existing_artifact, print_json, write_text
+from hybridc.cli.interrupts import deferred_interrupts
+from hybridc.errors import UsageError
+from hybridc.options import parse_bytes, parse_count, parse_seed
+from hybridc.training.schedule import parse_schedule
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from hybridc.training.checkpoint import Evaluated, Progress
+    from hybridc.training.session import TrainingSession
+
+HELP = "train with a compiled training step"
+EXAMPLE = """\
+  hybridc train step.hyb --data train.npz --val val.npz --epochs 10 --checkpoint runs/1
+  hybridc train step.hyb --data cifar-10 --val cifar-10/test_batch.bin --export trained.onnx"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="STEP.hyb")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE.npz|DIR",
+        help="examples: arrays named like the model's inputs and targets (x and y will do for one of each),"
+        " or a folder with CIFAR-10's binary files",
+    )
+    parser.add_argument(
+        "--val", type=Path, metavar="FILE.npz|FILE.bin", help="held-out examples, looked at after each epoch"
+    )
+    parser.add_argument("--epochs", type=parse_count, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--lr", type=_positive, metavar="RATE", help="instead of the optimizer's learning rate"
+    )
+    parser.add_argument(
+        "--schedule",
+        type=parse_schedule,
+        default=parse_schedule("constant"),
+        metavar="SCHEDULE",
+        help="of the learning rate: constant, step:every=30,factor=0.1 or cosine:end=0, each with warmup=N;"
+        " times are in epochs (default: constant)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=parse_seed,
+        default=0,
+        metavar="N",
+        help="of the examples' order and of dropout (default: %(default)s)",
+    )
+    _add_results(parser)
+    parser.add_argument(
+        "--emulate-gpu",
+        type=parse_bytes,
+        metavar="64MiB",
+        help="run on an emulated GPU with this much memory",
+    )
+    add_threads(parser)
+    parser.add_argument(
+        "--gpu-memory", type=parse_bytes, metavar="1GiB", help="run plans of budgets of at most this"
+    )
+    add_host_memory(parser)
+    add_json(parser)
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder for checkpoint and loss curve")
+    parser.add_argument(
+        "--checkpoint-every",
+        type=parse_count,
+        metavar="STEPS",
+        help="steps between two checkpoints (default: one each epoch)",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
+    parser.add_argument(
+        "--curve", type=Path, metavar="FILE.svg", help="draw the losses (default: in the --checkpoint folder)"
+    )
+    parser.add_argument(
+        "--export", type=Path, metavar="OUT.onnx", help="write the model with the trained weights"
+    )
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError("HC513", f"{text!r} is not a learning rate", remedy="give a positive number: 0.1")
+    return value
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    existing_artifact(arguments.artifact)
+    if arguments.resume and arguments.checkpoint is None:
+        raise UsageError("HC500", "there is nothing to resume", remedy="give --checkpoint DIR with --resume")
+    if arguments.emulate_gpu is not None:  # before anything loads TVM, which looks for the GPU's libraries
+        from hybridc import emulator
+
+        emulator.start(arguments.emulate_gpu)
+    from hybridc.training.session import TrainingSession
+
+    with TrainingSession(
+        arguments.artifact,
+        threads=arguments.threads,
+        gpu_memory_bytes=arguments.gpu_memory,
+        host_memory_bytes=arguments.host_memory,
+        seed=arguments.seed,
+    ) as session:
+        return _train(session, arguments)
+
+
+def _train(session: TrainingSession, arguments: argparse.Namespace) -> int:
+    from hybridc.training.data import load_dataset
+    from hybridc.training.loop import Run, train
+
+    data = load_dataset(arguments.data, session.inputs, session.targets)
+    validation = None
+    if arguments.val is not None:
+        validation = load_dataset(arguments.val, session.inputs, session.targets)
+    with deferred_interrupts() as interrupts, _teller(arguments) as teller:
+        run = Run(
+            arguments.epochs,
+            arguments.schedule,
+            arguments.lr,
+            arguments.seed,
+            arguments.checkpoint,
+            arguments.checkpoint_every,
+            arguments.resume,
+            stop=lambda: bool(interrupts),
+        )
+        progress = train(session, data, run, validation, teller)
+        _write_results(session, arguments, progress)
+    is_stopped = bool(interrupts) and progress.epoch < arguments.epochs
+    if arguments.json:
+        print_json(_report(progress, teller) | {"stopped": is_stopped})
+    elif is_stopped:
+        print(_farewell(arguments, progress))
+    return 128 + interrupts[0] if is_stopped else 0
+
+
+def _write_results(session: TrainingSession, arguments: argparse.Namespace, progress: Progress) -> None:
+    from hybridc.training.curve import losses_to_svg
+
+    curve = arguments.curve
+    if curve is None and arguments.checkpoint is not None:
+        curve = arguments.checkpoint / "loss.svg"
+    if curve is not None and progress.losses:
+        write_text(curve, losses_to_svg(progress, f"Loss of {arguments.artifact.name}"))
+    if arguments.export is not None:
+        session.export_onnx(arguments.export)
+
+
+def _report(progress: Progress, teller: Teller) -> dict[str, Any]:
+    return {
+        "epochs": progress.epoch,
+        "steps": len(progress.losses),
+        "losses": list(progress.losses),
+        "evaluations": [asdict(evaluated) for evaluated in progress.evaluations],
+        "examples_per_second": teller.examples_per_second,
+    }
+
+
+def _farewell(arguments: argparse.Namespace, progress: Progress) -> str:
+    where = f"stopped after {len(progress.losses)} steps"
+    if arguments.checkpoint is None:
+        return f"{where}; nothing was kept, for want of --checkpoint"
+    return f"{where}; go on with --resume --checkpoint {arguments.checkpoint}"
+
+
+class Teller:
+    """A bar over the steps of an epoch where standard error is a terminal, and a line for every epoch."""
+
+    def __init__(self, epochs: int, *, is_quiet: bool) -> None:
+        self._epochs, self._is_quiet = epochs, is_quiet
+        self._bar: tqdm | None = None
+        self._examples, self._seconds, self._last = 0, 0.0, 0.0
+
+    @property
+    def examples_per_second(self) -> float:
+        return self._examples / self._seconds if self._seconds else 0.0
+
+    def epoch_begins(self, epoch: int, steps: int, done: int) -> None:
+        self._last = time.perf_counter()
+        if sys.stderr.isatty() and not self._is_quiet:
+            from tqdm import tqdm
+
+            form = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
+            self._bar = tqdm(
+                desc=f"epoch {epoch + 1}/{self._epochs}",
+                total=steps,
+                initial=done,
+                file=sys.stderr,
+                leave=False,
+                bar_format=form,
+                dynamic_ncols=True,
+            )
+
+    def stepped(self, loss: float, examples: int) -> None:
+        now = time.perf_counter()
+        self._examples, self._seconds, self._last = (
+            self._examples + examples,
+            self._seconds + now - self._last,
+            now,
+        )
+        if self._bar is not None:
+            self._bar.set_postfix_str(
+                f"loss {loss:.4g}, {self.examples_per_second:.0f} images/s", refresh=False
+            )
+            self._bar.update()
+
+    def epoch_ended(self, epoch: int, mean_loss: float, evaluated: Evaluated | None) -> None:
+        self.close()
+        if self._is_quiet:
+            return
+        parts = [f"loss {mean_loss:.4g}"]
+        if evaluated is not None:
+            parts.append(f"held-out loss {evaluated.loss:.4g}")
+            if evaluated.accuracy is not None:
+                parts.append(f"accuracy {evaluated.accuracy:.2%}")
+        speed = f"{self.examples_per_second:.0f} images/s"
+        print(f"epoch {epoch + 1}/{self._epochs}: {', '.join(parts)}, {speed}", flush=True)
+
+    def close(self) -> None:
+        """Wipe the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+@contextmanager
+def _teller(arguments: argparse.Namespace) -> Iterator[Teller]:
+    teller = Teller(arguments.epochs, is_quiet=arguments.json)
+    try:
+        yield teller
+    finally:
+        teller.close()

@@ -1,0 +1,199 @@
+"""What training needs of a model: its parameters as inputs, BatchNorm and Dropout as they train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto
+
+from hybridc.errors import ModelError
+from hybridc.frontend import codes
+from hybridc.frontend.load import Loaded
+from hybridc.frontend.values import constant_array
+
+Chooser = Callable[[str], bool]
+"""Whether the parameter of this name is trained."""
+
+TRAINING_BATCH_NORM, TRAINING_DROPOUT = "TrainingBatchNormalization", "TrainingDropout"
+"""Operators that no file can have: `to_training_form` makes them of ONNX's."""
+
+_SETTINGS = frozenset({"Resize", "Upsample", "RoiAlign", "QuantizeLinear", "DequantizeLinear"})
+"""Their float operands but the first are no parameters."""
+
+
+def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
+    """Make trained initializers inputs, in place, so that nothing folds, transposes or merges them.
+
+    Those are of float32 and have a rank; frozen ones stay. Running statistics of BatchNorm become inputs,
+    too, unless one of the pair is frozen. Returns their values by name, in the file's order; they may be
+    memory maps. Requires: tensors are checked. Raises ModelError HC122 if there are none.
+    """
+    graph = loaded.proto.graph
+    chosen = {name for name in _candidates(graph) if is_trained(name)}
+    for pair in _statistics(graph):
+        if not chosen.issuperset(pair):
+            chosen.difference_update(pair)
+    if not chosen:
+        raise ModelError(
+            codes.NO_PARAMETERS,
+            "the model has no parameters that may be trained",
+            where=loaded.source.name,
+            remedy="parameters are float32 initializers of rank 1 or more that --freeze does not name",
+        )
+    tensors = [tensor for tensor in graph.initializer if tensor.name in chosen]
+    values = {tensor.name: _value(tensor, loaded.folder) for tensor in tensors}
+    kept = [tensor for tensor in graph.initializer if tensor.name not in chosen]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    own_inputs = [value for value in graph.input if value.name not in chosen]  # old files list weights, too
+    del graph.input[:]
+    graph.input.extend(own_inputs)
+    for name, array in values.items():
+        graph.input.append(onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape))
+    return values
+
+
+def _candidates(graph: onnx.GraphProto) -> Iterator[str]:
+    """Initializers that some node computes with."""
+    used = {
+        name
+        for node in graph.node
+        for name in (node.input[:1] if node.op_type in _SETTINGS else node.input)
+        if name
+    }
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) and tensor.name in used:
+            yield tensor.name
+
+
+def _statistics(graph: onnx.GraphProto) -> list[tuple[str, str]]:
+    """Names of running mean and variance of each BatchNorm."""
+    nodes = (node for node in graph.node if node.op_type == "BatchNormalization")
+    return [(node.input[3], node.input[4]) for node in nodes]
+
+
+def _value(tensor: TensorProto, folder: Path | None) -> np.ndarray:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        external = ir.serde.deserialize_tensor(tensor)
+        assert isinstance(external, ir.ExternalTensor) and folder is not None
+        external.base_dir = folder
+        return external.numpy()
+    return onnx.numpy_helper.to_array(tensor)
+
+
+def to_training_form(graph: ir.Graph, name: str) -> None:
+    """BatchNorm by the batch's own statistics where running ones are inputs, and Dropout that drops.
+
+    Where the running statistics are frozen BatchNorm goes by them, whatever mode the file asks for. Dropout
+    drops in any case: what it is for in a file that is trained. Second outputs that nobody reads go.
+    Raises ModelError HC114 for Dropout whose mask is read or whose rate is not known.
+    """
+    inputs = set(graph.inputs)
+    for node in list(graph):
+        if node.op_type == "BatchNormalization":
+            _drop_unread_outputs(node)
+            if inputs.issuperset(node.inputs[3:5]):
+                node.op_type = TRAINING_BATCH_NORM
+            else:
+                node.attributes.pop("training_mode", None)
+        elif node.op_type == "Dropout":
+            _drop_unread_outputs(node)
+            ratio = _dropout_ratio(node)
+            if ratio is None or len(node.outputs) > 1:
+                raise _dropout_refusal(node, name)
+            node.op_type = TRAINING_DROPOUT
+            node.attributes["ratio"] = ir.AttrFloat32("ratio", ratio)
+            node.resize_inputs(1)
+
+
+def _dropout_ratio(node: ir.Node) -> float | None:
+    """None if it is known at run time only."""
+    if len(node.inputs) < 2 or node.inputs[1] is None:
+        return node.attributes.get_float("ratio", 0.5)
+    ratio = constant_array(node.inputs[1])
+    return None if ratio is None else float(ratio)
+
+
+def _dropout_refusal(node: ir.Node, name: str) -> ModelError:
+    return ModelError(
+        codes.WRONG_RESULT,
+        "Dropout whose mask is read, or whose rate is computed, cannot be trained",
+        where=f"{name}: node {node.name!r} (Dropout)",
+        remedy="export the network without it",
+    )
+
+
+def _drop_unread_outputs(node: ir.Node) -> None:
+    if not any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        node.resize_outputs(1)
+
+
+# ------------------------------------------------------------------ what exporters change in a model
+
+_REMEDY = (
+    "export it for training: torch.onnx.export(model, args, path, dynamo=False,"
+    " training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False)"
+)
+_COPIED_ELEMENTS = 64
+"""Smaller arrays may be equal by chance, or because they are new."""
+
+
+def check_export(loaded: Loaded, values: Mapping[str, np.ndarray]) -> None:
+    """Refuse models that would train otherwise than the network they were exported from.
+
+    `values` are those of `promote`. Raises ModelError HC120 or HC121.
+    """
+    graph, where = loaded.proto.graph, loaded.source.name
+    if loaded.proto.producer_name == "pytorch":
+        _check_norms(graph, where, values)
+        _check_merged(graph, where, values)
+    _check_copies(where, values)
+
+
+def _check_norms(graph: onnx.GraphProto, where: str, values: Mapping[str, np.ndarray]) -> None:
+    """PyTorch's exporters leave traces: one renames the weights, the other keeps the result's name."""
+    for node in graph.node:
+        if not node.op_type.startswith("Conv") or node.input[1] not in values:
+            continue
+        if node.input[1].startswith("onnx::Conv") or node.output[0].partition("_")[0] == "getitem":
+            raise ModelError(
+                codes.FOLDED_NORM,
+                f"the exporter has folded BatchNorm into {node.input[1]!r}: it would not train as it did",
+                where=f"{where}: node {node.name!r} ({node.op_type})",
+                remedy=f"{_REMEDY}; or freeze such weights: --freeze '{node.input[1]}'",
+            )
+
+
+def _check_merged(graph: onnx.GraphProto, where: str, values: Mapping[str, np.ndarray]) -> None:
+    """Outside of training PyTorch's exporter makes one of parameters that only happen to be equal."""
+    for node in graph.node:
+        if node.op_type == "Identity" and node.input[0] in values:
+            raise _changed_ties(
+                f"the exporter has made one parameter of {node.input[0]!r} and {node.output[0]!r}, which were"
+                " equal at that time",
+                f"{where}: node {node.name!r} (Identity)",
+            )
+
+
+def _check_copies(where: str, values: Mapping[str, np.ndarray]) -> None:
+    """A tied weight that one reader wants transposed becomes two by constant folding."""
+    seen: dict[tuple[tuple[int, ...], bytes], str] = {}
+    for name, array in values.items():
+        if array.ndim != 2 or array.size < _COPIED_ELEMENTS or array.min() == array.max():
+            continue
+        transposed = seen.get((array.shape[::-1], _first_row(array.T)))
+        if transposed is not None and np.array_equal(values[transposed], array.T):
+            raise _changed_ties(f"{name!r} is a transposed copy of {transposed!r}: they were tied", where)
+        seen[array.shape, _first_row(array)] = name
+
+
+def _first_row(array: np.ndarray) -> bytes:
+    return array[0].tobytes()
+
+
+def _changed_ties(what: str, where: str) -> ModelError:
+    return ModelError(codes.CHANGED_TIES, what, where=where, remedy=_REMEDY)

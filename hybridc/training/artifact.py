@@ -1,0 +1,191 @@
+"""STEP.hyb/: ordinary artifacts of the step and the evaluation, and what belongs to training beside them.
+
+training.json   what is trained and how; names of inputs, targets and states; hashes
+states.bin      the states' initial values, one behind the other, zeros left out
+model/          the user's model, with its external data
+step/ evaluate/ ordinary artifacts; and accumulate/ where batches are gone through in parts
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridc.artifact.manifest import Port
+from hybridc.errors import ArtifactError
+from hybridc.training.spec import TrainingSpec, spec_from_json, spec_to_json
+
+FORMAT, SCHEMA_VERSION = "hybridc-training", 1
+MANIFEST, STATES, MODEL_FOLDER = "training.json", "states.bin", "model"
+STEP, EVALUATE, ACCUMULATE = "step", "evaluate", "accumulate"
+KINDS = ("parameter", "statistic", "moment", "sum")
+_AGAIN = "compile the model again with --train"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A tensor that lives from step to step."""
+
+    name: str
+    kind: str
+    """One of `KINDS`: moments and sums are zero at first, the others have values in states.bin."""
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether the user's model has it."""
+        return self.kind in ("parameter", "statistic")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingManifest:
+    """training.json."""
+
+    spec: TrainingSpec
+    model: str
+    """Name of the file in `model/`."""
+    model_sha256: str
+    """Of that file."""
+    states_sha256: str
+    inputs: tuple[str, ...]
+    """The model's own."""
+    targets: tuple[str, ...]
+    loss: str
+    """The output that is the loss."""
+    scalars: Mapping[str, str]
+    """Inputs of the step by the optimizer's names for them."""
+    seed: str | None
+    """The input that dropout draws from."""
+    states: tuple[StoredState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingArtifact:
+    """A checked training artifact on disk; the ordinary ones in it are checked when they are opened."""
+
+    path: Path
+    manifest: TrainingManifest
+
+    @property
+    def model(self) -> Path:
+        return self.path / MODEL_FOLDER / self.manifest.model
+
+    def initial_values(self) -> dict[str, np.ndarray]:
+        """Of all states, writable."""
+        data, values, offset = (self.path / STATES).read_bytes(), {}, 0
+        for state in self.manifest.states:
+            if state.is_of_model:
+                end = offset + state.size_bytes
+                flat = np.frombuffer(data[offset:end], state.dtype)
+                values[state.name], offset = flat.reshape(state.shape).copy(), end
+            else:
+                values[state.name] = np.zeros(state.shape, state.dtype)
+        return values
+
+
+def write_training(folder: Path, manifest: TrainingManifest) -> None:
+    """The manifest, last of all files."""
+    data = {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        **asdict(manifest),
+        "spec": spec_to_json(manifest.spec),
+    }
+    (folder / MANIFEST).write_text(json.dumps(data, indent=1) + "\n")
+
+
+def is_training_artifact(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def open_training(path: str | Path) -> TrainingArtifact:
+    """Read and check.
+
+    Raises ArtifactError: HC310 not a training artifact or of another version, HC311 malformed, HC312 a file
+    is missing or damaged.
+    """
+    folder = Path(path)
+    try:
+        data = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        what = "this is not a compiled training step" if folder.exists() else "there is no such artifact"
+        remedy = "compile one: hybridc compile MODEL.onnx --train -o STEP.hyb"
+        raise ArtifactError("HC310", what, where=str(folder), remedy=remedy)
+    if data.get("schema_version") != SCHEMA_VERSION:
+        what = f"schema {data.get('schema_version')!r}, but this hybridc reads {SCHEMA_VERSION}"
+        raise ArtifactError("HC310", what, where=str(folder), remedy=_AGAIN)
+    try:
+        manifest = _manifest(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"malformed: {type(error).__name__}: {error}"
+        raise ArtifactError("HC311", what, where=str(folder / MANIFEST), remedy=_AGAIN) from None
+    artifact = TrainingArtifact(folder, manifest)
+    _check_hash(artifact.model, manifest.model_sha256)
+    _check_hash(folder / STATES, manifest.states_sha256)
+    return artifact
+
+
+def hash_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_hash(path: Path, expected: str) -> None:
+    try:
+        is_whole = not path.is_symlink() and hash_of(path) == expected
+    except OSError:
+        is_whole = False
+    if not is_whole:
+        what = "missing, or its bytes are not those that were written"
+        raise ArtifactError("HC312", what, where=str(path), remedy=f"copy the artifact again, or {_AGAIN}")
+
+
+def _manifest(data: dict[str, Any]) -> TrainingManifest:
+    manifest = TrainingManifest(
+        spec=spec_from_json(data["spec"]),
+        model=_text(data["model"]),
+        model_sha256=_text(data["model_sha256"]),
+        states_sha256=_text(data["states_sha256"]),
+        inputs=tuple(map(_text, data["inputs"])),
+        targets=tuple(map(_text, data["targets"])),
+        loss=_text(data["loss"]),
+        scalars={_text(k): _text(v) for k, v in data["scalars"].items()},
+        seed=None if data["seed"] is None else _text(data["seed"]),
+        states=tuple(_state(state) for state in data["states"]),
+    )
+    if Path(manifest.model).name != manifest.model:
+        raise ValueError(f"{manifest.model!r} is no file name")
+    return manifest
+
+
+def _state(data: dict[str, Any]) -> StoredState:
+    shape = tuple(data["shape"])
+    if data["kind"] not in KINDS or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ValueError(f"{data['name']!r} is no state")
+    return StoredState(_text(data["name"]), data["kind"], shape, np.dtype(_text(data["dtype"])).name)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def named(ports: tuple[Port, ...], names: tuple[str, ...]) -> tuple[Port, ...]:
+    """The ports of these names, in their order."""
+    of_name = {port.name: port for port in ports}
+    return tuple(of_name[name] for name in names)

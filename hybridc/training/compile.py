@@ -1,0 +1,206 @@
+"""An ONNX model in, an artifact of its training step out."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from hybridc.artifact.store import cannot_write, check_destination, put_in_place
+from hybridc.compiler import Compiled, compile_model
+from hybridc.errors import UsageError
+from hybridc.frontend import ImportedModel, read_model
+from hybridc.frontend.load import load
+from hybridc.options import CompileOptions
+from hybridc.passes.training.step import TrainingPrograms, training_programs
+from hybridc.progress import Progress, Silent
+from hybridc.scratch import scratch_folder
+from hybridc.training.artifact import (
+    ACCUMULATE,
+    EVALUATE,
+    MODEL_FOLDER,
+    STATES,
+    STEP,
+    StoredState,
+    TrainingManifest,
+    hash_of,
+    is_training_artifact,
+    write_training,
+)
+from hybridc.training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    OnnxModel = str | Path | bytes | onnx.ModelProto
+
+MODEL_NAME = "model.onnx"
+"""In the artifact, of a model that does not come from a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTraining:
+    """What `compile_training` made."""
+
+    path: Path
+    step: Compiled
+    evaluation: Compiled
+    accumulation: Compiled | None
+    parameters: int
+    """Elements that are trained."""
+    import_seconds: float = 0.0
+    """What reading and differentiating took."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        parts = [made.seconds for made in (self.step, self.evaluation, self.accumulation) if made is not None]
+        return {name: sum(part[name] for part in parts) for name in parts[0]} | {
+            "import": self.import_seconds
+        }
+
+
+def read_training_model(source: OnnxModel, options: CompileOptions, spec: TrainingSpec) -> ImportedModel:
+    """Read a model for training, its open batch dimensions fixed to what the device sees at a time.
+
+    Raises ModelError; UsageError HC575 if the model's batch is another, HC580 if nothing is frozen by a name.
+    """
+    shapes, dims = dict(options.shapes), dict(options.dims)
+    graph = load(source).proto.graph
+    _check_patterns(spec, [tensor.name for tensor in graph.initializer])
+    if spec.micro_batch is not None:
+        _fix_batch(graph, spec.micro_batch, shapes, dims)
+    return read_model(source, shapes=shapes, dims=dims, parameters=spec.trains)
+
+
+def compile_training(
+    source: OnnxModel,
+    output: str | Path,
+    options: CompileOptions,
+    spec: TrainingSpec,
+    progress: Progress | None = None,
+) -> CompiledTraining:
+    """Compile the training step of a model to the folder `output`, whole or not at all.
+
+    Raises HybridcError.
+    """
+    progress, destination = progress or Silent(), Path(output)
+    if not is_training_artifact(destination) or destination.is_symlink():
+        check_destination(destination)
+    start = time.perf_counter()
+    model = read_training_model(source, options, spec)
+    programs = training_programs(model, spec)
+    import_seconds = time.perf_counter() - start
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(f".{destination.name}-", destination.parent) as folder:
+            made = _fill(folder, source, model, programs, options, spec, progress)
+            folder.chmod(0o755)
+            put_in_place(folder, destination)
+    except OSError as error:
+        raise cannot_write(destination, error) from None
+    return replace(made, path=destination, import_seconds=import_seconds)
+
+
+def _fill(
+    folder: Path,
+    source: OnnxModel,
+    model: ImportedModel,
+    programs: TrainingPrograms,
+    options: CompileOptions,
+    spec: TrainingSpec,
+    progress: Progress,
+) -> CompiledTraining:
+    def compiled(program: ImportedModel, name: str) -> Compiled:
+        return compile_model(program, folder / name, options, progress)
+
+    step, evaluation = compiled(programs.step, STEP), compiled(programs.evaluation, EVALUATE)
+    accumulation = None
+    if programs.accumulation is not None:
+        accumulation = compiled(programs.accumulation, ACCUMULATE)
+    states = tuple(StoredState(s.name, s.kind, s.shape, s.dtype) for s in programs.states)
+    own = [state for state in states if state.is_of_model]
+    _write_states(folder / STATES, (model.parameters[state.name] for state in own))
+    model_name = _copy_model(source, folder / MODEL_FOLDER)
+    target_names = {target.name for target in programs.targets}
+    manifest = TrainingManifest(
+        spec=spec,
+        model=model_name,
+        model_sha256=hash_of(folder / MODEL_FOLDER / model_name),
+        states_sha256=hash_of(folder / STATES),
+        inputs=tuple(v.name for v in model.inputs if v.name not in model.parameters),
+        targets=tuple(v.name for v in programs.step.inputs if v.name in target_names),
+        loss=programs.loss,
+        scalars=programs.scalars,
+        seed=programs.seed,
+        states=states,
+    )
+    write_training(folder, manifest)
+    trained = sum(int(np.prod(state.shape)) for state in own if state.kind == "parameter")
+    return CompiledTraining(folder, step, evaluation, accumulation, trained)
+
+
+def _write_states(path: Path, values: Iterable[np.ndarray]) -> None:
+    with path.open("wb") as stream:
+        for value in values:
+            stream.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+
+
+def _copy_model(source: OnnxModel, folder: Path) -> str:
+    """The model as it came, with the files of its external data; returns its name."""
+    folder.mkdir()
+    if isinstance(source, onnx.ModelProto | bytes):
+        data = source if isinstance(source, bytes) else source.SerializeToString()
+        (folder / MODEL_NAME).write_bytes(data)
+        return MODEL_NAME
+    path = Path(source)
+    shutil.copyfile(path, folder / path.name)
+    for location in _data_files(path):
+        copy = folder / location
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path.parent / location, copy)
+    return path.name
+
+
+def _data_files(path: Path) -> set[str]:
+    """Names of external data, relative to the model. The model was read, so they lie in its folder."""
+    tensors = load(path).proto.graph.initializer
+    entries = (entry for tensor in tensors for entry in tensor.external_data)
+    return {entry.value for entry in entries if entry.key == "location"}
+
+
+def _check_patterns(spec: TrainingSpec, names: list[str]) -> None:
+    """A pattern that freezes nothing is a slip."""
+    for pattern in spec.freeze:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+            remedy = f"write names as in the model, with * and ?, such as {', '.join(near)}"
+            raise UsageError("HC580", f"no parameter is named {pattern!r}", remedy=remedy)
+
+
+def _fix_batch(
+    graph: onnx.GraphProto, batch: int, shapes: dict[str, tuple[int, ...]], dims: dict[str, int]
+) -> None:
+    """Add to `shapes` and `dims` what gives every open first dimension this size."""
+    weights = {tensor.name for tensor in graph.initializer}
+    first_sizes = []
+    for value in graph.input:
+        sizes = value.type.tensor_type.shape.dim
+        if value.name in weights or value.name in shapes or not sizes:
+            continue
+        if sizes[0].dim_param:
+            dims.setdefault(sizes[0].dim_param, batch)
+        elif sizes[0].dim_value < 1:
+            shapes[value.name] = (batch, *(dims.get(d.dim_param, d.dim_value) for d in sizes[1:]))
+        first_sizes.append(sizes[0].dim_value if sizes[0].dim_value > 0 else batch)
+    if first_sizes and batch not in first_sizes:
+        raise UsageError(
+            "HC575",
+            f"the model is exported for a batch of {first_sizes[0]}, not of {batch}",
+            remedy="export it with an open batch dimension, or leave --batch out",
+        )

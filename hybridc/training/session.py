@@ -1,0 +1,277 @@
+"""Run a compiled training step: the states live on the host from one step to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from hybridc.artifact.manifest import Port
+from hybridc.errors import UsageError
+from hybridc.runtime import Session
+from hybridc.training.artifact import ACCUMULATE, EVALUATE, STEP, TrainingArtifact, named, open_training
+from hybridc.training.spec import NEW, TrainingSpec
+
+Arrays = np.ndarray | Mapping[str, np.ndarray]
+"""By name; or the array itself where there is only one."""
+STEP_COUNT = "step"
+"""In the optimizer's states: how many steps were made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Loss and outputs of a network in inference."""
+
+    loss: float
+    outputs: dict[str, np.ndarray]
+
+
+class TrainingSession:
+    """A loaded training step. Nothing that is interrupted or fails leaves it with half a step's states.
+
+    Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        gpu_memory_bytes: int | None = None,
+        host_memory_bytes: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`seed` is what dropout draws from, with the number of the step; the rest is as in `load`."""
+        self._artifact = open_training(path)
+        self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes)
+        self._seed = seed
+        self._states = self._artifact.initial_values()
+        self._step_count = 0
+        ports = self._inner[STEP].artifact.manifest.inputs
+        manifest = self._artifact.manifest
+        self._inputs, self._targets = named(ports, manifest.inputs), named(ports, manifest.targets)
+
+    @property
+    def artifact(self) -> TrainingArtifact:
+        return self._artifact
+
+    @property
+    def spec(self) -> TrainingSpec:
+        return self._artifact.manifest.spec
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The model's inputs, as the device sees them: of `accumulate` parts of a batch, one."""
+        return self._inputs
+
+    @property
+    def targets(self) -> tuple[Port, ...]:
+        return self._targets
+
+    @property
+    def batch(self) -> int:
+        """Examples of a step."""
+        first = next((port for port in (*self._inputs, *self._targets) if port.shape), None)
+        return self.spec.accumulate * (first.shape[0] if first is not None else 1)
+
+    @property
+    def step_count(self) -> int:
+        """Steps made so far."""
+        return self._step_count
+
+    def step(self, inputs: Arrays, targets: Arrays | None = None, lr: float | None = None) -> float:
+        """Train on one batch; returns its loss before the step. `lr` overrides the optimizer's.
+
+        Raises UsageError HC577 for a batch of another size, or as `Session.run` does.
+        """
+        parts = self._parts(inputs, targets, self.spec.accumulate)
+        number = self._step_count + 1
+        learning_rate = self.spec.optimizer.lr if lr is None else lr
+        values = self.spec.optimizer.scalar_values(learning_rate, number)
+        names = self._artifact.manifest.scalars
+        scalars = {names[name]: np.array(value, np.float32) for name, value in values.items()}
+        states, losses = self._states, []
+        for place, part in enumerate(parts):
+            kind = STEP if place == len(parts) - 1 else ACCUMULATE
+            draw = (self._seed % 2**31 << 32) + self._step_count * len(parts) + place
+            loss, results = self._run(kind, {**states, **scalars, **part}, draw)
+            states = {**states, **results}
+            losses.append(loss)
+        self._states = {**states, **self._zero_sums()}
+        self._step_count = number
+        return math.fsum(losses) / len(losses)
+
+    def evaluate(self, inputs: Arrays, targets: Arrays | None = None) -> Evaluation:
+        """Loss and outputs without dropout and with BatchNorm's running statistics.
+
+        Of any number of whole parts of a batch. Raises UsageError as `step` does.
+        """
+        losses, outputs = [], []
+        for part in self._parts(inputs, targets, None):
+            loss, results = self._run(EVALUATE, {**self._states, **part}, 0)
+            losses.append(loss)
+            outputs.append(results)
+        joined = {name: _join([results[name] for results in outputs]) for name in outputs[0]}
+        return Evaluation(math.fsum(losses) / len(losses), joined)
+
+    # --------------------------------------------------------------------------------------- states
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of parameters and running statistics, named as in the user's model."""
+        return self._copies(is_of_model=True)
+
+    def load_state_dict(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over parameters and running statistics: all of them. Raises UsageError HC576."""
+        self._states = {**self._states, **self._checked(values, is_of_model=True)}
+
+    def optimizer_state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the optimizer's states, such as `conv1.weight#momentum`, and the number of steps made."""
+        return {**self._copies(is_of_model=False), STEP_COUNT: np.array(self._step_count, np.int64)}
+
+    def load_optimizer_state_dict(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over what `optimizer_state_dict` gave. Raises UsageError HC576."""
+        count = values.get(STEP_COUNT)
+        if count is None or count.shape != () or count.dtype.kind not in "iu" or count < 0:
+            raise _refusal(f"the optimizer's states have no count {STEP_COUNT!r}")
+        moments = {name: value for name, value in values.items() if name != STEP_COUNT}
+        self._states = {**self._states, **self._checked(moments, is_of_model=False)}
+        self._step_count = int(count)
+
+    def export_onnx(self, path: str | Path) -> None:
+        """Write the user's model with the present parameters and statistics. Raises UsageError HC562."""
+        from hybridc.training.export import export_onnx
+
+        export_onnx(self._artifact, self.state_dict(), Path(path))
+
+    def close(self) -> None:
+        """Free everything; closing twice does no harm."""
+        self._inner.close()
+
+    def __enter__(self) -> TrainingSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------- the rest
+
+    def _run(
+        self, kind: str, values: Mapping[str, np.ndarray | np.generic], draw: int
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        session, manifest = self._inner[kind], self._artifact.manifest
+        given: dict[str, np.ndarray | np.generic] = dict(values)
+        if manifest.seed is not None:
+            given[manifest.seed] = np.int64(draw)
+        ports = session.artifact.manifest
+        feeds = {port.name: np.asarray(given[port.name]) for port in ports.inputs}
+        names = (port.name.removesuffix(NEW) for port in ports.outputs)
+        results = dict(zip(names, session.run(None, feeds), strict=True))
+        return float(results.pop(manifest.loss).reshape(())), results
+
+    def _parts(
+        self, inputs: Arrays, targets: Arrays | None, count: int | None
+    ) -> list[dict[str, np.ndarray]]:
+        """The batch in parts of the size that the device sees: `count`, or as many as there are."""
+        arrays = _named(inputs, self._inputs, "inputs") | _named(targets, self._targets, "targets")
+        ports = [port for port in (*self._inputs, *self._targets) if port.shape]
+        counts = {len(arrays[p.name]) / max(p.shape[0], 1) for p in ports if p.name in arrays} or {1.0}
+        found = min(counts)
+        if len(counts) > 1 or found != int(found) or found < 1 or (count is not None and found != count):
+            sizes = ", ".join(f"{p.name!r} has {len(arrays[p.name])}" for p in ports if p.name in arrays)
+            size = ports[0].shape[0] * (count or 1)
+            many = "" if count else "a multiple of "
+            what = f"a batch has {many}{size} examples, and {sizes}"
+            raise UsageError("HC577", what, remedy="give whole batches, or compile for another --batch")
+        rows = {port.name: port.shape[0] for port in ports}
+
+        def part(place: int) -> dict[str, np.ndarray]:
+            return {
+                name: array[place * rows[name] : (place + 1) * rows[name]] if name in rows else array
+                for name, array in arrays.items()
+            }
+
+        return [part(place) for place in range(int(found))]
+
+    def _zero_sums(self) -> dict[str, np.ndarray]:
+        sums = (state for state in self._artifact.manifest.states if state.kind == "sum")
+        return {state.name: np.zeros(state.shape, state.dtype) for state in sums}
+
+    def _copies(self, *, is_of_model: bool) -> dict[str, np.ndarray]:
+        return {name: self._states[name].copy() for name in self._names(is_of_model=is_of_model)}
+
+    def _names(self, *, is_of_model: bool) -> list[str]:
+        kinds = ("parameter", "statistic") if is_of_model else ("moment",)
+        return [state.name for state in self._artifact.manifest.states if state.kind in kinds]
+
+    def _checked(self, values: Mapping[str, np.ndarray], *, is_of_model: bool) -> dict[str, np.ndarray]:
+        names = self._names(is_of_model=is_of_model)
+        different = sorted(set(names).symmetric_difference(values))
+        if different:
+            which = "missing" if different[0] in names else "unknown"
+            raise _refusal(f"the state {different[0]!r} is {which}")
+        for name in names:
+            old, new = self._states[name], values[name]
+            if new.shape != old.shape or new.dtype != old.dtype:
+                found = f"{new.dtype}{list(new.shape)}"
+                raise _refusal(f"the state {name!r} is {found} instead of {old.dtype}{list(old.shape)}")
+        return {name: np.array(values[name]) for name in names}
+
+
+class _Inner:
+    """The ordinary sessions of a training artifact, opened when used. Only one holds GPU memory at a time."""
+
+    def __init__(
+        self,
+        artifact: TrainingArtifact,
+        threads: int | None,
+        gpu_memory_bytes: int | None,
+        host_memory_bytes: int | None,
+    ) -> None:
+        self._path = artifact.path
+        self._threads = threads
+        self._gpu_memory_bytes = gpu_memory_bytes
+        self._host_memory_bytes = host_memory_bytes
+        self._open: dict[str, Session] = {}
+
+    def __getitem__(self, kind: str) -> Session:
+        session = self._open.get(kind)
+        if session is None:
+            for other in [k for k, opened in self._open.items() if opened.artifact.needs_gpu]:
+                self._open.pop(other).close()
+            session = self._open[kind] = Session(
+                self._path / kind,
+                threads=self._threads,
+                gpu_memory_bytes=self._gpu_memory_bytes,
+                host_memory_bytes=self._host_memory_bytes,
+            )
+        return session
+
+    def close(self) -> None:
+        for session in self._open.values():
+            session.close()
+        self._open.clear()
+
+
+def _named(arrays: Arrays | None, ports: Sequence[Port], what: str) -> dict[str, np.ndarray]:
+    if isinstance(arrays, Mapping):
+        return dict(arrays)
+    if arrays is None:
+        return {}
+    if len(ports) != 1:
+        names = ", ".join(repr(port.name) for port in ports) or "none"
+        raise UsageError("HC577", f"{what} must be given by name", remedy=f"{what} are {names}")
+    return {ports[0].name: np.asarray(arrays)}
+
+
+def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays[0].ndim and len(arrays) > 1 else arrays[0]
+
+
+def _refusal(what: str) -> UsageError:
+    return UsageError("HC576", what, remedy="take the states of the same model, optimizer and frozen weights")

@@ -1,0 +1,192 @@
+"""What is trained, and how: loss, optimizer, batch; and the texts they are written as."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from hybridc.errors import UsageError
+
+NEW = "#new"
+"""Behind the name of a state: that of a step's output which is its new value."""
+LOSSES = ("softmax_cross_entropy", "mse", "l1", "bce_with_logits")
+_TERM = re.compile(
+    r"\s*(?:(?P<weight>\d+(?:\.\d*)?(?:e-?\d+)?)\s*\*)?\s*(?P<kind>\w+)"
+    r"(?:\((?P<output>[^()]*)\))?(?P<options>:[^+]*)?\s*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerm:
+    """One summand of the loss."""
+
+    kind: str
+    """One of `LOSSES`."""
+    output: str | None = None
+    """The model's output that it is about; None: the only one."""
+    weight: float = 1.0
+    label_smoothing: float = 0.0
+    """Of softmax cross entropy: the share of the target that is spread over all classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """Formulas and defaults are PyTorch's."""
+
+    kind: str = "sgd"
+    """`sgd`, `adam` or `adamw`."""
+    lr: float = 0.01
+    """Before any schedule."""
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def scalar_values(self, learning_rate: float, step: int) -> dict[str, float]:
+        """What the update needs besides tensors, at step `step`, counted from 1.
+
+        Of Adam the corrections of its moments' bias, which start at zero (Kingma and Ba, 2015).
+        """
+        if self.kind == "sgd":
+            return {"learning_rate": learning_rate}
+        values = {
+            "step_size": learning_rate / (1 - self.beta1**step),
+            "second_correction": 1 / math.sqrt(1 - self.beta2**step),
+        }
+        return values | ({"shrink": 1 - learning_rate * self.weight_decay} if self.kind == "adamw" else {})
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpec:
+    """A training step, apart from the model and what it is compiled for."""
+
+    loss: tuple[LossTerm, ...] = ()
+    """Empty: the model's first output is the loss."""
+    optimizer: Optimizer = Optimizer()
+    batch: int | None = None
+    """Examples a step; None: as many as the model's inputs have."""
+    accumulate: int = 1
+    """Parts that a batch is gone through in, one after the other."""
+    freeze: tuple[str, ...] = ()
+    """Names of parameters that stay as they are, with `*` and `?`."""
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1 or (self.batch is not None and self.batch % self.accumulate):
+            what = f"a batch of {self.batch} cannot be gone through in {self.accumulate} equal parts"
+            raise UsageError("HC573", what, remedy="give --accumulate a divisor of --batch")
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Examples that the device sees at a time."""
+        return None if self.batch is None else self.batch // self.accumulate
+
+    def trains(self, parameter: str) -> bool:
+        """Whether a parameter is not frozen."""
+        return not any(fnmatchcase(parameter, pattern) for pattern in self.freeze)
+
+
+def parse_loss(text: str) -> tuple[LossTerm, ...]:
+    """Read `mse`, `softmax_cross_entropy:label_smoothing=0.1` or `2*mse(out1)+l1(out2)`.
+
+    Raises UsageError HC570.
+    """
+    terms, position = [], 0
+    while True:
+        match = _TERM.match(text, position)
+        if match is None:
+            raise _refusal(
+                text, "loss", f"losses are {', '.join(LOSSES)}: write for example 2*mse(out1)+l1(out2)"
+            )
+        kind, options = parse_call(match["kind"] + (match["options"] or "").rstrip(), "loss", _LOSS_OPTIONS)
+        terms.append(LossTerm(kind, match["output"], float(match["weight"] or 1.0), **options))
+        position = match.end()
+        if position == len(text):
+            break
+        if text[position] != "+":
+            raise _refusal(text, "loss", f"{text[position:]!r} is left over")
+        position += 1
+    outputs = [term.output for term in terms]
+    if len(terms) > 1 and None in outputs:
+        raise _refusal(text, "loss", "say of which output each summand is: 2*mse(out1)+l1(out2)")
+    if any(not 0 <= term.label_smoothing < 1 for term in terms):
+        raise _refusal(text, "loss", "label_smoothing is from 0 to less than 1")
+    return tuple(terms)
+
+
+def parse_optimizer(text: str) -> Optimizer:
+    """Read `sgd:lr=0.1,momentum=0.9`, `adam` or `adamw:weight_decay=0.1`. Raises UsageError HC570."""
+    kind, options = parse_call(text, "optimizer", _OPTIMIZER_OPTIONS)
+    if "nesterov" in options:
+        options["nesterov"] = bool(options["nesterov"])
+    optimizer = Optimizer(kind, **(_OPTIMIZER_DEFAULTS[kind] | options))
+    if optimizer.nesterov and not optimizer.momentum:
+        raise _refusal(text, "optimizer", "nesterov needs momentum: sgd:lr=0.1,momentum=0.9,nesterov=1")
+    if not 0 <= optimizer.beta1 < 1 or not 0 <= optimizer.beta2 < 1 or optimizer.momentum < 0:
+        raise _refusal(
+            text, "optimizer", "beta1 and beta2 are from 0 to less than 1, momentum is not negative"
+        )
+    return optimizer
+
+
+_LOSS_OPTIONS = {kind: ("label_smoothing",) * (kind == "softmax_cross_entropy") for kind in LOSSES}
+_ADAM = ("lr", "beta1", "beta2", "eps", "weight_decay")
+_OPTIMIZER_OPTIONS = {
+    "sgd": ("lr", "momentum", "nesterov", "weight_decay"),
+    "adam": _ADAM,
+    "adamw": _ADAM,
+}
+_OPTIMIZER_DEFAULTS: Mapping[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.01},
+    "adam": {"lr": 0.001},
+    "adamw": {"lr": 0.001, "weight_decay": 0.01},
+}
+
+
+def parse_call(text: str, what: str, options: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, Any]]:
+    """Read `KIND:OPTION=NUMBER,OPTION=NUMBER`; `options` has those of each kind. Raises UsageError HC570."""
+    kind, colon, rest = text.strip().partition(":")
+    if kind not in options:
+        raise _refusal(text, what, f"there are {', '.join(options)}")
+    values: dict[str, Any] = {}
+    for part in rest.split(",") if colon else ():
+        name, _, number = (word.strip() for word in part.partition("="))
+        value = _number(number)
+        if name not in options[kind] or name in values or value is None:
+            known = (
+                f"options of {kind} are {', '.join(options[kind])}" if options[kind] else "it has no options"
+            )
+            raise _refusal(text, what, f"{known}: write {kind}:NAME=NUMBER,NAME=NUMBER")
+        values[name] = value
+    return kind, values
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float({"true": "1", "false": "0"}.get(text.lower(), text))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _refusal(text: str, what: str, remedy: str) -> UsageError:
+    return UsageError("HC570", f"{text!r} is no {what}", remedy=remedy)
+
+
+def spec_to_json(spec: TrainingSpec) -> dict[str, Any]:
+    """As plain JSON values; `spec_from_json` is the inverse."""
+    return asdict(spec)
+
+
+def spec_from_json(data: dict[str, Any]) -> TrainingSpec:
+    """Raises KeyError, TypeError or ValueError on anything else than a spec."""
+    return replace(
+        TrainingSpec(**{**data, "loss": (), "optimizer": Optimizer(**data["optimizer"])}),
+        loss=tuple(LossTerm(**term) for term in data["loss"]),
+        freeze=tuple(data["freeze"]),
+    )

@@ -1,0 +1,138 @@
+"""Steps, states and exports of a compiled training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import hybridc
+from hybridc.errors import ArtifactError, UsageError
+from hybridc.training.artifact import MANIFEST, STATES
+from hybridc.training.session import TrainingSession
+from tests.training.conftest import BATCH, examples, network
+
+pytestmark = pytest.mark.isa("avx2")
+
+
+@pytest.fixture
+def session(step_artifact: Path) -> Iterator[TrainingSession]:
+    with hybridc.load_training(step_artifact, seed=3) as opened:
+        yield opened
+
+
+def losses(session: TrainingSession, count: int, seed: int = 0) -> list[float]:
+    images, labels = examples(BATCH * count, seed)
+    return [session.step(images[i : i + BATCH], labels[i : i + BATCH]) for i in range(0, len(images), BATCH)]
+
+
+def test_network_learns(session: TrainingSession) -> None:
+    first, *_, last = losses(session, 30)
+    assert last < 0.3 * first and session.step_count == 30
+    images, labels = examples(4 * BATCH, seed=1)
+    evaluation = session.evaluate(images, labels)
+    assert np.mean(evaluation.outputs["logits"].argmax(1) == labels) > 0.9
+    assert evaluation.loss < 0.5 * first
+
+
+def test_step_goes_on_from_loaded_states_as_if_nothing_had_been(session: TrainingSession) -> None:
+    losses(session, 3)
+    model, optimizer = session.state_dict(), session.optimizer_state_dict()
+    expected = losses(session, 3, seed=1)
+    assert losses(session, 3, seed=1) != expected
+    session.load_state_dict(model)
+    session.load_optimizer_state_dict(optimizer)
+    assert session.step_count == 3
+    assert losses(session, 3, seed=1) == expected
+
+
+def test_dropout_depends_on_seed_and_step_alone(step_artifact: Path) -> None:
+    found: dict[int, list[list[float]]] = {}
+    for seed in (0, 0, 1):
+        with hybridc.load_training(step_artifact, seed=seed) as session:
+            images, labels = examples(BATCH)
+            found.setdefault(seed, []).append([session.step(images, labels, lr=1e-30) for _ in range(3)])
+    assert found[0][0] == found[0][1] != found[1][0]
+    assert len(set(found[0][0])) == 3
+
+
+def test_states_are_named_as_in_the_model(session: TrainingSession) -> None:
+    names = {tensor.name for tensor in network().graph.initializer}
+    assert set(session.state_dict()) == names
+    moments = {f"{name}#momentum" for name in names if not name.endswith((".mean", ".variance"))}
+    assert set(session.optimizer_state_dict()) == moments | {"step"}
+
+
+def test_states_of_another_network_are_refused(session: TrainingSession) -> None:
+    states = session.state_dict()
+    name = next(iter(states))
+    for wrong in ({}, states | {"more": states[name]}, states | {name: states[name].astype(np.float64)}):
+        with pytest.raises(UsageError) as caught:
+            session.load_state_dict(wrong)
+        assert caught.value.code == "HC576"
+    with pytest.raises(UsageError):
+        session.load_optimizer_state_dict({})
+
+
+def test_batch_of_another_size_is_refused(session: TrainingSession) -> None:
+    images, labels = examples(BATCH + 1)
+    for inputs, targets in (
+        (images, labels),
+        (images[:BATCH], labels[: BATCH - 1]),
+        (images[:0], labels[:0]),
+    ):
+        with pytest.raises(UsageError) as caught:
+            session.step(inputs, targets)
+        assert caught.value.code == "HC577"
+    assert session.step_count == 0
+
+
+def test_failed_step_changes_nothing(session: TrainingSession) -> None:
+    images, labels = examples(BATCH)
+    session.step(images, labels)
+    before = session.state_dict()
+    with pytest.raises(UsageError):
+        session.step(images.astype(np.float64), labels)
+    for name, value in session.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_export_is_the_users_model_with_other_weights(session: TrainingSession, tmp_path: Path) -> None:
+    losses(session, 5)
+    session.export_onnx(tmp_path / "trained.onnx")
+    trained, original = onnx.load(tmp_path / "trained.onnx"), network(dropout=0.1)
+    states = session.state_dict()
+    for tensor in trained.graph.initializer:
+        if tensor.name in states:
+            np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), states[tensor.name])
+    for model in (trained, original):
+        del model.graph.initializer[:]
+    assert trained == original
+    images, labels = examples(BATCH)
+    reference = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    (expected,) = reference.run(None, {"x": images})
+    found = session.evaluate(images, labels).outputs["logits"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_damaged_artifact_is_refused(step_artifact: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy.hyb"
+    shutil.copytree(step_artifact, copy)
+    states = (copy / STATES).read_bytes()
+    (copy / STATES).write_bytes(states[:-1] + bytes([states[-1] ^ 1]))
+    with pytest.raises(ArtifactError) as caught:
+        hybridc.load_training(copy)
+    assert caught.value.code == "HC312"
+    (copy / MANIFEST).write_text((copy / MANIFEST).read_text().replace('"kind": "moment"', '"kind": "other"'))
+    with pytest.raises(ArtifactError) as caught:
+        hybridc.load_training(copy)
+    assert caught.value.code == "HC311"
+    with pytest.raises(ArtifactError) as caught:
+        hybridc.load_training(tmp_path)
+    assert caught.value.code == "HC310"

@@ -1,0 +1,89 @@
+"""What is trained and how, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hybridc.errors import UsageError
+from hybridc.training.spec import (
+    LossTerm,
+    Optimizer,
+    TrainingSpec,
+    parse_loss,
+    parse_optimizer,
+    spec_from_json,
+    spec_to_json,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("mse", (LossTerm("mse"),)),
+        (
+            "softmax_cross_entropy:label_smoothing=0.1",
+            (LossTerm("softmax_cross_entropy", label_smoothing=0.1),),
+        ),
+        ("2*mse(out/1)+l1(b)", (LossTerm("mse", "out/1", 2.0), LossTerm("l1", "b"))),
+        (
+            "0.5*softmax_cross_entropy(a):label_smoothing=0.2 + 1e-3*bce_with_logits(b)",
+            (
+                LossTerm("softmax_cross_entropy", "a", 0.5, 0.2),
+                LossTerm("bce_with_logits", "b", 1e-3),
+            ),
+        ),
+    ],
+)
+def test_loss_is_read(text: str, terms: tuple[LossTerm, ...]) -> None:
+    assert parse_loss(text) == terms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "huber", "mse+l1", "mse(a)+", "mse:label_smoothing=0.1", "2mse", "mse(a) l1(b)", "-1*mse"),
+        *("mse(a", "softmax_cross_entropy:label_smoothing=1", "softmax_cross_entropy:label_smoothing="),
+    ],
+)
+def test_other_losses_are_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_loss(text)
+    assert caught.value.code == "HC570" and caught.value.remedy
+
+
+def test_optimizer_is_read_with_defaults_of_pytorch() -> None:
+    assert parse_optimizer("sgd:lr=0.1,momentum=0.9,nesterov=true") == Optimizer("sgd", 0.1, 0.9, True)
+    assert parse_optimizer("adam") == Optimizer("adam", 1e-3)
+    assert parse_optimizer("adamw:lr=1e-4").weight_decay == 0.01
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("rmsprop", "sgd:momentum", "sgd:lr=x", "sgd:lr=nan", "sgd:beta1=0.9", "sgd:lr=1,lr=2"),
+        *("sgd:nesterov=1", "adam:beta1=1", "sgd:momentum=-1"),
+    ],
+)
+def test_other_optimizers_are_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_optimizer(text)
+    assert caught.value.code == "HC570"
+
+
+def test_spec_survives_json() -> None:
+    spec = TrainingSpec(parse_loss("2*mse(a)+l1(b)"), parse_optimizer("adamw"), 64, 4, ("layer1.*", "fc?"))
+    assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
+
+
+def test_frozen_parameters_are_named_by_patterns() -> None:
+    spec = TrainingSpec(freeze=("layer1.*", "onnx::Conv_?"))
+    names = ("layer1.0.weight", "layer2.0.weight", "onnx::Conv_1", "onnx::Conv_10")
+    assert [spec.trains(name) for name in names] == [False, True, False, True]
+
+
+def test_batch_must_be_a_multiple_of_its_parts() -> None:
+    assert TrainingSpec(batch=64, accumulate=4).micro_batch == 16
+    with pytest.raises(UsageError, match="in 3 equal parts"):
+        TrainingSpec(batch=64, accumulate=3)
