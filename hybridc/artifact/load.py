@@ -19,6 +19,7 @@ from hybridc.artifact.manifest import (
     MANIFEST,
     PLAN,
     SCHEMA_VERSION,
+    TRAINING_MANIFEST,
     WEIGHT_ALIGNMENT_BYTES,
     WEIGHTS,
     Manifest,
@@ -174,7 +175,10 @@ def _read_json(folder: Path, name: str) -> Any:
         return json.loads((folder / name).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         what = "there is no such artifact" if not folder.exists() else f"no artifact: it has no {name}"
-        raise ArtifactError("HC301", what, where=str(folder), remedy="compile a model first") from None
+        remedy = "compile a model first"
+        if (folder / TRAINING_MANIFEST).exists():
+            what, remedy = "this is a training step", "use `hybridc train`, or load_training in Python"
+        raise ArtifactError("HC301", what, where=str(folder), remedy=remedy) from None
     except OSError as error:
         raise _unreadable(folder / name, error) from None
     except (ValueError, RecursionError) as error:

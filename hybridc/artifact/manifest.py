@@ -14,6 +14,8 @@ from hybridc.machine import Machine, machine_from_json, machine_to_json
 FORMAT = "hybridc-artifact"
 SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
+TRAINING_MANIFEST = "training.json"
+"""Of a folder that holds several artifacts, those of a training step."""
 PLAN = "plan.json"
 LIBRARY = "library.so"
 CUDA_SOURCE = "kernels.cu"

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from hybridc.artifact.manifest import TRAINING_MANIFEST as MANIFEST
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError
 from hybridc.training.spec import TrainingSpec, spec_from_json, spec_to_json
 
 FORMAT, SCHEMA_VERSION = "hybridc-training", 1
-MANIFEST, STATES, MODEL_FOLDER = "training.json", "states.bin", "model"
+STATES, MODEL_FOLDER = "states.bin", "model"
 STEP, EVALUATE, ACCUMULATE = "step", "evaluate", "accumulate"
 KINDS = ("parameter", "statistic", "moment", "sum")
 _AGAIN = "compile the model again with --train"

@@ -127,10 +127,10 @@ def parse_optimizer(text: str) -> Optimizer:
     optimizer = Optimizer(kind, **(_OPTIMIZER_DEFAULTS[kind] | options))
     if optimizer.nesterov and not optimizer.momentum:
         raise _refusal(text, "optimizer", "nesterov needs momentum: sgd:lr=0.1,momentum=0.9,nesterov=1")
-    if not 0 <= optimizer.beta1 < 1 or not 0 <= optimizer.beta2 < 1 or optimizer.momentum < 0:
-        raise _refusal(
-            text, "optimizer", "beta1 and beta2 are from 0 to less than 1, momentum is not negative"
-        )
+    if not 0 <= optimizer.beta1 < 1 or not 0 <= optimizer.beta2 < 1:
+        raise _refusal(text, "optimizer", "beta1 and beta2 are from 0 to less than 1")
+    if min(optimizer.lr, optimizer.momentum, optimizer.eps, optimizer.weight_decay) < 0:
+        raise _refusal(text, "optimizer", "none of its numbers may be negative")
     return optimizer
 
 

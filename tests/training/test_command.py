@@ -106,3 +106,10 @@ def test_fixed_batch_of_the_model_is_not_overridden(
     onnx.save(proto, tmp_path / "fixed.onnx")
     command = ("compile", tmp_path / "fixed.onnx", "-o", tmp_path / "f.hyb", "--train", "--loss", "l1")
     assert "HC575" in refusal(capsys, *command, "--batch", 8)
+
+
+def test_a_training_step_is_not_run_but_trained(
+    step_artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(step_artifact), "--random"]) == 3
+    assert "use `hybridc train`" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_optimizer_is_read_with_defaults_of_pytorch() -> None:
     "text",
     [
         *("rmsprop", "sgd:momentum", "sgd:lr=x", "sgd:lr=nan", "sgd:beta1=0.9", "sgd:lr=1,lr=2"),
-        *("sgd:nesterov=1", "adam:beta1=1", "sgd:momentum=-1"),
+        *("sgd:nesterov=1", "adam:beta1=1", "sgd:momentum=-1", "sgd:lr=-1", "adam:eps=-1"),
     ],
 )
 def test_other_optimizers_are_refused(text: str) -> None:
