@@ -1,13 +1,15 @@
 """Predicted plans of the suite: gap to the proven bound, and speed-up over other ways to place a network.
 
-    python benchmarks/plans.py [--machine laptop-4gb] [--models resnet50,bert] [--seconds 60] [--merge]
+    python benchmarks/plans.py [--machine laptop-4gb] [--models resnet50,bert] [--seconds 60] [--whole]
+                               [--merge]
 
 For each model and share of what it needs entirely on the GPU: our plan's predicted time, the bound that no
 plan of the same kernels in the same order is faster than, and the same simulator's time for a split in two
 (as llama.cpp's `-ngl`), for offloading everything with prefetch (as vDNN), and for the CPU alone. Nothing is
-run; times are those of the machine profile. With `--merge` rows that are there already for other models and
-machines stay, so that models can be taken one after the other. Exits with 1 if one of the three is faster
-than our plan.
+run; times are those of the machine profile. With `--whole` no kernel is cut up, whatever the budget: what is
+left is the planner alone, on the graph that its rivals get. With `--merge` rows that are there already for
+other models, machines and the other kind of graph stay, so that models can be taken one after the other.
+Exits with 1 if one of the three is faster than our plan.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from cpu import SUITE as CPU_SUITE
 
 from hybridc import models
 from hybridc.compiler import import_model
-from hybridc.ir import Device
+from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine, load_machine
 from hybridc.options import Budget, CompileOptions
+from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pipeline import Compilation, run_stages
+from hybridc.passes.plan import make_plan
 from hybridc.passes.planner.bound import time_bound
 from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.core import Core
@@ -62,29 +66,41 @@ def main() -> int:
     parser.add_argument("--machine", default="laptop-4gb")
     parser.add_argument("--models", default="", help="comma-separated; default: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="of search, on the nominal machine")
+    parser.add_argument("--whole", action="store_true", help="cut no kernel up")
     parser.add_argument("--merge", action="store_true", help="keep the rows of others in the result")
     arguments = parser.parse_args()
     machine = load_machine(arguments.machine)
     names = arguments.models.split(",") if arguments.models else list(SUITE)
-    others = rows_of_others(machine.name, names) if arguments.merge else []
+    others = rows_of_others(machine.name, arguments.whole, names) if arguments.merge else []
     rows: list[dict[str, Any]] = []
     for name in names:
         model = models.build(name, **SUITE[name])
         whole = planned(model, machine, None, 1.0)
         for share in SHARES:
-            rows.append({"model": name} | row(model, whole, machine, share, arguments.seconds))
+            start = time.perf_counter()
+            if arguments.whole:
+                plan, graph = planned_whole(whole, machine, share, arguments.seconds)
+            else:
+                plan, graph = planned_cut_up(model, machine, share, arguments.seconds)
+            seconds = time.perf_counter() - start
+            rows.append({"model": name, "whole": arguments.whole, "seconds": seconds})
+            rows[-1] |= row(graph, plan, whole, machine, share)
             print(text(rows[-1]), flush=True)
         path = write_result("plans", others + rows)
-    print("\n".join(summarise([r for r in others if r["machine"] == machine.name] + rows)))
+    print("\n".join(summarise([r for r in others if is_alike(r, machine.name, arguments.whole)] + rows)))
     print("written to", path)
     return 0 if all(r["time_us"] <= r["best_baseline_us"] * (1 + 1e-9) for r in rows) else 1
 
 
-def rows_of_others(machine: str, names: list[str]) -> list[dict[str, Any]]:
-    """What the file of results says about other models, or on other machines."""
+def is_alike(row: dict[str, Any], machine: str, whole: bool) -> bool:
+    return row["machine"] == machine and row["whole"] == whole
+
+
+def rows_of_others(machine: str, whole: bool, names: list[str]) -> list[dict[str, Any]]:
+    """What the file of results says about other models, on other machines, or of the other kind of graph."""
     path = RESULTS / "plans.json"
     rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    return [row for row in rows if row["machine"] != machine or row["model"] not in names]
+    return [row for row in rows if not is_alike(row, machine, whole) or row["model"] not in names]
 
 
 def planned(model: onnx.ModelProto, machine: Machine, share: float | None, seconds: float) -> Compilation:
@@ -98,17 +114,27 @@ def planned(model: onnx.ModelProto, machine: Machine, share: float | None, secon
     return run_stages(import_model(model, options)[1], Silent(), stop_after="plan")
 
 
-def row(
-    model: onnx.ModelProto, whole: Compilation, machine: Machine, share: float, seconds: float
-) -> dict[str, Any]:
-    """One model at one budget. The baselines have the kernels of `whole`, which are not cut up."""
-    start = time.perf_counter()
+def planned_cut_up(
+    model: onnx.ModelProto, machine: Machine, share: float, seconds: float
+) -> tuple[Plan, Graph]:
+    """As `compile` does it, from the model on: kernels are cut up where that is faster."""
     done = planned(model, machine, share, seconds)
-    elapsed_s = time.perf_counter() - start
-    (plan,), (tiling,) = done.plans, done.chosen
+    return done.plans[0], done.chosen[0].graph
+
+
+def planned_whole(whole: Compilation, machine: Machine, share: float, seconds: float) -> tuple[Plan, Graph]:
+    assert whole.graph is not None
+    budget_bytes = int(all_gpu_peak_bytes(whole.graph, machine) * share)
+    devices = (Device.GPU, Device.CPU)
+    plan = make_plan(whole.graph, machine, budget_bytes, devices, effort=Effort(seconds))
+    return plan, whole.graph
+
+
+def row(graph: Graph, plan: Plan, whole: Compilation, machine: Machine, share: float) -> dict[str, Any]:
+    """One plan of a model. The baselines have the kernels of `whole`, which are not cut up."""
     assert whole.graph is not None
     assert plan.budget_bytes is not None
-    problem = problem_of(tiling.graph, machine, plan.budget_bytes, order=best_order(tiling.graph))
+    problem = problem_of(graph, machine, plan.budget_bytes, order=best_order(graph))
     uncut = problem_of(whole.graph, machine, plan.budget_bytes, order=best_order(whole.graph))
     core = Core(uncut)
     baselines = {
@@ -131,7 +157,6 @@ def row(
         "gap": plan.makespan_us / bound_us - 1,
         "baselines_us": {name: us if math.isfinite(us) else None for name, us in baselines.items()},
         "best_baseline_us": min(baselines.values()),
-        "seconds": elapsed_s,
         "bound_seconds": bound_s,
     }
 
