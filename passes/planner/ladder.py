@@ -19,7 +19,7 @@ from hybridc.passes.planner.core import Core
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.policies import layer_splits
 from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.realise import Draft, realise, tightened
+from hybridc.passes.planner.realise import SHORT, Draft, realise, tightened
 from hybridc.passes.planner.repeats import lift, with_repeats
 from hybridc.passes.planner.search import Found, improve, search
 from hybridc.passes.planner.structure import runs_again
@@ -32,6 +32,12 @@ _LIGHT = 0.05
 """Effort of the rungs between, which only improve on the rung below: a share of a thorough search."""
 _PACKING_TRIALS = (0.5, 0.7, 1.0, 1.0)
 """What could not be packed is searched again with this share of its excess less memory, time after time."""
+_ROOM = (0.97, 0.94, 0.9)
+"""Shares of the memory to search with where a plan packed into all of it waits for bytes."""
+_WAITS = 1.005
+"""So much slower than simulated a packed plan may be."""
+_PACKING = 0.3
+"""Share of the usual effort for packing a plan that was searched for thoroughly."""
 _NARROWED = 0.2
 """Effort of these searches, which begin with what was found: a share of a thorough one."""
 _HARDLY_SLOWER = 1.001
@@ -135,25 +141,60 @@ def _improved(graph: Graph, machine: Machine, problem: Problem, below: Draft, ev
     for share in _PACKING_TRIALS:
         if found is None:
             break
-        draft = _realised(graph, machine, narrowed, found, below, problem.budget_bytes)
+        draft = _realised(graph, machine, narrowed, found, below, problem.budget_bytes, _PACKING)
         if draft.gpu_bytes <= problem.budget_bytes:
+            if draft.makespan_us > _WAITS * found.makespan_us:
+                draft = _with_room(graph, machine, problem, draft, found, below, evaluations)
             return _better(below, draft, known_us)
         excess_bytes = int(share * (draft.gpu_bytes - problem.budget_bytes))
         narrowed = replace(narrowed, budget_bytes=narrowed.budget_bytes - excess_bytes)
-        start = Core(narrowed).repaired(found.decisions)
-        found = None if start is None else improve(narrowed, [start], int(evaluations * _NARROWED))
+        found = _narrowed(narrowed, found, evaluations)
     return below
+
+
+def _with_room(
+    graph: Graph,
+    machine: Machine,
+    problem: Problem,
+    draft: Draft,
+    found: Found,
+    below: Draft,
+    evaluations: int,
+) -> Draft:
+    """The draft, or a faster one of a search with less memory, which waits less for bytes."""
+    for share in _ROOM:
+        narrowed = replace(problem, budget_bytes=int(problem.budget_bytes * share))
+        roomy = _narrowed(narrowed, found, evaluations)
+        if roomy is None or roomy.makespan_us >= draft.makespan_us:
+            break
+        other = _realised(graph, machine, narrowed, roomy, below, problem.budget_bytes, _PACKING)
+        if other.gpu_bytes <= problem.budget_bytes and other.makespan_us < draft.makespan_us:
+            draft = other
+        found = roomy
+    return draft
+
+
+def _narrowed(problem: Problem, found: Found, evaluations: int) -> Found | None:
+    """What a short search makes of what was found for more memory; None if it cannot be repaired."""
+    start = Core(problem).repaired(found.decisions)
+    return None if start is None else improve(problem, [start], int(evaluations * _NARROWED))
 
 
 def _refined(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
     """A faster plan than that of the rung below, from a short search that begins with it; or that."""
     found = improve(problem, [below.decisions], evaluations)
-    draft = _realised(graph, machine, problem, found, below, problem.budget_bytes)
+    draft = _realised(graph, machine, problem, found, below, problem.budget_bytes, SHORT)
     return _better(below, draft, found.fastest_start_us) if draft.gpu_bytes <= problem.budget_bytes else below
 
 
 def _realised(
-    graph: Graph, machine: Machine, problem: Problem, found: Found, below: Draft, most_bytes: int
+    graph: Graph,
+    machine: Machine,
+    problem: Problem,
+    found: Found,
+    below: Draft,
+    most_bytes: int,
+    packing: float,
 ) -> Draft:
     """What was found, with fewer copies if that takes hardly more time, packed, too."""
     limit_us = max(
@@ -161,10 +202,10 @@ def _realised(
         min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us, below.makespan_us),
     )
     tidy = Core(problem).tidied(found.decisions, limit_us)[0]
-    draft = realise(graph, machine, problem, tidy)
+    draft = realise(graph, machine, problem, tidy, packing=packing)
     if tidy == found.decisions or (draft.gpu_bytes <= most_bytes and draft.makespan_us <= limit_us):
         return draft
-    untidied = realise(graph, machine, problem, found.decisions)
+    untidied = realise(graph, machine, problem, found.decisions, packing=packing)
     return min(untidied, draft, key=lambda d: (d.gpu_bytes > most_bytes, d.makespan_us))
 
 

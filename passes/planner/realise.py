@@ -16,7 +16,7 @@ from hybridc.passes.planner.slack import hold_less
 from hybridc.passes.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
 from hybridc.passes.simulate import timeline
 
-_SHORT = 0.02
+SHORT = 0.02
 """Share of the usual effort for packing a plan that may be thrown away."""
 _HURRIES = 4
 """How often a plan whose steps wait for bytes is packed again."""
@@ -54,22 +54,25 @@ def realise(
     *,
     devices: Sequence[Device] = (Device.GPU, Device.CPU),
     outcome: Outcome | None = None,
+    packing: float = SHORT,
 ) -> Draft:
     """Place the buffers of a run with the given decisions, which must be feasible, in an arena a device.
 
     `outcome` is given where the run is not the simulator's own. Bytes are reused only where nothing has to
     wait for them, if that fits the budget; else as soon as the steps' order allows, less the waits that it
-    turns out not to need. The GPU's arena may still exceed the budget, where packing leaves holes.
+    turns out not to need. The GPU's arena may still exceed the budget, where packing leaves holes; `packing`
+    is the effort for it, a share of the usual one.
     """
     run = outcome or simulate(problem, decisions)
     assert run.feasible, f"{run.peak_gpu_bytes} bytes exceed the budget of {problem.budget_bytes}"
     listed = insert_copies(graph, problem, run)
     spans = [(event.start_us, event.end_us) for event in run.events]
     if live_bytes_bound(graph, listed, Device.GPU, spans) <= problem.budget_bytes:
-        draft = _placed(graph, machine, Draft(problem, decisions, listed, spans), devices)
+        draft = _placed(graph, machine, Draft(problem, decisions, listed, spans), devices, packing)
         if draft.gpu_bytes <= problem.budget_bytes:
             return draft
-    return _hurried(graph, machine, _placed(graph, machine, Draft(problem, decisions, listed, None), devices))
+    waiting = _placed(graph, machine, Draft(problem, decisions, listed, None), devices, packing)
+    return _hurried(graph, machine, waiting)
 
 
 def tightened(graph: Graph, machine: Machine, draft: Draft) -> Draft:
@@ -91,7 +94,7 @@ def _hurried(graph: Graph, machine: Machine, draft: Draft) -> Draft:
     devices = [arena.device for arena in draft.arenas]
     most_bytes = max(draft.problem.budget_bytes, draft.gpu_bytes)
     for _ in range(_HURRIES):
-        again = _placed(graph, machine, _settled(graph, machine, draft), devices)
+        again = _placed(graph, machine, _settled(graph, machine, draft), devices, SHORT)
         if again.gpu_bytes > most_bytes or again.makespan_us >= draft.makespan_us:
             break
         draft = again
@@ -106,7 +109,7 @@ def _settled(graph: Graph, machine: Machine, draft: Draft) -> Draft:
     return replace(draft, listed=listed, spans=spans)
 
 
-def _placed(graph: Graph, machine: Machine, draft: Draft, devices: Sequence[Device]) -> Draft:
+def _placed(graph: Graph, machine: Machine, draft: Draft, devices: Sequence[Device], effort: float) -> Draft:
     """With buffers, packed until the GPU's fit the budget."""
     steps, buffers, arenas = reuse_buffers(
         graph,
@@ -114,7 +117,7 @@ def _placed(graph: Graph, machine: Machine, draft: Draft, devices: Sequence[Devi
         devices,
         draft.spans,
         gpu_capacity_bytes=draft.problem.budget_bytes,
-        effort=_SHORT,
+        effort=effort,
     )
     return _timed(graph, machine, replace(draft, steps=steps, buffers=buffers, arenas=arenas))
 
