@@ -103,7 +103,7 @@ def programs_of(
     accumulate: int = 1,
 ) -> TrainingPrograms:
     spec = TrainingSpec(parse_loss(loss), parse_optimizer(optimizer), accumulate=accumulate)
-    return training_programs(read_model(model, parameters=spec.trains), spec)
+    return training_programs(read_model(model, parameters=spec.trains), spec, split_layers=True)
 
 
 def step_of(

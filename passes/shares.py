@@ -108,7 +108,7 @@ def _is_tensor(expr: relax.Expr) -> bool:
     return isinstance(expr, relax.Var | GenericConst) and isinstance(expr.ty, relax.TensorType)
 
 
-def _same_call(call: relax.Call) -> Make:
+def same_call(call: relax.Call) -> Make:
     """The call itself, on parts of its operands."""
 
     def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
@@ -124,7 +124,7 @@ def _same_call(call: relax.Call) -> Make:
 
 def _alike(op: Operation, *parts: Part | None) -> Share:
     """The call itself, with these parts of the first operands and all of the others."""
-    return _made(op, _same_call(op.call), *parts)
+    return _made(op, same_call(op.call), *parts)
 
 
 def _made(op: Operation, make: Make, *parts: Part | None) -> Share:

@@ -10,8 +10,9 @@ The bands are listed in the order in which the region's results need them, not l
 each tensor are live at a time. (Depth-first execution of patches: Alwani et al., "Fused-layer CNN
 accelerators", MICRO 2016; here border rows are kept and not computed twice.)
 
-passes/regions.py chooses what is in bands, passes/bands.py how many there are, passes/shares.py knows how an
-operator computes one; this file writes the program.
+A training step first goes through its batch in parts, functions and all (passes/batches.py); what is still
+too large is then cut up as in any network. passes/regions.py chooses what is in bands, passes/bands.py how
+many there are, passes/shares.py knows how an operator computes one; this file writes the program.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.bands import Bands, Facts, concats_in_readers
+from hybridc.passes.batches import split_batch
 from hybridc.passes.program import (
     Program,
     ProgramBuilder,
@@ -36,6 +38,7 @@ from hybridc.passes.program import (
 from hybridc.passes.regions import choose_bands
 from hybridc.passes.shares import Operation, Part, Share, share_of
 from hybridc.passes.stacked import Piece, stacked
+from hybridc.passes.working_set import largest_working_set_bytes
 
 MAX_ROUNDS = 3
 """Bands that are still too large are cut again, along another axis: batches, then rows, then channels."""
@@ -52,11 +55,16 @@ def tile(program: Program, limit_bytes: int) -> Program:
     kernel exceeds the limit. Band i of `v` is called `v.band{i}` and has the origins of `v`.
     Raises: nothing of its own.
     """
+    whole, program = program, split_batch(program, limit_bytes)
+    in_parts = program is not whole
     for i in range(MAX_ROUNDS):
-        bands = choose_bands(program, limit_bytes, again=i > 0)
+        bands = choose_bands(program, limit_bytes, again=in_parts or i > 0)
         if not bands or sum(len(b.spans) for b in bands.values()) > MAX_CALLS:
             break
-        program = write_bands(program, bands)
+        finer = write_bands(program, bands)
+        if in_parts and largest_working_set_bytes(finer) >= largest_working_set_bytes(program):
+            break  # what puts its bands together is larger than the kernels
+        program = finer
     return program
 
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from hybridc.artifact.manifest import TRAINING_MANIFEST as MANIFEST
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError
 from hybridc.training.spec import TrainingSpec, spec_from_json, spec_to_json
+from hybridc.training.splits import Split, Splits, whole_names
 
-FORMAT, SCHEMA_VERSION = "hybridc-training", 1
+FORMAT, SCHEMA_VERSION = "hybridc-training", 2
 STATES, MODEL_FOLDER = "states.bin", "model"
 STEP, EVALUATE, ACCUMULATE = "step", "evaluate", "accumulate"
 KINDS = ("parameter", "statistic", "moment", "sum")
@@ -70,6 +71,23 @@ class TrainingManifest:
     seed: str | None
     """The input that dropout draws from."""
     states: tuple[StoredState, ...]
+    """As the step has them."""
+    splits: Splits = field(default_factory=dict)
+    """States that are parts of one that the user has."""
+
+    @property
+    def whole_states(self) -> tuple[StoredState, ...]:
+        """As the user has them, without sums of gradients."""
+        wholes, found = whole_names(self.splits), {}
+        for state in self.states:
+            name = wholes.get(state.name, state.name)
+            if state.kind != "sum" and name not in found:
+                found[name] = replace(state, name=name, shape=self._whole_shape(name, state.shape))
+        return tuple(found.values())
+
+    def _whole_shape(self, name: str, part: tuple[int, ...]) -> tuple[int, ...]:
+        split = self.splits.get(name)
+        return part if split is None else (*part[: split.axis], split.ends[-1], *part[split.axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +102,7 @@ class TrainingArtifact:
         return self.path / MODEL_FOLDER / self.manifest.model
 
     def initial_values(self) -> dict[str, np.ndarray]:
-        """Of all states, writable."""
+        """Of all states, as the step has them, writable."""
         data, values, offset = (self.path / STATES).read_bytes(), {}, 0
         for state in self.manifest.states:
             if state.is_of_model:
@@ -167,7 +185,11 @@ def _manifest(data: dict[str, Any]) -> TrainingManifest:
         scalars={_text(k): _text(v) for k, v in data["scalars"].items()},
         seed=None if data["seed"] is None else _text(data["seed"]),
         states=tuple(_state(state) for state in data["states"]),
+        splits={_text(name): _split(split) for name, split in data["splits"].items()},
     )
+    names = {state.name for state in manifest.states}
+    if not names.issuperset(whole_names(manifest.splits)):
+        raise ValueError("a split state has parts that are no states")
     if Path(manifest.model).name != manifest.model:
         raise ValueError(f"{manifest.model!r} is no file name")
     return manifest
@@ -178,6 +200,13 @@ def _state(data: dict[str, Any]) -> StoredState:
     if data["kind"] not in KINDS or not all(isinstance(n, int) and n >= 0 for n in shape):
         raise ValueError(f"{data['name']!r} is no state")
     return StoredState(_text(data["name"]), data["kind"], shape, np.dtype(_text(data["dtype"])).name)
+
+
+def _split(data: dict[str, Any]) -> Split:
+    axis, parts, ends = data["axis"], tuple(map(_text, data["parts"])), tuple(data["ends"])
+    if not all(isinstance(n, int) and n >= 0 for n in (axis, *ends)) or not 0 < len(parts) == len(ends):
+        raise ValueError(f"{parts} are no parts")
+    return Split(axis, parts, ends)
 
 
 def _text(value: object) -> str:

@@ -94,7 +94,7 @@ def compile_training(
         check_destination(destination)
     start = time.perf_counter()
     model = read_training_model(source, options, spec)
-    programs = training_programs(model, spec)
+    programs = training_programs(model, spec, split_layers=options.target.has_gpu)
     import_seconds = time.perf_counter() - start
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def _fill(
         accumulation = compiled(programs.accumulation, ACCUMULATE)
     states = tuple(StoredState(s.name, s.kind, s.shape, s.dtype) for s in programs.states)
     own = [state for state in states if state.is_of_model]
-    _write_states(folder / STATES, (model.parameters[state.name] for state in own))
+    _write_states(folder / STATES, (programs.step.parameters[state.name] for state in own))
     model_name = _copy_model(source, folder / MODEL_FOLDER)
     target_names = {target.name for target in programs.targets}
     manifest = TrainingManifest(
@@ -139,6 +139,7 @@ def _fill(
         scalars=programs.scalars,
         seed=programs.seed,
         states=states,
+        splits=programs.splits,
     )
     write_training(folder, manifest)
     trained = sum(int(np.prod(state.shape)) for state in own if state.kind == "parameter")

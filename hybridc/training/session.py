@@ -15,6 +15,7 @@ from hybridc.errors import UsageError
 from hybridc.runtime import Session
 from hybridc.training.artifact import ACCUMULATE, EVALUATE, STEP, TrainingArtifact, named, open_training
 from hybridc.training.spec import NEW, TrainingSpec
+from hybridc.training.splits import cut, joined
 
 Arrays = np.ndarray | Mapping[str, np.ndarray]
 """By name; or the array itself where there is only one."""
@@ -203,24 +204,25 @@ class TrainingSession:
         return {state.name: np.zeros(state.shape, state.dtype) for state in sums}
 
     def _copies(self, *, is_of_model: bool) -> dict[str, np.ndarray]:
-        return {name: self._states[name].copy() for name in self._names(is_of_model=is_of_model)}
-
-    def _names(self, *, is_of_model: bool) -> list[str]:
-        kinds = ("parameter", "statistic") if is_of_model else ("moment",)
-        return [state.name for state in self._artifact.manifest.states if state.kind in kinds]
+        """Of what the user has, whole."""
+        manifest = self._artifact.manifest
+        states = (s for s in manifest.states if s.kind != "sum" and s.is_of_model == is_of_model)
+        return joined({state.name: self._states[state.name] for state in states}, manifest.splits)
 
     def _checked(self, values: Mapping[str, np.ndarray], *, is_of_model: bool) -> dict[str, np.ndarray]:
-        names = self._names(is_of_model=is_of_model)
-        different = sorted(set(names).symmetric_difference(values))
+        """Copies of what the user gives whole, as the step has them."""
+        manifest = self._artifact.manifest
+        expected = {s.name: s for s in manifest.whole_states if s.is_of_model == is_of_model}
+        different = sorted(set(expected).symmetric_difference(values))
         if different:
-            which = "missing" if different[0] in names else "unknown"
+            which = "missing" if different[0] in expected else "unknown"
             raise _refusal(f"the state {different[0]!r} is {which}")
-        for name in names:
-            old, new = self._states[name], values[name]
+        for name, old in expected.items():
+            new = values[name]
             if new.shape != old.shape or new.dtype != old.dtype:
                 found = f"{new.dtype}{list(new.shape)}"
                 raise _refusal(f"the state {name!r} is {found} instead of {old.dtype}{list(old.shape)}")
-        return {name: np.array(values[name]) for name in names}
+        return {name: np.array(value) for name, value in cut(values, manifest.splits).items()}
 
 
 class _Inner:

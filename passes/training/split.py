@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import relax
 
+from hybridc.frontend import ImportedModel, ValueInfo
 from hybridc.passes.program import (
     Program,
     ProgramBuilder,
@@ -25,22 +26,14 @@ from hybridc.passes.program import (
     tensor_dtype,
     tensor_shape,
 )
+from hybridc.training.splits import Split, cut
 
 MOST_SHARE = 1 / 16
 """Of the elements of all parameters that one may have."""
+LEAST_ELEMENTS = 1 << 18
+"""Gradients of 1 MiB are small enough for every device."""
 OUTPUTS = 16
 """Parts have a multiple of this many outputs: vectors of every device divide it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A parameter that became several; joined along `axis`, in order, they are it."""
-
-    axis: int
-    parts: tuple[str, ...]
-    """Names of the inputs."""
-    ends: tuple[int, ...]
-    """Index along `axis` behind the last of each part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +46,49 @@ class _Layer:
     """Of the parameter, along which outputs lie."""
 
 
-def split_dominating(program: Program, parameters: Sequence[str]) -> tuple[Program, dict[str, Split]]:
+def split_model(model: ImportedModel) -> tuple[ImportedModel, dict[str, Split]]:
+    """A model, read for training, with the parameters of dominating layers in parts, and how they are split.
+
+    Both go by the user's names: the parts of `w` are `w#part0`, `w#part1` and so on.
+    """
+    program = Program(model.module, model.weights, model.origins)
+    trained = [v.variable for v in model.inputs if v.name in model.parameters]
+    program, found = split_dominating(program, trained)
+    if not found:
+        return model, {}
+    inputs: list[ValueInfo] = []
+    splits: dict[str, Split] = {}
+    for value in model.inputs:
+        split = found.get(value.variable)
+        if split is None:
+            inputs.append(value)
+            continue
+        names = tuple(f"{value.name}#part{number}" for number in range(len(split.parts)))
+        splits[value.name] = replace(split, parts=names)
+        for name, variable, shape in zip(names, split.parts, _shapes(value.shape, split), strict=True):
+            inputs.append(ValueInfo(name, variable, shape, value.dtype))
+    changed = replace(
+        model,
+        module=program.module,
+        weights=program.weights,
+        origins=program.origins,
+        inputs=tuple(inputs),
+        parameters=cut(model.parameters, splits),
+    )
+    return changed, splits
+
+
+def split_dominating(
+    program: Program, parameters: Sequence[str], *, least_elements: int = LEAST_ELEMENTS
+) -> tuple[Program, dict[str, Split]]:
     """Split the parameters, inputs by name, of fully connected layers that exceed `MOST_SHARE`.
 
-    Inputs that are split are replaced, at their place, by their parts. Returns the program as it is where
-    there are none.
+    Parts have about `least_elements` or more. Inputs that are split are replaced, at their place, by their
+    parts, whose names the splits give. Returns the program as it is where there are none.
     """
     inputs = {v.name: v for v in program.main.params if v.name not in program.weights}
     sizes = {name: math.prod(tensor_shape(inputs[name])) for name in parameters}
-    limit = MOST_SHARE * sum(sizes.values())
+    limit = max(MOST_SHARE * sum(sizes.values()), least_elements)
     layers = {
         matmul: layer
         for matmul, layer in _layers(program).items()
@@ -152,8 +179,14 @@ def _rewritten(program: Program, layers: Mapping[relax.Var, _Layer], splits: Map
 
 
 def _parts(parameter: relax.Var, split: Split) -> list[relax.Var]:
-    shape, made = tensor_shape(parameter), []
-    for name, begin, end in zip(split.parts, (0, *split.ends), split.ends, strict=False):
-        extents = [end - begin if axis == split.axis else n for axis, n in enumerate(shape)]
-        made.append(relax.Var(name, relax.TensorType(extents, tensor_dtype(parameter))))
-    return made
+    shapes, dtype = _shapes(tensor_shape(parameter), split), tensor_dtype(parameter)
+    return [
+        relax.Var(name, relax.TensorType(shape, dtype))
+        for name, shape in zip(split.parts, shapes, strict=True)
+    ]
+
+
+def _shapes(whole: tuple[int, ...], split: Split) -> list[tuple[int, ...]]:
+    """Of the parts."""
+    counts = [end - begin for begin, end in zip((0, *split.ends), split.ends, strict=False)]
+    return [(*whole[: split.axis], count, *whole[split.axis + 1 :]) for count in counts]

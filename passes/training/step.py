@@ -24,8 +24,10 @@ from hybridc.passes.training.differentiate import SEED, Differentiated, Update, 
 from hybridc.passes.training.gradients import Emitter, constant
 from hybridc.passes.training.network import NetworkCopy, evaluated, is_training_norm, with_statistics
 from hybridc.passes.training.optimizers import Adam, Optimizer, Sgd, emit_update
+from hybridc.passes.training.split import split_model
 from hybridc.training import spec as specs
 from hybridc.training.spec import NEW, LossTerm, TrainingSpec
+from hybridc.training.splits import Split, Splits
 
 PARAMETER, STATISTIC, MOMENT, SUM = "parameter", "statistic", "moment", "sum"
 """Kinds of states: a weight, BatchNorm's running mean or variance, the optimizer's, a sum of gradients."""
@@ -58,14 +60,22 @@ class TrainingPrograms:
     """Names of the optimizer's scalars as the step's inputs."""
     seed: str | None
     """Name of the input, an int64, that dropout draws from: another one each step. None without dropout."""
+    splits: Splits
+    """Parameters and moments that are several states, by the names that the user has for them."""
 
 
-def training_programs(model: ImportedModel, spec: TrainingSpec) -> TrainingPrograms:
+def training_programs(
+    model: ImportedModel, spec: TrainingSpec, *, split_layers: bool = False
+) -> TrainingPrograms:
     """The programs of one training step.
+
+    `split_layers` computes dominating fully connected layers in parts, so that their gradients never exist
+    as a whole: for devices whose memory is small.
 
     Requires: `model` is read for training. Raises UsageError HC574 for a loss that does not fit the model's
     outputs; ModelError as `differentiate` does.
     """
+    model, splits = split_model(model) if split_layers else (model, {})
     network = _Network.of(model, spec)
     step = network.step()
     accumulation = network.accumulation() if spec.accumulate > 1 else None
@@ -79,7 +89,19 @@ def training_programs(model: ImportedModel, spec: TrainingSpec) -> TrainingProgr
         loss=network.loss_name,
         scalars={name: network.extra[name].name for name in network.optimizer.scalars},
         seed=next((v.name for v in step.inputs if v.variable == SEED), None),
+        splits=_splits_of_states(splits, ("", *network.optimizer.states)),
     )
+
+
+def _splits_of_states(splits: Splits, suffixes: Sequence[str]) -> dict[str, Split]:
+    """Moments are split as their parameters are."""
+    return {
+        _state_name(name, suffix): replace(
+            split, parts=tuple(_state_name(part, suffix) for part in split.parts)
+        )
+        for name, split in splits.items()
+        for suffix in suffixes
+    }
 
 
 def _optimizer(spec: specs.Optimizer) -> Optimizer:

@@ -13,6 +13,7 @@ import pytest
 
 import hybridc
 from hybridc import emulator
+from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.machine import load_machine, machine_to_json
 from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
@@ -181,3 +182,40 @@ def test_network_trains_the_same_within_half_the_memory(tmp_path: Path) -> None:
     losses, states = reference_run(model, batches(), lambda p: torch.optim.SGD(p, lr=0.05))
     assert_same_run(made.path, batches(), losses, states)
     assert emulator.statistics().launches > 0
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.usefixtures("emulated_gpu")
+def test_dominating_layer_trains_in_parts_that_nobody_sees(tmp_path: Path) -> None:
+    g = GraphBuilder("wide", 2)
+    x = g.relu(g.gemm(g.flatten(g.input("x", ("N", 3, 8, 8))), 2048))
+    model = g.model(logits=g.gemm(x, CLASSES, LINEAR_GAIN))
+    made = hybridc.compile_training(
+        model,
+        tmp_path / "step.hyb",
+        loss="softmax_cross_entropy",
+        optimizer="sgd:lr=0.05,momentum=0.9",
+        batch=BATCH,
+        target="cuda:sm_80+avx2",
+        plan_seconds=0.5,
+    )
+    losses, states = reference_run(model, batches(), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
+    assert_same_run(made.path, batches(), losses, states)
+    with hybridc.load_training(made.path) as session:
+        splits = session.artifact.manifest.splits
+        assert set(splits) == {"Gemm_0.weight", "Gemm_0.weight#momentum"}
+        parameters = session.state_dict()
+        assert {n: v.shape for n, v in parameters.items()} == {n: v.shape for n, v in states.items()}
+        session.step(*batches()[0])
+        trained, moments = session.state_dict(), session.optimizer_state_dict()
+        expected = session.step(*batches()[1])
+        session.export_onnx(tmp_path / "trained.onnx")
+        with pytest.raises(UsageError, match="instead of"):
+            session.load_state_dict({**trained, "Gemm_0.weight": trained["Gemm_0.weight"][:-1]})
+        session.load_state_dict(trained)
+        session.load_optimizer_state_dict(moments)
+        assert session.step(*batches()[1]) == expected
+        exported = onnx.load(tmp_path / "trained.onnx").graph.initializer
+        last = session.state_dict()
+        for tensor in exported:
+            np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), last[tensor.name])

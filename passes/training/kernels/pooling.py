@@ -5,6 +5,7 @@ Gradients are written as sums that each element of the data gathers, so that no 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.program import tensor_dtype
 from hybridc.passes.training.gradients import extents, placeholder
+
+WRITTEN_OUT = 9
+"""Windows that an element is in: where there are more, they are a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +124,18 @@ Share = Callable[["tuple[tirx.Expr, ...]", Sequence[tirx.Expr]], tirx.Expr]
 
 
 def _gathered(grad: te.Tensor, shape: Sequence[int], pool: Pool, share: Share, name: str) -> te.Tensor:
-    """The sum of the shares of all windows that an element is in, of which there are a few on each axis."""
-    reach = [(k - 1) * d + 1 for k, d in zip(pool.taps, pool.dilation, strict=True)]
-    windows = [
-        te.reduce_axis((0, tirx.IntImm("int64", -(-r // s))), f"r{i}")
-        for i, (r, s) in enumerate(zip(reach, pool.strides, strict=True))
-    ]
+    """The sum of the shares of all windows that an element is in.
 
-    def body(n: tirx.Var, c: tirx.Var, *at: tirx.Var) -> tirx.Expr:
+    A few are written out: a function without a reduction needs no memory between it and what is fused to it.
+    """
+    counts = [
+        -(-((k - 1) * d + 1) // s) for k, d, s in zip(pool.taps, pool.dilation, pool.strides, strict=True)
+    ]
+    axes = [te.reduce_axis((0, tirx.IntImm("int64", n)), f"r{i}") for i, n in enumerate(counts)]
+
+    def term(at: Sequence[tirx.Var], windows: Sequence[tirx.Expr | int]) -> tirx.Expr:
         positions, taps, valid = [], [], []
-        for axis, i in enumerate(at):
+        for axis, i in enumerate(at[2:]):
             stride, dilation = pool.strides[axis], pool.dilation[axis]
             position = tirx.floordiv(i + pool.before[axis], stride) - windows[axis]
             offset = i + pool.before[axis] - position * stride
@@ -140,9 +146,13 @@ def _gathered(grad: te.Tensor, shape: Sequence[int], pool: Pool, share: Share, n
             positions.append(position)
             taps.append(tap)
         zero = tirx.const(0, grad.dtype)
-        return te.sum(
-            tirx.if_then_else(tirx.all(*valid), share((n, c, *positions), taps), zero), axis=windows
-        )
+        return tirx.if_then_else(tirx.all(*valid), share((*at[:2], *positions), taps), zero)
+
+    def body(*at: tirx.Var) -> tirx.Expr:
+        if math.prod(counts) > WRITTEN_OUT:
+            return te.sum(term(at, axes), axis=axes)
+        first, *others = (term(at, windows) for windows in itertools.product(*map(range, counts)))
+        return sum(others, start=first)
 
     return te.compute(extents(shape), body, name=name, attrs=pool.attributes(name))
 

@@ -135,3 +135,20 @@ def test_session_gives_every_optimizer_its_scalars(optimizer: str) -> None:
     made = programs(network(), spec)
     assert set(spec.optimizer.scalar_values(0.1, 1)) == set(made.scalars)
     assert set(made.scalars.values()) < set(names(made.step.inputs))
+
+
+def test_parts_of_a_split_layer_are_states_each_updated_on_its_own() -> None:
+    g = GraphBuilder("wide", 0)
+    proto = g.model(logits=g.gemm(g.gemm(g.input("x", (4, 64)), 1 << 13), 5))
+    model = read_model(proto, parameters=SPEC.trains)
+    made = training_programs(model, replace(SPEC, batch=8, accumulate=2), split_layers=True)
+    split = made.splits["Gemm_0.weight"]
+    assert set(made.splits) == {"Gemm_0.weight", "Gemm_0.weight#momentum"}
+    kinds = {state.name: state.kind for state in made.states}
+    assert "Gemm_0.weight" not in kinds and len(split.parts) > 1
+    for part in split.parts:
+        assert [kinds[part + suffix] for suffix in ("", "#momentum", "#sum")] == [PARAMETER, MOMENT, SUM]
+    assert made.splits["Gemm_0.weight#momentum"].parts == tuple(f"{part}#momentum" for part in split.parts)
+    assert {f"{part}#new" for part in split.parts} < set(names(made.step.outputs))
+    assert set(split.parts) < set(names(made.evaluation.inputs)) & set(made.step.parameters)
+    assert not training_programs(model, SPEC).splits

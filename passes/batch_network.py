@@ -1,0 +1,217 @@
+"""Who has the samples of a batch: tensors along an axis, or as sums over it, traced through a training step.
+
+Operators tell by their shares (`shares`), functions by their blocks (`batch_functions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from hybridc.passes.batch_functions import SUM, BatchFunction, IsSummed, Label, batch_function
+from hybridc.passes.program import Program, is_op, tensor_dtype, tensor_shape
+from hybridc.passes.shares import Emit, Operation, Part, Share, operation_of, same_call, share_of
+
+Labels = dict[relax.Var, "Label | tuple[Label, ...]"]
+"""Where each variable has the samples; of a tuple, where its fields have them."""
+
+
+def samples_of(program: Program) -> int | None:
+    """The extent of the batch; None if inputs that are no states have none in common."""
+    extents = {tensor_shape(var)[0] for var in data_of(program)}
+    [samples] = extents if len(extents) == 1 else [None]
+    return samples if samples is not None and samples > 1 else None
+
+
+def data_of(program: Program) -> list[relax.Var]:
+    """Inputs that are neither scalars nor states, which have a new value of their type among the outputs."""
+    types = {(tensor_shape(o), tensor_dtype(o)) for o in program.outputs}
+    inputs = [v for v in program.main.params if v.name not in program.weights]
+    return [v for v in inputs if tensor_shape(v) and (tensor_shape(v), tensor_dtype(v)) not in types]
+
+
+class Parts(Protocol):
+    """What a band asks about the parts that the batch is gone through in."""
+
+    parts: int
+
+    def span(self, extent: int, part: int) -> tuple[int, int]:
+        """Which indices of an axis belong to a part of the batch."""
+
+    def function(self, found: BatchFunction, name: str, part: int) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
+        """A function of the samples of one part."""
+
+
+Make = Callable[[Parts, int, Sequence[relax.Expr], Emit], relax.Expr]
+"""(writer, number of the part, parts of the operands, emit) -> the band."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a binding is computed for a part of the batch."""
+
+    operands: tuple[relax.Expr, ...]
+    reads: tuple[Label, ...]
+    """Along which axis operands are read in bands; None: as a whole."""
+    label: Label | tuple[Label, ...]
+    """Where the result has samples."""
+    make: Make
+
+
+@dataclass
+class Network:
+    """A program, and what of it depends on the batch."""
+
+    program: Program
+    samples: int
+    labels: Labels = field(init=False)
+    splits: dict[relax.Var, Split] = field(default_factory=dict)
+    summed: list[relax.VarBinding] = field(default_factory=list)
+    """Calls of functions that use a sum over the batch that they take themselves."""
+    functions: dict[str, tirx.PrimFunc] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.labels = dict.fromkeys(data_of(self.program), 0)
+        self.functions = {g.name_hint: f for g, f in self.program.functions.items()}
+        for binding in self.program.bindings:
+            split = self._split(binding)
+            if split is not None:
+                self.splits[binding.var] = split
+                self.labels[binding.var] = split.label
+
+    def axis(self, expr: relax.Expr) -> int | None:
+        """Where an operand has samples."""
+        label = self.labels.get(expr) if isinstance(expr, relax.Var) else None
+        return label if isinstance(label, int) and label != SUM else None
+
+    def _split(self, binding: relax.VarBinding) -> Split | None:
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            return self._item(value)
+        if not isinstance(value, relax.Call):
+            return None
+        if is_op(value, "call_tir"):
+            return self._call(binding)
+        operation = operation_of(value)
+        return self._operation(operation) if operation is not None else None
+
+    def _item(self, value: relax.TupleGetItem) -> Split | None:
+        labels = self.labels.get(value.tuple_value)
+        if not isinstance(labels, tuple) or labels[value.index] is None:
+            return None
+
+        def make(_: Parts, __: int, parts: Sequence[relax.Expr], ___: Emit) -> relax.Expr:
+            return relax.TupleGetItem(parts[0], value.index)
+
+        return Split((value.tuple_value,), (0,), labels[value.index], make)
+
+    def _call(self, binding: relax.VarBinding) -> Split | None:
+        name, operands = binding.value.args[0].name_hint, tuple(binding.value.args[1].fields)
+        known = {i: axis for i, o in enumerate(operands) if (axis := self.axis(o)) is not None}
+        if not known:
+            return None
+        try:
+            found = batch_function(self.functions[name], known)
+        except IsSummed:
+            self.summed.append(binding)
+            return None
+        if found is None or not self._is_whole_batch(found):
+            return None
+        reads, results = found.labels[: len(operands)], found.labels[len(operands) :]
+
+        def make(writer: Parts, part: int, parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+            function = writer.function(found, name, part)
+            types = [relax.TensorType(list(p.shape), str(p.dtype)) for p in function[1].params]
+            results = types[len(operands) :]
+            return relax.call_tir(function[0], list(parts), results if len(results) > 1 else results[0])
+
+        return Split(operands, reads, results if len(results) > 1 else results[0], make)
+
+    def _is_whole_batch(self, found: BatchFunction) -> bool:
+        return all(int(buffer.shape[axis]) == self.samples for buffer, axis in found.buffers)
+
+    def _operation(self, op: Operation) -> Split | None:
+        axes = [self.axis(o) for o in op.operands]
+        if all(axis is None for axis in axes):
+            return None
+        if _is_sum(op, axes):
+            return Split(op.operands, tuple(axes), SUM, _part_of_sum(op))
+        for axis, extent in enumerate(op.shape):
+            if extent % self.samples:
+                continue
+            share = _share(op, axis, extent - extent // self.samples, extent)
+            if share is not None and self._fits(op, share, axes):
+                reads = tuple(None if part is None else part.axis for part in share.parts)
+                return Split(op.operands, reads, axis, _band_of(op, axis))
+        return None
+
+    def _fits(self, op: Operation, share: Share, axes: Sequence[Label]) -> bool:
+        """Whether the last sample of the result is computed from the last sample of each operand."""
+        for shape, part, axis in zip(op.shapes, share.parts, axes, strict=True):
+            if part is None or shape is None:
+                if axis is not None:
+                    return False
+                continue
+            extent = shape[part.axis]
+            if axis not in (None, part.axis) or extent % self.samples:
+                return False
+            if part != Part(part.axis, extent - extent // self.samples, extent):
+                return False
+        return True
+
+
+def _share(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+    if op.name in ("conv1d_transpose", "conv2d_transpose", "conv3d_transpose", "avg_pool3d", "max_pool3d"):
+        if axis:
+            return None
+        others = [None] * (len(op.operands) - 1)
+        return Share((Part(0, begin, end), *others), same_call(op.call))
+    if op.name == "broadcast_to":
+        return _repeated(op, axis, begin, end)
+    return share_of(op, axis, begin, end)
+
+
+def _repeated(op: Operation, axis: int, begin: int, end: int) -> Share:
+    own = axis - (len(op.shape) - len(op.source()))
+    part = Part(own, begin, end) if own >= 0 and op.source()[own] != 1 else None
+
+    def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        return relax.op.broadcast_to(parts[0], (*op.shape[:axis], end - begin, *op.shape[axis + 1 :]))
+
+    return Share((part, None), make)
+
+
+def _is_sum(op: Operation, axes: Sequence[Label]) -> bool:
+    """Whether an operator sums over the batch."""
+    if op.name in ("sum", "mean"):
+        [axis], reduced = axes, op.call.attrs.axis
+        return reduced is None or axis in {int(a) % len(op.source()) for a in reduced}
+    if op.name == "matmul":
+        ranks = [len(op.source(0)), len(op.source(1))]
+        return min(ranks) >= 2 and list(axes) == [ranks[0] - 1, ranks[1] - 2]
+    return False
+
+
+def _part_of_sum(op: Operation) -> Make:
+    def make(writer: Parts, _: int, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        value = same_call(op.call)(parts, emit)
+        if op.name != "mean":
+            return value
+        share = relax.const(np.asarray(1 / writer.parts, tensor_dtype(op.operands[0])))
+        return relax.op.multiply(emit(value), share)
+
+    return make
+
+
+def _band_of(op: Operation, axis: int) -> Make:
+    def make(writer: Parts, part: int, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        share = _share(op, axis, *writer.span(op.shape[axis], part))
+        assert share is not None, op.call
+        return share.make(parts, emit)
+
+    return make
