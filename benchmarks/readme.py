@@ -6,6 +6,7 @@ python benchmarks/readme.py
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from common import RESULTS, ROOT
@@ -25,7 +26,9 @@ def main() -> None:
 def tables() -> str:
     """The tables as Markdown."""
     cpu = [read(name) for name in ("cpu_avx512", "cpu_avx2") if (RESULTS / f"{name}.json").exists()]
-    accuracy, memory, resnet = (read(name) for name in ("accuracy", "memory", "resnet50_avx512"))
+    accuracy, memory, plans, resnet = (
+        read(name) for name in ("accuracy", "memory", "plans", "resnet50_avx512")
+    )
     where = f"{resnet['date']}, {resnet['cores']} cores of an {resnet['processor']}"
     [row] = resnet["rows"]
     return "\n\n".join(
@@ -36,6 +39,10 @@ def tables() -> str:
             "Bytes of the arena over the live-bytes lower bound, the largest over all targets and budgets, "
             f"beside TVM's own planner on the same kernels ({memory['date']}):",
             memory_table(memory["rows"]),
+            "Predicted plans: how much slower than a proven bound, and how much faster than the best of a "
+            "split in two (as `-ngl`), offloading with prefetch (as vDNN) and the CPU alone, all simulated "
+            f"({plans['date']}; profile of a laptop's GPU with 4 GB):",
+            plans_table(plans["rows"]),
             f"ResNet-50 for `avx512` compiles in {row['compile_s']:.1f} s and runs in "
             f"{row['run_ms']:.0f} ms: {row['speedup_over_unscheduled']:.0f} times faster than TVM's "
             f"unscheduled pipeline ({row['tvm_unscheduled_ms']:.0f} ms), "
@@ -103,6 +110,24 @@ def memory_table(rows: list[dict[str, Any]]) -> str:
         ours = max(row["ratio"] for row in rows if row["model"] == name and "planner" not in row)
         theirs = next(row["ratio"] for row in rows if row["model"] == name and "planner" in row)
         lines.append(f"| {name} | {ours:.3f} | {theirs:.3f} |")
+    return "\n".join(lines)
+
+
+def plans_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| share of the memory it needs | networks | mean gap, whole kernels | mean gap, kernels cut up "
+        "| times faster, kernels cut up | worst |",
+        "|---|---|---|---|---|---|",
+    ]
+    for share in dict.fromkeys(row["share"] for row in rows):
+        whole, cut_up = (
+            [r for r in rows if r["share"] == share and r["whole"] is kind] for kind in (True, False)
+        )
+        gaps = (sum(row["gap"] for row in group) / len(group) for group in (whole, cut_up))
+        ratios = [row["best_baseline_us"] / row["time_us"] for row in cut_up]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        shown = " | ".join(f"{gap:.1%}" for gap in gaps)
+        lines.append(f"| {share:.0%} | {len(whole)} | {shown} | {mean:.2f} | {min(ratios):.2f} |")
     return "\n".join(lines)
 
 
