@@ -16,9 +16,9 @@ $(VENV)/.installed: pyproject.toml
 # Compile a real network for a GPU budget it does not fit, run it, compare with ONNX Runtime.
 demo: $(VENV)/.installed
 	$(BIN)/hybridc models export resnet50 demo/resnet50.onnx
-	$(BIN)/hybridc compile demo/resnet50.onnx -o demo/resnet50.hyb --target cuda+avx2 --gpu-memory 50%
+	$(BIN)/hybridc compile demo/resnet50.onnx -o demo/resnet50.hyb --target cuda+avx2 --gpu-memory 50% --plan-seconds 2
 	$(BIN)/hybridc plan demo/resnet50.hyb --all
-	$(BIN)/hybridc compare demo/resnet50.onnx --target cuda+avx2 --gpu-memory 50%
+	$(BIN)/hybridc compare demo/resnet50.onnx --target cuda+avx2 --gpu-memory 50% --plan-seconds 2
 
 # The fast suite: at most ten minutes on two cores.
 test: $(VENV)/.installed

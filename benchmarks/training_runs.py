@@ -327,4 +327,4 @@ def run_worker(kind: str, *arguments: str) -> dict[str, Any]:
 
 
 def default_target() -> str:
-    return str(native_isa() or "avx2")
+    return native_isa().name

@@ -36,7 +36,7 @@ _ROOM = (0.97, 0.94, 0.9)
 """Shares of the memory to search with where a plan packed into all of it waits for bytes."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
-_PACKING = 0.3
+_PACKING = 0.05
 """Share of the usual effort for packing a plan that was searched for thoroughly."""
 _NARROWED = 0.2
 """Effort of these searches, which begin with what was found: a share of a thorough one."""
