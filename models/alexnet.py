@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from hybridc.models.builder import LINEAR_GAIN, GraphBuilder, batch_dim, require
-
-_DROPOUT = 0.5
+from hybridc.models.builder import GraphBuilder, batch_dim, require
 
 
 def alexnet(
@@ -36,7 +34,4 @@ def alexnet(
     for channels, groups in ((4 * width, 1), (4 * width, 2), (width * 8 // 3, 2)):
         x = g.relu(g.conv(x, channels, 3, padding=1, groups=groups))
     x = g.flatten(g.pool("MaxPool", x, 3, stride=2, ceil_mode=True))
-    for _ in range(2):
-        x = g.relu(g.gemm(x, hidden))
-        x = g.dropout(x, _DROPOUT) if dropout else x
-    return g.model(logits=g.gemm(x, classes, LINEAR_GAIN))
+    return g.model(logits=g.classifier(x, hidden, classes, dropout=dropout))

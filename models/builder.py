@@ -250,6 +250,13 @@ class GraphBuilder:
         bias = self.normal(f"{name}.bias", (features,), 0.1)
         return self.apply("Gemm", [x, weight, bias], (x.shape[0], features), name=name, transB=1)
 
+    def classifier(self, x: Value, hidden: int, classes: int, *, dropout: bool) -> Value:
+        """AlexNet's head, which VGG took over: two hidden layers, behind each a Dropout of 0.5 on demand."""
+        for _ in range(2):
+            x = self.relu(self.gemm(x, hidden))
+            x = self.dropout(x, 0.5) if dropout else x
+        return self.gemm(x, classes, LINEAR_GAIN)
+
     def project(self, x: Value, features: int, gain: float = LINEAR_GAIN) -> Value:
         """Fully connected layer over the last axis of any rank: MatMul with [K, features], then Add."""
         name, depth = self.fresh("MatMul"), x.size(-1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import onnx
 
-from hybridc.models.builder import LINEAR_GAIN, GraphBuilder, batch_dim, require
+from hybridc.models.builder import GraphBuilder, batch_dim, require
 
 _CONVS_PER_STAGE = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
-_DROPOUT = 0.5
 
 
 def vgg(
@@ -36,7 +35,4 @@ def vgg(
             x = g.relu(g.conv(x, width << min(stage, 3), 3, padding=1))
         x = g.pool("MaxPool", x, 2, stride=2)
     x = g.flatten(x)
-    for _ in range(2):
-        x = g.relu(g.gemm(x, hidden))
-        x = g.dropout(x, _DROPOUT) if dropout else x
-    return g.model(logits=g.gemm(x, classes, LINEAR_GAIN))
+    return g.model(logits=g.classifier(x, hidden, classes, dropout=dropout))
