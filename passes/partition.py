@@ -64,12 +64,14 @@ def partition(
     effort: Effort | None = None,
     first_bytes: int = 0,
     all_bytes: int | None = None,
+    host_bytes: int | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Draft, ...]:
     """The fastest plan that is found for a GPU and a CPU, for each of several budgets of the GPU in bytes.
 
     `pins` are devices of kernels by name. Plans that need less than `first_bytes` are not searched for;
     budgets are most often shares of `all_bytes`, by default what the graph needs entirely on the GPU.
+    The host's arena is kept within `host_bytes` where a plan is found that does with so little.
     Ensures: the GPU's arena has at most the budget; with more of it the plan is never slower; the same
     arguments give the same plan, whatever other budgets are asked for. Raises PlanError HC201 if a kernel
     has no code, HC203 if a budget is too small.
@@ -79,6 +81,7 @@ def partition(
     smallest = _smallest(graph, machine, problem)
     if smallest.gpu_bytes > min(budgets):
         raise _over_budget(graph, problem, smallest.gpu_bytes, min(budgets), pins)
+    problem = replace(problem, host_bytes=host_bytes)
     effort = effort or Effort()
     start = smallest
     if smallest.gpu_bytes < first_bytes <= min(budgets):
@@ -92,10 +95,16 @@ def partition(
 
 
 def rough_time_us(
-    graph: Graph, machine: Machine, budget_bytes: int, *, pins: Pins = NO_PINS, effort: Effort | None = None
+    graph: Graph,
+    machine: Machine,
+    budget_bytes: int,
+    *,
+    pins: Pins = NO_PINS,
+    effort: Effort | None = None,
+    host_bytes: int | None = None,
 ) -> float:
     """What a short search says that `partition` can reach, before packing; infinite if it finds nothing."""
-    problem = replace(_problem(graph, machine, pins), budget_bytes=budget_bytes)
+    problem = replace(_problem(graph, machine, pins), budget_bytes=budget_bytes, host_bytes=host_bytes)
     return _rough(problem, effort or Effort())[1]
 
 

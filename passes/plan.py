@@ -40,12 +40,14 @@ def make_plans(
     devices: Sequence[Device],
     *,
     effort: Effort | None = None,
+    host_bytes: int | None = None,
     report: Report = lambda done, total: None,
 ) -> tuple[tuple[Tiling, Plan], ...]:
     """The fastest plan for each of several budgets, and the way the network is cut up for it.
 
     `devices` are those of a target: `(CPU,)` or `(GPU, CPU)`. A budget limits the GPU's arena, its weights
-    included, in bytes; without budgets there is one plan, which has no limit, of the first tiling.
+    included, in bytes; without budgets there is one plan, which has no limit, of the first tiling. Plans
+    for a GPU whose host arena exceeds `host_bytes` are made only if no other is found.
     Ensures: the same for a budget whatever others are asked for, and never slower for a larger one, if the
     tilings are from `choose_tilings`. Raises PlanError HC201 if a kernel has code for none of the devices,
     HC203 if nothing fits a budget, with the smallest that can be met.
@@ -56,9 +58,17 @@ def make_plans(
         return tuple((whole, _plan_of(whole.graph, machine, None, draft)) for _ in budgets or (None,))
     if not budgets:
         limits = (UNLIMITED_BYTES,)
-        (draft,) = partition(whole.graph, machine, limits, pins=whole.pins, effort=effort, report=report)
+        (draft,) = partition(
+            whole.graph,
+            machine,
+            limits,
+            pins=whole.pins,
+            effort=effort,
+            host_bytes=host_bytes,
+            report=report,
+        )
         return ((whole, _plan_of(whole.graph, machine, None, draft)),)
-    found = _fastest(tilings, machine, budgets, effort, report)
+    found = _fastest(tilings, machine, budgets, effort, host_bytes, report)
     return tuple((t, _plan_of(t.graph, machine, b, draft)) for b, (t, draft) in found.items())
 
 
@@ -67,6 +77,7 @@ def _fastest(
     machine: Machine,
     budgets: Sequence[int],
     effort: Effort | None,
+    host_bytes: int | None,
     report: Report,
 ) -> dict[int, tuple[Tiling, Draft]]:
     """The best for each budget. What cannot be better, by its bound, is not searched for."""
@@ -78,7 +89,7 @@ def _fastest(
             b
             for b in budgets
             if (tiling.first_bytes <= b or tiling is least)
-            and (b not in best or bound_us(b) <= best[b][1].makespan_us)
+            and (b not in best or _rank(*best[b], host_bytes) >= (False, bound_us(b)))
         ]
         if not wanted:
             continue
@@ -91,18 +102,20 @@ def _fastest(
             effort=effort,
             first_bytes=tiling.first_bytes,
             all_bytes=tiling.all_bytes,
+            host_bytes=host_bytes,
             report=report,
         )
         for b, searched_bytes, draft in zip(wanted, searched, drafts, strict=True):
-            if b not in best or _rank(tiling, draft) < _rank(*best[b]):
+            if b not in best or _rank(tiling, draft, host_bytes) < _rank(*best[b], host_bytes):
                 least_us = draft.bound_us if searched_bytes == b else min(bound_us(b), draft.makespan_us)
                 best[b] = tiling, replace(draft, bound_us=least_us)
     return {b: best[b] for b in budgets}
 
 
-def _rank(tiling: Tiling, draft: Draft) -> tuple[float, int]:
-    """Smaller is better; of plans that are as fast, the one whose kernels are cut up less."""
-    return draft.makespan_us, -tiling.limit_bytes
+def _rank(tiling: Tiling, draft: Draft, host_bytes: int | None) -> tuple[bool, float, int]:
+    """Smaller is better: within the host's memory, then fast, then with kernels that are cut up less."""
+    is_too_large = host_bytes is not None and draft.host_bytes > host_bytes
+    return is_too_large, draft.makespan_us, -tiling.limit_bytes
 
 
 def _plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, draft: Draft) -> Plan:

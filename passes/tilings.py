@@ -42,15 +42,20 @@ class Tiling:
 
 
 def choose_tilings(
-    tilings: Sequence[Tiling], machine: Machine, all_bytes: int, largest_bytes: int, effort: Effort
+    tilings: Sequence[Tiling],
+    machine: Machine,
+    all_bytes: int,
+    largest_bytes: int,
+    effort: Effort,
+    host_bytes: int | None = None,
 ) -> tuple[Tiling, ...]:
     """The tilings that are worth planning for budgets up to `largest_bytes`, with their ranges.
 
     Requires: the first is the whole network, which needs `all_bytes` entirely on the GPU, the others are
     ever finer; the last has to be the same for all budgets, of the others those beyond `largest_bytes` may
-    be missing. Ensures: those for a smaller budget are among them, with the same first budgets; there is one
-    for the smallest budget that the whole network or the finest way can do with, and the whole network is
-    always among them.
+    be missing. Plans are meant to hold at most `host_bytes` of the host's memory. Ensures: those for a
+    smaller budget are among them, with the same first budgets; there is one for the smallest budget that the
+    whole network or the finest way can do with, and the whole network is always among them.
     """
     whole, *cut_up = tilings
     if not cut_up:
@@ -62,7 +67,7 @@ def choose_tilings(
     ranges: dict[int, tuple[int, int]] = {}
     for point, following in pairwise((*points, UNLIMITED_BYTES)):
         contestants = [n for n in _contestants(tilings, point) if least_bytes[n] <= point]
-        best = _fastest(tilings, contestants or [len(cut_up)], machine, point, effort)
+        best = _fastest(tilings, contestants or [len(cut_up)], machine, point, effort, host_bytes)
         ranges[best] = ranges.get(best, (point, 0))[0], following
     ranges[0] = least_bytes[0], UNLIMITED_BYTES
     return tuple(
@@ -84,12 +89,24 @@ def _contestants(tilings: Sequence[Tiling], point: int) -> list[int]:
 
 
 def _fastest(
-    tilings: Sequence[Tiling], contestants: Sequence[int], machine: Machine, budget_bytes: int, effort: Effort
+    tilings: Sequence[Tiling],
+    contestants: Sequence[int],
+    machine: Machine,
+    budget_bytes: int,
+    effort: Effort,
+    host_bytes: int | None,
 ) -> int:
     if len(contestants) == 1:
         return contestants[0]
     times_us = {
-        n: rough_time_us(tilings[n].graph, machine, budget_bytes, pins=tilings[n].pins, effort=effort)
+        n: rough_time_us(
+            tilings[n].graph,
+            machine,
+            budget_bytes,
+            pins=tilings[n].pins,
+            effort=effort,
+            host_bytes=host_bytes,
+        )
         for n in contestants
     }
     return min(times_us, key=lambda n: times_us[n])

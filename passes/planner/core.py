@@ -16,6 +16,7 @@ from hybridc.passes.planner.residency import Residency, residency_of
 from hybridc.passes.planner.simulate import simulate
 
 _SOURCE = Path(__file__).parent / "native" / "planner.cpp"
+_UNLIMITED = 2**63 - 1
 
 
 class _ProblemData(ctypes.Structure):
@@ -25,8 +26,12 @@ class _ProblemData(ctypes.Structure):
         ("kernels", ctypes.c_int),
         ("tensors", ctypes.c_int),
         ("budget_bytes", ctypes.c_int64),
+        ("host_bytes", ctypes.c_int64),
         *((name, ctypes.POINTER(ctypes.c_double)) for name in ("gpu_us", "cpu_us", "h2d_us", "d2h_us")),
-        *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("workspace_bytes", "size_bytes")),
+        *(
+            (name, ctypes.POINTER(ctypes.c_int64))
+            for name in ("workspace_bytes", "cpu_workspace_bytes", "size_bytes")
+        ),
         *((name, ctypes.POINTER(ctypes.c_uint8)) for name in ("is_weight", "wanted_on_host", "is_repeat")),
         *(
             (name, ctypes.POINTER(ctypes.c_int))
@@ -57,10 +62,10 @@ class Core:
         return self.measure(decisions)[0]
 
     def measure(self, decisions: Decisions) -> tuple[float, int]:
-        """Makespan and peak bytes of `simulate`; of infeasible decisions infinity and no bytes."""
+        """Makespan and peak bytes of `simulate`; of infeasible decisions infinity and what they need."""
         if self._search is None:
             outcome = simulate(self.problem, decisions)
-            return outcome.makespan_us, outcome.peak_gpu_bytes if outcome.feasible else 0
+            return outcome.makespan_us, outcome.peak_gpu_bytes
         peak_bytes = ctypes.c_int64(0)
         arrays = self._arrays(decisions)
         makespan_us = self._library.planner_makespan_us(self._search, *arrays, ctypes.byref(peak_bytes))
@@ -69,10 +74,12 @@ class Core:
     def repaired(self, decisions: Decisions, seed: int = 1) -> Decisions | None:
         """Feasible decisions near the given ones: gaps not kept, then kernels moved to the CPU.
 
-        None if even that does not fit. Feasible decisions come back with the same outcome.
+        None if even that does not fit. Feasible decisions come back with the same outcome. What is too much
+        for the host goes to the GPU by random moves, which may fail, and without a compiler does.
         """
         if self._search is None:
-            return _repaired(self.problem, decisions)
+            repaired = _repaired(self.problem, decisions)
+            return repaired if repaired and simulate(self.problem, repaired).feasible else None
         on_cpu, keep = self._arrays(decisions)
         feasible = self._library.planner_repair(self._search, on_cpu, keep, seed)
         return _decisions_of(self.problem, on_cpu, keep) if feasible else None
@@ -147,11 +154,15 @@ def _data_of(problem: Problem) -> _ProblemData:
         problem.kernel_count,
         len(problem.tensor_names),
         problem.budget_bytes,
+        _UNLIMITED if problem.host_bytes is None else problem.host_bytes,
         *(
             _array(ctypes.c_double, values)
             for values in (problem.gpu_us, problem.cpu_us, problem.h2d_us, problem.d2h_us)
         ),
-        *(_array(ctypes.c_int64, values) for values in (problem.workspace_bytes, problem.size_bytes)),
+        *(
+            _array(ctypes.c_int64, values)
+            for values in (problem.workspace_bytes, problem.cpu_workspace_bytes, problem.size_bytes)
+        ),
         *(
             _array(ctypes.c_uint8, values)
             for values in (

@@ -163,6 +163,7 @@ def reordered(problem: Problem, order: Sequence[int]) -> Problem:
         inputs=permuted(problem.inputs),
         outputs=permuted(problem.outputs),
         workspace_bytes=permuted(problem.workspace_bytes),
+        cpu_workspace_bytes=permuted(problem.cpu_workspace_bytes),
         may_overwrite=permuted(problem.may_overwrite),
     )
 

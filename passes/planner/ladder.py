@@ -8,7 +8,8 @@ highest rung that it reaches, or the fastest split in two that it has room for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
@@ -26,7 +27,7 @@ from hybridc.passes.planner.structure import runs_again
 
 THOROUGH_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of what the graph needs entirely on the GPU where most of the effort goes: what people ask for."""
-RUNGS_PER_OCTAVE = 4
+RUNGS_PER_OCTAVE = 3
 OCTAVES = 6
 _LIGHT = 0.05
 """Effort of the rungs between, which only improve on the rung below: a share of a thorough search."""
@@ -36,8 +37,10 @@ _ROOM = (0.97, 0.94, 0.9)
 """Shares of the memory to search with where a plan packed into all of it waits for bytes."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
-_PACKING = 0.05
+_PACKING = 0.02
 """Share of the usual effort for packing a plan that was searched for thoroughly."""
+_TIGHTENING = 0.05
+"""The same for the arenas of a plan that may be replaced at the next rung."""
 _NARROWED = 0.2
 """Effort of these searches, which begin with what was found: a share of a thorough one."""
 _HARDLY_SLOWER = 1.001
@@ -59,7 +62,8 @@ def climb(
 ) -> tuple[Draft, ...]:
     """The best plan for each budget, in bytes; the problem's own does not matter.
 
-    Requires: `smallest` is a plan for the smallest budget that can be met, and fits all of them.
+    Requires: `smallest` is a plan for the smallest budget that can be met, and fits all of them; it is given
+    back, too, if the host has too little memory for whatever is found.
     Ensures: arenas as tight as can be; never slower with a larger budget, all else equal; the same for a
     budget whatever others are asked for. `evaluations` are the simulations that a thorough search may use,
     `all_bytes` what budgets are shares of, unless the problem itself tells.
@@ -67,13 +71,13 @@ def climb(
     wide = with_repeats(problem)
     again = runs_again(wide)
     lifted = replace(smallest, problem=wide, decisions=lift(wide, problem, smallest.decisions))
-    best = tightened(graph, machine, lifted)
+    best = tightened(graph, machine, lifted, _TIGHTENING)
     bound_us = {b: time_bound(replace(problem, budget_bytes=b), again=again).bound_us for b in budgets}
     drafts = dict.fromkeys(budgets, best)
     rungs = [r for r in rungs_of(problem, smallest.gpu_bytes, all_bytes) if r[0] <= max(budgets)]
     for number, (rung_bytes, is_thorough) in enumerate(rungs):
         report(number, len(rungs))
-        if best.makespan_us <= bound_us[max(budgets)]:
+        if best.makespan_us <= bound_us[max(budgets)] and _fits_host(best, wide):
             break  # no rung above can be faster
         at_rung = replace(wide, budget_bytes=rung_bytes)
         if is_thorough:
@@ -81,19 +85,37 @@ def climb(
         else:
             found = _refined(graph, machine, at_rung, best, int(evaluations * _LIGHT))
         if found is not best:
-            best = tightened(graph, machine, found)  # before it is compared: it may become faster, too
+            # before it is compared: it may become faster, too
+            best = tightened(graph, machine, found, _TIGHTENING)
         drafts |= {b: best for b in budgets if b >= rung_bytes}
-    splits = _measured_splits(problem)
+    tight = {id(draft): _packed(graph, machine, draft) for draft in drafts.values()}
+    splits = _timed_splits(problem, [rung_bytes for rung_bytes, _ in rungs])
     return tuple(
-        replace(_or_split(graph, machine, drafts[b], splits, b), bound_us=bound_us[b]) for b in budgets
+        replace(_or_split(graph, machine, tight[id(drafts[b])], splits, b), bound_us=bound_us[b])
+        for b in budgets
     )
 
 
-def _measured_splits(problem: Problem) -> list[tuple[float, Problem, Decisions]]:
-    """Splits in two, the fastest first, each with its time and the problem of making it with all it needs."""
-    core = Core(replace(problem, budget_bytes=2**62))
-    measured = sorted(((*core.measure(split), split) for split in layer_splits(problem)), key=itemgetter(0))
-    return [(us, replace(problem, budget_bytes=peak_bytes), split) for us, peak_bytes, split in measured]
+def _packed(graph: Graph, machine: Machine, draft: Draft) -> Draft:
+    """As fast as the draft, since that was compared with others, in arenas as tight as can be."""
+    tight = tightened(graph, machine, draft)
+    return tight if tight.makespan_us == draft.makespan_us else draft
+
+
+def _timed_splits(problem: Problem, rungs: Iterable[int]) -> list[tuple[float, Problem, Decisions]]:
+    """Splits in two, each once with room for all fetches ahead and once with the least memory that it needs.
+
+    The fastest first: each with its time, if memory were ample, and the problem of making it. Which kernels
+    are too large for the GPU depends on the memory: splits are made for that of each rung.
+    """
+    ample, none = Core(replace(problem, budget_bytes=2**62)), Core(replace(problem, budget_bytes=-1))
+    splits = dict.fromkeys(split for r in rungs for split in layer_splits(replace(problem, budget_bytes=r)))
+    found = []
+    for split in splits:
+        us, peak_bytes = ample.measure(split)
+        budgets = {peak_bytes, none.measure(split)[1]} if us < math.inf else set()
+        found += [(us, replace(problem, budget_bytes=b), split) for b in sorted(budgets, reverse=True)]
+    return sorted(found, key=itemgetter(0))
 
 
 def _or_split(
@@ -105,14 +127,15 @@ def _or_split(
 ) -> Draft:
     """A split in two where it fits and is faster: between two rungs one more kernel may find room.
 
-    A split has one plan, whatever the budget, so that time falls with the budget here, too.
+    A split has two plans, whatever the budget, so that time falls with the budget here, too.
     """
     for us, problem, split in splits:
-        if us >= best.makespan_us:
+        best_us = best.makespan_us if _fits_host(best, problem) else math.inf
+        if us >= best_us:
             break
-        if problem.budget_bytes <= budget_bytes:
+        if problem.budget_bytes <= budget_bytes and Core(problem).makespan_us(split) < best_us:
             draft = tightened(graph, machine, realise(graph, machine, problem, split))
-            if draft.gpu_bytes <= budget_bytes and draft.makespan_us < best.makespan_us:
+            if _fits(draft, replace(problem, budget_bytes=budget_bytes)) and draft.makespan_us < best_us:
                 best = draft
     return best
 
@@ -136,18 +159,18 @@ def _improved(graph: Graph, machine: Machine, problem: Problem, below: Draft, ev
     leaves fewer holes then, too.
     """
     found = search(problem, evaluations, starts=[below.decisions])
-    known_us = found.fastest_start_us if found is not None else 0.0
-    narrowed = problem
+    if found is None or _is_no_better(found, below, problem):
+        return below
+    known_us, narrowed = found.fastest_start_us, problem
     for share in _PACKING_TRIALS:
         if found is None:
             break
         draft = _realised(graph, machine, narrowed, found, below, problem.budget_bytes, _PACKING)
-        if draft.gpu_bytes <= problem.budget_bytes:
+        if _fits(draft, problem):
             if draft.makespan_us > _WAITS * found.makespan_us:
                 draft = _with_room(graph, machine, problem, draft, found, below, evaluations)
-            return _better(below, draft, known_us)
-        excess_bytes = int(share * (draft.gpu_bytes - problem.budget_bytes))
-        narrowed = replace(narrowed, budget_bytes=narrowed.budget_bytes - excess_bytes)
+            return _better(below, draft, known_us, problem)
+        narrowed = _less(narrowed, draft, problem, share)
         found = _narrowed(narrowed, found, evaluations)
     return below
 
@@ -168,7 +191,7 @@ def _with_room(
         if roomy is None or roomy.makespan_us >= draft.makespan_us:
             break
         other = _realised(graph, machine, narrowed, roomy, below, problem.budget_bytes, _PACKING)
-        if other.gpu_bytes <= problem.budget_bytes and other.makespan_us < draft.makespan_us:
+        if _fits(other, problem) and other.makespan_us < draft.makespan_us:
             draft = other
         found = roomy
     return draft
@@ -183,8 +206,34 @@ def _narrowed(problem: Problem, found: Found, evaluations: int) -> Found | None:
 def _refined(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
     """A faster plan than that of the rung below, from a short search that begins with it; or that."""
     found = improve(problem, [below.decisions], evaluations)
+    if found is None or _is_no_better(found, below, problem):
+        return below
     draft = _realised(graph, machine, problem, found, below, problem.budget_bytes, SHORT)
-    return _better(below, draft, found.fastest_start_us) if draft.gpu_bytes <= problem.budget_bytes else below
+    return _better(below, draft, found.fastest_start_us, problem) if _fits(draft, problem) else below
+
+
+def _is_no_better(found: Found, below: Draft, problem: Problem) -> bool:
+    """Whether a plan, once packed, could not replace that of the rung below, since it is hardly faster."""
+    if not _fits_host(below, problem):
+        return False
+    return below.makespan_us <= min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us)
+
+
+def _fits(draft: Draft, problem: Problem) -> bool:
+    return draft.gpu_bytes <= problem.budget_bytes and _fits_host(draft, problem)
+
+
+def _fits_host(draft: Draft, problem: Problem) -> bool:
+    return problem.host_bytes is None or draft.host_bytes <= problem.host_bytes
+
+
+def _less(narrowed: Problem, draft: Draft, problem: Problem, share: float) -> Problem:
+    """The narrowed problem with less memory: by a share of what its draft exceeds the problem's by."""
+    gpu_bytes = narrowed.budget_bytes - int(share * max(0, draft.gpu_bytes - problem.budget_bytes))
+    if narrowed.host_bytes is None or problem.host_bytes is None:
+        return replace(narrowed, budget_bytes=gpu_bytes)
+    host_bytes = narrowed.host_bytes - int(share * max(0, draft.host_bytes - problem.host_bytes))
+    return replace(narrowed, budget_bytes=gpu_bytes, host_bytes=host_bytes)
 
 
 def _realised(
@@ -209,11 +258,13 @@ def _realised(
     return min(untidied, draft, key=lambda d: (d.gpu_bytes > most_bytes, d.makespan_us))
 
 
-def _better(one: Draft, other: Draft, known_us: float) -> Draft:
+def _better(one: Draft, other: Draft, known_us: float, problem: Problem) -> Draft:
     """The other one if it is faster, or as fast and copies less; a little faster is not worth copies.
 
-    Both are meant to be no slower than `known_us`, the time of simple ways.
+    Both are meant to be no slower than `known_us`, the time of simple ways. The other one fits the host.
     """
+    if not _fits_host(one, problem):
+        return other
     if other.makespan_us > one.makespan_us:
         return one
     is_faster = other.makespan_us * _HARDLY_SLOWER < one.makespan_us or one.makespan_us > known_us

@@ -50,6 +50,7 @@ class Problem:
     outputs: tuple[tuple[int, ...], ...]
     workspace_bytes: tuple[int, ...]
     """On the GPU."""
+    cpu_workspace_bytes: tuple[int, ...]
     may_overwrite: tuple[tuple[tuple[int, int], ...], ...]
     """Per kernel pairs (output, input) of equal size, where the output may take the input's bytes."""
     size_bytes: tuple[int, ...]
@@ -60,6 +61,8 @@ class Problem:
     wanted_on_host: tuple[bool, ...]
     """Outputs of the model: they must be in the host's memory in the end."""
     budget_bytes: int
+    host_bytes: int | None = None
+    """What the host may hold at once, weights aside, which are mapped from a file; None: no limit."""
     repeats: frozenset[int] = frozenset()
     """Positions at which a kernel stands again: it runs there on the GPU or, "on the CPU", not at all. Its
     one result is that of its first run, which is on the GPU anew from there on."""
@@ -148,6 +151,7 @@ def problem_of(
         inputs=tuple(tuple(dict.fromkeys(number[name] for name in k.inputs)) for k in kernels),
         outputs=tuple(tuple(number[name] for name in k.outputs) for k in kernels),
         workspace_bytes=tuple(align(k.gpu_workspace_bytes) for k in kernels),
+        cpu_workspace_bytes=tuple(align(k.cpu_workspace_bytes) for k in kernels),
         may_overwrite=tuple(
             tuple(
                 (number[output], number[source])

@@ -36,6 +36,8 @@ def proven(graph: Graph, machine: Machine, draft: Draft, budget_bytes: int, effo
         if found is None or found.outcome.makespan_us >= draft.makespan_us:
             break
         plan = _realised(graph, machine, found)
+        if problem.host_bytes is not None and plan.host_bytes > max(problem.host_bytes, draft.host_bytes):
+            break  # the solver knows nothing of the host
         if plan.gpu_bytes <= budget_bytes:
             best = tightened(graph, machine, plan) if plan.makespan_us < draft.makespan_us else draft
             break

@@ -16,7 +16,7 @@ from hybridc.passes.planner.slack import hold_less
 from hybridc.passes.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
 from hybridc.passes.simulate import timeline
 
-SHORT = 0.02
+SHORT = 0.005
 """Share of the usual effort for packing a plan that may be thrown away."""
 _HURRIES = 4
 """How often a plan whose steps wait for bytes is packed again."""
@@ -43,7 +43,14 @@ class Draft:
 
     @property
     def gpu_bytes(self) -> int:
-        return next((arena.size_bytes for arena in self.arenas if arena.device is Device.GPU), 0)
+        return self._bytes_of(Device.GPU)
+
+    @property
+    def host_bytes(self) -> int:
+        return self._bytes_of(Device.CPU)
+
+    def _bytes_of(self, device: Device) -> int:
+        return next((arena.size_bytes for arena in self.arenas if arena.device is device), 0)
 
 
 def realise(
@@ -75,17 +82,17 @@ def realise(
     return _hurried(graph, machine, waiting)
 
 
-def tightened(graph: Graph, machine: Machine, draft: Draft) -> Draft:
-    """The draft with its arenas packed as tightly as can be found without making it slower.
+def tightened(graph: Graph, machine: Machine, draft: Draft, effort: float = 1.0) -> Draft:
+    """The draft with its arenas packed as tightly as `effort` finds without making it slower.
 
     Bytes are reused where nothing has to wait for them in the run that the draft has come to, or that has
     come out of it by delays that cost no time.
     """
     settled = _settled(graph, machine, draft)
     devices = [arena.device for arena in draft.arenas]
-    steps, buffers, arenas = reuse_buffers(graph, settled.listed, devices, settled.spans)
+    steps, buffers, arenas = reuse_buffers(graph, settled.listed, devices, settled.spans, effort=effort)
     tight = _timed(graph, machine, replace(settled, steps=steps, buffers=buffers, arenas=arenas))
-    fits = tight.gpu_bytes <= draft.gpu_bytes
+    fits = tight.gpu_bytes <= draft.gpu_bytes and tight.host_bytes <= draft.host_bytes
     return tight if fits and tight.makespan_us <= draft.makespan_us else draft
 
 

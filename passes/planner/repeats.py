@@ -139,6 +139,7 @@ def standing(once: Problem, stands: list[tuple[int, bool]]) -> Problem:
         inputs=tuple(once.inputs[k] for k in kernels),
         outputs=tuple(once.outputs[k] for k in kernels),
         workspace_bytes=tuple(once.workspace_bytes[k] for k in kernels),
+        cpu_workspace_bytes=tuple(once.cpu_workspace_bytes[k] for k in kernels),
         may_overwrite=tuple(once.may_overwrite[k] for k in kernels),
         repeats=frozenset(place for place, (_, again) in enumerate(stands) if again),
     )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import BEFORE_ALL, Problem
@@ -63,6 +65,38 @@ def residency_of(problem: Problem, decisions: Decisions) -> Residency:
         else:
             stays.follow(tensor)
     return stays.residency()
+
+
+def host_bytes_of(problem: Problem, residency: Residency) -> tuple[int, ...]:
+    """Per kernel, of both devices, what the host holds meanwhile, weights aside.
+
+    Inputs of the model are there from the beginning, what is made on the CPU or copied from the GPU from its
+    making on; each until the host or a copy reads it last, outputs until the end. Lanes that run ahead of
+    each other may hold a little more.
+    """
+    fetched = {fetch.gap for fetch in residency.fetches}
+    change_bytes = [0] * (problem.kernel_count + 1)
+    for tensor, gaps in enumerate(problem.gaps_of):
+        made = problem.producer[tensor]
+        comes_to_host = made == BEFORE_ALL or residency.on_cpu[made] or residency.offloaded[tensor]
+        if problem.is_weight[tensor] or not comes_to_host:
+            continue
+        reads = [problem.gaps[g].end for g in gaps if g in fetched or _reads_on_host(problem, residency, g)]
+        last = problem.kernel_count - 1 if problem.wanted_on_host[tensor] else max((made, *reads))
+        change_bytes[max(made, 0)] += problem.size_bytes[tensor]
+        change_bytes[last + 1] -= problem.size_bytes[tensor]
+    used_bytes = [
+        size if on_cpu and kernel not in problem.repeats else 0
+        for kernel, (on_cpu, size) in enumerate(
+            zip(residency.on_cpu, problem.cpu_workspace_bytes, strict=True)
+        )
+    ]
+    return tuple(map(add, accumulate(change_bytes[:-1]), used_bytes))
+
+
+def _reads_on_host(problem: Problem, residency: Residency, gap: int) -> bool:
+    kernel = problem.gaps[gap].end
+    return residency.on_cpu[kernel] and kernel not in problem.repeats
 
 
 class _Stays:

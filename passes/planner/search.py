@@ -104,16 +104,19 @@ def _search_again(problem: Problem, evaluations: int, starts: Iterable[Decisions
     return Found(found, us, bound_us, first.fastest_start_us)
 
 
-def improve(problem: Problem, starts: Iterable[Decisions], evaluations: int, seed: int = _SEED) -> Found:
-    """Decisions at least as fast as the starts, which fit the budget, and the baselines. Deterministic."""
+def improve(
+    problem: Problem, starts: Iterable[Decisions], evaluations: int, seed: int = _SEED
+) -> Found | None:
+    """Decisions at least as fast as the starts and the baselines, or None if none fits. Deterministic."""
     core, once = Core(problem), without_repeats(problem)
     once_core = Core(once) if problem.repeats else core
     baselines = [policy(once, once_core.makespan_us) for policy in BASELINES.values()]
     if problem.repeats:
         baselines = [lift(problem, once, decisions) for decisions in baselines]
-    fastest_start_us, start = min(
-        ((core.makespan_us(d), d) for d in (*starts, *baselines)), key=lambda item: item[0]
-    )
+    fitting = [start for start in map(core.repaired, (*starts, *baselines)) if start is not None]
+    if not fitting:
+        return None
+    fastest_start_us, start = min(((core.makespan_us(d), d) for d in fitting), key=itemgetter(0))
     found, us = core.anneal(start, evaluations, seed)
     return Found(found, us, 0.0, fastest_start_us)
 

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.residency import Fetch, Residency, residency_of
+from hybridc.passes.planner.residency import Fetch, Residency, host_bytes_of, residency_of
 
 LOOKAHEAD = 16
 """So many fetches that cannot start yet may be overtaken by later ones."""
@@ -54,7 +54,7 @@ class Outcome:
     """What decisions lead to."""
 
     feasible: bool
-    """Whether the bytes fit the budget; if not, there are no events."""
+    """Whether the bytes fit the budget, and the host's; if not, there are no events."""
     makespan_us: float
     """End of the last event; infinite if infeasible."""
     peak_gpu_bytes: int
@@ -67,7 +67,10 @@ def simulate(problem: Problem, decisions: Decisions) -> Outcome:
     """Predict a run with these decisions."""
     residency = residency_of(problem, decisions)
     peak_bytes = max(residency.held_bytes, default=0)
-    if peak_bytes > problem.budget_bytes:
+    host_is_full = problem.host_bytes is not None and (
+        max(host_bytes_of(problem, residency), default=0) > problem.host_bytes
+    )
+    if peak_bytes > problem.budget_bytes or host_is_full:
         return Outcome(False, math.inf, peak_bytes, ())
     run = _Run(problem, residency)
     run.run()

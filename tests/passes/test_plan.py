@@ -10,7 +10,8 @@ from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.plan import make_plan, make_plans
 from hybridc.passes.tilings import Tiling
-from tests.support.graphs import chain, machine
+from hybridc.passes.verify import verify
+from tests.support.graphs import GraphBuilder, chain, machine
 
 BOTH = (Device.GPU, Device.CPU)
 BRIEF = Effort(seconds=0.02)
@@ -39,3 +40,23 @@ def test_budget_that_cannot_be_met_is_named() -> None:
     with pytest.raises(PlanError, match=f"budget of {needed_bytes - ALIGNMENT_BYTES:,} bytes") as caught:
         make_plans([Tiling(graph, pins)], machine(), [needed_bytes - ALIGNMENT_BYTES, 1 << 30], BOTH)
     assert (caught.value.code, caught.value.smallest_budget_bytes) == ("HC203", needed_bytes)
+
+
+def test_a_host_with_little_memory_gets_a_plan_that_leaves_it_less() -> None:
+    build = GraphBuilder()
+    early = [build.kernel((build.input(f"x{i}", 1),), {f"e{i}": 8}) for i in range(4)]
+    value = build.input("y", 4)
+    for i in range(4):
+        value = build.kernel((value,), {f"t{i}": 8})
+    for i, skipped in enumerate(early):
+        value = build.kernel((value, skipped), {f"u{i}": 4})
+    graph = build.graph(value)
+    budget_bytes = all_gpu_peak_bytes(graph, machine()) * 6 // 10
+    free = make_plan(graph, machine(), budget_bytes, BOTH, effort=BRIEF)
+    host_bytes = free.arena_bytes(Device.CPU) * 8 // 10
+    [(_, plan)] = make_plans(
+        [Tiling(graph)], machine(), [budget_bytes], BOTH, effort=BRIEF, host_bytes=host_bytes
+    )
+    verify(graph, plan)
+    assert plan.arena_bytes(Device.CPU) <= host_bytes
+    assert plan.makespan_us >= free.makespan_us

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
@@ -21,6 +21,7 @@ class ProblemBuilder:
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     outputs: list[tuple[int, ...]] = field(default_factory=list)
     workspace_bytes: list[int] = field(default_factory=list)
+    cpu_workspace_bytes: list[int] = field(default_factory=list)
     may_overwrite: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     size_bytes: list[int] = field(default_factory=list)
     is_weight: list[bool] = field(default_factory=list)
@@ -44,6 +45,7 @@ class ProblemBuilder:
         gpu_us: float,
         cpu_us: float = 1000.0,
         workspace: int = 0,
+        cpu_workspace: int = 0,
         overwrites: int | None = None,
     ) -> int:
         """Append a kernel with one output of `size` bytes; returns that."""
@@ -53,6 +55,7 @@ class ProblemBuilder:
         self.inputs.append(inputs)
         self.outputs.append((output,))
         self.workspace_bytes.append(workspace)
+        self.cpu_workspace_bytes.append(cpu_workspace)
         self.may_overwrite.append(() if overwrites is None else ((output, overwrites),))
         return output
 
@@ -66,6 +69,7 @@ class ProblemBuilder:
             inputs=tuple(self.inputs),
             outputs=tuple(self.outputs),
             workspace_bytes=tuple(self.workspace_bytes),
+            cpu_workspace_bytes=tuple(self.cpu_workspace_bytes),
             may_overwrite=tuple(self.may_overwrite),
             size_bytes=tuple(self.size_bytes),
             h2d_us=tuple(self.h2d_us),
@@ -74,6 +78,15 @@ class ProblemBuilder:
             wanted_on_host=tuple(t in wanted for t in tensors),
             budget_bytes=budget_bytes,
         )
+
+
+@st.composite
+def hosted(draw: st.DrawFn, anywhere: st.SearchStrategy[Problem]) -> Problem:
+    """A problem whose host has little memory, or as much as it takes."""
+    problem = draw(anywhere)
+    workspace_bytes = tuple(draw(st.sampled_from([0, 2, 9])) for _ in problem.kernel_names)
+    host_bytes = draw(st.sampled_from([None, 10, 25, 50]))
+    return replace(problem, cpu_workspace_bytes=workspace_bytes, host_bytes=host_bytes)
 
 
 def all_on_gpu(problem: Problem, *, keep: bool) -> Decisions:

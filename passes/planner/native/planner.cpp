@@ -16,7 +16,7 @@ EXPORT void *planner_new(const ProblemData *data) { return new Search(*data); }
 
 EXPORT void planner_free(void *search) { delete static_cast<Search *>(search); }
 
-// Makespan, or infinity if the bytes exceed the budget.
+// Makespan, or infinity if the bytes exceed the budget; and peak bytes, without fetches ahead if so.
 EXPORT double planner_makespan_us(void *search, const uint8_t *on_cpu, const uint8_t *keep,
                                   int64_t *peak_bytes) {
     return static_cast<Search *>(search)->evaluate(on_cpu, keep, peak_bytes);

@@ -15,13 +15,14 @@ using std::uint8_t;
 using std::vector;
 
 constexpr double NEVER = std::numeric_limits<double>::infinity();
+constexpr int64_t UNLIMITED = std::numeric_limits<int64_t>::max();
 
 // What Python hands over; `core.py` declares the same fields.
 struct ProblemData {
     int kernels, tensors;
-    int64_t budget_bytes;
+    int64_t budget_bytes, host_bytes;
     const double *gpu_us, *cpu_us, *h2d_us, *d2h_us;
-    const int64_t *workspace_bytes, *size_bytes;
+    const int64_t *workspace_bytes, *cpu_workspace_bytes, *size_bytes;
     const uint8_t *is_weight, *wanted_on_host, *is_repeat;
     const int *input_starts, *inputs, *output_starts, *outputs;
     const int *overwrite_starts, *overwrites;  // (output, input) pairs, two entries each
@@ -51,9 +52,9 @@ struct Gap {
 
 struct Problem {
     int kernels, tensors, gaps_count;
-    int64_t budget_bytes;
+    int64_t budget_bytes, host_bytes;
     vector<double> gpu_us, cpu_us, h2d_us, d2h_us;
-    vector<int64_t> size_bytes, working_set_bytes;
+    vector<int64_t> size_bytes, working_set_bytes, cpu_workspace_bytes;
     vector<uint8_t> is_weight, wanted_on_host;
     vector<uint8_t> is_repeat;  // runs on the GPU or, "on the CPU", not at all
     vector<int> repeats;
@@ -71,11 +72,12 @@ struct Problem {
 };
 
 inline Problem::Problem(const ProblemData &d)
-    : kernels(d.kernels), tensors(d.tensors), budget_bytes(d.budget_bytes),
+    : kernels(d.kernels), tensors(d.tensors), budget_bytes(d.budget_bytes), host_bytes(d.host_bytes),
       gpu_us(d.gpu_us, d.gpu_us + kernels), cpu_us(d.cpu_us, d.cpu_us + kernels),
       h2d_us(d.h2d_us, d.h2d_us + tensors), d2h_us(d.d2h_us, d.d2h_us + tensors),
       size_bytes(d.size_bytes, d.size_bytes + tensors),
       working_set_bytes(d.workspace_bytes, d.workspace_bytes + kernels),
+      cpu_workspace_bytes(d.cpu_workspace_bytes, d.cpu_workspace_bytes + kernels),
       is_weight(d.is_weight, d.is_weight + tensors),
       wanted_on_host(d.wanted_on_host, d.wanted_on_host + tensors),
       is_repeat(d.is_repeat, d.is_repeat + kernels),

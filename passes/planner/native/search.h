@@ -16,6 +16,7 @@ constexpr double FIRST_TEMPERATURE = 0.003;  // of the makespan
 constexpr int HALVINGS = 5;                  // of the temperature, in each cooling
 constexpr int SHORT_CHAIN = 6, LONG_CHAIN = 40;
 constexpr int NEARBY = 20;                   // gaps
+constexpr int HOST_MOVES = 40;               // per kernel, to make room in the host's memory
 
 class Search {
   public:
@@ -24,7 +25,10 @@ class Search {
 
     double evaluate(const uint8_t *on_cpu, const uint8_t *keep, int64_t *peak_bytes) {
         state_.assign(on_cpu, keep);
-        if (state_.overload() >= 0) return NEVER;
+        const bool feasible = state_.overload() < 0 && !state_.overloads_host();
+        *peak_bytes = 0;
+        for (int64_t load_bytes : state_.load_bytes) *peak_bytes = std::max(*peak_bytes, load_bytes);
+        if (!feasible) return NEVER;
         const double makespan_us = run_.simulate(state_, NEVER);
         *peak_bytes = run_.peak_bytes();
         return makespan_us;
@@ -33,7 +37,7 @@ class Search {
     bool repair(uint8_t *on_cpu, uint8_t *keep, uint64_t seed) {
         Random random(seed);
         state_.assign(on_cpu, keep);
-        const bool feasible = repair(random);
+        const bool feasible = repair(random) && relieve_host(random);
         write(on_cpu, keep);
         return feasible;
     }
@@ -58,6 +62,7 @@ class Search {
     vector<int> protected_, candidates_;
 
     bool repair(Random &random);
+    bool relieve_host(Random &random);
     void find_candidates(int slot);
     int length(int gap) const;
 
@@ -92,7 +97,7 @@ inline double Search::anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations
                              double enough_us) {
     Random random(seed);
     state_.assign(on_cpu, keep);
-    if (!repair(random)) return NEVER;
+    if (!repair(random) || !relieve_host(random)) return NEVER;
     double now_us = run_.simulate(state_, NEVER), best_us = now_us;
     write(on_cpu, keep);
     if (p.kernels == 0) return best_us;
@@ -107,7 +112,7 @@ inline double Search::anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations
         const double whole = std::floor(halvings);
         const double temperature_us = std::ldexp(first_us * (1 - 0.5 * (halvings - whole)), -int(whole));
         changes_.clear();
-        const bool feasible = step(random);
+        const bool feasible = step(random) && !state_.overloads_host();
         if (changes_.empty()) continue;
         // accepted with probability exp(-(next - now) / temperature): drawn first, it bounds the simulation
         const double limit_us = now_us + temperature_us * random.exponential();
@@ -268,6 +273,22 @@ inline bool Search::repair(Random &random) {
         set_keep(is_protected_[longer] ? candidates_[random.below(count)] : longer, false);
     }
     return true;
+}
+
+// Random moves that leave no more to the host, until it has room.
+inline bool Search::relieve_host(Random &random) {
+    int64_t excess_bytes = state_.host_excess_bytes();
+    for (int moves = HOST_MOVES * p.kernels; moves > 0 && excess_bytes > 0; moves--) {
+        changes_.clear();
+        const bool fits = step(random);
+        const int64_t next_bytes = fits ? state_.host_excess_bytes() : UNLIMITED;
+        if (next_bytes > excess_bytes)
+            revert(0);
+        else
+            excess_bytes = next_bytes;
+    }
+    changes_.clear();
+    return excess_bytes == 0 && state_.overload() < 0;
 }
 
 // Gaps that hold bytes at a slot beside its working set; of a pinned weight its first one.

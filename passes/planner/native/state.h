@@ -26,7 +26,7 @@ class State {
         : p(problem), on_cpu(p.kernels), keep(p.gaps_count), held(p.gaps_count), leaves(p.gaps_count),
           born_leaving(p.tensors), offloaded(p.tensors), fetched_after(p.gaps_count, NOT_FETCHED),
           load_bytes(p.kernels), pinned_(p.tensors), beside_bytes_(p.kernels), is_stale_(p.tensors),
-          taken_at_(p.tensors, -1) {}
+          taken_at_(p.tensors, -1), host_change_bytes_(p.kernels + 1) {}
 
     void assign(const uint8_t *cpu, const uint8_t *kept) {
         for (int k = 0; k < p.kernels; k++)
@@ -75,6 +75,34 @@ class State {
         return worst;
     }
 
+    bool overloads_host() { return host_excess_bytes() > 0; }
+
+    // What the host holds beyond what it may, over all kernels; `host_bytes_of` of the reference.
+    int64_t host_excess_bytes() {
+        if (p.host_bytes == UNLIMITED) return 0;
+        std::fill(host_change_bytes_.begin(), host_change_bytes_.end(), 0);
+        for (int t = 0; t < p.tensors; t++) {
+            const int made = p.producer[t];
+            if (p.is_weight[t] || (made >= 0 && !on_cpu[made] && !offloaded[t])) continue;
+            int last = p.wanted_on_host[t] ? p.kernels - 1 : made;
+            for (int g = p.first_gap[t]; g < p.first_gap[t + 1]; g++) {
+                const int end = p.gaps[g].end;
+                const bool is_read = on_cpu[end] ? !p.is_repeat[end] : fetched_after[g] != NOT_FETCHED;
+                if (is_read) last = std::max(last, end);
+            }
+            host_change_bytes_[std::max(made, 0)] += p.size_bytes[t];
+            host_change_bytes_[last + 1] -= p.size_bytes[t];
+        }
+        int64_t held_bytes = 0, excess_bytes = 0;
+        for (int k = 0; k < p.kernels; k++) {
+            held_bytes += host_change_bytes_[k];
+            const bool runs = on_cpu[k] && !p.is_repeat[k];
+            const int64_t all_bytes = held_bytes + (runs ? p.cpu_workspace_bytes[k] : 0);
+            excess_bytes += std::max<int64_t>(0, all_bytes - p.host_bytes);
+        }
+        return excess_bytes;
+    }
+
     bool is_pinned(int tensor) const { return pinned_[tensor]; }
 
     // A repeat that does not run: a gap that ends there is kept if the next one is.
@@ -93,6 +121,7 @@ class State {
     vector<int> stale_;
     vector<uint8_t> is_stale_;
     vector<int> taken_at_;          // per tensor: the last kernel at which `working_set_bytes` paired it
+    vector<int64_t> host_change_bytes_;  // from one kernel to the next
 
     void make_stale(int tensor) {
         if (!is_stale_[tensor]) is_stale_[tensor] = true, stale_.push_back(tensor);

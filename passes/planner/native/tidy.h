@@ -10,12 +10,13 @@ namespace planner {
 
 inline double Search::tidy(uint8_t *on_cpu, uint8_t *keep, double limit_us) {
     state_.assign(on_cpu, keep);
-    if (state_.overload() >= 0) return NEVER;
+    if (state_.overload() >= 0 || state_.overloads_host()) return NEVER;
     double now_us = run_.simulate(state_, NEVER);
     int64_t now_bytes = copied_bytes();
     auto attempt = [&](int64_t most_bytes) {
         state_.refresh();
-        const bool fits = !changes_.empty() && state_.overload() < 0 && copied_bytes() <= most_bytes;
+        const bool fits = !changes_.empty() && state_.overload() < 0 && !state_.overloads_host() &&
+                          copied_bytes() <= most_bytes;
         const double next_us = fits ? run_.simulate(state_, limit_us) : NEVER;
         if (next_us <= limit_us)
             now_us = next_us, now_bytes = copied_bytes();

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.residency import host_bytes_of, residency_of
 from hybridc.passes.planner.simulate import EventKind, Outcome, simulate
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu
 
@@ -222,3 +224,19 @@ def test_a_working_set_beyond_the_budget_is_infeasible() -> None:
 
 def test_no_kernels_take_no_time() -> None:
     assert simulate(ProblemBuilder().problem(0), Decisions((), ())) == Outcome(True, 0, 0, ())
+
+
+def test_the_host_holds_what_it_reads_until_then_and_results_to_the_end() -> None:
+    build = ProblemBuilder()
+    x, w = build.input(4), build.weight(50)
+    a = build.kernel(x, w, size=3, gpu_us=10)  # on the GPU, copied to the host for b
+    b = build.kernel(a, size=2, gpu_us=5, cpu_workspace=7)  # on the CPU
+    c = build.kernel(b, size=8, gpu_us=5)  # on the GPU
+    d = build.kernel(c, size=1, gpu_us=5)
+    problem = build.problem(100, wanted=(a, d))
+    decisions = Decisions((False, True, False, False), (False,) * len(problem.gaps))
+    residency = residency_of(problem, decisions)
+    # c leaves the GPU between its making and its use, so that the host holds it, too
+    assert host_bytes_of(problem, residency) == (4 + 3, 3 + 2 + 7, 3 + 2 + 8, 3 + 8 + 1)
+    assert simulate(replace(problem, host_bytes=13), decisions).feasible
+    assert not simulate(replace(problem, host_bytes=12), decisions).feasible
