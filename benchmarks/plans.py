@@ -29,12 +29,12 @@ from cpu import SUITE as CPU_SUITE
 
 from hybridc import models
 from hybridc.compiler import import_model
-from hybridc.ir import Device, Graph, Plan
+from hybridc.ir import Device, Plan
 from hybridc.machine import Machine, load_machine
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pipeline import Compilation, run_stages
-from hybridc.passes.plan import make_plan
+from hybridc.passes.plan import make_plans
 from hybridc.passes.planner.bound import time_bound
 from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.core import Core
@@ -43,6 +43,7 @@ from hybridc.passes.planner.policies import BASELINES
 from hybridc.passes.planner.problem import Problem, problem_of
 from hybridc.passes.planner.repeats import with_repeats
 from hybridc.passes.planner.structure import runs_again, smallest_working_set_bytes
+from hybridc.passes.tilings import Tiling, choose_tilings
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
 
@@ -79,12 +80,12 @@ def main() -> int:
         for share in SHARES:
             start = time.perf_counter()
             if arguments.whole:
-                plan, graph = planned_whole(whole, machine, share, arguments.seconds)
+                tiling, plan = planned_whole(whole, machine, share, arguments.seconds)
             else:
-                plan, graph = planned_cut_up(model, machine, share, arguments.seconds)
+                tiling, plan = planned_cut_up(model, machine, share, arguments.seconds)
             seconds = time.perf_counter() - start
             rows.append({"model": name, "whole": arguments.whole, "seconds": seconds})
-            rows[-1] |= row(graph, plan, whole, machine, share)
+            rows[-1] |= row(tiling, plan, whole, machine, share)
             print(text(rows[-1]), flush=True)
         path = write_result("plans", others + rows)
     print("\n".join(summarise([r for r in others if is_alike(r, machine.name, arguments.whole)] + rows)))
@@ -116,25 +117,27 @@ def planned(model: onnx.ModelProto, machine: Machine, share: float | None, secon
 
 def planned_cut_up(
     model: onnx.ModelProto, machine: Machine, share: float, seconds: float
-) -> tuple[Plan, Graph]:
+) -> tuple[Tiling, Plan]:
     """As `compile` does it, from the model on: kernels are cut up where that is faster."""
     done = planned(model, machine, share, seconds)
-    return done.plans[0], done.chosen[0].graph
+    return done.chosen[0], done.plans[0]
 
 
-def planned_whole(whole: Compilation, machine: Machine, share: float, seconds: float) -> tuple[Plan, Graph]:
+def planned_whole(whole: Compilation, machine: Machine, share: float, seconds: float) -> tuple[Tiling, Plan]:
     assert whole.graph is not None
-    budget_bytes = int(all_gpu_peak_bytes(whole.graph, machine) * share)
-    devices = (Device.GPU, Device.CPU)
-    plan = make_plan(whole.graph, machine, budget_bytes, devices, effort=Effort(seconds))
-    return plan, whole.graph
+    all_bytes, effort = all_gpu_peak_bytes(whole.graph, machine), Effort(seconds)
+    budget_bytes = int(all_bytes * share)
+    tilings = choose_tilings((Tiling(whole.graph),), machine, all_bytes, budget_bytes, effort)
+    [found] = make_plans(tilings, machine, [budget_bytes], (Device.GPU, Device.CPU), effort=effort)
+    return found
 
 
-def row(graph: Graph, plan: Plan, whole: Compilation, machine: Machine, share: float) -> dict[str, Any]:
+def row(tiling: Tiling, plan: Plan, whole: Compilation, machine: Machine, share: float) -> dict[str, Any]:
     """One plan of a model. The baselines have the kernels of `whole`, which are not cut up."""
     assert whole.graph is not None
     assert plan.budget_bytes is not None
-    problem = problem_of(graph, machine, plan.budget_bytes, order=best_order(graph))
+    order = tiling.order or best_order(tiling.graph)
+    problem = problem_of(tiling.graph, machine, plan.budget_bytes, order=order)
     uncut = problem_of(whole.graph, machine, plan.budget_bytes, order=best_order(whole.graph))
     core = Core(uncut)
     baselines = {

@@ -24,7 +24,7 @@ from hybridc.codegen.library import BuiltLibrary, build_library, check_compiler
 from hybridc.emulator import image_key, preload
 from hybridc.errors import PlanError, UsageError
 from hybridc.frontend import ImportedModel, ValueInfo, read_model
-from hybridc.ir import Device, Graph, Plan
+from hybridc.ir import Copy, Device, Graph, Plan, Role
 from hybridc.machine import Machine
 from hybridc.options import CompileOptions, format_budget
 from hybridc.passes.partition import Effort, smallest_budget_bytes, smallest_bytes_bound
@@ -135,10 +135,18 @@ def _check_means(output: str | Path | None, target: Target) -> Path:
     return Path(output)
 
 
+def _arena_limit(limit_bytes: int | None, program: Program) -> int | None:
+    """What the host's arena may have, so that the slots of streamed weights find room beside it."""
+    if limit_bytes is None:
+        return None
+    return max(0, limit_bytes - least_host_bytes([w.nbytes for w in program.weights.values()], 0))
+
+
 def _check_host_memory(done: Compilation, limit_bytes: int | None) -> None:
-    assert done.lowered is not None
-    for plan, lowered in zip(done.plans, done.lowered.plans, strict=True):
-        sizes = [weight.size_bytes for weight in lowered.streamed_weights]
+    for tiling, plan in zip(done.chosen, done.plans, strict=True):
+        copied = {step.tensor for step in plan.steps if isinstance(step, Copy)}
+        weights = (tiling.graph.tensor[name] for name in sorted(copied))
+        sizes = [weight.size_bytes for weight in weights if weight.role is Role.WEIGHT]
         needed_bytes = least_host_bytes(sizes, plan.arena_bytes(Device.CPU))
         if limit_bytes is not None and needed_bytes > limit_bytes:
             budget = "" if plan.budget_bytes is None else f" for {plan.budget_bytes:,} bytes of GPU memory"
@@ -156,6 +164,7 @@ def plan_model(source: Model, options: CompileOptions, progress: Progress | None
     _, start = import_model(source, options)
     start = replace(start, profiler=profiler_of(options, progress))
     done = run_stages(start, progress, stop_after="verify", dump_ir=options.dump_ir)
+    _check_host_memory(done, options.host_memory_bytes)
     smallest_bytes = bound_bytes = 0
     if options.target.has_gpu:
         smallest_bytes = min(smallest_budget_bytes(t.graph, done.machine, t.pins) for t in done.tilings)
@@ -186,6 +195,7 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
         options.gpu_memory,
         pins=options.pins,
         effort=Effort(options.plan_seconds),
+        host_bytes=_arena_limit(options.host_memory_bytes, program),
         winograd=options.winograd,
     )
     return model, start

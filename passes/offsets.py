@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 from random import Random
 
@@ -108,7 +109,7 @@ def _pack_passing(blocks: Sequence[Block], capacity_bytes: int, effort: float) -
             return best.offsets
     assert best is not None
     if library is None or len(blocks) > _MOST_SEARCHED:
-        return _repair(blocks, place, best, goal).offsets
+        return _repair(blocks, place, best, goal, effort).offsets
     most = _CAPACITY_EFFORT if capacity_bytes >= bound else _BOUND_EFFORT
     found_offsets = _search_within(library, blocks, goal, int(most * effort))
     return found_offsets or _approach(library, blocks, best, goal, int(_STEP_EFFORT * effort))
@@ -147,12 +148,12 @@ def _search_within(
     return list(offsets) if outcome == _PACKED else None
 
 
-def _repair(blocks: Sequence[Block], place: _Place, best: _Packing, goal: int) -> _Packing:
+def _repair(blocks: Sequence[Block], place: _Place, best: _Packing, goal: int, effort: float) -> _Packing:
     """Put first what stands highest and pack again, as in squeaky wheel optimisation (Joslin and
     Clements, JAIR 10, 1999); then a local search over orders moves one block to another place.
     """
     found = best
-    for _ in range(_REPAIR_ROUNDS):
+    for _ in range(ceil(_REPAIR_ROUNDS * effort)):
         ends = [o + b.size_bytes for o, b in zip(found.offsets, blocks, strict=True)]
         order = sorted(found.order, key=lambda i: ends[i] < found.total_bytes)
         found = place(order)
@@ -161,7 +162,7 @@ def _repair(blocks: Sequence[Block], place: _Place, best: _Packing, goal: int) -
         if best.total_bytes <= goal:
             return best
     random = Random(0)
-    for _ in range(_LOCAL_PLACEMENTS // len(blocks)):
+    for _ in range(int(_LOCAL_PLACEMENTS * effort) // len(blocks)):
         order = list(best.order)
         order.insert(random.randrange(len(order)), order.pop(random.randrange(len(order))))
         found = place(order)

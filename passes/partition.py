@@ -9,19 +9,21 @@ from dataclasses import dataclass, replace
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Kernel
 from hybridc.machine import Machine
+from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.pins import NO_PINS, Pins
 from hybridc.passes.planner.bound import bytes_bound, simple_time_bound_us, time_bound
 from hybridc.passes.planner.core import Core
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb
-from hybridc.passes.planner.order import best_order
+from hybridc.passes.planner.order import best_order, level_order
 from hybridc.passes.planner.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
 from hybridc.passes.planner.problem import Problem, problem_of
 from hybridc.passes.planner.proof import proven
-from hybridc.passes.planner.realise import Draft, realise, tightened
+from hybridc.passes.planner.realise import SHORT, Draft, realise, tightened
 from hybridc.passes.planner.simulate import simulate
 from hybridc.passes.planner.structure import smallest_working_set_bytes
+from hybridc.passes.reuse_buffers import reuse_buffers
 
 DEFAULT_SECONDS = 10.0
 _SIMULATED_KERNELS_PER_SECOND = 6e6
@@ -35,6 +37,10 @@ _ROUGH_SHARE = 0.1
 _PACKING_TRIALS = 3
 """How often such a search is repeated with less memory because its result could not be packed."""
 _SEED = 1
+_ROOM = (0.95, 0.85, 0.7)
+"""Shares of the memory to search with where there is no time for packing: the first that can be packed."""
+MOST_CLIMBED = 4000
+"""Kernels of a graph up to which plans are searched for at many budgets. A single plan of more takes long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ def partition(
     *,
     pins: Pins = NO_PINS,
     effort: Effort | None = None,
+    order: Sequence[int] | None = None,
     first_bytes: int = 0,
     all_bytes: int | None = None,
     host_bytes: int | None = None,
@@ -69,20 +76,24 @@ def partition(
 ) -> tuple[Draft, ...]:
     """The fastest plan that is found for a GPU and a CPU, for each of several budgets of the GPU in bytes.
 
-    `pins` are devices of kernels by name. Plans that need less than `first_bytes` are not searched for;
+    `pins` are devices of kernels by name; kernels run in `order` on each device, by default one that needs
+    few bytes. Plans that need less than `first_bytes` are not searched for;
     budgets are most often shares of `all_bytes`, by default what the graph needs entirely on the GPU.
     The host's arena is kept within `host_bytes` where a plan is found that does with so little.
     Ensures: the GPU's arena has at most the budget; with more of it the plan is never slower; the same
     arguments give the same plan, whatever other budgets are asked for. Raises PlanError HC201 if a kernel
-    has no code, HC203 if a budget is too small.
+    has no code, HC203 if a budget is too small. Of a graph of more than `MOST_CLIMBED` kernels plans come
+    from a short search for each budget, and more memory is never slower among those that are asked for.
     """
     _check_code(graph, (Device.GPU, Device.CPU))
-    problem = _problem(graph, machine, pins)
+    problem = _problem(graph, machine, pins, order)
     smallest = _smallest(graph, machine, problem)
     if smallest.gpu_bytes > min(budgets):
         raise _over_budget(graph, problem, smallest.gpu_bytes, min(budgets), pins)
     problem = replace(problem, host_bytes=host_bytes)
     effort = effort or Effort()
+    if problem.kernel_count > MOST_CLIMBED:
+        return _one_by_one(graph, machine, problem, budgets, smallest, effort)
     start = smallest
     if smallest.gpu_bytes < first_bytes <= min(budgets):
         start = _roughly(graph, machine, replace(problem, budget_bytes=first_bytes), effort) or smallest
@@ -94,6 +105,33 @@ def partition(
     return tuple(proven(graph, machine, draft, b, effort.of_proof) for draft, b in pairs)
 
 
+def choose_order(
+    graph: Graph,
+    machine: Machine,
+    budgets: Sequence[int],
+    *,
+    pins: Pins = NO_PINS,
+    effort: Effort | None = None,
+    host_bytes: int | None = None,
+) -> tuple[int, ...] | None:
+    """The order of kernels in which short searches find the faster plans for budgets in bytes, on average.
+
+    None is the one that needs few bytes.
+    """
+    levels = level_order(graph)
+    if not LARGEST_KERNEL_COUNT < len(levels) <= MOST_CLIMBED or levels == best_order(graph):
+        return None  # of few kernels every order is searched
+
+    def log_time(order: tuple[int, ...] | None) -> float:
+        times_us = (
+            rough_time_us(graph, machine, b, pins=pins, effort=effort, order=order, host_bytes=host_bytes)
+            for b in budgets
+        )
+        return sum(math.log(us) if us > 0 else -math.inf for us in times_us)
+
+    return min((None, levels), key=log_time)
+
+
 def rough_time_us(
     graph: Graph,
     machine: Machine,
@@ -101,16 +139,24 @@ def rough_time_us(
     *,
     pins: Pins = NO_PINS,
     effort: Effort | None = None,
+    order: Sequence[int] | None = None,
     host_bytes: int | None = None,
 ) -> float:
     """What a short search says that `partition` can reach, before packing; infinite if it finds nothing."""
-    problem = replace(_problem(graph, machine, pins), budget_bytes=budget_bytes, host_bytes=host_bytes)
+    problem = replace(_problem(graph, machine, pins, order), budget_bytes=budget_bytes, host_bytes=host_bytes)
     return _rough(problem, effort or Effort())[1]
 
 
-def time_bound_us(graph: Graph, machine: Machine, budget_bytes: int, *, pins: Pins = NO_PINS) -> float:
-    """What no plan that `partition` finds for a budget in bytes is faster than."""
-    problem = replace(_problem(graph, machine, pins), budget_bytes=budget_bytes)
+def time_bound_us(
+    graph: Graph,
+    machine: Machine,
+    budget_bytes: int,
+    *,
+    pins: Pins = NO_PINS,
+    order: Sequence[int] | None = None,
+) -> float:
+    """What no plan that `partition` finds for a budget in bytes, and this order, is faster than."""
+    problem = replace(_problem(graph, machine, pins, order), budget_bytes=budget_bytes)
     if problem.kernel_count <= LARGEST_KERNEL_COUNT:
         return simple_time_bound_us(problem)  # the order of the kernels may be another
     return time_bound(problem, recompute=True).bound_us
@@ -128,7 +174,12 @@ def all_gpu_peak_bytes(graph: Graph, machine: Machine) -> int:
     """Bytes of the GPU's arena if every kernel that has GPU code runs there, and nothing is copied twice."""
     problem = _problem(graph, machine, NO_PINS)
     everything = with_gpu_kernels(problem, [us < math.inf for us in problem.gpu_us], keep=True)
-    return _realise_least(graph, machine, problem, everything).gpu_bytes
+    least = _with_least_bytes(problem, everything)
+    listed = insert_copies(graph, least, simulate(least, everything))
+    _, _, (arena,) = reuse_buffers(
+        graph, listed, (Device.GPU,), gpu_capacity_bytes=least.budget_bytes, effort=SHORT
+    )
+    return arena.size_bytes
 
 
 def smallest_budget_bytes(graph: Graph, machine: Machine, pins: Pins = NO_PINS) -> int:
@@ -148,8 +199,8 @@ def _check_code(graph: Graph, devices: tuple[Device, ...]) -> None:
             raise PlanError("HC201", what, where=_describe(kernel))
 
 
-def _problem(graph: Graph, machine: Machine, pins: Pins) -> Problem:
-    return problem_of(graph, machine, 0, order=best_order(graph), pins=pins)
+def _problem(graph: Graph, machine: Machine, pins: Pins, order: Sequence[int] | None = None) -> Problem:
+    return problem_of(graph, machine, 0, order=best_order(graph) if order is None else order, pins=pins)
 
 
 def _smallest(graph: Graph, machine: Machine, problem: Problem) -> Draft:
@@ -158,9 +209,39 @@ def _smallest(graph: Graph, machine: Machine, problem: Problem) -> Draft:
 
 
 def _realise_least(graph: Graph, machine: Machine, problem: Problem, decisions: Decisions) -> Draft:
+    return realise(graph, machine, _with_least_bytes(problem, decisions), decisions)
+
+
+def _with_least_bytes(problem: Problem, decisions: Decisions) -> Problem:
     """With the least memory that the decisions need, so that nothing is fetched ahead into more."""
     needed_bytes = simulate(replace(problem, budget_bytes=0), decisions).peak_gpu_bytes
-    return realise(graph, machine, replace(problem, budget_bytes=needed_bytes), decisions)
+    return replace(problem, budget_bytes=needed_bytes)
+
+
+def _one_by_one(
+    graph: Graph,
+    machine: Machine,
+    problem: Problem,
+    budgets: Sequence[int],
+    smallest: Draft,
+    effort: Effort,
+) -> tuple[Draft, ...]:
+    """A short search for each budget, from the smallest on."""
+    bound_us = simple_time_bound_us(problem)
+    drafts: dict[int, Draft] = {}
+    best = replace(smallest, bound_us=bound_us)
+    for budget_bytes in sorted(budgets):
+        for share in _ROOM:
+            narrowed = replace(problem, budget_bytes=int(budget_bytes * share))
+            decisions, us = _rough(narrowed, effort)
+            if us >= best.makespan_us:
+                break
+            draft = realise(graph, machine, narrowed, decisions, capacity_bytes=budget_bytes)
+            if draft.gpu_bytes <= budget_bytes:
+                best = replace(draft, bound_us=bound_us) if draft.makespan_us < best.makespan_us else best
+                break
+        drafts[budget_bytes] = best
+    return tuple(drafts[b] for b in budgets)
 
 
 def _roughly(graph: Graph, machine: Machine, problem: Problem, effort: Effort) -> Draft | None:

@@ -56,6 +56,8 @@ class Compilation:
     """Empty: no limit."""
     pins: tuple[tuple[str, Device], ...] = ()
     effort: Effort = field(default_factory=Effort)
+    host_bytes: int | None = None
+    """What a plan may hold in the host's memory; None: no limit."""
     winograd: bool = True
     chooser: Chooser | None = None
     profiler: Profiler | None = None
@@ -169,7 +171,9 @@ def _tile(c: Compilation, progress: Progress) -> Compilation:
     if not c.gpu_memory:
         return c
     c = _cut_up(c, progress)
-    tilings = choose_tilings(c.tilings, c.machine, c.all_gpu_peak_bytes, max(c.budgets), c.effort)
+    tilings = choose_tilings(
+        c.tilings, c.machine, c.all_gpu_peak_bytes, max(c.budgets), c.effort, c.host_bytes
+    )
     return replace(c, tilings=tilings)
 
 
@@ -177,6 +181,8 @@ def _cut_up(c: Compilation, progress: Progress) -> Compilation:
     """With the network cut up to halves, quarters, ... of what it needs, as far as budgets may use it."""
     assert c.unfused is not None
     whole, done = c.tilings[0], c
+    if len(whole.graph.kernels) > MOST_KERNELS:
+        return c
     found: list[Tiling] = []
     for limit_bytes in sorted(c.all_gpu_peak_bytes >> k for k in range(1, TILINGS)):
         program = tile(c.unfused, limit_bytes)
@@ -211,7 +217,15 @@ def _profile(c: Compilation) -> Compilation:
 
 def _plan(c: Compilation, progress: Progress) -> Compilation:
     c = _profile(c)
-    found = make_plans(c.tilings, c.machine, c.budgets, c.devices, effort=c.effort, report=progress.kernels)
+    found = make_plans(
+        c.tilings,
+        c.machine,
+        c.budgets,
+        c.devices,
+        effort=c.effort,
+        host_bytes=c.host_bytes,
+        report=progress.kernels,
+    )
     return replace(c, chosen=tuple(t for t, _ in found), plans=tuple(plan for _, plan in found))
 
 

@@ -64,6 +64,7 @@ def make_plans(
             limits,
             pins=whole.pins,
             effort=effort,
+            order=whole.order,
             host_bytes=host_bytes,
             report=report,
         )
@@ -84,7 +85,7 @@ def _fastest(
     least = min(tilings, key=lambda t: t.first_bytes)  # where no tiling is for a budget it says so
     best: dict[int, tuple[Tiling, Draft]] = {}
     for tiling in sorted(tilings, key=lambda t: (-t.last_bytes, t.limit_bytes)):
-        bound_us = partial(time_bound_us, tiling.graph, machine, pins=tiling.pins)
+        bound_us = partial(time_bound_us, tiling.graph, machine, pins=tiling.pins, order=tiling.order)
         wanted = [
             b
             for b in budgets
@@ -100,6 +101,7 @@ def _fastest(
             searched,
             pins=tiling.pins,
             effort=effort,
+            order=tiling.order,
             first_bytes=tiling.first_bytes,
             all_bytes=tiling.all_bytes,
             host_bytes=host_bytes,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step, Tensor
 from hybridc.ir.plan import align
@@ -212,22 +213,21 @@ def _hazards(stays: Sequence[Stay], placed: Sequence[Buffer]) -> Iterator[tuple[
     Keeps for each range of bytes the stay that had it last. Those before that one need no mention: it
     has already been ordered behind them.
     """
-    owners: list[tuple[int, int, int]] = []
+    owners: list[tuple[int, int, int]] = []  # begin, end and stay, in the order of the bytes
     for i in sorted(range(len(stays)), key=lambda i: stays[i].first):
         start, end = placed[i].offset_bytes, placed[i].end_bytes
         if start == end or (stays[i].kind is BufferKind.WEIGHT and stays[i].first < 0):
             continue
-        kept: list[tuple[int, int, int]] = [(start, end, i)]
+        first = bisect_right(owners, start, key=itemgetter(1))
+        after = bisect_left(owners, end, lo=first, key=itemgetter(0))
         hazards: set[int] = set()
-        for low, high, owner in owners:
-            if high <= start or end <= low:
-                kept.append((low, high, owner))
-                continue
+        kept: list[tuple[int, int, int]] = [(start, end, i)]
+        for low, high, owner in owners[first:after]:
             hazards.update(stays[owner].uses)
             if low < start:
-                kept.append((low, start, owner))
+                kept.insert(0, (low, start, owner))
             if end < high:
                 kept.append((end, high, owner))
-        owners = kept
+        owners[first:after] = kept
         if stays[i].first >= 0:
             yield stays[i].first, hazards - {stays[i].first}

@@ -15,12 +15,14 @@ from itertools import pairwise
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
-from hybridc.passes.partition import Effort, rough_time_us, smallest_budget_bytes
+from hybridc.passes.partition import Effort, choose_order, rough_time_us, smallest_budget_bytes
 from hybridc.passes.pins import Pins
 
 UNLIMITED_BYTES = 2**62
 POINTS = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of what the whole network needs entirely on the GPU."""
+USUAL = (0.1, 0.25, 0.5)
+"""Those that decide in which order the kernels of the whole network run."""
 FINEST = 8
 """At a point ways are compared whose kernels are cut up to its bytes, or to more than an eighth of them."""
 
@@ -39,6 +41,8 @@ class Tiling:
     """Smaller budgets have better ways."""
     last_bytes: int = UNLIMITED_BYTES
     """Larger budgets have too: for them a plan of this budget is good enough."""
+    order: tuple[int, ...] | None = None
+    """In which each device runs the kernels; None: one that needs few bytes."""
 
 
 def choose_tilings(
@@ -58,8 +62,9 @@ def choose_tilings(
     whole network or the finest way can do with, and the whole network is always among them.
     """
     whole, *cut_up = tilings
+    usual = [int(all_bytes * share) for share in USUAL]
     if not cut_up:
-        return (whole,)
+        return (_in_order(whole, machine, usual, effort, host_bytes),)
     least_bytes = [smallest_budget_bytes(t.graph, machine, t.pins) for t in tilings]
     shares = {int(all_bytes * share) for share in POINTS}
     smallest_bytes = min(least_bytes[0], least_bytes[-1])
@@ -71,9 +76,23 @@ def choose_tilings(
         ranges[best] = ranges.get(best, (point, 0))[0], following
     ranges[0] = least_bytes[0], UNLIMITED_BYTES
     return tuple(
-        replace(tilings[n], first_bytes=first, last_bytes=last, all_bytes=all_bytes)
+        replace(
+            _in_order(tilings[n], machine, [first] if n else usual, effort, host_bytes),
+            first_bytes=first,
+            last_bytes=last,
+            all_bytes=all_bytes,
+        )
         for n, (first, last) in sorted(ranges.items())
     )
+
+
+def _in_order(
+    tiling: Tiling, machine: Machine, budgets: Sequence[int], effort: Effort, host_bytes: int | None
+) -> Tiling:
+    order = choose_order(
+        tiling.graph, machine, budgets, pins=tiling.pins, effort=effort, host_bytes=host_bytes
+    )
+    return replace(tiling, order=order)
 
 
 def _contestants(tilings: Sequence[Tiling], point: int) -> list[int]:

@@ -67,6 +67,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="profile of the machine to plan for; `hybridc machine show` lists them",
     )
     add_planning(parser)
+    add_host_memory(parser)
     add_threads(parser)
     parser.add_argument(
         "--no-winograd",
@@ -149,7 +150,6 @@ def compile_options(
     arguments: argparse.Namespace,
     gpu_memory: tuple[Budget, ...] = (),
     *,
-    host_memory_bytes: int | None = None,
     tune_seconds: float | None = None,
     tune_record: Path | None = None,
     stop_after: str | None = None,
@@ -161,7 +161,7 @@ def compile_options(
     return CompileOptions(
         target=parse_target(arguments.target),
         gpu_memory=gpu_memory,
-        host_memory_bytes=host_memory_bytes,
+        host_memory_bytes=arguments.host_memory,
         shapes=tuple(arguments.shape),
         dims=tuple(arguments.dim),
         machine=load_machine(arguments.machine) if arguments.machine else load_machine(),

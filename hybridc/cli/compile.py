@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hybridc.cli.arguments import (
     add_compile_options,
     add_gpu_budgets,
-    add_host_memory,
     add_json,
     add_tuning,
     compile_options,
@@ -50,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU; of"
         " several each gets a plan, and a run takes one (default: no limit)",
     )
-    add_host_memory(parser)
     add_tuning(parser)
     add_training(parser)
     parser.add_argument("--stop-after", metavar="STAGE", help="end after this stage, and write no artifact")
@@ -72,7 +70,6 @@ def execute(arguments: argparse.Namespace) -> int:
     options = compile_options(
         arguments,
         arguments.gpu_memory,
-        host_memory_bytes=arguments.host_memory,
         tune_seconds=arguments.tune,
         tune_record=arguments.tune_record,
         stop_after=arguments.stop_after,

@@ -78,6 +78,7 @@ def _of_model(arguments: argparse.Namespace, gpu_memory: Budget | None) -> PlanO
 def _of_artifact(arguments: argparse.Namespace) -> PlanOf:
     given = arguments.machine or arguments.shape or arguments.dim or arguments.threads
     given = given or arguments.profile_kernels or not arguments.winograd or arguments.pin
+    given = given or arguments.host_memory
     if given or arguments.target != "native":
         raise UsageError(
             "HC516",

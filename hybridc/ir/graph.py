@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 
@@ -41,6 +41,7 @@ FAMILIES = (
 """Kinds of computation that kernels are told apart by."""
 
 
+@cache
 def dtype_bits(dtype: str) -> int:
     """Bits of one element of a dtype name such as `float32`, `int8` or `bool` (one byte)."""
     if dtype == "bool":
@@ -89,6 +90,11 @@ class Kernel:
     """Names of the ONNX nodes it computes."""
     family: str = OTHER_FAMILY
     """Kind of computation, one of FAMILIES: how much of a processor's peaks it reaches depends on it."""
+    precision: str = "fp32"
+    """In which the CPU multiplies."""
+    precision_note: str = ""
+    """Why it multiplies in fp32 although less was asked for; empty if it was not, or nothing is
+    multiplied."""
 
     def workspace_bytes(self, device: Device) -> int:
         return self.gpu_workspace_bytes if device is Device.GPU else self.cpu_workspace_bytes
@@ -151,12 +157,20 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
                 "devices": [d.value for d in k.devices],
                 "origins": list(k.origins),
                 "family": k.family,
+                **_precision_to_json(k),
             }
             for k in graph.kernels
         ],
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
     }
+
+
+def _precision_to_json(kernel: Kernel) -> dict[str, str]:
+    """Nothing where nothing but fp32 was asked for."""
+    if kernel.precision == "fp32" and not kernel.precision_note:
+        return {}
+    return {"precision": kernel.precision, "precision_note": kernel.precision_note}
 
 
 def graph_from_json(data: dict[str, Any]) -> Graph:
@@ -182,6 +196,8 @@ def graph_from_json(data: dict[str, Any]) -> Graph:
             devices=tuple(Device(d) for d in k["devices"]),
             origins=names(k["origins"]),
             family=str(k.get("family", OTHER_FAMILY)),
+            precision=str(k.get("precision", "fp32")),
+            precision_note=str(k.get("precision_note", "")),
         )
 
     return Graph(

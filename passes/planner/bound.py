@@ -12,6 +12,9 @@ from hybridc.passes.planner.problem import BEFORE_ALL, Problem
 from hybridc.passes.planner.relaxation import relax
 from hybridc.passes.planner.structure import smallest_working_set_bytes
 
+MOST_RELAXED = 4000
+"""Kernels up to which the linear programme is solved: of more it takes minutes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
@@ -38,12 +41,14 @@ def time_bound(
 
     With `recompute` also of plans in which kernels run again, after their first run has ended; with `again`
     of those in which these kernels run again on the GPU. `nodes` > 0 spends a branch and bound over that
-    many nodes on tightening it. Deterministic; the effort is limited by `iterations` of the solver and by
-    `nodes`.
+    many nodes on tightening it. Of more than `MOST_RELAXED` kernels the simple bound alone is given, without
+    a plan. Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
     """
     if not can_be_planned(problem):
         return Relaxation(math.inf, (), ())
     simple_us = simple_time_bound_us(problem)
+    if problem.kernel_count > MOST_RELAXED:
+        return Relaxation(simple_us, (), ())
     if simple_us == 0:
         return Relaxation(0.0, (1.0,) * problem.kernel_count, (1.0,) * len(problem.gaps))
     every = range(problem.kernel_count)

@@ -31,10 +31,9 @@ RUNGS_PER_OCTAVE = 3
 OCTAVES = 6
 _LIGHT = 0.05
 """Effort of the rungs between, which only improve on the rung below: a share of a thorough search."""
-_PACKING_TRIALS = (0.5, 0.7, 1.0, 1.0)
-"""What could not be packed is searched again with this share of its excess less memory, time after time."""
-_ROOM = (0.97, 0.94, 0.9)
-"""Shares of the memory to search with where a plan packed into all of it waits for bytes."""
+_ROOM = (0.97, 0.94, 0.9, 0.85, 0.8, 0.7)
+"""Shares of the memory to search with where what is found for all of it cannot be packed into it, or only by
+steps that wait for bytes: packing leaves holes."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
 _PACKING = 0.02
@@ -153,63 +152,49 @@ def rungs_of(problem: Problem, smallest_bytes: int, all_bytes: int | None = None
 
 
 def _improved(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
-    """A faster plan than that of the rung below, from a search of its own; or that.
-
-    What cannot be packed is searched again with less memory: half of what is too much first, since packing
-    leaves fewer holes then, too.
-    """
+    """A faster plan than that of the rung below, from a search of its own; or that."""
     found = search(problem, evaluations, starts=[below.decisions])
-    if found is None or _is_no_better(found, below, problem):
-        return below
-    known_us, narrowed = found.fastest_start_us, problem
-    for share in _PACKING_TRIALS:
-        if found is None:
-            break
-        draft = _realised(graph, machine, narrowed, found, below, problem.budget_bytes, _PACKING)
-        if _fits(draft, problem):
-            if draft.makespan_us > _WAITS * found.makespan_us:
-                draft = _with_room(graph, machine, problem, draft, found, below, evaluations)
-            return _better(below, draft, known_us, problem)
-        narrowed = _less(narrowed, draft, problem, share)
-        found = _narrowed(narrowed, found, evaluations)
-    return below
+    return _best_packed(graph, machine, problem, below, found, evaluations, _PACKING)
 
 
-def _with_room(
+def _refined(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
+    """A faster plan than that of the rung below, from a short search that begins with it; or that."""
+    found = improve(problem, [below.decisions], evaluations)
+    return _best_packed(graph, machine, problem, below, found, evaluations, SHORT)
+
+
+def _best_packed(
     graph: Graph,
     machine: Machine,
     problem: Problem,
-    draft: Draft,
-    found: Found,
     below: Draft,
+    found: Found | None,
     evaluations: int,
+    packing: float,
 ) -> Draft:
-    """The draft, or a faster one of a search with less memory, which waits less for bytes."""
-    for share in _ROOM:
-        narrowed = replace(problem, budget_bytes=int(problem.budget_bytes * share))
-        roomy = _narrowed(narrowed, found, evaluations)
-        if roomy is None or roomy.makespan_us >= draft.makespan_us:
+    """The fastest plan of what was found, searched again with less memory where that helps packing."""
+    if found is None or _is_no_better(found, below, problem):
+        return below
+    known_us, narrowed, best = found.fastest_start_us, problem, below
+    for share in (*_ROOM, None):
+        draft = _realised(graph, machine, narrowed, found, below, problem.budget_bytes, packing)
+        if _fits(draft, problem):
+            best = _better(best, draft, known_us, problem)
+            if draft.makespan_us <= _WAITS * found.makespan_us:
+                break
+        if share is None:
             break
-        other = _realised(graph, machine, narrowed, roomy, below, problem.budget_bytes, _PACKING)
-        if _fits(other, problem) and other.makespan_us < draft.makespan_us:
-            draft = other
-        found = roomy
-    return draft
+        narrowed = _with_less(narrowed, problem, share, draft)
+        found = _narrowed(narrowed, found, evaluations)
+        if found is None or (best is not below and found.makespan_us >= best.makespan_us):
+            break
+    return best
 
 
 def _narrowed(problem: Problem, found: Found, evaluations: int) -> Found | None:
     """What a short search makes of what was found for more memory; None if it cannot be repaired."""
     start = Core(problem).repaired(found.decisions)
     return None if start is None else improve(problem, [start], int(evaluations * _NARROWED))
-
-
-def _refined(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
-    """A faster plan than that of the rung below, from a short search that begins with it; or that."""
-    found = improve(problem, [below.decisions], evaluations)
-    if found is None or _is_no_better(found, below, problem):
-        return below
-    draft = _realised(graph, machine, problem, found, below, problem.budget_bytes, SHORT)
-    return _better(below, draft, found.fastest_start_us, problem) if _fits(draft, problem) else below
 
 
 def _is_no_better(found: Found, below: Draft, problem: Problem) -> bool:
@@ -227,12 +212,12 @@ def _fits_host(draft: Draft, problem: Problem) -> bool:
     return problem.host_bytes is None or draft.host_bytes <= problem.host_bytes
 
 
-def _less(narrowed: Problem, draft: Draft, problem: Problem, share: float) -> Problem:
-    """The narrowed problem with less memory: by a share of what its draft exceeds the problem's by."""
-    gpu_bytes = narrowed.budget_bytes - int(share * max(0, draft.gpu_bytes - problem.budget_bytes))
+def _with_less(narrowed: Problem, problem: Problem, share: float, draft: Draft) -> Problem:
+    """With a share of the GPU's memory, and on the host with less by what the draft exceeds it by."""
+    gpu_bytes = int(problem.budget_bytes * share)
     if narrowed.host_bytes is None or problem.host_bytes is None:
         return replace(narrowed, budget_bytes=gpu_bytes)
-    host_bytes = narrowed.host_bytes - int(share * max(0, draft.host_bytes - problem.host_bytes))
+    host_bytes = narrowed.host_bytes - max(0, draft.host_bytes - problem.host_bytes)
     return replace(narrowed, budget_bytes=gpu_bytes, host_bytes=host_bytes)
 
 
@@ -251,10 +236,10 @@ def _realised(
         min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us, below.makespan_us),
     )
     tidy = Core(problem).tidied(found.decisions, limit_us)[0]
-    draft = realise(graph, machine, problem, tidy, packing=packing)
+    draft = realise(graph, machine, problem, tidy, packing=packing, capacity_bytes=most_bytes)
     if tidy == found.decisions or (draft.gpu_bytes <= most_bytes and draft.makespan_us <= limit_us):
         return draft
-    untidied = realise(graph, machine, problem, found.decisions, packing=packing)
+    untidied = realise(graph, machine, problem, found.decisions, packing=packing, capacity_bytes=most_bytes)
     return min(untidied, draft, key=lambda d: (d.gpu_bytes > most_bytes, d.makespan_us))
 
 

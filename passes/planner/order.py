@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 from hybridc.ir import Graph, Role
 from hybridc.ir.plan import align
 
@@ -23,28 +25,47 @@ def frugal_order(graph: Graph) -> tuple[int, ...]:
     sizes = _activation_bytes(graph)
     unread = {name: len(graph.consumers[name]) for name in sizes}
     missing = [sum(1 for name in set(k.inputs) if name in graph.producer) for k in graph.kernels]
-    ready = [i for i, count in enumerate(missing) if count == 0]
     order: list[int] = []
+    done = [False] * len(graph.kernels)
 
     def added_bytes(position: int) -> int:
         kernel = graph.kernels[position]
         freed = sum(sizes[name] for name in set(kernel.inputs) if name in sizes and unread[name] == 1)
         return sum(sizes.get(name, 0) for name in kernel.outputs) - freed
 
+    ready = [(added_bytes(i), i) for i, count in enumerate(missing) if count == 0]
+    heapify(ready)
     while ready:
-        position = min(ready, key=lambda i: (added_bytes(i), i))
-        ready.remove(position)
+        _, position = heappop(ready)
+        if done[position]:
+            continue  # it was there twice, since less is added once it is the last reader of something
+        done[position] = True
         order.append(position)
         kernel = graph.kernels[position]
         for name in set(kernel.inputs):
             if name in unread:
                 unread[name] -= 1
+                for reader in graph.consumers[name] if unread[name] == 1 else ():
+                    if not done[reader] and missing[reader] == 0:
+                        heappush(ready, (added_bytes(reader), reader))
         for name in kernel.outputs:
             for reader in graph.consumers[name]:
                 missing[reader] -= 1
                 if missing[reader] == 0:
-                    ready.append(reader)
+                    heappush(ready, (added_bytes(reader), reader))
     return tuple(order)
+
+
+def level_order(graph: Graph) -> tuple[int, ...]:
+    """By the longest way from the inputs: branches, and bands of kernels that are cut up, side by side.
+
+    It needs more bytes, but lets two devices share the kernels of a level.
+    """
+    level: list[int] = []
+    for kernel in graph.kernels:
+        before = (level[graph.producer[name]] for name in kernel.inputs if name in graph.producer)
+        level.append(1 + max(before, default=0))
+    return tuple(sorted(range(len(level)), key=lambda i: (level[i], i)))
 
 
 def peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:

@@ -87,7 +87,10 @@ def greedy_fills(problem: Problem) -> Iterator[Decisions]:
 
 
 def light_fills(problem: Problem) -> Iterator[Decisions]:
-    """Kernels that lose little time for the bytes of their weights go to the CPU, the others fill the GPU."""
+    """Kernels that lose little time for the bytes of their weights go to the CPU, the others fill the GPU.
+
+    Shares that move the same kernels make one: in a training step hardly any kernel has weights.
+    """
     fits = kernels_that_fit(problem)
     weight_bytes = [
         sum(problem.size_bytes[t] for t in inputs if problem.is_weight[t]) for inputs in problem.inputs
@@ -99,6 +102,7 @@ def light_fills(problem: Problem) -> Iterator[Decisions]:
         key=lambda e: (_length(problem, problem.gaps[e]), -problem.size_bytes[problem.gaps[e].tensor], e),
     )
     total_bytes = sum(weight_bytes)
+    before: list[bool] | None = None
     for share in MOVED_SHARES:
         on_gpu, moved_bytes = list(fits), 0
         for kernel in movable:
@@ -106,6 +110,9 @@ def light_fills(problem: Problem) -> Iterator[Decisions]:
                 break
             on_gpu[kernel] = False
             moved_bytes += weight_bytes[kernel]
+        if on_gpu == before:
+            continue
+        before = on_gpu
         for reserve in (0.05, 0.2):
             yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
 

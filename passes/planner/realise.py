@@ -62,24 +62,28 @@ def realise(
     devices: Sequence[Device] = (Device.GPU, Device.CPU),
     outcome: Outcome | None = None,
     packing: float = SHORT,
+    capacity_bytes: int | None = None,
 ) -> Draft:
     """Place the buffers of a run with the given decisions, which must be feasible, in an arena a device.
 
     `outcome` is given where the run is not the simulator's own. Bytes are reused only where nothing has to
-    wait for them, if that fits the budget; else as soon as the steps' order allows, less the waits that it
-    turns out not to need. The GPU's arena may still exceed the budget, where packing leaves holes; `packing`
-    is the effort for it, a share of the usual one.
+    wait for them, if that fits the GPU's capacity, by default the problem's budget; else as soon as the
+    steps' order allows, less the waits that it turns out not to need. The GPU's arena may still exceed the
+    capacity, where packing leaves holes; `packing` is the effort for it, a share of the usual one.
     """
+    capacity_bytes = problem.budget_bytes if capacity_bytes is None else capacity_bytes
     run = outcome or simulate(problem, decisions)
     assert run.feasible, f"{run.peak_gpu_bytes} bytes exceed the budget of {problem.budget_bytes}"
     listed = insert_copies(graph, problem, run)
     spans = [(event.start_us, event.end_us) for event in run.events]
-    if live_bytes_bound(graph, listed, Device.GPU, spans) <= problem.budget_bytes:
-        draft = _placed(graph, machine, Draft(problem, decisions, listed, spans), devices, packing)
-        if draft.gpu_bytes <= problem.budget_bytes:
+    if live_bytes_bound(graph, listed, Device.GPU, spans) <= capacity_bytes:
+        timed = Draft(problem, decisions, listed, spans)
+        draft = _placed(graph, machine, timed, devices, capacity_bytes, packing)
+        if draft.gpu_bytes <= capacity_bytes:
             return draft
-    waiting = _placed(graph, machine, Draft(problem, decisions, listed, None), devices, packing)
-    return _hurried(graph, machine, waiting)
+    untimed = Draft(problem, decisions, listed, None)
+    waiting = _placed(graph, machine, untimed, devices, capacity_bytes, packing)
+    return _hurried(graph, machine, waiting, max(capacity_bytes, waiting.gpu_bytes))
 
 
 def tightened(graph: Graph, machine: Machine, draft: Draft, effort: float = 1.0) -> Draft:
@@ -96,12 +100,11 @@ def tightened(graph: Graph, machine: Machine, draft: Draft, effort: float = 1.0)
     return tight if fits and tight.makespan_us <= draft.makespan_us else draft
 
 
-def _hurried(graph: Graph, machine: Machine, draft: Draft) -> Draft:
+def _hurried(graph: Graph, machine: Machine, draft: Draft, most_bytes: int) -> Draft:
     """Without waits that bytes do not need: packed by the times that the draft came to, while that helps."""
     devices = [arena.device for arena in draft.arenas]
-    most_bytes = max(draft.problem.budget_bytes, draft.gpu_bytes)
     for _ in range(_HURRIES):
-        again = _placed(graph, machine, _settled(graph, machine, draft), devices, SHORT)
+        again = _placed(graph, machine, _settled(graph, machine, draft), devices, most_bytes, SHORT)
         if again.gpu_bytes > most_bytes or again.makespan_us >= draft.makespan_us:
             break
         draft = again
@@ -116,14 +119,21 @@ def _settled(graph: Graph, machine: Machine, draft: Draft) -> Draft:
     return replace(draft, listed=listed, spans=spans)
 
 
-def _placed(graph: Graph, machine: Machine, draft: Draft, devices: Sequence[Device], effort: float) -> Draft:
-    """With buffers, packed until the GPU's fit the budget."""
+def _placed(
+    graph: Graph,
+    machine: Machine,
+    draft: Draft,
+    devices: Sequence[Device],
+    capacity_bytes: int,
+    effort: float,
+) -> Draft:
+    """With buffers, packed until the GPU's fit."""
     steps, buffers, arenas = reuse_buffers(
         graph,
         draft.listed,
         devices,
         draft.spans,
-        gpu_capacity_bytes=draft.problem.budget_bytes,
+        gpu_capacity_bytes=capacity_bytes,
         effort=effort,
     )
     return _timed(graph, machine, replace(draft, steps=steps, buffers=buffers, arenas=arenas))

@@ -18,6 +18,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import heappop, heappush
+
+import numpy as np
 
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import Problem
@@ -76,7 +79,7 @@ def simulate(problem: Problem, decisions: Decisions) -> Outcome:
     run.run()
     events = tuple(sorted(run.events, key=lambda event: event.start_us))
     makespan_us = max((event.end_us for event in events), default=0.0)
-    return Outcome(True, makespan_us, max(run.load_bytes, default=0), events)
+    return Outcome(True, makespan_us, int(run.load_bytes.max(initial=0)), events)
 
 
 class _Run:
@@ -90,14 +93,19 @@ class _Run:
         # when each tensor is in the host's memory; not known yet: never
         self.on_host_us = [0.0 if producer < 0 else math.inf for producer in problem.producer]
         self.arrival_us = [0.0] * len(problem.gaps)
-        self.load_bytes = list(residency.held_bytes)
+        self.load_bytes = np.array(residency.held_bytes, np.int64)
+        self.is_slot = np.array([not on_cpu for on_cpu in residency.on_cpu], np.int64)
         self.fetches = list(residency.fetches)  # those not issued yet
+        self.fetches_for: dict[int, list[Fetch]] = {}  # by the kernel that needs them
+        for fetch in self.fetches:
+            self.fetches_for.setdefault(fetch.slot, []).append(fetch)
         self.cpu_kernels = [
             k for k, on_cpu in enumerate(residency.on_cpu) if on_cpu and k not in problem.repeats
         ]
         self.next_cpu = 0
-        # ends of copies to the host, and bytes, of tensors that nothing else holds any more
+        # ends of copies to the host, and bytes, of tensors that nothing else holds any more: a heap
         self.pending: list[tuple[float, int]] = []
+        self.pending_bytes = 0
         self.pending_from_now: list[tuple[float, int]] = []
 
     def run(self) -> None:
@@ -139,7 +147,7 @@ class _Run:
         is_repeat = kernel in self.problem.repeats
         for tensor in offloaded if is_repeat else ():
             start_us = max(start_us, self.on_host_us[tensor])  # no copy reads it any more
-        start_us = self._when_room(start_us, self.problem.budget_bytes - self.load_bytes[kernel])
+        start_us = self._when_room(start_us, self.problem.budget_bytes - int(self.load_bytes[kernel]))
         end_us = self.gpu_free_us = start_us + self.problem.gpu_us[kernel]
         self.events.append(Event(EventKind.RUN_GPU, kernel, start_us, end_us))
         if not is_repeat:
@@ -153,15 +161,21 @@ class _Run:
 
     def _end_window(self) -> None:
         """Let the last GPU kernel be over: what it alone still held back waits for its copy only."""
-        pending = self.pending + self.pending_from_now
-        self.pending = [(end_us, size) for end_us, size in pending if end_us > self.gpu_free_us]
+        for end_us, size in self.pending_from_now:
+            heappush(self.pending, (end_us, size))
+            self.pending_bytes += size
         self.pending_from_now = []
+        while self.pending and self.pending[0][0] <= self.gpu_free_us:
+            self.pending_bytes -= heappop(self.pending)[1]
 
     def _when_room(self, time_us: float, room_bytes: int) -> float:
         """The first time from `time_us` on at which pending offloads take at most `room_bytes`."""
-        for end_us, _ in [(time_us, 0), *sorted(self.pending)]:
-            at_us = max(time_us, end_us)
-            if sum(size for until_us, size in self.pending if until_us > at_us) <= room_bytes:
+        left_bytes, at_us = self.pending_bytes, time_us
+        if left_bytes <= room_bytes:
+            return time_us
+        for end_us, size in sorted(self.pending):
+            left_bytes, at_us = left_bytes - size, max(at_us, end_us)
+            if left_bytes <= room_bytes:
                 return at_us
         raise AssertionError("a slot holds more than the budget")
 
@@ -194,13 +208,14 @@ class _Run:
     def _fetch_for(self, kernel: int) -> None:
         """Fetch what a kernel needs and has not got, in the order in which it comes to the host."""
         since_us = self.gpu_free_us
-        own = [fetch for fetch in self.fetches if fetch.slot == kernel]
-        for fetch in sorted(own, key=lambda fetch: self.on_host_us[fetch.tensor]):
+        for fetch in sorted(
+            self.fetches_for.get(kernel, ()), key=lambda fetch: self.on_host_us[fetch.tensor]
+        ):
             ready_us = self.on_host_us[fetch.tensor]
             while max(self.h2d_free_us, since_us) < ready_us and self._fill_idle(kernel, since_us, ready_us):
                 pass
             start_us = max(self.h2d_free_us, since_us, ready_us)
-            room_bytes = self.problem.budget_bytes - self.load_bytes[kernel]
+            room_bytes = self.problem.budget_bytes - int(self.load_bytes[kernel])
             self._issue(fetch, kernel, self._when_room(start_us, room_bytes))
 
     def _fill_idle(self, slot: int, since_us: float, until_us: float) -> bool:
@@ -223,17 +238,17 @@ class _Run:
 
     def _fits(self, fetch: Fetch, slot: int) -> bool:
         """Whether every slot on the way has room."""
-        load_bytes = max(self.load_bytes[slot : fetch.slot])
+        load_bytes = int(self.load_bytes[slot : fetch.slot].max())
         return load_bytes + self.problem.size_bytes[fetch.tensor] <= self.problem.budget_bytes
 
     def _room_bytes(self, fetch: Fetch, slot: int) -> int:
-        return self.problem.budget_bytes - self.load_bytes[slot] - self.problem.size_bytes[fetch.tensor]
+        return self.problem.budget_bytes - int(self.load_bytes[slot]) - self.problem.size_bytes[fetch.tensor]
 
     def _issue(self, fetch: Fetch, slot: int, start_us: float) -> None:
         end_us = self.h2d_free_us = start_us + self.problem.h2d_us[fetch.tensor]
         self.arrival_us[fetch.gap] = end_us
-        for position in range(slot, fetch.slot):
-            if not self.residency.on_cpu[position]:
-                self.load_bytes[position] += self.problem.size_bytes[fetch.tensor]
+        span = slice(slot, fetch.slot)
+        self.load_bytes[span] += self.problem.size_bytes[fetch.tensor] * self.is_slot[span]
         self.fetches.remove(fetch)
+        self.fetches_for[fetch.slot].remove(fetch)
         self.events.append(Event(EventKind.FETCH, fetch.tensor, start_us, end_us, fetch.gap))

@@ -12,10 +12,12 @@ from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.partition import (
     Effort,
     all_gpu_peak_bytes,
+    choose_order,
     partition,
     smallest_budget_bytes,
 )
 from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.order import level_order
 from hybridc.passes.planner.policies import BASELINES
 from hybridc.passes.planner.simulate import simulate
 from tests.support.graphs import GraphBuilder, chain, machine
@@ -80,7 +82,7 @@ def test_memory_is_used_unless_more_of_it_could_not_help() -> None:
     graph = heavy_chain(16)
     for percent in (90, 75, 50, 25):
         budget_bytes = all_gpu_peak_bytes(graph, machine()) * percent // 100
-        (draft,) = partition(graph, machine(), [budget_bytes], effort=BRIEF)
+        (draft,) = partition(graph, machine(), [budget_bytes], effort=Effort(seconds=0.2))
         is_full = draft.gpu_bytes >= budget_bytes - 16_000 * UNIT
         assert is_full or draft.makespan_us == pytest.approx(draft.bound_us)
 
@@ -211,3 +213,41 @@ def test_progress_is_reported() -> None:
         graph, machine(), [1 << 40], effort=BRIEF, report=lambda done, total: seen.append((done, total))
     )
     assert seen == sorted(seen) and all(0 <= done <= total for done, total in seen) and seen
+
+
+def test_order_is_that_with_the_shorter_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = GraphBuilder()
+    wide = [build.kernel((build.input(f"x{i}", 1),), {f"wide{i}": 10}) for i in range(8)]
+    thin = [build.kernel((name,), {f"thin{i}": 1}) for i, name in enumerate(wide)]
+    graph = build.graph(*thin)
+    for frugal_us, levels_us, chosen in ((2.0, 3.0, None), (3.0, 2.0, level_order(graph))):
+        times_us = {None: frugal_us, level_order(graph): levels_us}
+        monkeypatch.setattr(
+            "hybridc.passes.partition.rough_time_us",
+            lambda *_, order, times_us=times_us, **__: times_us[order],
+        )
+        assert choose_order(graph, machine(), [1000, 2000]) == chosen
+    assert choose_order(heavy_chain(20), machine(), [1000]) is None  # there is only one
+
+
+def test_plans_run_kernels_in_the_order_that_is_asked_for() -> None:
+    build = GraphBuilder()
+    for i in range(20):
+        build.kernel((build.input(f"x{i}", 1),), {f"y{i}": 1})
+    graph = build.graph(*(f"y{i}" for i in range(20)))
+    order = tuple(reversed(range(20)))
+    (draft,) = partition(graph, machine(), [0], order=order, effort=BRIEF)
+    assert [step.kernel for step in draft.steps if isinstance(step, Run)] == [f"k{i}" for i in order]
+
+
+def test_of_a_huge_graph_each_budget_gets_a_plan_and_more_memory_is_not_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hybridc.passes.partition.MOST_CLIMBED", 10)
+    graph = heavy_chain(16)
+    budgets = [all_gpu_peak_bytes(graph, machine()) * percent // 100 for percent in (25, 100, 50)]
+    drafts = partition(graph, machine(), budgets, effort=BRIEF)
+    assert all(draft.gpu_bytes <= budget for draft, budget in zip(drafts, budgets, strict=True))
+    quarter, everything, half = (draft.makespan_us for draft in drafts)
+    assert drafts[0].bound_us <= everything <= half <= quarter
+    assert everything < quarter

@@ -377,23 +377,29 @@ extern "C" __attribute__((visibility("default"))) int hybridc_pack(
 extern "C" __attribute__((visibility("default"))) int64_t hybridc_best_fit(
     int count, const int64_t* size, const int64_t* first, const int64_t* last, const int* order,
     int64_t* offset) {
-  std::vector<std::pair<int64_t, int64_t>> taken;
+  struct Placed {
+    int64_t start, end, first, last;
+    bool operator<(const Placed& other) const {
+      return start != other.start ? start < other.start : end < other.end;
+    }
+  };
+  std::vector<Placed> placed;  // lowest first
+  placed.reserve(count);
   int64_t highest = 0;
   for (int k = 0; k < count; ++k) {
     int i = order[k];
-    taken.clear();
-    for (int p = 0; p < k; ++p) {
-      int j = order[p];
-      if (first[j] <= last[i] && first[i] <= last[j]) taken.emplace_back(offset[j], offset[j] + size[j]);
-    }
-    std::sort(taken.begin(), taken.end());
     int64_t top = 0, best = -1, best_hole = kNever;
-    for (auto [start, end] : taken) {
-      if (start - top >= size[i] && start - top < best_hole) best = top, best_hole = start - top;
-      top = std::max(top, end);
+    for (const Placed& other : placed) {
+      if (other.first > last[i] || first[i] > other.last) continue;
+      if (other.start - top >= size[i] && other.start - top < best_hole) {
+        best = top, best_hole = other.start - top;
+      }
+      top = std::max(top, other.end);
     }
     offset[i] = best < 0 ? top : best;
     highest = std::max(highest, offset[i] + size[i]);
+    Placed own{offset[i], offset[i] + size[i], first[i], last[i]};
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), own), own);
   }
   return highest;
 }

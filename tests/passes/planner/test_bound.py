@@ -109,3 +109,11 @@ def test_bytes_of_an_all_gpu_run_are_reached_by_the_simulator() -> None:
 
 def test_no_kernels_take_no_time() -> None:
     assert time_bound(ProblemBuilder().problem(1)).bound_us == 0.0
+
+
+def test_bound_of_a_huge_problem_is_the_simple_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridc.passes.planner.bound.MOST_RELAXED", 2)
+    problem = gpu_chain(budget_bytes=100)
+    found = time_bound(problem)
+    assert found.bound_us == simple_time_bound_us(problem) > 0
+    assert not found.on_gpu

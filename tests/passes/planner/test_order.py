@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from hybridc.ir import Graph, Role
-from hybridc.passes.planner.order import best_order, frugal_order, peak_bytes
+from hybridc.passes.planner.order import best_order, frugal_order, level_order, peak_bytes
 from tests.support.graphs import GraphBuilder, chain, graphs
 
 
@@ -35,6 +35,15 @@ def test_own_order_stays_if_none_is_better() -> None:
     assert best_order(graph) == (0, 1, 2)
 
 
+def test_levels_run_one_after_the_other() -> None:
+    assert level_order(branches()) == (0, 1, 2, 3, 4, 5, 6, 7, 8)
+    build = GraphBuilder()
+    a = build.kernel((build.input("x", 1),), {"a": 1})
+    b = build.kernel((a,), {"b": 1})
+    c = build.kernel(("x",), {"c": 1})
+    assert level_order(build.graph(build.kernel((b, c), {"y": 1}))) == (0, 2, 1, 3)
+
+
 def test_bytes_of_a_chain_are_those_of_two_neighbours() -> None:
     graph = chain(4, size=4, weight=100)  # weights do not depend on the order
     assert peak_bytes(graph, (0, 1, 2, 3)) == 2 * 4 * 512
@@ -55,7 +64,7 @@ def test_graph_without_kernels_has_the_empty_order() -> None:
 @settings(max_examples=60)
 @given(graphs())
 def test_kernels_come_behind_those_whose_results_they_read(graph: Graph) -> None:
-    for order in (frugal_order(graph), best_order(graph)):
+    for order in (frugal_order(graph), best_order(graph), level_order(graph)):
         assert sorted(order) == list(range(len(graph.kernels)))
         place = {position: step for step, position in enumerate(order)}
         for position, kernel in enumerate(graph.kernels):

@@ -70,6 +70,7 @@ def test_the_same_effort_gives_the_same_result_and_improving_is_never_worse() ->
     one, other = (search(problem, evaluations=500) for _ in range(2))
     assert one == other and one is not None
     improved = improve(problem, [one.decisions], evaluations=500)
+    assert improved is not None
     assert makespan_us(problem, improved.decisions) == improved.makespan_us <= one.makespan_us
     assert improved == improve(problem, [one.decisions], evaluations=500)
 
