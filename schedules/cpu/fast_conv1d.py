@@ -10,12 +10,14 @@ from functools import partial
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.conv1d_plan import direct_cost
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.fourier import Plane, Transform, roots_of_unity
 from hybridc.schedules.cpu.nest import finish
 from hybridc.schedules.cpu.segments import (
     Scratch,
     Segments,
+    Signal,
     gather,
     prefetch_inputs,
     prefetch_outputs,
@@ -31,23 +33,23 @@ from hybridc.schedules.cpu.tile import (
     unrolled,
     vectorized,
 )
-from hybridc.schedules.registry import Packing, Request, Scheduled, pick
-from hybridc.schedules.registry import Transform as LinearMap
+from hybridc.schedules.cpu.weight_spectra import Spectra, computed_spectra, packed_spectra, spectra_cost
+from hybridc.schedules.registry import Request, Scheduled, pick
 from hybridc.targets import Isa
 
-_TRANSFORMS = tuple(
+TRANSFORMS = tuple(
     Transform(first, second)
     for first, second in itertools.product((4, 6, 8, 12, 16), repeat=2)
     if first <= second <= 2 * first
 )
-_SPILLED_POINT_COST = 60.0
+SPILLED_POINT_COST = 60.0
 """Time that a point costs more when spectra go to the third level and back, in vector multiply-adds: where
 they take more than three quarters of the second."""
 _THREADS = 4
 """Assumed when tasks are few."""
-_DIRECT_EFFICIENCY = 0.85
-"""Of the peak, that direct convolution reaches."""
-_DIRECT = "direct"
+BYTE_COST = 0.3
+"""Time that a byte from memory, or to it, takes, in vector multiply-adds: not hidden behind computation."""
+DIRECT = "direct"
 _MOST_CHOICES = 6
 
 
@@ -55,9 +57,13 @@ _MOST_CHOICES = 6
 class Plan:
     """A transform for a convolution."""
 
+    conv: Convolution
+    signal: Signal
     cut: Segments
     transform: Transform
     isa: Isa
+    constant: bool
+    """Whether the weights' spectra are made at compile time."""
 
     @property
     def label(self) -> str:
@@ -65,11 +71,11 @@ class Plan:
 
     @property
     def inputs(self) -> int:
-        return self.cut.conv.group_inputs
+        return self.conv.group_inputs
 
     @property
     def outputs(self) -> int:
-        return self.cut.conv.group_outputs
+        return self.conv.group_outputs
 
     @property
     def rows(self) -> int:
@@ -91,16 +97,21 @@ class Plan:
         """Those up to N / 2: each f is multiplied together with N - f, whose weights are conjugate."""
         return self.transform.points // 2 + 1
 
+    def write(self, batch: ir.Expr, channel: ir.Expr, x: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
+        return self.conv.contraction.store(self.conv.point(batch, channel, integer(0), x), value)
+
     @property
     def cost(self) -> float:
         """Predicted time in vector multiply-adds; tasks are shared evenly among a few threads."""
         n = self.transform.points
         point = 5 * math.log2(n) + 6 + self.cut.copy_operations / 2
         if self.channels * n * 8 * self.cut.lanes > self.isa.l2_bytes * 3 // 4:
-            point += _SPILLED_POINT_COST
+            point += SPILLED_POINT_COST
         products = 8 * self.frequencies * self.row_blocks * self.rows * self.inputs
         task = products + n * point * (self.inputs + self.outputs)
-        return ceil_div(self.cut.tasks, _THREADS) * _THREADS * task
+        weights = 0.0 if self.constant else spectra_cost(self.conv, self.transform, self.cut.lanes)
+        memory = BYTE_COST * 4 * self.conv.batches * self.cut.outputs * (self.inputs + self.outputs)
+        return ceil_div(self.cut.tasks, _THREADS) * _THREADS * task + weights + memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +124,20 @@ class Source:
     before: int
     """Zeros in front of it."""
     isa: Isa
+    constant: bool
 
     def plan(self, transform: Transform) -> Plan:
-        cut = Segments(self.conv, self.data, self.before, transform.points, self.isa.lanes())
-        return Plan(cut, transform, self.isa)
+        conv, points = self.conv, transform.points
+        axis = conv.width
+        cut = Segments(conv.batches, axis.outputs, axis.taps, axis.dilation, points, self.isa.lanes())
+        signal = Signal(self.data, self.before, points)
+        return Plan(conv, signal, cut, transform, self.isa, self.constant)
 
 
 def fast_conv1d(request: Request) -> Scheduled | None:
-    """Accepts convolutions along one axis with constant weights, of any dilation, without stride and groups,
-    if they are predicted to take less time than direct ones: in long signals from about 5 taps on.
+    """Accepts convolutions along one axis of any dilation, without stride and groups, if they are predicted
+    to take less time than direct ones: in long signals from about 5 taps on. Weights that are not constant
+    are transformed first.
 
     A segment of N inputs, for example 128, is transformed, multiplied by the transformed weights and summed
     over channels, and transformed back ("overlap-save": Oppenheim and Schafer, "Discrete-Time Signal
@@ -132,16 +148,16 @@ def fast_conv1d(request: Request) -> Scheduled | None:
     segment and of the one it is paired with: a small output near large ones has their absolute error, and a
     NaN or infinity makes both segments NaN, in all output channels. Images of a batch do not mix.
     """
-    source = None if request.choice == _DIRECT else read_source(request)
+    source = None if request.choice == DIRECT else read_source(request)
     if source is None:
         return None
-    plans = [source.plan(t) for t in _TRANSFORMS if t.points >= source.conv.width.taps]
-    direct = source.conv.multiply_adds / source.isa.lanes() / _DIRECT_EFFICIENCY
+    plans = [source.plan(t) for t in TRANSFORMS if t.points >= source.conv.width.taps]
+    direct = direct_cost(source.conv, source.isa)
     better = sorted((p for p in plans if p.cost < direct), key=lambda p: p.cost)[:_MOST_CHOICES]
     if not better:
         return None
     ranked = {plan.label: plan for plan in better}
-    return schedule_plan(request, pick(request, ranked), (*ranked, _DIRECT))
+    return schedule_plan(request, pick(request, ranked), (*ranked, DIRECT))
 
 
 def read_source(request: Request) -> Source | None:
@@ -152,16 +168,18 @@ def read_source(request: Request) -> Source | None:
     height = conv.height
     one_line = height.outputs == 1 and height.taps == 1 and height.padded == 1
     constant = conv.contraction.nest.parameter(conv.weight.source) in request.constants
-    source = unpadded(conv) if one_line and constant else None
-    return None if source is None else Source(conv, *source, request.target.isa)
+    source = unpadded(conv) if one_line else None
+    return None if source is None else Source(conv, *source, request.target.isa, constant)
 
 
 def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -> Scheduled:
     """Emit: a task transforms all input channels of its segments, multiplies, and transforms back."""
     cut, transform = plan.cut, plan.transform
     fill_roots, (roots, state) = roots_of_unity(transform.points)
-    packing = _packing(plan)
-    weights = tirx.decl_buffer([packing.shape[axis] for axis in packing.axes], "float32", "packed_weight")
+    if plan.constant:
+        weights = packed_spectra(plan.conv, transform, plan.row_blocks, plan.rows)
+    else:
+        weights = computed_spectra(plan.conv, transform, cut.lanes, plan.row_blocks, plan.rows, roots)
     # one point more a channel, lest the channels of a point fall into the same few sets of the cache
     spectra = tirx.decl_buffer((plan.channels, transform.points + 1, 2, cut.lanes), "float32", "spectra")
     scratch = cut.scratch()
@@ -173,14 +191,15 @@ def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -
         inverse = loop(plan.outputs, lambda o: _inverse(plan, scratch, Plane(spectra, o), roots, number))
         return tirx.SeqStmt([forward, products, inverse])
 
-    position = cut.conv.contraction.nest.parameter(cut.conv.weight.source)
-    assert position is not None
-    params = list(request.function.params)
-    params[position] = weights
-    body = [fill_roots, grid((cut.tasks,), task, parallel=True)]
-    intermediates = [roots, state, spectra, *scratch.buffers, *buffers]
+    params, packings = list(request.function.params), []
+    if weights.parameter is not None:
+        position, packed, packing = weights.parameter
+        params[position] = packed
+        packings.append((position, packing))
+    body = [fill_roots, *weights.stages, grid((cut.tasks,), task, parallel=True)]
+    intermediates = [roots, state, spectra, *scratch.buffers, *buffers, *weights.buffers]
     function = function_of(request.function, params, body, intermediates)
-    return finish(function, fast_conv1d.__name__, [(position, packing)], choices)
+    return finish(function, fast_conv1d.__name__, packings, choices)
 
 
 def _forward(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
@@ -189,10 +208,10 @@ def _forward(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task:
     following = tirx.min(channel + integer(1), integer(plan.inputs - 1))
 
     def prefetch(i: ir.Expr) -> tirx.Stmt:
-        return prefetch_inputs(plan.cut, task, following, i * integer(count), count)
+        return prefetch_inputs(plan.cut, plan.signal, task, following, i * integer(count), count)
 
     transformed = plan.transform.forward(scratch.work, spectrum, roots, prefetch)
-    return tirx.SeqStmt([gather(plan.cut, scratch, task, channel), transformed])
+    return tirx.SeqStmt([gather(plan.cut, plan.signal, scratch, task, channel), transformed])
 
 
 def _inverse(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
@@ -200,25 +219,13 @@ def _inverse(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task:
     channel, count = spectrum.channel, plan.transform.second
 
     def prefetch(i: ir.Expr) -> tirx.Stmt:
-        return prefetch_outputs(plan.cut, task, channel, i * integer(count), count)
+        return prefetch_outputs(plan.cut, plan.write, task, channel, i * integer(count), count)
 
     transformed = plan.transform.inverse(spectrum, scratch.work, roots, prefetch)
-    return tirx.SeqStmt([transformed, scatter(plan.cut, scratch, task, channel)])
+    return tirx.SeqStmt([transformed, scatter(plan.cut, plan.write, scratch, task, channel)])
 
 
-def _packing(plan: Plan) -> Packing:
-    """Weights as spectra `[f, O / rows, C, rows, 2]`: conjugate, for a correlation, and divided by N."""
-    n, conv = plan.transform.points, plan.cut.conv
-    taps, frequencies = range(conv.width.taps), range(plan.frequencies)
-    angles = [[2 * math.pi * (f * k % n) / n for k in taps] for f in frequencies]
-    matrix = [tuple(part(a) / n for a in row) for row in angles for part in (math.cos, math.sin)]
-    line = () if conv.height.output is None else (1,)
-    padded = (plan.row_blocks * plan.rows, plan.inputs, *line, 2 * plan.frequencies)
-    shape = (plan.row_blocks, plan.rows, plan.inputs, plan.frequencies, 2)
-    return Packing(padded, shape, (3, 0, 2, 1, 4), LinearMap(tuple(matrix), (2 + len(line),)))
-
-
-def _products(plan: Plan, spectra: ir.Var, weights: ir.Var) -> tuple[tirx.Stmt, list[ir.Var]]:
+def _products(plan: Plan, spectra: ir.Var, weights: Spectra) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Multiply spectra and sum over input channels, in place: at f, and at N - f with conjugate weights.
 
     The inputs at such a pair are first brought together: they lie far apart and are read `row_blocks` times.
@@ -238,7 +245,7 @@ def _products(plan: Plan, spectra: ir.Var, weights: ir.Var) -> tuple[tirx.Stmt, 
             return Plane(sums, m).store(integer(side), lane, (zero, zero))
 
         def accumulate(b: ir.Expr, c: ir.Expr, m: ir.Expr, side: int, lane: ir.Expr) -> list[tirx.Stmt]:
-            real, imaginary = (tirx.BufferLoad(weights, [f, b, c, m, integer(part)]) for part in range(2))
+            real, imaginary = (weights.read(f, b, c, m, part) for part in range(2))
             x, y = Plane(near, c).load(integer(side), lane)
             u, v = Plane(sums, m).load(integer(side), lane)
             if side == 0:

@@ -12,17 +12,18 @@ Without dilation the samples of a segment are neighbours: they are copied as a l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.convolution import Convolution
 from hybridc.schedules.cpu.fourier import Plane
 from hybridc.schedules.cpu.nest import loads
 from hybridc.schedules.cpu.tile import ceil_div, integer, loop, prefetch, sequence, vectorized
 
 _PARTS = 2
+_SEGMENT_COST = 40.0
+"""Operations that beginning and ending a contiguous segment takes, in or out."""
 _LINE_ELEMENTS = 16
 """Floats of a cache line."""
 _LOCALITY = 2
@@ -32,6 +33,8 @@ _LARGE_ELEMENTS = 1 << 16
 
 Element = Callable[[ir.Expr, ir.Expr], tirx.Stmt]
 """`element(p, lane)` copies sample p of a piece's segment `lane`."""
+Output = Callable[[ir.Expr, ir.Expr, ir.Expr, ir.Expr], tirx.BufferStore]
+"""`output(batch, channel, x, value)` writes a sample, through the epilogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +61,46 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """How the data of a convolution along one axis, without stride, is cut."""
+class Signal:
+    """What segments are read from, a parameter `[N, C, X]` or `[N, C, 1, X]` without padding."""
 
-    conv: Convolution
     data: ir.Var
-    """The function's parameter, without padding."""
     before: int
     """Zeros in front of it."""
+    samples: int
+    """Samples of a segment that are read; those behind them count as zero."""
+
+    @property
+    def end(self) -> int:
+        """Where it ends, the zeros in front of it counted."""
+        return self.before + int(self.data.shape[-1])
+
+    def at(self, batch: ir.Expr, channel: ir.Expr, x: ir.Expr) -> tirx.BufferLoad:
+        line = [integer(0)] * (len(self.data.shape) - 3)
+        return tirx.BufferLoad(self.data, [batch, channel, *line, x - integer(self.before)])
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """How the signals of a convolution along one axis, without stride, are cut."""
+
+    batches: int
+    outputs: int
+    taps: int
+    phases: int
+    """Its dilation."""
     points: int
     """Inputs of a segment."""
     lanes: int
 
     @property
-    def phases(self) -> int:
-        return self.conv.width.dilation
-
-    @property
     def valid(self) -> int:
         """Outputs of a segment: those of a cyclic convolution that do not wrap around."""
-        return self.points - self.conv.width.taps + 1
+        return self.points - self.taps + 1
 
     @property
     def per_signal(self) -> int:
-        return ceil_div(ceil_div(self.conv.width.outputs, self.phases), self.valid)
+        return ceil_div(ceil_div(self.outputs, self.phases), self.valid)
 
     @property
     def per_image(self) -> int:
@@ -100,7 +119,7 @@ class Segments:
 
     @property
     def tasks(self) -> int:
-        return ceil_div(self.conv.batches * self.pairs, self.lanes)
+        return ceil_div(self.batches * self.pairs, self.lanes)
 
     @property
     def blocks(self) -> int:
@@ -114,7 +133,9 @@ class Segments:
     @property
     def copy_operations(self) -> float:
         """Loads, stores and shuffles of a sample of all lanes, in and out."""
-        return 16.0 if self.contiguous else 4.0 * self.lanes / self.piece
+        if not self.contiguous:
+            return 4.0 * self.lanes / self.piece
+        return 16.0 + 2 * _PARTS * self.lanes * _SEGMENT_COST / self.points
 
     def scratch(self) -> Scratch:
         samples = self.blocks * self.lanes
@@ -123,67 +144,61 @@ class Segments:
         used = (work, lines) if self.contiguous else (work,)
         return Scratch(Plane(work, integer(0)), lines, used)
 
-    def input_at(self, batch: ir.Expr, channel: ir.Expr, x: ir.Expr) -> tirx.BufferLoad:
-        line = () if self.conv.height.output is None else (integer(0),)
-        return tirx.BufferLoad(self.data, [batch, channel, *line, x - integer(self.before)])
 
-    def output_at(self, batch: ir.Expr, channel: ir.Expr, x: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
-        return self.conv.contraction.store(self.conv.point(batch, channel, integer(0), x), value)
-
-
-def gather(cut: Segments, scratch: Scratch, task: ir.Expr, channel: ir.Expr) -> tirx.Stmt:
+def gather(cut: Segments, signal: Signal, scratch: Scratch, task: ir.Expr, channel: ir.Expr) -> tirx.Stmt:
     """Copy the segments of a task and channel to `scratch.work`, zero where there is no input."""
-    end = cut.before + int(cut.data.shape[-1])
 
     def read(piece: Piece) -> tirx.Stmt:
         def position(p: ir.Expr, lane: ir.Expr) -> ir.Expr:
             return piece.start + p * integer(cut.phases) + lane
 
-        def whole(p: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-            value = cut.input_at(piece.batch, channel, position(p, lane))
+        def store(p: ir.Expr, lane: ir.Expr, value: ir.Expr) -> tirx.Stmt:
             return tirx.BufferStore(*_sample(cut, scratch, piece, p, lane, value))
+
+        def whole(p: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            return store(p, lane, signal.at(piece.batch, channel, position(p, lane)))
 
         def edge(p: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
             x = position(p, lane)
-            inside = tirx.all(piece.exists, x >= integer(cut.before), x < integer(end))
-            value = tirx.if_then_else(
-                inside, cut.input_at(piece.batch, channel, x), tirx.FloatImm("float32", 0.0)
-            )
-            return tirx.BufferStore(*_sample(cut, scratch, piece, p, lane, value))
+            inside = tirx.all(piece.exists, x >= integer(signal.before), x < integer(signal.end))
+            value = signal.at(piece.batch, channel, x)
+            return store(p, lane, tirx.if_then_else(inside, value, tirx.FloatImm("float32", 0.0)))
+
+        def zero(p: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            return store(p, lane, tirx.FloatImm("float32", 0.0))
 
         # samples that all segments of the piece read inside
-        low = _steps(cut, integer(cut.before) - piece.start, cut.points)
-        high = _steps(cut, integer(end - cut.piece + 1) - piece.start, cut.points)
+        low = _steps(cut, integer(signal.before) - piece.start, signal.samples)
+        high = _steps(cut, integer(signal.end - cut.piece + 1) - piece.start, signal.samples)
         high = tirx.Select(piece.exists, tirx.max(low, high), low)
-        return tirx.SeqStmt(
-            [
-                _one_by_one(cut, integer(0), low, edge),
-                _by_vectors(cut, low, high, whole),
-                _one_by_one(cut, high, integer(cut.points), edge),
-            ]
-        )
+        samples, points = integer(signal.samples), integer(cut.points)
+        return sequence([
+            _one_by_one(cut, integer(0), low, edge),
+            _by_vectors(cut, low, high, whole),
+            _one_by_one(cut, high, samples, edge),
+            *([_by_vectors(cut, samples, points, zero)] if signal.samples < cut.points else []),
+        ])  # fmt: skip
 
     copied = _pieces(cut, task, read)
     return tirx.SeqStmt([copied, _transpose(cut, scratch, forward=True)]) if cut.contiguous else copied
 
 
-def scatter(cut: Segments, scratch: Scratch, task: ir.Expr, channel: ir.Expr) -> tirx.Stmt:
-    """Write the outputs of a task and channel from `scratch.work`, through the epilogue."""
-    width = cut.conv.width.outputs
+def scatter(cut: Segments, output: Output, scratch: Scratch, task: ir.Expr, channel: ir.Expr) -> tirx.Stmt:
+    """Write the outputs of a task and channel from `scratch.work`."""
 
     def write(piece: Piece) -> tirx.Stmt:
         def whole(p: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
             zero = tirx.FloatImm("float32", 0.0)
             buffer, _, at = _sample(cut, scratch, piece, p, lane, zero)
             x = piece.start + p * integer(cut.phases) + lane
-            return cut.output_at(piece.batch, channel, x, tirx.BufferLoad(buffer, at))
+            return output(piece.batch, channel, x, tirx.BufferLoad(buffer, at))
 
         def edge(p: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-            exists = piece.start + p * integer(cut.phases) + lane < integer(width)
+            exists = piece.start + p * integer(cut.phases) + lane < integer(cut.outputs)
             return tirx.IfThenElse(exists, whole(p, lane), None)
 
-        full = _steps(cut, integer(width - cut.piece + 1) - piece.start, cut.valid)
-        some = _steps(cut, integer(width) - piece.start, cut.valid)
+        full = _steps(cut, integer(cut.outputs - cut.piece + 1) - piece.start, cut.valid)
+        some = _steps(cut, integer(cut.outputs) - piece.start, cut.valid)
         stores = tirx.SeqStmt([_by_vectors(cut, integer(0), full, whole), _one_by_one(cut, full, some, edge)])
         return tirx.IfThenElse(piece.exists, stores, None)
 
@@ -191,20 +206,24 @@ def scatter(cut: Segments, scratch: Scratch, task: ir.Expr, channel: ir.Expr) ->
     return tirx.SeqStmt([_transpose(cut, scratch, forward=False), copied]) if cut.contiguous else copied
 
 
-def prefetch_inputs(cut: Segments, task: ir.Expr, channel: ir.Expr, first: ir.Expr, count: int) -> tirx.Stmt:
+def prefetch_inputs(
+    cut: Segments, signal: Signal, task: ir.Expr, channel: ir.Expr, first: ir.Expr, count: int
+) -> tirx.Stmt:
     """Prefetch `count` samples of every segment, from sample `first` on."""
 
     def fetch(piece: Piece, x: ir.Expr) -> list[tirx.Stmt]:
-        return [prefetch(cut.input_at(piece.batch, channel, x), _LOCALITY)]
+        return [prefetch(signal.at(piece.batch, channel, x), _LOCALITY)]
 
     return _each_line(cut, task, first, count, fetch)
 
 
-def prefetch_outputs(cut: Segments, task: ir.Expr, channel: ir.Expr, first: ir.Expr, count: int) -> tirx.Stmt:
+def prefetch_outputs(
+    cut: Segments, output: Output, task: ir.Expr, channel: ir.Expr, first: ir.Expr, count: int
+) -> tirx.Stmt:
     """Prefetch where samples will be written, and what the epilogue reads there."""
 
     def fetch(piece: Piece, x: ir.Expr) -> list[tirx.Stmt]:
-        store = cut.output_at(piece.batch, channel, x, tirx.FloatImm("float32", 0.0))
+        store = output(piece.batch, channel, x, tirx.FloatImm("float32", 0.0))
         read = [load for load in loads(store.value) if _elements(load.source) > _LARGE_ELEMENTS]
         target = tirx.BufferLoad(store.buffer, store.indices)
         return [prefetch(load, _LOCALITY) for load in (*read, target)]
@@ -221,7 +240,7 @@ def _pieces(cut: Segments, task: ir.Expr, body: Callable[[Piece], tirx.Stmt]) ->
         pair = task * integer(cut.lanes) + lane
         batch = tirx.floordiv(pair, integer(cut.pairs))
         number = part * integer(cut.pairs) + tirx.floormod(pair, integer(cut.pairs))
-        exists = tirx.all(batch < integer(cut.conv.batches), number < integer(cut.per_image))
+        exists = tirx.all(batch < integer(cut.batches), number < integer(cut.per_image))
         segment, phase = (f(number, integer(cut.phases)) for f in (tirx.floordiv, tirx.floormod))
         return body(Piece(part, lane, exists, batch, segment * integer(cut.valid * cut.phases) + phase))
 
@@ -273,19 +292,25 @@ def _transpose(cut: Segments, scratch: Scratch, *, forward: bool) -> tirx.Stmt:
         ]
         work = scratch.work.buffer
         places = (scratch.lines, lines, work, samples) if forward else (work, samples, scratch.lines, lines)
-        source, sources, target, targets = places
-        statements: list[tirx.Stmt] = []
-
-        def bind(value: ir.Expr) -> ir.Var:
-            statements.append(tirx.Bind(var := tirx.Var("row", f"float32x{lanes}"), value))
-            return var
-
-        rows = [bind(tirx.BufferLoad(source, at)) for at in sources]
-        rows = _transposed(rows, bind)
-        stores = [tirx.BufferStore(target, row, at) for row, at in zip(rows, targets, strict=True)]
-        return tirx.SeqStmt([*statements, *stores])
+        return transpose_square(*places)
 
     return loop(_PARTS, lambda part: loop(cut.blocks, lambda number: block(part, number)))
+
+
+def transpose_square(
+    source: ir.Var, sources: Sequence[list[ir.Expr]], target: ir.Var, targets: Sequence[list[ir.Expr]]
+) -> tirx.Stmt:
+    """Store the columns of as many vectors as each of them has elements."""
+    lanes = len(sources)
+    statements: list[tirx.Stmt] = []
+
+    def bind(value: ir.Expr) -> ir.Var:
+        statements.append(tirx.Bind(var := tirx.Var("row", f"float32x{lanes}"), value))
+        return var
+
+    rows = _transposed([bind(tirx.BufferLoad(source, at)) for at in sources], bind)
+    stores = [tirx.BufferStore(target, row, at) for row, at in zip(rows, targets, strict=True)]
+    return tirx.SeqStmt([*statements, *stores])
 
 
 def _transposed(rows: list[ir.Var], bind: Callable[[ir.Expr], ir.Var]) -> list[ir.Var]:

@@ -57,3 +57,30 @@ def picked(vectors: Sequence[ir.Expr], picks: Sequence[tuple[int, int]]) -> ir.E
         indices = [lanes + lane if v == k else place for place, (v, lane) in enumerate(picks)]
         result = tirx.Shuffle([result, vectors[k]], indices)
     return result
+
+
+def sums_of_lanes(vectors: Sequence[ir.Expr], lanes: int) -> tuple[list[tirx.Stmt], ir.Expr]:
+    """Statements, and behind them the vector whose element i is the sum of the lanes of the i-th vector.
+
+    A tree: two vectors of groups of g lanes become one of groups of g / 2, whose first half are the first
+    one's groups (two shuffles and an addition). Elements for which there is no vector are arbitrary.
+    """
+    statements: list[tirx.Stmt] = []
+
+    def bind(value: ir.Expr) -> ir.Var:
+        statements.append(tirx.Bind(var := tirx.Var("v", f"float32x{lanes}"), value))
+        return var
+
+    level = [bind(v) for v in vectors]
+    level += [level[-1]] * (lanes - len(level))
+    group = lanes
+    while group > 1:
+        half = group // 2
+        low = [v + i + j for v in (0, lanes) for i in range(0, lanes, group) for j in range(half)]
+        pairs = list(zip(level[::2], level[1::2], strict=True))
+        level = []
+        for a, b in pairs:
+            both = [bind(tirx.Shuffle([a, b], [i + side for i in low])) for side in (0, half)]
+            level.append(bind(both[0] + both[1]))
+        group = half
+    return statements, level[0]

@@ -51,8 +51,10 @@ def _error(result, expected):
     return np.abs(result - expected).max() / np.abs(expected).max()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_result_with_bias_residual_and_relu_matches_float64(harness, case):
+@pytest.mark.parametrize(
+    ("case", "constants"), [(case, (1,)) for case in CASES] + [(case, ()) for case in CASES[1::4]], ids=str
+)
+def test_result_with_bias_residual_and_relu_matches_float64(harness, case, constants):
     batch, inputs, outputs, taps, dilation, padding, length, transform = case
     rng = np.random.default_rng(1)
     x, w = rng.standard_normal((batch, inputs, length)), rng.standard_normal((outputs, inputs, taps))
@@ -67,7 +69,7 @@ def test_result_with_bias_residual_and_relu_matches_float64(harness, case):
 
     arrays = [x, w, bias, residual]
     function = harness.function(build, [a.shape for a in arrays])
-    scheduled = harness.schedule(function, [1], partial(_planned, transform=Transform(*transform)))
+    scheduled = harness.schedule(function, constants, partial(_planned, transform=Transform(*transform)))
     (result,) = harness.run(function, scheduled, arrays)
     assert _error(result, np.maximum(expected + bias + residual, 0)) <= 1e-6
 
@@ -120,8 +122,10 @@ def test_long_kernels_are_chosen_and_short_ones_are_not(avx2):
         )
         return avx2.schedule(function, constants).rule
 
-    assert rule(51, 10000) == rule(25, 10000) == "fast_conv1d"
-    assert rule(1, 10000) == rule(2, 10000) == rule(51, 60) == rule(51, 10000, constants=()) == "conv2d"
+    assert rule(51, 10000) == rule(25, 10000) == rule(51, 10000, constants=()) == "fast_conv1d"
+    assert rule(1, 10000) == rule(2, 10000) == rule(51, 60) == "conv1d"
+    assert rule(51, 1500, channels=4) == "fast_conv1d"
+    assert rule(51, 1500, channels=4, constants=()) == "conv1d"
 
 
 def test_rounding_as_in_direct_sums_can_be_demanded(avx2):
@@ -139,7 +143,7 @@ def test_strides_and_groups_are_left_to_other_rules(avx2, stride, groups):
         lambda emit, x, w: emit(op.nn.conv1d(x, w, padding=25, strides=stride, groups=groups)),
         [(1, 16, 10000), (16, 16 // groups, 51)],
     )
-    assert avx2.schedule(function, [1]).rule == "conv2d"
+    assert avx2.schedule(function, [1]).rule == "conv1d"
 
 
 def test_packed_weights_are_conjugate_spectra(avx2):

@@ -1,0 +1,131 @@
+"""How weight gradients along one axis are computed by Fourier transforms: which, and in what order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from hybridc.schedules.cpu.fast_conv1d import BYTE_COST, SPILLED_POINT_COST, TRANSFORMS
+from hybridc.schedules.cpu.fourier import Transform
+from hybridc.schedules.cpu.segments import Segments, Signal
+from hybridc.schedules.cpu.tile import ceil_div
+from hybridc.schedules.cpu.wgrad import WeightGradient, read_weight_gradient
+from hybridc.schedules.registry import Request
+from hybridc.targets import Isa
+
+_SPLITS = 16
+"""Into which the segments are cut if there are enough."""
+_SUM_BYTES = 8 << 20
+"""All sums of the splits: each is read and written once a task."""
+_THREADS = 4
+"""Assumed when splits are few."""
+_OVERHEAD = 1.2
+"""Times longer than its operations a task takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Data or gradient, whose segments' spectra are multiplied."""
+
+    signal: Signal
+    channels: int
+    first: int
+    """Where its channels begin among all spectra."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A transform, and which operand's channels fill the vectors of products; the other's are scalars."""
+
+    wgrad: WeightGradient
+    cut: Segments
+    transform: Transform
+    isa: Isa
+    gradient_lanes: bool
+
+    @property
+    def label(self) -> str:
+        wide = "gradient" if self.gradient_lanes else "data"
+        return f"{self.transform.first}x{self.transform.second} points, {wide} in lanes"
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """Data and gradient. Behind as many gradients as a segment has outputs there are zeros."""
+        wgrad, cut = self.wgrad, self.cut
+        data = Operand(Signal(wgrad.data, wgrad.height.before, cut.points), wgrad.inputs, 0)
+        return data, Operand(Signal(wgrad.gradient, 0, cut.valid), wgrad.outputs, wgrad.inputs)
+
+    @property
+    def scalars(self) -> Operand:
+        return self.operands[0 if self.gradient_lanes else 1]
+
+    @property
+    def vectors(self) -> Operand:
+        return self.operands[1 if self.gradient_lanes else 0]
+
+    @property
+    def rows(self) -> int:
+        """Scalars of a micro-kernel: a complex sum each, beside a complex vector and temporaries."""
+        most = (self.isa.vector_registers - 6) // 2
+        return ceil_div(self.scalars.channels, ceil_div(self.scalars.channels, most))
+
+    @property
+    def row_blocks(self) -> int:
+        return ceil_div(self.scalars.channels, self.rows)
+
+    @property
+    def lane_blocks(self) -> int:
+        return ceil_div(self.vectors.channels, self.cut.lanes)
+
+    @property
+    def frequencies(self) -> int:
+        """Those up to N / 2: each f is multiplied together with N - f."""
+        return self.transform.points // 2 + 1
+
+    @property
+    def sums_shape(self) -> tuple[int, ...]:
+        """Of one split."""
+        return (self.frequencies, self.lane_blocks, self.row_blocks, self.rows, 2, self.cut.lanes)
+
+    @property
+    def splits(self) -> int:
+        size = 4 * math.prod(self.sums_shape)
+        return max(min(_SPLITS, self.cut.tasks, _SUM_BYTES // size), 1)
+
+    @property
+    def cost(self) -> float:
+        """Predicted time in vector multiply-adds; splits are shared evenly among a few threads."""
+        n, lanes = self.transform.points, self.cut.lanes
+        channels = self.wgrad.inputs + self.wgrad.outputs
+        point = 5 * math.log2(n) + 6
+        gathered = point + self.cut.copy_operations / 4
+        if channels * n * 8 * lanes > self.isa.l2_bytes * 3 // 4:
+            gathered += SPILLED_POINT_COST
+        products = self.row_blocks * self.rows * (8 * lanes + 4) + 24 * lanes
+        task = n * gathered * channels + self.frequencies * self.lane_blocks * products
+        back = n * (point + 2 * self.splits) + 2 * lanes * self.cut.taps
+        tasks = ceil_div(self.cut.tasks, self.splits) * ceil_div(self.splits, _THREADS) * _THREADS
+        memory = BYTE_COST * 4 * self.wgrad.batches * self.cut.outputs * channels
+        return tasks * task * _OVERHEAD + self.scalars.channels * self.lane_blocks * back + memory
+
+
+def read_plans(request: Request) -> list[Plan]:
+    """All ways of computing a weight gradient that the rule can; none for others."""
+    wgrad = read_weight_gradient(request.function)
+    if wgrad is None or len(wgrad.data.shape) != 3 or wgrad.groups != 1 or wgrad.multiply_adds == 0:
+        return []
+    axis, isa = wgrad.height, request.target.isa
+    if axis.stride != 1:
+        return []
+
+    def segments(transform: Transform) -> Segments:
+        return Segments(
+            wgrad.batches, axis.positions, axis.taps, axis.dilation, transform.points, isa.lanes()
+        )
+
+    return [
+        Plan(wgrad, segments(transform), transform, isa, gradient_lanes)
+        for transform, gradient_lanes in itertools.product(TRANSFORMS, (True, False))
+        if transform.points >= axis.taps
+    ]
