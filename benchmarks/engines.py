@@ -2,9 +2,9 @@
 
     python benchmarks/engines.py ENGINE MODEL FEEDS.npz --threads 2 [--seconds 1.5] [--outputs OUTPUTS.npz]
 
-ENGINE is `hybridc` (MODEL an artifact), `onnxruntime` or `openvino` (MODEL an ONNX file), each configured for
-the least time of one run at a time in float32. All get numpy arrays and give numpy arrays. Prints the
-milliseconds of every run as a JSON list, warm-up not counted.
+ENGINE is `hybridc` (MODEL an artifact), `onnxruntime`, `openvino` or `openvino_bf16` (MODEL an ONNX file),
+each configured for the least time of one run at a time, the first three in float32. All get numpy arrays and
+give numpy arrays. Prints the milliseconds of every run as a JSON list, warm-up not counted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,13 +79,13 @@ def onnxruntime(model: Path, feeds: Feeds, threads: int) -> Run:
     return lambda: session.run(None, feeds)
 
 
-def openvino(model: Path, feeds: Feeds, threads: int) -> Run:
+def openvino(model: Path, feeds: Feeds, threads: int, precision: str = "f32") -> Run:
     """Held to AVX2 where the environment has `ONEDNN_MAX_CPU_ISA=AVX2`."""
     import openvino as ov
 
     properties = {
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": threads,
     }
     compiled = ov.Core().compile_model(model, "CPU", properties)
@@ -95,6 +96,7 @@ ENGINES: dict[str, Callable[[Path, Feeds, int], Run]] = {
     "hybridc": hybridc,
     "onnxruntime": onnxruntime,
     "openvino": openvino,
+    "openvino_bf16": partial(openvino, precision="bf16"),
 }
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ def compile(
     host_memory: str | None = None,
     threads: int | None = None,
     winograd: bool = True,
+    precision: str = "fp32",
+    bf16_error: float = 0.01,
     tune_seconds: float | None = None,
     tune_record: str | Path | None = None,
     profile_kernels: bool = False,
@@ -62,10 +64,12 @@ def compile(
     run may hold of the host's memory. `shapes` and `dims` fix what the model leaves open: input shapes by
     name, named dimensions. `machine` names a profile, or the file of one, whose speeds the planner weighs.
     `pins` fixes where nodes run, `{"encoder/*": "gpu"}`; `plan_seconds` is the effort to search for a plan.
-    `winograd=False` leaves out fast algorithms, whose rounding errors are a few times larger. `tune_seconds`
-    is time to measure tiles of CPU kernels on this machine, `tune_record` a file of such measurements. With
-    `profile_kernels` the planner takes times of the kernels that are measured on this machine, instead of
-    predictions. Raises HybridcError.
+    `winograd=False` leaves out fast algorithms, whose rounding errors are a few times larger. With
+    `precision="bf16"` the CPU rounds factors of products to bf16, where that is measured to change a kernel's
+    result by no more than `bf16_error` of it; with `"int8"` it multiplies quantized numbers as integers.
+    `tune_seconds` is time to measure tiles of CPU kernels on this machine, `tune_record` a file of such
+    measurements. With `profile_kernels` the planner takes times of the kernels that are measured on this
+    machine, instead of predictions. Raises HybridcError.
     """
     from hybridc.compiler import compile_model
     from hybridc.options import parse_bytes
@@ -75,6 +79,8 @@ def compile(
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
         threads=threads,
         winograd=winograd,
+        precision=precision,
+        bf16_error=bf16_error,
         tune_seconds=tune_seconds,
         tune_record=None if tune_record is None else Path(tune_record),
         profile_kernels=profile_kernels,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from hybridc.artifact.manifest import Port, Source
 from hybridc.artifact.store import Contents, check_destination, store
 from hybridc.calibrate.profile import profiler_of
+from hybridc.calibrate.rounding import rounding_errors_of
 from hybridc.codegen.cuda import check_architectures, compile_fatbin
 from hybridc.codegen.library import BuiltLibrary, build_library, check_compiler
 from hybridc.emulator import image_key, preload
@@ -101,7 +102,7 @@ def compile_model(
     tuner = tuner_of(options, watch.progress)
     with watch("passes"):
         done = run_stages(
-            replace(start, chooser=tuner, profiler=profiler_of(options, watch.progress)),
+            _with_measurements(replace(start, chooser=tuner), options, watch.progress),
             watch.progress,
             stop_after=options.stop_after,
             dump_ir=options.dump_ir,
@@ -162,7 +163,7 @@ def plan_model(source: Model, options: CompileOptions, progress: Progress | None
     """Plan a model without generating code, which needs no GPU. Raises HybridcError."""
     progress = progress or Silent()
     _, start = import_model(source, options)
-    start = replace(start, profiler=profiler_of(options, progress))
+    start = _with_measurements(start, options, progress)
     done = run_stages(start, progress, stop_after="verify", dump_ir=options.dump_ir)
     _check_host_memory(done, options.host_memory_bytes)
     smallest_bytes = bound_bytes = 0
@@ -172,6 +173,12 @@ def plan_model(source: Model, options: CompileOptions, progress: Progress | None
     pins = tuple(tiling.pins for tiling in done.chosen)
     peak_bytes = done.all_gpu_peak_bytes
     return Planned(done.plans, _graphs(done), pins, peak_bytes, smallest_bytes, bound_bytes, done.machine)
+
+
+def _with_measurements(start: Compilation, options: CompileOptions, progress: Progress) -> Compilation:
+    return replace(
+        start, profiler=profiler_of(options, progress), rounding=rounding_errors_of(options, progress)
+    )
 
 
 def _graphs(done: Compilation) -> tuple[Graph, ...]:
@@ -197,6 +204,8 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
         effort=Effort(options.plan_seconds),
         host_bytes=_arena_limit(options.host_memory_bytes, program),
         winograd=options.winograd,
+        precision=options.precision,
+        bf16_error=options.bf16_error,
     )
     return model, start
 

@@ -34,6 +34,11 @@ _AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,12})?)\s*(?P<unit>%|[A-Za-z]
 _LARGEST_BYTES = 2**62
 MAXIMUM_THREADS = 4096
 _LARGEST_DIMENSION = 2**31 - 1
+FP32, BF16, INT8 = PRECISIONS = ("fp32", "bf16", "int8")
+"""In which products may be computed on the CPU."""
+BF16_ERROR = 0.01
+"""How much rounding factors to bf16 may change a kernel's result unless asked otherwise, as a fraction of
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,21 @@ def check_threads(count: int) -> int:
     return count
 
 
+def check_precision(precision: str, bf16_error: float, target: Target) -> None:
+    """Refuse what is no precision, or none that the target has. Raises UsageError HC526."""
+    if precision not in PRECISIONS:
+        what, remedy = f"there is no precision {precision!r}", f"known are {', '.join(PRECISIONS)}"
+        raise UsageError("HC526", what, remedy=remedy)
+    if precision != FP32 and target.isa.narrow is None:
+        what = f"--precision {precision} is given, but {target.isa.name} has no instructions for it"
+        raise UsageError("HC526", what, remedy="compile for --target avx512_bf16 or amx")
+    if precision == INT8 and target.has_gpu:
+        what = f"--precision int8 is given, but the target {target} has a GPU, whose kernels compute in fp32"
+        raise UsageError("HC526", what, remedy=f"compile for --target {target.isa.name}")
+    if not 0 <= bf16_error < math.inf:
+        raise UsageError("HC526", f"{bf16_error!r} is no bound of an error", remedy="give a fraction: 0.01")
+
+
 def check_seconds(seconds: float, purpose: str = "tuning") -> float:
     """Refuse an impossible time for tuning or planning. Raises UsageError HC518."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
@@ -255,6 +275,10 @@ class CompileOptions:
     """CPU threads that the plan counts on; None: as many as the machine profile has."""
     winograd: bool = True
     """Whether kernels may use fast algorithms (Winograd), whose rounding errors are a few times larger."""
+    precision: str = FP32
+    """Of PRECISIONS; where the CPU has instructions for it, and errors stay within the tolerance."""
+    bf16_error: float = BF16_ERROR
+    """How much rounding factors to bf16 may change a kernel's result, as a fraction of it."""
     tune_seconds: float | None = None
     """Time for a measured choice among the tiles of CPU kernels; None: none is measured."""
     tune_record: Path | None = None
@@ -286,6 +310,7 @@ class CompileOptions:
                 )
         if self.threads is not None:
             check_threads(self.threads)
+        check_precision(self.precision, self.bf16_error, self.target)
         if self.tune_seconds is not None:
             check_seconds(self.tune_seconds)
         check_seconds(self.plan_seconds, "planning")

@@ -4,9 +4,30 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from hybridc.errors import DeviceError, UsageError
+
+
+class Narrow(StrEnum):
+    """Instructions that multiply bf16 and int8 numbers, and add up in float32 and int32."""
+
+    VECTORS = "vectors"
+    """`vdpbf16ps` and `vpdpbusd`: 16 sums at a time."""
+    TILES = "tiles"
+    """AMX's `tdpbf16ps` and `tdpbusd`: 256 sums at a time."""
+    EMULATED_VECTORS = "emulated vectors"
+    EMULATED_TILES = "emulated tiles"
+    """The same code with other instructions in their place: slow, to try it where they are missing."""
+
+    @property
+    def are_tiles(self) -> bool:
+        return self in (Narrow.TILES, Narrow.EMULATED_TILES)
+
+    @property
+    def are_emulated(self) -> bool:
+        return self in (Narrow.EMULATED_VECTORS, Narrow.EMULATED_TILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +50,12 @@ class Isa:
     """Data cache of a core: the least among processors that have the instruction set."""
     l2_bytes: int = 1 << 20
     """Second-level cache of a core, as most of them have it."""
+    narrow: Narrow | None = None
+    """Which instructions multiply narrow numbers; None: it has none."""
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.narrow is not None and self.narrow.are_emulated
 
     @property
     def sums_in_flight(self) -> int:
@@ -42,23 +69,27 @@ class Isa:
 
 _AVX2_FLAGS = ("avx", "avx2", "fma", "f16c", "bmi1", "bmi2")
 _AVX512_FLAGS = (*_AVX2_FLAGS, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_BF16_FLAGS = (*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16")
+_AMX_FLAGS = (*_BF16_FLAGS, "amx_tile", "amx_bf16", "amx_int8")
+_ZMM = ("-prefer-256-bit",)
+
+
+def _avx512(name: str, mcpu: str, flags: tuple[str, ...], narrow: Narrow | None = None) -> Isa:
+    return Isa(name, mcpu, _ZMM, 512, 32, flags, narrow=narrow)
+
 
 ISAS = {
     isa.name: isa
     for isa in (
         Isa("avx2", "core-avx2", (), 256, 16, _AVX2_FLAGS),
-        Isa("avx512", "skylake-avx512", ("-prefer-256-bit",), 512, 32, _AVX512_FLAGS),
-        Isa("avx512_bf16", "cooperlake", ("-prefer-256-bit",), 512, 32, (*_AVX512_FLAGS, "avx512_bf16")),
-        Isa(
-            "amx",
-            "sapphirerapids",
-            ("-prefer-256-bit",),
-            512,
-            32,
-            (*_AVX512_FLAGS, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
-        ),
+        _avx512("avx512_bf16_emulated", "skylake-avx512", _AVX512_FLAGS, Narrow.EMULATED_VECTORS),
+        _avx512("amx_emulated", "skylake-avx512", _AVX512_FLAGS, Narrow.EMULATED_TILES),
+        _avx512("avx512", "skylake-avx512", _AVX512_FLAGS),
+        _avx512("avx512_bf16", "cooperlake", _BF16_FLAGS, Narrow.VECTORS),
+        _avx512("amx", "sapphirerapids", _AMX_FLAGS, Narrow.TILES),
     )
 }
+"""Each processor takes the last one that it has all flags of."""
 
 DEFAULT_ARCHITECTURES = ("sm_80", "sm_90")
 

@@ -111,9 +111,10 @@ def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window
 
 
 def blocked_conv2d_wgrad(
-    data: Sequence[int], gradient: Sequence[int], weight: Sequence[int], window: Window
+    data: Sequence[int], gradient: Sequence[int], weight: Sequence[int], window: Window, groups: int = 1
 ) -> tirx.PrimFunc:
-    """The gradient `[O, C, KH, KW]` of the weights of a convolution of `data` whose result has `gradient`.
+    """The gradient `[O, C / groups, KH, KW]` of the weights of a convolution of `data` whose result has
+    `gradient`.
 
     Both are blocked, `[N, CB, H, W, c]` and `[N, OB, OH, OW, o]`; data may be plain, `[N, C, H, W]`.
     """
@@ -123,12 +124,13 @@ def blocked_conv2d_wgrad(
     (sh, sw), (dh, dw), lanes = window.strides, window.dilation, gradient[4]
 
     def at(o: te.Var, c: te.Var, a: te.Var, b: te.Var) -> te.Expr:
-        channel, lane = (c, ()) if len(data) == 4 else (c // data[4], (c % data[4],))
-        value = padded[(n, channel, y * sh + a * dh, z * sw + b * dw, *lane)]
+        channel = c if groups == 1 else o // (weight[0] // groups) * weight[1] + c
+        block, lane = (channel, ()) if len(data) == 4 else (channel // data[4], (channel % data[4],))
+        value = padded[(n, block, y * sh + a * dh, z * sw + b * dw, *lane)]
         return te.sum(dy[n, o // lanes, y, z, o % lanes] * value, axis=[n, y, z])
 
     attributes: dict[str, object] = {"operator": "conv2d_wgrad", "strides": list(window.strides)}
-    attributes |= {"padding": list(window.padding), "dilation": list(window.dilation), "groups": 1}
+    attributes |= {"padding": list(window.padding), "dilation": list(window.dilation), "groups": groups}
     out = te.compute(extents(*weight), at, name="conv2d_wgrad", attrs=attributes)
     return _function([x, dy, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 

@@ -94,9 +94,10 @@ class Layout:
         if found is None or found.lanes != lanes:
             plain = self.as_plain(var)
             n, channels, h, w = tensor_shape(plain)
-            key = ("to_blocked", n, channels, h, w, lanes)
-            shape = (n, -(-channels // lanes), h, w, lanes)
-            converted = self.call(key, lambda: to_blocked((n, channels, h, w), lanes), [plain], shape)
+            dtype = tensor_dtype(plain)
+            made = (n, channels, h, w), lanes, dtype
+            result = relax.TensorType((n, -(-channels // lanes), h, w, lanes), dtype)
+            converted = self.call(("to_blocked", *made), lambda: to_blocked(*made), [plain], result)
             found = Blocked(converted, channels)
             self.blocked[var] = found
         return found

@@ -14,7 +14,7 @@ from hybridc.errors import UsageError
 from hybridc.ir import Device, Graph, Plan
 from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
-from hybridc.options import Budget
+from hybridc.options import BF16, BF16_ERROR, FP32, INT8, Budget
 from hybridc.passes.attention import fuse_attention
 from hybridc.passes.canonicalize import canonicalize
 from hybridc.passes.functions import FunctionTable
@@ -24,7 +24,9 @@ from hybridc.passes.lower import Lowered, lower
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pins import carried_pins, resolve_pins
 from hybridc.passes.plan import make_plans
+from hybridc.passes.precision import Errors, mark_integers, reduce_precision
 from hybridc.passes.program import Program
+from hybridc.passes.quantized import QUANTIZED_RULES
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.separable import fuse_separable
@@ -59,6 +61,11 @@ class Compilation:
     host_bytes: int | None = None
     """What a plan may hold in the host's memory; None: no limit."""
     winograd: bool = True
+    precision: str = FP32
+    bf16_error: float = BF16_ERROR
+    """How much rounding factors may change a kernel's result, as a fraction of it."""
+    rounding: Errors | None = None
+    """Measures that; needed for bf16."""
     chooser: Chooser | None = None
     profiler: Profiler | None = None
     """Measures what the planner takes instead of the machine's speeds; None: nothing is measured."""
@@ -143,8 +150,22 @@ def _on_cpu(c: Compilation, run: Callable[[Program], Program]) -> Compilation:
     return c if c.target.has_gpu else replace(c, program=run(c.program))
 
 
+def _choose_layout(c: Compilation, program: Program) -> Program:
+    return choose_layout(program, c.target.isa, QUANTIZED_RULES if c.precision == INT8 else ())
+
+
 def _fuse(c: Compilation, _: Progress) -> Compilation:
     return replace(c, program=fuse(c.program, c.functions), unfused=c.program)
+
+
+def _precision(c: Compilation, _: Progress) -> Compilation:
+    if c.precision == INT8:
+        return replace(c, program=mark_integers(c.program))
+    if c.precision != BF16:
+        return c
+    assert c.rounding is not None
+    program = reduce_precision(c.program, c.target, c.bf16_error, c.rounding, winograd=c.winograd)
+    return replace(c, program=program)
 
 
 def _schedule(c: Compilation, progress: Progress) -> Compilation:
@@ -290,10 +311,12 @@ STAGES: tuple[Stage, ...] = (
     Stage("canonicalize", lambda c, _: replace(c, program=canonicalize(c.program)), _show_program),
     # these two only where a CPU runs alone: a GPU beside it has other schedules, and reads the same tensors
     Stage("attention", lambda c, _: _on_cpu(c, fuse_attention), _show_program),
-    Stage("layout", lambda c, _: _on_cpu(c, partial(choose_layout, isa=c.target.isa)), _show_program),
+    Stage("layout", lambda c, _: _on_cpu(c, partial(_choose_layout, c)), _show_program),
     Stage("fuse", _fuse, _show_program),
     # there too; behind fuse, which has put their epilogues into both convolutions
     Stage("separable", lambda c, _: _on_cpu(c, partial(fuse_separable, target=c.target)), _show_program),
+    # behind fuse and separable, which decide what a kernel is
+    Stage("precision", _precision, _show_program),
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
     Stage("schedule", _schedule, _show_scheduled),
     Stage("graph", _read_graph, _show_graph),

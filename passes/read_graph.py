@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import tvm
 from tvm import relax, s_tir, tirx
@@ -13,14 +14,23 @@ from hybridc.ir import Device, Graph, Kernel, Role, Tensor
 from hybridc.ir.graph import FAMILIES, OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
 from hybridc.passes.program import Program, is_op, tensor_dtype, tensor_shape
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.registry import PRECISION, PRECISION_NOTE, Scheduled
 
 _FAMILY_OF_RULE = {
     "attention": "matmul",
+    "conv1d": "conv2d",
+    "conv1d_wgrad": "conv2d",
     "conv_wgrad": "conv2d",
+    "bf16_conv1d": "conv2d",
+    "bf16_conv2d": "conv2d",
+    "bf16_matmul": "matmul",
     "conv2d_blocked": "conv2d",
     "depthwise_blocked": "depthwise",
     "fast_conv1d": "winograd",
+    "fast_conv1d_wgrad": "winograd",
+    "few_rows": "matmul",
+    "int8_conv2d": "conv2d",
+    "int8_matmul": "matmul",
     "long_reductions": "reduction",
     "max_pool_indices": "pooling",
     "separable": "conv2d",
@@ -46,7 +56,8 @@ def read_graph(program: Program, scheduled: Mapping[tuple[str, Device], Schedule
         tensors[var.name] = Tensor(var.name, tensor_shape(var), tensor_dtype(var), role)
         names[var] = (var.name,)
 
-    outputs = {name for expr in program.outputs for name in _output_names(expr, program)}
+    values = {b.var: b.value for b in program.bindings}
+    outputs = {name for expr in program.outputs for name in _output_names(expr, values)}
     kernels: list[Kernel] = []
     for binding in program.bindings:
         value = binding.value
@@ -60,9 +71,8 @@ def read_graph(program: Program, scheduled: Mapping[tuple[str, Device], Schedule
             names[binding.var] = tuple(t.name for t in results)
             inputs = tuple(names[argument][0] for argument in value.args[1].fields)
             origins = program.origins[binding.var.name]
-            kernels.append(
-                _kernel(binding.var.name, inputs, results, origins, facts[value.args[0].name_hint])
-            )
+            kernel = _kernel(binding.var.name, inputs, results, origins, facts[value.args[0].name_hint])
+            kernels.append(_states_first(kernel, tensors))
     return Graph(
         kernels=tuple(kernels),
         tensors=tuple(tensors.values()),
@@ -71,9 +81,8 @@ def read_graph(program: Program, scheduled: Mapping[tuple[str, Device], Schedule
     )
 
 
-def _output_names(expr: relax.Expr, program: Program) -> Iterator[str]:
+def _output_names(expr: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> Iterator[str]:
     """The tensor, and the views on the way to it, that an output of the model names."""
-    values = {b.var: b.value for b in program.bindings}
     while True:
         value = values.get(expr)
         if isinstance(value, relax.TupleGetItem):
@@ -118,7 +127,18 @@ def _kernel(
         devices=facts.devices,
         origins=origins,
         family=facts.family,
+        precision=facts.precision,
+        precision_note=facts.precision_note,
     )
+
+
+def _states_first(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Kernel:
+    """With pairs of an output and an input of the model first: new states take the place of old ones."""
+
+    def is_other(pair: tuple[str, str]) -> bool:
+        return [tensors[name].role for name in pair] != [Role.OUTPUT, Role.INPUT]
+
+    return replace(kernel, may_overwrite=tuple(sorted(kernel.may_overwrite, key=is_other)))
 
 
 def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Device], Scheduled]) -> Kernel:
@@ -128,6 +148,7 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         for device in Device
         if (name, device) in scheduled
     }
+    attributes = function.attrs or {}
     return Kernel(
         name=name,
         function=name,
@@ -140,6 +161,8 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         cpu_workspace_bytes=workspace.get(Device.CPU, 0),
         devices=tuple(workspace),
         family=_family(name, scheduled),
+        precision=str(attributes.get(PRECISION, "fp32")),
+        precision_note=str(attributes.get(PRECISION_NOTE, "")),
     )
 
 

@@ -54,7 +54,7 @@ def schedule_functions(
     there, and its kernels run on the other one. `chooser` decides among the ways that a rule offers.
     What is `known` of functions that another program shares is taken as it is.
     """
-    constants = _constant_arguments(program)
+    constants = constant_arguments(program)
     devices = (Device.GPU, Device.CPU) if target.has_gpu else (Device.CPU,)
     functions = {g.name_hint: f for g, f in program.functions.items()}
     known = {key: made for key, made in known.items() if key[0] in functions}
@@ -96,7 +96,7 @@ def _tunables(
     return found
 
 
-def _constant_arguments(program: Program) -> Mapping[str, frozenset[int]]:
+def constant_arguments(program: Program) -> Mapping[str, frozenset[int]]:
     """Positions of the arguments that are weights, by function."""
     found = {}
     for binding in program.bindings:

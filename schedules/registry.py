@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import ml_dtypes  # noqa: F401 - numpy knows bfloat16 only after this import
 import numpy as np
 
 from hybridc.ir import Device
@@ -50,13 +51,30 @@ class Packing:
     combined: Transform | None = None
     """Replaces blocks by linear combinations of them, as Strassen's algorithm does. Its axis is one of the
     permuted array, merged with those behind it until it has as many elements as the matrix takes."""
+    words: str | None = None
+    """Type, bfloat16 or int8, of the numbers that the last axis of the permuted array has four bytes of; each
+    such group becomes one int32, the first number lowest."""
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        """Of the result, unless blocks are combined."""
+        shape = tuple(self.shape[axis] for axis in self.axes)
+        return shape if self.words is None else shape[:-1]
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         if self.transform is not None:
             array = self.transform.apply(array)
         pad = [(0, big - small) for small, big in zip(array.shape, self.padded, strict=True)]
         packed = np.pad(array, pad).reshape(self.shape).transpose(self.axes)
+        if self.words is not None:
+            return _as_words(packed, self.words)
         return np.ascontiguousarray(packed if self.combined is None else _combine(self.combined, packed))
+
+
+def _as_words(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers of the last axis, rounded to nearest even, as one int32."""
+    narrow = np.ascontiguousarray(array.astype(dtype))
+    return narrow.view("uint16" if dtype == "bfloat16" else dtype).view("int32")[..., 0]
 
 
 def _combine(transform: Transform, array: np.ndarray) -> np.ndarray:
@@ -75,6 +93,12 @@ def _combine(transform: Transform, array: np.ndarray) -> np.ndarray:
     return result
 
 
+PRECISION = "precision"
+"""Attribute of functions whose products may be computed in less than fp32."""
+PRECISION_NOTE = "precision_note"
+"""Attribute of others: why not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A function to schedule. `constants` are the positions of parameters known at compile time,
@@ -87,6 +111,11 @@ class Request:
     """Label of the tile to take, one of `Scheduled.choices`; None takes the one predicted to be best."""
     winograd: bool = True
     """Whether fast convolution and fast matrix products, whose rounding errors are larger, may be used."""
+
+    @property
+    def precision(self) -> str:
+        """In which its products may be computed: fp32, or what `passes/precision.py` has noted."""
+        return str((self.function.attrs or {}).get(PRECISION, "fp32"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 
 from hybridc.options import (
+    BF16_ERROR,
+    FP32,
+    PRECISIONS,
     Budget,
     CompileOptions,
     parse_budget,
@@ -74,6 +77,21 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         dest="winograd",
         action="store_false",
         help="leave out fast algorithms, whose rounding errors are a few times larger",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=FP32,
+        help="bf16: round factors of matrix products and convolutions on the CPU, and add up in fp32; int8:"
+        " compute quantized ones as integers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--bf16-error",
+        type=float,
+        default=BF16_ERROR,
+        metavar="FRACTION",
+        help="kernels whose result bf16 would change by more, as measured for random inputs, stay in fp32"
+        " (default: %(default)g)",
     )
     parser.add_argument(
         "--profile-kernels",
@@ -169,6 +187,8 @@ def compile_options(
         plan_seconds=arguments.plan_seconds,
         threads=arguments.threads,
         winograd=arguments.winograd,
+        precision=arguments.precision,
+        bf16_error=arguments.bf16_error,
         tune_seconds=tune_seconds,
         tune_record=tune_record,
         profile_kernels=arguments.profile_kernels,

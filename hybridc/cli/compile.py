@@ -7,6 +7,7 @@ plan of what runs where, and the weights.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ EXAMPLE = """\
   hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 64MiB
   hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 32MiB,64MiB,50%
   hybridc compile net.onnx -o step.hyb --train --loss softmax_cross_entropy --optimizer adam:lr=1e-3"""
+
+_NAMED = 4
+"""Nodes of those that stayed in fp32 that the summary names; the JSON document has them all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,9 +108,19 @@ def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
         "functions": len({kernel.function for graph in compiled.graphs for kernel in graph.kernels}),
         "tuned": dict(compiled.tuned),
         "measured_us": measured_to_json(compiled.measured_us),
+        "precision": _precisions(compiled.graphs[-1]),
         **plans[-1],
         "plans": plans,
     }
+
+
+def _precisions(graph: Graph) -> list[dict[str, Any]]:
+    """Of kernels for which another precision than fp32 was asked."""
+    return [
+        {"kernel": k.name, "origins": list(k.origins), "precision": k.precision, "note": k.precision_note}
+        for k in graph.kernels
+        if k.precision != "fp32" or k.precision_note
+    ]
 
 
 def _plan_to_json(graph: Graph, plan: Plan) -> dict[str, Any]:
@@ -137,11 +151,30 @@ def _summary(compiled: Compiled, target: str) -> str:
         lines.append(f"  {plural(len(data['tuned']), 'function')} with a tile that was measured to be faster")
     if data["measured_us"]:
         lines.append(f"  planned with {plural(len(data['measured_us']), 'measured time')}")
+    lines += precision_summary(compiled.graphs[-1])
     for plan in data["plans"]:
         if len(data["plans"]) > 1:
             lines.append(f"plan for {format_bytes(plan['budget_bytes'])} of GPU memory:")
         lines += _plan_summary(plan)
     return "\n".join(lines)
+
+
+def precision_summary(graph: Graph) -> list[str]:
+    """Lines that count what multiplies in less than fp32, and name by their reasons the nodes that do not."""
+    from hybridc.report.table import plural
+
+    reduced = Counter(kernel.precision for kernel in graph.kernels if kernel.precision != "fp32")
+    stayed: dict[str, list[str]] = {}
+    for kernel in graph.kernels:
+        if kernel.precision_note:
+            stayed.setdefault(kernel.precision_note, []).extend(kernel.origins[:1] or (kernel.name,))
+    lines = [f"  {plural(count, 'kernel')} in {precision}" for precision, count in sorted(reduced.items())]
+    for note, nodes in stayed.items():
+        named = ", ".join(nodes[:_NAMED]) + (
+            f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+        )
+        lines.append(f"  {plural(len(nodes), 'kernel')} stayed in fp32, as {note}: {named}")
+    return lines
 
 
 def plan_summary(graph: Graph, plan: Plan) -> list[str]:

@@ -32,7 +32,7 @@ def this_computer() -> Computer:
     return Computer(
         cpu=_first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$") or "unknown",
         cores=len(os.sched_getaffinity(0)),
-        isas=tuple(name for name, isa in ISAS.items() if not missing_flags(isa, flags)),
+        isas=tuple(name for name, isa in ISAS.items() if not (isa.is_emulated or missing_flags(isa, flags))),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         nvidia_driver=nvidia_driver(),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hybridc.cli.arguments import compile_options
 from hybridc.cli.files import existing_file
 from hybridc.errors import UsageError
-from hybridc.options import exact_bytes
+from hybridc.options import FP32, exact_bytes
 from hybridc.progress import terminal_progress
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def _of_model(arguments: argparse.Namespace, gpu_memory: Budget | None) -> PlanO
 def _of_artifact(arguments: argparse.Namespace) -> PlanOf:
     given = arguments.machine or arguments.shape or arguments.dim or arguments.threads
     given = given or arguments.profile_kernels or not arguments.winograd or arguments.pin
+    given = given or arguments.precision != FP32
     given = given or arguments.host_memory
     if given or arguments.target != "native":
         raise UsageError(

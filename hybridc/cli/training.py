@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridc.cli.files import print_json
 from hybridc.errors import UsageError
-from hybridc.options import CompileOptions, format_bytes, parse_count
+from hybridc.options import FP32, CompileOptions, format_bytes, parse_count
 from hybridc.progress import terminal_progress
 from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 
@@ -62,6 +62,8 @@ def check_training(arguments: argparse.Namespace) -> None:
     if arguments.train and (arguments.stop_after is not None or arguments.dump_ir is not None):
         what = "--train compiles several programs, and ends with an artifact"
         raise UsageError("HC525", what, remedy="leave --stop-after and --dump-ir out")
+    if arguments.train and arguments.precision != FP32:
+        raise UsageError("HC525", "training steps are computed in fp32", remedy="leave --precision out")
 
 
 def compile_for_training(arguments: argparse.Namespace, options: CompileOptions) -> int:

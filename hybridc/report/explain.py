@@ -75,6 +75,8 @@ class Explanation:
     makespan_us: float
     tensors: tuple[TensorFact, ...]
     alternatives: tuple[Alternative, ...]
+    precision: str = "fp32"
+    precision_note: str = ""
 
 
 def find_kernels(graph: Graph, node: str) -> tuple[Kernel, ...]:
@@ -113,6 +115,8 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         makespan_us=plan.makespan_us,
         tensors=tuple(story.tensors()),
         alternatives=tuple(_alternatives(graph, plan, machine, kernel)) if has_gpu else (),
+        precision=kernel.precision if step.device is Device.CPU else "fp32",
+        precision_note=kernel.precision_note,
     )
 
 

@@ -49,6 +49,10 @@ def _placement(explanation: Explanation) -> str:
     if here_us is not None and there_us is not None:
         by_itself = f"By itself it takes {format_us(here_us)} there"
         words.append(f"{by_itself}, and {format_us(there_us)} on the {there.upper()}.")
+    if explanation.precision != "fp32":
+        words.append(f"It multiplies {explanation.precision} numbers.")
+    elif explanation.precision_note:
+        words.append(f"It stayed in fp32, as {explanation.precision_note}.")
     if explanation.device_us[Device.GPU] is None:
         return " ".join(words)
     needs = f"The GPU needs {format_bytes(explanation.footprint_bytes)} to run it"

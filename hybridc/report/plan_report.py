@@ -31,6 +31,10 @@ class KernelRow:
     """ONNX nodes it computes."""
     reason: str
     """Why it runs on that device."""
+    precision: str = "fp32"
+    """In which it multiplies."""
+    precision_note: str = ""
+    """Why that is not what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,8 @@ def _kernel_rows(graph: Graph, plan: Plan, reasons: Reasons) -> tuple[KernelRow,
                 footprint_bytes=footprint_bytes(graph, kernel),
                 origins=kernel.origins,
                 reason="recomputed to save memory" if again else reasons.of(kernel, step.device),
+                precision=kernel.precision if step.device is Device.CPU else "fp32",
+                precision_note=kernel.precision_note,
             )
         )
     return tuple(rows)

@@ -22,6 +22,7 @@ from hybridc.ir import Device, Lane
 from hybridc.ir.plan import align
 from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_lasting_thread
 from hybridc.runtime.staging import available_host_bytes, choose_staging
+from hybridc.runtime.tiles import request_tiles
 from hybridc.scratch import scratch_folder
 
 _CPU = 1  # kDLCPU
@@ -172,10 +173,12 @@ class Program:
 def open_library(artifact: Artifact) -> Any:
     """The code of an artifact, for `Program`.
 
-    Raises DeviceError HC402 where the NVIDIA driver or the CUDA runtime is missing and there is GPU code;
-    ArtifactError HC307 if the library cannot be loaded.
+    Raises DeviceError HC402 where the NVIDIA driver or the CUDA runtime is missing and there is GPU code,
+    HC410 where the system refuses tile registers that it needs; ArtifactError HC307 if the library cannot be
+    loaded.
     """
     load_runtime(cuda=artifact.has_gpu_code)
+    request_tiles(artifact.manifest.cpu_flags)
     _offer_kernels_to_emulator(artifact)
     return _load_library(artifact.library)
 

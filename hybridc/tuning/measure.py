@@ -14,6 +14,7 @@ import tvm
 
 from hybridc.passes.lower import llvm_target
 from hybridc.runtime.libraries import limit_threads, load_runtime
+from hybridc.runtime.tiles import request_tiles
 from hybridc.schedules.cpu import install as install_vector_functions
 from hybridc.schedules.registry import Scheduled
 from hybridc.targets import Isa
@@ -78,6 +79,7 @@ class Arguments:
 def compiled(scheduled: Scheduled, isa: Isa) -> Callable[..., None]:
     """The scheduled function as machine code, for tensors on the CPU."""
     install_vector_functions()
+    request_tiles(isa.cpu_flags)
     function = scheduled.function.with_attr("global_symbol", "main")
     return tvm.compile(tvm.IRModule({"main": function}), target=llvm_target(isa))["main"]
 

@@ -2,6 +2,11 @@
 
 from hybridc.schedules.cpu.arg_extremum import arg_extremum
 from hybridc.schedules.cpu.attention import attention
+from hybridc.schedules.cpu.bf16_conv1d import bf16_conv1d
+from hybridc.schedules.cpu.bf16_conv2d import bf16_conv2d
+from hybridc.schedules.cpu.bf16_matmul import bf16_matmul
+from hybridc.schedules.cpu.conv1d import conv1d
+from hybridc.schedules.cpu.conv1d_wgrad import conv1d_wgrad
 from hybridc.schedules.cpu.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv_wgrad import conv_wgrad
@@ -10,6 +15,10 @@ from hybridc.schedules.cpu.depthwise_blocked import depthwise_blocked
 from hybridc.schedules.cpu.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
 from hybridc.schedules.cpu.fast_conv1d import fast_conv1d
+from hybridc.schedules.cpu.fast_conv1d_wgrad import fast_conv1d_wgrad
+from hybridc.schedules.cpu.few_rows import few_rows
+from hybridc.schedules.cpu.int8_conv2d import int8_conv2d
+from hybridc.schedules.cpu.int8_matmul import int8_matmul
 from hybridc.schedules.cpu.intrinsics import install
 from hybridc.schedules.cpu.matmul import matmul
 from hybridc.schedules.cpu.max_pool_indices import max_pool_indices
@@ -21,15 +30,24 @@ from hybridc.schedules.cpu.winograd import winograd
 from hybridc.schedules.registry import Rule
 
 RULES: tuple[Rule, ...] = (
+    bf16_conv1d,
+    bf16_conv2d,
+    bf16_matmul,
+    int8_conv2d,
+    int8_matmul,
     attention,
     depthwise_blocked,
     separable,
+    fast_conv1d_wgrad,
+    conv1d_wgrad,
     conv_wgrad,
     winograd,
     conv2d_blocked,
     fast_conv1d,
+    conv1d,
     conv2d,
     depthwise,
+    few_rows,
     matmul,
     elementwise,
     pooling,

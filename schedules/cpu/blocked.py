@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
+from hybridc.schedules.cpu.dot_products import Dot
 from hybridc.schedules.cpu.grouping import Grouping, grouping
 from hybridc.schedules.cpu.nest import Contraction, loads, read_contraction, substitute
 from hybridc.schedules.cpu.tile import integer
@@ -66,6 +67,9 @@ class BlockedConvolution:
     """How groups fill vectors, if it is a grouped convolution."""
     is_constant: bool = True
     """Whether weights are known when compiling, and may be packed then."""
+    dot: Dot | None = None
+    """How narrow numbers are multiplied. Input lanes, of plain data channels, are then words of such numbers,
+    which a task packs into its copy of the input."""
 
     @property
     def multiply_adds(self) -> int:
@@ -106,7 +110,13 @@ class BlockedConvolution:
 def read_blocked_convolution(request: Request) -> BlockedConvolution | None:
     """The blocked convolution that a function computes, or None; its weights have to be a parameter."""
     contraction = read_contraction(request.function)
-    if contraction is None or len(contraction.anchor.spatial) != 5:
+    return None if contraction is None else blocked_convolution(contraction, request.constants)
+
+
+def blocked_convolution(contraction: Contraction, constants: frozenset[int]) -> BlockedConvolution | None:
+    """The blocked convolution that a contraction is, or None; `constants` are parameters known when
+    compiling."""
+    if len(contraction.anchor.spatial) != 5:
         return None
     anchor, nest = contraction.anchor, contraction.nest
     data, weight = contraction.left, contraction.right
@@ -129,7 +139,7 @@ def read_blocked_convolution(request: Request) -> BlockedConvolution | None:
     return BlockedConvolution(
         contraction, source, position, depthwise, plain, extents[0], extents[1], extents[4],
         1 if block is None else anchor.extents[block], 1 if lane is None else anchor.extents[lane],
-        *axes, is_constant=position in request.constants,
+        *axes, is_constant=position in constants,
     )  # fmt: skip
 
 

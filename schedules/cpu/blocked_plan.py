@@ -73,7 +73,9 @@ def source_of(conv: BlockedConvolution) -> Source:
     axes = (conv.height, conv.width)
     flat = all(axis.taps == 1 for axis in axes)
     strided = any(axis.stride > 1 or axis.outputs != axis.inputs for axis in axes)
-    copied = conv.computed or any(axis.is_padded for axis in axes) or (flat and strided)
+    copied = (
+        conv.computed or conv.dot is not None or any(axis.is_padded for axis in axes) or (flat and strided)
+    )
     return Source(flat, copied)
 
 

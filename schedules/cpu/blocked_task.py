@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import ir, tirx
@@ -43,14 +44,15 @@ class Buffers:
 def declare_buffers(conv: BlockedConvolution, plan: Plan, packing: Packing | None) -> Buffers:
     """What the nest of a plan needs; without `packing` weights are read where they are."""
     weight = conv.contraction.nest.function.params[conv.weight]
+    factor, total = ("float32", "float32") if conv.dot is None else ("int32", conv.dot.sum_dtype)
     if packing is not None:
-        weight = tirx.decl_buffer([packing.shape[axis] for axis in packing.axes], "float32", "packed_weight")
+        weight = tirx.decl_buffer(packing.packed_shape, factor, "packed_weight")
     source, copy, partial = source_of(conv), None, None
     if source.copied:
-        copy = tirx.decl_buffer(_copy_shape(conv, plan, source), "float32", "rows")
+        copy = tirx.decl_buffer(_copy_shape(conv, plan, source), factor, "rows")
     if plan.chunk < conv.input_blocks:
         shape = (plan.groups, tiles_of_task(conv, plan), plan.pixels, plan.vectors, plan.lanes)
-        partial = tirx.decl_buffer(shape, "float32", "partial")
+        partial = tirx.decl_buffer(shape, total, "partial")
     return Buffers(conv, plan, source, weight, copy, partial)
 
 
@@ -134,13 +136,20 @@ def _unflatten(flat: ir.Expr, width: int) -> Place:
     return tirx.floordiv(flat, integer(width)), tirx.floormod(flat, integer(width))
 
 
-def copy_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
+Pixel = Callable[[ir.Expr, ir.Expr, ir.Expr, Place | None], tirx.Stmt]
+"""Writes a pixel of a block (of plain data: a channel) at a row and column of the copy, given where it is in
+the input; None is padding."""
+
+
+def copy_rows(task: Pass, copy: ir.Var, pixel: Pixel | None = None, blocks: int | None = None) -> tirx.Stmt:
     """Fill the copy: rows that exist with zeros left and right of them, and zeros for those that do not.
 
-    Of a strided 1x1 kernel's input only the pixels that it reads are copied.
+    Of a strided 1x1 kernel's input only the pixels that it reads are copied. By default they are copied as
+    they are, and all blocks that the copy has.
     """
+    pixel = pixel or _copied_pixel(task, copy)
     conv, plan, flat = task.buffers.conv, task.buffers.plan, task.buffers.source.flat
-    blocks, rows, columns = (int(e) for e in copy.shape[:3])
+    existing, rows, columns = (int(e) for e in copy.shape[:3])
     steps = (conv.height.stride, conv.width.stride) if flat else (1, 1)
     lines = rows if flat else plan.lines
     top = task.part * integer(lines * conv.height.stride) - integer(conv.height.before)
@@ -148,22 +157,14 @@ def copy_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
         min(ceil_div(column + conv.width.before, steps[1]), columns) for column in (0, conv.width.inputs)
     )
 
-    def element(block: ir.Expr, row: ir.Expr, column: ir.Expr, lane: ir.Expr, exists: bool) -> tirx.Stmt:
-        indices = [block, row, column] if conv.plain else [block, row, column, lane]
-        y = top + row * integer(steps[0])
-        x = column * integer(steps[1]) - integer(conv.width.before)
-        channel = block if conv.plain else lane
-        value = conv.input_at(task.n, task.block(block), y, x, channel)[0]
-        return tirx.BufferStore(copy, value if exists else tirx.FloatImm("float32", 0.0), indices)
-
     def piece(block: ir.Expr, row: ir.Expr, start: int, end: int, exists: bool) -> list[tirx.Stmt]:
-        def pixel(i: ir.Expr) -> tirx.Stmt:
-            def lanes(lane: ir.Expr) -> tirx.Stmt:
-                return element(block, row, i + integer(start), lane, exists)
+        def at(i: ir.Expr) -> tirx.Stmt:
+            column = i + integer(start)
+            y = top + row * integer(steps[0])
+            x = column * integer(steps[1]) - integer(conv.width.before)
+            return pixel(block, row, column, (y, x) if exists else None)
 
-            return lanes(integer(0)) if conv.plain else vectorized(conv.input_lanes, lanes)
-
-        return [loop(end - start, pixel)] if end > start else []
+        return [loop(end - start, at)] if end > start else []
 
     def line(block: ir.Expr, row: ir.Expr) -> tirx.Stmt:
         pieces = ((0, left, False), (left, right, True), (right, columns, False))
@@ -174,4 +175,20 @@ def copy_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
         inside = tirx.all(y >= integer(0), y < integer(conv.height.inputs))
         return tirx.IfThenElse(inside, whole, sequence(piece(block, row, 0, columns, exists=False)))
 
-    return loop(blocks, lambda block: loop(rows, lambda row: line(block, row)))
+    return loop(blocks or existing, lambda block: loop(rows, lambda row: line(block, row)))
+
+
+def _copied_pixel(task: Pass, copy: ir.Var) -> Pixel:
+    conv = task.buffers.conv
+
+    def pixel(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:
+        def element(lane: ir.Expr) -> tirx.Stmt:
+            value: ir.Expr = tirx.FloatImm("float32", 0.0)
+            if place is not None:
+                value = conv.input_at(task.n, task.block(block), *place, block if conv.plain else lane)[0]
+            indices = [block, row, column] if conv.plain else [block, row, column, lane]
+            return tirx.BufferStore(copy, value, indices)
+
+        return element(integer(0)) if conv.plain else vectorized(conv.input_lanes, element)
+
+    return pixel

@@ -1,4 +1,4 @@
-"""Convolutions of one or two spatial axes on plain NC(H)W tensors.
+"""Convolutions of two spatial axes on plain NCHW tensors.
 
 Vectors run along the output's last axis, so that results are stored, and residuals read, as they lie;
 weights are the scalars. Stride, padding and dilation are dealt with once, by a copy of the input:
@@ -7,17 +7,17 @@ weights are the scalars. Stride, padding and dilation are dealt with once, by a 
 
 in which every tap of the kernel is a contiguous vector: tap `kh` reads phase `kh * DH % SH`, line
 `y + kh * DH // SH`. The copy costs one pass over the input; the convolution reads each element OC * KH
-* KW times. One long line is copied in blocks that stay in cache, each by the task that reads it.
+* KW times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
+from hybridc.schedules.cpu.convolution import Convolution, read_convolution
 from hybridc.schedules.cpu.nest import finish
 from hybridc.schedules.cpu.tile import (
     PARALLEL_WORK,
@@ -38,10 +38,6 @@ from hybridc.schedules.cpu.tile import (
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
 _MOST_CHOICES = 8
-_MANY_BLOCKS = 16
-"""Blocks of columns that are enough tasks without a division by output channels."""
-_BLOCK_TILES = 8
-"""Most tiles of columns of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +48,10 @@ class Source:
     stages: tuple[tirx.Stmt, ...] = ()
     buffers: tuple[ir.Var, ...] = ()
     parameter: tuple[int, ir.Var, Packing] | None = None
-    fill: Callable[[ir.Expr, ir.Expr, ir.Expr], tirx.Stmt] | None = None
-    """`fill(n, group, block)` copies what a block of columns reads, before its tiles run; `read` is then
-    relative to the group's first channel and the block's first column."""
-    tiles: int = 1
-    """Tiles of columns of a block."""
 
 
 def conv2d(request: Request) -> Scheduled | None:
-    """Accepts conv1d and conv2d of any stride, padding, dilation and groups of more than one input channel.
+    """Accepts conv2d of any stride, padding, dilation and groups of more than one input channel.
 
     Tiling (AVX-512): `rows` output channels x `depth` lines x `width` vectors of 16 columns, about 24
     accumulators. A 1x1 convolution without stride and padding is a matrix product over all H * W columns.
@@ -80,8 +71,8 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     tiles = rank_tiles(isa, conv.group_outputs, lines, columns, divide_rows=conv.groups > 1)[:_MOST_CHOICES]
     ranked = {f"{tile.rows}x{tile.depth}x{tile.width} vectors": tile for tile in tiles}
     tile = pick(request, ranked)
-    data = _data_source(conv, tile, lines, columns, flat=flat)
-    weight = _weight_source(request, conv, tile)
+    data = _flat_source(conv, tile, columns) if flat else _line_source(conv, tile)
+    weight = weight_source(request, conv, tile.rows)
     body, sums = _Tiles(conv, tile, lines, columns, data, weight, flat).nest()
     params = list(request.function.params)
     packings = []
@@ -98,57 +89,6 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
 def _is_pointwise(conv: Convolution) -> bool:
     axes = (conv.height, conv.width)
     return all(a.taps == 1 and a.stride == 1 and a.padded == a.outputs for a in axes)
-
-
-def _data_source(conv: Convolution, tile: Tile, lines: int, columns: int, *, flat: bool) -> Source:
-    """Read in place if possible; one long line is copied block by block, which stays in cache."""
-    tiles = ceil_div(columns, tile.columns)
-    divisors = [t for t in range(1, _BLOCK_TILES + 1) if tiles % t == 0 and tiles // t >= _MANY_BLOCKS]
-    one_line = conv.height.outputs == 1 and conv.height.taps == 1 and _weights_inside(conv, lines, columns)
-    if one_line and divisors:
-        if flat and columns % tile.columns == 0:
-            return replace(_flat_source(conv, tile, columns), tiles=divisors[-1])
-        return _block_source(conv, tile, divisors[-1])
-    return _flat_source(conv, tile, columns) if flat else _line_source(conv, tile)
-
-
-def _block_source(conv: Convolution, tile: Tile, tiles: int) -> Source:
-    """A block's part of the padded line; most blocks need no padding."""
-    width, source = conv.width, unpadded(conv)
-    columns = tiles * tile.columns
-    shape = (conv.group_inputs, width.phases, columns + width.reach)
-    block = tirx.decl_buffer(shape, "float32", "block")
-
-    def fill(n: ir.Expr, g: ir.Expr, number: ir.Expr) -> tirx.Stmt:
-        start = number * integer(columns * width.stride)
-
-        def copied(value: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
-            def line(point: Point) -> tirx.Stmt:
-                c, pw = point
-                channel = g * integer(conv.group_inputs) + c
-
-                def element(x: ir.Expr) -> tirx.Stmt:
-                    at = start + x * integer(width.stride) + pw
-                    return tirx.BufferStore(block, value(channel, at), [c, pw, x])
-
-                return loop(shape[-1], element)
-
-            return grid(shape[:-1], line)
-
-        padded = copied(lambda c, x: conv.padded(n, c, integer(0), x))
-        if source is None:
-            return padded
-        data, before = source
-        line = () if conv.height.output is None else (integer(0),)
-        whole = copied(lambda c, x: tirx.BufferLoad(data, [n, c, *line, x - integer(before)]))
-        reach = (shape[-1] - 1) * width.stride + width.phases
-        last = before + int(data.shape[-1]) - reach
-        return tirx.IfThenElse(tirx.all(start >= integer(before), start <= integer(last)), whole, padded)
-
-    def read(n: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr, y: ir.Expr, x: ir.Expr) -> ir.Expr:
-        return tirx.BufferLoad(block, [c, width.phase(kw), x + width.shift(kw)])
-
-    return Source(read, (), (block,), fill=fill, tiles=tiles)
 
 
 def _line_and_column(conv: Convolution, flat: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
@@ -214,12 +154,12 @@ def _line_source(conv: Convolution, tile: Tile) -> Source:
     return Source(read, (stage,), (copy,))
 
 
-def _weight_source(request: Request, conv: Convolution, tile: Tile) -> Source:
+def weight_source(request: Request, conv: Convolution, rows: int) -> Source:
     """Weights as `[O / rows, I, KH, KW, rows]`: the scalars of one step lie side by side."""
     outputs = conv.groups * conv.group_outputs
     inputs, kh, kw = conv.group_inputs, conv.height.taps, conv.width.taps
-    blocks = ceil_div(outputs, tile.rows)
-    packed = tirx.decl_buffer((blocks, inputs, kh, kw, tile.rows), "float32", "packed_weight")
+    blocks = ceil_div(outputs, rows)
+    packed = tirx.decl_buffer((blocks, inputs, kh, kw, rows), "float32", "packed_weight")
 
     def read(block: ir.Expr, m: ir.Expr, c: ir.Expr, i: ir.Expr, j: ir.Expr) -> ir.Expr:
         return tirx.BufferLoad(packed, [block, c, i, j, m])
@@ -227,18 +167,16 @@ def _weight_source(request: Request, conv: Convolution, tile: Tile) -> Source:
     position = conv.contraction.nest.parameter(conv.weight.source)
     if position in request.constants:
         taps = (kw,) if conv.height.output is None else (kh, kw)
-        packing = Packing(
-            (blocks * tile.rows, inputs, *taps), (blocks, tile.rows, inputs, kh, kw), (0, 2, 3, 4, 1)
-        )
+        packing = Packing((blocks * rows, inputs, *taps), (blocks, rows, inputs, kh, kw), (0, 2, 3, 4, 1))
         return Source(read, parameter=(position, packed, packing))
 
     def fill(point: Point) -> tirx.Stmt:
         block, c, i, j, m = point
-        o = clamp(block * integer(tile.rows) + m, outputs, inside=outputs % tile.rows == 0)
+        o = clamp(block * integer(rows) + m, outputs, inside=outputs % rows == 0)
         return tirx.BufferStore(packed, conv.weight_at(o, c, i, j), [block, c, i, j, m])
 
-    shape = (blocks, inputs, kh, kw, tile.rows)
-    stage = grid(shape, fill, parallel=blocks * inputs * kh * kw * tile.rows >= PARALLEL_WORK)
+    shape = (blocks, inputs, kh, kw, rows)
+    stage = grid(shape, fill, parallel=blocks * inputs * kh * kw * rows >= PARALLEL_WORK)
     return Source(read, (stage,), (packed,))
 
 
@@ -264,17 +202,12 @@ class _Tiles:
     def row_blocks(self) -> int:
         return ceil_div(self.conv.group_outputs, self.tile.rows)
 
-    @property
-    def in_blocks(self) -> bool:
-        """Whether a task has all output channels of a block of columns."""
-        return self.data.fill is not None or self.data.tiles > 1
-
     def nest(self) -> tuple[tirx.Stmt, ir.Var]:
         """Tasks: what is smaller, weights or data, is swept by the inner loops and stays in cache.
 
         Returns the buffer of the sums too.
         """
-        conv, tile, data = self.conv, self.tile, self.data
+        conv, tile = self.conv, self.tile
         weights_inside = _weights_inside(conv, self.lines, self.columns)
         lines, columns = ceil_div(self.lines, tile.depth), ceil_div(self.columns, tile.columns)
         order = (lines, columns, self.row_blocks) if weights_inside else (self.row_blocks, lines, columns)
@@ -287,25 +220,11 @@ class _Tiles:
 
         def task(point: Point) -> tirx.Stmt:
             n, g, *rest = point
-            if self.in_blocks:
-                return self._block(n, g, rest[0], rest[1], emit)
             return emit(_Tile(self, n, g, *(rest if weights_inside else (*rest[1:], rest[0]))))
 
-        tasks = (conv.batches, conv.groups, *((lines, columns // data.tiles) if self.in_blocks else order))
-        return grid(tasks, task, parallel=conv.multiply_adds >= PARALLEL_WORK), sums[0]
-
-    def _block(
-        self, n: ir.Expr, g: ir.Expr, line: ir.Expr, number: ir.Expr, emit: Callable[[_Tile], tirx.Stmt]
-    ) -> tirx.Stmt:
-        """Along a few rows of output at a time, so that they are written in long runs."""
-        data = self.data
-
-        def one(b: ir.Expr, i: ir.Expr) -> tirx.Stmt:
-            column = number * integer(data.tiles) + i
-            return emit(_Tile(self, n, g, line, column, b, None if data.fill is None else i))
-
-        tiles = loop(self.row_blocks, lambda b: loop(data.tiles, lambda i: one(b, i)))
-        return tiles if data.fill is None else tirx.SeqStmt([data.fill(n, g, number), tiles])
+        return grid(
+            (conv.batches, conv.groups, *order), task, parallel=conv.multiply_adds >= PARALLEL_WORK
+        ), sums[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +237,6 @@ class _Tile:
     line: ir.Expr
     column: ir.Expr
     block: ir.Expr
-    place: ir.Expr | None = None
-    """Its number in a block that was copied."""
 
     def emit(self) -> tuple[tirx.Stmt, ir.Var]:
         conv = self.tiles.conv
@@ -332,10 +249,8 @@ class _Tile:
     def _data(self, k: Point, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
         (c, kh, kw), tile, conv = k, self.tiles.tile, self.tiles.conv
         y = self.line * integer(tile.depth) + line
-        number, channel = self.place, c
-        if number is None:
-            number, channel = self.column, self.g * integer(conv.group_inputs) + c
-        x = number * integer(tile.columns) + vector * integer(tile.lanes) + lane
+        channel = self.g * integer(conv.group_inputs) + c
+        x = self.column * integer(tile.columns) + vector * integer(tile.lanes) + lane
         return self.tiles.data.read(self.n, channel, kh, kw, y, x)
 
     def _write(self, sum_at: Callable[..., ir.Expr]) -> tirx.Stmt:

@@ -28,7 +28,8 @@ from hybridc.schedules.cpu.blocked import (
 )
 from hybridc.schedules.cpu.blocked_plan import Plan, Span, group_count, rank_plans, tiles_of_task
 from hybridc.schedules.cpu.blocked_task import Buffers, Pass, Place, copy_rows, declare_buffers
-from hybridc.schedules.cpu.narrow_groups import narrow_reduction
+from hybridc.schedules.cpu.dot_products import Dot
+from hybridc.schedules.cpu.narrow_groups import narrow_reduction, vector_of
 from hybridc.schedules.cpu.nest import finish, loads
 from hybridc.schedules.cpu.register_tile import (
     LINE_FLOATS,
@@ -54,30 +55,52 @@ def conv2d_blocked(request: Request) -> Scheduled | None:
     conv = read_blocked_convolution(request) or read_grouped_convolution(request)
     if conv is None or conv.depthwise:
         return None
+    return schedule_blocked(request, conv, conv2d_blocked.__name__)
+
+
+def schedule_blocked(
+    request: Request, conv: BlockedConvolution, rule: str, fill: Fill = copy_rows
+) -> Scheduled:
+    """Choose a plan and emit its tasks, for every rule whose factors are floats or words."""
     ranked = rank_plans(conv, request.target.isa)
     plan = pick(request, ranked)
     packing = weight_packing(conv, plan) if conv.is_constant else None
     buffers = declare_buffers(conv, plan, packing)
     params = list(request.function.params)
     params[conv.weight] = buffers.weight
-    function = function_of(request.function, params, [blocked_tasks(buffers)], [])
+    tasks = blocked_tasks(buffers, fill)
+    body = tasks if conv.dot is None else conv.dot.within(tasks)
+    function = function_of(request.function, params, [body], [])
     packings = [] if packing is None else [(conv.weight, packing)]
-    return finish(function, conv2d_blocked.__name__, packings, ranked)
+    return finish(function, rule, packings, ranked)
 
 
 def weight_packing(conv: BlockedConvolution, plan: Plan) -> Packing:
     """Weights in the order of reading: `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`.
 
-    A group of vectors is `joined` output blocks side by side, or one of `parts` of a block.
+    A group of vectors is `joined` output blocks side by side, or one of `parts` of a block. Words hold
+    numbers of neighbouring input channels.
     """
     if conv.grouping is not None:
         return _grouped_packing(conv, plan)
+    if conv.dot is not None:
+        return _word_packing(conv, plan, conv.dot)
     inner = (conv.input_blocks, conv.height.taps, conv.width.taps, conv.input_lanes)
     lanes, group = conv.output_lanes, plan.vectors * plan.lanes
     joined, parts = max(group // lanes, 1), max(lanes // group, 1)
     original = (conv.output_blocks, *(inner[1:] if conv.plain else inner), lanes)
     split = (conv.output_blocks // joined, joined, *inner, parts, lanes // parts)
     return Packing(original, split, (0, 6, 2, 3, 4, 5, 1, 7))
+
+
+def _word_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
+    taps, lanes, group = (conv.height.taps, conv.width.taps), conv.output_lanes, plan.vectors * plan.lanes
+    joined, parts = max(group // lanes, 1), max(lanes // group, 1)
+    blocks = () if conv.plain else (conv.input_blocks,)
+    padded = (conv.output_blocks, *blocks, *taps, dot.count * conv.input_lanes, lanes)
+    inner = (conv.input_blocks, *taps, conv.input_lanes, dot.count)
+    split = (conv.output_blocks // joined, joined, *inner, parts, lanes // parts)
+    return Packing(padded, split, (0, 7, 2, 3, 4, 5, 1, 8, 6), words=dot.words)
 
 
 def _grouped_packing(conv: BlockedConvolution, plan: Plan) -> Packing:
@@ -191,10 +214,18 @@ def _tile(at: _Tile) -> tirx.Stmt:
     """The micro-kernel: sums of the pixels x `vectors` stay in registers while the reduction runs."""
     task, buffers = at.task, at.task.buffers
     plan, conv, partial = buffers.plan, buffers.conv, buffers.partial
-    tile = register_tile(at.pixels, plan.vectors, plan.lanes)
+    dot = conv.dot
+    tile = register_tile(at.pixels, plan.vectors, plan.lanes, "float32" if dot is None else dot.sum_dtype)
     places = [at.place(integer(m)) for m in range(at.pixels)]
 
+    def words(k: Point, m: int, v: ir.Expr, sums: ir.Expr) -> ir.Expr:
+        assert dot is not None
+        weight = vector_of(task.weight_at(at.group, k, v, integer(0)), plan.lanes)
+        return dot.multiply_add(sums, task.input_at(places[m], k), weight)
+
     def step(k: Point) -> tirx.Stmt:
+        if dot is not None:
+            return tile.set_vectors(lambda m, v, sums: words(k, m, v, sums))
         return tile.set(lambda m, v, lane: tile.sum_at(m, v, lane)
                         + task.input_at(places[m], k) * task.weight_at(at.group, k, v, lane))  # fmt: skip
 
@@ -271,7 +302,7 @@ def _outputs(at: _Tile) -> list[Stream]:
     pixels = ceil_div(at.pixels, step)
 
     def touched(vector: int, n: ir.Expr) -> list[tirx.BufferLoad]:
-        zero = tirx.FloatImm("float32", 0.0)
+        zero = tirx.FloatImm("float32", 0.0) if conv.dot is None else conv.dot.zero
         store = at.task.store(at.group, at.place(n * integer(step)), integer(vector), integer(0), zero)
         output = tirx.BufferLoad(store.buffer, store.indices)
         shape = [int(e) for e in store.buffer.shape]

@@ -8,7 +8,8 @@ memory.
 
 Tasks are ranges of pieces x ranges of output channels: several of the former where the weights are small.
 Their sums are added up at the end, where they are also put in the order of the weights. Operands in plain
-layout are first brought into blocks of channels.
+layout are first brought into blocks of channels. Of convolutions in groups, a block of outputs meets only the
+blocks of data that its groups reach.
 """
 
 from __future__ import annotations
@@ -30,16 +31,15 @@ from hybridc.schedules.cpu.tile import (
     integer,
     loop,
     vectorized,
-    when,
 )
 from hybridc.schedules.cpu.wgrad import WeightGradient, read_weight_gradient
 from hybridc.schedules.cpu.wgrad_operands import Operand, data_operand, gradient_operand
-from hybridc.schedules.cpu.wgrad_plan import Plan, plan_of
+from hybridc.schedules.cpu.wgrad_plan import Plan, Reach, plan_of
 from hybridc.schedules.registry import Request, Scheduled
 
 
 def conv_wgrad(request: Request) -> Scheduled | None:
-    """Accepts weight gradients as `passes/training` writes them, of plain or blocked operands, not of groups.
+    """Accepts weight gradients as `passes/training` writes them, of plain or blocked operands.
 
     Tiling: see the module's docstring.
     """
@@ -49,9 +49,10 @@ def conv_wgrad(request: Request) -> Scheduled | None:
     isa = request.target.isa
     data, gradient = data_operand(wgrad, isa), gradient_operand(wgrad, isa)
     plan = plan_of(wgrad, data, gradient, isa)
-    shape = (plan.splits, gradient.blocks, data.blocks, wgrad.height.taps, wgrad.width.taps)
+    reach = Reach(wgrad, data, gradient)
+    shape = (plan.splits, gradient.blocks, reach.blocks, wgrad.height.taps, wgrad.width.taps)
     partial = tirx.decl_buffer((*shape, data.lanes, gradient.lanes), "float32", "partial")
-    emitter = _Emitter(wgrad, plan, data, gradient, partial)
+    emitter = _Emitter(wgrad, plan, data, gradient, reach, partial)
     stages = [*data.stages, *gradient.stages, emitter.tasks(), emitter.total()]
     converted = [o.buffer for o in (data, gradient) if o.stages]
     function = function_of(request.function, request.function.params, stages, [*converted, partial])
@@ -66,6 +67,7 @@ class _Emitter:
     plan: Plan
     data: Operand
     gradient: Operand
+    reach: Reach
     partial: ir.Var
 
     @property
@@ -98,7 +100,7 @@ class _Emitter:
 
     def _each_tap(self, body: Callable[[ir.Expr, ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
         height, width = self.wgrad.height, self.wgrad.width
-        return loop(self.data.blocks, lambda ib: loop(
+        return loop(self.reach.blocks, lambda ib: loop(
             height.taps, lambda kh: loop(width.taps, lambda kw: body(ib, kh, kw))))  # fmt: skip
 
     def _tile(
@@ -132,12 +134,13 @@ class _Emitter:
         image = tirx.floordiv(piece, integer(self.bands)) * integer(plan.images)
         band = tirx.floormod(piece, integer(self.bands)) * integer(plan.rows)
         (top, bottom), (left, right) = height.positions_of(kh), width.positions_of(kw)
+        block = self.reach.first(group * integer(plan.vectors)) + ib
         if self.bands > 1:
             top, bottom = tirx.max(top, band), tirx.min(bottom, band + integer(plan.rows))
 
         def step(n: ir.Expr, y: ir.Expr, x: ir.Expr) -> tirx.Stmt:
             def value(m: int, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
-                data = self.data.at(n, ib, height.source(y, kh), width.source(x, kw), integer(m))
+                data = self.data.at(n, block, height.source(y, kh), width.source(x, kw), integer(m))
                 return tile.sum_at(m, v, lane) + data * self.gradient.at(
                     n, group * integer(plan.vectors) + v, y, x, lane
                 )
@@ -156,9 +159,10 @@ class _Emitter:
         """Add the splits up and write the weights in their own order."""
         wgrad, lanes, rows = self.wgrad, self.gradient.lanes, self.data.lanes
 
-        def element(
-            ob: ir.Expr, ib: ir.Expr, m: ir.Expr, kh: ir.Expr, kw: ir.Expr, lane: ir.Expr
-        ) -> tirx.Stmt:
+        def element(ob: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            o = ob * integer(lanes) + lane
+            channel = wgrad.first_channel(o) + c - self.reach.first(ob) * integer(rows)
+            ib, m = (operator(channel, integer(rows)) for operator in (tirx.floordiv, tirx.floormod))
             parts = [
                 tirx.BufferLoad(self.partial, [integer(s), ob, ib, kh, kw, m, lane])
                 for s in range(self.plan.splits)
@@ -166,21 +170,18 @@ class _Emitter:
             total = parts[0]
             for part in parts[1:]:
                 total = total + part
-            o, c = ob * integer(lanes) + lane, ib * integer(rows) + m
             return wgrad.store(o, c, kh, kw, total)
 
         def task(point: Point) -> tirx.Stmt:
-            ob, ib, m = point
+            ob, c = point
 
             def tap(kh: ir.Expr, kw: ir.Expr) -> tirx.Stmt:
-                if wgrad.outputs % lanes == 0:
-                    return vectorized(lanes, lambda lane: element(ob, ib, m, kh, kw, lane))
+                if wgrad.outputs % lanes == 0 and wgrad.outputs // wgrad.groups % lanes == 0:
+                    return vectorized(lanes, lambda lane: element(ob, c, kh, kw, lane))
                 left = tirx.min(integer(wgrad.outputs) - ob * integer(lanes), integer(lanes))
-                return loop(left, lambda lane: element(ob, ib, m, kh, kw, lane))
+                return loop(left, lambda lane: element(ob, c, kh, kw, lane))
 
-            taps = loop(wgrad.height.taps, lambda kh: loop(wgrad.width.taps, lambda kw: tap(kh, kw)))
-            exists = ib * integer(rows) + m < integer(wgrad.inputs)
-            return when(exists, taps, always=wgrad.inputs % rows == 0)
+            return loop(wgrad.height.taps, lambda kh: loop(wgrad.width.taps, lambda kw: tap(kh, kw)))
 
         work = math.prod(int(e) for e in self.partial.shape)
-        return grid((self.gradient.blocks, self.data.blocks, rows), task, parallel=work >= PARALLEL_WORK)
+        return grid((self.gradient.blocks, wgrad.inputs), task, parallel=work >= PARALLEL_WORK)

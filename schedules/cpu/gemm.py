@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm import ir, s_tir, tirx
@@ -96,11 +96,16 @@ def _load(load: ir.TensorLoad, point: Values) -> ir.Expr:
     return tirx.BufferLoad(load.source, [substitute(i, point) for i in load.indices])
 
 
-def read_product(function: tirx.PrimFunc) -> Product | None:
-    """A function that is one float32 matrix product, transpositions in front and behind, and an epilogue."""
+def read_product(
+    function: tirx.PrimFunc, read: Callable[[tirx.PrimFunc], Contraction | None] = read_contraction
+) -> Product | None:
+    """A function that is one matrix product, transpositions in front and behind, and an epilogue.
+
+    `read` tells which numbers it may multiply: by default float32 ones.
+    """
     nest = read_nest(function)
     permuted = nest and _final_transposition(nest)
-    contraction = read_contraction(_without_last_block(nest) if nest and permuted else function)
+    contraction = read(_without_last_block(nest) if nest and permuted else function)
     if contraction is None or len(contraction.anchor.reduce) != 1 or not contraction.anchor.spatial:
         return None
     assert nest is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.dot_products import Dot
 from hybridc.schedules.cpu.tile import (
     UNROLLED_MULTIPLY_ADDS,
     Tile,
@@ -65,19 +67,26 @@ def gemm_kernel(
     left: Callable[[ir.Expr, int], ir.Expr],
     right: Callable[[ir.Expr, ir.Expr, ir.Expr], ir.Expr],
     write: Callable[[Element], tirx.Stmt],
-    initial: Element = lambda m, vector, lane: tirx.FloatImm("float32", 0.0),
+    initial: Element | None = None,
     ahead: Sequence[Ahead] = (),
+    dot: Dot | None = None,
 ) -> tuple[tirx.Stmt, list[ir.Var]]:
-    """`initial(m, vector, lane) + sum over k of left(k, m) * right(k, vector, lane)`, given to `write`.
+    """`initial(m, vector, lane)`, by default zero, `+ sum over k of left(k, m) * right(k, vector, lane)`,
+    given to `write`.
 
+    With `dot` the factors are words of narrow numbers.
     Returns the accumulators' buffers too, which the function's root block must allocate. They are one a row
     and of global scope: TVM puts on the stack, from where LLVM moves them into registers whatever else the
     loop does, only what is in that scope and below 1 KiB.
     """
-    sums = [tirx.decl_buffer((tile.width, tile.lanes), "float32", f"sums{m}") for m in range(tile.rows)]
+    dtype = "float32" if dot is None else dot.sum_dtype
+    sums = [tirx.decl_buffer((tile.width, tile.lanes), dtype, f"sums{m}") for m in range(tile.rows)]
 
     def sum_at(m: int, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
         return tirx.BufferLoad(sums[m], [vector, lane])
+
+    def zero(m: int, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        return tirx.const(0, dtype)
 
     def each(value: Element) -> list[tirx.Stmt]:
         def row(m: int) -> tirx.Stmt:
@@ -90,7 +99,15 @@ def gemm_kernel(
 
         return [row(m) for m in range(tile.rows)]
 
+    def vectors(k: ir.Expr, m: int, v: ir.Expr) -> tirx.Stmt:
+        assert dot is not None
+        lanes = tirx.Ramp(integer(0), integer(1), tile.lanes)
+        total = dot.multiply_add(sum_at(m, v, lanes), left(k, m), right(k, v, lanes))
+        return tirx.BufferStore(sums[m], total, [v, lanes])
+
     def step(k: ir.Expr) -> tirx.Stmt:
+        if dot is not None:
+            return sequence([unrolled(tile.width, partial(vectors, k, m)) for m in range(tile.rows)])
         return sequence(each(lambda m, v, lane: sum_at(m, v, lane) + left(k, m) * right(k, v, lane)))
 
     budget = max(UNROLLED_MULTIPLY_ADDS // (tile.rows * tile.width), 1)
@@ -101,7 +118,7 @@ def gemm_kernel(
         steps = unrolled(together, lambda i: step(number * integer(together) + i))
         return sequence([*(stmt for each in ahead for stmt in each(number, count)), steps])
 
-    return sequence([*each(initial), loop(count, iteration), write(sum_at)]), sums
+    return sequence([*each(initial or zero), loop(count, iteration), write(sum_at)]), sums
 
 
 def prefetch_next(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.dot_products import Dot
 from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.gemm_kernel import Element, gemm_kernel, prefetch_next, rank_tiles
 from hybridc.schedules.cpu.gemm_panel import copy_panel
@@ -44,7 +45,7 @@ _Scheme = Callable[[Request, Product, Tile], _Made]
 
 
 @dataclass(frozen=True, slots=True)
-class _Panels:
+class Panels:
     """Where B's panels are: `read(batch, k, panel, column in panel)`."""
 
     params: tuple[ir.Var, ...]
@@ -53,6 +54,10 @@ class _Panels:
     """Fills a task's own panel, given batch and panel."""
     buffers: tuple[ir.Var, ...] = ()
     packings: tuple[tuple[int, Packing], ...] = ()
+    left: Callable[[ir.Expr, ir.Expr], ir.Expr] | None = None
+    """A's element at row and k, if a copy of it is read."""
+    dot: Dot | None = None
+    """If A and the panels hold words of narrow numbers, which make `depth` shorter."""
 
 
 def matmul(request: Request) -> Scheduled | None:
@@ -92,7 +97,7 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
 
 def direct(request: Request, product: Product, tile: Tile) -> _Made:
     panels = _panels(request, product, tile)
-    body, sums = _tiles(product, tile, panels)
+    body, sums = tile_loops(product, tile, panels)
     buffers = [*panels.buffers, *sums]
     return function_of(request.function, panels.params, [body], buffers), panels.packings
 
@@ -102,20 +107,20 @@ def _by_strassen(request: Request, product: Product, tile: Tile) -> _Made:
     return function, (packing,)
 
 
-def _panels(request: Request, product: Product, tile: Tile) -> _Panels:
+def _panels(request: Request, product: Product, tile: Tile) -> Panels:
     params = tuple(request.function.params)
     if is_constant_matrix(request, product):
         return _packed_when_compiling(request, product, tile)
     contiguous = product.right.indices[-1].same_as(product.column)
     if contiguous and product.columns % tile.columns == 0 and product.rows < PACKED_ROWS:
-        return _Panels(
+        return Panels(
             params,
             lambda b, k, panel, lane: product.right_at(b, k, panel * integer(tile.columns) + lane),
         )
     return _copied(request, product, tile)
 
 
-def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> _Panels:
+def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> Panels:
     params = tuple(request.function.params)
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
@@ -125,16 +130,16 @@ def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> _P
     split = (count, width, depth) if transposed else (depth, count, width)
     packing = Packing(padded, split, (0, 2, 1) if transposed else (1, 0, 2))
     packed = tirx.decl_buffer((count, depth, width), "float32", product.right.source.name)
-    return _Panels(
+    return Panels(
         (*params[:position], packed, *params[position + 1 :]),
         lambda b, k, panel, lane: tirx.BufferLoad(packed, [panel, k, lane]),
         packings=((position, packing),),
     )
 
 
-def _copied(request: Request, product: Product, tile: Tile) -> _Panels:
+def _copied(request: Request, product: Product, tile: Tile) -> Panels:
     copy = tirx.decl_buffer((product.depth, tile.columns), "float32", "panel")
-    return _Panels(
+    return Panels(
         tuple(request.function.params),
         lambda b, k, panel, lane: tirx.BufferLoad(copy, [k, lane]),
         lambda b, panel: copy_panel(product, tile, copy, b, panel),
@@ -142,7 +147,7 @@ def _copied(request: Request, product: Product, tile: Tile) -> _Panels:
     )
 
 
-def _tiles(product: Product, tile: Tile, panels: _Panels) -> tuple[tirx.Stmt, list[ir.Var]]:
+def tile_loops(product: Product, tile: Tile, panels: Panels) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Tasks: batch x panel x rows, a panel's tasks next to each other so that it stays in cache."""
     blocks, count = ceil_div(product.rows, tile.rows), ceil_div(product.columns, tile.columns)
     per_task = _blocks_per_task(product, tile) if panels.copy else 1
@@ -177,7 +182,7 @@ def _blocks_per_task(product: Product, tile: Tile) -> int:
 
 
 def _tile(
-    product: Product, tile: Tile, panels: _Panels, b: ir.Expr, panel: ir.Expr, block: ir.Expr
+    product: Product, tile: Tile, panels: Panels, b: ir.Expr, panel: ir.Expr, block: ir.Expr
 ) -> tuple[tirx.Stmt, list[ir.Var]]:
     rows, columns = product.rows, product.columns
     whole = rows % tile.rows == 0
@@ -189,7 +194,7 @@ def _tile(
         return clamp(row(m), rows, inside=whole)
 
     def left(k: ir.Expr, m: int) -> ir.Expr:
-        return product.left_at(b, at(m), k)
+        return product.left_at(b, at(m), k) if panels.left is None else panels.left(at(m), k)
 
     def right(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
         return panels.read(b, k, panel, vector * integer(tile.lanes) + lane)
@@ -210,8 +215,10 @@ def _tile(
     def element(at: ir.Expr) -> ir.Expr:
         return panels.read(b, integer(0), panel, at)
 
-    blocks = ceil_div(rows, tile.rows)
+    blocks, depth = ceil_div(rows, tile.rows), product.depth
+    if panels.dot is not None:
+        depth = ceil_div(depth, panels.dot.count)
     if not panels.packings or blocks < FEWEST_BLOCKS:
-        return gemm_kernel(tile, product.depth, left, right, write)
-    ahead = prefetch_next(element, product.depth * tile.columns, block, blocks)
-    return gemm_kernel(tile, product.depth, left, right, write, ahead=[ahead])
+        return gemm_kernel(tile, depth, left, right, write, dot=panels.dot)
+    ahead = prefetch_next(element, depth * tile.columns, block, blocks)
+    return gemm_kernel(tile, depth, left, right, write, ahead=[ahead], dot=panels.dot)

@@ -42,7 +42,7 @@ def narrow_reduction(
         weights = []
         for tap in range(taps):
             k = (integer(0), kh, integer(tap), integer(c))
-            weight = _vector(task.weight_at(group, k, integer(0), integer(0)), tile.lanes)
+            weight = vector_of(task.weight_at(group, k, integer(0), integer(0)), tile.lanes)
             weights.append(tirx.Var("weight", f"float32x{tile.lanes}"))
             yield tirx.Bind(weights[-1], weight)
         indices = [lane + c for lane in grouping.spread]
@@ -50,7 +50,7 @@ def narrow_reduction(
             m, tap = uses[0]
             pixel = task.input_at(places[m], (integer(0), kh, integer(tap), integer(0)))
             value = tirx.Var("value", f"float32x{tile.lanes}")
-            yield tirx.Bind(value, tirx.Shuffle([_vector(pixel, grouping.channels)] * repeats, indices))
+            yield tirx.Bind(value, tirx.Shuffle([vector_of(pixel, grouping.channels)] * repeats, indices))
             for m, tap in uses:
                 at = [integer(0), tirx.Ramp(integer(0), integer(1), tile.lanes)]
                 total = tirx.BufferLoad(tile.sums[m], at) + value * weights[tap]
@@ -59,7 +59,7 @@ def narrow_reduction(
     return loop(rows, row)
 
 
-def _vector(first: tirx.BufferLoad, lanes: int) -> tirx.BufferLoad:
+def vector_of(first: tirx.BufferLoad, lanes: int) -> tirx.BufferLoad:
     """So many elements from one on."""
     ramp = tirx.Ramp(first.indices[-1], integer(1), lanes)
     return tirx.BufferLoad(first.source, [*first.indices[:-1], ramp])

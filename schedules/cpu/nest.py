@@ -177,22 +177,46 @@ class Contraction:
 
 def read_contraction(function: tirx.PrimFunc) -> Contraction | None:
     """A float32 function with one multiply-accumulate anchor and a point-wise epilogue, else None."""
+    return _contraction(function, "float32", lambda factor: factor)
+
+
+def read_integer_contraction(function: tirx.PrimFunc) -> Contraction | None:
+    """The same with int32 sums of products of 8-bit numbers, the left ones unsigned, or made so by adding
+    128."""
+    return _contraction(function, "int32", _eight_bits)
+
+
+def _contraction(
+    function: tirx.PrimFunc, dtype: str, factor_of: Callable[[ir.Expr], ir.Expr]
+) -> Contraction | None:
     nest = read_nest(function)
     if nest is None or len(nest.reductions) != 1:
         return None
     anchor = nest.reductions[0]
     last = nest.blocks[-1]
-    if str(anchor.buffer.dtype) != "float32" or nest.parameter(last.buffer) is None:
+    if str(anchor.buffer.dtype) != dtype or nest.parameter(last.buffer) is None:
         return None
     product = _summand(anchor)
     if product is None or not _is_pointwise(nest, anchor):
         return None
-    left, right = product.a, product.b
+    left, right = factor_of(product.a), factor_of(product.b)
     if not isinstance(left, ir.TensorLoad) or not isinstance(right, ir.TensorLoad):
         return None
-    if any(str(load.source.dtype) != "float32" for load in (left, right)):
+    types = [str(load.source.dtype) for load in (left, right)]
+    if (
+        types != ["float32", "float32"]
+        if dtype == "float32"
+        else types not in (["uint8", "int8"], ["int8"] * 2)
+    ):
         return None
     return Contraction(nest, anchor, left, right)
+
+
+def _eight_bits(factor: ir.Expr) -> ir.Expr:
+    """What is extended to 32 bits, perhaps after 128 was added; for anything else the factor itself."""
+    if isinstance(factor, tirx.Add) and isinstance(factor.b, tirx.IntImm) and int(factor.b) == 128:
+        factor = factor.a
+    return factor.value if isinstance(factor, tirx.Cast) else factor
 
 
 def _summand(anchor: Block) -> tirx.Mul | None:

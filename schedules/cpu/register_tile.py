@@ -51,16 +51,28 @@ class RegisterTile:
     def set(self, value: SumAt) -> tirx.Stmt:
         return self.each(lambda m, v, lane: tirx.BufferStore(self.sums[m], value(m, v, lane), [v, lane]))
 
+    def set_vectors(self, value: Callable[[int, ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
+        """`value(row, vector, sums)` as whole vectors, for what cannot be written lane by lane."""
+        lanes = tirx.Ramp(integer(0), integer(1), self.lanes)
+
+        def row(m: int) -> tirx.Stmt:
+            def vector(v: ir.Expr) -> tirx.Stmt:
+                return tirx.BufferStore(self.sums[m], value(m, v, self.sum_at(m, v, lanes)), [v, lanes])
+
+            return unrolled(self.vectors, vector)
+
+        return sequence([row(m) for m in range(len(self.sums))])
+
     def clear(self) -> tirx.Stmt:
-        return self.set(lambda m, v, lane: tirx.FloatImm("float32", 0.0))
+        return self.set(lambda m, v, lane: tirx.const(0, str(self.sums[m].dtype)))
 
     def within(self, stages: Sequence[tirx.Stmt]) -> tirx.Stmt:
         """The statements in the scope of the sums."""
         return sequence([*(tirx.AllocBuffer(buffer) for buffer in self.sums), *stages])
 
 
-def register_tile(rows: int, vectors: int, lanes: int) -> RegisterTile:
-    sums = (tirx.decl_buffer((vectors, lanes), "float32", f"sums_{m}") for m in range(rows))
+def register_tile(rows: int, vectors: int, lanes: int, dtype: str = "float32") -> RegisterTile:
+    sums = (tirx.decl_buffer((vectors, lanes), dtype, f"sums_{m}") for m in range(rows))
     return RegisterTile(tuple(sums), vectors, lanes)
 
 

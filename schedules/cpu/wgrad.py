@@ -55,8 +55,21 @@ class WeightGradient:
     batches: int
     outputs: int
     inputs: int
+    """Channels of data that an output sums over: those of its group."""
     height: Slide
     width: Slide
+    groups: int
+
+    @property
+    def channels(self) -> int:
+        """Of the data."""
+        return self.groups * self.inputs
+
+    def first_channel(self, o: ir.Expr) -> ir.Expr:
+        """Where the group of an output begins in the data."""
+        if self.groups == 1:
+            return integer(0)
+        return tirx.floordiv(o, integer(self.outputs // self.groups)) * integer(self.inputs)
 
     @property
     def multiply_adds(self) -> int:
@@ -70,14 +83,14 @@ class WeightGradient:
 
 
 def read_weight_gradient(function: tirx.PrimFunc) -> WeightGradient | None:
-    """The weight gradient that a function computes, if channels are in one group; else None."""
+    """The weight gradient that a function computes, else None."""
     contraction = read_contraction(function)
     if contraction is None:
         return None
     anchor = contraction.anchor
     schedule = s_tir.Schedule(function)
     notes = schedule.get(schedule.get_sblock(anchor.name)).annotations
-    if str(notes.get("operator", "")) not in OPERATORS or int(notes["groups"]) != 1:
+    if str(notes.get("operator", "")) not in OPERATORS:
         return None
     gradient, data = contraction.left.source, _unpadded(contraction)
     if data is None or contraction.nest.parameter(gradient) is None:
@@ -92,7 +105,8 @@ def read_weight_gradient(function: tirx.PrimFunc) -> WeightGradient | None:
     ]
     if len(axes) == 1:
         axes.append(Slide(1, 1, 1, 1, 0, 1))
-    return WeightGradient(contraction, data, gradient, batches, outputs, inputs, axes[0], axes[1])
+    groups = int(notes["groups"])
+    return WeightGradient(contraction, data, gradient, batches, outputs, inputs, axes[0], axes[1], groups)
 
 
 def _unpadded(contraction: Contraction) -> ir.Var | None:

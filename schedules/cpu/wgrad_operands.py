@@ -48,9 +48,9 @@ def gradient_operand(wgrad: WeightGradient, isa: Isa) -> Operand:
 
 
 def data_operand(wgrad: WeightGradient, isa: Isa) -> Operand:
-    if len(wgrad.data.shape) < 5 and wgrad.inputs < FEW_CHANNELS:
+    if len(wgrad.data.shape) < 5 and wgrad.channels < FEW_CHANNELS and wgrad.groups == 1:
         return Operand(wgrad.data, 1, wgrad.inputs)
-    return _operand(wgrad.data, wgrad.inputs, isa, "data_blocks")
+    return _operand(wgrad.data, wgrad.channels, isa, "data_blocks")
 
 
 def _operand(source: ir.Var, channels: int, isa: Isa, name: str) -> Operand:

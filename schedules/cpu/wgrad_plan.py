@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hybridc.schedules.cpu.tile import ceil_div
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.tile import ceil_div, integer
 from hybridc.schedules.cpu.wgrad import WeightGradient
 from hybridc.schedules.cpu.wgrad_operands import Operand
 from hybridc.targets import Isa
@@ -16,6 +18,42 @@ TASKS = 16
 """Into which the work is cut if its size allows."""
 PARTIAL_BYTES = 8 << 20
 """All sums of tasks that share weights: they are read and written once a piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The blocks of data that a block of outputs sums over: those in which its groups lie.
+
+    Where groups are narrower than blocks, sums of channels that do not belong together are made, too, and
+    left out at the end.
+    """
+
+    wgrad: WeightGradient
+    data: Operand
+    gradient: Operand
+
+    @property
+    def blocks(self) -> int:
+        """At most."""
+        wgrad, lanes = self.wgrad, self.gradient.lanes
+        if wgrad.groups == 1:
+            return self.data.blocks
+        group = wgrad.outputs // wgrad.groups
+
+        def reached(first: int) -> int:
+            last = min(first + lanes, wgrad.outputs) - 1
+            start, end = first // group * wgrad.inputs, (last // group + 1) * wgrad.inputs
+            return ceil_div(end, self.data.lanes) - start // self.data.lanes
+
+        return max(map(reached, range(0, wgrad.outputs, lanes)))
+
+    def first(self, block: ir.Expr) -> ir.Expr:
+        """Of an output block."""
+        if self.wgrad.groups == 1:
+            return integer(0)
+        channel = self.wgrad.first_channel(block * integer(self.gradient.lanes))
+        first = tirx.floordiv(channel, integer(self.data.lanes))
+        return tirx.min(first, integer(self.data.blocks - self.blocks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +73,8 @@ class Plan:
 
 
 def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa) -> Plan:
-    fitting = (isa.vector_registers - 1) // (data.lanes + 1)
+    """Groups have output blocks one by one: each may read other data."""
+    fitting = (isa.vector_registers - 1) // (data.lanes + 1) if wgrad.groups == 1 else 1
     vectors = max(
         v for v in range(1, gradient.blocks + 1) if gradient.blocks % v == 0 and v <= max(fitting, 1)
     )
@@ -44,7 +83,8 @@ def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa) -
     most = PIECE_POSITIONS // (lines * columns) if rows == lines else 1
     images = max(n for n in range(1, wgrad.batches + 1) if wgrad.batches % n == 0 and n <= max(most, 1))
     pieces = wgrad.batches // images * ceil_div(lines, rows)
-    sum_bytes = 4 * math.prod((gradient.blocks, gradient.lanes, data.blocks, data.lanes))
+    reached = Reach(wgrad, data, gradient).blocks
+    sum_bytes = 4 * math.prod((gradient.blocks, gradient.lanes, reached, data.lanes))
     sum_bytes *= wgrad.height.taps * wgrad.width.taps
     splits = max(min(TASKS, pieces, PARTIAL_BYTES // sum_bytes), 1)
     groups = gradient.blocks // vectors

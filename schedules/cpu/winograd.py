@@ -155,6 +155,13 @@ def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
     return (arithmetic + transforms) * ceil_div(tasks, 2) * 2 + memory
 
 
+def least_cost(conv: BlockedConvolution, isa: Isa) -> float | None:
+    """Multiply-adds that take as long as the fastest plan; None if there is none."""
+    if not _is_eligible(conv):
+        return None
+    return min((predicted_cost(conv, plan, isa) for plan in candidates(conv, isa)), default=None)
+
+
 def direct_cost(conv: BlockedConvolution) -> float:
     """Multiply-adds that take as long as direct convolution."""
     weights = conv.input_blocks * conv.input_lanes * conv.output_blocks * conv.output_lanes * 9

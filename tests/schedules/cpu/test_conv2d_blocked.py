@@ -2,108 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 from tvm import tirx
-from tvm.relax import op
 
 from hybridc.ir import Device
-from hybridc.passes.blocked import Window, blocked_conv2d, blocked_depthwise
+from hybridc.passes.blocked import Window, blocked_depthwise
 from hybridc.schedules.cpu import blocked_plan
 from hybridc.schedules.cpu.blocked import read_blocked_convolution
 from hybridc.schedules.cpu.blocked_plan import Plan, even_spans, rank_plans
 from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.registry import Request, schedule
 from hybridc.targets import ISAS, Isa, Target
-from tests.support.fusion import fused_behind
-
-
-@dataclass(frozen=True)
-class Case:
-    """A convolution; `plain` data is `[N, C, H, W]`, else blocks of `i` channels."""
-
-    inputs: int
-    outputs: int
-    image: tuple[int, int]
-    kernel: tuple[int, int] = (1, 1)
-    strides: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dilation: tuple[int, int] = (1, 1)
-    batches: int = 1
-    i: int = 16
-    o: int = 16
-    plain: bool = False
-
-    @property
-    def window(self) -> Window:
-        return Window(self.strides, self.padding, self.dilation)
-
-    @property
-    def data(self) -> tuple[int, ...]:
-        if self.plain:
-            return (self.batches, self.inputs, *self.image)
-        return (self.batches, -(-self.inputs // self.i), *self.image, self.i)
-
-    @property
-    def weight(self) -> tuple[int, ...]:
-        blocks = -(-self.outputs // self.o)
-        if self.plain:
-            return (blocks, *self.kernel, self.inputs, self.o)
-        return (blocks, -(-self.inputs // self.i), *self.kernel, self.i, self.o)
-
-
-THREE: dict[str, Any] = {"kernel": (3, 3), "padding": (1, 1, 1, 1)}
-CASES = [
-    Case(64, 64, (14, 14)),
-    Case(32, 48, (5, 11), batches=2, i=8),
-    Case(32, 64, (9, 13), strides=(2, 2)),
-    Case(16, 16, (9, 9), padding=(1, 1, 1, 1), strides=(2, 1), o=8),
-    Case(32, 64, (14, 14), **THREE),
-    Case(256, 32, (7, 7), **THREE),
-    Case(24, 24, (9, 17), **THREE, strides=(2, 2), i=8, o=8, batches=2),
-    Case(16, 48, (10, 9), kernel=(5, 2), padding=(1, 2, 0, 3), dilation=(1, 2), i=8),
-    Case(16, 32, (12, 12), kernel=(4, 4), strides=(3, 2)),
-    Case(16, 16, (1, 31), kernel=(1, 5)),
-    Case(16, 32, (1, 1)),
-    Case(3, 32, (22, 22), kernel=(7, 7), strides=(2, 2), padding=(3, 3, 3, 3), plain=True),
-    Case(3, 32, (32, 32), kernel=(8, 8), strides=(8, 8), plain=True),
-    Case(1, 8, (13, 13), kernel=(5, 5), padding=(2, 2, 2, 2), plain=True, o=8),
-    Case(5, 16, (6, 6), plain=True, batches=2),
-]
-
-
-def _fused(case: Case, *, epilogue: bool = True) -> tirx.PrimFunc:
-    """The convolution with bias, residual and ReLU fused behind it, as the pipeline hands it to a rule."""
-    function = blocked_conv2d(case.data, case.weight, case.window)
-    return fused_behind(function, op.nn.relu) if epilogue else function
-
-
-def _inputs(function: tirx.PrimFunc) -> list[np.ndarray]:
-    rng = np.random.default_rng(5)
-    return [rng.standard_normal([int(e) for e in p.shape]).astype("f4") for p in function.params[:-1]]
-
-
-def _convolved(case: Case, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The blocked result in float64, a tap at a time."""
-    if case.plain:
-        x, w = x.transpose(0, 2, 3, 1)[:, None], w[:, None]
-    top, left, bottom, right = case.padding
-    x = np.pad(x.astype("f8"), ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0)))
-    (sh, sw), (dh, dw) = case.strides, case.dilation
-    rows, columns = (case.window.outputs(a, case.image[a], case.kernel[a]) for a in (0, 1))
-    total: Any = 0
-    for kh in range(case.kernel[0]):
-        for kw in range(case.kernel[1]):
-            tap = x[:, :, kh * dh :: sh, kw * dw :: sw][:, :, :rows, :columns]
-            total = total + np.einsum("ncyxi,ocip->noyxp", tap, w[:, :, kh, kw].astype("f8"), optimize=True)
-    return total
+from tests.support.blocked_convolutions import CASES, THREE, Case, convolved, fused, inputs_of
 
 
 def _plans(case: Case, isa: Isa) -> list[Plan]:
-    conv = read_blocked_convolution(_request(_fused(case)))
+    conv = read_blocked_convolution(_request(fused(case)))
     assert conv is not None
     return list(rank_plans(conv, isa).values())
 
@@ -114,35 +29,35 @@ def _request(function: tirx.PrimFunc, isa: str = "avx512", choice: str | None = 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_convolution_with_bias_residual_and_relu_matches_float64(harness, assert_close, case):
-    function = _fused(case)
-    inputs = _inputs(function)
+    function = fused(case)
+    inputs = inputs_of(function)
     scheduled = harness.schedule(function, [1], conv2d_blocked)
     (result,) = harness.run(function, scheduled, inputs)
-    assert_close(result, np.maximum(_convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
+    assert_close(result, np.maximum(convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
 
 
 def test_sums_wait_between_chunks_of_input_channels(harness, assert_close, monkeypatch):
     monkeypatch.setattr(blocked_plan, "WEIGHT_SHARE", 1 << 8)
     case = Case(64, 32, (6, 6), **THREE)
-    function = _fused(case)
+    function = fused(case)
     assert _plans(case, harness.isa)[0].chunk < 4
-    inputs = _inputs(function)
+    inputs = inputs_of(function)
     (result,) = harness.run(function, harness.schedule(function, [1], conv2d_blocked), inputs)
-    assert_close(result, np.maximum(_convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
+    assert_close(result, np.maximum(convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
 
 
 def test_convolution_without_epilogue_writes_the_output(harness, assert_close):
     case = Case(16, 16, (5, 5), **THREE)
-    function = _fused(case, epilogue=False)
-    inputs = _inputs(function)
+    function = fused(case, epilogue=False)
+    inputs = inputs_of(function)
     (result,) = harness.run(function, harness.schedule(function, [1], conv2d_blocked), inputs)
-    assert_close(result, _convolved(case, *inputs))
+    assert_close(result, convolved(case, *inputs))
 
 
 def test_residual_may_share_its_bytes_with_the_output(harness):
     """The planner lets an output overwrite a residual: every element is read before it is written."""
-    function = _fused(Case(256, 32, (7, 7), **THREE))
-    inputs = _inputs(function)
+    function = fused(Case(256, 32, (7, 7), **THREE))
+    inputs = inputs_of(function)
     scheduled = harness.schedule(function, [1], conv2d_blocked)
     (expected,) = harness.run(function, scheduled, inputs)
     inputs[1] = scheduled.packings[0][1].apply(inputs[1])
@@ -153,9 +68,9 @@ def test_residual_may_share_its_bytes_with_the_output(harness):
     "case", [Case(16, 64, (5, 7), **THREE), Case(16, 64, (7, 7), batches=2)], ids=["3x3", "1x1"]
 )
 def test_every_offered_tile_computes_the_same(harness, assert_close, case):
-    function = _fused(case)
-    inputs = _inputs(function)
-    expected = np.maximum(_convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0)
+    function = fused(case)
+    inputs = inputs_of(function)
+    expected = np.maximum(convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0)
     choices = harness.schedule(function, [1], conv2d_blocked).choices
     assert 1 < len(choices) <= 8
     for choice in choices:
@@ -194,12 +109,12 @@ def test_spans_cover_their_extent_once_with_nearly_equal_tiles(extent, largest):
 
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
 def test_weights_known_at_run_time_are_read_in_place(harness, assert_close, case):
-    function = _fused(case)
-    inputs = _inputs(function)
+    function = fused(case)
+    inputs = inputs_of(function)
     scheduled = harness.schedule(function, rule=conv2d_blocked)
     assert not scheduled.packings
     (result,) = harness.run(function, scheduled, inputs)
-    assert_close(result, np.maximum(_convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
+    assert_close(result, np.maximum(convolved(case, *inputs[:2]) + inputs[2] + inputs[3], 0))
 
 
 def test_rule_leaves_depthwise_convolutions_alone(avx2):
@@ -208,5 +123,5 @@ def test_rule_leaves_depthwise_convolutions_alone(avx2):
 
 
 def test_rule_is_tried_first_among_convolutions():
-    scheduled = schedule(_request(_fused(CASES[0])), Device.CPU)
+    scheduled = schedule(_request(fused(CASES[0])), Device.CPU)
     assert scheduled is not None and scheduled.rule == "conv2d_blocked"

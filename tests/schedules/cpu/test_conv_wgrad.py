@@ -31,6 +31,7 @@ class Case:
     batches: int = 2
     i: int = 16
     o: int = 16
+    groups: int = 1
 
     @property
     def window(self) -> Window:
@@ -43,13 +44,14 @@ class Case:
 
     @property
     def weight(self) -> tuple[int, ...]:
-        return (self.outputs, self.inputs, *self.kernel)
+        return (self.outputs, self.inputs // self.groups, *self.kernel)
 
     @property
     def function(self) -> tirx.PrimFunc:
-        data = (self.batches, -(-self.inputs // (self.i or 1)), *self.image, self.i)
+        data: tuple[int, ...] = (self.batches, -(-self.inputs // (self.i or 1)), *self.image, self.i)
         gradient = (self.batches, -(-self.outputs // self.o), *self.positions, self.o)
-        return blocked_conv2d_wgrad(data if self.i else data[:4], gradient, self.weight, self.window)
+        data = data if self.i else data[:4]
+        return blocked_conv2d_wgrad(data, gradient, self.weight, self.window, self.groups)
 
 
 CASES = [
@@ -61,6 +63,11 @@ CASES = [
     Case(3, 32, (21, 21), kernel=(7, 7), strides=(2, 2), padding=(3, 3, 3, 3), i=0),
     Case(20, 20, (4, 4), batches=32, o=8, i=8),
     Case(16, 16, (2, 2), kernel=(3, 3), padding=(2, 2, 2, 2), dilation=(2, 2)),
+    Case(32, 64, (6, 7), groups=2),
+    Case(96, 48, (6, 7), strides=(2, 2), groups=3),
+    Case(32, 32, (6, 7), groups=8),
+    Case(40, 24, (6, 7), groups=4, i=8, o=8),
+    Case(16, 16, (6, 7), groups=16),
 ]
 
 
@@ -73,7 +80,8 @@ def _reference(case: Case, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
     for a in range(case.kernel[0]):
         for b in range(case.kernel[1]):
             tap = x[:, :, a * dh :: sh, b * dw :: sw][:, :, :rows, :columns]
-            result[:, :, a, b] = np.einsum("noyx,ncyx->oc", dy.astype("f8"), tap)
+            parts = zip(np.split(dy.astype("f8"), case.groups, 1), np.split(tap, case.groups, 1), strict=True)
+            result[:, :, a, b] = np.concatenate([np.einsum("noyx,ncyx->oc", *part) for part in parts])
     return result
 
 

@@ -1,0 +1,158 @@
+"""How much rounding factors to bf16 changes results, layer by layer.
+
+The fused network runs once in fp32, one function after the other, on inputs drawn from a seed. What a
+function would give with factors in bf16 is what its fp32 kernel gives for rounded factors: bf16 kernels
+multiply these exactly and add up in fp32 as well. So this needs no processor that has bf16 instructions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir.expr import GenericConst
+
+from hybridc.ir import Device
+from hybridc.options import BF16, CompileOptions
+from hybridc.passes.precision import Factors
+from hybridc.passes.program import Program, count_uses, is_op, tensor_dtype, tensor_shape, variables
+from hybridc.passes.schedule import constant_arguments
+from hybridc.progress import Progress
+from hybridc.runtime.libraries import available_threads
+from hybridc.schedules.cpu import install as install_vector_functions
+from hybridc.schedules.registry import Request, Scheduled, schedule
+from hybridc.targets import Target, native_isa
+from hybridc.tuning.measure import compiled, use_threads
+
+SEED = 0
+
+
+def rounding_errors_of(options: CompileOptions, progress: Progress) -> RoundingErrors | None:
+    """What measures the errors that the options ask to keep within a tolerance; None if none arise."""
+    return RoundingErrors(progress) if options.precision == BF16 else None
+
+
+@dataclass
+class RoundingErrors:
+    """Measures functions of programs; those that it knows already it does not measure again."""
+
+    progress: Progress
+    known: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, program: Program, factors: Mapping[str, Factors]) -> Mapping[str, float]:
+        """The largest error of each function over its calls; infinite where a result is not finite.
+
+        Raises DeviceError HC401 where this processor has not even AVX2.
+        """
+        new = {name: found for name, found in factors.items() if name not in self.known}
+        if new:
+            self.progress.stage("precision")
+            use_threads(available_threads())
+            self.known |= _Run(program, self.progress).errors(new)
+        return {name: self.known[name] for name in factors}
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    """The nearest bf16 numbers, as float32."""
+    return array.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
+    """Norm of the difference over that of the reference; infinite where either is not finite."""
+    if not np.isfinite(result).all() or not np.isfinite(reference).all():
+        return np.inf
+    change = float(np.linalg.norm(np.subtract(result, reference, dtype=np.float64)))
+    scale = float(np.linalg.norm(reference.astype(np.float64)))
+    return change / scale if scale else (0.0 if change == 0.0 else np.inf)
+
+
+class _Run:
+    """One run of a fused program on the CPU in fp32."""
+
+    def __init__(self, program: Program, progress: Progress) -> None:
+        self._program, self._progress = program, progress
+        self._scheduled = _scheduled(program)
+        install_vector_functions()  # once, before threads compile
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            isa = native_isa()
+            made = pool.map(lambda one: compiled(one, isa), self._scheduled.values())
+            self._kernels: dict[str, Callable[..., None]] = dict(zip(self._scheduled, made, strict=True))
+        generator = np.random.default_rng(SEED)
+        self._values: dict[relax.Var, Any] = {
+            var: _draw(generator, tensor_shape(var), tensor_dtype(var))
+            for var in program.main.params
+            if var.name not in program.weights
+        }
+
+    def errors(self, factors: Mapping[str, Factors]) -> dict[str, float]:
+        found = dict.fromkeys(factors, 0.0)
+        uses = count_uses(self._program)
+        for number, binding in enumerate(self._program.bindings):
+            self._progress.kernels(number, len(self._program.bindings))
+            value = binding.value
+            if is_op(value, "call_tir"):
+                name, arguments = value.args[0].name_hint, [self._value(a) for a in value.args[1].fields]
+                results = self._call(name, arguments)
+                if name in factors:
+                    found[name] = max(found[name], self._error(name, arguments, factors[name], results))
+                self._values[binding.var] = results[0] if len(results) == 1 else results
+            elif isinstance(value, relax.TupleGetItem):
+                self._values[binding.var] = self._values[value.tuple_value][value.index]
+            else:
+                self._values[binding.var] = self._value(value.args[0]).reshape(tensor_shape(binding.var))
+            for var in variables(value):
+                uses[var] -= 1
+                if not uses[var]:
+                    self._values.pop(var, None)
+        self._progress.kernels(1, 1)
+        return found
+
+    def _error(
+        self, name: str, arguments: list[np.ndarray], factors: Factors, results: list[np.ndarray]
+    ) -> float:
+        changed = list(arguments)
+        for position in (factors.left, factors.right):
+            changed[position] = rounded(arguments[position])
+        return max(map(relative_error, self._call(name, changed), results))
+
+    def _value(self, expr: relax.Expr) -> np.ndarray:
+        if isinstance(expr, GenericConst):
+            return expr.value.numpy()
+        return self._program.weights[expr.name] if expr.name in self._program.weights else self._values[expr]
+
+    def _call(self, name: str, arguments: list[np.ndarray]) -> list[np.ndarray]:
+        scheduled, packed = self._scheduled[name], list(arguments)
+        for position, packing in scheduled.packings:
+            packed[position] = packing.apply(packed[position])
+        rest = [
+            np.empty([int(e) for e in p.shape], str(p.dtype))
+            for p in scheduled.function.params[len(packed) :]
+        ]
+        tensors = [tvm.runtime.tensor(np.asarray(array, order="C")) for array in (*packed, *rest)]
+        self._kernels[name](*tensors)
+        count = len(rest) - len(scheduled.workspace_bytes)
+        return [tensor.numpy() for tensor in tensors[len(packed) : len(packed) + count]]
+
+
+def _scheduled(program: Program) -> dict[str, Scheduled]:
+    """Functions for this processor, without fast algorithms, whose errors are of another kind."""
+    found, target = {}, Target((), native_isa())
+    for name, constants in constant_arguments(program).items():
+        made = schedule(Request(program.module[name], constants, target, winograd=False), Device.CPU)
+        assert made is not None
+        found[name] = made
+    return found
+
+
+def _draw(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Floats from the normal distribution; of integers, which may be indices or masks, zeros and ones."""
+    if dtype.startswith(("float", "bfloat")):
+        return generator.standard_normal(shape, np.float32).astype(dtype)
+    return generator.integers(0, 2, shape).astype(dtype)

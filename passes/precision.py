@@ -1,0 +1,133 @@
+"""Precision: which kernels multiply bf16 instead of float32 numbers.
+
+A kernel does where its factors are read by instructions of the target that multiply bf16 numbers and add up
+in float32, unless rounding its factors was measured to change its result by more than the bf16_error, or fp32
+is faster there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm_ffi import structural_equal
+
+from hybridc.options import BF16, INT8
+from hybridc.passes.program import Program, is_op
+from hybridc.passes.schedule import constant_arguments
+from hybridc.schedules.cpu.bf16_conv1d import read_bf16_line
+from hybridc.schedules.cpu.bf16_conv2d import read_bf16_convolution, winograd_is_faster
+from hybridc.schedules.cpu.bf16_matmul import read_bf16_product
+from hybridc.schedules.cpu.convolution import unpadded
+from hybridc.schedules.cpu.nest import Nest, read_block, read_integer_contraction
+from hybridc.schedules.registry import PRECISION, PRECISION_NOTE, Request
+from hybridc.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Positions of the arguments that a function multiplies."""
+
+    left: int
+    right: int
+
+
+Errors = Callable[[Program, Mapping[str, Factors]], Mapping[str, float]]
+"""How much rounding these factors to bf16 changes what each function gives: the Euclidean norm of the change
+over that of the result, of the worst call."""
+
+
+def reduce_precision(
+    program: Program, target: Target, bf16_error: float, errors: Errors, *, winograd: bool = True
+) -> Program:
+    """Mark functions for bf16.
+
+    Requires: `program` fused, a target that multiplies bf16 numbers.
+    Ensures: of the functions that add up products those that may round their factors have the attribute
+    PRECISION, the others PRECISION_NOTE, which tells why not.
+    Raises: what `errors` raises.
+    """
+    constants = constant_arguments(program)
+    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
+    products = [name for name in called if adds_up_products(program.module[name])]
+    notes: dict[str, str] = {}
+    factors: dict[str, Factors] = {}
+    for name in products:
+        function = program.module[name].with_attr(PRECISION, BF16)
+        found = _factors(Request(function, constants[name], target, winograd=winograd))
+        if isinstance(found, Factors):
+            factors[name] = found
+        else:
+            notes[name] = found
+    for name, error in errors(program, factors).items():
+        if not error <= bf16_error:
+            del factors[name]
+            notes[name] = f"rounding its factors would change its result by {error:.2g} of it"
+    return _marked(program, BF16, factors, notes)
+
+
+def adds_up_products(function: tirx.PrimFunc) -> bool:
+    """Whether a function has a reduction that adds a product of two numbers, not a square, to a sum."""
+    schedule = s_tir.Schedule(function)
+    blocks = [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
+    found = [read_block(block) for block in blocks]
+    values = [block.value for block in found if block is not None and block.reduce]
+    summands = [value.b for value in values if isinstance(value, tirx.Add)]
+    return any(isinstance(s, tirx.Mul) and not structural_equal(s.a, s.b) for s in summands)
+
+
+def _factors(request: Request) -> Factors | str:
+    """Or why the function stays in fp32."""
+    conv = read_bf16_convolution(request)
+    if conv is not None:
+        if winograd_is_faster(request, conv):
+            return "Winograd's algorithm in fp32 is predicted to be faster"
+        nest = conv.contraction.nest
+        return _positions(nest, conv.data, nest.function.params[conv.weight])
+    line = read_bf16_line(request)
+    if line is not None:
+        found = unpadded(line)
+        assert found is not None
+        return _positions(line.contraction.nest, found[0], line.weight.source)
+    product = read_bf16_product(request)
+    if product is None:
+        return "there is no bf16 kernel for it"
+    return _positions(product.contraction.nest, product.left.source, product.right.source)
+
+
+def _positions(nest: Nest, left: tirx.Var, right: tirx.Var) -> Factors | str:
+    positions = nest.parameter(left), nest.parameter(right)
+    if positions[0] is None or positions[1] is None:
+        return "what it multiplies is computed in the same kernel"
+    return Factors(positions[0], positions[1])
+
+
+def mark_integers(program: Program) -> Program:
+    """Note which functions multiply integers.
+
+    Requires: `program` fused, with what `passes/quantized.py` wrote.
+    Ensures: of the functions that add up products those of 8-bit integers have the attribute PRECISION, the
+    others PRECISION_NOTE.
+    Raises: nothing of its own.
+    """
+    functions = {g.name_hint: f for g, f in program.functions.items()}
+    products = {name for name, function in functions.items() if adds_up_products(function)}
+    integers = {name for name in products if read_integer_contraction(functions[name]) is not None}
+    notes = dict.fromkeys(
+        products - integers, "its factors are not both quantized, or there is no int8 kernel for it"
+    )
+    return _marked(program, INT8, integers, notes)
+
+
+def _marked(program: Program, precision: str, reduced: Collection[str], notes: Mapping[str, str]) -> Program:
+    functions: dict[tvm.ir.GlobalVar, relax.Function | tirx.PrimFunc] = {}
+    for variable, function in program.module.functions.items():
+        name = variable.name_hint
+        if name in reduced:
+            function = function.with_attr(PRECISION, precision)
+        elif name in notes:
+            function = function.with_attr(PRECISION_NOTE, notes[name])
+        functions[variable] = function
+    return Program(tvm.IRModule(functions), program.weights, program.origins)

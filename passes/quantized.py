@@ -1,0 +1,266 @@
+"""Quantized operators: products of dequantized tensors become products of 8-bit integers.
+
+    sum of s_x (x - z_x) s_w w  =  s_x s_w (sum of x w - z_x sum of w)
+
+for 8-bit numbers x and w: the sum of products is int32 and exact, z_x times the sum of w is known when
+compiling, and the scales, the bias, the activation and what quantizes again are an epilogue. (Jacob et al.,
+"Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018.)
+Rules of `layout.py`, for `--precision int8`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from hybridc.passes.blocked import Window, extents, sum_over
+from hybridc.passes.blocked_weights import Weight
+from hybridc.passes.blocks import Blocked, Layout, lanes_of
+from hybridc.passes.functions import Pattern
+from hybridc.passes.layout import Rule, window_of
+from hybridc.passes.layout_functions import NARROW_INPUT
+from hybridc.passes.program import is_op, tensor_dtype, tensor_shape
+
+UNSIGNED_SHIFT = 128
+"""Added to signed activations: kernels multiply unsigned by signed numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A tensor that is `scale * (values - zero)` of an 8-bit tensor, perhaps reshaped."""
+
+    values: relax.Var
+    shape: tuple[int, ...]
+    scale: float
+    zero: int
+
+    @property
+    def shift(self) -> int:
+        return UNSIGNED_SHIFT if tensor_dtype(self.values) == "int8" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A weight that is `scale * values` of an int8 array, with one scale for each element of one axis."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    sums: np.ndarray
+    """Of the values, int32, for each element of that axis."""
+
+
+# ---------------------------------------------------------------------------- what an operator multiplies
+
+
+def _activation(layout: Layout, var: relax.Expr) -> Activation | None:
+    call: Any = layout.values.get(var)
+    if is_op(call, "reshape", "flatten"):
+        inner = _activation(layout, call.args[0])
+        return inner and replace(inner, shape=tensor_shape(var))
+    if not is_op(call, "dequantize") or tensor_dtype(call.args[0]) not in ("uint8", "int8"):
+        return None
+    parameters = [layout.weight(argument) for argument in call.args[1:3]]
+    if any(p is None or p.size != 1 for p in parameters) or layout.weight(call.args[0]) is not None:
+        return None
+    scale, zero = (p.reshape(()) for p in parameters if p is not None)
+    return Activation(call.args[0], tensor_shape(var), float(scale), int(zero))
+
+
+def _factor(layout: Layout, var: relax.Expr, axis: int) -> Factor | None:
+    """With a scale for each element of `axis`; a transposition of two axes is followed."""
+    call: Any = layout.values.get(var)
+    if is_op(call, "permute_dims") and len(tensor_shape(var)) == 2:
+        inner = _factor(layout, call.args[0], 1 - axis)
+        return inner and Factor(np.ascontiguousarray(inner.values.T), inner.scale, inner.sums)
+    if not is_op(call, "dequantize"):
+        return None
+    values, scale, zero = (layout.weight(argument) for argument in call.args)
+    if values is None or scale is None or zero is None or values.dtype != np.int8 or zero.any():
+        return None
+    if scale.size > 1 and int(call.attrs.axis) % values.ndim != axis:
+        return None
+    others = tuple(other for other in range(values.ndim) if other != axis)
+    scales = np.broadcast_to(scale.reshape(-1), values.shape[axis])
+    return Factor(values, scales, values.sum(axis=others, dtype=np.int32))
+
+
+# -------------------------------------------------------------------------------------------------- rules
+
+
+def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    call = binding.value
+    if not is_op(call, "nn.conv2d") or int(call.attrs.groups) != 1:
+        return None
+    x, w = _activation(layout, call.args[0]), _factor(layout, call.args[1], 0)
+    if x is None or w is None or (call.attrs.data_layout, call.attrs.kernel_layout) != ("NCHW", "OIHW"):
+        return None
+    if x.shape != tensor_shape(x.values):
+        return None
+    outputs, inputs = w.values.shape[:2]
+    lanes, window, result = lanes_of(outputs, layout.isa), window_of(call.attrs), tensor_shape(binding.var)
+    if x.values not in layout.blocked and inputs < NARROW_INPUT:
+        source, input_lanes = layout.as_plain(x.values), None
+    else:
+        found = layout.blocked.get(x.values) or layout.as_blocked(x.values, lanes_of(inputs, layout.isa))
+        source, input_lanes = found.var, found.lanes
+    packed = Weight(None, w.values).packed(layout, lanes, input_lanes)
+    key = tensor_shape(source), tensor_shape(packed), window, tensor_dtype(source), x.zero
+    blocks = -(-outputs // lanes)
+    shape = (result[0], blocks, result[2], result[3], lanes)
+    sums = layout.call(
+        ("int8_conv2d", *key), lambda: int8_conv2d(*key), [source, packed], relax.TensorType(shape, "int32")
+    )
+
+    def per_channel(values: np.ndarray) -> np.ndarray:
+        filled = np.zeros(blocks * lanes, values.dtype)
+        filled[:outputs] = values
+        return filled.reshape(1, blocks, 1, 1, lanes)
+
+    scales, offsets = per_channel(x.scale * w.scale), per_channel(_offsets(x, w))
+    return Blocked(_scaled(layout, sums, offsets, scales), outputs)
+
+
+def _matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
+    call = binding.value
+    if not is_op(call, "matmul"):
+        return None
+    x, w = _activation(layout, call.args[0]), _factor(layout, call.args[1], 1)
+    if x is None or w is None or w.values.ndim != 2 or len(x.shape) < 2:
+        return None
+    source, weight = layout.as_plain(x.values), layout.builder.weight(w.values, "weight")
+    if tensor_shape(source) != x.shape:
+        source = layout.emit(relax.op.reshape(source, x.shape), "view")
+    key = x.shape, w.values.shape, tensor_dtype(source)
+    result = relax.TensorType(tensor_shape(binding.var), "int32")
+    sums = layout.call(("int8_matmul", *key), lambda: int8_matmul(*key), [source, weight], result)
+    return _scaled(layout, sums, _offsets(x, w), x.scale * w.scale)
+
+
+def _offsets(x: Activation, w: Factor) -> np.ndarray:
+    """What is to be added to the sums of each output, which have unsigned numbers in the place of x - z."""
+    return -np.int32(x.zero + x.shift) * w.sums
+
+
+def _scaled(layout: Layout, sums: relax.Var, offsets: np.ndarray, scales: np.ndarray) -> relax.Var:
+    offset, scale = (
+        layout.builder.weight(offsets, "offset"),
+        layout.builder.weight(scales.astype("float32"), "scale"),
+    )
+    exact = layout.emit(relax.op.add(sums, offset), "sums")
+    return layout.emit(
+        relax.op.multiply(layout.emit(relax.op.astype(exact, "float32"), "sums"), scale), "scaled"
+    )
+
+
+def _blocked_conversion(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    """Quantization, and its reverse, of a blocked tensor as a whole."""
+    call: Any = binding.value
+    if not is_op(call, "quantize", "dequantize") or call.args[0] not in layout.blocked:
+        return None
+    known = [layout.weight(a) for a in call.args[1:3]]
+    if any(value is None or value.size != 1 for value in known):
+        return None
+    source = layout.blocked[call.args[0]]
+    parameters = [relax.const(v.reshape(()), v.dtype.name) for v in known if v is not None]
+    value = relax.Call(call.op, [source.var, *parameters], call.attrs)
+    return Blocked(layout.emit(value, binding.var.name), source.channels)
+
+
+def _known(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
+    """Dequantized constants, and views of them."""
+    call: Any = binding.value
+    if not is_op(call, "dequantize", "reshape", "permute_dims", "expand_dims"):
+        return None
+    values = [layout.weight(argument) for argument in call.args if not isinstance(argument, relax.ShapeExpr)]
+    if any(value is None for value in values):
+        return None
+    value = values[0]
+    assert value is not None
+    if is_op(call, "dequantize"):
+        value = _dequantized(value, values[1], values[2], int(call.attrs.axis))
+    elif is_op(call, "permute_dims"):
+        axes = call.attrs.axes
+        value = np.ascontiguousarray(value.transpose(None if axes is None else [int(a) for a in axes]))
+    return layout.builder.weight(value.reshape(tensor_shape(binding.var)), binding.var.name)
+
+
+def _dequantized(values: np.ndarray, scale: Any, zero: Any, axis: int) -> np.ndarray:
+    shape = [1] * values.ndim
+    shape[axis] = -1
+    scale, zero = (p.reshape(()) if p.size == 1 else p.reshape(shape) for p in (scale, zero))
+    return ((values.astype(np.int32) - zero.astype(np.int32)) * scale).astype(np.float32)
+
+
+QUANTIZED_RULES: tuple[Rule, ...] = (_known, _convolution, _matmul, _blocked_conversion)
+
+
+# ---------------------------------------------------------------------------------------------- functions
+
+
+def int8_conv2d(
+    data: Sequence[int], weight: Sequence[int], window: Window, dtype: str, zero: int
+) -> tirx.PrimFunc:
+    """Sums, int32, of a convolution of 8-bit data and int8 weights; shapes as in `blocked.blocked_conv2d`.
+
+    `zero` stands for zero around the image. To signed data 128 is added.
+    """
+    x, w = te.placeholder(extents(*data), dtype, "data"), te.placeholder(extents(*weight), "int8", "weight")
+    padded = _padded(x, window.padding, zero)
+    blocks, (kh, kw), lanes = weight[0], weight[-4:-2], weight[-1]
+    rows, columns = (window.outputs(axis, data[2 + axis], k) for axis, k in enumerate((kh, kw)))
+    (sh, sw), (dh, dw) = window.strides, window.dilation
+    a, b, c = sum_over(kh, "kh"), sum_over(kw, "kw"), sum_over(weight[-2], "c")
+
+    def plain(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
+        value = _unsigned(padded[n, c, y * sh + a * dh, z * sw + b * dw], dtype)
+        return te.sum(value * w[ob, a, b, c, o].astype("int32"), axis=[c, a, b])
+
+    def blocked(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
+        value = _unsigned(padded[n, cb, y * sh + a * dh, z * sw + b * dw, c], dtype)
+        return te.sum(value * w[ob, cb, a, b, c, o].astype("int32"), axis=[cb, a, b, c])
+
+    cb = sum_over(weight[1], "cb")
+    shape = extents(data[0], blocks, rows, columns, lanes)
+    out = te.compute(shape, plain if len(data) == 4 else blocked, name="int8_conv2d")
+    return _function([x, w, out])
+
+
+def int8_matmul(left: Sequence[int], right: Sequence[int], dtype: str) -> tirx.PrimFunc:
+    """Sums, int32, of a product of 8-bit `[..., K]` and int8 `[K, N]`; to signed numbers on the left 128 is
+    added."""
+    x, w = te.placeholder(extents(*left), dtype, "left"), te.placeholder(extents(*right), "int8", "right")
+    k = sum_over(right[0], "k")
+
+    def at(*point: te.Var) -> te.Expr:
+        return te.sum(_unsigned(x[(*point[:-1], k)], dtype) * w[k, point[-1]].astype("int32"), axis=[k])
+
+    return _function([x, w, te.compute(extents(*left[:-1], right[1]), at, name="int8_matmul")])
+
+
+def _unsigned(value: te.Expr, dtype: str) -> te.Expr:
+    wide = value.astype("int32")
+    return wide if dtype == "uint8" else wide + UNSIGNED_SHIFT
+
+
+def _padded(x: te.Tensor, padding: tuple[int, int, int, int], zero: int) -> te.Tensor:
+    if not any(padding):
+        return x
+    top, left, bottom, right = padding
+    n, c, h, w, *lanes = (int(e) for e in x.shape)
+
+    def at(b: te.Var, cb: te.Var, y: te.Var, z: te.Var, *lane: te.Var) -> te.Expr:
+        inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
+        return tirx.if_then_else(inside, x[(b, cb, y - top, z - left, *lane)], tirx.const(zero, str(x.dtype)))
+
+    return te.compute(extents(n, c, h + top + bottom, w + left + right, *lanes), at, name="pad")
+
+
+def _function(tensors: list[te.Tensor]) -> tirx.PrimFunc:
+    function = te.create_prim_func(tensors)
+    return function.with_attr("op_pattern", int(Pattern.OUT_ELEMENTWISE_FUSABLE)).with_attr(
+        "tirx.noalias", True
+    )

@@ -1,0 +1,318 @@
+"""Convolutions of blocked activations with AMX tiles, of bf16 or 8-bit numbers.
+
+A task copies the rows of input that it needs as words, `[channels / 16 words, rows, columns, 16 words]`: 16
+pixels side by side are then one tile in memory. Of kernels with taps the copy's columns stand for pixels too,
+so that a tile may run on from one line into the next; what is computed for the columns between them is not
+stored. Where that would waste more, as with strides, each line has tiles of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.amx import (
+    ROW_BYTES,
+    SIDE,
+    Address,
+    TileUnit,
+    tile_kernel,
+    tile_shape,
+    tile_unit,
+    with_tiles,
+)
+from hybridc.schedules.cpu.blocked import BlockedConvolution
+from hybridc.schedules.cpu.blocked_plan import Plan, divisors, imbalance, source_of
+from hybridc.schedules.cpu.blocked_task import Buffers, Pass, Place, copy_rows
+from hybridc.schedules.cpu.dot_products import Dot
+from hybridc.schedules.cpu.nest import finish
+from hybridc.schedules.cpu.tile import (
+    PARALLEL_WORK,
+    Point,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+    sequence,
+    vectorized,
+)
+from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+from hybridc.targets import Isa
+
+STEP_CYCLES = 16
+"""A product of two tiles."""
+COPY_CYCLES = 3
+"""Copying a row of a tile, from memory or the last-level cache."""
+STORE_CYCLES = 4
+"""Writing a row of sums through an epilogue."""
+
+Pack = Callable[[tirx.BufferLoad], ir.Expr]
+"""Words of the numbers that a block of a pixel has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How the pixels of a task, `lines` of `pitch` each, are counted through; `width` of each line exist."""
+
+    lines: int
+    pitch: int
+    width: int
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div((self.lines - 1) * self.pitch + self.width, SIDE)
+
+
+def schedule_tiles(
+    request: Request, conv: BlockedConvolution, rule: str, pack: Pack, filler: int
+) -> Scheduled:
+    """Emit a convolution whose `conv.dot` tells which numbers it multiplies.
+
+    `filler` is the word that stands for padding.
+    """
+    assert conv.dot is not None
+    ranked = rank_tile_plans(conv, request.target.isa)
+    plan = pick(request, ranked)
+    packing = tile_packing(conv, plan, conv.dot)
+    weight = tirx.decl_buffer(packing.packed_shape, "int32", "packed_weight")
+    copy = tirx.decl_buffer(_copy_shape(conv, plan), "int32", "rows")
+    buffers = Buffers(conv, plan, source_of(conv), weight, copy, None)
+    params = list(request.function.params)
+    params[conv.weight] = weight
+    body = with_tiles(conv.dot, _tasks(buffers, pack, filler))
+    function = function_of(request.function, params, [body], [])
+    return finish(function, rule, [(conv.weight, packing)], ranked)
+
+
+def accepts_tiles(conv: BlockedConvolution, isa: Isa) -> bool:
+    """Whether there are tiles, and blocks that fill their rows."""
+    tiles = isa.narrow is not None and isa.narrow.are_tiles
+    return tiles and not conv.plain and conv.output_lanes == SIDE
+
+
+def _numbers(conv: BlockedConvolution) -> int:
+    """Of a block of the data."""
+    return int(conv.data.shape[-1])
+
+
+def _blocks_per_row(conv: BlockedConvolution) -> int:
+    """Blocks of the data that fill a row of a tile."""
+    assert conv.dot is not None
+    return SIDE * conv.dot.count // _numbers(conv)
+
+
+def _depth(conv: BlockedConvolution) -> int:
+    """Tiles of words of a pixel."""
+    return ceil_div(conv.input_blocks, _blocks_per_row(conv))
+
+
+def tile_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
+    """`[OB / vectors, depth, KH, KW, vectors, 16 words, 16]` of weights `[OB, IB, KH, KW, i, o]`."""
+    taps, each, numbers = (conv.height.taps, conv.width.taps), _blocks_per_row(conv), _numbers(conv)
+    padded = (conv.output_blocks, _depth(conv) * each, *taps, numbers, SIDE)
+    groups = conv.output_blocks // plan.vectors
+    split = (groups, plan.vectors, _depth(conv), each, *taps, numbers // dot.count, dot.count, SIDE)
+    return Packing(padded, split, (0, 2, 4, 5, 1, 3, 6, 8, 7), words=dot.words)
+
+
+# --------------------------------------------------------------------------------------------------- plans
+
+
+def rank_tile_plans(conv: BlockedConvolution, isa: Isa) -> dict[str, Plan]:
+    """Divisions into tasks, by predicted time."""
+    ranked = sorted(_plans(conv), key=lambda plan: predicted_tile_cycles(conv, plan, isa))
+    return {f"{plan.parts} parts of {plan.groups} groups": plan for plan in ranked[:4]}
+
+
+def _plans(conv: BlockedConvolution) -> Iterator[Plan]:
+    vectors = tile_shape(conv.output_blocks)[1]
+    flat, width = source_of(conv).flat, conv.width.outputs
+    for lines in divisors(conv.height.outputs):
+        size = (1, lines * width) if flat else (lines, width)
+        for groups in divisors(conv.output_blocks // vectors):
+            parts = conv.height.outputs // lines
+            yield Plan(parts, *size, 1, SIDE, vectors, SIDE, groups, conv.input_blocks)
+
+
+def predicted_tile_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
+    """Cycles of one core, for comparing plans."""
+    geometry = geometry_of(conv, plan)
+    steps = _depth(conv) * conv.height.taps * conv.width.taps
+    pixel_tiles = tile_shape(conv.output_blocks)[0]
+    tiles = ceil_div(geometry.tiles, pixel_tiles) * pixel_tiles
+    products = plan.groups * plan.vectors * (tiles * steps * STEP_CYCLES + tiles * SIDE * STORE_CYCLES)
+    rows = _depth(conv) * _copied_pixels(conv, plan)
+    again = 2 if 64 * rows > isa.l2_bytes // 2 else 1
+    weight_rows = steps * SIDE * plan.groups * plan.vectors
+    tasks = plan.parts * conv.batches * (conv.output_blocks // (plan.vectors * plan.groups))
+    return tasks * (products * again + COPY_CYCLES * (rows + weight_rows) + 500) * imbalance(tasks)
+
+
+def _copied_extents(conv: BlockedConvolution, plan: Plan) -> tuple[int, int]:
+    """Rows and columns of the copy."""
+    if source_of(conv).flat:
+        return plan.columns // conv.width.outputs, conv.width.outputs
+    rows, columns = (
+        (extent - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
+        for extent, axis in ((plan.lines, conv.height), (plan.columns, conv.width))
+    )
+    return rows, columns
+
+
+def _copied_pixels(conv: BlockedConvolution, plan: Plan) -> int:
+    rows, columns = _copied_extents(conv, plan)
+    return rows * columns
+
+
+def geometry_of(conv: BlockedConvolution, plan: Plan) -> Geometry:
+    """One long line if flat; else lines joined or, if that is fewer tiles, each by itself."""
+    if source_of(conv).flat:
+        return Geometry(1, plan.columns, plan.columns)
+    _, columns = _copied_extents(conv, plan)
+    apart = Geometry(plan.lines, ceil_div(plan.columns, SIDE) * SIDE, plan.columns)
+    pitch, rest = divmod(columns * conv.height.stride, conv.width.stride)
+    joined = Geometry(plan.lines, pitch, plan.columns)
+    return apart if rest or apart.tiles <= joined.tiles else joined
+
+
+def _copy_shape(conv: BlockedConvolution, plan: Plan) -> tuple[int, ...]:
+    """With room behind the last pixel for what the last tile reads too much."""
+    rows, columns = _copied_extents(conv, plan)
+    geometry = geometry_of(conv, plan)
+    shape = tile_shape(conv.output_blocks)[0]
+    stride = 1 if source_of(conv).flat else conv.width.stride
+    last = _first_word(conv, plan, geometry, (ceil_div(geometry.tiles, shape) * shape - 1) * SIDE)
+    reach = (conv.height.taps - 1) * conv.height.dilation * columns + (
+        conv.width.taps - 1
+    ) * conv.width.dilation
+    beyond = last + reach + (SIDE - 1) * stride + 1 - rows * columns
+    return (_depth(conv) + max(ceil_div(beyond, rows * columns), 0), rows, columns, SIDE)
+
+
+def _first_word(conv: BlockedConvolution, plan: Plan, geometry: Geometry, number: int) -> int:
+    """Where in the copy, counted in pixels, that is which a pixel of the task reads first."""
+    _, columns = _copied_extents(conv, plan)
+    y, x = divmod(number, geometry.pitch)
+    return number if source_of(conv).flat else y * conv.height.stride * columns + x * conv.width.stride
+
+
+# ---------------------------------------------------------------------------------------------------- loops
+
+
+def _tasks(buffers: Buffers, pack: Pack, filler: int) -> tirx.Stmt:
+    conv, plan = buffers.conv, buffers.plan
+    group_tasks = conv.output_blocks // (plan.vectors * plan.groups)
+
+    def task(point: Point) -> tirx.Stmt:
+        n, part, number = point
+        one = Pass(buffers, n, part, integer(0), number * integer(plan.groups))
+        assert buffers.copy is not None
+        fill = copy_rows(one, buffers.copy, _row_of_words(one, buffers.copy, pack, filler), _depth(conv))
+        return tirx.SeqStmt([tirx.AllocBuffer(buffers.copy), fill, _products(one)])
+
+    return grid((conv.batches, plan.parts, group_tasks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
+
+
+def _row_of_words(
+    task: Pass, copy: ir.Var, pack: Pack, filler: int
+) -> Callable[[ir.Expr, ir.Expr, ir.Expr, Place | None], tirx.Stmt]:
+    """Writes the 16 words of a pixel, from several blocks of the data; behind the last block stand zeros."""
+    conv = task.buffers.conv
+    each, numbers = _blocks_per_row(conv), _numbers(conv)
+    words = SIDE // each
+
+    def pixel(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:
+        def part(i: int) -> tirx.Stmt:
+            at = [block, row, column, tirx.Ramp(integer(i * words), integer(1), words)]
+            number = block * integer(each) + integer(i)
+            if place is None:
+                return tirx.BufferStore(copy, tirx.Broadcast(tirx.const(filler, "int32"), words), at)
+            lanes = tirx.Ramp(integer(0), integer(1), numbers)
+            value = pack(tirx.BufferLoad(conv.data, [task.n, number, *place, lanes]))
+            store = tirx.BufferStore(copy, value, at)
+            if conv.input_blocks % each == 0:
+                return store
+            empty = tirx.BufferStore(copy, tirx.Broadcast(tirx.const(0, "int32"), words), at)
+            return tirx.IfThenElse(number < integer(conv.input_blocks), store, empty)
+
+        return sequence([part(i) for i in range(each)])
+
+    return pixel
+
+
+def _products(task: Pass) -> tirx.Stmt:
+    """For each group of output vectors all tiles of pixels."""
+    conv, plan = task.buffers.conv, task.buffers.plan
+    assert conv.dot is not None
+    unit, geometry = tile_unit(conv.dot), geometry_of(conv, plan)
+    most = tile_shape(conv.output_blocks)[0]
+    whole, rest = divmod(geometry.tiles, most)
+
+    def group(number: ir.Expr) -> tirx.Stmt:
+        def kernel(first: ir.Expr, tiles: int) -> tirx.Stmt:
+            return _kernel(_Tiles(task, unit, geometry, number, first, tiles))
+
+        parts = [loop(whole, lambda i: kernel(i * integer(most), most))] if whole else []
+        return sequence([*parts, kernel(integer(whole * most), rest)] if rest else parts)
+
+    assert task.buffers.copy is not None
+    return unit.within(tirx.SeqStmt([unit.whole(task.buffers.copy), loop(plan.groups, group)]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """`count` tiles of pixels, from number `first` on, of a group of output vectors."""
+
+    task: Pass
+    unit: TileUnit
+    geometry: Geometry
+    group: ir.Expr
+    first: ir.Expr
+    count: int
+
+    def pixel(self, i: int, m: ir.Expr) -> ir.Expr:
+        """Number of a pixel of a task."""
+        return (self.first + integer(i)) * integer(SIDE) + m
+
+    def place(self, pixel: ir.Expr) -> Place:
+        """Its line and column in the task."""
+        pitch = integer(self.geometry.pitch)
+        return (integer(0), pixel) if self.geometry.lines == 1 else (pixel // pitch, pixel % pitch)
+
+    def words(self, k: Point, i: int) -> Address:
+        """Of tile `i`, at `k`: depth, taps."""
+        buffers = self.task.buffers
+        conv, flat = buffers.conv, buffers.source.flat
+        y, x = self.place(self.pixel(i, integer(0)))
+        steps = (1, 1) if flat else (conv.height.stride, conv.width.stride)
+        row = y * integer(steps[0]) + k[1] * integer(conv.height.dilation)
+        column = x * integer(steps[1]) + k[2] * integer(conv.width.dilation)
+        assert buffers.copy is not None
+        return tirx.BufferLoad(buffers.copy, [k[0], row, column, integer(0)]), integer(ROW_BYTES * steps[1])
+
+    def weights(self, k: Point, j: int) -> Address:
+        zeros = [integer(0)] * 3
+        which = self.task.first_group + self.group
+        return tirx.BufferLoad(self.task.buffers.weight, [which, *k, integer(j), *zeros]), integer(ROW_BYTES)
+
+    def write(self, i: int, j: int, m: ir.Expr, sum_at: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
+        """Store a row of sums if its pixel exists."""
+        number, geometry = self.pixel(i, m), self.geometry
+        y, x = self.place(number)
+
+        def store(lane: ir.Expr) -> tirx.Stmt:
+            return self.task.store(self.group, (y, x), integer(j), lane, sum_at(lane))
+
+        exists = tirx.all(x < integer(geometry.width), y < integer(geometry.lines))
+        return tirx.IfThenElse(exists, vectorized(SIDE, store), None)
+
+
+def _kernel(tiles: _Tiles) -> tirx.Stmt:
+    conv, plan = tiles.task.buffers.conv, tiles.task.buffers.plan
+    extents = (_depth(conv), conv.height.taps, conv.width.taps)
+    return tile_kernel(
+        tiles.unit, (tiles.count, plan.vectors), extents, tiles.words, tiles.weights, tiles.write
+    )

@@ -1,0 +1,184 @@
+"""Matrix products with AMX tiles, of bf16 or 8-bit numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.amx import (
+    ROW_BYTES,
+    SIDE,
+    Address,
+    TileUnit,
+    tile_kernel,
+    tile_shape,
+    tile_unit,
+    with_tiles,
+)
+from hybridc.schedules.cpu.dot_products import Dot
+from hybridc.schedules.cpu.gemm import Product
+from hybridc.schedules.cpu.matmul import TASKS
+from hybridc.schedules.cpu.nest import finish
+from hybridc.schedules.cpu.tile import (
+    PARALLEL_WORK,
+    Point,
+    Tile,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+    when,
+    write_columns,
+)
+from hybridc.schedules.cpu.word_matmul import Vector, Words, fill_words
+from hybridc.schedules.registry import Packing, Request, Scheduled
+from hybridc.targets import Isa
+
+FEWEST_ROWS = 8
+"""With fewer rows tiles would do more than twice the work, and vectors are as fast as memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """`shape` tiles of a micro-kernel; how many micro-kernels and tiles of depth the product has."""
+
+    shape: tuple[int, int]
+    row_groups: int
+    panels: int
+    depth: int
+
+    @property
+    def columns(self) -> int:
+        """Of a panel."""
+        return self.shape[1] * SIDE
+
+    @property
+    def groups_per_task(self) -> int:
+        """Groups of rows that share a panel in its core's cache: all, unless that leaves too few tasks."""
+        return ceil_div(self.row_groups, ceil_div(TASKS, self.panels))
+
+
+def accepts_tile_product(product: Product, isa: Isa) -> bool:
+    return isa.narrow is not None and isa.narrow.are_tiles and product.rows >= FEWEST_ROWS
+
+
+def schedule_tile_product(
+    request: Request, product: Product, dot: Dot, rule: str, word: Words, vector: Vector
+) -> Scheduled:
+    """Emit a product with a constant B. A is made words of in front, `[depth, rows, 16 words]`."""
+    layout = _layout(product, dot)
+    position = product.contraction.nest.parameter(product.right.source)
+    assert position is not None
+    packing = tile_panels(product, dot, layout.shape[1])
+    panels = tirx.decl_buffer(packing.packed_shape, "int32", "panels")
+    rows = layout.row_groups * layout.shape[0] * SIDE
+    words = tirx.decl_buffer((layout.depth, rows, SIDE), "int32", "words")
+    params = list(request.function.params)
+    params[position] = panels
+    stages = [
+        dot.within(_filled(product, dot, words, word, vector)),
+        with_tiles(dot, _tasks(product, layout, tile_unit(dot), words, panels)),
+    ]
+    function = function_of(request.function, params, stages, [words])
+    return finish(function, rule, [(position, packing)])
+
+
+def _layout(product: Product, dot: Dot) -> _Layout:
+    vectors, tiles = ceil_div(product.columns, SIDE), ceil_div(product.rows, SIDE)
+    rows, columns = tile_shape(vectors)
+    rows = min(rows, tiles)
+    depth = ceil_div(product.depth, SIDE * dot.count)
+    return _Layout((rows, columns), ceil_div(tiles, rows), ceil_div(vectors, columns), depth)
+
+
+def tile_panels(product: Product, dot: Dot, vectors: int) -> Packing:
+    """B as `[N / 16 / vectors, depth, vectors, 16 words, 16]`, zero behind its last row and column."""
+    width, size = vectors * SIDE, SIDE * dot.count
+    panels, depth = ceil_div(product.columns, width), ceil_div(product.depth, size)
+    padded, split = (depth * size, panels * width), (depth, SIDE, dot.count, panels, vectors, SIDE)
+    if product.right.indices[-1].same_as(product.k):
+        transposed = (*split[3:], *split[:3])
+        return Packing(padded[::-1], transposed, (0, 3, 1, 4, 2, 5), words=dot.words)
+    return Packing(padded, split, (3, 0, 4, 1, 5, 2), words=dot.words)
+
+
+def _filled(product: Product, dot: Dot, words: ir.Var, word: Words, vector: Vector) -> tirx.Stmt:
+    """Write the words, and zeros behind the last depth: weights are zero there, but times NaN that is NaN."""
+
+    def place(row: ir.Expr, k: ir.Expr) -> list[ir.Expr]:
+        return [tirx.floordiv(k, integer(SIDE)), row, tirx.floormod(k, integer(SIDE))]
+
+    fill = fill_words(product, dot, words, word, vector, place)
+    written, depth = ceil_div(product.depth, dot.count), int(words.shape[0])
+    rest = depth * SIDE - written
+    if rest == 0:
+        return fill
+
+    def zero(row: ir.Expr) -> tirx.Stmt:
+        at = [integer(depth - 1), row, tirx.Ramp(integer(SIDE - rest), integer(1), rest)]
+        nothing = tirx.Broadcast(tirx.const(0, "int32"), rest) if rest > 1 else tirx.const(0, "int32")
+        return tirx.BufferStore(words, nothing, at if rest > 1 else [*at[:2], integer(SIDE - 1)])
+
+    return tirx.SeqStmt([loop(product.rows, zero), fill])
+
+
+def _tasks(product: Product, layout: _Layout, unit: TileUnit, words: ir.Var, panels: ir.Var) -> tirx.Stmt:
+    """A panel and some groups of rows each; tasks of a panel side by side."""
+    each = layout.groups_per_task
+
+    def task(point: Point) -> tirx.Stmt:
+        panel, number = point
+        first = number * integer(each)
+        whole = layout.row_groups % each == 0
+        extent = each if whole else tirx.min(integer(each), integer(layout.row_groups) - first)
+        one = _Panel(product, layout, words, panels, panel)
+        return unit.within(loop(extent, lambda i: one.kernel(unit, first + i)))
+
+    tasks = (layout.panels, ceil_div(layout.row_groups, each))
+    body = grid(tasks, task, parallel=product.multiply_adds >= PARALLEL_WORK)
+    if isinstance(body, tirx.For):
+        return body
+    return tirx.For(tirx.Var("i", "int64"), integer(0), integer(1), tirx.ForKind.SERIAL, body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    product: Product
+    layout: _Layout
+    words: ir.Var
+    panels: ir.Var
+    panel: ir.Expr
+
+    def kernel(self, unit: TileUnit, group: ir.Expr) -> tirx.Stmt:
+        """All depths of a group of tiles of rows."""
+        rows, _ = self.layout.shape
+        first = group * integer(rows * SIDE)
+
+        def left(k: Point, i: int) -> Address:
+            at = [k[0], first + integer(i * SIDE), integer(0)]
+            return tirx.BufferLoad(self.words, at), integer(ROW_BYTES)
+
+        def right(k: Point, j: int) -> Address:
+            at = [self.panel, k[0], integer(j), integer(0), integer(0)]
+            return tirx.BufferLoad(self.panels, at), integer(ROW_BYTES)
+
+        def write(i: int, j: int, m: ir.Expr, sum_at: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
+            return self._row(first + integer(i * SIDE) + m, j, sum_at)
+
+        return tile_kernel(unit, self.layout.shape, (self.layout.depth,), left, right, write)
+
+    def _row(self, row: ir.Expr, j: int, sum_at: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
+        """Store a row of sums of a tile if it exists, and those of its columns that do."""
+        product, columns = self.product, self.layout.columns
+
+        def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            return product.store(integer(0), row, column, sum_at(lane))
+
+        tile = Tile(SIDE, 1, self.layout.shape[1], SIDE)
+        stored = write_columns(self.panel * integer(columns), product.columns, tile, integer(j), element)
+        return when(
+            row < integer(product.rows), stored, always=product.rows % (self.layout.shape[0] * SIDE) == 0
+        )

@@ -1,0 +1,282 @@
+"""Convolutions along one axis in bf16 with AMX tiles: a product of tiles for each tap, into the same sums.
+
+Columns of tiles run along the output, so that results are stored as they lie: B is 16 rows of words, which
+are pairs of channels, by 16 places side by side, A 16 output channels by the same words. A task copies what a
+block of outputs reads as words, `[phases of the stride, channels / 32, 16 words, places]`, in which a tap is
+a shift.
+
+Few channels would leave rows of B empty. With stride one several taps share them: row `f * pairs + p` of the
+copy is pair p shifted by f dilations, so that a step does all of these taps (two for 15 channels, 16 for
+two). (Chaudhary et al., "Efficient and generic 1D dilated convolution layer for deep learning", 2021, do one
+tap a step.)
+
+Errors are those of `bf16_conv2d.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+
+from hybridc.options import BF16
+from hybridc.schedules.cpu.amx import ROW_BYTES, SIDE, Address, TileUnit, tile_kernel, tile_unit, with_tiles
+from hybridc.schedules.cpu.conv1d import is_one_line
+from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
+from hybridc.schedules.cpu.dot_products import Dot, bf16_pairs, bf16_word, dot_of
+from hybridc.schedules.cpu.nest import finish
+from hybridc.schedules.cpu.tile import (
+    PARALLEL_WORK,
+    Point,
+    Tile,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+    when,
+    write_columns,
+)
+from hybridc.schedules.registry import Packing, Request, Scheduled
+from hybridc.targets import Isa
+
+MOST_BLOCKS = 16
+"""Blocks that an output is cut into if it is long enough: tasks for the cores of a socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """How channels and taps of a convolution fill tiles."""
+
+    conv: Convolution
+    isa: Isa
+
+    @property
+    def pairs(self) -> int:
+        """Of channels in the rows of a tile that belong to one tap: a power of two, at most 16."""
+        pairs = ceil_div(self.conv.group_inputs, 2)
+        return SIDE if self.conv.width.stride > 1 else min(1 << (pairs - 1).bit_length(), SIDE)
+
+    @property
+    def folded(self) -> int:
+        """Taps of a step."""
+        return SIDE // self.pairs
+
+    @property
+    def steps(self) -> int:
+        return ceil_div(self.conv.width.taps, self.folded)
+
+    @property
+    def depth(self) -> int:
+        """Tiles of pairs of channels."""
+        return ceil_div(self.conv.group_inputs, 2 * self.pairs)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Tiles of output channels and of places of a micro-kernel."""
+        return (2, 2) if ceil_div(self.conv.group_outputs, SIDE) % 2 == 0 else (1, 3)
+
+    @property
+    def row_groups(self) -> int:
+        return ceil_div(self.conv.group_outputs, SIDE * self.shape[0])
+
+    @property
+    def reach(self) -> int:
+        """Places behind an output's own that its steps read, those of taps that do not exist too."""
+        width = self.conv.width
+        return (self.steps * self.folded - 1) * width.dilation // width.stride
+
+    @property
+    def columns(self) -> int:
+        """Of a block: as many as keep its copy in the second-level cache."""
+        tile, outputs = self.shape[1] * SIDE, self.conv.width.outputs
+        places = self.isa.l2_bytes // 2 // (ROW_BYTES * self.depth * self.conv.width.phases)
+        most = min(places - self.reach, ceil_div(outputs, MOST_BLOCKS))
+        return max(ceil_div(most, tile), 1) * tile
+
+    @property
+    def blocks(self) -> int:
+        return ceil_div(self.conv.width.outputs, self.columns)
+
+    @property
+    def copy_shape(self) -> tuple[int, int, int, int]:
+        pitch = ceil_div(self.columns + self.reach, SIDE) * SIDE
+        return self.conv.width.phases, self.depth, SIDE, pitch
+
+
+def bf16_conv1d(request: Request) -> Scheduled | None:
+    """Accepts convolutions along one axis of any stride, dilation and padding, without groups and with
+    constant weights, if bf16 is asked for and there are tiles.
+
+    Tiling: 2 x 2 tiles of output channels x places, or 1 x 3. Tasks are blocks of the output.
+    """
+    conv, dot = read_bf16_line(request), dot_of(BF16, request.target.isa)
+    if conv is None or dot is None:
+        return None
+    lines = Lines(conv, request.target.isa)
+    position = conv.contraction.nest.parameter(conv.weight.source)
+    assert position is not None
+    packing = line_packing(lines)
+    weight = tirx.decl_buffer(packing.packed_shape, "int32", "packed_weight")
+    params = list(request.function.params)
+    params[position] = weight
+    body = with_tiles(dot, _tasks(lines, dot, weight))
+    function = function_of(request.function, params, [body], [])
+    return finish(function, bf16_conv1d.__name__, [(position, packing)])
+
+
+def read_bf16_line(request: Request) -> Convolution | None:
+    """None if there is no such kernel, or none is asked for."""
+    narrow = request.target.isa.narrow
+    if request.precision != BF16 or narrow is None or not narrow.are_tiles:
+        return None
+    conv = read_convolution(request.function)
+    if conv is None or not is_one_line(conv) or conv.groups > 1 or conv.multiply_adds == 0:
+        return None
+    known = conv.contraction.nest.parameter(conv.weight.source) in request.constants
+    return conv if known and unpadded(conv) is not None else None
+
+
+def line_packing(lines: Lines) -> Packing:
+    """`[O / 16 / rows, steps, depth, rows, 16, folded, pairs]` words of weights `[O, C, S]`."""
+    rows, conv = lines.shape[0], lines.conv
+    channels, taps = lines.depth * lines.pairs * 2, lines.steps * lines.folded
+    line = () if conv.height.output is None else (1,)
+    padded = (lines.row_groups * rows * SIDE, channels, *line, taps)
+    split = (lines.row_groups, rows, SIDE, lines.depth, lines.pairs, 2, lines.steps, lines.folded)
+    return Packing(padded, split, (0, 6, 3, 1, 2, 7, 4, 5), words="bfloat16")
+
+
+def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
+    conv = lines.conv
+
+    def task(point: Point) -> tirx.Stmt:
+        n, number = point
+        copy = tirx.decl_buffer(lines.copy_shape, "int32", "places")
+        block = _Block(lines, weight, copy, tile_unit(dot), n, number)
+        return tirx.SeqStmt([tirx.AllocBuffer(copy), block.fill(), block.products()])
+
+    body = grid((conv.batches, lines.blocks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
+    if isinstance(body, tirx.For):
+        return body
+    return tirx.For(tirx.Var("i", "int64"), integer(0), integer(1), tirx.ForKind.SERIAL, body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A task: a block of an image's output, in all channels."""
+
+    lines: Lines
+    weight: ir.Var
+    copy: ir.Var
+    unit: TileUnit
+    n: ir.Expr
+    number: ir.Expr
+
+    def fill(self) -> tirx.Stmt:
+        """Write the words; most blocks read no padding, and take 16 places at a time."""
+        lines, conv = self.lines, self.lines.conv
+        stride, (phases, depth, _, pitch) = conv.width.stride, lines.copy_shape
+        start = self.number * integer(lines.columns * stride)
+
+        def each_row(line: Callable[[ir.Expr, ir.Expr, int], tirx.Stmt]) -> tirx.Stmt:
+            def rows(point: Sequence[ir.Expr]) -> tirx.Stmt:
+                phase, block = point
+                return tirx.SeqStmt([line(phase, block, row) for row in range(SIDE)])
+
+            return grid((phases, depth), rows)
+
+        def place(row: int, x: ir.Expr, phase: ir.Expr) -> ir.Expr:
+            """In the padded input."""
+            return start + (x + integer(row // lines.pairs * conv.width.dilation)) * integer(stride) + phase
+
+        def channels(block: ir.Expr, row: int) -> list[tuple[ir.Expr, bool]]:
+            """Both of a row, and whether they exist; of several tiles of pairs a clamped one stands for
+            others."""
+            first = block * integer(2 * lines.pairs) + integer(row % lines.pairs * 2)
+            both, inputs = [first + integer(i) for i in (0, 1)], conv.group_inputs
+            if depth == 1:
+                return [(c, row % lines.pairs * 2 + i < inputs) for i, c in enumerate(both)]
+            return [(tirx.min(c, integer(inputs - 1)), True) for c in both]
+
+        def padded(phase: ir.Expr, block: ir.Expr, row: int) -> tirx.Stmt:
+            def word(x: ir.Expr) -> tirx.Stmt:
+                at = place(row, x, phase)
+                values = [
+                    conv.padded(self.n, c, integer(0), at) if exists else tirx.FloatImm("float32", 0.0)
+                    for c, exists in channels(block, row)
+                ]
+                return tirx.BufferStore(self.copy, bf16_word(*values), [phase, block, integer(row), x])
+
+            return loop(pitch, word)
+
+        found = unpadded(conv)
+        assert found is not None
+        data, before = found
+        if stride > 1:
+            return each_row(padded)
+
+        def whole(phase: ir.Expr, block: ir.Expr, row: int) -> tirx.Stmt:
+            def words(i: ir.Expr) -> tirx.Stmt:
+                x = i * integer(SIDE)
+                at = tirx.Ramp(place(row, x, phase) - integer(before), integer(1), SIDE)
+                none = tirx.Broadcast(tirx.FloatImm("float32", 0.0), SIDE)
+                line = [integer(0)] * (len(data.shape) - 3)
+                values = [
+                    tirx.BufferLoad(data, [self.n, c, *line, at]) if exists else none
+                    for c, exists in channels(block, row)
+                ]
+                ramp = tirx.Ramp(x, integer(1), SIDE)
+                return tirx.BufferStore(self.copy, bf16_pairs(*values), [phase, block, integer(row), ramp])
+
+            return loop(pitch // SIDE, words)
+
+        last = before + int(data.shape[-1]) - pitch - (lines.folded - 1) * conv.width.dilation
+        inside = tirx.all(start >= integer(before), start <= integer(last))
+        return tirx.IfThenElse(inside, each_row(whole), each_row(padded))
+
+    def products(self) -> tirx.Stmt:
+        """For each group of output channels all places of the block."""
+        lines, conv = self.lines, self.lines.conv
+        rows, tiles = lines.shape
+        width, outputs = tiles * SIDE, conv.width.outputs
+        count: ir.Expr | int = lines.columns // width
+        if outputs % lines.columns:
+            left = integer(outputs) - self.number * integer(lines.columns)
+            count = tirx.min(
+                integer(lines.columns // width), tirx.floordiv(left + integer(width - 1), integer(width))
+            )
+
+        def kernel(group: ir.Expr, i: ir.Expr) -> tirx.Stmt:
+            def left_tile(k: Point, row: int) -> Address:
+                at = [group, k[0], k[1], integer(row), *[integer(0)] * 3]
+                return tirx.BufferLoad(self.weight, at), integer(ROW_BYTES)
+
+            def right_tile(k: Point, column: int) -> Address:
+                tap = k[0] * integer(lines.folded)
+                x = i * integer(width) + integer(column * SIDE) + conv.width.shift(tap)
+                at = [conv.width.phase(tap), k[1], integer(0), x]
+                return tirx.BufferLoad(self.copy, at), integer(4 * int(self.copy.shape[-1]))
+
+            def write(row: int, column: int, m: ir.Expr, sum_at: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
+                channel = group * integer(rows * SIDE) + integer(row * SIDE) + m
+                start = self.number * integer(lines.columns) + i * integer(width)
+
+                def element(x: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+                    return conv.contraction.store(conv.point(self.n, channel, integer(0), x), sum_at(lane))
+
+                shape = Tile(SIDE, 1, tiles, SIDE)
+                stored = write_columns(start, outputs, shape, integer(column), element)
+                return when(
+                    channel < integer(conv.group_outputs),
+                    stored,
+                    always=conv.group_outputs % (rows * SIDE) == 0,
+                )
+
+            return tile_kernel(
+                self.unit, lines.shape, (lines.steps, lines.depth), left_tile, right_tile, write
+            )
+
+        body = loop(lines.row_groups, lambda group: loop(count, lambda i: kernel(group, i)))
+        return self.unit.within(tirx.SeqStmt([self.unit.whole(self.copy), body]))

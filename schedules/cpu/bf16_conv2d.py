@@ -1,0 +1,88 @@
+"""Convolutions of blocked activations whose factors are rounded to bf16, with sums in float32.
+
+Errors, with u = 2^-9, the rounding error of bf16, and n products of x and w in a sum: at most
+(2 u + u^2 + 2 n 2^-24) times the sum of |x w|; of normal numbers, as denormal ones count as zeros. For random
+factors of mean zero errors average about u of the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm import ir, tirx
+
+from hybridc.options import BF16
+from hybridc.schedules.cpu.amx_conv2d import accepts_tiles, schedule_tiles
+from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.blocked_task import Pass, Place, copy_rows
+from hybridc.schedules.cpu.conv2d_blocked import schedule_blocked
+from hybridc.schedules.cpu.dot_products import bf16_word, bf16_words, dot_of
+from hybridc.schedules.cpu.tile import ceil_div, integer
+from hybridc.schedules.cpu.winograd import direct_cost, least_cost
+from hybridc.schedules.registry import Request, Scheduled
+
+
+def bf16_conv2d(request: Request) -> Scheduled | None:
+    """Accepts what `conv2d_blocked` does, without groups and with constant weights, if bf16 is asked for.
+
+    Tiling: that of `conv2d_blocked`, whose steps take a word of two channels each. A task copies its rows of
+    input anyway where a kernel is padded; here it always does, and rounds them on the way. With AMX: that of
+    `amx_conv2d.py`.
+    """
+    conv = read_bf16_convolution(request)
+    if conv is None:
+        return None
+    if accepts_tiles(conv, request.target.isa):
+        return schedule_tiles(request, conv, bf16_conv2d.__name__, bf16_words, filler=0)
+    return schedule_blocked(request, conv, bf16_conv2d.__name__, _rounded_rows)
+
+
+def read_bf16_convolution(request: Request) -> BlockedConvolution | None:
+    """With words of two channels as input lanes; None if there is no such kernel, or none is asked for."""
+    dot = dot_of(BF16, request.target.isa)
+    if request.precision != BF16 or dot is None:
+        return None
+    conv = read_blocked_convolution(request)
+    if conv is None or conv.depthwise or not conv.is_constant:
+        return None
+    return replace(conv, input_lanes=ceil_div(conv.input_lanes, dot.count), dot=dot)
+
+
+def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
+    """Whether Winograd's algorithm in fp32 is predicted to need less time than words on vectors.
+
+    Tiles are never slower: they do eight times the multiply-adds of vectors.
+    """
+    plain = read_blocked_convolution(request)
+    isa = request.target.isa
+    if plain is None or not request.winograd or isa.narrow is None or isa.narrow.are_tiles:
+        return False
+    cost = least_cost(plain, isa)
+    return cost is not None and cost < direct_cost(conv)
+
+
+def _rounded_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
+    """Fill the copy with words of two channels."""
+    conv = task.buffers.conv
+
+    def plain(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:
+        word: ir.Expr = tirx.const(0, "int32")
+        if place is not None:
+            first, second = (block * integer(2) + integer(i) for i in (0, 1))
+            values = [conv.input_at(task.n, integer(0), *place, channel)[0] for channel in (first, second)]
+            channels = int(conv.data.shape[1])
+            if channels % 2:
+                zero = tirx.FloatImm("float32", 0.0)
+                values[1] = tirx.if_then_else(second < integer(channels), values[1], zero)
+            word = bf16_word(*values)
+        return tirx.BufferStore(copy, word, [block, row, column])
+
+    def blocked(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:
+        words = conv.input_lanes
+        value: ir.Expr = tirx.Broadcast(tirx.const(0, "int32"), words)
+        if place is not None:
+            floats = tirx.Ramp(integer(0), integer(1), 2 * words)
+            value = bf16_words(tirx.BufferLoad(conv.data, [task.n, task.block(block), *place, floats]))
+        return tirx.BufferStore(copy, value, [block, row, column, tirx.Ramp(integer(0), integer(1), words)])
+
+    return copy_rows(task, copy, plain if conv.plain else blocked)

@@ -1,0 +1,32 @@
+"""Matrix products whose factors are rounded to bf16, with sums in float32; errors as in `bf16_conv2d.py`."""
+
+from __future__ import annotations
+
+from hybridc.options import BF16
+from hybridc.schedules.cpu.amx_matmul import accepts_tile_product, schedule_tile_product
+from hybridc.schedules.cpu.dot_products import bf16_word, bf16_words, dot_of
+from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
+from hybridc.schedules.cpu.word_matmul import schedule_words
+from hybridc.schedules.registry import Request, Scheduled
+
+
+def bf16_matmul(request: Request) -> Scheduled | None:
+    """Accepts what `matmul` does, with a constant B, if bf16 is asked for. Tiling: see
+    `word_matmul.py`, and `amx_matmul.py` where there are tiles.
+    """
+    product, dot = read_bf16_product(request), dot_of(BF16, request.target.isa)
+    if product is None or dot is None:
+        return None
+    name = bf16_matmul.__name__
+    schedule = schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_words
+    return schedule(request, product, dot, name, lambda pair: bf16_word(*pair), bf16_words)
+
+
+def read_bf16_product(request: Request) -> Product | None:
+    """None if there is no such kernel, or none is asked for."""
+    if request.precision != BF16 or request.target.isa.narrow is None:
+        return None
+    product = read_product(request.function)
+    if product is None or product.multiply_adds == 0 or not is_constant_matrix(request, product):
+        return None
+    return product

@@ -1,0 +1,253 @@
+"""Multiply-adds of narrow numbers: words of 32 bits hold two bf16 or four int8 numbers, which meet in one
+step.
+
+    sums[lane] += sum over i of left[i] * right[lane][i]
+
+`left` is one word that is broadcast, `right` a vector of words, so a kernel treats words as it treats floats:
+as scalars of one factor and vectors of the other, and a reduction over channels has half or a quarter of the
+steps. (`vdpbf16ps` and `vpdpbusd` of AVX-512; Intel 64 and IA-32 Architectures Software Developer's Manual.)
+
+TVM has no type for bf16 vectors that LLVM would take, so these functions are LLVM's own text, inlined
+wherever they are called. Each has a second body without special instructions, for targets that emulate them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from tvm import ir, tirx
+
+from hybridc.options import BF16
+from hybridc.targets import Isa
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """How numbers of one type are multiplied."""
+
+    precision: str
+    """bf16: both factors bf16, sums float32. int8: left unsigned, right signed, sums int32."""
+    emulated: bool = False
+
+    @property
+    def count(self) -> int:
+        """Numbers in a word."""
+        return 2 if self.precision == BF16 else 4
+
+    @property
+    def sum_dtype(self) -> str:
+        return "float32" if self.precision == BF16 else "int32"
+
+    @property
+    def zero(self) -> ir.Expr:
+        return tirx.const(0, self.sum_dtype)
+
+    @property
+    def words(self) -> str:
+        """What `Packing.words` is for the right factor."""
+        return "bfloat16" if self.precision == BF16 else "int8"
+
+    def multiply_add(self, sums: ir.Expr, left: ir.Expr, right: ir.Expr) -> ir.Expr:
+        """`sums` and `right` are vectors, `left` is one word."""
+        lanes = int(str(right.ty.dtype).partition("x")[2])
+        name = f"hybridc_{self.precision}_dot_{lanes}"
+        return tirx.call_pure_extern(
+            f"{self.sum_dtype}x{lanes}", name, sums, tirx.Broadcast(left, lanes), right
+        )
+
+    def within(self, body: tirx.Stmt) -> tirx.Stmt:
+        """A statement that may call the functions of this module."""
+        return with_llvm(llvm_functions(self.emulated), body)
+
+
+def dot_of(precision: str, isa: Isa) -> Dot | None:
+    """None if the instruction set has no such instructions."""
+    return None if isa.narrow is None else Dot(precision, isa.narrow.are_emulated)
+
+
+def with_llvm(text: str, body: tirx.Stmt) -> tirx.Stmt:
+    """A statement that may call functions whose LLVM text is given."""
+    return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", ir.StringImm(text), body)
+
+
+def bf16_words(values: ir.Expr) -> ir.Expr:
+    """A vector of floats, rounded to nearest even, as a vector of half as many words.
+
+    Denormal numbers become zeros, as in the multiply-adds.
+    """
+    lanes = int(str(values.ty.dtype).partition("x")[2])
+    return tirx.call_pure_extern(f"int32x{lanes // 2}", f"hybridc_bf16_words_{lanes}", values)
+
+
+def bf16_pairs(first: ir.Expr, second: ir.Expr) -> ir.Expr:
+    """Two vectors of floats, rounded as by `bf16_words`, as a vector of as many words: one of each in a
+    word."""
+    lanes = int(str(first.ty.dtype).partition("x")[2])
+    return tirx.call_pure_extern(f"int32x{lanes}", f"hybridc_bf16_pairs_{lanes}", first, second)
+
+
+def unsigned_words(words: ir.Expr) -> ir.Expr:
+    """128 added to each of four signed numbers."""
+    return words ^ tirx.const(-0x7F7F7F80, str(words.ty.dtype))
+
+
+def byte_word(numbers: Sequence[ir.Expr]) -> ir.Expr:
+    """Four 8-bit numbers as a word, the first lowest."""
+    word = tirx.const(0, "uint32")
+    for i, number in enumerate(numbers):
+        byte = tirx.Cast("uint32", tirx.Cast("uint8", number))
+        word = word | (byte << tirx.const(8 * i, "uint32"))
+    return tirx.reinterpret("int32", word)
+
+
+def bf16_word(first: ir.Expr, second: ir.Expr) -> ir.Expr:
+    """Two floats (or two vectors of floats) as a word (or a vector of words)."""
+    shift = tirx.const(16, _unsigned(first))
+    word = _bf16_bits(first) | (_bf16_bits(second) << shift)
+    return tirx.reinterpret(_unsigned(first).replace("uint", "int"), word)
+
+
+def _unsigned(x: ir.Expr) -> str:
+    return str(x.ty.dtype).replace("float", "uint")
+
+
+def _bf16_bits(x: ir.Expr) -> ir.Expr:
+    """The upper half of a float, rounded to nearest even; a NaN stays one."""
+
+    def number(value: int) -> ir.Expr:
+        return tirx.const(value, _unsigned(x))
+
+    bits = tirx.reinterpret(_unsigned(x), x)
+    upper = bits >> number(16)
+    rounded = (bits + number(0x7FFF) + (upper & number(1))) >> number(16)
+    return tirx.Select(tirx.isnan(x), upper | number(0x40), rounded)
+
+
+@cache
+def llvm_functions(emulated: bool) -> str:
+    """The text of all functions that the calls of this module name."""
+    make = (_emulated_dot, _emulated_words) if emulated else (_dot, _words)
+    bodies = [function(lanes) for function in make for lanes in (8, 16)]
+    bodies += [_pairs(lanes) for lanes in (8, 16)]
+    quads = _emulated_quads if emulated else _quads
+    return "\n".join([*bodies, *(quads(lanes) for lanes in (8, 16))])
+
+
+def define(signature: str, *lines: str) -> str:
+    """A function that is inlined, of which a library may hold several copies."""
+    result, _, rest = signature.partition(" @")
+    return f"define linkonce_odr hidden {result} @{rest} alwaysinline {{\n  " + "\n  ".join(lines) + "\n}"
+
+
+def _dot(lanes: int) -> str:
+    sums, words, numbers = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>"
+    intrinsic = f"@llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
+    return f"declare {sums} {intrinsic}({sums}, {numbers}, {numbers})\n" + define(
+        f"{sums} @hybridc_bf16_dot_{lanes}({sums} %sums, {words} %left, {words} %right)",
+        f"%a = bitcast {words} %left to {numbers}",
+        f"%b = bitcast {words} %right to {numbers}",
+        f"%r = call {sums} {intrinsic}({sums} %sums, {numbers} %a, {numbers} %b)",
+        f"ret {sums} %r",
+    )
+
+
+def _emulated_dot(lanes: int) -> str:
+    """Both halves of a word as floats."""
+    sums, words = f"<{lanes} x float>", f"<{lanes} x i32>"
+
+    def halves(name: str) -> list[str]:
+        return [
+            f"%{name}.low = shl {words} %{name}, splat (i32 16)",
+            f"%{name}.high = and {words} %{name}, splat (i32 -65536)",
+            f"%{name}0 = bitcast {words} %{name}.low to {sums}",
+            f"%{name}1 = bitcast {words} %{name}.high to {sums}",
+        ]
+
+    fma = f"@llvm.fma.v{lanes}f32"
+    return f"declare {sums} {fma}({sums}, {sums}, {sums})\n" + define(
+        f"{sums} @hybridc_bf16_dot_{lanes}({sums} %sums, {words} %left, {words} %right)",
+        *halves("left"),
+        *halves("right"),
+        f"%s = call {sums} {fma}({sums} %left1, {sums} %right1, {sums} %sums)",
+        f"%r = call {sums} {fma}({sums} %left0, {sums} %right0, {sums} %s)",
+        f"ret {sums} %r",
+    )
+
+
+def _words(lanes: int) -> str:
+    floats, numbers, words = f"<{lanes} x float>", f"<{lanes} x bfloat>", f"<{lanes // 2} x i32>"
+    return define(
+        f"{words} @hybridc_bf16_words_{lanes}({floats} %x)",
+        f"%n = fptrunc {floats} %x to {numbers}",
+        f"%r = bitcast {numbers} %n to {words}",
+        f"ret {words} %r",
+    )
+
+
+def _emulated_words(lanes: int) -> str:
+    floats, bits, words = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes // 2} x i32>"
+    return define(
+        f"{words} @hybridc_bf16_words_{lanes}({floats} %x)",
+        f"%u = bitcast {floats} %x to {bits}",
+        f"%upper = lshr {bits} %u, splat (i32 16)",
+        f"%odd = and {bits} %upper, splat (i32 1)",
+        f"%half = add {bits} %odd, splat (i32 32767)",
+        f"%sum = add {bits} %u, %half",
+        f"%rounded = lshr {bits} %sum, splat (i32 16)",
+        f"%quiet = or {bits} %upper, splat (i32 64)",
+        f"%nan = fcmp uno {floats} %x, %x",
+        f"%n = select <{lanes} x i1> %nan, {bits} %quiet, {bits} %rounded",
+        f"%t = trunc {bits} %n to <{lanes} x i16>",
+        f"%r = bitcast <{lanes} x i16> %t to {words}",
+        f"ret {words} %r",
+    )
+
+
+def _pairs(lanes: int) -> str:
+    """By `hybridc_bf16_words` of each."""
+    floats, words, halves = f"<{lanes} x float>", f"<{lanes // 2} x i32>", f"<{lanes} x i16>"
+    lines = []
+    for name in ("a", "b"):
+        lines += [
+            f"%{name}.words = call {words} @hybridc_bf16_words_{lanes}({floats} %{name})",
+            f"%{name}.halves = bitcast {words} %{name}.words to {halves}",
+            f"%{name}.wide = zext {halves} %{name}.halves to <{lanes} x i32>",
+        ]
+    return define(
+        f"<{lanes} x i32> @hybridc_bf16_pairs_{lanes}({floats} %a, {floats} %b)",
+        *lines,
+        f"%high = shl <{lanes} x i32> %b.wide, splat (i32 16)",
+        f"%r = or <{lanes} x i32> %a.wide, %high",
+        f"ret <{lanes} x i32> %r",
+    )
+
+
+def _quads(lanes: int) -> str:
+    sums, numbers = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    intrinsic = f"@llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+    return f"declare {sums} {intrinsic}({sums}, {numbers}, {numbers})\n" + define(
+        f"{sums} @hybridc_int8_dot_{lanes}({sums} %sums, {sums} %left, {sums} %right)",
+        f"%a = bitcast {sums} %left to {numbers}",
+        f"%b = bitcast {sums} %right to {numbers}",
+        f"%r = call {sums} {intrinsic}({sums} %sums, {numbers} %a, {numbers} %b)",
+        f"ret {sums} %r",
+    )
+
+
+def _emulated_quads(lanes: int) -> str:
+    """Each byte of a word by itself, extended without sign on the left and with it on the right."""
+    words, lines, total = f"<{lanes} x i32>", list[str](), "%sums"
+    for i in range(4):
+        lines += [
+            f"%l{i} = shl {words} %left, splat (i32 {24 - 8 * i})",
+            f"%r{i} = shl {words} %right, splat (i32 {24 - 8 * i})",
+            f"%a{i} = lshr {words} %l{i}, splat (i32 24)",
+            f"%b{i} = ashr {words} %r{i}, splat (i32 24)",
+            f"%p{i} = mul {words} %a{i}, %b{i}",
+            f"%s{i} = add {words} {total}, %p{i}",
+        ]
+        total = f"%s{i}"
+    signature = f"{words} @hybridc_int8_dot_{lanes}({words} %sums, {words} %left, {words} %right)"
+    return define(signature, *lines, f"ret {words} {total}")

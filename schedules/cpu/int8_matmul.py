@@ -1,0 +1,42 @@
+"""Matrix products of 8-bit numbers with sums in int32, which are exact."""
+
+from __future__ import annotations
+
+from tvm import ir, tirx
+
+from hybridc.options import INT8
+from hybridc.schedules.cpu.amx_matmul import accepts_tile_product, schedule_tile_product
+from hybridc.schedules.cpu.dot_products import byte_word, dot_of, unsigned_words
+from hybridc.schedules.cpu.gemm import is_constant_matrix, read_product
+from hybridc.schedules.cpu.nest import read_integer_contraction
+from hybridc.schedules.cpu.word_matmul import VECTOR_WORDS, schedule_words
+from hybridc.schedules.registry import Request, Scheduled
+
+
+def int8_matmul(request: Request) -> Scheduled | None:
+    """Accepts products of 8-bit numbers as `passes/quantized.py` writes them, with a constant B.
+
+    Tiling: see `word_matmul.py`, and `amx_matmul.py` where there are tiles. Where words are made, signed
+    numbers become unsigned.
+    """
+    product, dot = read_product(request.function, read_integer_contraction), dot_of(INT8, request.target.isa)
+    if (
+        product is None
+        or dot is None
+        or product.multiply_adds == 0
+        or not is_constant_matrix(request, product)
+    ):
+        return None
+    if not product.left.source.same_as(product.contraction.left.source):
+        return None
+    is_signed = str(product.left.source.dtype) == "int8"
+
+    def unsigned(words: ir.Expr) -> ir.Expr:
+        return unsigned_words(words) if is_signed else words
+
+    def vector(numbers: ir.Expr) -> ir.Expr:
+        return unsigned(tirx.reinterpret(f"int32x{VECTOR_WORDS}", numbers))
+
+    name = int8_matmul.__name__
+    schedule = schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_words
+    return schedule(request, product, dot, name, lambda quad: unsigned(byte_word(quad)), vector)

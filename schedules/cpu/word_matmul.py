@@ -1,0 +1,116 @@
+"""What matrix products of bf16 and of 8-bit numbers share: words of A, panels of B, and the loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.dot_products import Dot
+from hybridc.schedules.cpu.gemm import Product
+from hybridc.schedules.cpu.gemm_kernel import rank_tiles
+from hybridc.schedules.cpu.matmul import OFFERED, Panels, tile_loops
+from hybridc.schedules.cpu.nest import finish
+from hybridc.schedules.cpu.tile import (
+    PARALLEL_WORK,
+    Tile,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+    sequence,
+)
+from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+
+VECTOR_WORDS = 8
+"""Words that are made at once."""
+
+Words = Callable[[Sequence[ir.Expr]], ir.Expr]
+"""A word of as many neighbouring elements of A as it holds."""
+Vector = Callable[[ir.Expr], ir.Expr]
+"""`VECTOR_WORDS` words of a vector of elements of A."""
+
+Place = Callable[[ir.Expr, ir.Expr], list[ir.Expr]]
+"""Where the word of a row and depth is."""
+
+
+def schedule_words(
+    request: Request, product: Product, dot: Dot, rule: str, word: Words, vector: Vector
+) -> Scheduled:
+    """Tile a product with a constant B as `matmul` does; steps take a word of several depths each.
+
+    A is made words of in front of the product, in a buffer of their own: that is a pass over it, and the
+    product reads each element once for every panel.
+    """
+    tiles = rank_tiles(request.target.isa, product.rows, product.columns)[:OFFERED]
+    ranked = {f"{tile.rows}x{tile.width}": tile for _, tile in tiles}
+    tile = pick(request, ranked)
+    words = tirx.decl_buffer((product.rows, ceil_div(product.depth, dot.count)), "int32", "words")
+    panels = _panels(request, product, tile, dot, words)
+    body, sums = tile_loops(product, tile, panels)
+    stages = [
+        dot.within(fill_words(product, dot, words, word, vector, lambda row, k: [row, k])),
+        dot.within(body),
+    ]
+    function = function_of(request.function, panels.params, stages, [words, *sums])
+    return finish(function, rule, panels.packings, ranked)
+
+
+def _panels(request: Request, product: Product, tile: Tile, dot: Dot, words: ir.Var) -> Panels:
+    params = tuple(request.function.params)
+    position = product.contraction.nest.parameter(product.right.source)
+    assert position is not None
+    packing = panel_packing(product, tile.columns, dot)
+    packed = tirx.decl_buffer(packing.packed_shape, "int32", product.right.source.name)
+    return Panels(
+        (*params[:position], packed, *params[position + 1 :]),
+        lambda b, k, panel, lane: tirx.BufferLoad(packed, [panel, k, lane]),
+        packings=((position, packing),),
+        left=lambda row, k: tirx.BufferLoad(words, [row, k]),
+        dot=dot,
+    )
+
+
+def panel_packing(product: Product, width: int, dot: Dot) -> Packing:
+    """B as `[N / width, K / count, width]` words, zero behind its last row and column."""
+    steps, panels = ceil_div(product.depth, dot.count), ceil_div(product.columns, width)
+    depth, columns = steps * dot.count, panels * width
+    if product.right.indices[-1].same_as(product.k):
+        return Packing((columns, depth), (panels, width, steps, dot.count), (0, 2, 1, 3), words=dot.words)
+    return Packing((depth, columns), (steps, dot.count, panels, width), (2, 0, 3, 1), words=dot.words)
+
+
+def fill_words(
+    product: Product, dot: Dot, words: ir.Var, word: Words, vector: Vector, place: Place
+) -> tirx.Stmt:
+    """Write the words of A, `place(row, k / count)`; behind the last depth of a word stand zeros."""
+    size = VECTOR_WORDS * dot.count
+    vectors = product.depth // size if product.left.indices[-1].same_as(product.k) else 0
+    whole, rest = divmod(product.depth, dot.count)
+    none, start = integer(0), vectors * VECTOR_WORDS
+
+    def element(row: ir.Expr, k: ir.Expr) -> ir.Expr:
+        return product.left_at(none, row, k)
+
+    def vector_at(row: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+        elements = tirx.Ramp(number * integer(size), integer(1), size)
+        *outer, first = place(row, number * integer(VECTOR_WORDS))
+        at = [*outer, tirx.Ramp(first, integer(1), VECTOR_WORDS)]
+        return tirx.BufferStore(words, vector(element(row, elements)), at)
+
+    def word_at(row: ir.Expr, k: ir.Expr, count: int) -> tirx.Stmt:
+        found = [element(row, k * integer(dot.count) + integer(i)) for i in range(count)]
+        zero = tirx.const(0, str(product.left.source.dtype))
+        return tirx.BufferStore(words, word([*found, *[zero] * (dot.count - count)]), place(row, k))
+
+    def line(point: Sequence[ir.Expr]) -> tirx.Stmt:
+        (row,) = point
+        parts = [loop(vectors, lambda i: vector_at(row, i))] if vectors else []
+        if whole > start:
+            parts.append(loop(whole - start, lambda i: word_at(row, i + integer(start), dot.count)))
+        if rest:
+            parts.append(word_at(row, integer(whole), rest))
+        return sequence(parts)
+
+    return grid((product.rows,), line, parallel=product.rows * product.depth >= PARALLEL_WORK)

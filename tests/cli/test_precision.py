@@ -1,0 +1,60 @@
+"""What the summary of a compilation, and its JSON document, tell of precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridc.cli.compile import precision_summary
+from hybridc.cli.main import main
+from hybridc.ir.graph import Graph, Kernel, graph_from_json, graph_to_json
+
+
+def kernel(number: int, **facts: Any) -> Kernel:
+    return Kernel(f"k{number}", "f", (), (), origins=(f"Node_{number}",), **facts)
+
+
+def test_summary_counts_and_names_what_stayed_by_reason() -> None:
+    stayed = [kernel(i, precision_note="there is no bf16 kernel for it") for i in range(6)]
+    graph = Graph((kernel(6, precision="bf16"), *stayed, kernel(7)), (), (), ())
+    assert precision_summary(graph) == [
+        "  1 kernel in bf16",
+        "  6 kernels stayed in fp32, as there is no bf16 kernel for it:"
+        " Node_0, Node_1, Node_2, Node_3 and 2 more",
+    ]
+
+
+def test_nothing_is_said_of_precision_where_none_was_asked_for() -> None:
+    assert precision_summary(Graph((kernel(0),), (), (), ())) == []
+
+
+def test_graph_tells_precision_only_where_it_is_not_fp32() -> None:
+    graph = Graph((kernel(0), kernel(1, precision="int8"), kernel(2, precision_note="why")), (), (), ())
+    data = graph_to_json(graph)
+    assert ["precision" in k for k in data["kernels"]] == [False, True, True]
+    assert graph_from_json(data) == graph
+
+
+def test_precision_without_instructions_for_it_is_refused(tmp_path, capsys):
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"")
+    code = main(
+        ["compile", str(model), "-o", str(tmp_path / "m.hyb"), "--target", "avx2", "--precision", "bf16"]
+    )
+    assert code == 2
+    assert "error[HC526]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--precision", "fp8"], ["--bf16-error", "much"]])
+def test_values_that_make_no_sense_are_refused(tmp_path, capsys, option):
+    assert main(["compile", "m.onnx", "-o", str(tmp_path / "m.hyb"), *option]) == 2
+    assert option[0] in capsys.readouterr().err
+
+
+def test_training_in_less_than_fp32_is_refused(tmp_path, capsys):
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"")
+    options = ["--target", "avx512_bf16", "--precision", "bf16", "--train", "--loss", "mse"]
+    assert main(["compile", str(model), "-o", str(tmp_path / "m.hyb"), *options]) == 2
+    assert "error[HC525]" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""Which functions are marked for bf16, which are not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from hybridc.passes.fuse import fuse
+from hybridc.passes.layout import choose_layout
+from hybridc.passes.precision import Factors, mark_integers, reduce_precision
+from hybridc.passes.program import Program, ProgramBuilder
+from hybridc.schedules.registry import PRECISION, PRECISION_NOTE
+from hybridc.targets import parse_target
+from tests.support.programs import drawn
+
+TILES, VECTORS = parse_target("amx"), parse_target("avx512_bf16")
+
+
+def network() -> Program:
+    """A 3x3 convolution, a depthwise one, a pooling and a matrix product."""
+    x = relax.Var("x", relax.TensorType((1, 64, 28, 28), "float32"))
+    builder = ProgramBuilder([x])
+
+    def emit(expr: relax.Expr, name: str) -> relax.Var:
+        return builder.emit(expr, (f"node_{name}",), name)
+
+    w, d, m = (
+        builder.weight(drawn(i, *s), "w") for i, s in enumerate([(64, 64, 3, 3), (64, 1, 3, 3), (64, 10)])
+    )
+    y = emit(relax.op.nn.conv2d(x, w, padding=1), "conv")
+    y = emit(relax.op.nn.conv2d(y, d, padding=1, groups=64), "depthwise")
+    y = emit(relax.op.reshape(emit(relax.op.mean(y, [2, 3], keepdims=True), "mean"), (1, 64)), "flat")
+    program = builder.finish([emit(relax.op.matmul(y, m), "product")])
+    return fuse(choose_layout(program, VECTORS.isa))
+
+
+def reduced(program: Program, **options: Any) -> dict[str, str]:
+    """What is noted of each function by the first word of its name."""
+    given: dict[str, Any] = {
+        "target": TILES,
+        "bf16_error": 0.01,
+        "errors": lambda p, factors: dict.fromkeys(factors, 0.003),
+    }
+    marked = reduce_precision(program, **given | options)
+    return notes_of(marked)
+
+
+def notes_of(program: Program) -> dict[str, str]:
+    found = {}
+    for variable, function in program.functions.items():
+        attributes = function.attrs
+        note = attributes.get(PRECISION) or attributes.get(PRECISION_NOTE) or ""
+        found[variable.name_hint.split("_")[0]] = str(note)
+    return found
+
+
+def test_products_with_a_kernel_are_marked_and_others_tell_why_not() -> None:
+    notes = reduced(network())
+    assert notes["conv2d"] == notes["matmul"] == "bf16"
+    assert notes["depthwise"] == "there is no bf16 kernel for it"
+    assert notes["mean"] == ""
+
+
+def test_function_whose_error_exceeds_the_bound_stays_in_fp32() -> None:
+    def errors(program: Program, factors: Mapping[str, Factors]) -> dict[str, float]:
+        return {name: 0.02 if name.startswith("conv2d") else 0.001 for name in factors}
+
+    notes = reduced(network(), errors=errors)
+    assert notes["conv2d"] == "rounding its factors would change its result by 0.02 of it"
+    assert notes["matmul"] == "bf16"
+    assert reduced(network(), errors=errors, bf16_error=0.03)["conv2d"] == "bf16"
+
+
+def test_error_that_is_no_number_counts_as_too_large() -> None:
+    notes = reduced(network(), errors=lambda p, factors: dict.fromkeys(factors, np.nan))
+    assert "bf16" not in (notes["conv2d"], notes["matmul"])
+
+
+def test_vectors_leave_a_convolution_to_winograd_where_that_is_faster() -> None:
+    assert "Winograd" in reduced(network(), target=VECTORS)["conv2d"]
+    assert reduced(network(), target=VECTORS, winograd=False)["conv2d"] == "bf16"
+
+
+def test_positions_of_data_and_weights_are_given_to_measure_their_rounding() -> None:
+    seen: dict[str, Factors] = {}
+
+    def errors(program: Program, factors: Mapping[str, Factors]) -> dict[str, float]:
+        seen.update(factors)
+        return dict.fromkeys(factors, 0.0)
+
+    program = network()
+    reduced(program, errors=errors)
+    for name, factors in seen.items():
+        shapes = [len(p.shape) for p in program.module[name].params]
+        assert shapes[factors.left] == (5 if name.startswith("conv2d") else 2)
+        assert shapes[factors.right] == (6 if name.startswith("conv2d") else 2)
+
+
+def test_programs_without_integers_are_told_to_have_none() -> None:
+    notes = notes_of(mark_integers(network()))
+    assert "not both quantized" in notes["conv2d"] and notes["mean"] == ""

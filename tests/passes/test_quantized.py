@@ -1,0 +1,122 @@
+"""Quantized models in integers: every way to quantize against onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import hybridc
+from hybridc.compiler import plan_model
+from hybridc.options import INT8, CompileOptions
+from hybridc.targets import parse_target
+from tests.support.narrow import isa_here
+
+KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
+
+
+class Network:
+    """Writes a QDQ model, in which every tensor is quantized and dequantized again."""
+
+    def __init__(self, kind: str, *, per_channel: bool) -> None:
+        self.kind, self.per_channel = kind, per_channel
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self.random = np.random.default_rng(0)
+
+    def constant(self, value: np.ndarray | np.generic) -> str:
+        self.weights.append(numpy_helper.from_array(np.asarray(value), f"c{len(self.weights)}"))
+        return self.weights[-1].name
+
+    def node(self, kind: str, inputs: list[str], **attributes: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], f"{kind}_{len(self.nodes)}", **attributes))
+        return name
+
+    def quantized(self, x: str, scale: float) -> str:
+        """Through 8 bits and back."""
+        zero = 5 if self.kind == "int8" else 131
+        parameters = [self.constant(np.float32(scale)), self.constant(np.array(zero, self.kind))]
+        return self.node("DequantizeLinear", [self.node("QuantizeLinear", [x, *parameters]), *parameters])
+
+    def weight(self, *shape: int) -> str:
+        values = self.random.integers(-127, 128, shape).astype("i1")
+        scale = self.random.uniform(0.002, 0.004, shape[0] if self.per_channel else ()).astype("f4")
+        zero = np.zeros(scale.shape, "i1")
+        inputs = [self.constant(v) for v in (values, scale, zero)]
+        return self.node("DequantizeLinear", inputs, **({"axis": 0} if self.per_channel else {}))
+
+    def bias(self, count: int) -> str:
+        values = [self.random.integers(-999, 999, count).astype("i4"), np.float32(1e-3), np.int32(0)]
+        return self.node("DequantizeLinear", [self.constant(np.asarray(v)) for v in values])
+
+    def model(self, shape: tuple[int, ...], y: str, result: tuple[int, ...]) -> onnx.ModelProto:
+        x, out = (
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, s)
+            for name, s in (("x", shape), (y, result))
+        )
+        graph = helper.make_graph(self.nodes, "quantized", [x], [out], self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def convolutions(kind: str, *, per_channel: bool) -> onnx.ModelProto:
+    """A stem, a residual block and a pooling."""
+    g = Network(kind, per_channel=per_channel)
+    x = g.quantized("x", 0.03)
+    y = g.node("Conv", [x, g.weight(24, 3, 3, 3), g.bias(24)], strides=[2, 2], pads=[1, 1, 1, 1])
+    y = g.quantized(g.node("Relu", [y]), 0.02)
+    z = g.quantized(g.node("Conv", [y, g.weight(24, 24, 3, 3), g.bias(24)], pads=[1, 1, 1, 1]), 0.04)
+    y = g.quantized(g.node("Relu", [g.node("Add", [y, z])]), 0.04)
+    y = g.quantized(g.node("Conv", [y, g.weight(40, 24, 1, 1)]), 0.05)
+    y = g.quantized(g.node("GlobalAveragePool", [y]), 0.02)
+    y = g.quantized(g.node("Gemm", [g.node("Flatten", [y]), g.weight(7, 40), g.bias(7)], transB=1), 0.01)
+    return g.model((1, 3, 18, 22), y, (1, 7))
+
+
+def compiled(model: onnx.ModelProto, folder: Path, target: str) -> list[np.ndarray]:
+    hybridc.compile(model, folder / "q.hyb", target=target, precision="int8")
+    with hybridc.load(folder / "q.hyb") as session:
+        return [session.run(None, {"x": x})[0] for x in feeds(model)]
+
+
+def feeds(model: onnx.ModelProto) -> list[np.ndarray]:
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    return [np.random.default_rng(seed).standard_normal(shape).astype("f4") for seed in range(4)]
+
+
+@pytest.mark.parametrize("target", ["avx512_bf16_emulated", "amx_emulated"])
+@pytest.mark.parametrize(("kind", "per_channel"), [("uint8", True), ("int8", False)])
+def test_network_gives_what_onnxruntime_does_but_for_one_step(tmp_path, target, kind, per_channel):
+    isa_here(target)
+    model = convolutions(kind, per_channel=per_channel)
+    reference = onnxruntime.InferenceSession(model.SerializeToString())
+    for x, result in zip(feeds(model), compiled(model, tmp_path, target), strict=True):
+        (expected,) = reference.run(None, {"x": x})
+        assert expected.std() > 0.05
+        assert np.abs(result - expected).max() <= 0.0101  # a step of the last quantization
+
+
+def test_every_convolution_and_product_is_one_kernel_in_integers():
+    options = CompileOptions(target=parse_target("amx"), precision=INT8)
+    planned = plan_model(convolutions("uint8", per_channel=True), options)
+    kernels = planned.graphs[0].kernels
+    integers = [kernel for kernel in kernels if kernel.precision == "int8"]
+    assert [sum("Conv" in o or "Gemm" in o for o in kernel.origins) for kernel in integers] == [1, 1, 1, 1]
+    assert not any(kernel.precision_note for kernel in kernels)
+    tensors = planned.graphs[0].tensor
+    assert all(tensors[kernel.outputs[0]].dtype == "uint8" for kernel in integers[:2])
+
+
+def test_product_of_a_tensor_that_is_not_quantized_stays_in_fp32():
+    g = Network("uint8", per_channel=True)
+    y = g.node("Gemm", ["x", g.weight(7, 40)], transB=1)
+    planned = plan_model(
+        g.model((3, 40), y, (3, 7)), CompileOptions(target=parse_target("amx"), precision=INT8)
+    )
+    (kernel,) = [k for k in planned.graphs[0].kernels if k.precision_note]
+    assert kernel.precision == "fp32" and "not both quantized" in kernel.precision_note
