@@ -64,3 +64,9 @@ def write_result(name: str, rows: list[dict[str, Any]]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path
+
+
+def result_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of `benchmarks/results/NAME.json`, if there is one."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["rows"] if path.exists() else []

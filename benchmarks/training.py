@@ -5,15 +5,16 @@
 
 gradients       of all parameters, against PyTorch in float64: relative errors
 curves          the loss of fifty steps against PyTorch's, on emulated GPUs of 100 to 10 % of the memory
-speed           digits to 98 % on held-out data; times of a step against PyTorch's, with two threads
+speed           digits to 98 % on held-out data, epochs fixed before; times of a step against PyTorch's
 memory          the smallest budget against what Caffe allocates; predicted time at Layrub's reduction
 pinning         the dynamic programme against an exact solver; pinned bytes against GeePS's policy
 gradient_bytes  parameter gradients held at once, against all of them
 batch           the largest batch and depth on a small device, against everything in its memory
 deep            ResNet-1517 from the model to the library
 
-Several parts may be named; each writes `results/training_PART.json`. Exits with 1 if a part misses its
-figure. `memory`, `pinning`, `gradient_bytes`, `batch` and `deep` run nothing. Needs the extra `oracle`.
+Several parts may be named; each writes `results/training_PART.json`. With `--merge` rows that are there
+already for other models stay, so that models can be taken one after the other. Exits with 1 if a part misses
+its figure. `memory`, `pinning`, `gradient_bytes`, `batch` and `deep` run nothing. Needs the extra `oracle`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import training_memory as plans
 import training_runs as runs
-from common import write_result
+from common import result_rows, write_result
 
 Rows = Sequence[dict[str, Any]]
 
@@ -74,6 +75,7 @@ def main() -> int:
     parser.add_argument("--target", default=runs.default_target(), help="of gradients and speed")
     parser.add_argument("--machine", default="k40", help="profile that plans are made for")
     parser.add_argument("--seconds", type=float, default=2.0, help="of search, on the nominal machine")
+    parser.add_argument("--merge", action="store_true", help="keep the rows of other models in the result")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -88,8 +90,16 @@ def run_part(name: str, arguments: argparse.Namespace) -> bool:
     for row in part.rows(arguments, arguments.models.split(",") if arguments.models else list(part.models)):
         rows.append(row)
         print(json.dumps(row), flush=True)
+    if arguments.merge:
+        rows = merged(rows, result_rows(f"training_{name}"))
     print("written to", write_result(f"training_{name}", rows))
     return part.passed(rows)
+
+
+def merged(rows: Rows, known: Rows) -> list[dict[str, Any]]:
+    """The rows, in the place of those of the same models, or of none, among the known ones."""
+    models = {row.get("model") for row in rows}
+    return [*(row for row in known if row.get("model") not in models), *rows]
 
 
 if __name__ == "__main__":

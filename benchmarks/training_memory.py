@@ -12,7 +12,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from random import Random
@@ -25,16 +25,19 @@ from onnx import TensorProto
 
 from hybridc import models
 from hybridc.compiler import compile_model
+from hybridc.errors import PlanError
 from hybridc.frontend import read_model
 from hybridc.ir import Device, Graph
 from hybridc.ir.graph import Role
 from hybridc.machine import Machine, load_machine
 from hybridc.options import Budget, CompileOptions
+from hybridc.passes.cost import kernel_us
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes, partition, smallest_budget_bytes
-from hybridc.passes.pipeline import Compilation, run_stages
+from hybridc.passes.pipeline import STAGES, Compilation, run_stages
 from hybridc.passes.planner.geeps import place
 from hybridc.passes.planner.pinning import Candidate, are_nested, pin, pin_nested
 from hybridc.passes.program import Program
+from hybridc.passes.tile import tile
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
@@ -51,12 +54,18 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 """With the batches of Layrub (Jin et al., TACO 2018)."""
 LAYRUB_REDUCTION = 0.582
+CUT = 4
+"""Kernels are cut up to this fraction of what is needed entirely on the GPU."""
 PINNED_SHARES = (0.25, 0.5, 0.75)
 IN_PLACE = ("Relu", "Dropout", "Flatten", "Reshape")
 LEAST_MEAN_REDUCTION, LEAST_BEST_REDUCTION, MOST_SLOWDOWN = 0.84, 0.995, 0.1
 LEAST_GRADIENT_REDUCTION = {"alexnet": 0.75, "vgg16": 0.75, "cifar_quick": 0.0}
 """Of parameter gradients' memory; 0.85 for the others."""
 SMALL_DEVICE_BYTES = 512 << 20
+FACTOR = 8
+"""How many times the batch, or the blocks, that fit without offloading, recomputation or the CPU."""
+FIRST = {"batch": 2, "blocks": 16}
+"""Sizes to begin with."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,13 @@ def build(name: str, **arguments: Any) -> onnx.ModelProto:
     return models.build(name, **arguments)
 
 
+def export(name: str, path: Path, **arguments: Any) -> Path:
+    """The model of `build` as a file, with its weights beside it where they are large."""
+    if name not in models.names() and name.startswith("resnet"):
+        return models.export("resnet", path, depth=int(name.removeprefix("resnet")), **arguments)
+    return models.export(name, path, **arguments)
+
+
 def programs_of(
     model: onnx.ModelProto | Path,
     *,
@@ -107,7 +123,7 @@ def programs_of(
 
 
 def step_of(
-    name: str, model: onnx.ModelProto, machine: str, *, target: str = "cuda+avx2", **spec: Any
+    name: str, model: onnx.ModelProto | Path, machine: str, *, target: str = "cuda+avx2", **spec: Any
 ) -> Step:
     """The step's whole graph, nothing cut up."""
     programs = programs_of(model, **spec)
@@ -120,20 +136,25 @@ def step_of(
 @cache
 def network(name: str, machine: str) -> tuple[Step, int]:
     """The step of one of `NETWORKS`, and its baseline; kept, as scheduling takes longer than the rest."""
-    model = build(name, **NETWORKS[name])
-    return step_of(name, model, machine), sum(caffe_bytes(model))
+    with tempfile.TemporaryDirectory() as folder:  # the deepest is too large for one message
+        path = export(name, Path(folder) / "model.onnx", **NETWORKS[name])
+        baseline = sum(caffe_bytes(onnx.load(path, load_external_data=False)))
+        return step_of(name, path, machine), baseline
 
 
-def cut_up(step: Step, budget_bytes: int) -> Compilation:
-    """The step with the ways of cutting it up that suit a budget."""
-    imported = step.programs.step
-    start = Compilation(
-        Program(imported.module, imported.weights, imported.origins),
-        step.compilation.target,
-        step.machine,
-        gpu_memory=(Budget(size_bytes=budget_bytes),),
-    )
-    return run_stages(start, Silent(), stop_after="tile")
+def cut_up(step: Step, limit_bytes: int) -> Graph:
+    """The step with kernels cut up to what fits the limit, as far as that is possible."""
+    whole = step.compilation
+    assert whole.unfused is not None
+    program = tile(whole.unfused, limit_bytes)
+    if program is whole.unfused:
+        return step.graph
+    done = replace(whole, program=program)
+    for stage in STAGES:
+        if stage.name in ("fuse", "schedule", "graph"):
+            done = stage.run(done, Silent())
+    assert done.graph is not None
+    return done.graph
 
 
 def caffe_bytes(model: onnx.ModelProto) -> tuple[int, int]:
@@ -166,14 +187,11 @@ def memory(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[
         start = time.perf_counter()
         step, baseline = network(name, machine)
         budget = int((1 - LAYRUB_REDUCTION) * baseline)
-        pins = step.gpu_pins
         all_gpu = all_gpu_peak_bytes(step.graph, step.machine)
-        tilings = [t.graph for t in cut_up(step, budget).tilings]
-        smallest = [smallest_budget_bytes(g, step.machine, _gpu_pins(g)) for g in tilings]
-        free, limited = (
-            partition(g, step.machine, [b], pins=p, effort=Effort(seconds))[0].makespan_us
-            for g, b, p in ((step.graph, 2**50, pins), (step.graph, budget, {}))
-        )
+        graphs = dict.fromkeys((step.graph, cut_up(step, all_gpu // CUT)))
+        smallest = [smallest_on_gpu(step, graph) for graph in graphs]
+        free = sum(kernel_us(kernel, step.machine, Device.GPU) for kernel in step.graph.kernels)
+        limited = min(_time_us(graph, step.machine, budget, seconds) for graph in graphs)
         yield {
             "model": name,
             "batch": NETWORKS[name]["batch"],
@@ -190,6 +208,20 @@ def memory(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[
             "slowdown": limited / free - 1,
             "seconds": time.perf_counter() - start,
         }
+
+
+def smallest_on_gpu(step: Step, graph: Graph) -> int:
+    """The smallest budget of the step, or of a way to cut it up, with every kernel on the GPU."""
+    return smallest_budget_bytes(graph, step.machine, _gpu_pins(graph))
+
+
+def _time_us(graph: Graph, machine: Machine, budget_bytes: int, seconds: float) -> float:
+    """Of a plan for one budget, searched for at that budget alone; infinite if there is none."""
+    try:
+        [draft] = partition(graph, machine, [budget_bytes], effort=Effort(seconds), first_bytes=budget_bytes)
+    except PlanError:
+        return math.inf
+    return draft.makespan_us
 
 
 def memory_passed(rows: Sequence[dict[str, Any]]) -> bool:
@@ -295,8 +327,8 @@ def pinned_bytes(data: Data, candidates: dict[int, Candidate], share: float) -> 
 
 
 def pinning_passed(rows: Sequence[dict[str, Any]]) -> bool:
-    exact, *networks = rows
-    more = [row["more"] for row in networks]
+    [exact] = [row for row in rows if "instances" in row]
+    more = [row["more"] for row in rows if "more" in row]
     print(f"pinned bytes above GeePS's: {np.mean(more):.1%} on the mean")
     return exact["equal"] == exact["instances"] and float(np.mean(more)) >= 0.2
 
@@ -383,36 +415,49 @@ def gradient_bytes_passed(rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def batch(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """The largest batch of ResNet-50, and depth of a bottleneck ResNet, that a small device can train."""
-    makers: dict[str, tuple[int, Callable[[int], onnx.ModelProto]]] = {
-        "batch": (1, lambda n: build("resnet50", batch=n)),
-        "blocks": (16, lambda n: build(f"resnet{3 * n + 2}", batch=1)),
+    """The largest batch of ResNet-50, and depth of a bottleneck ResNet, that a small device can train.
+
+    Without offloading, recomputation or kernels on the CPU: the largest that fits. With a plan: whether
+    `FACTOR` times as much fits with every kernel on the GPU.
+    """
+    makers: dict[str, Callable[[int], onnx.ModelProto]] = {
+        "batch": lambda n: build("resnet50", batch=n),
+        "blocks": lambda n: build(f"resnet{3 * n + 2}", batch=1),
     }
     for what in names:
-        first, make = makers[what]
-        plain = largest(first, _needed(make, machine, _plain_bytes))
-        planned = largest(first, _needed(make, machine, _planned_bytes))
-        yield {"what": what, "plain": plain, "planned": planned, "factor": planned / max(plain, 1)}
+        make = makers[what]
 
+        def plain_bytes(size: int, make: Callable[[int], onnx.ModelProto] = make) -> int:
+            return _plain_bytes(step_of("", make(size), machine))
 
-def _needed(
-    make: Callable[[int], onnx.ModelProto], machine: str, needed: Callable[[Step], int]
-) -> Callable[[int], int]:
-    return lambda size: needed(step_of("", make(size), machine))
+        plain = largest(FIRST[what], plain_bytes)
+        planned = _planned_bytes(step_of("", make(FACTOR * plain), machine))
+        yield {
+            "model": what,
+            "plain": plain,
+            "planned": FACTOR * plain,
+            "planned_bytes": planned,
+            "device_bytes": SMALL_DEVICE_BYTES,
+            "fits": planned <= SMALL_DEVICE_BYTES,
+        }
 
 
 def largest(first: int, needed_bytes: Callable[[int], int]) -> int:
-    """What fits, to a sixteenth: by doubling, and then halving the interval; 0 if not even the first does."""
-    fitting, failing = 0, first
-    while needed_bytes(failing) <= SMALL_DEVICE_BYTES:
-        fitting, failing = failing, 2 * failing
-    while failing - fitting > max(1, fitting // 16):
-        middle = (fitting + failing) // 2
-        if needed_bytes(middle) > SMALL_DEVICE_BYTES:
-            failing = middle
-        else:
-            fitting = middle
-    return fitting
+    """The largest size that fits the small device, where bytes grow with the size almost linearly.
+
+    Interpolates between sizes that fit and sizes that do not; 0 if not even the first fits.
+    """
+    known = {size: needed_bytes(size) for size in (first, 2 * first)}
+    while True:
+        (low, low_bytes), (high, high_bytes) = sorted(known.items())[-2:]
+        slope = (high_bytes - low_bytes) / (high - low)
+        guess = int(low + (SMALL_DEVICE_BYTES - low_bytes) / slope)
+        fitting = max((size for size, needed in known.items() if needed <= SMALL_DEVICE_BYTES), default=0)
+        failing = min((size for size, needed in known.items() if needed > SMALL_DEVICE_BYTES), default=2**30)
+        if failing - fitting == 1:
+            return fitting
+        guess = min(max(guess, fitting + 1), failing - 1)
+        known[guess] = needed_bytes(guess)
 
 
 def _plain_bytes(step: Step) -> int:
@@ -421,13 +466,15 @@ def _plain_bytes(step: Step) -> int:
 
 
 def _planned_bytes(step: Step) -> int:
-    """Every kernel still on the GPU."""
-    graphs = [t.graph for t in cut_up(step, SMALL_DEVICE_BYTES).tilings]
-    return min(smallest_budget_bytes(g, step.machine, _gpu_pins(g)) for g in graphs)
+    """Every kernel still on the GPU, cut up if it must be."""
+    whole = smallest_on_gpu(step, step.graph)
+    if whole <= SMALL_DEVICE_BYTES:
+        return whole
+    return smallest_on_gpu(step, cut_up(step, SMALL_DEVICE_BYTES // 2))
 
 
 def batch_passed(rows: Sequence[dict[str, Any]]) -> bool:
-    return all(row["factor"] >= 8 for row in rows)
+    return all(row["fits"] for row in rows)
 
 
 # ---------------------------------------------------------------------------------------------- deep

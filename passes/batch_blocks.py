@@ -57,7 +57,7 @@ def _emit_blocks(
     """Call the blocks one after the other; the results of the whole function."""
     function = library[name]
     values: dict[tirx.Var, relax.Expr] = dict(zip(function.params, arguments, strict=False))
-    for number, block in enumerate(blocks_of(function)):
+    for number, block in enumerate(blocks_of(function) or []):
         written = [region.source for region in block.writes]
         read = [r.source for r in block.reads if not any(r.source.same_as(w) for w in written)]
         read = list(dict.fromkeys(read))

@@ -95,8 +95,10 @@ def batch_function(function: tirx.PrimFunc, known: Mapping[int, int]) -> BatchFu
     return BatchFunction(function, tuple(axes.get(p) for p in params), tuple(loops), buffers, counts)
 
 
-def blocks_of(function: tirx.PrimFunc) -> list[s_tir.SBlock]:
-    """The blocks of a function as it was defined, in order."""
+def blocks_of(function: tirx.PrimFunc) -> list[s_tir.SBlock] | None:
+    """The blocks of a function as it was defined, in order; None of one whose loops were written by hand."""
+    if function.body.block.name_hint != "root":
+        return None
     schedule = s_tir.Schedule(function)
     return [schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root"))]
 
@@ -105,7 +107,10 @@ def _walk(function: tirx.PrimFunc, axes: dict[tirx.Var, Label]) -> tuple[list[ti
     """The loops over the batch, and whether its numbers are used; adds what it learns to `axes`."""
     loops: list[tirx.Var] = []
     counts = False
-    for block in blocks_of(function):
+    blocks = blocks_of(function)
+    if blocks is None:
+        return None
+    for block in blocks:
         loop = _batch_loop(block, axes)
         if loop is None:
             continue

@@ -5,7 +5,7 @@ Operators tell by their shares (`shares`), functions by their blocks (`batch_fun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +74,8 @@ class Network:
     summed: list[relax.VarBinding] = field(default_factory=list)
     """Calls of functions that use a sum over the batch that they take themselves."""
     functions: dict[str, tirx.PrimFunc] = field(init=False)
+    _found: dict[tuple[object, ...], BatchFunction | IsSummed | None] = field(default_factory=dict)
+    """By name, and axes of the operands: what many layers call is read off its blocks once."""
 
     def __post_init__(self) -> None:
         self.labels = dict.fromkeys(data_of(self.program), 0)
@@ -115,9 +117,8 @@ class Network:
         known = {i: axis for i, o in enumerate(operands) if (axis := self.axis(o)) is not None}
         if not known:
             return None
-        try:
-            found = batch_function(self.functions[name], known)
-        except IsSummed:
+        found = self._batch_function(name, known)
+        if isinstance(found, IsSummed):
             self.summed.append(binding)
             return None
         if found is None or not self._is_whole_batch(found):
@@ -131,6 +132,15 @@ class Network:
             return relax.call_tir(function[0], list(parts), results if len(results) > 1 else results[0])
 
         return Split(operands, reads, results if len(results) > 1 else results[0], make)
+
+    def _batch_function(self, name: str, known: Mapping[int, int]) -> BatchFunction | IsSummed | None:
+        key = name, *known.items()
+        if key not in self._found:
+            try:
+                self._found[key] = batch_function(self.functions[name], known)
+            except IsSummed as summed:
+                self._found[key] = summed
+        return self._found[key]
 
     def _is_whole_batch(self, found: BatchFunction) -> bool:
         return all(int(buffer.shape[axis]) == self.samples for buffer, axis in found.buffers)

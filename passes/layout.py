@@ -36,12 +36,17 @@ MINIMUM_REUSE = 24
 conversion of its own input and output."""
 PLAIN_GROUPS, BLOCKED_GROUPS = 1.7, 1.2
 """Time of a convolution in groups of plain and of blocked data, in multiply-adds at full speed for each."""
+MOST_SEPARATE_GROUPS = 8
+"""Each is a kernel of its own."""
 
 ZERO_PRESERVING = (
     *("nn.relu", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh", "erf"),
     *("add", "subtract", "multiply", "maximum", "minimum", "negative", "abs"),
 )
 """Operators that keep the filling of a last block finite."""
+Rule = Callable[[Layout, relax.VarBinding], Blocked | relax.Var | None]
+"""Gives a binding's result, or None if it is not the rule's."""
+
 ELEMENTWISE = (
     *ZERO_PRESERVING,
     "exp",
@@ -57,8 +62,9 @@ ELEMENTWISE = (
 POOLS = ("nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d", "image.resize2d")
 
 
-def choose_layout(program: Program, isa: Isa) -> Program:
-    """Replace convolutions, and what lies between them, by their blocked form.
+def choose_layout(program: Program, isa: Isa, rules: Sequence[Rule] = ()) -> Program:
+    """Replace convolutions, and what lies between them, by their blocked form. `rules` are tried before
+    RULES.
 
     Requires: `main` canonical.
     Ensures: inputs and outputs of `main` as they were; every binding has origins.
@@ -73,7 +79,7 @@ def choose_layout(program: Program, isa: Isa) -> Program:
             layout.plain[var] = layout.builder.weight(program.weights[var.name], var.name)
     for binding in program.bindings:
         layout.origins = program.origins.get(binding.var.name, ())
-        result = next((r for rule in RULES if (r := rule(layout, binding)) is not None), None)
+        result = next((r for rule in (*rules, *RULES) if (r := rule(layout, binding)) is not None), None)
         if isinstance(result, Blocked):
             layout.blocked[binding.var] = result
         elif result is not None:
@@ -96,19 +102,19 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     data, weight = call.args[0], Weight(call.args[1], layout.weight(call.args[1]))
     if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
         return None
-    window, groups, result = _window(attrs), int(attrs.groups), tensor_shape(binding.var)
+    window, groups, result = window_of(attrs), int(attrs.groups), tensor_shape(binding.var)
     if groups > 1:
         if weight.shape[1] == 1 and groups == weight.shape[0]:
             return _depthwise(layout, data, weight, window, result)
         if weight.value is None:
-            return None
+            return _group_by_group(layout, data, weight, groups, window, result)
         return _grouped(layout, data, Groups(weight.value, groups), window, result)
     if data not in layout.blocked and not _pays(tensor_shape(data), weight.shape, result):
         return None
     return _dense(layout, data, weight, window, result)
 
 
-def _window(attrs: Any) -> Window:
+def window_of(attrs: Any) -> Window:
     sh, sw = (int(stride) for stride in attrs.strides)
     top, left, bottom, right = (int(pad) for pad in attrs.padding)
     dh, dw = (int(step) for step in attrs.dilation)
@@ -172,6 +178,33 @@ def _grouped(
     blocks = (result[0], len(weight) // lanes, result[2], result[3], lanes)
     var = layout.call(("grouped_conv2d", *key), lambda: blocked_grouped_conv2d(*key), arguments, blocks)
     return Blocked(var, result[1])
+
+
+def _group_by_group(
+    layout: Layout, data: relax.Expr, weight: Weight, groups: int, window: Window, result: Sequence[int]
+) -> Blocked | None:
+    """Of weights known at run time only: a convolution for each of a few groups that fill their blocks."""
+    outputs, inputs = weight.shape[0] // groups, weight.shape[1]
+    lanes, input_lanes = (lanes_of(channels, layout.isa) for channels in (outputs, inputs))
+    if groups > MOST_SEPARATE_GROUPS or outputs % lanes or inputs % input_lanes:
+        return None
+    if data not in layout.blocked and not _pays(tensor_shape(data), weight.shape, result):
+        return None
+    source, packed = layout.as_blocked(data, input_lanes).var, weight.packed(layout, lanes, input_lanes)
+    shape = (result[0], outputs // lanes, result[2], result[3], lanes)
+
+    def part(whole: relax.Expr, axis: int, number: int) -> relax.Var:
+        size = tensor_shape(whole)[axis] // groups
+        cut = relax.op.strided_slice(whole, [axis], [number * size], [(number + 1) * size])
+        return layout.emit(cut, "group")
+
+    def convolved(number: int) -> relax.Var:
+        x, w = part(source, 1, number), part(packed, 0, number)
+        key = tensor_shape(x), tensor_shape(w), window
+        return layout.call(("conv2d", *key), lambda: blocked_conv2d(*key), [x, w], shape)
+
+    parts = [convolved(number) for number in range(groups)]
+    return Blocked(layout.emit(relax.op.concat(parts, axis=1), "groups"), weight.shape[0])
 
 
 # ------------------------------------------------------------- what follows the layout of its operands
@@ -333,7 +366,7 @@ def _first_pixel(binding: relax.VarBinding) -> tuple[int, int] | None:
     return (begins[0], begins[1]) if axes == [2, 3] and min(begins) >= 0 else None
 
 
-RULES: tuple[Callable[[Layout, relax.VarBinding], Blocked | relax.Var | None], ...] = (
+RULES: tuple[Rule, ...] = (
     _convolution,
     _elementwise,
     _pool,

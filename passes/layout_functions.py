@@ -32,29 +32,37 @@ def _weight_gradient(layout: Layout, binding: relax.VarBinding) -> relax.Var | N
         return None
     schedule = s_tir.Schedule(_called(layout, call))
     notes = schedule.get(schedule.get_sblock("conv2d_wgrad")).annotations
-    if int(notes["groups"]) != 1:
-        return None
     (sh, sw), (top, left, bottom, right), (dh, dw) = (
         [int(v) for v in notes[name]] for name in ("strides", "padding", "dilation")
     )
     window = Window((sh, sw), (top, left, bottom, right), (dh, dw))
     dy = _blocked(layout, gradient)
-    narrow = data not in layout.blocked and tensor_shape(data)[1] < NARROW_INPUT
+    narrow = data not in layout.blocked and tensor_shape(data)[1] < NARROW_INPUT and int(notes["groups"]) == 1
     x = layout.as_plain(data) if narrow else _blocked(layout, data)
-    key = tensor_shape(x), tensor_shape(dy), tensor_shape(binding.var), window
+    key = tensor_shape(x), tensor_shape(dy), tensor_shape(binding.var), window, int(notes["groups"])
     return layout.call(
         ("conv2d_wgrad", *key), lambda: blocked_conv2d_wgrad(*key), [x, dy], tensor_shape(binding.var)
     )
 
 
 def _max_pool(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
-    """`max_pool_with_indices` of blocked data: a value and the number of a tap, both in blocks."""
+    """`max_pool_with_indices` of images: a value and the number of a tap, both in blocks.
+
+    Plain images whose channels fill blocks are worth a conversion: windows are vectors only there.
+    """
     call = binding.value
     if not is_op(call, "call_tir") or operator_name(call) != "max_pool_with_indices":
         return None
-    source = layout.blocked.get(call.args[1].fields[0])
-    if source is None or len(tensor_shape(binding.value.args[1].fields[0])) != 4:
+    data = call.args[1].fields[0]
+    shape = tensor_shape(data)
+    source = layout.blocked.get(data)
+    if len(shape) != 4 or tensor_dtype(data) != "float32":
         return None
+    if source is None:
+        lanes = lanes_of(shape[1], layout.isa)
+        if shape[1] % lanes:
+            return None
+        source = layout.as_blocked(data, lanes)
     schedule = s_tir.Schedule(_called(layout, call))
     notes = schedule.get(schedule.get_sblock("max_pool")).annotations
     values, numbers = binding.var.ty.fields

@@ -69,13 +69,13 @@ class _Phases:
 
 
 def split_transposed_convolution(expr: relax.Expr, context: _Context) -> relax.Expr | None:
-    """`conv1d_transpose` or `conv2d_transpose` without groups; without dilation if there is a stride."""
+    """`conv1d_transpose` or `conv2d_transpose`; without dilation if there is a stride."""
     if not isinstance(expr, relax.Call) or not is_op(expr, "nn.conv1d_transpose", "nn.conv2d_transpose"):
         return None
     attrs, weight = expr.attrs, tensor_shape(expr.args[1])
     rank = len(attrs.strides)
     plain = (attrs.data_layout, attrs.kernel_layout) == (("NCW", "IOW"), ("NCHW", "IOHW"))[rank - 1]
-    if not plain or int(attrs.groups) != 1:
+    if not plain:
         return None
     if any(int(d) != 1 for d in attrs.dilation):
         return _rotated(expr, context)
@@ -88,7 +88,7 @@ def split_transposed_convolution(expr: relax.Expr, context: _Context) -> relax.E
         for extent, taps, of_axis in zip(extents, weight[2:], numbers, strict=True)
     ]
     convolved = _convolve(expr, axes, context)
-    return _interleave(convolved, weight[1], axes, context)
+    return _interleave(convolved, int(attrs.groups), weight[1], axes, context)
 
 
 def _phases(extent: int, taps: int, stride: int, before: int, after: int, extra: int) -> _Phases:
@@ -111,18 +111,21 @@ def _phases(extent: int, taps: int, stride: int, before: int, after: int, extra:
 
 
 def _convolve(call: relax.Call, axes: Sequence[_Phases], context: _Context) -> relax.Var:
-    """All phases as the output channels, phase by phase, of one convolution."""
-    value = context.weight(call.args[1])
-    if value is None:
-        kernel = _arranged(call.args[1], axes, context)
-    else:
-        kernel = context.builder.weight(_phase_kernel(value, axes), f"{context.name}_weight")
+    """All phases as the output channels, in each group phase by phase, of one convolution."""
     padding = [a.before for a in axes] + [a.after for a in axes]
-    return _emit_convolution(call.args[0], kernel, padding, [1] * len(axes), context)
+    return _emit_convolution(call, _kernel(call, axes, context), padding, [1] * len(axes), context)
+
+
+def _kernel(call: relax.Call, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+    value, groups = context.weight(call.args[1]), int(call.attrs.groups)
+    if value is None:
+        return _arranged(call.args[1], groups, axes, context)
+    arranged = np.concatenate([_phase_kernel(part, axes) for part in np.split(value, groups)])
+    return context.builder.weight(arranged, f"{context.name}_weight")
 
 
 def _phase_kernel(weight: np.ndarray, axes: Sequence[_Phases]) -> np.ndarray:
-    """`[phases * C, O, taps...]` of weights `[O, C, taps...]`, zero where a phase has no tap."""
+    """`[phases * C, O, taps...]` of a group's weights `[O, C, taps...]`, zero where a phase has no tap."""
     split = weight
     for i, axis in enumerate(axes):
         zero = np.zeros_like(np.take(split, [0], 2 + 2 * i))
@@ -132,22 +135,26 @@ def _phase_kernel(weight: np.ndarray, axes: Sequence[_Phases]) -> np.ndarray:
     return np.ascontiguousarray(split).reshape(-1, *split.shape[len(axes) + 1 :])
 
 
-def _arranged(weight: relax.Expr, axes: Sequence[_Phases], context: _Context) -> relax.Var:
-    """`_phase_kernel` at run time."""
+def _arranged(weight: relax.Expr, groups: int, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+    """`_phase_kernel` of every group at run time."""
     shape = tensor_shape(weight)
-    key = ("phase_kernel", shape, *(axis.taps for axis in axes))
-    result = (math.prod(a.stride for a in axes) * shape[1], shape[0], *(a.window for a in axes))
-    made = context.emit(context.call(key, lambda: phase_kernel(shape, axes), [weight], result))
+    key = ("phase_kernel", shape, groups, *(axis.taps for axis in axes))
+    phases = math.prod(a.stride for a in axes)
+    result = (groups * phases * shape[1], shape[0] // groups, *(a.window for a in axes))
+    made = context.emit(context.call(key, lambda: phase_kernel(shape, groups, axes), [weight], result))
     context.uses[made] = 1
     return made
 
 
-def phase_kernel(shape: Sequence[int], axes: Sequence[_Phases]) -> tirx.PrimFunc:
-    """The function that brings weights `[O, C, taps...]` into the order of phases."""
+def phase_kernel(shape: Sequence[int], groups: int, axes: Sequence[_Phases]) -> tirx.PrimFunc:
+    """The function that brings weights `[O, C, taps...]`, O of all groups, into the order of phases."""
     weight = te.placeholder(extents(*shape), "float32", "weight")
-    strides = [axis.stride for axis in axes]
+    strides, inputs = [axis.stride for axis in axes], shape[0] // groups
+    outputs = math.prod(strides) * shape[1]
 
     def at(channel: te.Var, o: te.Var, *place: te.Var) -> te.Expr:
+        if groups > 1:
+            o, channel = tirx.floordiv(channel, outputs) * inputs + o, tirx.floormod(channel, outputs)
         phase, taps, exists = tirx.floordiv(channel, shape[1]), [], []
         for i, axis in enumerate(axes):
             number = tirx.floormod(tirx.floordiv(phase, math.prod(strides[i + 1 :])), strides[i])
@@ -157,7 +164,7 @@ def phase_kernel(shape: Sequence[int], axes: Sequence[_Phases]) -> tirx.PrimFunc
         value = weight[(o, tirx.floormod(channel, shape[1]), *taps)]
         return tirx.if_then_else(tirx.all(*exists), value, tirx.const(0.0, "float32")) if exists else value
 
-    result = (math.prod(strides) * shape[1], shape[0], *(axis.window for axis in axes))
+    result = (groups * outputs, inputs, *(axis.window for axis in axes))
     out = te.compute(extents(*result), at, name="phase_kernel")
     function = te.create_prim_func([weight, out])
     return function.with_attr("op_pattern", int(Pattern.INJECTIVE)).with_attr("tirx.noalias", True)
@@ -177,33 +184,33 @@ def _rotated(call: relax.Call, context: _Context) -> relax.Var | None:
     if any(int(s) != 1 for s in attrs.strides) or min(before + after) < 0:
         return None
     axes = [_Phases(1, (tuple(range(k - 1, -1, -1)),), 0, 0, 0, 0) for k in taps]
-    value = context.weight(call.args[1])
-    if value is None:
-        kernel = _arranged(call.args[1], axes, context)
-    else:
-        kernel = context.builder.weight(_phase_kernel(value, axes), f"{context.name}_weight")
-    return _emit_convolution(call.args[0], kernel, [*before, *after], dilation, context)
+    return _emit_convolution(call, _kernel(call, axes, context), [*before, *after], dilation, context)
 
 
 def _emit_convolution(
-    data: relax.Expr, kernel: relax.Var, padding: Sequence[int], dilation: Sequence[int], context: _Context
+    call: relax.Call, kernel: relax.Var, padding: Sequence[int], dilation: Sequence[int], context: _Context
 ) -> relax.Var:
     convolution = relax.op.nn.conv1d if len(dilation) == 1 else relax.op.nn.conv2d
-    result = context.emit(convolution(data, kernel, padding=list(padding), dilation=list(dilation)))
+    options = {"padding": list(padding), "dilation": list(dilation), "groups": int(call.attrs.groups)}
+    result = context.emit(convolution(call.args[0], kernel, **options))
     context.uses[result] = 1
     return result
 
 
-def _interleave(convolved: relax.Var, channels: int, axes: Sequence[_Phases], context: _Context) -> relax.Var:
-    """`[N, phases * channels, positions...]` to `[N, channels, outputs...]`."""
+def _interleave(
+    convolved: relax.Var, groups: int, channels: int, axes: Sequence[_Phases], context: _Context
+) -> relax.Var:
+    """`[N, groups * phases * channels, positions...]` to `[N, groups * channels, outputs...]`."""
     batches, _, *positions = tensor_shape(convolved)
     rank, strides = len(axes), [axis.stride for axis in axes]
     result = convolved
     if math.prod(strides) > 1:
-        split = context.emit(relax.op.reshape(convolved, (batches, *strides, channels, *positions)))
-        moved = context.emit(relax.op.permute_dims(split, [0, rank + 1, *_pairs(rank)]))
+        outer = (batches,) if groups == 1 else (batches, groups)
+        split = context.emit(relax.op.reshape(convolved, (*outer, *strides, channels, *positions)))
+        order = [*range(len(outer)), *(axis + len(outer) - 1 for axis in (rank + 1, *_pairs(rank)))]
+        moved = context.emit(relax.op.permute_dims(split, order))
         extents = [p * s for p, s in zip(positions, strides, strict=True)]
-        result = context.emit(relax.op.reshape(moved, (batches, channels, *extents)))
+        result = context.emit(relax.op.reshape(moved, (batches, groups * channels, *extents)))
     begins = [axis.first for axis in axes]
     ends = [axis.first + axis.outputs for axis in axes]
     if list(tensor_shape(result)[2:]) == [axis.outputs for axis in axes] and not any(begins):

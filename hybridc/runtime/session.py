@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -114,19 +114,42 @@ class Session:
     def get_outputs(self) -> list[NodeArg]:
         return [_node_arg(port) for port in self._artifact.manifest.outputs]
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, np.ndarray],
+        *,
+        kept: Collection[str] = (),
+    ) -> list[np.ndarray]:
         """Compute outputs, in the order asked for; None asks for all of them.
 
+        Inputs in `kept` are not fed: they are what the arrays of `places` hold.
         Raises UsageError: HC551 unknown input, HC552 missing input, HC553 wrong dtype, HC554 wrong shape,
         HC555 unknown output, HC556 closed session.
         """
         outputs = self._requested(output_names)
-        arrays = self._checked(feeds)
+        arrays = self._checked(feeds, kept)
         with self._lock:
             program = self._open_program()
             self._put_inputs(program.host_bytes, arrays)
             program.run()
             return [self._output(port, program, program.host_bytes, arrays) for port in outputs]
+
+    def places(self, outputs: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """Of inputs, and the outputs that replace them from run to run, those that share a place on the host.
+
+        By the input's name, the array there: a run reads its old value and leaves the new one. Valid until
+        the session is closed. Raises UsageError HC556.
+        """
+        ports = {port.name: port for port in self._artifact.manifest.inputs}
+        with self._lock:
+            host = self._open_program().host_bytes
+        found = {name: self._places.get((self._tensors[name], True)) for name in outputs}
+        return {
+            name: _array(host[place], ports[name])
+            for name, place in found.items()
+            if place is not None and place == self._places.get((self._tensors[outputs[name]], False))
+        }
 
     def measure(self, feeds: Mapping[str, np.ndarray]) -> tuple[tuple[float, float], ...]:
         """Run once, and tell when each step of the plan began and ended: microseconds since the run's start.
@@ -181,7 +204,7 @@ class Session:
         for port in self._artifact.manifest.inputs:
             tensor = self._tensors[port.name]
             place = self._places.get((tensor, True))
-            if place is not None:
+            if place is not None and tensor in arrays:
                 _array(host[place], port)[...] = arrays[tensor]
 
     def _requested(self, names: Sequence[str] | None) -> list[Port]:
@@ -195,7 +218,7 @@ class Session:
                 raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
         return [ports[name] for name in names]
 
-    def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _checked(self, feeds: Mapping[str, np.ndarray], kept: Collection[str] = ()) -> dict[str, np.ndarray]:
         """The feeds by tensor name, each known, complete and of the right type."""
         ports = {port.name: port for port in self._artifact.manifest.inputs}
         if not isinstance(feeds, Mapping):
@@ -204,7 +227,7 @@ class Session:
             if name not in ports:
                 raise UsageError("HC551", f"unknown input {name!r}", remedy=f"inputs are {_list(ports)}")
         for name, port in ports.items():
-            if name not in feeds:
+            if name not in feeds and name not in kept:
                 raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
         return {self._tensors[name]: _checked_feed(ports[name], array) for name, array in feeds.items()}
 

@@ -1,4 +1,8 @@
-"""Run a compiled training step: the states live on the host from one step to the next."""
+"""Run a compiled training step: the states live on the host from one step to the next.
+
+Where no GPU takes part, most of them live in the arena of the step's session, which puts new values where the
+old ones were.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from hybridc.artifact.manifest import Port
 from hybridc.errors import UsageError
 from hybridc.runtime import Session
 from hybridc.training.artifact import ACCUMULATE, EVALUATE, STEP, TrainingArtifact, named, open_training
+from hybridc.training.interrupts import uninterrupted
 from hybridc.training.spec import NEW, TrainingSpec
 from hybridc.training.splits import cut, joined
 
@@ -32,7 +37,7 @@ class Evaluation:
 
 
 class TrainingSession:
-    """A loaded training step. Nothing that is interrupted or fails leaves it with half a step's states.
+    """A loaded training step. Nothing that is interrupted or refused leaves it with half a step's states.
 
     Not for several threads at once.
     """
@@ -54,6 +59,8 @@ class TrainingSession:
         self._step_count = 0
         ports = self._inner[STEP].artifact.manifest.inputs
         manifest = self._artifact.manifest
+        self._placed = self._places()
+        self._put(dict(self._states))
         self._inputs, self._targets = named(ports, manifest.inputs), named(ports, manifest.targets)
 
     @property
@@ -95,16 +102,24 @@ class TrainingSession:
         values = self.spec.optimizer.scalar_values(learning_rate, number)
         names = self._artifact.manifest.scalars
         scalars = {names[name]: np.array(value, np.float32) for name, value in values.items()}
-        states, losses = self._states, []
-        for place, part in enumerate(parts):
-            kind = STEP if place == len(parts) - 1 else ACCUMULATE
-            draw = (self._seed % 2**31 << 32) + self._step_count * len(parts) + place
-            loss, results = self._run(kind, {**states, **scalars, **part}, draw)
-            states = {**states, **results}
+        new: dict[str, np.ndarray] = {}
+        losses = []
+        for place, part in enumerate(parts[:-1]):
+            draw = self._draw(place, len(parts))
+            loss, sums = self._run(ACCUMULATE, {**self._states, **new, **scalars, **part}, draw)
+            new.update(sums)
             losses.append(loss)
-        self._states = {**states, **self._zero_sums()}
-        self._step_count = number
-        return math.fsum(losses) / len(losses)
+        with uninterrupted():
+            self._put(new)
+            draw = self._draw(len(parts) - 1, len(parts))
+            loss, results = self._run(STEP, {**self._states, **scalars, **parts[-1]}, draw)
+            self._put(results | self._zero_sums())
+            self._step_count = number
+        return math.fsum([*losses, loss]) / len(parts)
+
+    def _draw(self, part: int, parts: int) -> int:
+        """What dropout draws from."""
+        return (self._seed % 2**31 << 32) + self._step_count * parts + part
 
     def evaluate(self, inputs: Arrays, targets: Arrays | None = None) -> Evaluation:
         """Loss and outputs without dropout and with BatchNorm's running statistics.
@@ -127,7 +142,7 @@ class TrainingSession:
 
     def load_state_dict(self, values: Mapping[str, np.ndarray]) -> None:
         """Take over parameters and running statistics: all of them. Raises UsageError HC576."""
-        self._states = {**self._states, **self._checked(values, is_of_model=True)}
+        self._put(self._checked(values, is_of_model=True))
 
     def optimizer_state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the optimizer's states, such as `conv1.weight#momentum`, and the number of steps made."""
@@ -139,7 +154,7 @@ class TrainingSession:
         if count is None or count.shape != () or count.dtype.kind not in "iu" or count < 0:
             raise _refusal(f"the optimizer's states have no count {STEP_COUNT!r}")
         moments = {name: value for name, value in values.items() if name != STEP_COUNT}
-        self._states = {**self._states, **self._checked(moments, is_of_model=False)}
+        self._put(self._checked(moments, is_of_model=False))
         self._step_count = int(count)
 
     def export_onnx(self, path: str | Path) -> None:
@@ -165,15 +180,34 @@ class TrainingSession:
     def _run(
         self, kind: str, values: Mapping[str, np.ndarray | np.generic], draw: int
     ) -> tuple[float, dict[str, np.ndarray]]:
+        """The loss, and the other outputs that are not left in their place."""
         session, manifest = self._inner[kind], self._artifact.manifest
         given: dict[str, np.ndarray | np.generic] = dict(values)
         if manifest.seed is not None:
             given[manifest.seed] = np.int64(draw)
-        ports = session.artifact.manifest
-        feeds = {port.name: np.asarray(given[port.name]) for port in ports.inputs}
-        names = (port.name.removesuffix(NEW) for port in ports.outputs)
-        results = dict(zip(names, session.run(None, feeds), strict=True))
+        ports, kept = session.artifact.manifest, self._placed if kind == STEP else {}
+        feeds = {p.name: np.asarray(given[p.name]) for p in ports.inputs if p.name not in kept}
+        names = [p.name for p in ports.outputs if p.name.removesuffix(NEW) not in kept]
+        made = zip(names, session.run(names, feeds, kept=kept), strict=True)
+        results = {name.removesuffix(NEW): array for name, array in made}
         return float(results.pop(manifest.loss).reshape(())), results
+
+    def _places(self) -> dict[str, np.ndarray]:
+        """States that a step replaces where they are. With a GPU none: only one session may hold its memory,
+        and the step's is closed at times."""
+        session = self._inner[STEP]
+        if session.artifact.needs_gpu:
+            return {}
+        outputs = {port.name for port in session.artifact.manifest.outputs}
+        names = (state.name for state in self._artifact.manifest.states)
+        return session.places({name: name + NEW for name in names if name + NEW in outputs})
+
+    def _put(self, values: Mapping[str, np.ndarray]) -> None:
+        """Make these the present states."""
+        for name, value in values.items():
+            if name in self._placed:
+                self._placed[name][...] = value
+        self._states = {**self._states, **values, **self._placed}
 
     def _parts(
         self, inputs: Arrays, targets: Arrays | None, count: int | None

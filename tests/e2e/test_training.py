@@ -182,6 +182,7 @@ def test_network_trains_the_same_within_half_the_memory(tmp_path: Path) -> None:
     losses, states = reference_run(model, batches(), lambda p: torch.optim.SGD(p, lr=0.05))
     assert_same_run(made.path, batches(), losses, states)
     assert emulator.statistics().launches > 0
+    assert emulator.statistics().peak_bytes == plan.arena_bytes(Device.GPU)
 
 
 @pytest.mark.isa("avx2")

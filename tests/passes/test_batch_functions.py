@@ -10,6 +10,7 @@ import tvm
 from tvm import te, tirx
 
 from hybridc.passes.batch_functions import SUM, IsSummed, batch_function
+from hybridc.passes.training.kernels.scatter import take_gradient
 
 SHAPE = (6, 4)
 
@@ -74,6 +75,11 @@ def test_what_cannot_be_put_together_from_parts_is_left_whole(
     body: Callable[[te.Tensor], te.Tensor],
 ) -> None:
     assert batch_function(function(body), {0: 0}) is None
+
+
+def test_function_whose_loops_were_written_by_hand_is_left_whole() -> None:
+    gradient = take_gradient(1, 5, 8, SHAPE[0], "float32", "int64")
+    assert batch_function(gradient, {0: 1, 1: 0}) is None
 
 
 def test_function_that_uses_its_own_sum_says_so() -> None:

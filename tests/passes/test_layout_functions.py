@@ -32,8 +32,9 @@ class Network:
         self.inputs.append(relax.Var(f"w{len(self.inputs)}", relax.TensorType(shape, "float32")))
         return self.inputs[-1]
 
-    def conv(self, x: relax.Var, outputs: int, **window: object) -> relax.Var:
-        y = self.emit(op.nn.conv2d(x, self.parameter(outputs, tensor_shape(x)[1], 3, 3), **window))
+    def conv(self, x: relax.Var, outputs: int, groups: int = 1, **window: object) -> relax.Var:
+        weight = self.parameter(outputs, tensor_shape(x)[1] // groups, 3, 3)
+        y = self.emit(op.nn.conv2d(x, weight, groups=groups, **window))
         return self.emit(op.add(y, self.parameter(1, outputs, 1, 1)))
 
     def relu(self, x: relax.Var) -> relax.Var:
@@ -70,12 +71,23 @@ def _pooled(net: Network) -> relax.Var:
     return net.emit(op.nn.avg_pool2d(net.conv(x, 16, padding=(1, 1)), (2, 2), (2, 2)))
 
 
+def _grouped(net: Network) -> relax.Var:
+    x = net.relu(net.conv(net.inputs[0], 32, padding=(1, 1)))
+    return net.conv(net.relu(net.conv(x, 64, groups=2, padding=(1, 1))), 16, padding=(1, 1))
+
+
+def _pooled_plain(net: Network) -> relax.Var:
+    """What comes before the pool, a product over channels, stays plain."""
+    x = net.emit(op.permute_dims(net.conv(net.inputs[0], 16, padding=(1, 1)), [0, 1, 3, 2]))
+    return net.conv(net.emit(op.nn.max_pool2d(x, (2, 2), (2, 2))), 16, padding=(1, 1))
+
+
 def _filled(net: Network) -> relax.Var:
     """20 channels do not fill their blocks."""
     return net.conv(net.relu(net.conv(net.inputs[0], 20, padding=(1, 1))), 16, padding=(1, 1))
 
 
-NETWORKS = (_simple, _strided, _normalised, _pooled, _filled)
+NETWORKS = (_simple, _strided, _normalised, _pooled, _grouped, _filled, _pooled_plain)
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda f: f.__name__.strip("_"))
@@ -90,7 +102,7 @@ def test_gradients_are_those_of_the_plain_program(network: Callable[[Network], r
         np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(b).max(), 1))
 
 
-@pytest.mark.parametrize("network", NETWORKS[:4], ids=lambda f: f.__name__.strip("_"))
+@pytest.mark.parametrize("network", NETWORKS[:5], ids=lambda f: f.__name__.strip("_"))
 def test_activations_stay_blocked_through_the_backward_pass(network: Callable[[Network], relax.Var]) -> None:
     net = Network(2, 16, 10, 10)
     after = choose_layout(net.gradients(network(net)), ISAS["avx512"])
@@ -102,3 +114,11 @@ def test_activations_stay_blocked_through_the_backward_pass(network: Callable[[N
         if operator_name(binding.value) == "conv2d_wgrad":
             assert [len(tensor_shape(a)) for a in binding.value.args[1].fields] == [5, 5]
             assert len(tensor_shape(binding.var)) == 4
+
+
+def test_plain_images_are_pooled_in_blocks() -> None:
+    net = Network(2, 16, 10, 10)
+    after = choose_layout(net.gradients(_pooled_plain(net)), ISAS["avx512"])
+    calls = [b for b in after.bindings if isinstance(b.value, relax.Call)]
+    pools = [b for b in calls if operator_name(b.value).startswith("max_pool")]
+    assert [len(tensor_shape(b.value.args[1].fields[0])) for b in pools] == [5, 5]

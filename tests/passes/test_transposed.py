@@ -24,7 +24,7 @@ def program(
     x: Ints,
     w: Ints,
     after: Callable[[relax.BlockBuilder, relax.Var], relax.Var] | None = None,
-    **options: Ints,
+    **options: Ints | int,
 ) -> Program:
     """A transposed convolution of one or two axes, and what `after` emits for its result."""
     builder = relax.BlockBuilder()
@@ -175,9 +175,29 @@ def test_an_interleaving_that_others_read_stays_where_it_is():
     assert operators(changed) == ["conv2d", "reshape", "permute_dims", "reshape", "relu", "add"]
 
 
-@pytest.mark.parametrize("options", [{"dilation": (2, 2)}, {"groups": 3}])
-def test_dilated_and_grouped_ones_stay(options):
-    before = program((1, 3, 5, 5), (3, 1, 2, 2), strides=(2, 2), **options)
+def test_a_dilated_one_with_a_stride_stays():
+    before = program((1, 3, 5, 5), (3, 1, 2, 2), strides=(2, 2), dilation=(2, 2))
     after = canonicalize(before)
     assert [b.value.op for b in after.bindings if is_op(b.value, "nn.conv2d_transpose")]
     tvm.ir.assert_structural_equal(after.bindings[0].value.attrs, before.bindings[0].value.attrs)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    "options", [{"padding": (1, 1, 1, 1)}, {"strides": (2, 3)}, {"dilation": (2, 1)}], ids=str
+)
+def test_one_in_groups_is_a_convolution_in_groups(options, is_known):
+    x = drawn(2, 2, 6, 5, 4)
+    before = program(x.shape, (6, 4, 3, 3), groups=3, **options)
+    after = canonicalize(before if is_known else replace(before, weights={}))
+    assert "conv2d_transpose" not in operators(after)
+    assert [int(b.value.attrs.groups) for b in after.bindings if is_op(b.value, "nn.conv2d")] == [3]
+    (got,) = run_llvm(after.module, x, *(after.weights.values() or [before.weights["w"]]))
+    want = np.concatenate(
+        [
+            expected(*parts, **options)
+            for parts in zip(np.split(x, 3, 1), np.split(before.weights["w"], 3), strict=True)
+        ],
+        axis=1,
+    )
+    np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())

@@ -36,8 +36,8 @@ class TorchReference:
         self.graph = model.graph
         self.training = training
         self.dtype = dtype
-        self.nearest_kink = math.inf
-        """The smallest magnitude that went into a ReLU; within rounding gradients cannot be compared."""
+        self.relu_inputs: list[Tensor] = []
+        """What went into each ReLU: where rounding decides about a sign, gradients cannot be compared."""
         statistics = statistics_of(model)
         self.parameters: dict[str, Tensor] = {}
         self.constants: dict[str, Tensor] = {}
@@ -74,7 +74,7 @@ class TorchReference:
             assert isinstance(result, Tensor)
             return (result.to(self.dtype) if result.is_floating_point() else result,)
         if node.op_type == "Relu":
-            self.nearest_kink = min(self.nearest_kink, inputs[0].detach().abs().min().item())
+            self.relu_inputs.append(inputs[0].detach())
         result = OPERATORS[node.op_type](inputs, attributes)
         return result if isinstance(result, tuple) else (result,)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,8 +14,10 @@ import pytest
 
 import hybridc
 from hybridc.errors import ArtifactError, UsageError
-from hybridc.training.artifact import MANIFEST, STATES
+from hybridc.runtime import Session
+from hybridc.training.artifact import MANIFEST, STATES, STEP, open_training
 from hybridc.training.session import TrainingSession
+from hybridc.training.spec import NEW
 from tests.training.conftest import BATCH, examples, network
 
 pytestmark = pytest.mark.isa("avx2")
@@ -76,6 +80,51 @@ def test_states_of_another_network_are_refused(session: TrainingSession) -> None
         assert caught.value.code == "HC576"
     with pytest.raises(UsageError):
         session.load_optimizer_state_dict({})
+
+
+def test_a_step_writes_new_states_where_the_old_ones_were(step_artifact: Path) -> None:
+    with hybridc.load_training(step_artifact, seed=3) as session:
+        images, labels = examples(BATCH)
+        loss = session.step(images, labels)
+        expected = session.state_dict() | session.optimizer_state_dict()
+    training = open_training(step_artifact)
+    old, images, labels = training.initial_values(), *examples(BATCH)
+    rest = {"x": images, "target": labels, "learning_rate": np.float32(0.05)}
+    with Session(step_artifact / STEP) as inner:
+        outputs = [port.name for port in inner.artifact.manifest.outputs]
+        places = inner.places({name: name + NEW for name in old if name + NEW in outputs})
+        assert sum(array.size for array in places.values()) > 0.9 * sum(value.size for value in old.values())
+        for name, array in places.items():
+            array[...] = old[name]
+        names = [port.name for port in inner.artifact.manifest.inputs if port.name not in places]
+        given = old | rest | {training.manifest.seed: np.int64(3 << 32)}
+        feeds = {name: np.asarray(given[name]) for name in names}
+        (found,) = inner.run([training.manifest.loss], feeds, kept=places)
+        assert found == np.float32(loss)
+        for name, array in places.items():
+            np.testing.assert_array_equal(array, expected[name])
+
+
+def test_an_interrupt_comes_when_the_step_is_whole(
+    step_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = examples(BATCH)
+    with hybridc.load_training(step_artifact) as session:
+        session.step(images, labels)
+        expected = session.state_dict()
+    run = Session.run
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return run(*arguments, **options)
+
+    with hybridc.load_training(step_artifact) as session:
+        monkeypatch.setattr(Session, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.step(images, labels)
+        assert session.step_count == 1
+        for name, value in session.state_dict().items():
+            np.testing.assert_array_equal(value, expected[name])
 
 
 def test_batch_of_another_size_is_refused(session: TrainingSession) -> None:

@@ -24,13 +24,15 @@ class Interpolation:
     cubic_alpha: float
     excludes_outside: bool
 
-    def matrix(self) -> np.ndarray:
-        """[target, extent]: outputs of one axis as sums of inputs."""
-        matrix = np.zeros((self.target, self.extent))
-        for output in range(self.target):
-            for index, weight in self._terms(self._position(output)):
-                matrix[output, min(max(index, 0), self.extent - 1)] += weight
-        return matrix
+    def gathered(self) -> tuple[np.ndarray, np.ndarray]:
+        """What `gathered` gives of the outputs of one axis as sums of inputs."""
+        terms = [
+            (output, min(max(index, 0), self.extent - 1), weight)
+            for output in range(self.target)
+            for index, weight in self._terms(self._position(output))
+        ]
+        outputs, inputs, factors = (np.array(column) for column in zip(*terms, strict=True))
+        return gathered(outputs, inputs, factors, self.extent, self.target)
 
     def _position(self, output: int) -> np.float32:
         """Where an output lies between the inputs, in float32 as the forward pass computes it."""
@@ -83,34 +85,45 @@ def _cubic(t: float, a: float) -> list[float]:
     ]
 
 
-def gathered(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def gathered(
+    outputs: np.ndarray, inputs: np.ndarray, factors: np.ndarray, extent: int, targets: int
+) -> tuple[np.ndarray, np.ndarray]:
     """For each input the first output it is in [extent], and its weights in the R from there on [extent, R].
 
-    No window ends behind the last output.
+    `outputs` are sums of `inputs` times `factors`, of each one or several. No window ends behind the last
+    output.
     """
-    targets, extent = matrix.shape
-    used = [np.flatnonzero(matrix[:, i]) for i in range(extent)]
-    width = max(max((int(at[-1] - at[0]) + 1 for at in used if at.size), default=1), 1)
-    first = np.array([min(int(at[0]) if at.size else 0, targets - width) for at in used], np.int64)
-    weights = np.stack([matrix[f : f + width, i] for i, f in enumerate(first)])
+    used = factors != 0
+    outputs, inputs, factors = outputs[used], inputs[used], factors[used]
+    first, last = np.full(extent, targets - 1), np.zeros(extent, np.int64)
+    np.minimum.at(first, inputs, outputs)
+    np.maximum.at(last, inputs, outputs)
+    width = max(int((last - first).max(initial=0)) + 1, 1)
+    first = np.minimum(first, targets - width)
+    weights = np.zeros((extent, width))
+    np.add.at(weights, (inputs, outputs - first[inputs]), factors)
     return first, weights
 
 
 def resize_gradient(
     shape: Sequence[int], targets: Sequence[int], widths: Sequence[int], dtype: str
 ) -> tirx.PrimFunc:
-    """dy [N, C, targets...], and for each axis what `gathered` gives, to dx of `shape`."""
-    grad = te.placeholder(extents((*shape[:2], *targets)), dtype, "dy")
+    """dy [..., targets...], and for each of the last axes what `gathered` gives, to dx of `shape`.
+
+    The axes before these are those that `targets` and `widths`, which are as many, do not tell.
+    """
+    whole = len(shape) - len(targets)
+    grad = te.placeholder(extents((*shape[:whole], *targets)), dtype, "dy")
     firsts, weights = [], []
-    for axis, (extent, width) in enumerate(zip(shape[2:], widths, strict=True)):
+    for axis, (extent, width) in enumerate(zip(shape[whole:], widths, strict=True)):
         firsts.append(te.placeholder(extents((extent,)), "int64", f"first{axis}"))
         weights.append(te.placeholder(extents((extent, width)), dtype, f"weights{axis}"))
     loops = [te.reduce_axis((0, tirx.IntImm("int64", w)), f"r{i}") for i, w in enumerate(widths)]
 
-    def body(n: tirx.Var, c: tirx.Var, *at: tirx.Var) -> tirx.Expr:
-        source = [first[i] + loop for first, i, loop in zip(firsts, at, loops, strict=True)]
-        term = grad[(n, c, *source)]
-        for weight, i, loop in zip(weights, at, loops, strict=True):
+    def body(*at: tirx.Var) -> tirx.Expr:
+        source = [first[i] + loop for first, i, loop in zip(firsts, at[whole:], loops, strict=True)]
+        term = grad[(*at[:whole], *source)]
+        for weight, i, loop in zip(weights, at[whole:], loops, strict=True):
             term = term * weight[i, loop]
         return te.sum(term, axis=loops)
 

@@ -4,6 +4,7 @@ from hybridc.passes.training.rules import (
     activations,
     convolutions,
     dropout,
+    einsum,
     elementwise,
     indexing,
     local_response,
@@ -12,6 +13,7 @@ from hybridc.passes.training.rules import (
     normalisation,
     pooling,
     reductions,
+    resampling,
     resize,
     shapes,
 )
@@ -20,6 +22,7 @@ __all__ = [
     "activations",
     "convolutions",
     "dropout",
+    "einsum",
     "elementwise",
     "indexing",
     "local_response",
@@ -28,6 +31,7 @@ __all__ = [
     "normalisation",
     "pooling",
     "reductions",
+    "resampling",
     "resize",
     "shapes",
 ]

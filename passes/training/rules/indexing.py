@@ -23,7 +23,7 @@ def _take(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> l
     if tensor_shape(indices) != (taken,):
         indices = reverse.emit(op.reshape(indices, (taken,)))
     result = reverse.call(
-        ("take_gradient", outer, shape[axis], inner),
+        ("take_gradient", outer, shape[axis], inner, taken, dtype, tensor_dtype(indices)),
         lambda: take_gradient(outer, shape[axis], inner, taken, dtype, tensor_dtype(indices)),
         [reverse.shaped(dy, (outer, taken, inner)), indices],
         relax.TensorType((outer, shape[axis], inner), dtype),

@@ -6,7 +6,7 @@ from tvm import relax
 
 from hybridc.passes.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient
-from hybridc.passes.training.kernels.resize import Interpolation, gathered, resize_gradient
+from hybridc.passes.training.kernels.resize import Interpolation, resize_gradient
 
 
 @gradient("image.resize2d", "image.resize3d")
@@ -16,17 +16,15 @@ def _resize(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) ->
     tables: list[relax.Expr] = []
     widths = []
     for extent, target in zip(shape[2:], targets, strict=True):
-        first, weights = gathered(
-            Interpolation(
-                extent,
-                target,
-                str(attrs.method),
-                str(attrs.coordinate_transformation_mode),
-                str(attrs.rounding_method),
-                float(attrs.cubic_alpha),
-                bool(attrs.cubic_exclude),
-            ).matrix()
-        )
+        first, weights = Interpolation(
+            extent,
+            target,
+            str(attrs.method),
+            str(attrs.coordinate_transformation_mode),
+            str(attrs.rounding_method),
+            float(attrs.cubic_alpha),
+            bool(attrs.cubic_exclude),
+        ).gathered()
         widths.append(weights.shape[1])
         tables.append(reverse.builder.weight(first, f"{y.name}_first"))
         tables.append(reverse.builder.weight(weights.astype(dtype), f"{y.name}_weights"))

@@ -21,6 +21,15 @@ def test_rows_taken_more_than_once_add_up() -> None:
     )
 
 
+def test_rows_are_taken_from_tables_of_one_shape_in_different_numbers() -> None:
+    def build(emitter: Emitter, a: relax.Var, b: relax.Var, few: relax.Var, many: relax.Var) -> relax.Expr:
+        return side_by_side([op.take(a, few, 0, "wrap"), op.take(b, many, 0, "wrap")], emitter)
+
+    tables = {"a": normal(0, 5, 3), "b": normal(1, 5, 3)}
+    indices = {"few": np.array([1, 4]), "many": np.array([0, 1, 1, 3, 2, 0])}
+    assert_gradients(build, {**tables, **indices}, step=1.0)
+
+
 def test_one_row() -> None:
     def build(emitter: Emitter, data: relax.Var) -> relax.Expr:
         return op.take(data, relax.const(-2, "int64"), 1, "wrap")
