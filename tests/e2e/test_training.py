@@ -179,6 +179,7 @@ def test_network_trains_the_same_within_half_the_memory(tmp_path: Path) -> None:
     assert plan is not None and plan.budget_bytes is not None
     assert 0 < plan.arena_bytes(Device.GPU) <= plan.budget_bytes
     emulator.start(max(p.arena_bytes(Device.GPU) for p in (*made.step.plans, *made.evaluation.plans)))
+    emulator.reset_peak()
     losses, states = reference_run(model, batches(), lambda p: torch.optim.SGD(p, lr=0.05))
     assert_same_run(made.path, batches(), losses, states)
     assert emulator.statistics().launches > 0
