@@ -27,9 +27,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import training_limits as limits
 import training_memory as plans
+import training_pinning as pins
 import training_runs as runs
 from common import result_rows, write_result
+from training_steps import NETWORKS
 
 Rows = Sequence[dict[str, Any]]
 
@@ -52,16 +55,16 @@ def _run(rows: Callable[[Sequence[str], str], Iterator[dict[str, Any]]]) -> Call
     return lambda arguments, names: rows(names, arguments.target)
 
 
-NETWORKS = tuple(plans.NETWORKS)
+NETWORKS = tuple(NETWORKS)
 PARTS: dict[str, Part] = {
     "gradients": Part(_run(runs.gradients), runs.gradients_passed, tuple(runs.CASES)),
     "curves": Part(_run(runs.curves), runs.curves_passed, tuple(runs.CURVES)),
     "speed": Part(_run(runs.speed), runs.speed_passed),
     "memory": Part(_planned(plans.memory), plans.memory_passed, NETWORKS),
-    "pinning": Part(_planned(plans.pinning), plans.pinning_passed, NETWORKS),
-    "gradient_bytes": Part(_planned(plans.gradient_bytes), plans.gradient_bytes_passed, NETWORKS),
-    "batch": Part(_planned(plans.batch), plans.batch_passed, ("batch", "blocks")),
-    "deep": Part(_planned(plans.deep), plans.deep_passed),
+    "pinning": Part(_planned(pins.pinning), pins.pinning_passed, NETWORKS),
+    "gradient_bytes": Part(_planned(pins.gradient_bytes), pins.gradient_bytes_passed, NETWORKS),
+    "batch": Part(_planned(limits.batch), limits.batch_passed, ("batch", "blocks")),
+    "deep": Part(_planned(limits.deep), limits.deep_passed),
 }
 
 

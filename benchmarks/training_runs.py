@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import torch
 from training_digits import digits_worker
-from training_memory import build
+from training_steps import build
 
 from hybridc.machine import load_machine
 from hybridc.options import CompileOptions, parse_budgets
@@ -276,7 +276,8 @@ def time_worker(name: str, engine: str, folder: str) -> dict[str, Any]:
             case.torch_loss(reference(inputs), feeds).backward()
             optimizer.step()
 
-    start, times = time.perf_counter(), []
+    start = time.perf_counter()
+    times: list[float] = []
     while len(times) < 13 and (len(times) < 3 or time.perf_counter() - start < WORKER_SECONDS):
         before = time.perf_counter()
         step()
