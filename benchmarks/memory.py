@@ -3,7 +3,7 @@
     python benchmarks/memory.py
 
 TVM's figure is `StaticPlanBlockMemory` on the very same fused kernels. Exits with 1 if one of our
-arenas is above 1.05 times its bound.
+arenas is above 1.01 times its bound.
 """
 
 from __future__ import annotations
