@@ -41,7 +41,7 @@ wheel-smoke: $(VENV)/.installed
 
 # Measurements, one after the other; JSON under benchmarks/results/. Let nothing else run beside them.
 bench: $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable ".[bench]"
+	$(BIN)/pip install --quiet --editable ".[bench,oracle]"
 	$(BIN)/python benchmarks/accuracy.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/offsets.py
@@ -50,6 +50,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu.py --isa avx512
 	$(BIN)/python benchmarks/cpu.py --isa avx2
 	$(BIN)/python benchmarks/sessions.py
+	$(BIN)/python benchmarks/conv1d.py --isa avx512
+	$(BIN)/python benchmarks/conv1d.py --isa avx2
+	$(BIN)/python benchmarks/precision.py
+	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/readme.py
 
 clean:

@@ -25,7 +25,10 @@ def main() -> None:
 
 def tables() -> str:
     """The tables as Markdown."""
-    cpu = [read(name) for name in ("cpu_avx512", "cpu_avx2") if (RESULTS / f"{name}.json").exists()]
+    cpu, conv1d = (
+        [read(f"{kind}_{isa}") for isa in ("avx512", "avx2") if (RESULTS / f"{kind}_{isa}.json").exists()]
+        for kind in ("cpu", "conv1d")
+    )
     accuracy, memory, plans, resnet = (
         read(name) for name in ("accuracy", "memory", "plans", "resnet50_avx512")
     )
@@ -49,6 +52,8 @@ def tables() -> str:
             f"{row['run_ms'] / row['onnxruntime_ms']:.2f} times the time of ONNX Runtime "
             f"({row['onnxruntime_ms']:.0f} ms) in the same run ({where}).",
             *(part for result in cpu for part in cpu_tables(result)),
+            *(part for result in conv1d for part in conv1d_table(result)),
+            *training_tables(),
         ]
     )
 
@@ -129,6 +134,57 @@ def plans_table(rows: list[dict[str, Any]]) -> str:
         shown = " | ".join(f"{gap:.1%}" for gap in gaps)
         lines.append(f"| {share:.0%} | {len(whole)} | {shown} | {mean:.2f} | {min(ratios):.2f} |")
     return "\n".join(lines)
+
+
+def conv1d_table(result: dict[str, Any]) -> list[str]:
+    """Dilated convolutions of one axis: what direct sums reach of the machine, and the peers."""
+    isa = result["benchmark"].removeprefix("conv1d_")
+    rows = [row for row in result["rows"] if row["table"] == "summary"]
+    lines = [
+        "| | peak reached by direct sums, AtacWorks' layer | median of 15 channels and more "
+        "| times faster than PyTorch | least | than OpenVINO | least |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        peers = (row["ratios"].get(engine) for engine in ("torch", "openvino"))
+        ratios = " | ".join(f"{p['geometric_mean']:.1f} | {p['least']:.2f}" if p else " | " for p in peers)
+        shares = (row["atacworks_direct_percent_of_peak"], row["wide_median_direct_percent_of_peak"])
+        shown = " | ".join(f"{share:.0f} %" for share in shares)
+        lines.append(f"| {row['operation'].replace('_', ' ')} | {shown} | {ratios} |")
+    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    return [
+        f"Dilated convolutions of one axis for `{isa}`, {rows[0]['points']} points of the paper's grid; "
+        f"the faster of direct sums and Fourier's algorithm against the peers ({where}):",
+        "\n".join(lines),
+    ]
+
+
+def training_tables() -> list[str]:
+    """Steps of training: time beside PyTorch, and memory beside Caffe's way to hold blobs."""
+    speed, memory = read("training_speed"), read("training_memory")
+    times = ["| step of training | hybridc, ms | PyTorch, ms | times faster |", "|---|---|---|---|"]
+    for row in speed["rows"]:
+        if row["model"] != "digits":
+            figures = f"{row['hybridc_ms']:.0f} | {row['torch_ms']:.0f} | {row['speed']:.2f}"
+            times.append(f"| {row['model']}:{row['batch']} | {figures} |")
+    bytes_ = [
+        "| step of training | Caffe-like | all on the GPU | smallest plan | less than Caffe-like "
+        "| slower than all on the GPU, at 58.2 % less |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in memory["rows"]:
+        sizes = (row[key] / MIB for key in ("baseline_bytes", "all_gpu_bytes", "smallest_bytes"))
+        shown = " | ".join(f"{size:,.0f} MiB" for size in sizes)
+        share = f"{row['reduction']:.1%} | {row['slowdown']:+.1%}"
+        bytes_.append(f"| {row['model']}:{row['batch']} | {shown} | {share} |")
+    where = f"{speed['date']}, {speed['cores']} cores of an {speed['processor']}"
+    return [
+        f"Steps of training on the CPU for `{speed['rows'][-1]['target']}` beside PyTorch ({where}):",
+        "\n".join(times),
+        "GPU memory of planned training steps, and predicted time on the profile of a K40 "
+        f"({memory['date']}; Caffe-like: data and gradient of every blob, ReLU in place):",
+        "\n".join(bytes_),
+    ]
 
 
 if __name__ == "__main__":
