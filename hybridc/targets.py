@@ -143,11 +143,12 @@ def parse_target(text: str) -> Target:
     """Read `[cuda[:ARCH,...]+]ISA`. Raises UsageError HC501 naming what is wrong."""
 
     def refuse(what: str) -> UsageError:
+        offered = (name for name, isa in ISAS.items() if not isa.is_emulated)
         return UsageError(
             "HC501",
             what,
             where=f"target {text!r}",
-            remedy=f"write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(ISAS)}, native",
+            remedy=f"write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(offered)}, native",
         )
 
     gpu_text, plus, isa_text = str(text).rpartition("+")
