@@ -51,6 +51,7 @@ def test_device_counts_the_bytes_that_were_planned(name: str, share: str, tmp_pa
     assert plan is not None
     shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
     images = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    emulator.reset_peak()
     before = emulator.statistics().used_bytes
     with hybridc.load_training(made.path) as session:
         assert np.isfinite(session.step(images, np.arange(shape[0]) % 10))
