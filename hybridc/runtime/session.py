@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -101,7 +102,9 @@ class Session:
         self._lock = threading.Lock()
         self._tensors = _tensors(artifact)
         self._places = _host_places(artifact)
-        self._program: Program | None = Program(artifact, library, count, limit_bytes)
+        new_program = functools.partial(Program, artifact, library, count, limit_bytes)
+        self._new_program: Callable[[], Program] | None = new_program
+        self._program: Program | None = new_program()
 
     @property
     def artifact(self) -> Artifact:
@@ -139,7 +142,7 @@ class Session:
         """Of inputs, and the outputs that replace them from run to run, those that share a place on the host.
 
         By the input's name, the array there: a run reads its old value and leaves the new one. Valid until
-        the session is closed. Raises UsageError HC556.
+        the session is closed or its memory released. Raises UsageError HC556.
         """
         ports = {port.name: port for port in self._artifact.manifest.inputs}
         with self._lock:
@@ -179,12 +182,20 @@ class Session:
             ),
         }
 
+    def release(self) -> None:
+        """Free the memory of all devices until the next run, which takes as much again.
+
+        For programs that take turns: what was read, checked and loaded stays, but for weights on the GPU.
+        A run raises DeviceError HC405 or HC408 where others have taken the memory in the meantime.
+        """
+        with self._lock:
+            self._free()
+
     def close(self) -> None:
         """Free everything; closing twice does no harm."""
         with self._lock:
-            if self._program is not None:
-                self._program.close()
-                self._program = None
+            self._free()
+            self._new_program = None
 
     def __enter__(self) -> Session:
         return self
@@ -194,10 +205,17 @@ class Session:
     ) -> None:
         self.close()
 
+    def _free(self) -> None:
+        if self._program is not None:
+            self._program.close()
+            self._program = None
+
     def _open_program(self) -> Program:
-        if self._program is None:
+        if self._new_program is None:
             where = str(self._artifact.path)
             raise UsageError("HC556", "the session is closed", where=where, remedy="load the artifact again")
+        if self._program is None:
+            self._program = self._new_program()
         return self._program
 
     def _put_inputs(self, host: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:

@@ -260,7 +260,10 @@ class TrainingSession:
 
 
 class _Inner:
-    """The ordinary sessions of a training artifact, opened when used. Only one holds GPU memory at a time."""
+    """The ordinary sessions of a training artifact, opened when used. Only one holds GPU memory at a time.
+
+    The others keep what they have read, checked and loaded: taking turns costs allocations only.
+    """
 
     def __init__(
         self,
@@ -277,9 +280,11 @@ class _Inner:
 
     def __getitem__(self, kind: str) -> Session:
         session = self._open.get(kind)
+        if session is None or session.artifact.needs_gpu:
+            for other in self._open.values():
+                if other is not session and other.artifact.needs_gpu:
+                    other.release()
         if session is None:
-            for other in [k for k, opened in self._open.items() if opened.artifact.needs_gpu]:
-                self._open.pop(other).close()
             session = self._open[kind] = Session(
                 self._path / kind,
                 threads=self._threads,

@@ -13,6 +13,7 @@ import pytest
 
 import hybridc
 from hybridc import emulator
+from hybridc.artifact.load import open_artifact
 from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.machine import load_machine, machine_to_json
@@ -20,6 +21,7 @@ from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
 from hybridc.training.data import Dataset
 from hybridc.training.loop import Run, train
 from hybridc.training.schedule import parse_schedule
+from tests.support.machines import EAGER_GPU
 
 torch = pytest.importorskip("torch")
 
@@ -184,6 +186,46 @@ def test_network_trains_the_same_within_half_the_memory(tmp_path: Path) -> None:
     assert_same_run(made.path, batches(), losses, states)
     assert emulator.statistics().launches > 0
     assert emulator.statistics().peak_bytes == plan.arena_bytes(Device.GPU)
+
+
+@pytest.mark.slow
+@pytest.mark.isa("avx2")
+@pytest.mark.usefixtures("emulated_gpu")
+def test_programs_that_take_turns_on_the_gpu_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accumulation and step, where the GPU has room for one of them."""
+    model = perceptron()
+    made = hybridc.compile_training(
+        model,
+        tmp_path / "step.hyb",
+        loss="softmax_cross_entropy",
+        optimizer="sgd:lr=0.05,momentum=0.9",
+        batch=BATCH,
+        accumulate=4,
+        target="cuda:sm_80+avx2",
+        machine=EAGER_GPU,
+        plan_seconds=0.5,
+    )
+    folders = ("step", "accumulate", "evaluate")
+    emulator.start(max(arena_bytes(made.path / folder) for folder in folders))
+    opened: list[str] = []
+
+    def counted(path: Path, **options: Any) -> Any:
+        opened.append(path.name)
+        return open_artifact(path, **options)
+
+    monkeypatch.setattr("hybridc.runtime.session.open_artifact", counted)
+    losses, states = reference_run(
+        model, batches(), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), parts=4
+    )
+    assert_same_run(made.path, batches(), losses, states)
+    assert opened == ["step", "accumulate"]
+    assert emulator.statistics().launches > 0
+
+
+def arena_bytes(path: Path) -> int:
+    return open_artifact(path).plan.arena_bytes(Device.GPU)
 
 
 @pytest.mark.isa("avx2")

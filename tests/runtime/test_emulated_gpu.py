@@ -70,6 +70,19 @@ def test_gpu_memory_is_one_allocation_freed_at_close(hybrid_artifact: Path) -> N
 
 
 @pytest.mark.usefixtures("emulated_gpu")
+def test_released_session_takes_its_memory_again_for_the_next_run(hybrid_artifact: Path) -> None:
+    before = emulator.statistics().used_bytes
+    with load(hybrid_artifact) as opened:
+        held = emulator.statistics().used_bytes
+        for seed in range(2):
+            opened.release()
+            assert emulator.statistics().used_bytes == before
+            y = opened.run(None, {"the/x": drawn(seed)})[0]
+            np.testing.assert_allclose(y, expected(drawn(seed)), rtol=1e-5, atol=1e-5)
+            assert emulator.statistics().used_bytes == held
+
+
+@pytest.mark.usefixtures("emulated_gpu")
 def test_gpu_memory_is_freed_when_a_session_is_forgotten(hybrid_artifact: Path) -> None:
     before = emulator.statistics().used_bytes
     opened = load(hybrid_artifact)

@@ -13,8 +13,10 @@ from hybridc.passes.training.rules import (
     normalisation,
     pooling,
     reductions,
+    regions,
     resampling,
     resize,
+    sampling,
     shapes,
 )
 
@@ -31,7 +33,9 @@ __all__ = [
     "normalisation",
     "pooling",
     "reductions",
+    "regions",
     "resampling",
     "resize",
+    "sampling",
     "shapes",
 ]

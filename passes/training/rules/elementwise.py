@@ -164,6 +164,12 @@ def _step(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> l
     return [None]
 
 
+@gradient("zeros_like", "ones_like", "full_like", "eye_like")
+def _constant(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
+    """Nothing but the shape is read."""
+    return [None] * len(call.args)
+
+
 # What follows is computed by one function of dy and of x, or y where that will do.
 
 Scalar = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]

@@ -16,12 +16,10 @@ WITHOUT = {
         argmax argmin bitwise_and bitwise_not bitwise_or bitwise_xor equal floor_divide greater greater_equal
         isfinite isinf isnan left_shift less less_equal logical_and logical_not logical_or logical_xor nonzero
         one_hot right_shift shape_of shape_to_tensor size tensor_to_shape unique""",
-    "results that depend on no values": "arange eye_like full ones_like zeros zeros_like",
+    "results that depend on no values": "arange full zeros",
     "rounded to integers": "quantize dequantize",
     "results whose shape depends on data": "dynamic_strided_slice",
-    "detection, which chooses boxes": """
-        topk vision.all_class_non_max_suppression vision.roi_pool vision.roi_align image.affine_grid
-        image.grid_sample""",
+    "detection, which chooses boxes": "vision.all_class_non_max_suppression",
     "made by operators of com.microsoft only": "nn.attention",
 }
 """Operators of the importer that have no gradient, and why."""
