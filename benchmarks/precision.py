@@ -107,6 +107,8 @@ def agreement_row(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]
         "table": "agreement",
         "model": "light resnet50",
         "inputs": arguments.inputs,
+        "first_classes": len(set(first[0].tolist())),
+        "first_classes_without_means": len(set(centred[0].tolist())),
         "same_first_class": float(np.mean(first[0] == first[1])),
         "same_first_class_without_means": float(np.mean(centred[0] == centred[1])),
         "error_over_spread": float(

@@ -72,6 +72,8 @@ _AVX512_FLAGS = (*_AVX2_FLAGS, "avx512f", "avx512bw", "avx512cd", "avx512dq", "a
 _BF16_FLAGS = (*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16")
 _AMX_FLAGS = (*_BF16_FLAGS, "amx_tile", "amx_bf16", "amx_int8")
 _ZMM = ("-prefer-256-bit",)
+_UNASKED = ("-avx512fp16", "-avxvnni")
+"""What LLVM would use of Sapphire Rapids though nobody asks a processor for its flags."""
 
 
 def _avx512(name: str, mcpu: str, flags: tuple[str, ...], narrow: Narrow | None = None) -> Isa:
@@ -86,7 +88,7 @@ ISAS = {
         _avx512("amx_emulated", "skylake-avx512", _AVX512_FLAGS, Narrow.EMULATED_TILES),
         _avx512("avx512", "skylake-avx512", _AVX512_FLAGS),
         _avx512("avx512_bf16", "cooperlake", _BF16_FLAGS, Narrow.VECTORS),
-        _avx512("amx", "sapphirerapids", _AMX_FLAGS, Narrow.TILES),
+        Isa("amx", "sapphirerapids", (*_ZMM, *_UNASKED), 512, 32, _AMX_FLAGS, narrow=Narrow.TILES),
     )
 }
 """Each processor takes the last one that it has all flags of."""

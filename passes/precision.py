@@ -2,7 +2,7 @@
 
 A kernel does where its factors are read by instructions of the target that multiply bf16 numbers and add up
 in float32, unless rounding its factors was measured to change its result by more than the bf16_error, or fp32
-is faster there.
+is faster there. What bf16 kernels pass on to each other they write as bf16 (`bf16_tensors.py`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from hybridc.options import BF16, INT8
+from hybridc.passes.bf16_tensors import keep_in_bf16
 from hybridc.passes.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments
-from hybridc.schedules.cpu.bf16_conv1d import read_bf16_line
+from hybridc.schedules.cpu.bf16_conv1d import fourier_is_faster, line_data, read_bf16_line
 from hybridc.schedules.cpu.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.bf16_matmul import read_bf16_product
-from hybridc.schedules.cpu.convolution import unpadded
 from hybridc.schedules.cpu.nest import Nest, read_block, read_integer_contraction
 from hybridc.schedules.registry import PRECISION, PRECISION_NOTE, Request
 from hybridc.targets import Target
@@ -46,7 +46,8 @@ def reduce_precision(
 
     Requires: `program` fused, a target that multiplies bf16 numbers.
     Ensures: of the functions that add up products those that may round their factors have the attribute
-    PRECISION, the others PRECISION_NOTE, which tells why not.
+    PRECISION, the others PRECISION_NOTE, which tells why not. Where no GPU takes part, tensors that only they
+    write and read are bf16.
     Raises: what `errors` raises.
     """
     constants = constant_arguments(program)
@@ -64,8 +65,11 @@ def reduce_precision(
     for name, error in errors(program, factors).items():
         if not error <= bf16_error:
             del factors[name]
-            notes[name] = f"rounding its factors would change its result by {error:.2g} of it"
-    return _marked(program, BF16, factors, notes)
+            notes[name] = f"rounding the factors would change the result by {error:.2g} of it"
+    marked = _marked(program, BF16, factors, notes)
+    if target.has_gpu:
+        return marked  # either device may run a kernel, and the GPU's read floats
+    return keep_in_bf16(marked, {name: found.left for name, found in factors.items()})
 
 
 def adds_up_products(function: tirx.PrimFunc) -> bool:
@@ -88,12 +92,14 @@ def _factors(request: Request) -> Factors | str:
         return _positions(nest, conv.data, nest.function.params[conv.weight])
     line = read_bf16_line(request)
     if line is not None:
-        found = unpadded(line)
+        if fourier_is_faster(request, line):
+            return "Fourier transforms in fp32 are predicted to be faster"
+        found = line_data(line)
         assert found is not None
         return _positions(line.contraction.nest, found[0], line.weight.source)
     product = read_bf16_product(request)
     if product is None:
-        return "there is no bf16 kernel for it"
+        return "no bf16 kernel computes this"
     return _positions(product.contraction.nest, product.left.source, product.right.source)
 
 
@@ -116,7 +122,7 @@ def mark_integers(program: Program) -> Program:
     products = {name for name, function in functions.items() if adds_up_products(function)}
     integers = {name for name in products if read_integer_contraction(functions[name]) is not None}
     notes = dict.fromkeys(
-        products - integers, "its factors are not both quantized, or there is no int8 kernel for it"
+        products - integers, "the factors are not both quantized, or no int8 kernel computes this"
     )
     return _marked(program, INT8, integers, notes)
 

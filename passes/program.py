@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import tvm
@@ -109,6 +109,13 @@ def count_uses(program: Program) -> Counter[relax.Var]:
     for output in program.outputs:
         uses.update(variables(output))
     return uses
+
+
+def without_uncalled(program: Program) -> Program:
+    """Drop functions that `main` calls no more."""
+    called = {b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir")}
+    kept = {g: f for g, f in program.module.functions.items() if g.name_hint in {"main", *called}}
+    return replace(program, module=tvm.IRModule(kept))
 
 
 def tensor_shape(expr: relax.Expr) -> tuple[int, ...]:

@@ -6,13 +6,18 @@ predicted to be faster than two: the schedule rule knows.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import tvm
 from tvm import relax
 
 from hybridc.passes.functions import FunctionTable, origins_of
-from hybridc.passes.program import Program, ProgramBuilder, count_uses, is_op, substitute, tensor_shape
+from hybridc.passes.program import (
+    Program,
+    ProgramBuilder,
+    count_uses,
+    is_op,
+    substitute,
+    tensor_shape,
+    without_uncalled,
+)
 from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.separable import is_faster, join
 from hybridc.schedules.registry import Request
@@ -47,7 +52,7 @@ def fuse_separable(program: Program, target: Target) -> Program:
             members, value = [binding], substitute(binding.value, new.__getitem__)
         new[binding.var] = builder.emit(value, origins_of(members, program), binding.var.name)
     outputs = [substitute(output, new.__getitem__) for output in program.outputs]
-    return _without_uncalled(builder.finish(outputs, {**program.functions, **table.functions}))
+    return without_uncalled(builder.finish(outputs, {**program.functions, **table.functions}))
 
 
 def _pairs(program: Program, target: Target) -> dict[relax.Var, relax.VarBinding]:
@@ -83,9 +88,3 @@ def _is_blocked_call(binding: relax.VarBinding) -> bool:
     return is_op(binding.value, "call_tir") and (
         isinstance(binding.var.ty, relax.TensorType) and len(tensor_shape(binding.var)) == 5
     )
-
-
-def _without_uncalled(program: Program) -> Program:
-    called = {b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir")}
-    kept = {g: f for g, f in program.module.functions.items() if g.name_hint in {"main", *called}}
-    return replace(program, module=tvm.IRModule(kept))

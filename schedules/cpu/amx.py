@@ -131,7 +131,7 @@ def tile_kernel(
     zeros = [unit.zero(number(i, j)) for i, j in pairs]
     stores = [stored(i, j) for i, j in pairs]
     writes = [loop(SIDE, row_of(i, j)) for i, j in pairs]
-    return sequence([tirx.AllocBuffer(sums), *zeros, nest(()), *stores, *writes])
+    return sequence([tirx.AllocBuffer(sums), unit.whole(sums), *zeros, nest(()), *stores, *writes])
 
 
 @cache

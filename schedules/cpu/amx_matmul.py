@@ -33,12 +33,16 @@ from hybridc.schedules.cpu.tile import (
     when,
     write_columns,
 )
-from hybridc.schedules.cpu.word_matmul import Vector, Words, fill_words
+from hybridc.schedules.cpu.word_matmul import Vector, Words, fill_words, lies_as_words
 from hybridc.schedules.registry import Packing, Request, Scheduled
 from hybridc.targets import Isa
 
 FEWEST_ROWS = 8
 """With fewer rows tiles would do more than twice the work, and vectors are as fast as memory."""
+
+
+Left = Callable[[ir.Expr, ir.Expr], Address]
+"""The tile of A at a depth, counted in tiles, and a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +72,53 @@ def accepts_tile_product(product: Product, isa: Isa) -> bool:
 def schedule_tile_product(
     request: Request, product: Product, dot: Dot, rule: str, word: Words, vector: Vector
 ) -> Scheduled:
-    """Emit a product with a constant B. A is made words of in front, `[depth, rows, 16 words]`."""
+    """Emit a product with a constant B. Unless A lies as words it is made words of in front,
+    `[depth, rows, 16 words]`."""
     layout = _layout(product, dot)
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
     packing = tile_panels(product, dot, layout.shape[1])
     panels = tirx.decl_buffer(packing.packed_shape, "int32", "panels")
     rows = layout.row_groups * layout.shape[0] * SIDE
-    words = tirx.decl_buffer((layout.depth, rows, SIDE), "int32", "words")
     params = list(request.function.params)
     params[position] = panels
-    stages = [
-        dot.within(_filled(product, dot, words, word, vector)),
-        with_tiles(dot, _tasks(product, layout, tile_unit(dot), words, panels)),
-    ]
-    function = function_of(request.function, params, stages, [words])
+    if _lies_as_tiles(product, dot, rows):
+        stages, buffers, left = [], [], _tile_in_place(product, dot)
+    else:
+        words = tirx.decl_buffer((layout.depth, rows, SIDE), "int32", "words")
+        stages, buffers = [dot.within(_filled(product, dot, words, word, vector))], [words]
+        left = _tile_of(words)
+    stages.append(with_tiles(dot, _tasks(product, layout, tile_unit(dot), left, panels)))
+    function = function_of(request.function, params, stages, buffers)
     return finish(function, rule, [(position, packing)])
+
+
+def _lies_as_tiles(product: Product, dot: Dot, rows: int) -> bool:
+    """Whether whole tiles of A, `rows` in all, are rows of words at one distance from each other."""
+    if not lies_as_words(product, dot) or product.depth % (SIDE * dot.count) or product.rows != rows:
+        return False
+    source = product.left.source
+    axes = zip(product.left.indices[:-1], source.shape[:-1], strict=True)
+    counted = [(index, int(extent)) for index, extent in axes if int(extent) > 1]
+    iterators = [v for v in product.row if product.extent(v) > 1]
+    return len(counted) == len(iterators) and all(
+        index.same_as(v) and extent == product.extent(v)
+        for (index, extent), v in zip(counted, iterators, strict=True)
+    )
+
+
+def _tile_in_place(product: Product, dot: Dot) -> Left:
+    """Of A itself."""
+    pitch = integer(ROW_BYTES // SIDE * product.depth // dot.count)
+
+    def tile(depth: ir.Expr, row: ir.Expr) -> Address:
+        return product.left_at(integer(0), row, depth * integer(SIDE * dot.count)), pitch
+
+    return tile
+
+
+def _tile_of(words: ir.Var) -> Left:
+    return lambda depth, row: (tirx.BufferLoad(words, [depth, row, integer(0)]), integer(ROW_BYTES))
 
 
 def _layout(product: Product, dot: Dot) -> _Layout:
@@ -125,7 +160,7 @@ def _filled(product: Product, dot: Dot, words: ir.Var, word: Words, vector: Vect
     return tirx.SeqStmt([loop(product.rows, zero), fill])
 
 
-def _tasks(product: Product, layout: _Layout, unit: TileUnit, words: ir.Var, panels: ir.Var) -> tirx.Stmt:
+def _tasks(product: Product, layout: _Layout, unit: TileUnit, left: Left, panels: ir.Var) -> tirx.Stmt:
     """A panel and some groups of rows each; tasks of a panel side by side."""
     each = layout.groups_per_task
 
@@ -134,7 +169,7 @@ def _tasks(product: Product, layout: _Layout, unit: TileUnit, words: ir.Var, pan
         first = number * integer(each)
         whole = layout.row_groups % each == 0
         extent = each if whole else tirx.min(integer(each), integer(layout.row_groups) - first)
-        one = _Panel(product, layout, words, panels, panel)
+        one = _Panel(product, layout, left, panels, panel)
         return unit.within(loop(extent, lambda i: one.kernel(unit, first + i)))
 
     tasks = (layout.panels, ceil_div(layout.row_groups, each))
@@ -148,7 +183,7 @@ def _tasks(product: Product, layout: _Layout, unit: TileUnit, words: ir.Var, pan
 class _Panel:
     product: Product
     layout: _Layout
-    words: ir.Var
+    left: Left
     panels: ir.Var
     panel: ir.Expr
 
@@ -158,8 +193,7 @@ class _Panel:
         first = group * integer(rows * SIDE)
 
         def left(k: Point, i: int) -> Address:
-            at = [k[0], first + integer(i * SIDE), integer(0)]
-            return tirx.BufferLoad(self.words, at), integer(ROW_BYTES)
+            return self.left(k[0], first + integer(i * SIDE))
 
         def right(k: Point, j: int) -> Address:
             at = [self.panel, k[0], integer(j), integer(0), integer(0)]

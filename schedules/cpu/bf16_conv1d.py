@@ -1,4 +1,4 @@
-"""Convolutions along one axis in bf16 with AMX tiles: a product of tiles for each tap, into the same sums.
+"""Convolutions along one axis in bf16: a product of tiles for each tap, into the same sums.
 
 Columns of tiles run along the output, so that results are stored as they lie: B is 16 rows of words, which
 are pairs of channels, by 16 places side by side, A 16 output channels by the same words. A task copies what a
@@ -22,10 +22,14 @@ from tvm import ir, tirx
 
 from hybridc.options import BF16
 from hybridc.schedules.cpu.amx import ROW_BYTES, SIDE, Address, TileUnit, tile_kernel, tile_unit, with_tiles
+from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.conv1d import is_one_line
+from hybridc.schedules.cpu.conv1d_plan import direct_cost
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.dot_products import Dot, bf16_pairs, bf16_word, dot_of
+from hybridc.schedules.cpu.fast_conv1d import TRANSFORMS, read_source
 from hybridc.schedules.cpu.nest import finish
+from hybridc.schedules.cpu.register_tile import reduction, register_tile
 from hybridc.schedules.cpu.tile import (
     PARALLEL_WORK,
     Point,
@@ -35,6 +39,7 @@ from hybridc.schedules.cpu.tile import (
     grid,
     integer,
     loop,
+    unrolled,
     when,
     write_columns,
 )
@@ -43,6 +48,13 @@ from hybridc.targets import Isa
 
 MOST_BLOCKS = 16
 """Blocks that an output is cut into if it is long enough: tasks for the cores of a socket."""
+
+
+_SUMS = 24
+"""Vectors of sums that leave registers for what is multiplied."""
+_MOST_ROWS, _MOST_VECTORS = 8, 4
+_SPEEDUP = 1.75
+"""Of words on vectors over direct sums in fp32, as measured on Zen 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +85,23 @@ class Lines:
         return ceil_div(self.conv.group_inputs, 2 * self.pairs)
 
     @property
+    def with_tiles(self) -> bool:
+        return self.isa.narrow is not None and self.isa.narrow.are_tiles
+
+    @property
+    def parts(self) -> int:
+        """Of a tile's output channels: vectors sum up `rows` of them at a time."""
+        return ceil_div(min(self.conv.group_outputs, SIDE), _MOST_ROWS)
+
+    @property
+    def rows(self) -> int:
+        return ceil_div(min(self.conv.group_outputs, SIDE), self.parts)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Tiles of output channels and of places of a micro-kernel."""
+        if not self.with_tiles:
+            return (1, min(_SUMS // self.rows, _MOST_VECTORS))
         return (2, 2) if ceil_div(self.conv.group_outputs, SIDE) % 2 == 0 else (1, 3)
 
     @property
@@ -107,9 +134,10 @@ class Lines:
 
 def bf16_conv1d(request: Request) -> Scheduled | None:
     """Accepts convolutions along one axis of any stride, dilation and padding, without groups and with
-    constant weights, if bf16 is asked for and there are tiles.
+    constant weights, if bf16 is asked for.
 
-    Tiling: 2 x 2 tiles of output channels x places, or 1 x 3. Tasks are blocks of the output.
+    Tiling: 2 x 2 tiles of output channels x places, or 1 x 3; 8 channels x 3 vectors, or fewer channels x
+    4. Tasks are blocks of the output.
     """
     conv, dot = read_bf16_line(request), dot_of(BF16, request.target.isa)
     if conv is None or dot is None:
@@ -121,21 +149,38 @@ def bf16_conv1d(request: Request) -> Scheduled | None:
     weight = tirx.decl_buffer(packing.packed_shape, "int32", "packed_weight")
     params = list(request.function.params)
     params[position] = weight
-    body = with_tiles(dot, _tasks(lines, dot, weight))
+    tasks = _tasks(lines, dot, weight)
+    body = with_tiles(dot, tasks) if lines.with_tiles else dot.within(tasks)
     function = function_of(request.function, params, [body], [])
     return finish(function, bf16_conv1d.__name__, [(position, packing)])
 
 
 def read_bf16_line(request: Request) -> Convolution | None:
     """None if there is no such kernel, or none is asked for."""
-    narrow = request.target.isa.narrow
-    if request.precision != BF16 or narrow is None or not narrow.are_tiles:
+    if request.precision != BF16 or request.target.isa.narrow is None:
         return None
     conv = read_convolution(request.function)
     if conv is None or not is_one_line(conv) or conv.groups > 1 or conv.multiply_adds == 0:
         return None
     known = conv.contraction.nest.parameter(conv.weight.source) in request.constants
-    return conv if known and unpadded(conv) is not None else None
+    return conv if known and line_data(conv) is not None else None
+
+
+def line_data(conv: Convolution) -> tuple[ir.Var, int] | None:
+    """The parameter that is convolved, of floats or bf16, and how many zeros stand before each line."""
+    widened = without_widening(conv.contraction.nest.function)
+    of_floats = read_convolution(widened.function)
+    found = None if of_floats is None else unpadded(of_floats)
+    return None if found is None else (widened.kept(found[0]), found[1])
+
+
+def fourier_is_faster(request: Request, conv: Convolution) -> bool:
+    """Whether Fourier transforms in fp32 are predicted to need less time than words on vectors."""
+    isa, source = request.target.isa, read_source(request)
+    if source is None or Lines(conv, isa).with_tiles:
+        return False
+    plans = [source.plan(t) for t in TRANSFORMS if t.points >= conv.width.taps]
+    return any(plan.cost < direct_cost(conv, isa) / _SPEEDUP for plan in plans)
 
 
 def line_packing(lines: Lines) -> Packing:
@@ -154,7 +199,7 @@ def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
     def task(point: Point) -> tirx.Stmt:
         n, number = point
         copy = tirx.decl_buffer(lines.copy_shape, "int32", "places")
-        block = _Block(lines, weight, copy, tile_unit(dot), n, number)
+        block = _Block(lines, weight, copy, dot, n, number)
         return tirx.SeqStmt([tirx.AllocBuffer(copy), block.fill(), block.products()])
 
     body = grid((conv.batches, lines.blocks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
@@ -170,7 +215,7 @@ class _Block:
     lines: Lines
     weight: ir.Var
     copy: ir.Var
-    unit: TileUnit
+    dot: Dot
     n: ir.Expr
     number: ir.Expr
 
@@ -211,7 +256,7 @@ class _Block:
 
             return loop(pitch, word)
 
-        found = unpadded(conv)
+        found = line_data(conv)
         assert found is not None
         data, before = found
         if stride > 1:
@@ -239,44 +284,87 @@ class _Block:
     def products(self) -> tirx.Stmt:
         """For each group of output channels all places of the block."""
         lines, conv = self.lines, self.lines.conv
-        rows, tiles = lines.shape
-        width, outputs = tiles * SIDE, conv.width.outputs
+        width, outputs = lines.shape[1] * SIDE, conv.width.outputs
         count: ir.Expr | int = lines.columns // width
         if outputs % lines.columns:
             left = integer(outputs) - self.number * integer(lines.columns)
             count = tirx.min(
                 integer(lines.columns // width), tirx.floordiv(left + integer(width - 1), integer(width))
             )
+        if not lines.with_tiles:
+            parts = lines.parts
+            return self._each(count, lambda group, i: loop(parts, lambda p: self._vectors(group, i, p)))
+        unit = tile_unit(self.dot)
+        body = self._each(count, lambda group, i: self._tiles(unit, group, i))
+        return unit.within(tirx.SeqStmt([unit.whole(self.copy), body]))
 
-        def kernel(group: ir.Expr, i: ir.Expr) -> tirx.Stmt:
-            def left_tile(k: Point, row: int) -> Address:
-                at = [group, k[0], k[1], integer(row), *[integer(0)] * 3]
-                return tirx.BufferLoad(self.weight, at), integer(ROW_BYTES)
+    def _each(self, count: ir.Expr | int, kernel: Callable[[ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
+        return loop(self.lines.row_groups, lambda group: loop(count, lambda i: kernel(group, i)))
 
-            def right_tile(k: Point, column: int) -> Address:
-                tap = k[0] * integer(lines.folded)
-                x = i * integer(width) + integer(column * SIDE) + conv.width.shift(tap)
-                at = [conv.width.phase(tap), k[1], integer(0), x]
-                return tirx.BufferLoad(self.copy, at), integer(4 * int(self.copy.shape[-1]))
+    def _place(self, i: ir.Expr, column: ir.Expr) -> ir.Expr:
+        return i * integer(self.lines.shape[1] * SIDE) + column * integer(SIDE)
 
-            def write(row: int, column: int, m: ir.Expr, sum_at: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
-                channel = group * integer(rows * SIDE) + integer(row * SIDE) + m
-                start = self.number * integer(lines.columns) + i * integer(width)
+    def _tiles(self, unit: TileUnit, group: ir.Expr, i: ir.Expr) -> tirx.Stmt:
+        lines, width = self.lines, self.lines.conv.width
 
-                def element(x: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-                    return conv.contraction.store(conv.point(self.n, channel, integer(0), x), sum_at(lane))
+        def left(k: Point, row: int) -> Address:
+            at = [group, k[0], k[1], integer(row), *[integer(0)] * 3]
+            return tirx.BufferLoad(self.weight, at), integer(ROW_BYTES)
 
-                shape = Tile(SIDE, 1, tiles, SIDE)
-                stored = write_columns(start, outputs, shape, integer(column), element)
-                return when(
-                    channel < integer(conv.group_outputs),
-                    stored,
-                    always=conv.group_outputs % (rows * SIDE) == 0,
-                )
+        def right(k: Point, column: int) -> Address:
+            tap = k[0] * integer(lines.folded)
+            x = self._place(i, integer(column)) + width.shift(tap)
+            at = [width.phase(tap), k[1], integer(0), x]
+            return tirx.BufferLoad(self.copy, at), integer(4 * int(self.copy.shape[-1]))
 
-            return tile_kernel(
-                self.unit, lines.shape, (lines.steps, lines.depth), left_tile, right_tile, write
-            )
+        def write(row: int, column: int, m: ir.Expr, sum_at: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
+            return self._write(group, i, integer(row * SIDE) + m, integer(column), sum_at)
 
-        body = loop(lines.row_groups, lambda group: loop(count, lambda i: kernel(group, i)))
-        return self.unit.within(tirx.SeqStmt([self.unit.whole(self.copy), body]))
+        return tile_kernel(unit, lines.shape, (lines.steps, lines.depth), left, right, write)
+
+    def _vectors(self, group: ir.Expr, i: ir.Expr, part: ir.Expr) -> tirx.Stmt:
+        lines, width, first = self.lines, self.lines.conv.width, part * integer(self.lines.rows)
+        tile = register_tile(lines.rows, lines.shape[1], SIDE)
+
+        def step(k: Point) -> tirx.Stmt:
+            number, depth, fold, pair = k
+            tap = number * integer(lines.folded)
+
+            def value(m: int, v: ir.Expr, sums: ir.Expr) -> ir.Expr:
+                weight = [group, number, depth, integer(0), first + integer(m), fold, pair]
+                x = tirx.Ramp(self._place(i, v) + width.shift(tap), integer(1), SIDE)
+                row = fold * integer(lines.pairs) + pair
+                words = tirx.BufferLoad(self.copy, [width.phase(tap), depth, row, x])
+                return self.dot.multiply_add(sums, tirx.BufferLoad(self.weight, weight), words)
+
+            return tile.set_vectors(value)
+
+        def write(m: int) -> tirx.Stmt:
+            def column(v: ir.Expr) -> tirx.Stmt:
+                return self._write(group, i, first + integer(m), v, lambda lane: tile.sum_at(m, v, lane))
+
+            return unrolled(lines.shape[1], column)
+
+        steps = reduction((lines.steps, lines.depth, lines.folded, lines.pairs), tile, step)
+        return tile.within([tile.clear(), steps, *map(write, range(lines.rows))])
+
+    def _write(
+        self,
+        group: ir.Expr,
+        i: ir.Expr,
+        row: ir.Expr,
+        column: ir.Expr,
+        sum_at: Callable[[ir.Expr], ir.Expr],
+    ) -> tirx.Stmt:
+        """Store sums of 16 places in an output channel, as far as they exist."""
+        lines, conv = self.lines, self.lines.conv
+        rows, tiles = lines.shape
+        channel = group * integer(rows * SIDE) + row
+        start = self.number * integer(lines.columns) + i * integer(tiles * SIDE)
+
+        def element(x: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            return conv.contraction.store(conv.point(self.n, channel, integer(0), x), sum_at(lane))
+
+        stored = write_columns(start, conv.width.outputs, Tile(SIDE, 1, tiles, SIDE), column, element)
+        exists = channel < integer(conv.group_outputs)
+        return when(exists, stored, always=conv.group_outputs % (rows * SIDE) == 0)

@@ -13,6 +13,7 @@ from tvm import ir, tirx
 
 from hybridc.options import BF16
 from hybridc.schedules.cpu.amx_conv2d import accepts_tiles, schedule_tiles
+from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.blocked_task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.conv2d_blocked import schedule_blocked
@@ -26,8 +27,8 @@ def bf16_conv2d(request: Request) -> Scheduled | None:
     """Accepts what `conv2d_blocked` does, without groups and with constant weights, if bf16 is asked for.
 
     Tiling: that of `conv2d_blocked`, whose steps take a word of two channels each. A task copies its rows of
-    input anyway where a kernel is padded; here it always does, and rounds them on the way. With AMX: that of
-    `amx_conv2d.py`.
+    input anyway where a kernel is padded; here it always does, and rounds them on the way unless they
+    are bf16 already. With AMX: that of `amx_conv2d.py`.
     """
     conv = read_bf16_convolution(request)
     if conv is None:
@@ -42,10 +43,12 @@ def read_bf16_convolution(request: Request) -> BlockedConvolution | None:
     dot = dot_of(BF16, request.target.isa)
     if request.precision != BF16 or dot is None:
         return None
-    conv = read_blocked_convolution(request)
+    widened = without_widening(request.function)
+    conv = read_blocked_convolution(replace(request, function=widened.function))
     if conv is None or conv.depthwise or not conv.is_constant:
         return None
-    return replace(conv, input_lanes=ceil_div(conv.input_lanes, dot.count), dot=dot)
+    data, lanes = widened.kept(conv.data), ceil_div(conv.input_lanes, dot.count)
+    return replace(conv, data=data, input_lanes=lanes, dot=dot)
 
 
 def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
@@ -72,7 +75,7 @@ def _rounded_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
             values = [conv.input_at(task.n, integer(0), *place, channel)[0] for channel in (first, second)]
             channels = int(conv.data.shape[1])
             if channels % 2:
-                zero = tirx.FloatImm("float32", 0.0)
+                zero = tirx.const(0, str(conv.data.dtype))
                 values[1] = tirx.if_then_else(second < integer(channels), values[1], zero)
             word = bf16_word(*values)
         return tirx.BufferStore(copy, word, [block, row, column])

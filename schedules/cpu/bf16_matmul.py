@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tvm import tirx
+
 from hybridc.options import BF16
 from hybridc.schedules.cpu.amx_matmul import accepts_tile_product, schedule_tile_product
+from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.dot_products import bf16_word, bf16_words, dot_of
 from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.word_matmul import schedule_words
@@ -26,7 +31,9 @@ def read_bf16_product(request: Request) -> Product | None:
     """None if there is no such kernel, or none is asked for."""
     if request.precision != BF16 or request.target.isa.narrow is None:
         return None
-    product = read_product(request.function)
+    widened = without_widening(request.function)
+    product = read_product(widened.function)
     if product is None or product.multiply_adds == 0 or not is_constant_matrix(request, product):
         return None
-    return product
+    data = tirx.BufferLoad(widened.kept(product.left.source), product.left.indices)
+    return replace(product, left=data)

@@ -75,15 +75,19 @@ def with_llvm(text: str, body: tirx.Stmt) -> tirx.Stmt:
 def bf16_words(values: ir.Expr) -> ir.Expr:
     """A vector of floats, rounded to nearest even, as a vector of half as many words.
 
-    Denormal numbers become zeros, as in the multiply-adds.
+    Denormal numbers become zeros, as in the multiply-adds. Numbers that are bf16 already stay as they are.
     """
     lanes = int(str(values.ty.dtype).partition("x")[2])
+    if _is_bf16(values):
+        return tirx.reinterpret(f"int32x{lanes // 2}", values)
     return tirx.call_pure_extern(f"int32x{lanes // 2}", f"hybridc_bf16_words_{lanes}", values)
 
 
 def bf16_pairs(first: ir.Expr, second: ir.Expr) -> ir.Expr:
     """Two vectors of floats, rounded as by `bf16_words`, as a vector of as many words: one of each in a
     word."""
+    if _is_bf16(first) or _is_bf16(second):
+        return bf16_word(first, second)
     lanes = int(str(first.ty.dtype).partition("x")[2])
     return tirx.call_pure_extern(f"int32x{lanes}", f"hybridc_bf16_pairs_{lanes}", first, second)
 
@@ -103,26 +107,30 @@ def byte_word(numbers: Sequence[ir.Expr]) -> ir.Expr:
 
 
 def bf16_word(first: ir.Expr, second: ir.Expr) -> ir.Expr:
-    """Two floats (or two vectors of floats) as a word (or a vector of words)."""
-    shift = tirx.const(16, _unsigned(first))
-    word = _bf16_bits(first) | (_bf16_bits(second) << shift)
-    return tirx.reinterpret(_unsigned(first).replace("uint", "int"), word)
+    """Two numbers (or two vectors of them), floats or bf16, as a word (or a vector of words)."""
+    bits = bf16_bits(second)
+    dtype = str(bits.ty.dtype)
+    word = bf16_bits(first) | (bits << tirx.const(16, dtype))
+    return tirx.reinterpret(dtype.replace("uint", "int"), word)
 
 
-def _unsigned(x: ir.Expr) -> str:
-    return str(x.ty.dtype).replace("float", "uint")
-
-
-def _bf16_bits(x: ir.Expr) -> ir.Expr:
-    """The upper half of a float, rounded to nearest even; a NaN stays one."""
+def bf16_bits(x: ir.Expr) -> ir.Expr:
+    """The upper half of a float, rounded to nearest even; a NaN stays one. Of a bf16 number all of it."""
+    dtype = f"uint32{str(x.ty.dtype).removeprefix('float32').removeprefix('uint16')}"
+    if _is_bf16(x):
+        return tirx.Cast(dtype, x)
 
     def number(value: int) -> ir.Expr:
-        return tirx.const(value, _unsigned(x))
+        return tirx.const(value, dtype)
 
-    bits = tirx.reinterpret(_unsigned(x), x)
+    bits = tirx.reinterpret(dtype, x)
     upper = bits >> number(16)
     rounded = (bits + number(0x7FFF) + (upper & number(1))) >> number(16)
     return tirx.Select(tirx.isnan(x), upper | number(0x40), rounded)
+
+
+def _is_bf16(x: ir.Expr) -> bool:
+    return str(x.ty.dtype).startswith("uint16")
 
 
 @cache

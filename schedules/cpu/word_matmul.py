@@ -41,23 +41,42 @@ def schedule_words(
     """Tile a product with a constant B as `matmul` does; steps take a word of several depths each.
 
     A is made words of in front of the product, in a buffer of their own: that is a pass over it, and the
-    product reads each element once for every panel.
+    product reads each element once for every panel. A that lies as words is read in its place.
     """
     tiles = rank_tiles(request.target.isa, product.rows, product.columns)[:OFFERED]
     ranked = {f"{tile.rows}x{tile.width}": tile for _, tile in tiles}
     tile = pick(request, ranked)
     words = tirx.decl_buffer((product.rows, ceil_div(product.depth, dot.count)), "int32", "words")
-    panels = _panels(request, product, tile, dot, words)
+    if lies_as_words(product, dot):
+        panels = _panels(request, product, tile, dot, lambda row, k: _word_in_place(product, dot, row, k))
+        stages, buffers = [], []
+    else:
+        panels = _panels(request, product, tile, dot, lambda row, k: tirx.BufferLoad(words, [row, k]))
+        stages = [dot.within(fill_words(product, dot, words, word, vector, lambda row, k: [row, k]))]
+        buffers = [words]
     body, sums = tile_loops(product, tile, panels)
-    stages = [
-        dot.within(fill_words(product, dot, words, word, vector, lambda row, k: [row, k])),
-        dot.within(body),
-    ]
-    function = function_of(request.function, panels.params, stages, [words, *sums])
+    function = function_of(request.function, panels.params, [*stages, dot.within(body)], [*buffers, *sums])
     return finish(function, rule, panels.packings, ranked)
 
 
-def _panels(request: Request, product: Product, tile: Tile, dot: Dot, words: ir.Var) -> Panels:
+def lies_as_words(product: Product, dot: Dot) -> bool:
+    """Whether rows of A are words: of numbers as the instructions take them, side by side."""
+    narrow = str(product.left.source.dtype) in ("uint16", "uint8")
+    return narrow and product.depth % dot.count == 0 and product.left.indices[-1].same_as(product.k)
+
+
+def _word_in_place(product: Product, dot: Dot, row: ir.Expr, k: ir.Expr) -> ir.Expr:
+    numbers = tirx.Ramp(k * integer(dot.count), integer(1), dot.count)
+    return tirx.reinterpret("int32", product.left_at(integer(0), row, numbers))
+
+
+def _panels(
+    request: Request,
+    product: Product,
+    tile: Tile,
+    dot: Dot,
+    left: Callable[[ir.Expr, ir.Expr], ir.Expr],
+) -> Panels:
     params = tuple(request.function.params)
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
@@ -67,7 +86,7 @@ def _panels(request: Request, product: Product, tile: Tile, dot: Dot, words: ir.
         (*params[:position], packed, *params[position + 1 :]),
         lambda b, k, panel, lane: tirx.BufferLoad(packed, [panel, k, lane]),
         packings=((position, packing),),
-        left=lambda row, k: tirx.BufferLoad(words, [row, k]),
+        left=left,
         dot=dot,
     )
 

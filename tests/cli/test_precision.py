@@ -16,11 +16,11 @@ def kernel(number: int, **facts: Any) -> Kernel:
 
 
 def test_summary_counts_and_names_what_stayed_by_reason() -> None:
-    stayed = [kernel(i, precision_note="there is no bf16 kernel for it") for i in range(6)]
+    stayed = [kernel(i, precision_note="no bf16 kernel computes this") for i in range(6)]
     graph = Graph((kernel(6, precision="bf16"), *stayed, kernel(7)), (), (), ())
     assert precision_summary(graph) == [
         "  1 kernel in bf16",
-        "  6 kernels stayed in fp32, as there is no bf16 kernel for it:"
+        "  6 kernels stayed in fp32, as no bf16 kernel computes this:"
         " Node_0, Node_1, Node_2, Node_3 and 2 more",
     ]
 

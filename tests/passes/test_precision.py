@@ -60,7 +60,7 @@ def notes_of(program: Program) -> dict[str, str]:
 def test_products_with_a_kernel_are_marked_and_others_tell_why_not() -> None:
     notes = reduced(network())
     assert notes["conv2d"] == notes["matmul"] == "bf16"
-    assert notes["depthwise"] == "there is no bf16 kernel for it"
+    assert notes["depthwise"] == "no bf16 kernel computes this"
     assert notes["mean"] == ""
 
 
@@ -69,7 +69,7 @@ def test_function_whose_error_exceeds_the_bound_stays_in_fp32() -> None:
         return {name: 0.02 if name.startswith("conv2d") else 0.001 for name in factors}
 
     notes = reduced(network(), errors=errors)
-    assert notes["conv2d"] == "rounding its factors would change its result by 0.02 of it"
+    assert notes["conv2d"] == "rounding the factors would change the result by 0.02 of it"
     assert notes["matmul"] == "bf16"
     assert reduced(network(), errors=errors, bf16_error=0.03)["conv2d"] == "bf16"
 

@@ -15,7 +15,7 @@ import hybridc
 from hybridc.compiler import plan_model
 from hybridc.options import INT8, CompileOptions
 from hybridc.targets import parse_target
-from tests.support.narrow import isa_here
+from tests.support.amx import executing
 
 KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
 
@@ -89,13 +89,14 @@ def feeds(model: onnx.ModelProto) -> list[np.ndarray]:
     return [np.random.default_rng(seed).standard_normal(shape).astype("f4") for seed in range(4)]
 
 
-@pytest.mark.parametrize("target", ["avx512_bf16_emulated", "amx_emulated"])
+@pytest.mark.parametrize("target", ["avx512_bf16_emulated", "amx_emulated", "amx"])
 @pytest.mark.parametrize(("kind", "per_channel"), [("uint8", True), ("int8", False)])
 def test_network_gives_what_onnxruntime_does_but_for_one_step(tmp_path, target, kind, per_channel):
-    isa_here(target)
     model = convolutions(kind, per_channel=per_channel)
     reference = onnxruntime.InferenceSession(model.SerializeToString())
-    for x, result in zip(feeds(model), compiled(model, tmp_path, target), strict=True):
+    with executing(target):
+        results = compiled(model, tmp_path, target)
+    for x, result in zip(feeds(model), results, strict=True):
         (expected,) = reference.run(None, {"x": x})
         assert expected.std() > 0.05
         assert np.abs(result - expected).max() <= 0.0101  # a step of the last quantization

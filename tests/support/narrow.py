@@ -26,6 +26,11 @@ def isa_here(name: str) -> Isa:
     return isa
 
 
+def vectors_here() -> str:
+    """The instruction set that shows most about vectors of narrow numbers."""
+    return "avx512_bf16_emulated" if missing_flags(ISAS["avx512_bf16"]) else "avx512_bf16"
+
+
 def in_bf16(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_attr(PRECISION, "bf16")
 

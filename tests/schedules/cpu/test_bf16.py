@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from tvm import te
@@ -12,8 +14,9 @@ from hybridc.schedules.cpu.bf16_matmul import bf16_matmul
 from hybridc.schedules.registry import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
+from tests.support.amx import executing
 from tests.support.blocked_convolutions import CASES, THREE, Case, convolved, fused, inputs_of
-from tests.support.narrow import EMULATED, UNIT, assembly, in_bf16, instructions, isa_here, rounded
+from tests.support.narrow import EMULATED, UNIT, assembly, in_bf16, instructions, rounded
 
 SHAPES = [
     ((10, 17), (17, 33)),
@@ -26,9 +29,10 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=["avx512_bf16", *EMULATED])
-def narrow(request: pytest.FixtureRequest) -> Harness:
-    return Harness(isa_here(request.param))
+@pytest.fixture(params=["avx512_bf16", *EMULATED, "amx"])
+def narrow(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    with executing(request.param) as isa:
+        yield Harness(isa)
 
 
 def bound(products: int, scale: np.ndarray, rounding: float = 0.0) -> np.ndarray:

@@ -1,16 +1,19 @@
-"""Convolutions along one axis in bf16 on tiles: every way to fill tiles against float64."""
+"""Convolutions along one axis in bf16: every way to fill tiles and vectors against float64."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from tvm import relax, tirx
 
-from hybridc.schedules.cpu.bf16_conv1d import Lines, bf16_conv1d, read_bf16_line
+from hybridc.schedules.cpu.bf16_conv1d import Lines, bf16_conv1d, fourier_is_faster, read_bf16_line
 from hybridc.schedules.registry import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
-from tests.support.narrow import UNIT, assembly, in_bf16, instructions, isa_here, rounded
+from tests.support.amx import executing, tiles_here
+from tests.support.narrow import UNIT, assembly, in_bf16, instructions, rounded, vectors_here
 
 op = relax.op
 
@@ -29,8 +32,9 @@ CASES = [
 
 
 @pytest.fixture
-def tiles() -> Harness:
-    return Harness(isa_here("amx_emulated"))
+def tiles() -> Iterator[Harness]:
+    with executing(tiles_here()) as isa:
+        yield Harness(isa)
 
 
 def function_of(harness: Harness, case: tuple[int, ...]) -> tirx.PrimFunc:
@@ -60,10 +64,16 @@ def convolved(case: tuple[int, ...], x: np.ndarray, w: np.ndarray) -> np.ndarray
     return sum(np.einsum("oc,ncx->nox", w[:, :, k].astype("f8"), part) for k, part in enumerate(parts))
 
 
+@pytest.fixture(params=[vectors_here(), tiles_here()])
+def narrow(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    with executing(request.param) as isa:
+        yield Harness(isa)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_result_differs_from_float64_by_no_more_than_promised(tiles, case):
-    function, inputs = function_of(tiles, case), drawn(case)
-    (result,) = tiles.run(function, tiles.schedule(function, [1], bf16_conv1d), inputs)
+def test_result_differs_from_float64_by_no_more_than_promised(narrow, case):
+    function, inputs = function_of(narrow, case), drawn(case)
+    (result,) = narrow.run(function, narrow.schedule(function, [1], bf16_conv1d), inputs)
     x, w, bias = inputs
     scale = convolved(case, np.abs(x), np.abs(w)) + np.abs(bias)
     rounding = 2 * (case[1] * case[3] + 2) * 2.0**-24
@@ -84,18 +94,38 @@ def test_few_channels_share_a_step_with_other_taps(tiles, channels, taps_of_a_st
     assert conv is not None and Lines(conv, tiles.isa).folded == taps_of_a_step
 
 
-def test_tap_that_does_not_exist_reads_no_uninitialised_memory(tiles):
+def test_tap_that_does_not_exist_reads_no_uninitialised_memory(narrow):
     """Three taps of a step of four: what is read for the fourth meets zeros, which NaN would survive."""
     case = (1, 8, 16, 3, 1, 2, 0, 68)
-    function, inputs = function_of(tiles, case), drawn(case)
-    (result,) = tiles.run(function, tiles.schedule(function, [1], bf16_conv1d), inputs)
+    function, inputs = function_of(narrow, case), drawn(case)
+    (result,) = narrow.run(function, narrow.schedule(function, [1], bf16_conv1d), inputs)
     assert np.isfinite(result).all()
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx512_bf16"])
-def test_without_tiles_the_rule_is_not_tried(tiles, isa):
-    request = Request(function_of(tiles, CASES[0]), frozenset([1]), Target((), ISAS[isa]))
+def test_without_instructions_for_bf16_the_rule_is_not_tried(avx2):
+    request = Request(function_of(avx2, CASES[0]), frozenset([1]), Target((), ISAS["avx512"]))
     assert bf16_conv1d(request) is None
+
+
+def test_fourier_transforms_are_faster_than_vectors_for_long_kernels_and_never_than_tiles(avx2):
+    def is_faster(taps: int, isa: str, *, winograd: bool = True) -> bool:
+        function = function_of(avx2, (1, 15, 15, taps, 1, 8, 0, 60000))
+        request = Request(function, frozenset([1]), Target((), ISAS[isa]), winograd=winograd)
+        conv = read_bf16_line(request)
+        assert conv is not None
+        return fourier_is_faster(request, conv)
+
+    assert [is_faster(taps, "avx512_bf16") for taps in (3, 51)] == [False, True]
+    assert not is_faster(51, "avx512_bf16", winograd=False)
+    assert not is_faster(51, "amx")
+
+
+def test_vectors_are_multiplied_by_vdpbf16ps(avx2):
+    isa = ISAS["avx512_bf16"]
+    scheduled = bf16_conv1d(Request(function_of(avx2, CASES[1]), frozenset([1]), Target((), isa)))
+    assert scheduled is not None
+    text = assembly(scheduled, isa)
+    assert {"vdpbf16ps", "vcvtneps2bf16"} <= set(instructions(text))
 
 
 def test_tiles_are_multiplied_by_amx(tiles):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,23 @@ from hybridc.schedules.cpu.int8_matmul import int8_matmul
 from hybridc.schedules.registry import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
+from tests.support.amx import executing
 from tests.support.blocked_convolutions import CASES, Case
 from tests.support.narrow import EMULATED, assembly, instructions, isa_here
 
-SHAPES = [((10, 17), (17, 33)), ((1, 64), (64, 100)), ((2, 19, 70), (70, 48)), ((40, 256), (256, 16))]
+SHAPES = [
+    ((10, 17), (17, 33)),
+    ((1, 64), (64, 100)),
+    ((2, 19, 70), (70, 48)),
+    ((40, 256), (256, 16)),
+    ((2, 16, 128), (128, 40)),
+]
 
 
-@pytest.fixture(params=["avx512_bf16", *EMULATED])
-def narrow(request: pytest.FixtureRequest) -> Harness:
-    return Harness(isa_here(request.param))
+@pytest.fixture(params=["avx512_bf16", *EMULATED, "amx"])
+def narrow(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    with executing(request.param) as isa:
+        yield Harness(isa)
 
 
 def drawn(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:

@@ -1,0 +1,65 @@
+"""Networks in bf16 on every instruction set that has it, those whose tiles are trapped as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import hybridc
+from hybridc.models import build
+from tests.support.amx import executing
+from tests.support.light_models import random_feeds
+from tests.support.narrow import UNIT
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "resnet": {"depth": 10, "size": 40, "width": 16, "classes": 30},
+    "vit": {"size": 32, "patch": 8, "width": 64, "depth": 1, "heads": 2, "mlp": 96, "classes": 10},
+}
+THREADS = 2
+
+
+def results(
+    model: onnx.ModelProto, folder: Path, target: str, feeds: dict[str, np.ndarray]
+) -> list[np.ndarray]:
+    """In bf16 wherever there is a kernel for it."""
+    compiled = hybridc.compile(
+        model, folder / "n.hyb", target=target, precision="bf16", bf16_error=1.0, threads=THREADS
+    )
+    assert sum(kernel.precision == "bf16" for kernel in compiled.graphs[-1].kernels) > 3
+    with hybridc.load(folder / "n.hyb") as session:
+        return [result.copy() for result in session.run(None, feeds)]
+
+
+def assert_near_onnxruntime(model: onnx.ModelProto, folder: Path, target: str) -> None:
+    """Within a few roundings to bf16, and not in fp32 after all."""
+    feeds = random_feeds(model)
+    with executing(target):
+        found = results(model, folder, target, feeds)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    for result, reference in zip(found, expected, strict=True):
+        error = np.linalg.norm(result - reference) / np.linalg.norm(reference)
+        assert 0.1 * UNIT < error <= 5 * UNIT
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("vit", "avx512_bf16"),
+        ("vit", "amx"),
+        ("resnet", "amx"),
+        pytest.param("resnet", "avx512_bf16", marks=pytest.mark.slow),
+    ],
+)
+def test_network_in_bf16_is_near_what_onnxruntime_gives(tmp_path, name, target):
+    assert_near_onnxruntime(build(name, **NETWORKS[name]), tmp_path, target)
+
+
+@pytest.mark.slow
+def test_convolutions_along_one_axis_are_near_what_onnxruntime_gives_with_tiles(tmp_path):
+    model = build("atacworks", length=900, channels=6, kernel=9, blocks=1, peak_blocks=1)
+    assert_near_onnxruntime(model, tmp_path, "amx")
