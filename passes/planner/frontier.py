@@ -20,19 +20,19 @@ _WHOLE = 8
 
 
 class Grid:
-    """Points from 0 to `most_us`, and operations on frontiers of `cases` rows."""
+    """Points from 0 to the `most_us` of each case, and operations on frontiers of a row for each."""
 
-    def __init__(self, cases: int, points: int, most_us: float) -> None:
-        self.cases, self.last = cases, points
-        self.step_us = most_us / points or 1.0
-        self.points_us = np.arange(points + 1) * self.step_us
-        self.most_us = float(self.points_us[-1])
-        self.first = np.arange(cases)[:, None] * (points + 1)
+    def __init__(self, points: int, most_us: Vector) -> None:
+        self.last = points
+        self.most_us = most_us[:, None]
+        self.step_us = np.where(self.most_us > 0, self.most_us / points, 1.0)
+        self.points_us = np.arange(points + 1, dtype=np.float64) * self.step_us
+        self.first = np.arange(len(most_us))[:, None] * (points + 1)
         """Where the rows of a frontier begin."""
 
     def waiting(self) -> Vector:
         """At time 0 nothing has been copied."""
-        return np.tile(self.points_us, (self.cases, 1))
+        return self.points_us
 
     def at(self, frontier: Vector, ahead_us: Vector) -> Vector:
         """F, or a little less, where asked for; infinite beyond the grid. Requires: not negative."""
@@ -73,7 +73,7 @@ class Grid:
         `most_us`: how far the link can be ahead when it begins, by case.
         """
         wanted = np.maximum(self.points_us + link_us - us, 0.0)
-        begin = np.minimum(wanted, np.minimum(most_us, self.most_us)[:, None])
+        begin = np.minimum(wanted, np.minimum(most_us[:, None], self.most_us))
         return self.at(frontier, begin) + us + (wanted - begin)
 
 

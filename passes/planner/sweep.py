@@ -41,12 +41,11 @@ class Sweep:
         self.least = np.array([cell.least_bytes for cell in cells])
         copies = counted.all_copies
         budget = self.problem.budget_bytes
-        most_us = float(most_link_us(copies, np.array([float(budget)]))[0])
-        self.grid = Grid(len(cells), points, most_us)
         self.ahead_us = [
             most_link_us(c, budget - self.least) for c in (copies, *(s.to_come for s in counted.stages))
         ]
         """How far the link can be ahead before each stage, and in the end."""
+        self.grid = Grid(points, self.ahead_us[0])
         self.limits: dict[tuple[int, frozenset[int], int], Vector] = {}
         self.free_bytes = np.array([cell.most_bytes - self._size(cell.resident) for cell in cells])
         """For resident weights that are not given."""

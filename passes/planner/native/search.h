@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <tuple>
 
 #include "random.h"
 #include "run.h"
@@ -16,11 +18,15 @@ constexpr double FIRST_TEMPERATURE = 0.003;  // of the makespan
 constexpr int HALVINGS = 5;                  // of the temperature, in each cooling
 constexpr int SHORT_CHAIN = 6, LONG_CHAIN = 40;
 constexpr int NEARBY = 20;                   // gaps
+constexpr int EXCHANGES = 6;                 // one move in so many, if kernels are alike
 constexpr int HOST_MOVES = 40;               // per kernel, to make room in the host's memory
 
 class Search {
   public:
-    explicit Search(const ProblemData &data) : p(data), state_(p), run_(p), is_protected_(p.gaps_count) {}
+    explicit Search(const ProblemData &data)
+        : p(data), state_(p), run_(p), kind_(p.kernels), is_protected_(p.gaps_count) {
+        find_kinds();
+    }
     Search(const Search &) = delete;
 
     double evaluate(const uint8_t *on_cpu, const uint8_t *keep, int64_t *peak_bytes) {
@@ -57,6 +63,8 @@ class Search {
     const Problem p;
     State state_;
     Run run_;
+    vector<int> kind_;              // per kernel
+    vector<vector<int>> alike_;     // per kind: kernels of equal times and bytes
     vector<Change> changes_;        // since the last accepted state
     vector<uint8_t> is_protected_;  // gaps that the present move keeps on purpose
     vector<int> protected_, candidates_;
@@ -71,6 +79,9 @@ class Search {
     void move_kernels(Random &random);
     void move_chain(Random &random);
     void move_repeats(Random &random);
+    void find_kinds();
+    void exchange(Random &random);
+    void exchange_keeps(int one, int other);
     void start_repeat(int kernel);
     void stop_repeat(int kernel);
     void swap_gaps(Random &random);
@@ -144,6 +155,8 @@ inline void Search::move(Random &random) {
     const int kind = random.below(10);
     if (!p.repeats.empty() && random.one_in(4)) {
         move_repeats(random);
+    } else if (p.gaps_count && int(alike_.size()) < p.kernels && random.one_in(EXCHANGES)) {
+        exchange(random);
     } else if (kind < 3 || p.gaps_count == 0) {
         if (p.gaps_count && random.one_in(3))
             move_chain(random);
@@ -226,6 +239,41 @@ inline void Search::stop_repeat(int kernel) {
         if (p.gaps[gap].ends_anew) set_keep(gap, false);
 }
 
+inline void Search::find_kinds() {
+    std::map<std::tuple<double, double, int64_t, int>, int> kinds;
+    for (int k = 0; k < p.kernels; k++) {
+        const std::tuple key(p.gpu_us[k], p.cpu_us[k], p.working_set_bytes[k], p.gaps_into[k].size());
+        kind_[k] = kinds.try_emplace(key, int(kinds.size())).first->second;
+        alike_.resize(kinds.size());
+        alike_[kind_[k]].push_back(k);
+    }
+}
+
+// What is decided for some kernels in a row, for others that are alike, and the other way round. Layers of a
+// network repeat; to change them one by one would lead over runs that are much slower or do not fit.
+inline void Search::exchange(Random &random) {
+    const int first = random.below(p.kernels);
+    const auto &alike = alike_[kind_[first]];
+    const int other = alike[random.below(int(alike.size()))];
+    const int longest = 1 + random.below(random.one_in(3) ? LONG_CHAIN : SHORT_CHAIN);
+    const int length = std::min({longest, std::abs(first - other), p.kernels - std::max(first, other)});
+    for (int a = first, b = other; a < first + length && kind_[a] == kind_[b]; a++, b++) {
+        if (!p.is_repeat[a] && !p.is_repeat[b]) {
+            const bool cpu = state_.on_cpu[a];
+            set_on_cpu(a, state_.on_cpu[b]);
+            set_on_cpu(b, cpu);
+        }
+        for (int i = 0; i < p.gaps_into[a].size(); i++)
+            exchange_keeps(p.gaps_into[a].first[i], p.gaps_into[b].first[i]);
+    }
+}
+
+inline void Search::exchange_keeps(int one, int other) {
+    const bool kept = state_.keep[state_.decider(one)];
+    set_keep(one, state_.keep[state_.decider(other)]);
+    set_keep(other, kept);
+}
+
 // Keep one gap instead of another, nearby or anywhere.
 inline void Search::swap_gaps(Random &random) {
     const int one = random.below(p.gaps_count);
@@ -234,9 +282,7 @@ inline void Search::swap_gaps(Random &random) {
         const int near = one - NEARBY + random.below(2 * NEARBY + 1);
         other = random.one_in(2) ? std::clamp(near, 0, p.gaps_count - 1) : random.below(p.gaps_count);
     }
-    const bool kept = state_.keep[state_.decider(one)];
-    set_keep(one, state_.keep[state_.decider(other)]);
-    set_keep(other, kept);
+    exchange_keeps(one, other);
     protect(one);
     protect(other);
 }

@@ -57,6 +57,13 @@ def test_a_kernel_is_not_run_on_both_devices_in_part() -> None:
     assert found == pytest.approx(fastest_us, rel=0.05)
 
 
+def test_few_points_cost_little_over_many_kernels() -> None:
+    # they cover what is left beside resident weights only, so that roundings of each kernel stay small
+    problem = weighty_chain(330, (10,) * 60, gpu_us=7, cpu_us=31)
+    sharp_us = chain_time_bound_us(problem, points=500)
+    assert 0.975 * sharp_us < chain_time_bound_us(problem, points=50) <= sharp_us * ROUNDING
+
+
 def test_what_fits_whole_is_resident() -> None:
     problem = weighty_chain(200, (30, 30, 30), gpu_us=5, cpu_us=40)
     assert chain_time_bound_us(problem) == pytest.approx(1 + 15)

@@ -117,6 +117,21 @@ def test_annealing_makes_a_real_network_much_faster() -> None:
     assert core.anneal(start, 3000, 1)[1] < 0.7 * core.makespan_us(start)
 
 
+def test_annealing_chooses_well_among_layers_that_are_alike() -> None:
+    # the budget is used up and a kernel takes long: which layers are where changes by exchanges alone
+    build = ProblemBuilder()
+    value = build.input(1)
+    for _ in range(10):
+        value = build.kernel(value, build.weight(10), size=1, gpu_us=5, cpu_us=40)
+    problem = build.problem(34)
+    core = Core(problem)
+    first = Decisions(
+        tuple(k >= 5 for k in range(10)), tuple(g.tensor in problem.inputs[0] for g in problem.gaps)
+    )
+    ways = (Decisions(tuple(c), first.keep) for c in product((False, True), repeat=10))
+    assert core.anneal(first, 4000, 1)[1] <= min(map(core.makespan_us, ways))
+
+
 def test_decisions_about_another_problem_are_refused() -> None:
     with pytest.raises(ValueError, match="another problem"):
         Core(ProblemBuilder().problem(9)).makespan_us(Decisions((False,), (False,)))
