@@ -25,6 +25,7 @@ from hybridc.passes.program import (
     Program,
     ProgramBuilder,
     content_number,
+    part_name,
     substitute,
     tensor_shape,
     variables,
@@ -240,6 +241,6 @@ class _Writer:
             known = isinstance(operand, GenericConst)
             value = operand.value.numpy() if known else self.network.program.weights[operand.name]
             taken = np.take(value, range(begin, end), axis)
-            return self.builder.weight(taken, "constant.part" if known else f"{operand.name}.part")
+            return self.builder.weight(taken, part_name(operand, axis, begin, end))
         sliced = relax.op.strided_slice(self._whole(operand), [axis], [begin], [end])
         return self.builder.emit(sliced, origins, "rows")

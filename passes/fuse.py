@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
@@ -19,7 +18,7 @@ from hybridc.passes.functions import FunctionTable, Pattern, origins_of
 from hybridc.passes.program import (
     Program,
     ProgramBuilder,
-    content_number,
+    constant_name,
     is_op,
     operator_name,
     tensor_shape,
@@ -203,7 +202,7 @@ def _emit(program: Program, groups: list[Group], functions: FunctionTable) -> Pr
     def renamed(expr: relax.Expr) -> relax.Expr:
         if isinstance(expr, GenericConst) and expr not in new:
             value = expr.value.numpy()
-            new[expr] = builder.weight(value, f"constant_{content_number(_bytes(value))}")
+            new[expr] = builder.weight(value, constant_name(value))
         return relax.Tuple([renamed(i) for i in expr.fields]) if isinstance(expr, relax.Tuple) else new[expr]
 
     called: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
@@ -224,10 +223,6 @@ def _emit(program: Program, groups: list[Group], functions: FunctionTable) -> Pr
             call = relax.call_tir(function, [renamed(a) for a in arguments], results)
             new[last.var] = builder.emit(call, origins, _hint(group, bindings))
     return builder.finish([renamed(output) for output in program.outputs], called)
-
-
-def _bytes(array: np.ndarray) -> bytes:
-    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
 
 
 def _hint(group: Group, bindings: list[relax.VarBinding]) -> str:

@@ -101,6 +101,17 @@ def content_number(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=7).digest())
 
 
+def constant_name(value: np.ndarray) -> str:
+    """Equal constants have one name."""
+    return f"constant_{content_number(f'{value.dtype}{value.shape}'.encode() + value.tobytes())}"
+
+
+def part_name(whole: relax.Var | relax.Constant, axis: int, begin: int, end: int) -> str:
+    """Of what a weight is from `begin` to `end`. A network is cut up in several ways, which share weights."""
+    name = whole.name if isinstance(whole, relax.Var) else constant_name(whole.value.numpy())
+    return f"{name}.{axis}_{begin}_{end}"
+
+
 def count_uses(program: Program) -> Counter[relax.Var]:
     """How often each variable is read; being an output of the model counts as a read."""
     uses: Counter[relax.Var] = Counter()

@@ -31,6 +31,7 @@ from hybridc.passes.program import (
     Program,
     ProgramBuilder,
     content_number,
+    part_name,
     substitute,
     tensor_dtype,
     tensor_shape,
@@ -238,8 +239,8 @@ class _Writer:
             widths = [(0, 0)] * value.ndim
             widths[part.axis] = max(-part.begin, 0), max(part.end - extent, 0)
             taken = np.pad(taken, widths)
-        hint = operand.name if isinstance(operand, relax.Var) else "constant"
-        return self.builder.weight(np.ascontiguousarray(taken), f"{hint}.part")
+        name = part_name(operand, part.axis, part.begin, part.end)
+        return self.builder.weight(np.ascontiguousarray(taken), name)
 
     def _gather(self, operand: relax.Var, part: Part, origins: Sequence[str]) -> relax.Expr:
         """Rows of one or several bands, or of a whole tensor, one behind the other, with zeros around."""

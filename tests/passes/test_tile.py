@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 from tvm import relax
 from tvm.ir import assert_structural_equal
@@ -149,6 +152,17 @@ def test_large_weights_are_cut_into_output_channels():
     after = tiled(net.program(net.conv(net.conv(net.x, 64), 64)), 50 * KIB)
     assert {w.shape for w in after.weights.values() if w.ndim == 4 and w.shape[2] == 3} == {(16, 64, 3, 3)}
     assert len([w for w in after.weights.values() if w.ndim == 4 and w.shape[2] == 3]) == 8
+
+
+def test_parts_of_weights_have_one_name_in_all_ways_to_cut_up():
+    # one artifact has plans for several of them, and each weight once
+    net = Network(1, 64, 4, 4)
+    before = net.program(net.conv(net.x, 96, taps=1))
+    ways = [tile(before, limit) for limit in (24 * KIB, 12 * KIB, 8 * KIB)]
+    assert len({len(way.weights) for way in ways}) == len(ways)
+    for one, other in itertools.combinations(ways, 2):
+        for name in one.weights.keys() & other.weights.keys():
+            assert np.array_equal(one.weights[name], other.weights[name]), name
 
 
 def test_columns_of_a_large_product_are_cut():
