@@ -52,6 +52,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/sessions.py
 	$(BIN)/python benchmarks/conv1d.py --isa avx512
 	$(BIN)/python benchmarks/conv1d.py --isa avx2
+	$(BIN)/python benchmarks/conv1d.py --isa avx512_bf16
 	$(BIN)/python benchmarks/precision.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/readme.py

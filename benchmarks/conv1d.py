@@ -1,6 +1,6 @@
 """Dilated convolutions along one axis, forward and backward, against oneDNN in PyTorch and in OpenVINO.
 
-    python benchmarks/conv1d.py [--isa avx512|avx2] [--points 60] [--seconds 0.1] [--rounds 3] [--threads 2]
+    python benchmarks/conv1d.py [--isa avx512|avx2|avx512_bf16|amx] [--points 60] [--seconds 0.1] [--rounds 3]
 
 The points are a sample of the grid of Chaudhary et al., "Efficient and Generic 1D Dilated Convolution Layer
 for Deep Learning" (2021), in float32, with one image: channels C and filters K of {1, 4, 8, 10, 15, 16, 32,
@@ -13,6 +13,10 @@ an operation of a point, each for some time, on arguments that no cache holds. F
 rounds. A share of peak counts the 2 C K S Q operations of the sums as they are defined, whatever algorithm a
 kernel uses: Fourier transforms reach more than 100 %. Rows say which rule made the kernel, and what direct
 sums, by the rules that are left when fast algorithms are off, reach. Peak is measured beside each kernel.
+
+For `avx512_bf16` and `amx` only the forward operation is measured: our kernels read and write float32 and
+pack bf16 themselves, PyTorch gets bf16 tensors, OpenVINO float32 tensors and the hint to compute in bf16;
+`fp32` are our direct sums in float32. Peak is that of float32 there, too.
 
 Writes benchmarks/results/conv1d_ISA.json and a picture beside it. Let nothing else run on the machine.
 """
@@ -47,7 +51,14 @@ WIDE_CHANNELS = 15
 """From as many channels and filters on, shares of peak are summed up."""
 OPERATIONS = ("forward", "backward_data", "backward_weight")
 PEERS = {"forward": ("torch", "openvino"), "backward_data": ("torch",), "backward_weight": ("torch",)}
-LIMITS = {"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, "avx512": {}}
+FLOATS = {"avx512_bf16": "avx512", "amx": "avx512"}
+"""Of an instruction set for bf16, that of our direct sums in float32, which stand beside it."""
+LIMITS = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+    "avx512": {},
+    "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+    "amx": {},
+}
 """Environment that holds the peers to an instruction set."""
 FOLDER = Path(__file__).parent
 
@@ -114,6 +125,9 @@ class Worker:
     """An engine in a process of its own: answers one request, a line of JSON, with another."""
 
     def __init__(self, engine: str, isa: str, threads: int) -> None:
+        """`fp32` is hybridc for the float32 instructions of an instruction set for bf16."""
+        if engine == "fp32":
+            engine, isa = "hybridc", FLOATS[isa]
         limits = {} if engine == "hybridc" else LIMITS[isa]
         self._process = subprocess.Popen(
             [sys.executable, str(FOLDER / "conv1d_engines.py"), engine, isa, str(threads)],
@@ -139,16 +153,25 @@ class Worker:
         self._process.wait()
 
 
+def operations_of(isa: str) -> tuple[str, ...]:
+    return OPERATIONS[:1] if isa in FLOATS else OPERATIONS
+
+
+def peers_of(isa: str, operation: str) -> tuple[str, ...]:
+    return (*PEERS[operation], "fp32") if isa in FLOATS else PEERS[operation]
+
+
 def measured(shapes: Sequence[Shape], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each operation of each shape. All kernels are compiled before any is timed."""
-    workers = {
-        engine: Worker(engine, arguments.isa, arguments.threads) for engine in ("hybridc", *PEERS["forward"])
-    }
+    isa, operations = arguments.isa, operations_of(arguments.isa)
+    engines = ("hybridc", *peers_of(isa, "forward"))
+    workers = {engine: Worker(engine, isa, arguments.threads) for engine in engines}
     try:
         for shape in shapes:
-            workers["hybridc"].ask(prepare=astuple(shape))
+            for worker in workers.values():
+                worker.ask(prepare=astuple(shape), operations=operations)
         for shape in shapes:
-            for operation in OPERATIONS:
+            for operation in operations:
                 yield _row(workers, shape, operation, arguments)
     finally:
         for worker in workers.values():
@@ -159,13 +182,14 @@ def _row(
     workers: dict[str, Worker], shape: Shape, operation: str, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     asked = {"shape": astuple(shape), "operation": operation, "seconds": arguments.seconds}
-    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in ("hybridc", "direct", *PEERS[operation])}
+    peers = peers_of(arguments.isa, operation)
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in ("hybridc", "direct", *peers)}
     for _ in range(arguments.rounds):
         answers["hybridc"].append(own := workers["hybridc"].ask(**asked, direct=False))
         is_fast = own["rule"].startswith(FAST)
         answers["direct"].append(workers["hybridc"].ask(**asked, direct=True) if is_fast else own)
-        for peer in PEERS[operation]:
-            answers[peer].append(workers[peer].ask(**asked, direct=False))
+        for peer in peers:
+            answers[peer].append(workers[peer].ask(**asked, direct=True))
     ms = {
         name: statistics.median(t for answer in own for t in answer["times_ms"])
         for name, own in answers.items()
@@ -181,7 +205,8 @@ def _row(
         "percent_of_peak": round(100 * shape.flops / ms["hybridc"] / 1e6 / peak, 1),
         "direct_percent_of_peak": round(100 * shape.flops / ms["direct"] / 1e6 / peak, 1),
         "peak_gflops": round(peak, 1),
-        "ratios": {peer: round(ms[peer] / ms["hybridc"], 3) for peer in PEERS[operation]},
+        "ratios": {peer: round(ms[peer] / ms["hybridc"], 3) for peer in peers},
+        "direct_ratios": {peer: round(ms[peer] / ms["direct"], 3) for peer in peers},
     }
 
 
@@ -191,7 +216,7 @@ def _row(
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each operation: what the AtacWorks layer reaches, medians for wide layers, and ratios."""
     lines = []
-    for operation in OPERATIONS:
+    for operation in dict.fromkeys(row["operation"] for row in rows):
         own = [row for row in rows if row["operation"] == operation]
         wide = [row for row in own if min(row["channels"], row["filters"]) >= WIDE_CHANNELS]
         lines.append({
@@ -203,7 +228,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "wide_points": len(wide),
             "wide_median_percent_of_peak": _median(wide, "percent_of_peak"),
             "wide_median_direct_percent_of_peak": _median(wide, "direct_percent_of_peak"),
-            "ratios": {peer: _ratios([row["ratios"][peer] for row in own]) for peer in PEERS[operation]},
+            "atacworks_direct_ratios": own[0]["direct_ratios"],
+            **{
+                kind: {peer: _ratios([row[kind][peer] for row in own]) for peer in own[0][kind]}
+                for kind in ("ratios", "direct_ratios")
+            },
         })  # fmt: skip
     return lines
 

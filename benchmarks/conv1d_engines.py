@@ -30,7 +30,7 @@ Dimensions = tuple[int, int, int, int, int]
 
 
 class Engine(Protocol):
-    def prepare(self, shape: Dimensions) -> None: ...
+    def prepare(self, shape: Dimensions, operations: Sequence[str]) -> None: ...
 
     def answer(self, shape: Dimensions, operation: str, seconds: float, direct: bool) -> dict[str, Any]: ...
 
@@ -43,7 +43,7 @@ def main() -> None:
         request = json.loads(line)
         answer: dict[str, Any] = {}
         if "prepare" in request:
-            engine.prepare(tuple(request["prepare"]))
+            engine.prepare(tuple(request["prepare"]), request["operations"])
         else:
             answer = engine.answer(
                 tuple(request["shape"]), request["operation"], request["seconds"], request["direct"]
@@ -84,7 +84,8 @@ def times_ms(calls: Sequence[Callable[[], object]], seconds: float) -> list[floa
 
 class Hybridc:
     """Kernels as the compiler makes them: of a convolution with constant weights, of a transposed one with
-    weights known at run time, which is what training makes of the gradient of data, and of weights."""
+    weights known at run time, which is what training makes of the gradient of data, and of weights. In bf16
+    where the instruction set has it."""
 
     def __init__(self, isa: str, threads: int) -> None:
         from hybridc.targets import ISAS, Target
@@ -95,15 +96,16 @@ class Hybridc:
         self._kernels: dict[tuple[Any, ...], tuple[str, list[tuple[Any, Any]]]] = {}
         self._calls = lru_cache(maxsize=2)(self._make_calls)
 
-    def prepare(self, shape: Dimensions) -> None:
+    def prepare(self, shape: Dimensions, operations: Sequence[str]) -> None:
         from hybridc.tuning.measure import compiled
 
-        for operation in ("forward", "backward_data", "backward_weight"):
+        for operation in operations:
             for direct in (False, True):
                 found = self._scheduled(shape, operation, direct)
                 kernels = [(compiled(scheduled, self.isa), scheduled) for scheduled in found]
                 self._kernels[shape, operation, direct] = found[-1].rule, kernels
                 if not found[-1].rule.startswith(FAST):  # then both are the same
+                    self._kernels[shape, operation, True] = found[-1].rule, kernels
                     break
 
     def answer(self, shape: Dimensions, operation: str, seconds: float, direct: bool) -> dict[str, Any]:
@@ -145,15 +147,17 @@ class Hybridc:
         """Its scheduled kernels, in order."""
         from hybridc.compiler import import_model
         from hybridc.ir import Device
-        from hybridc.options import CompileOptions
+        from hybridc.options import BF16, FP32, CompileOptions
         from hybridc.passes.pipeline import run_stages
         from hybridc.progress import Silent
 
-        options = CompileOptions(target=self.target, threads=self.threads)
+        precision = BF16 if self.isa.narrow is not None else FP32
+        options = CompileOptions(target=self.target, threads=self.threads, precision=precision)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             onnx.save(model, path)
-            start = replace(import_model(path, options)[1], winograd=not direct)
+            start = import_model(path, options)[1]
+            start = replace(start, winograd=not direct, rounding=lambda _, found: dict.fromkeys(found, 0.0))
             done = run_stages(start, Silent(), stop_after="graph")
         assert done.graph is not None and done.scheduled is not None
         return [done.scheduled[kernel.function, Device.CPU] for kernel in done.graph.kernels]
@@ -201,18 +205,29 @@ def _model(
 # ---------------------------------------------------------------------------------------------- peers
 
 
+def is_narrow(isa: str) -> bool:
+    """Whether peers compute in bf16."""
+    from hybridc.targets import ISAS
+
+    return ISAS[isa].narrow is not None
+
+
 class Torch:
     def __init__(self, isa: str, threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
         self._torch = torch
+        self._dtype = torch.bfloat16 if is_narrow(isa) else torch.float32
 
-    def prepare(self, shape: Dimensions) -> None: ...
+    def prepare(self, shape: Dimensions, operations: Sequence[str]) -> None: ...
 
     def answer(self, shape: Dimensions, operation: str, seconds: float, direct: bool) -> dict[str, Any]:
         torch, dilation = self._torch, shape[3]
-        sets = [[torch.from_numpy(array) for array in arrays] for arrays in random_sets(array_shapes(shape))]
+        sets = [
+            [torch.from_numpy(array).to(self._dtype) for array in arrays]
+            for arrays in random_sets(array_shapes(shape))
+        ]
         wanted = [operation == "backward_data", operation == "backward_weight", False]
 
         def call(x: Any, w: Any, y: Any) -> Callable[[], object]:
@@ -234,12 +249,12 @@ class OpenVino:
         self._openvino = openvino
         self._properties = {
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if is_narrow(isa) else "f32",
             "INFERENCE_NUM_THREADS": threads,
         }
         self._request = cache(self._compile)
 
-    def prepare(self, shape: Dimensions) -> None: ...
+    def prepare(self, shape: Dimensions, operations: Sequence[str]) -> None: ...
 
     def _compile(self, shape: Dimensions) -> Any:
         core = self._openvino.Core()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _WIDTH, _PANEL, _LEFT, _RIGHT, _TOP, _GAP = 760, 220, 64, 20, 44, 56
-_COLORS = {"torch": "#3568c9", "openvino": "#c27a2f"}
+_COLORS = {"torch": "#3568c9", "openvino": "#c27a2f", "fp32": "#5f8f4e"}
 _LINE_COLOR, _TEXT_COLOR = "#d8dde5", "#3c4553"
 _TICKS = (0.5, 1, 2, 4, 8, 16, 32)
 
@@ -23,7 +23,7 @@ def ratios_to_svg(rows: Sequence[dict[str, Any]]) -> str:
     legend = [
         f'<circle cx="{_LEFT + 150 * i + 6}" cy="20" r="4" fill="{color}"/>'
         f'<text x="{_LEFT + 150 * i + 16}" y="24">time of {peer} / ours</text>'
-        for i, (peer, color) in enumerate(_COLORS.items())
+        for i, (peer, color) in enumerate((peer, _COLORS[peer]) for peer in rows[0]["ratios"])
     ]
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '

@@ -26,8 +26,8 @@ def main() -> None:
 def tables() -> str:
     """The tables as Markdown."""
     cpu, conv1d = (
-        [read(f"{kind}_{isa}") for isa in ("avx512", "avx2") if (RESULTS / f"{kind}_{isa}.json").exists()]
-        for kind in ("cpu", "conv1d")
+        [read(f"{kind}_{isa}") for isa in isas if (RESULTS / f"{kind}_{isa}.json").exists()]
+        for kind, isas in (("cpu", ("avx512", "avx2")), ("conv1d", ("avx512", "avx2", "avx512_bf16", "amx")))
     )
     accuracy, memory, plans, resnet = (
         read(name) for name in ("accuracy", "memory", "plans", "resnet50_avx512")
@@ -152,9 +152,13 @@ def conv1d_table(result: dict[str, Any]) -> list[str]:
         shown = " | ".join(f"{share:.0f} %" for share in shares)
         lines.append(f"| {row['operation'].replace('_', ' ')} | {shown} | {ratios} |")
     where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    narrow = (
+        ", in bf16 like the peers (shares of the peak of float32)" if isa in ("avx512_bf16", "amx") else ""
+    )
     return [
-        f"Dilated convolutions of one axis for `{isa}`, {rows[0]['points']} points of the paper's grid; "
-        f"the faster of direct sums and Fourier's algorithm against the peers ({where}):",
+        f"Dilated convolutions of one axis for `{isa}`{narrow}, "
+        f"{rows[0]['points']} points of the paper's grid; the faster of direct sums and Fourier's algorithm "
+        f"against the peers ({where}):",
         "\n".join(lines),
     ]
 
