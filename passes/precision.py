@@ -18,7 +18,12 @@ from hybridc.options import BF16, INT8
 from hybridc.passes.bf16_tensors import keep_in_bf16
 from hybridc.passes.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments
-from hybridc.schedules.cpu.bf16_conv1d import fourier_is_faster, line_data, read_bf16_line
+from hybridc.schedules.cpu.bf16_conv1d import (
+    floats_are_faster,
+    fourier_is_faster,
+    line_data,
+    read_bf16_line,
+)
 from hybridc.schedules.cpu.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.bf16_matmul import read_bf16_product
 from hybridc.schedules.cpu.nest import Nest, read_block, read_integer_contraction
@@ -94,6 +99,8 @@ def _factors(request: Request) -> Factors | str:
     if line is not None:
         if fourier_is_faster(request, line):
             return "Fourier transforms in fp32 are predicted to be faster"
+        if floats_are_faster(line, request.target.isa):
+            return "fp32 is predicted to be faster"
         found = line_data(line)
         assert found is not None
         return _positions(line.contraction.nest, found[0], line.weight.source)

@@ -15,6 +15,7 @@ Errors are those of `bf16_conv2d.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,8 @@ _SUMS = 24
 _MOST_ROWS, _MOST_VECTORS = 8, 4
 _SPEEDUP = 1.75
 """Of words on vectors over direct sums in fp32, as measured on Zen 4."""
+_LEAST_PRODUCTS = 20
+"""Multiply-adds for each word of the copy that pay for making it on vectors, as measured there, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,15 @@ def line_data(conv: Convolution) -> tuple[ir.Var, int] | None:
     of_floats = read_convolution(widened.function)
     found = None if of_floats is None else unpadded(of_floats)
     return None if found is None else (widened.kept(found[0]), found[1])
+
+
+def floats_are_faster(conv: Convolution, isa: Isa) -> bool:
+    """Whether direct sums in fp32 are predicted to need less time than words on vectors."""
+    lines = Lines(conv, isa)
+    if lines.with_tiles:
+        return False
+    words = conv.batches * lines.blocks * math.prod(lines.copy_shape)
+    return conv.group_inputs == 1 or conv.multiply_adds < _LEAST_PRODUCTS * words
 
 
 def fourier_is_faster(request: Request, conv: Convolution) -> bool:

@@ -58,12 +58,12 @@ class Writer:
 
 def chains() -> dict[str, Program]:
     """Kernels of one kind behind each other, whose shapes fill neither vectors nor tiles, but for one."""
-    images, rows, lines = Writer(1, 3, 19, 13), Writer(21, 37), Writer(2, 3, 150)
+    images, rows, lines = Writer(1, 3, 19, 13), Writer(21, 37), Writer(2, 13, 330)
     y = images.conv(images.conv(images.x, 24, 3, 3), 40, 24, 3, strides=2)
     z = rows.product(rows.product(rows.x, 37, 70), 70, 33)
     whole = Writer(2, 32, 48)
     v = whole.product(whole.product(whole.x, 48, 64), 64, 96)
-    u = lines.line(lines.line(lines.x, 6, 3, padding=4, dilation=2), 5, 6, padding=2)
+    u = lines.line(lines.line(lines.x, 37, 13, padding=4, dilation=2), 29, 37, padding=2)
     return {
         "images": images.program(images.conv(images.conv(y, 33, 40, 1), 16, 33, 1)),
         "rows": rows.program(rows.product(z, 33, 11)),

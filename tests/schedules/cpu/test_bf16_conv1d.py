@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from tvm import relax, tirx
 
-from hybridc.schedules.cpu.bf16_conv1d import Lines, bf16_conv1d, fourier_is_faster, read_bf16_line
+from hybridc.schedules.cpu.bf16_conv1d import (
+    Lines,
+    bf16_conv1d,
+    floats_are_faster,
+    fourier_is_faster,
+    read_bf16_line,
+)
 from hybridc.schedules.registry import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
@@ -118,6 +124,17 @@ def test_fourier_transforms_are_faster_than_vectors_for_long_kernels_and_never_t
     assert [is_faster(taps, "avx512_bf16") for taps in (3, 51)] == [False, True]
     assert not is_faster(51, "avx512_bf16", winograd=False)
     assert not is_faster(51, "amx")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "taps", "expected"), [(1, 64, 21, True), (4, 8, 1, True), (32, 32, 9, False)]
+)
+def test_floats_are_faster_than_words_that_serve_few_products(avx2, inputs, outputs, taps, expected):
+    function = function_of(avx2, (1, inputs, outputs, taps, 1, 4, 0, 20000))
+    for isa, is_faster in (("avx512_bf16", expected), ("amx", False)):
+        conv = read_bf16_line(Request(function, frozenset([1]), Target((), ISAS[isa])))
+        assert conv is not None
+        assert floats_are_faster(conv, ISAS[isa]) is is_faster
 
 
 def test_vectors_are_multiplied_by_vdpbf16ps(avx2):
