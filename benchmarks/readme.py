@@ -25,9 +25,10 @@ def main() -> None:
 
 def tables() -> str:
     """The tables as Markdown."""
-    cpu, conv1d = (
+    floats, narrow = ("avx512", "avx2"), ("avx512_bf16", "amx")
+    cpu, conv1d, precision = (
         [read(f"{kind}_{isa}") for isa in isas if (RESULTS / f"{kind}_{isa}.json").exists()]
-        for kind, isas in (("cpu", ("avx512", "avx2")), ("conv1d", ("avx512", "avx2", "avx512_bf16", "amx")))
+        for kind, isas in (("cpu", floats), ("conv1d", (*floats, *narrow)), ("precision", narrow))
     )
     accuracy, memory, plans, resnet = (
         read(name) for name in ("accuracy", "memory", "plans", "resnet50_avx512")
@@ -53,6 +54,7 @@ def tables() -> str:
             f"({row['onnxruntime_ms']:.0f} ms) in the same run ({where}).",
             *(part for result in cpu for part in cpu_tables(result)),
             *(part for result in conv1d for part in conv1d_table(result)),
+            *(part for result in precision for part in precision_table(result)),
             *training_tables(),
         ]
     )
@@ -159,6 +161,26 @@ def conv1d_table(result: dict[str, Any]) -> list[str]:
         f"Dilated convolutions of one axis for `{isa}`{narrow}, "
         f"{rows[0]['points']} points of the paper's grid; the faster of direct sums and Fourier's algorithm "
         f"against the peers ({where}):",
+        "\n".join(lines),
+    ]
+
+
+def precision_table(result: dict[str, Any]) -> list[str]:
+    """Whole networks with `--precision bf16`."""
+    isa = result["benchmark"].removeprefix("precision_")
+    rows = [row for row in result["rows"] if row["table"] == "models"]
+    engines = list(rows[0]["ms"])
+    names = [engine.replace("_", " ") for engine in engines]
+    lines = [
+        f"| network | {' | '.join(f'{name}, ms' for name in names)} | error of bf16 |",
+        "|---" * (len(engines) + 2) + "|",
+    ]
+    for row in rows:
+        times = " | ".join(f"{row['ms'][engine]:.1f}" for engine in engines)
+        lines.append(f"| {row['model']} | {times} | {row['relative_error']:.1e} |")
+    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    return [
+        f"Whole networks on the CPU for `{isa}`, in float32 and with `--precision bf16` ({where}):",
         "\n".join(lines),
     ]
 

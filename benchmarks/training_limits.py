@@ -110,7 +110,7 @@ def deep(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[st
         yield {
             "model": "resnet1517",
             "kernels": len(done.graphs[-1].kernels),
-            "import_seconds": imported - start,
+            "differentiate_seconds": imported - start,
             **{f"{part}_seconds": value for part, value in done.seconds.items()},
             "seconds": time.perf_counter() - start,
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
