@@ -75,11 +75,8 @@ def fuse_attention(program: Program) -> Program:
         return program
     last = {match.members[-1]: match for match in found}
     dropped = {member for match in found for member in match.members}
-    builder = ProgramBuilder([v for v in program.main.params if v.name not in program.weights])
-    new: dict[relax.Expr, relax.Expr] = {v: v for v in builder.inputs}
-    for var in program.main.params:
-        if var.name in program.weights:
-            new[var] = builder.weight(program.weights[var.name], var.name)
+    builder = ProgramBuilder(program.inputs)
+    new = builder.take_parameters(program)
 
     def renamed(expr: relax.Expr) -> relax.Expr:
         return substitute(expr, lambda var: new.get(var, var))

@@ -21,14 +21,10 @@ def statistics_apart(program: Program, samples: int) -> Program:
     if not network.summed:
         return program
     apart = {binding.var for binding in network.summed}
-    params = program.main.params
-    builder = ProgramBuilder([v for v in params if v.name not in program.weights])
-    new: dict[relax.Var, relax.Expr] = {}
+    builder = ProgramBuilder(program.inputs)
+    new = builder.take_parameters(program)
     items: dict[relax.Var, list[relax.Expr]] = {}
     functions: dict[tuple[str, int], tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = {}
-    for var in params:
-        weight = program.weights.get(var.name)
-        new[var] = var if weight is None else builder.weight(weight, var.name)
     for binding in program.bindings:
         value, origins = binding.value, program.origins[binding.var.name]
         if binding.var in apart:

@@ -31,8 +31,7 @@ def samples_of(program: Program) -> int | None:
 def data_of(program: Program) -> list[relax.Var]:
     """Inputs that are neither scalars nor states, which have a new value of their type among the outputs."""
     types = {(tensor_shape(o), tensor_dtype(o)) for o in program.outputs}
-    inputs = [v for v in program.main.params if v.name not in program.weights]
-    return [v for v in inputs if tensor_shape(v) and (tensor_shape(v), tensor_dtype(v)) not in types]
+    return [v for v in program.inputs if tensor_shape(v) and (tensor_shape(v), tensor_dtype(v)) not in types]
 
 
 class Parts(Protocol):

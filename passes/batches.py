@@ -96,7 +96,7 @@ class _Writer:
     network: Network
     parts: int
     builder: ProgramBuilder = field(init=False)
-    whole: dict[relax.Var, relax.Expr] = field(default_factory=dict)
+    whole: dict[relax.Var, relax.Expr] = field(init=False)
     bands: dict[tuple[relax.Expr, int, int], relax.Expr] = field(default_factory=dict)
     """By variable, axis and number of the part."""
     levels: dict[relax.Var, int] = field(default_factory=dict)
@@ -106,11 +106,8 @@ class _Writer:
 
     def __post_init__(self) -> None:
         program = self.network.program
-        params = program.main.params
-        self.builder = ProgramBuilder([v for v in params if v.name not in program.weights])
-        for var in params:
-            weight = program.weights.get(var.name)
-            self.whole[var] = var if weight is None else self.builder.weight(weight, var.name)
+        self.builder = ProgramBuilder(program.inputs)
+        self.whole = self.builder.take_parameters(program)
         self.values = {b.var: b.value for b in program.bindings}
         for var, value in self.values.items():
             read = variables(value)

@@ -37,11 +37,8 @@ def keep_in_bf16(program: Program, data: Mapping[str, int]) -> Program:
     kept = _kept(program, data)
     if not kept:
         return program
-    builder = ProgramBuilder([v for v in program.main.params if v.name not in program.weights])
-    new: dict[relax.Expr, relax.Expr] = {v: v for v in builder.inputs}
-    for var in program.main.params:
-        if var.name in program.weights:
-            new[var] = builder.weight(program.weights[var.name], var.name)
+    builder = ProgramBuilder(program.inputs)
+    new = builder.take_parameters(program)
     stored = {v: relax.Var(v.name, relax.TensorType(tensor_shape(v), DTYPE)) for v in kept}
     conversions = _Conversions()
     grouped = [_group(binding, data, stored, conversions) for binding in program.bindings]

@@ -97,16 +97,9 @@ def canonicalize(program: Program) -> Program:
     Raises: nothing of its own.
     """
     old_uses = count_uses(program)
-    main = program.main
-    inputs = [v for v in main.params if v.name not in program.weights]
-    builder = ProgramBuilder(inputs)
-    new: dict[relax.Var, relax.Expr] = {v: v for v in inputs}
-    context = _Context(builder, {}, Counter({v: old_uses[v] for v in inputs}))
-
-    for old in main.params:
-        if old.name in program.weights:
-            new[old] = builder.weight(program.weights[old.name], old.name)
-            context.uses[new[old]] = old_uses[old]
+    builder = ProgramBuilder(program.inputs)
+    new = builder.take_parameters(program)
+    context = _Context(builder, {}, Counter({new[old]: old_uses[old] for old in new}))
     for binding in program.bindings:
         context.origins = program.origins.get(binding.var.name, ())
         context.name = binding.var.name

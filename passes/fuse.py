@@ -192,12 +192,8 @@ def _halos(
 
 def _emit(program: Program, groups: list[Group], functions: FunctionTable) -> Program:
     bindings = program.bindings
-    inputs = [v for v in program.main.params if v.name not in program.weights]
-    builder = ProgramBuilder(inputs)
-    new: dict[relax.Expr, relax.Expr] = {v: v for v in inputs}
-    for var in program.main.params:
-        if var.name in program.weights:
-            new[var] = builder.weight(program.weights[var.name], var.name)
+    builder = ProgramBuilder(program.inputs)
+    new = builder.take_parameters(program)
 
     def renamed(expr: relax.Expr) -> relax.Expr:
         if isinstance(expr, GenericConst) and expr not in new:

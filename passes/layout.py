@@ -70,13 +70,10 @@ def choose_layout(program: Program, isa: Isa, rules: Sequence[Rule] = ()) -> Pro
     Ensures: inputs and outputs of `main` as they were; every binding has origins.
     Raises: nothing of its own.
     """
-    inputs = [v for v in program.main.params if v.name not in program.weights]
-    layout = Layout(ProgramBuilder(inputs), isa, {v: v for v in inputs})
+    builder = ProgramBuilder(program.inputs)
+    layout = Layout(builder, isa, builder.take_parameters(program))
     layout.values = {binding.var: binding.value for binding in program.bindings}
     layout.library = {g.name_hint: function for g, function in program.functions.items()}
-    for var in program.main.params:
-        if var.name in program.weights:
-            layout.plain[var] = layout.builder.weight(program.weights[var.name], var.name)
     for binding in program.bindings:
         layout.origins = program.origins.get(binding.var.name, ())
         result = next((r for rule in (*rules, *RULES) if (r := rule(layout, binding)) is not None), None)

@@ -32,6 +32,11 @@ class Program:
         return self.module["main"]
 
     @property
+    def inputs(self) -> list[relax.Var]:
+        """Parameters of `main` that are no weights."""
+        return [v for v in self.main.params if v.name not in self.weights]
+
+    @property
     def functions(self) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc]:
         """What `main` calls by `call_tir`."""
         return {g: f for g, f in self.module.functions.items() if isinstance(f, tirx.PrimFunc)}
@@ -178,6 +183,11 @@ class ProgramBuilder:
         self.weights[var.name] = value
         self._weight_vars[var.name] = var
         return var
+
+    def take_parameters(self, program: Program) -> dict[relax.Var, relax.Expr]:
+        """What stands for each parameter of `program` here: inputs for themselves, weights for weights."""
+        weights = {v: program.weights.get(v.name) for v in program.main.params}
+        return {v: v if w is None else self.weight(w, v.name) for v, w in weights.items()}
 
     def finish(
         self, outputs: list[relax.Expr], functions: Mapping[tvm.ir.GlobalVar, object] | None = None

@@ -34,11 +34,8 @@ def fuse_separable(program: Program, target: Target) -> Program:
     pairs = _pairs(program, target)
     if not pairs:
         return program
-    builder = ProgramBuilder([v for v in program.main.params if v.name not in program.weights])
-    new: dict[relax.Expr, relax.Expr] = {v: v for v in builder.inputs}
-    for var in program.main.params:
-        if var.name in program.weights:
-            new[var] = builder.weight(program.weights[var.name], var.name)
+    builder = ProgramBuilder(program.inputs)
+    new = builder.take_parameters(program)
     table = FunctionTable(names={g.name_hint for g in program.functions})
     joined = {binding.var for binding in pairs.values()}
     for binding in program.bindings:

@@ -103,11 +103,9 @@ class _Writer:
     parts: dict[tuple[relax.Expr, Part], relax.Expr] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        params = self.program.main.params
-        self.builder = ProgramBuilder([v for v in params if v.name not in self.program.weights])
-        for var in params:
-            weight = self.program.weights.get(var.name)
-            self.new[var, None] = var if weight is None else self.builder.weight(weight, var.name)
+        self.builder = ProgramBuilder(self.program.inputs)
+        for var, new in self.builder.take_parameters(self.program).items():
+            self.new[var, None] = new
         operations = Facts(self.program).operations
         self.operations = {var: o for var, o in operations.items() if o is not None and var in self.bands}
         self.shares = {

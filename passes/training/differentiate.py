@@ -77,7 +77,7 @@ def differentiate(
 class _Differentiator:
     def __init__(self, program: Program, parameters: Sequence[str]) -> None:
         self.old = program
-        inputs = {v.name: v for v in program.main.params if v.name not in program.weights}
+        inputs = {v.name: v for v in program.inputs}
         self.parameters = [inputs[name] for name in parameters]
         self.has_seed = any(
             rule_name(b.value) == "nn.dropout" for b in program.bindings if isinstance(b.value, relax.Call)
@@ -86,10 +86,7 @@ class _Differentiator:
         builder = ProgramBuilder([*inputs.values(), *([] if seed is None else [seed])])
         self.reverse = Reverse(builder, seed=seed, active=set(self.parameters))
         self.reverse.library = {g.name_hint: function for g, function in program.functions.items()}
-        self.new: dict[relax.Var, relax.Expr] = {v: v for v in inputs.values()}
-        for var in program.main.params:
-            if var.name in program.weights:
-                self.new[var] = builder.weight(program.weights[var.name], var.name)
+        self.new = builder.take_parameters(program)
         self.adjoints: dict[relax.Var, relax.Expr] = {}
         self.tuple_adjoints: dict[relax.Var, list[relax.Expr | None]] = {}
 

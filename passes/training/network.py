@@ -24,15 +24,10 @@ class NetworkCopy:
     @staticmethod
     def of(program: Program, more: Iterable[ValueInfo]) -> NetworkCopy:
         """Nothing copied yet; `more` are inputs besides the program's own."""
-        inputs = [v for v in program.main.params if v.name not in program.weights]
         added = [relax.Var(v.variable, relax.TensorType(v.shape, v.dtype)) for v in more]
-        emitter = Emitter(ProgramBuilder([*inputs, *added]))
+        emitter = Emitter(ProgramBuilder([*program.inputs, *added]))
         emitter.library = {g.name_hint: function for g, function in program.functions.items()}
-        new: dict[relax.Var, relax.Expr] = {v: v for v in inputs}
-        for var in program.main.params:
-            if var.name in program.weights:
-                new[var] = emitter.builder.weight(program.weights[var.name], var.name)
-        return NetworkCopy(emitter, program, new)
+        return NetworkCopy(emitter, program, emitter.builder.take_parameters(program))
 
     def run(self, rewrite: Callable[[NetworkCopy, relax.Expr], relax.Expr | None]) -> None:
         """`rewrite` gives what stands for a binding's value, or None to take it as it is."""

@@ -32,12 +32,8 @@ def recompute_cheap(program: Program, forward: Set[relax.Var]) -> Program:
     recipes = _recipes(program, forward, read)
     if recipes.keys().isdisjoint(read):
         return program
-    inputs = [v for v in program.main.params if v.name not in program.weights]
-    builder = ProgramBuilder(inputs)
-    new: dict[relax.Var, relax.Expr] = {v: v for v in inputs}
-    for var in program.main.params:
-        if var.name in program.weights:
-            new[var] = builder.weight(program.weights[var.name], var.name)
+    builder = ProgramBuilder(program.inputs)
+    new = builder.take_parameters(program)
 
     def again(var: relax.Var, origins: tuple[str, ...]) -> relax.Expr:
         """A variable, or what it is computed from, at this place."""

@@ -142,20 +142,9 @@ def _ends(shape: tuple[int, ...], axis: int, limit: float) -> tuple[int, ...]:
 
 
 def _rewritten(program: Program, layers: Mapping[relax.Var, _Layer], splits: Mapping[str, Split]) -> Program:
-    new: dict[relax.Var, relax.Expr] = {}
-    parts: dict[str, list[relax.Var]] = {}
-    inputs: list[relax.Var] = []
-    for var in program.main.params:
-        if var.name in splits:
-            parts[var.name] = _parts(var, splits[var.name])
-            inputs.extend(parts[var.name])
-        elif var.name not in program.weights:
-            inputs.append(var)
-            new[var] = var
-    builder = ProgramBuilder(inputs)
-    for var in program.main.params:
-        if var.name in program.weights:
-            new[var] = builder.weight(program.weights[var.name], var.name)
+    parts = {v.name: _parts(v, splits[v.name]) for v in program.inputs if v.name in splits}
+    builder = ProgramBuilder([part for v in program.inputs for part in parts.get(v.name, [v])])
+    new = builder.take_parameters(program)
     transposes = {layer.transpose for layer in layers.values()}
     for binding in program.bindings:
         if binding.var in transposes:

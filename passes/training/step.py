@@ -245,7 +245,7 @@ class _Network:
     def _imported(self, program: Program, outputs: list[str], more: Iterable[ValueInfo]) -> ImportedModel:
         """A program with the user's names, as what the compiler takes."""
         infos = {v.variable: v for v in (*self.model.inputs, *more)}
-        variables = [v for v in program.main.params if v.name not in program.weights]
+        variables = program.inputs
         results = [
             ValueInfo(name, getattr(value, "name", name), tensor_shape(value), tensor_dtype(value))
             for name, value in zip(outputs, program.outputs, strict=True)
