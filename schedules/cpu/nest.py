@@ -23,13 +23,24 @@ def substitute(expr: ir.Expr, values: Mapping[ir.Var, ir.Expr]) -> ir.Expr:
 
 
 def replace_loads(expr: ir.Expr, value_at: Callable[[ir.Var, Sequence[ir.Expr]], ir.Expr | None]) -> ir.Expr:
-    """Replace every load for which `value_at(buffer, indices)` is not None."""
+    """Replace every load for which `value_at(buffer, indices)` is not None.
+
+    Raises: what `value_at` raises first; on its way through TVM an exception would lose its type.
+    """
+    raised: list[Exception] = []
 
     def replaced(load: ir.TensorLoad) -> ir.Expr:
-        value = value_at(load.source, load.indices)
+        try:
+            value = None if raised else value_at(load.source, load.indices)
+        except Exception as error:
+            raised.append(error)
+            value = None
         return load if value is None else value
 
-    return tvm_ffi.structural_map(expr, (ir.TensorLoad, replaced))
+    result = tvm_ffi.structural_map(expr, (ir.TensorLoad, replaced))
+    if raised:
+        raise raised[0]
+    return result
 
 
 def loads(expr: ir.Expr) -> list[ir.TensorLoad]:
