@@ -26,6 +26,7 @@ from hybridc.passes.program import (
     tensor_dtype,
     tensor_shape,
 )
+from hybridc.passes.scans import select_by_rank, sum_in_blocks
 from hybridc.passes.transposed import interleave_later, split_transposed_convolution
 
 SHARED_FOLD_LIMIT_BYTES = 1 << 20
@@ -66,8 +67,9 @@ class _Context:
         make: Callable[[], tirx.PrimFunc],
         arguments: list[relax.Expr],
         shape: tuple[int, ...] | None = None,
+        dtype: str = "float32",
     ) -> relax.Call:
-        """Call a float32 function, made once for each key.
+        """Call a function, made once for each key.
 
         The result is shaped like the first argument if no `shape` is given.
         """
@@ -76,7 +78,7 @@ class _Context:
             function = make().with_attr("global_symbol", name.name_hint)
             relax.expr._update_type(name, function.ty)
             self.functions[key] = name, function
-        result = relax.TensorType(shape or tensor_shape(arguments[0]), "float32")
+        result = relax.TensorType(shape or tensor_shape(arguments[0]), dtype)
         return relax.call_tir(self.functions[key][0], arguments, result)
 
     def emit_early(self, expr: relax.Expr) -> relax.Var:
@@ -256,6 +258,8 @@ RULES: tuple[Rule, ...] = (
     interleave_later,
     standardize_decomposed,
     standardize_groups,
+    sum_in_blocks,
+    select_by_rank,
     _use_scalar_constants,
 )
 """Tried in this order on every binding."""

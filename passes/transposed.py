@@ -26,7 +26,7 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.blocked import extents
 from hybridc.passes.functions import Pattern
-from hybridc.passes.program import is_op, tensor_shape
+from hybridc.passes.program import is_op, tensor_dtype, tensor_shape
 
 if TYPE_CHECKING:
     from hybridc.passes.canonicalize import _Context
@@ -74,6 +74,8 @@ def split_transposed_convolution(expr: relax.Expr, context: _Context) -> relax.E
         return None
     attrs, weight = expr.attrs, tensor_shape(expr.args[1])
     rank = len(attrs.strides)
+    if tensor_dtype(expr.args[0]) != "float32":
+        return None
     plain = (attrs.data_layout, attrs.kernel_layout) == (("NCW", "IOW"), ("NCHW", "IOHW"))[rank - 1]
     if not plain:
         return None

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import hybridc
 from hybridc import emulator
@@ -180,6 +181,19 @@ def infinities(m: Model) -> None:
     m.add("Sigmoid", x)
 
 
+def scans(m: Model) -> None:
+    x, numbers = m.x(3, 40, 2), m.feed(np.random.default_rng(1).integers(-4, 4, (2, 31)))
+    m.add("CumSum", x, m.constant(1))
+    m.add("CumSum", x, m.constant(-1), exclusive=1)
+    m.add("CumSum", x, m.constant(0), reverse=1)
+    m.add("CumSum", m.value("Relu", m.x(1, 1)), m.constant(0))
+    m.add("CumSum", numbers, m.constant(1), exclusive=1, reverse=1)
+    m.add("TopK", m.value("Relu", x), m.constant([7]), results=2, axis=1)  # of equal ones the first
+    m.add("TopK", x, m.constant([3]), results=2, axis=0, largest=0)
+    m.add("TopK", numbers, m.constant([31]), results=2)
+    m.add("TopK", m.feed(np.array([[1, np.inf, -np.inf, 0]], np.float32)), m.constant([4]), results=2)
+
+
 def movements(m: Model) -> None:
     x = m.x(3, 4, 5)
     m.add("Split", x, m.constant([1, 3]), results=2, axis=1)
@@ -242,6 +256,7 @@ GROUPS: tuple[Callable[[Model], None], ...] = (
     products,
     poolings,
     reductions,
+    scans,
     infinities,
     movements,
     elements,
@@ -254,6 +269,16 @@ def test_operators_agree_with_onnxruntime(group, target, tmp_path):
     model = Model()
     group(model)
     assert_like_onnxruntime(model, target, tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS[::2])
+def test_transposed_convolutions_in_double_precision(target, tmp_path):  # ONNX Runtime has none
+    model = Model()
+    x, w = (model.random.standard_normal(shape) for shape in ((1, 2, 4, 5), (2, 3, 3, 3)))
+    model.add("ConvTranspose", model.feed(x), model.constant(w), strides=[2, 2])
+    [expected] = ReferenceEvaluator(model.proto()).run(None, model.feeds)
+    [got] = run(model.proto(), model.feeds, target, tmp_path)
+    assert fault(got, np.asarray(expected), 1e-12) is None
 
 
 @pytest.mark.parametrize("target", TARGETS[::2])
