@@ -1,7 +1,7 @@
 """Training steps: correct, small and fast.
 
     python benchmarks/training.py gradients [--models resnet50,encoder] [--target avx512]
-    python benchmarks/training.py curves|speed|memory|pinning|gradient_bytes|batch|deep
+    python benchmarks/training.py curves|speed|memory|pinning|gradient_bytes|states|batch|deep
 
 gradients       of all parameters, against PyTorch in float64: relative errors
 curves          the loss of fifty steps against PyTorch's, on emulated GPUs of 100 to 10 % of the memory
@@ -9,12 +9,14 @@ speed           digits to 98 % on held-out data, epochs fixed before; times of a
 memory          the smallest budget against what Caffe allocates; predicted time at Layrub's reduction
 pinning         the dynamic programme against an exact solver; pinned bytes against GeePS's policy
 gradient_bytes  parameter gradients held at once, against all of them
+states          predicted time of a step with its states on the GPU between steps, against on the host
 batch           the largest batch and depth on a small device, against everything in its memory
 deep            ResNet-1517 from the model to the library
 
 Several parts may be named; each writes `results/training_PART.json`. With `--merge` rows that are there
 already for other models stay, so that models can be taken one after the other. Exits with 1 if a part misses
-its figure. `memory`, `pinning`, `gradient_bytes`, `batch` and `deep` run nothing. Needs the extra `oracle`.
+its figure. `memory`, `pinning`, `gradient_bytes`, `states`,
+`batch` and `deep` run nothing. Needs the extra `oracle`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import training_limits as limits
 import training_memory as plans
 import training_pinning as pins
 import training_runs as runs
+import training_states as kept
 from common import result_rows, write_result
 from training_steps import NETWORKS
 
@@ -63,6 +66,7 @@ PARTS: dict[str, Part] = {
     "memory": Part(_planned(plans.memory), plans.memory_passed, NETWORKS),
     "pinning": Part(_planned(pins.pinning), pins.pinning_passed, NETWORKS),
     "gradient_bytes": Part(_planned(pins.gradient_bytes), pins.gradient_bytes_passed, NETWORKS),
+    "states": Part(_planned(kept.states), kept.states_passed, tuple(kept.BATCHES)),
     "batch": Part(_planned(limits.batch), limits.batch_passed, ("batch", "blocks")),
     "deep": Part(_planned(limits.deep), limits.deep_passed),
 }

@@ -25,7 +25,9 @@ def kernel_us(kernel: Kernel, machine: Machine, device: Device) -> float:
 
 
 def copy_us(size_bytes: int, machine: Machine, target: Device) -> float:
-    """Time of one copy over the link into the memory of `target`."""
+    """Time of one copy over the link into the memory of `target`; nothing is copied in no time."""
+    if not size_bytes:
+        return 0.0
     gb_s = machine.link.h2d_gb_s if target is Device.GPU else machine.link.d2h_gb_s
     return size_bytes / (gb_s * 1e3) + machine.link.latency_us
 

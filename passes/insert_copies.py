@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.passes.planner.problem import Problem
 from hybridc.passes.planner.simulate import Event, EventKind, Outcome
@@ -19,7 +21,11 @@ def insert_copies(graph: Graph, problem: Problem, outcome: Outcome) -> tuple[Ste
     Ensures: a tensor is read from where the step before wrote it last on that device; of what is there
     before the first step (inputs on the host, weights) a step waits for nothing.
     """
-    steps = [_step(problem, event) for event in outcome.events]
+    return with_data_waits(graph, [_step(problem, event) for event in outcome.events])
+
+
+def with_data_waits(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps, each waiting for those that put there what it reads, and for nothing else."""
     put: dict[tuple[str, Device], int] = {}
     needs: list[set[int]] = []
     for position, step in enumerate(steps):

@@ -58,6 +58,8 @@ class Compilation:
     """Empty: no limit."""
     pins: tuple[tuple[str, Device], ...] = ()
     effort: Effort = field(default_factory=Effort)
+    carried: tuple[tuple[int, int], ...] = ()
+    """Inputs and outputs, by position, of which a run takes what the run before made."""
     host_bytes: int | None = None
     """What a plan may hold in the host's memory; None: no limit."""
     winograd: bool = True
@@ -178,7 +180,7 @@ def _schedule(c: Compilation, progress: Progress) -> Compilation:
 
 def _read_graph(c: Compilation, _: Progress) -> Compilation:
     assert c.scheduled is not None
-    return replace(c, graph=read_graph(c.program, c.scheduled))
+    return replace(c, graph=read_graph(c.program, c.scheduled, c.carried))
 
 
 def _tile(c: Compilation, progress: Progress) -> Compilation:

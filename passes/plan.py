@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
+from hybridc.ir.plan import align
 from hybridc.machine import Machine
 from hybridc.passes.cost import step_times_us
 from hybridc.passes.partition import Effort, on_cpu, partition, time_bound_us
 from hybridc.passes.pins import NO_PINS, Pins
+from hybridc.passes.planner.order import renewing_order
 from hybridc.passes.planner.realise import Draft
+from hybridc.passes.residents import gpu_users, keep_states, without_bytes
 from hybridc.passes.simulate import timeline
 from hybridc.passes.tilings import UNLIMITED_BYTES, Tiling
 
@@ -68,8 +73,10 @@ def make_plans(
             host_bytes=host_bytes,
             report=report,
         )
+        draft = _with_states(whole, machine, draft, UNLIMITED_BYTES, effort, host_bytes)
         return ((whole, _plan_of(whole.graph, machine, None, draft)),)
     found = _fastest(tilings, machine, budgets, effort, host_bytes, report)
+    found = _all_with_states(found, machine, effort, host_bytes)
     return tuple((t, _plan_of(t.graph, machine, b, draft)) for b, (t, draft) in found.items())
 
 
@@ -112,6 +119,61 @@ def _fastest(
                 least_us = draft.bound_us if searched_bytes == b else min(bound_us(b), draft.makespan_us)
                 best[b] = tiling, replace(draft, bound_us=least_us)
     return {b: best[b] for b in budgets}
+
+
+def _all_with_states(
+    found: dict[int, tuple[Tiling, Draft]], machine: Machine, effort: Effort | None, host_bytes: int | None
+) -> dict[int, tuple[Tiling, Draft]]:
+    """With states on the GPU between runs where that is faster.
+
+    As they are chosen after the search, a smaller budget's plan may come out faster; it is taken then.
+    """
+    best: dict[int, tuple[Tiling, Draft]] = {}
+    last: tuple[Tiling, Draft] | None = None
+    for b in sorted(found):
+        tiling, searched = found[b]
+        draft = _with_states(tiling, machine, searched, b, effort, host_bytes)
+        if last is not None and _rank(*last, host_bytes) < _rank(tiling, draft, host_bytes):
+            tiling, draft = last[0], replace(last[1], bound_us=min(draft.bound_us, last[1].makespan_us))
+        best[b] = last = tiling, draft
+    return {b: best[b] for b in found}
+
+
+def _with_states(
+    tiling: Tiling,
+    machine: Machine,
+    draft: Draft,
+    budget_bytes: int,
+    effort: Effort | None,
+    host_bytes: int | None,
+) -> Draft:
+    """The faster one of two: what was found, with states kept on the GPU where there is room; or what is
+    found with all of them there, and whatever touches them, in the memory that is left beside them.
+    """
+    graph = tiling.graph
+    if not graph.carried:
+        return draft
+    candidates = [draft, keep_states(graph, machine, draft, budget_bytes)]
+    names = {name for pair in graph.carried for name in pair}
+    resident_bytes = sum(align(graph.tensor[old].size_bytes) for old, _ in graph.carried)
+    without = without_bytes(graph, names)
+    if resident_bytes < budget_bytes:
+        with suppress(PlanError):  # no room beside the states
+            [beside] = partition(
+                without,
+                machine,
+                (budget_bytes - resident_bytes,),
+                pins=dict.fromkeys(gpu_users(graph, names), Device.GPU) | dict(tiling.pins),
+                effort=effort,
+                order=renewing_order(graph) or tiling.order,
+                host_bytes=host_bytes,
+            )
+            kept = keep_states(graph, machine, beside, budget_bytes)
+            if kept is not beside:
+                candidates.append(kept)
+    found = min(candidates, key=lambda d: _rank(tiling, d, host_bytes))
+    bound_us = time_bound_us(without, machine, budget_bytes, pins=tiling.pins, order=tiling.order)
+    return replace(found, bound_us=min(bound_us, draft.bound_us))
 
 
 def _rank(tiling: Tiling, draft: Draft, host_bytes: int | None) -> tuple[bool, float, int]:

@@ -40,8 +40,12 @@ _FAMILY_OF_RULE = {
 """Rules that are named otherwise than the family of what they schedule."""
 
 
-def read_graph(program: Program, scheduled: Mapping[tuple[str, Device], Scheduled]) -> Graph:
-    """The graph of a fused program.
+def read_graph(
+    program: Program,
+    scheduled: Mapping[tuple[str, Device], Scheduled],
+    carried: Sequence[tuple[int, int]] = (),
+) -> Graph:
+    """The graph of a fused program. `carried` are positions of inputs, and of outputs that take their places.
 
     Requires: every binding of `main` is a `call_tir`, a reshape or a projection; `scheduled` holds the
     functions for each device of the target (it tells the workspace).
@@ -73,12 +77,22 @@ def read_graph(program: Program, scheduled: Mapping[tuple[str, Device], Schedule
             origins = program.origins[binding.var.name]
             kernel = _kernel(binding.var.name, inputs, results, origins, facts[value.args[0].name_hint])
             kernels.append(_states_first(kernel, tensors))
-    return Graph(
+    graph = Graph(
         kernels=tuple(kernels),
         tensors=tuple(tensors.values()),
-        inputs=tuple(v.name for v in program.main.params if v.name not in program.weights),
+        inputs=tuple(v.name for v in program.inputs),
         outputs=tuple(names[expr][0] for expr in program.outputs),
     )
+    return replace(graph, carried=tuple(_carried(graph, carried)))
+
+
+def _carried(graph: Graph, pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    """Pairs of tensors of one type, of which a kernel writes the output, for nobody but this pair."""
+    for old, new in ((graph.inputs[i], graph.outputs[o]) for i, o in pairs):
+        types = [(graph.tensor[name].shape, graph.tensor[name].dtype) for name in (old, new)]
+        alone = graph.outputs.count(new) == 1 and old not in graph.outputs
+        if new in graph.producer and alone and types[0] == types[1]:
+            yield old, new
 
 
 def _output_names(expr: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> Iterator[str]:

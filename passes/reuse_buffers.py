@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step, Tensor
-from hybridc.ir.plan import align
+from hybridc.ir.plan import align, resident_pairs
 from hybridc.passes.offsets import Block, live_bound, pack
 from hybridc.passes.waits import set_waits
 
@@ -56,7 +56,8 @@ def reuse_buffers(
     Requires: each step waits, itself or through others, for those that put there what it reads.
     Ensures: buffers overlap only if every use of the one ends before any use of the other begins, along
     lanes and waits, for which the returned steps may wait more than the given ones; or if a kernel
-    overwrites an input as `Kernel.may_overwrite` permits.
+    overwrites an input as `Kernel.may_overwrite` permits. Of a resident pair both have the same bytes, which
+    nothing else has before the one or after the other.
 
     Steps of one lane start while those of another still run, so bytes that are free by the order of the
     list may have to be waited for. With `spans`, bytes are reused only by what starts after their last
@@ -106,9 +107,10 @@ def holdings_of(graph: Graph, steps: Sequence[Step], device: Device) -> list[Hol
 def stays_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[Stay]:
     """Everything that needs bytes on the device; the stays of one tensor one after the other, in time."""
     uses: dict[str, list[list[int]]] = {}
+    resident = resident_pairs(graph, steps)
     if device is Device.CPU:
         # the session writes all inputs before the first step, also those that nobody reads
-        uses = {t.name: [[-1]] for t in _given(graph)}
+        uses = {t.name: [[-1]] for t in _given(graph) if t.name not in resident}
     streamed = {s.tensor for s in steps if isinstance(s, Copy) and s.target is Device.GPU}
     for position, step in enumerate(steps):
         for name, is_written in _touched(graph, step, device).items():
@@ -122,6 +124,7 @@ def stays_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[St
                 kind = BufferKind.WORKSPACE
                 yield Stay(step.kernel, kind, workspace_bytes, position, position, (position,))
     outlive = set(graph.outputs) | {t.name for t in graph.tensors if t.role is Role.STATE}
+    renewed = set(resident.values())
     for name, stays in uses.items():
         tensor = graph.tensor[name]
         kind = BufferKind.WEIGHT if tensor.role is Role.WEIGHT else BufferKind.TENSOR
@@ -129,7 +132,9 @@ def stays_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[St
             first, last = positions[0], positions[-1]
             if kind is BufferKind.WEIGHT and name not in streamed:
                 first, last = -1, len(steps)
-            elif device is Device.CPU and name in outlive and number == len(stays):
+            elif name in resident:
+                first = -1
+            elif name in renewed or (device is Device.CPU and name in outlive and number == len(stays)):
                 last = len(steps)
             yield Stay(name, kind, tensor.size_bytes, first, last, tuple(p for p in positions if p >= 0))
 
@@ -164,13 +169,24 @@ def _share_in_place(
     copied = {s.tensor for s in steps if isinstance(s, Copy) and s.source is device}
     index = {(s.name, p): i for i, s in enumerate(stays) if s.kind is BufferKind.TENSOR for p in s.uses}
     group: dict[int, list[int]] = {i: [i] for i in range(len(stays))}
+    resident = resident_pairs(graph, steps) if device is Device.GPU else {}
+    at = {s.name: i for i, s in enumerate(stays) if s.kind is BufferKind.TENSOR}
+    for old, new in ((at[o], at[n]) for o, n in resident.items()):
+        group[old].append(new)
+        group[new] = group[old]
+    settled = resident.keys() | resident.values()
     for position, step in enumerate(steps):
         if isinstance(step, Copy) or step.device is not device:
             continue
         kernel = graph.kernel[step.kernel]
         taken: set[int] = set()
         for output, source in kernel.may_overwrite:
-            if source in copied or (source, position) not in index or kernel.inputs.count(source) != 1:
+            if (
+                source in copied
+                or {output, source} & settled
+                or (source, position) not in index
+                or kernel.inputs.count(source) != 1
+            ):
                 continue  # copied away, a weight, or an input that is also read in another place
             new, old = index[output, position], index[source, position]
             fits = 0 < stays[new].size_bytes <= stays[old].size_bytes

@@ -30,6 +30,7 @@ def verify(graph: Graph, plan: Plan) -> None:
         HC217  a GPU arena that exceeds the budget
         HC218  an output or state that is not on the host in the end, or an input not in the beginning
         HC219  a weight that is neither resident nor copied to the GPU, or is copied or held elsewhere
+        HC220  a value carried over on the GPU that is not found by the next run where this one leaves it
     """
     _check_graph(graph)
     _check_steps(graph, plan)
@@ -61,6 +62,24 @@ def _check_graph(graph: Graph) -> None:
     for name in (*read, *written, *graph.inputs, *graph.outputs):
         if not isinstance(name, str) or name not in graph.tensor:
             raise _refuse("HC210", f"unknown tensor {name!r}", "the graph")
+    _check_carried(graph)
+
+
+def _check_carried(graph: Graph) -> None:
+    """Each is an input alone, and an output of its type that a kernel writes; none is in two pairs."""
+    names = [name for pair in graph.carried for name in pair]
+    if len(set(names)) != len(names):
+        raise _refuse("HC210", "a tensor is carried over twice", "the graph")
+    for old, new in graph.carried:
+        types = [(t.shape, t.dtype) for name in (old, new) if (t := graph.tensor.get(name)) is not None]
+        known = (
+            old in graph.inputs
+            and old not in graph.outputs
+            and new in graph.outputs
+            and new in graph.producer
+        )
+        if not known or old in graph.producer or len(types) != 2 or types[0] != types[1]:
+            raise _refuse("HC210", f"{new!r} cannot be carried over to {old!r}", "the graph")
 
 
 def _is_possible(tensor: Tensor) -> bool:
@@ -119,6 +138,9 @@ class _Verifier:
         self.given = {
             t.name for t in graph.tensors if t.name not in graph.producer and t.role is not Role.WEIGHT
         }
+        on_gpu = (b for b in plan.buffers if b.device is Device.GPU and b.kind is BufferKind.TENSOR)
+        before_all = {b.tensor for b in on_gpu if b.first_step < 0}
+        self.resident = {old: new for old, new in graph.carried if old in before_all}
         self.stays: dict[tuple[Device, str, bool], list[int]] = {}
         self.last_use = [[-1] * len(_LANES) for _ in plan.buffers]
         """Per buffer and lane the last step that uses it."""
@@ -221,8 +243,12 @@ class _Verifier:
     def _check_stays_are_written(self) -> None:
         """What a buffer holds is put there by the step it begins with, or by the session before all."""
         for buffer in self.plan.buffers:
-            resident = buffer.kind is BufferKind.WEIGHT and buffer.first_step < 0
-            given = resident or (buffer.device is Device.CPU and buffer.tensor in self.given)
+            if buffer.device is Device.CPU:
+                given = buffer.tensor in self.given and buffer.tensor not in self.resident
+            else:
+                given = buffer.kind is BufferKind.WEIGHT or (
+                    buffer.kind is BufferKind.TENSOR and buffer.tensor in self.resident
+                )
             if not (given if buffer.first_step < 0 else self._is_written_first(buffer)):
                 where = f"{buffer.kind} buffer of {buffer.tensor!r} on the {buffer.device}"
                 raise _refuse("HC213", f"nothing writes it at step {buffer.first_step}, its first", where)
@@ -240,14 +266,29 @@ class _Verifier:
     def _check_interface(self) -> None:
         """Inputs and states are on the host before the first step, outputs and states after the last."""
         kept = {t.name for t in self.graph.tensors if t.role is Role.STATE} | set(self.graph.outputs)
+        for old, new in self.resident.items():
+            self._check_resident(old, new)
+        elsewhere = {*self.resident, *self.resident.values()}
         for name in (*self.given, *kept):
-            if self.graph.tensor[name].role is Role.WEIGHT:
+            if name in elsewhere or self.graph.tensor[name].role is Role.WEIGHT:
                 continue
             held = [self.plan.buffers[i] for i in self.stays.get((Device.CPU, name, False), ())]
             if name in self.given and sum(b.first_step == -1 for b in held) != 1:
                 raise _refuse("HC218", "the input has not one host buffer to begin with", f"tensor {name!r}")
             if name in kept and sum(b.last_step == self.end for b in held) != 1:
                 raise _refuse("HC218", "the output is not in one host buffer in the end", f"tensor {name!r}")
+
+    def _check_resident(self, old: str, new: str) -> None:
+        """Both have one buffer, on the GPU and at one offset: from the begin, and to the end."""
+        before, after = (
+            [self.plan.buffers[i] for d in Device for i in self.stays.get((d, name, False), ())]
+            for name in (old, new)
+        )
+        where = f"tensors {old!r} and {new!r}"
+        if len(before) != 1 or len(after) != 1 or after[0].device is not Device.GPU:
+            raise _refuse("HC220", "have not one buffer each, on the GPU", where)
+        if after[0].last_step != self.end or after[0].offset_bytes != before[0].offset_bytes:
+            raise _refuse("HC220", "are not at one place before and after a run", where)
 
     def _check_overlaps(self) -> None:
         """Of any two buffers with common bytes, all uses of one come before the first use of the other.

@@ -112,6 +112,8 @@ class Graph:
     tensors: tuple[Tensor, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    carried: tuple[tuple[str, str], ...] = ()
+    """Inputs, each with the output that a run makes for the next one to take in its place."""
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -163,6 +165,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         ],
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
+        **({"carried": [list(pair) for pair in graph.carried]} if graph.carried else {}),
     }
 
 
@@ -205,4 +208,5 @@ def graph_from_json(data: dict[str, Any]) -> Graph:
         tensors=tuple(tensor(t) for t in data["tensors"]),
         inputs=names(data["inputs"]),
         outputs=names(data["outputs"]),
+        carried=tuple((str(old), str(new)) for old, new in data.get("carried", ())),
     )

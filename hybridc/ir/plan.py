@@ -9,6 +9,9 @@ writes a tensor on a device begins a stay of it there, which ends with its last 
 step. Inputs and states have a stay on the host that begins before the first step; outputs and states must
 be in a stay there that lasts to the end.
 
+A pair of tensors that the graph carries over may stay on the GPU instead (passes/residents.py): the input
+then has its stay there from before the first step, the output one that lasts to the end, at the same offset.
+
 Weights are read-only. One that GPU kernels read either is resident, in the GPU's arena from load to unload,
 or is streamed: each `Copy` of it to the GPU begins a stay as that of any other tensor does. On the host they
 are mapped from the artifact's file and have no buffer.
@@ -16,11 +19,12 @@ are mapped from the artifact's file and have no buffer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from hybridc.ir.graph import Device
+from hybridc.ir.graph import Device, Graph
 
 SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 512
@@ -140,6 +144,19 @@ class Plan:
     def device_of(self) -> dict[str, Device]:
         """Device of every kernel; of one that runs on both, where it runs last."""
         return {s.kernel: s.device for s in self.steps if isinstance(s, Run)}
+
+
+def resident_pairs(graph: Graph, steps: Sequence[Step]) -> dict[str, str]:
+    """Pairs (input, output) that no step copies and that the GPU writes: they stay there."""
+    if not graph.carried:
+        return {}
+    copied = {step.tensor for step in steps if isinstance(step, Copy)}
+    on_gpu = {step.kernel for step in steps if isinstance(step, Run) and step.device is Device.GPU}
+    return {
+        old: new
+        for old, new in graph.carried
+        if old not in copied and new not in copied and graph.kernels[graph.producer[new]].name in on_gpu
+    }
 
 
 def align(size_bytes: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hybridc.errors import UsageError
 from hybridc.ir import Copy, Device, Graph, Kernel, Plan, Role, Run
+from hybridc.ir.plan import resident_pairs
 from hybridc.machine import Machine
 from hybridc.passes.cost import kernel_us
 from hybridc.passes.pins import Pins
@@ -175,7 +176,9 @@ class _Story:
                 at_us = self.spans[later][0]
                 yield f"read by {step.kernel} on the {step.device.upper()} at {format_us(at_us)}"
         stay = self._stay(name, device)
-        if stay is not None and device is Device.GPU:
+        if name in resident_pairs(self.graph, self.plan.steps).values():
+            yield "stays on the GPU for the next run"
+        elif stay is not None and device is Device.GPU:
             yield f"held on the GPU for {format_us(stay)}"
 
     def _puts(self, position: int, name: str, device: Device) -> bool:
@@ -200,10 +203,17 @@ def _alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) ->
         return
     trial = _Trial(problem, decisions)
     number = problem.kernel_names.index(kernel.name)
-    yield trial.other_device(number)
+    pairs = resident_pairs(graph, plan.steps)
+    states = {*pairs, *pairs.values()}
+    if states.isdisjoint((*kernel.inputs, *kernel.outputs)):
+        yield trial.other_device(number)
+    else:
+        yield Alternative("run it on the CPU", None, None, "its states stay there")
     if decisions.on_cpu[number]:
         return
     for tensor in problem.inputs[number]:
+        if problem.tensor_names[tensor] in states:
+            continue
         if problem.is_weight[tensor]:
             yield trial.other_weight(tensor)
         else:

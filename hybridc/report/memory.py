@@ -15,6 +15,7 @@ class ByteClass(StrEnum):
 
     RESIDENT = "weights, resident"
     STREAMED = "weights, streamed"
+    STATES = "states, resident"
     ACTIVATIONS = "activations"
     WORKSPACE = "workspace"
 
@@ -36,7 +37,8 @@ def class_of(plan: Plan, buffer: Buffer) -> ByteClass:
     if buffer.kind is BufferKind.WORKSPACE:
         return ByteClass.WORKSPACE
     if buffer.kind is BufferKind.TENSOR:
-        return ByteClass.ACTIVATIONS
+        stays = buffer.first_step < 0 or buffer.last_step >= len(plan.steps)
+        return ByteClass.STATES if buffer.device is Device.GPU and stays else ByteClass.ACTIVATIONS
     lasting = buffer.first_step < 0 and buffer.last_step >= len(plan.steps)
     return ByteClass.RESIDENT if lasting else ByteClass.STREAMED
 

@@ -101,7 +101,8 @@ class Session:
         self._artifact = artifact
         self._lock = threading.Lock()
         self._tensors = _tensors(artifact)
-        self._places = _host_places(artifact)
+        self._places = _places(artifact, Device.CPU)
+        self._gpu_places = _places(artifact, Device.GPU)
         new_program = functools.partial(Program, artifact, library, count, limit_bytes)
         self._new_program: Callable[[], Program] | None = new_program
         self._program: Program | None = new_program()
@@ -126,7 +127,7 @@ class Session:
     ) -> list[np.ndarray]:
         """Compute outputs, in the order asked for; None asks for all of them.
 
-        Inputs in `kept` are not fed: they are what the arrays of `places` hold.
+        Inputs in `kept` are not fed: they are what the arrays of `places` hold, or what is on the GPU.
         Raises UsageError: HC551 unknown input, HC552 missing input, HC553 wrong dtype, HC554 wrong shape,
         HC555 unknown output, HC556 closed session.
         """
@@ -134,9 +135,9 @@ class Session:
         arrays = self._checked(feeds, kept)
         with self._lock:
             program = self._open_program()
-            self._put_inputs(program.host_bytes, arrays)
+            self._put_inputs(program, arrays)
             program.run()
-            return [self._output(port, program, program.host_bytes, arrays) for port in outputs]
+            return [self._output(port, program, arrays) for port in outputs]
 
     def places(self, outputs: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Of inputs, and the outputs that replace them from run to run, those that share a place on the host.
@@ -154,6 +155,23 @@ class Session:
             if place is not None and place == self._places.get((self._tensors[outputs[name]], False))
         }
 
+    def residents(self, outputs: Mapping[str, str]) -> frozenset[str]:
+        """Of inputs, and the outputs that replace them from run to run, those that stay on the GPU.
+
+        By the input's name: it need not be fed again (`kept`), nor the output be asked for. What is there is
+        lost when the session is closed or its memory released.
+        """
+        before = {t for t, is_before in self._gpu_places if is_before}
+        carried = dict(self._artifact.graph.carried)
+        pairs = ((name, self._tensors[name], self._tensors[output]) for name, output in outputs.items())
+        return frozenset(name for name, old, new in pairs if old in before and carried.get(old) == new)
+
+    def resident(self, name: str) -> np.ndarray:
+        """A copy of what is on the GPU of one of `residents`. Raises UsageError HC556, DeviceError HC407."""
+        [port] = (port for port in self._artifact.manifest.inputs if port.name == name)
+        with self._lock:
+            return self._from_gpu(self._open_program(), port, is_before=True)
+
     def measure(self, feeds: Mapping[str, np.ndarray]) -> tuple[tuple[float, float], ...]:
         """Run once, and tell when each step of the plan began and ended: microseconds since the run's start.
 
@@ -163,7 +181,7 @@ class Session:
         arrays = self._checked(feeds)
         with self._lock:
             program = self._open_program()
-            self._put_inputs(program.host_bytes, arrays)
+            self._put_inputs(program, arrays)
             spans = {lane: iter(spans) for lane, spans in program.run_traced().items()}
         return tuple(next(spans[step.lane]) for step in self._artifact.plan.steps)
 
@@ -218,12 +236,19 @@ class Session:
             self._program = self._new_program()
         return self._program
 
-    def _put_inputs(self, host: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+    def _put_inputs(self, program: Program, arrays: Mapping[str, np.ndarray]) -> None:
+        host = program.host_bytes
         for port in self._artifact.manifest.inputs:
             tensor = self._tensors[port.name]
             place = self._places.get((tensor, True))
             if place is not None and tensor in arrays:
                 _array(host[place], port)[...] = arrays[tensor]
+            elif (tensor, True) in self._gpu_places and tensor in arrays:
+                program.put_on_gpu(self._gpu_places[tensor, True].start, arrays[tensor])
+
+    def _from_gpu(self, program: Program, port: Port, *, is_before: bool) -> np.ndarray:
+        place = self._gpu_places[self._tensors[port.name], is_before]
+        return _array(program.get_from_gpu(place.start, place.stop - place.start), port)
 
     def _requested(self, names: Sequence[str] | None) -> list[Port]:
         ports = {port.name: port for port in self._artifact.manifest.outputs}
@@ -249,16 +274,16 @@ class Session:
                 raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
         return {self._tensors[name]: _checked_feed(ports[name], array) for name, array in feeds.items()}
 
-    def _output(
-        self, port: Port, program: Program, host: np.ndarray, feeds: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
+    def _output(self, port: Port, program: Program, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
         """A fresh array. An output may be an input, whose place may be taken by now, or a weight."""
         tensor = self._tensors[port.name]
         if tensor in feeds:
             return feeds[tensor].reshape(port.shape).copy()
         place = self._places.get((tensor, False))
         if place is not None:
-            return _array(host[place], port).copy()
+            return _array(program.host_bytes[place], port).copy()
+        if (tensor, False) in self._gpu_places:
+            return self._from_gpu(program, port, is_before=False)
         stored = self._artifact.stored_plan.host_weights
         weight = next(w for w in stored if w.tensor == tensor and not w.packed)
         return _array(program.weight_bytes(weight), port).copy()
@@ -280,10 +305,10 @@ def _tensors(artifact: Artifact) -> dict[str, str]:
     return {port.name: tensor for port, tensor in zip(ports, tensors, strict=True)}
 
 
-def _host_places(artifact: Artifact) -> dict[tuple[str, bool], slice]:
-    """Where in the host's arena a tensor is before the first step (True) and after the last (False)."""
+def _places(artifact: Artifact, device: Device) -> dict[tuple[str, bool], slice]:
+    """Where in a device's arena a tensor is before the first step (True) and after the last (False)."""
     end = len(artifact.plan.steps)
-    buffers = [b for b in artifact.plan.buffers if b.device is Device.CPU and b.kind is BufferKind.TENSOR]
+    buffers = [b for b in artifact.plan.buffers if b.device is device and b.kind is BufferKind.TENSOR]
 
     def place(buffer: Buffer) -> slice:
         return slice(buffer.offset_bytes, buffer.end_bytes)

@@ -1,13 +1,15 @@
-"""Run a compiled training step: the states live on the host from one step to the next.
+"""Run a compiled training step, and keep its states from one step to the next.
 
 Where no GPU takes part, most of them live in the arena of the step's session, which puts new values where the
-old ones were.
+old ones were. With a GPU, those that the plan keeps there stay in its memory as long as only steps are made:
+they are fetched when somebody asks for them, or another program needs the memory. All others are on the host.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from hybridc.artifact.manifest import Port
-from hybridc.errors import UsageError
+from hybridc.errors import DeviceError, UsageError
 from hybridc.runtime import Session
 from hybridc.training.artifact import ACCUMULATE, EVALUATE, STEP, TrainingArtifact, named, open_training
 from hybridc.training.interrupts import uninterrupted
@@ -59,7 +61,11 @@ class TrainingSession:
         self._step_count = 0
         ports = self._inner[STEP].artifact.manifest.inputs
         manifest = self._artifact.manifest
+        outputs = {port.name for port in self._inner[STEP].artifact.manifest.outputs}
+        self._renewed = {s.name: s.name + NEW for s in manifest.states if s.name + NEW in outputs}
         self._placed = self._places()
+        self._resident = self._inner[STEP].residents(self._renewed)
+        self._are_on_gpu = self._are_lost = False
         self._put(dict(self._states))
         self._inputs, self._targets = named(ports, manifest.inputs), named(ports, manifest.targets)
 
@@ -112,7 +118,7 @@ class TrainingSession:
         with uninterrupted():
             self._put(new)
             draw = self._draw(len(parts) - 1, len(parts))
-            loss, results = self._run(STEP, {**self._states, **scalars, **parts[-1]}, draw)
+            loss, results = self._step({**self._states, **scalars, **parts[-1]}, draw)
             self._put(results | self._zero_sums())
             self._step_count = number
         return math.fsum([*losses, loss]) / len(parts)
@@ -127,6 +133,8 @@ class TrainingSession:
         Of any number of whole parts of a batch. Raises UsageError as `step` does.
         """
         losses, outputs = [], []
+        self._fetch()
+        self._are_on_gpu = False  # the evaluation takes the memory
         for part in self._parts(inputs, targets, None):
             loss, results = self._run(EVALUATE, {**self._states, **part}, 0)
             losses.append(loss)
@@ -164,7 +172,10 @@ class TrainingSession:
         export_onnx(self._artifact, self.state_dict(), Path(path))
 
     def close(self) -> None:
-        """Free everything; closing twice does no harm."""
+        """Free the memory of all devices; closing twice does no harm."""
+        with suppress(DeviceError):
+            self._fetch()
+        self._are_on_gpu = False
         self._inner.close()
 
     def __enter__(self) -> TrainingSession:
@@ -177,17 +188,50 @@ class TrainingSession:
 
     # ------------------------------------------------------------------------------------- the rest
 
-    def _run(
-        self, kind: str, values: Mapping[str, np.ndarray | np.generic], draw: int
+    def _step(
+        self, values: Mapping[str, np.ndarray | np.generic], draw: int
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """The loss, and the other outputs that are not left in their place."""
+        """As `_run`; afterwards residents are on the GPU alone."""
+        self._check_not_lost()
+        on_gpu = self._resident if self._are_on_gpu else frozenset()
+        left = self._placed.keys() | self._resident
+        try:
+            made = self._run(STEP, values, draw, kept=self._placed.keys() | on_gpu, left=left)
+        except DeviceError:
+            self._are_lost = self._are_on_gpu
+            raise
+        self._are_on_gpu = bool(self._resident)
+        return made
+
+    def _fetch(self) -> None:
+        """Make the states on the host the present ones. Raises DeviceError HC411 if they are lost."""
+        self._check_not_lost()
+        if self._are_on_gpu:
+            session = self._inner[STEP]
+            self._states = {**self._states, **{name: session.resident(name) for name in self._resident}}
+
+    def _check_not_lost(self) -> None:
+        if self._are_lost:
+            what = "the GPU failed in a step, and had the only copy of the parameters"
+            raise DeviceError("HC411", what, remedy="load the artifact again, and the last checkpoint")
+
+    def _run(
+        self,
+        kind: str,
+        values: Mapping[str, np.ndarray | np.generic],
+        draw: int,
+        *,
+        kept: Collection[str] = (),
+        left: Collection[str] = (),
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """The loss, and the other outputs but the new values of states that are `left` in their place."""
         session, manifest = self._inner[kind], self._artifact.manifest
         given: dict[str, np.ndarray | np.generic] = dict(values)
         if manifest.seed is not None:
             given[manifest.seed] = np.int64(draw)
-        ports, kept = session.artifact.manifest, self._placed if kind == STEP else {}
+        ports = session.artifact.manifest
         feeds = {p.name: np.asarray(given[p.name]) for p in ports.inputs if p.name not in kept}
-        names = [p.name for p in ports.outputs if p.name.removesuffix(NEW) not in kept]
+        names = [p.name for p in ports.outputs if p.name.removesuffix(NEW) not in left]
         made = zip(names, session.run(names, feeds, kept=kept), strict=True)
         results = {name.removesuffix(NEW): array for name, array in made}
         return float(results.pop(manifest.loss).reshape(())), results
@@ -196,14 +240,13 @@ class TrainingSession:
         """States that a step replaces where they are. With a GPU none: only one session may hold its memory,
         and the step's is closed at times."""
         session = self._inner[STEP]
-        if session.artifact.needs_gpu:
-            return {}
-        outputs = {port.name for port in session.artifact.manifest.outputs}
-        names = (state.name for state in self._artifact.manifest.states)
-        return session.places({name: name + NEW for name in names if name + NEW in outputs})
+        return {} if session.artifact.needs_gpu else session.places(self._renewed)
 
     def _put(self, values: Mapping[str, np.ndarray]) -> None:
         """Make these the present states."""
+        if not self._resident.isdisjoint(values):
+            self._fetch()
+            self._are_on_gpu = False
         for name, value in values.items():
             if name in self._placed:
                 self._placed[name][...] = value
@@ -239,6 +282,7 @@ class TrainingSession:
 
     def _copies(self, *, is_of_model: bool) -> dict[str, np.ndarray]:
         """Of what the user has, whole."""
+        self._fetch()
         manifest = self._artifact.manifest
         states = (s for s in manifest.states if s.kind != "sum" and s.is_of_model == is_of_model)
         return joined({state.name: self._states[state.name] for state in states}, manifest.splits)

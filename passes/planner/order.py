@@ -68,6 +68,53 @@ def level_order(graph: Graph) -> tuple[int, ...]:
     return tuple(sorted(range(len(level)), key=lambda i: (level[i], i)))
 
 
+def renewing_order(graph: Graph) -> tuple[int, ...] | None:
+    """`best_order`, but a new value that is carried over is computed when nobody reads the old one any more.
+
+    So it may take the old one's bytes. What is computed for it alone, a gradient, is delayed with it. None
+    where two values wait for each other.
+    """
+    base = best_order(graph)
+    place = {position: step for step, position in enumerate(base)}
+    before: list[set[int]] = [
+        {graph.producer[name] for name in kernel.inputs if name in graph.producer} for kernel in graph.kernels
+    ]
+    for old, new in graph.carried:
+        late = _computed_for(graph, graph.producer[new])
+        for position in late:
+            before[position].update(set(graph.consumers[old]) - late)
+    after: list[list[int]] = [[] for _ in graph.kernels]
+    for position, earlier in enumerate(before):
+        for other in earlier:
+            after[other].append(position)
+    missing = [len(earlier) for earlier in before]
+    ready = [(place[i], i) for i, count in enumerate(missing) if not count]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, position = heappop(ready)
+        order.append(position)
+        for other in after[position]:
+            missing[other] -= 1
+            if not missing[other]:
+                heappush(ready, (place[other], other))
+    return tuple(order) if len(order) == len(base) else None
+
+
+def _computed_for(graph: Graph, position: int) -> set[int]:
+    """A kernel, and those whose results nobody reads but these."""
+    found, unseen = {position}, [position]
+    while unseen:
+        kernel = graph.kernels[unseen.pop()]
+        for maker in {graph.producer[n] for n in kernel.inputs if n in graph.producer} - found:
+            outputs = graph.kernels[maker].outputs
+            readers = {reader for name in outputs for reader in graph.consumers[name]}
+            if readers <= found and not set(outputs) & set(graph.outputs):
+                found.add(maker)
+                unseen.append(maker)
+    return found
+
+
 def peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:
     """The most bytes of activations and workspace that are live at one kernel, all on one device."""
     sizes = _activation_bytes(graph)

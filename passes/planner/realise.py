@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
-from hybridc.ir import Arena, Buffer, Device, Graph, Step
+from hybridc.ir import Arena, Buffer, Copy, Device, Graph, Step
 from hybridc.machine import Machine
 from hybridc.passes.cost import step_times_us
-from hybridc.passes.insert_copies import insert_copies
+from hybridc.passes.insert_copies import insert_copies, with_data_waits
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import Problem
 from hybridc.passes.planner.simulate import Outcome, simulate
@@ -98,6 +98,28 @@ def tightened(graph: Graph, machine: Machine, draft: Draft, effort: float = 1.0)
     tight = _timed(graph, machine, replace(settled, steps=steps, buffers=buffers, arenas=arenas))
     fits = tight.gpu_bytes <= draft.gpu_bytes and tight.host_bytes <= draft.host_bytes
     return tight if fits and tight.makespan_us <= draft.makespan_us else draft
+
+
+def without_copies(
+    graph: Graph, machine: Machine, draft: Draft, names: Set[str], capacity_bytes: int
+) -> Draft:
+    """The draft less all copies of these tensors, which nothing needs then, with its buffers placed anew.
+
+    The GPU's arena may exceed the capacity, where they hold more bytes now.
+    """
+    kept = [i for i, s in enumerate(draft.listed) if not (isinstance(s, Copy) and s.tensor in names)]
+    number = {old: new for new, old in enumerate(kept)}
+    waiting = tuple(
+        replace(draft.steps[i], waits=tuple(number[w] for w in draft.steps[i].waits if w in number))
+        for i in kept
+    )
+    listed = with_data_waits(graph, [draft.listed[i] for i in kept])
+    shorter = _settled(graph, machine, replace(draft, listed=listed, steps=waiting))
+    devices = [arena.device for arena in draft.arenas]
+    placed = _placed(graph, machine, shorter, devices, capacity_bytes, SHORT)
+    if placed.gpu_bytes > capacity_bytes:
+        placed = _placed(graph, machine, replace(shorter, spans=None), devices, capacity_bytes, SHORT)
+    return _hurried(graph, machine, placed, max(capacity_bytes, placed.gpu_bytes))
 
 
 def _hurried(graph: Graph, machine: Machine, draft: Draft, most_bytes: int) -> Draft:

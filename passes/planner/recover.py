@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hybridc.ir import Copy, Device, Graph, Lane, Plan, Run
+from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import Machine
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import BEFORE_ALL, Problem, problem_of
+from hybridc.passes.residents import without_bytes
 
 UNLIMITED_BYTES = 2**62
 
@@ -16,7 +18,8 @@ def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisi
     """The problem that a plan solves, without pins, and its decisions.
 
     Kernels are in the order in which the steps run them first. That some run again is not among the
-    decisions: what they make is fetched instead.
+    decisions: what they make is fetched instead. States that stay on the GPU from run to run are taken to be
+    there, in memory of their own.
     """
     first_run: dict[str, int] = {}
     for position, step in enumerate(plan.steps):
@@ -24,7 +27,9 @@ def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisi
             first_run.setdefault(step.kernel, position)
     order = sorted(range(len(graph.kernels)), key=lambda i: first_run[graph.kernels[i].name])
     budget_bytes = UNLIMITED_BYTES if plan.budget_bytes is None else plan.budget_bytes
-    problem = problem_of(graph, machine, budget_bytes, order=order)
+    pairs = resident_pairs(graph, plan.steps)
+    budget_bytes -= sum(align(graph.tensor[old].size_bytes) for old in pairs)
+    problem = problem_of(without_bytes(graph, {*pairs, *pairs.values()}), machine, budget_bytes, order=order)
     on_cpu = tuple(plan.steps[first_run[name]].lane is Lane.CPU for name in problem.kernel_names)
     return problem, Decisions(on_cpu, _kept(problem, plan, on_cpu, first_run, _arrivals(graph, plan)))
 

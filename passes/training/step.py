@@ -190,7 +190,13 @@ class _Network:
             return emit_update(self.optimizer, emitter, parameter, gradient, moments, scalars)
 
         names = {v.variable: v.name for v in self.parameters}
-        return self._differentiated(list(self.extra.values()), update, ("", *self.optimizer.states))
+        made = self._differentiated(list(self.extra.values()), update, ("", *self.optimizer.states))
+        if self.spec.accumulate > 1:  # another program takes the GPU between two steps
+            return made
+        outputs = {v.name.removesuffix(NEW): i for i, v in enumerate(made.outputs)}
+        states = [(i, v.name) for i, v in enumerate(made.inputs) if v.name in self.states]
+        carried = tuple((i, outputs[name]) for i, name in states if name in outputs)
+        return replace(made, carried=carried)
 
     def accumulation(self) -> ImportedModel:
         def add(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> list[relax.Var]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
@@ -109,6 +109,19 @@ def graphs(draw: st.DrawFn, largest: int = 12) -> Graph:
         _draw_kernel(draw, build, i, sizes)
     names = [t.name for t in build.tensors]
     return build.graph(*draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)), names[-1])
+
+
+def with_updates(graph: Graph) -> Graph:
+    """A kernel more for each input, which makes of it and of the last result what the next run takes."""
+    build = GraphBuilder(1, list(graph.tensors), list(graph.kernels))
+    size = {t.name: t.size_bytes for t in graph.tensors}
+    last = graph.kernels[-1].outputs[0]
+    made = {
+        name: build.kernel((name, last), {f"new_{name}": size[name]}, overwrite=((f"new_{name}", name),))
+        for name in graph.inputs
+        if name not in graph.outputs
+    }
+    return replace(build.graph(*graph.outputs, *made.values()), carried=tuple(made.items()))
 
 
 def _draw_kernel(draw: st.DrawFn, build: GraphBuilder, i: int, sizes: st.SearchStrategy[int]) -> None:

@@ -66,8 +66,13 @@ class _Machine:
         ran = {s.kernel for s in self.plan.steps if isinstance(s, Run)}
         if ran != {k.name for k in self.graph.kernels}:
             raise WrongResult("not every kernel ran")
+        resident = {b.tensor: b for b in self.plan.buffers if b.device is Device.GPU and b.first_step == -1}
+        kept = {new: resident[old] for old, new in self.graph.carried if old in resident}
+        for new, place in kept.items():
+            if not self._load(place) <= {new}:
+                raise WrongResult(f"the next run finds {self._load(place)} instead of {new!r}")
         for name in self.graph.outputs:
-            if self.graph.tensor[name].role is not Role.WEIGHT:
+            if name not in kept and self.graph.tensor[name].role is not Role.WEIGHT:
                 self._expect(len(self.plan.steps), name, Device.CPU)
 
     def _events(self) -> list[tuple[str, int]]:
