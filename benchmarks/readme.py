@@ -186,8 +186,8 @@ def precision_table(result: dict[str, Any]) -> list[str]:
 
 
 def training_tables() -> list[str]:
-    """Steps of training: time beside PyTorch, and memory beside Caffe's way to hold blobs."""
-    speed, memory = read("training_speed"), read("training_memory")
+    """Steps of training: time beside PyTorch, memory beside Caffe's way to hold blobs, and states."""
+    speed, memory, states = (read(f"training_{part}") for part in ("speed", "memory", "states"))
     times = ["| step of training | hybridc, ms | PyTorch, ms | times faster |", "|---|---|---|---|"]
     for row in speed["rows"]:
         if row["model"] != "digits":
@@ -203,6 +203,16 @@ def training_tables() -> list[str]:
         shown = " | ".join(f"{size:,.0f} MiB" for size in sizes)
         share = f"{row['reduction']:.1%} | {row['slowdown']:+.1%}"
         bytes_.append(f"| {row['model']}:{row['batch']} | {shown} | {share} |")
+    kept = [
+        "| step of training | profile | states | of which stay | predicted, ms | all on the host, ms "
+        "| times faster |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in states["rows"]:
+        sizes = (row[key] / MIB for key in ("state_bytes", "resident_bytes"))
+        shown = " | ".join(f"{size:,.1f} MiB" for size in sizes)
+        times_ms = f"{row['time_us'] / 1e3:.2f} | {row['host_us'] / 1e3:.2f} | {row['speedup']:.2f}"
+        kept.append(f"| {row['model']}:{row['batch']} | {row['machine']} | {shown} | {times_ms} |")
     where = f"{speed['date']}, {speed['cores']} cores of an {speed['processor']}"
     return [
         f"Steps of training on the CPU for `{speed['rows'][-1]['target']}` beside PyTorch ({where}):",
@@ -210,6 +220,9 @@ def training_tables() -> list[str]:
         "GPU memory of planned training steps, and predicted time on the profile of a K40 "
         f"({memory['date']}; Caffe-like: data and gradient of every blob, ReLU in place):",
         "\n".join(bytes_),
+        f"Predicted steps with momentum where the GPU's memory has no limit ({states['date']}): parameters "
+        "and moments stay on the GPU between steps, or all are on the host:",
+        "\n".join(kept),
     ]
 
 
