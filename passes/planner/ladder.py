@@ -40,6 +40,8 @@ _PACKING = 0.02
 """Share of the usual effort for packing a plan that was searched for thoroughly."""
 _TIGHTENING = 0.05
 """The same for the arenas of a plan that may be replaced at the next rung."""
+_TIED = 0.005
+"""Share of its time that a plan may gain by being packed: what is closer to the best may overtake it."""
 _NARROWED = 0.2
 """Effort of these searches, which begin with what was found: a share of a thorough one."""
 _HARDLY_SLOWER = 1.001
@@ -72,7 +74,7 @@ def climb(
     lifted = replace(smallest, problem=wide, decisions=lift(wide, problem, smallest.decisions))
     best = tightened(graph, machine, lifted, _TIGHTENING)
     bound_us = {b: time_bound(replace(problem, budget_bytes=b), again=again).bound_us for b in budgets}
-    drafts = dict.fromkeys(budgets, best)
+    history = [(0, best)]
     rungs = [r for r in rungs_of(problem, smallest.gpu_bytes, all_bytes) if r[0] <= max(budgets)]
     for number, (rung_bytes, is_thorough) in enumerate(rungs):
         report(number, len(rungs))
@@ -86,19 +88,47 @@ def climb(
         if found is not best:
             # before it is compared: it may become faster, too
             best = tightened(graph, machine, found, _TIGHTENING)
-        drafts |= {b: best for b in budgets if b >= rung_bytes}
-    tight = {id(draft): _packed(graph, machine, draft) for draft in drafts.values()}
+            history.append((rung_bytes, best))
+    tight = _all_packed(graph, machine, wide, history, budgets)
     splits = _timed_splits(problem, [rung_bytes for rung_bytes, _ in rungs])
     return tuple(
-        replace(_or_split(graph, machine, tight[id(drafts[b])], splits, b), bound_us=bound_us[b])
-        for b in budgets
+        replace(_or_split(graph, machine, tight[b], splits, b), bound_us=bound_us[b]) for b in budgets
     )
 
 
+def _all_packed(
+    graph: Graph,
+    machine: Machine,
+    problem: Problem,
+    history: Sequence[tuple[int, Draft]],
+    budgets: Sequence[int],
+) -> dict[int, Draft]:
+    """For each budget the fastest of the drafts that were best up to it, in arenas as tight as can be.
+
+    A draft may become faster when it is packed, so that the one before may overtake the best. More memory
+    gives no slower plan all the same: packing gains `_TIED` at most, and all that are as close are packed.
+    """
+    packed: dict[int, Draft] = {}
+    found: dict[int, Draft] = {}
+    for b in budgets:
+        known = [draft for first_bytes, draft in history if first_bytes <= b]
+        best = known[-1]
+        close = [
+            d
+            for d in known
+            if d.makespan_us * (1 - _TIED) < best.makespan_us
+            and (_fits_host(d, problem) or not _fits_host(best, problem))
+        ]
+        for draft in (*close, best):
+            if id(draft) not in packed:
+                packed[id(draft)] = _packed(graph, machine, draft)
+        found[b] = min((packed[id(d)] for d in reversed((*close, best))), key=lambda d: d.makespan_us)
+    return found
+
+
 def _packed(graph: Graph, machine: Machine, draft: Draft) -> Draft:
-    """As fast as the draft, since that was compared with others, in arenas as tight as can be."""
     tight = tightened(graph, machine, draft)
-    return tight if tight.makespan_us == draft.makespan_us else draft
+    return tight if tight.makespan_us >= draft.makespan_us * (1 - _TIED) else draft
 
 
 def _timed_splits(problem: Problem, rungs: Iterable[int]) -> list[tuple[float, Problem, Decisions]]:

@@ -12,12 +12,14 @@ from hybridc.passes.insert_copies import insert_copies, with_data_waits
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import Problem
 from hybridc.passes.planner.simulate import Outcome, simulate
-from hybridc.passes.planner.slack import hold_less
+from hybridc.passes.planner.slack import fetch_late, hold_less
 from hybridc.passes.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
 from hybridc.passes.simulate import timeline
 
 SHORT = 0.005
 """Share of the usual effort for packing a plan that may be thrown away."""
+_HOLES = 1.005
+"""How much larger than the bytes that it holds at once an arena may be for nobody to try again."""
 _HURRIES = 4
 """How often a plan whose steps wait for bytes is packed again."""
 
@@ -90,14 +92,24 @@ def tightened(graph: Graph, machine: Machine, draft: Draft, effort: float = 1.0)
     """The draft with its arenas packed as tightly as `effort` finds without making it slower.
 
     Bytes are reused where nothing has to wait for them in the run that the draft has come to, or that has
-    come out of it by delays that cost no time.
+    come out of it by delays that cost no time. Where holes are left, it is tried again with later copies.
     """
-    settled = _settled(graph, machine, draft)
     devices = [arena.device for arena in draft.arenas]
-    steps, buffers, arenas = reuse_buffers(graph, settled.listed, devices, settled.spans, effort=effort)
-    tight = _timed(graph, machine, replace(settled, steps=steps, buffers=buffers, arenas=arenas))
-    fits = tight.gpu_bytes <= draft.gpu_bytes and tight.host_bytes <= draft.host_bytes
-    return tight if fits and tight.makespan_us <= draft.makespan_us else draft
+    best = draft
+    for is_late in (False, True, True):
+        settled = _settled(graph, machine, best)
+        if is_late and settled.spans is not None:
+            step_us = step_times_us(graph, settled.listed, machine)
+            listed, spans = fetch_late(graph, settled.listed, step_us, settled.spans, devices)
+            settled = replace(settled, listed=listed, spans=spans)
+        steps, buffers, arenas = reuse_buffers(graph, settled.listed, devices, settled.spans, effort=effort)
+        tight = _timed(graph, machine, replace(settled, steps=steps, buffers=buffers, arenas=arenas))
+        fits = tight.gpu_bytes <= best.gpu_bytes and tight.host_bytes <= best.host_bytes
+        if fits and tight.makespan_us <= best.makespan_us:
+            best = tight
+        if all(a.size_bytes <= _HOLES * a.lower_bound_bytes for a in best.arenas):
+            break
+    return best
 
 
 def without_copies(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridc.ir import Device, Graph
+from hybridc.ir import Device, Graph, Lane, Step
 from hybridc.machine import Machine
+from hybridc.passes.cost import step_times_us
 from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.plan import assemble
 from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.problem import Problem, problem_of
 from hybridc.passes.planner.simulate import Outcome, simulate
-from hybridc.passes.planner.slack import hold_less
+from hybridc.passes.planner.slack import fetch_late, hold_less
 from hybridc.passes.reuse_buffers import live_bytes_bound, reuse_buffers
 from hybridc.passes.verify import verify
 from tests.support.graphs import graphs, machines
@@ -75,3 +78,34 @@ def test_fewer_bytes_at_once_make_no_right_plan_slower_or_larger(
         assert arena.lower_bound_bytes <= held_bytes <= min(arena.size_bytes, before.size_bytes)
         if arena.device is Device.GPU and all(us > 0 for us in plan.step_us):
             assert arena.lower_bound_bytes == held_bytes
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(graphs(), machines(), st.randoms(use_true_random=False))
+def test_later_copies_to_the_gpu_delay_nothing(graph: Graph, machine: Machine, random: Random) -> None:
+    problem, outcome = simulated(graph, machine, random)
+    steps = insert_copies(graph, problem, outcome)
+    plan = assemble(graph, machine, None, *reuse_buffers(graph, steps, BOTH))
+    listed, spans = hold_less(graph, steps, plan.step_us, plan.steps, BOTH)
+    step_us = step_times_us(graph, listed, machine)
+    late, later = fetch_late(graph, listed, step_us, spans, BOTH)
+    again = assemble(graph, machine, None, *reuse_buffers(graph, late, BOTH, later))
+    verify(graph, again)
+    run_adversarially(graph, again, random_orders=2)
+    makespan_us = max((end_us for _, end_us in spans), default=0.0)
+    assert max((end_us for _, end_us in later), default=0.0) <= makespan_us
+    assert again.makespan_us <= makespan_us
+    before = dict(zip(numbered(listed), spans, strict=True))
+    for (step, number), span in zip(numbered(late), later, strict=True):
+        assert span[0] >= before[step, number][0]
+        assert step.lane is Lane.H2D or span == before[step, number]
+
+
+def numbered(steps: Sequence[Step]) -> list[tuple[Step, int]]:
+    """The steps without their waits; those that are the same then, in order."""
+    seen: Counter[Step] = Counter()
+    found = []
+    for step in (replace(step, waits=()) for step in steps):
+        found.append((step, seen[step]))
+        seen[step] += 1
+    return found
