@@ -12,7 +12,7 @@ from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
 from hybridc.passes.cost import step_times_us
-from hybridc.passes.partition import Effort, on_cpu, partition, time_bound_us
+from hybridc.passes.partition import MOST_CLIMBED, Effort, on_cpu, partition, time_bound_us
 from hybridc.passes.pins import NO_PINS, Pins
 from hybridc.passes.planner.order import renewing_order
 from hybridc.passes.planner.realise import Draft
@@ -151,8 +151,8 @@ def _with_states(
     found with all of them there, and whatever touches them, in the memory that is left beside them.
     """
     graph = tiling.graph
-    if not graph.carried:
-        return draft
+    if not graph.carried or len(graph.kernels) > MOST_CLIMBED:
+        return draft  # of so many kernels placing the buffers again takes minutes
     candidates = [draft, keep_states(graph, machine, draft, budget_bytes)]
     names = {name for pair in graph.carried for name in pair}
     resident_bytes = sum(align(graph.tensor[old].size_bytes) for old, _ in graph.carried)
