@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from hybridc.ir import Copy, Device, Graph, Step
+from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
 from hybridc.passes.planner.realise import Draft, tightened, without_copies
@@ -35,7 +35,7 @@ def gpu_users(graph: Graph, names: Collection[str]) -> list[str]:
 
 
 def keep_states(graph: Graph, machine: Machine, draft: Draft, capacity_bytes: int) -> Draft:
-    """The draft with as many pairs resident as fit the GPU's capacity and make it faster.
+    """The draft with as many pairs resident as fit the GPU's capacity; itself, if none does.
 
     Those come first whose old value is needed first: their copies stand at both ends of the run, where
     there is least beside which they could run.
@@ -85,8 +85,8 @@ def _movable(graph: Graph, steps: Sequence[Step]) -> list[tuple[str, str]]:
         written, last_read = runs[new][0][0], runs[old][-1][0]
         if last_read == written:
             return (new, old) in kernel.may_overwrite and kernel.inputs.count(old) == 1
-        again = (p for p, _ in runs[new] if steps[p] == steps[written])
-        return last_read < written and not any(p != written for p in again)
+        times = sum(isinstance(step, Run) and step.kernel == kernel.name for step in steps)
+        return last_read < written and times == 1  # what runs twice has two results, at two places
 
     found = [pair for pair in graph.carried if is_movable(*pair)]
     return sorted(found, key=lambda pair: copies[pair[0]][0][0])
