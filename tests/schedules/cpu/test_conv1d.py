@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tvm import relax
 
 from hybridc.schedules.cpu.conv1d import conv1d
 from hybridc.schedules.registry import Request
 from hybridc.targets import Target
 
+torch = pytest.importorskip("torch")
 op = relax.op
 conv = torch.nn.functional.conv1d
 
