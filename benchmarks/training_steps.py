@@ -23,7 +23,7 @@ from hybridc.ir import Device, Graph
 from hybridc.machine import Machine, load_machine
 from hybridc.passes.partition import smallest_budget_bytes
 from hybridc.passes.pipeline import STAGES, Compilation, run_stages
-from hybridc.passes.program import Program
+from hybridc.passes.program.program import Program
 from hybridc.passes.tile import tile
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import Silent

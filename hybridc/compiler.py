@@ -31,7 +31,7 @@ from hybridc.options import CompileOptions, format_budget
 from hybridc.passes.partition import Effort, smallest_budget_bytes, smallest_bytes_bound
 from hybridc.passes.pins import Pins
 from hybridc.passes.pipeline import Compilation, run_stages
-from hybridc.passes.program import Program
+from hybridc.passes.program.program import Program
 from hybridc.progress import Progress, Silent
 from hybridc.runtime.staging import least_host_bytes
 from hybridc.targets import Target

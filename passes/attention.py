@@ -21,8 +21,8 @@ from tvm import relax, te, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.blocked import extents, sum_over
-from hybridc.passes.functions import Pattern
-from hybridc.passes.program import (
+from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     count_uses,

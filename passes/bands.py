@@ -9,7 +9,7 @@ from itertools import pairwise
 from tvm import relax
 
 from hybridc.passes.fuse import CONVOLUTIONS
-from hybridc.passes.program import Program, is_op, tensor_shape, variables
+from hybridc.passes.program.program import Program, is_op, tensor_shape, variables
 from hybridc.passes.shares import Operation, Part, operation_of, share_of
 from hybridc.passes.working_set import KernelGroup, size_bytes
 

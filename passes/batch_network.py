@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.passes.batch_functions import SUM, BatchFunction, IsSummed, Label, batch_function
-from hybridc.passes.program import Program, is_op, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
 from hybridc.passes.shares import Emit, Operation, Part, Share, operation_of, same_call, share_of
 
 Labels = dict[relax.Var, "Label | tuple[Label, ...]"]

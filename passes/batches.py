@@ -21,7 +21,7 @@ from tvm.ir.expr import GenericConst
 from hybridc.passes.batch_blocks import statistics_apart
 from hybridc.passes.batch_functions import SUM, BatchFunction, Label, unnumbered
 from hybridc.passes.batch_network import Network, samples_of
-from hybridc.passes.program import (
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     content_number,

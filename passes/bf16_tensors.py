@@ -9,8 +9,8 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.options import BF16
-from hybridc.passes.functions import FunctionTable, origins_of
-from hybridc.passes.program import (
+from hybridc.passes.program.prim_funcs import FunctionTable, origins_of
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     is_op,

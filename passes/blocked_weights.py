@@ -9,7 +9,7 @@ from tvm import relax
 
 from hybridc.passes.blocked import pack_weight
 from hybridc.passes.blocks import Layout
-from hybridc.passes.program import tensor_shape
+from hybridc.passes.program.program import tensor_shape
 
 
 @dataclass(frozen=True, slots=True)

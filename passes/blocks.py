@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.blocked import to_blocked, to_plain
-from hybridc.passes.program import ProgramBuilder, substitute, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import ProgramBuilder, substitute, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 
 WASTED_LANES = 0.2

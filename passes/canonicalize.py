@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.patterns import standardize_decomposed, standardize_groups
-from hybridc.passes.program import (
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     count_uses,

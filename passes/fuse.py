@@ -14,8 +14,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.functions import FunctionTable, Pattern, origins_of
-from hybridc.passes.program import (
+from hybridc.passes.program.prim_funcs import FunctionTable, Pattern, origins_of
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     constant_name,

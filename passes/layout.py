@@ -28,7 +28,7 @@ from hybridc.passes.blocked_weights import Weight
 from hybridc.passes.blocks import Blocked, Layout, lanes_of
 from hybridc.passes.channel_groups import Groups, joining
 from hybridc.passes.layout_functions import FUNCTION_RULES, NARROW_INPUT
-from hybridc.passes.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 
 MINIMUM_REUSE = 24

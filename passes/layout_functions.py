@@ -12,7 +12,7 @@ from hybridc.passes.blocked import Window, blocked_conv2d_wgrad
 from hybridc.passes.blocked_functions import Channels, in_blocks
 from hybridc.passes.blocked_pool import blocked_max_pool_with_indices
 from hybridc.passes.blocks import Blocked, Layout, lanes_of
-from hybridc.passes.program import is_op, operator_name, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import is_op, operator_name, tensor_dtype, tensor_shape
 
 NARROW_INPUT = 8
 """Fewer channels of data are read one by one from plain data: a block would be mostly empty."""

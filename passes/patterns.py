@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import relax, te, tirx
 
-from hybridc.passes.functions import Pattern
-from hybridc.passes.program import is_op, tensor_dtype, tensor_shape
+from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 
 if TYPE_CHECKING:
     from hybridc.passes.canonicalize import _Context as Context

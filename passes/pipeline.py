@@ -17,7 +17,6 @@ from hybridc.machine import Machine
 from hybridc.options import BF16, BF16_ERROR, FP32, INT8, Budget
 from hybridc.passes.attention import fuse_attention
 from hybridc.passes.canonicalize import canonicalize
-from hybridc.passes.functions import FunctionTable
 from hybridc.passes.fuse import fuse
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.lower import Lowered, lower
@@ -25,7 +24,8 @@ from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pins import carried_pins, resolve_pins
 from hybridc.passes.plan import make_plans
 from hybridc.passes.precision import Errors, mark_integers, reduce_precision
-from hybridc.passes.program import Program
+from hybridc.passes.program.prim_funcs import FunctionTable
+from hybridc.passes.program.program import Program
 from hybridc.passes.quantized import QUANTIZED_RULES
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions

@@ -16,7 +16,7 @@ from tvm_ffi import structural_equal
 
 from hybridc.options import BF16, INT8
 from hybridc.passes.bf16_tensors import keep_in_bf16
-from hybridc.passes.program import Program, is_op
+from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments
 from hybridc.schedules.cpu.bf16_conv1d import (
     floats_are_faster,

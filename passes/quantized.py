@@ -20,10 +20,10 @@ from tvm import relax, te, tirx
 from hybridc.passes.blocked import Window, extents, sum_over
 from hybridc.passes.blocked_weights import Weight
 from hybridc.passes.blocks import Blocked, Layout, lanes_of
-from hybridc.passes.functions import Pattern
 from hybridc.passes.layout import Rule, window_of
 from hybridc.passes.layout_functions import NARROW_INPUT
-from hybridc.passes.program import is_op, tensor_dtype, tensor_shape
+from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 
 UNSIGNED_SHIFT = 128
 """Added to signed activations: kernels multiply unsigned by signed numbers."""

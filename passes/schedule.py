@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, s_tir
 
 from hybridc.ir import Device
-from hybridc.passes.program import Program, is_op
+from hybridc.passes.program.program import Program, is_op
 from hybridc.schedules.registry import Request, Scheduled, schedule
 from hybridc.targets import Target
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tvm import relax
 
-from hybridc.passes.functions import FunctionTable, origins_of
-from hybridc.passes.program import (
+from hybridc.passes.program.prim_funcs import FunctionTable, origins_of
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     count_uses,

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.program import operator_name, tensor_shape
+from hybridc.passes.program.program import operator_name, tensor_shape
 
 UNARY = (
     *("relu", "leakyrelu", "clip", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "selu"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
-from hybridc.passes.functions import Pattern
+from hybridc.passes.program.prim_funcs import Pattern
 
 
 @dataclass(frozen=True, slots=True)

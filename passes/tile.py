@@ -27,7 +27,7 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.passes.bands import Bands, Facts, concats_in_readers
 from hybridc.passes.batches import split_batch
-from hybridc.passes.program import (
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     content_number,

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from tvm import relax
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.passes.functions import Pattern
 from hybridc.passes.fuse import VIEWS, form_groups
-from hybridc.passes.program import Program, is_op, operator_name, tensor_dtype, tensor_shape, variables
+from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.passes.program.program import (
+    Program,
+    is_op,
+    operator_name,
+    tensor_dtype,
+    tensor_shape,
+    variables,
+)
 from hybridc.passes.shares import ELEMENTWISE
 
 MOVEMENTS = ("concat", "strided_slice", "permute_dims", "halo", "rows", "pad", "split", *VIEWS)

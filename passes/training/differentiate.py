@@ -18,7 +18,7 @@ from tvm import relax
 
 import hybridc.passes.training.rules  # noqa: F401  (registers the rules)
 from hybridc.errors import ModelError
-from hybridc.passes.program import (
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     substitute,

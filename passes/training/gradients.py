@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.program import (
+from hybridc.passes.program.program import (
     ProgramBuilder,
     is_op,
     operator_name,

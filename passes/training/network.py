@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.frontend import ValueInfo
-from hybridc.passes.program import Program, ProgramBuilder, is_op, substitute, tensor_shape
+from hybridc.passes.program.program import Program, ProgramBuilder, is_op, substitute, tensor_shape
 from hybridc.passes.training.gradients import Emitter, constant
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tvm import relax, tirx
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Emitter
 from hybridc.passes.training.kernels.updates import Element, update
 

@@ -12,7 +12,7 @@ from collections.abc import Set
 
 from tvm import relax
 
-from hybridc.passes.program import Program, ProgramBuilder, is_op, substitute, variables
+from hybridc.passes.program.program import Program, ProgramBuilder, is_op, substitute, variables
 
 CHEAP = (
     *("add", "subtract", "multiply", "divide", "power", "negative", "maximum", "minimum", "astype"),

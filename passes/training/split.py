@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from tvm import relax
 
 from hybridc.frontend import ImportedModel, ValueInfo
-from hybridc.passes.program import (
+from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
     count_uses,

@@ -18,7 +18,7 @@ from tvm import relax
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, ValueInfo
 from hybridc.frontend.names import safe_names, unique_names
-from hybridc.passes.program import Program, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import Program, tensor_dtype, tensor_shape
 from hybridc.passes.training import losses
 from hybridc.passes.training.differentiate import SEED, Differentiated, Update, differentiate
 from hybridc.passes.training.gradients import Emitter, constant

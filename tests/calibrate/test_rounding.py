@@ -12,7 +12,7 @@ from hybridc.calibrate.rounding import RoundingErrors, relative_error, rounded, 
 from hybridc.options import CompileOptions
 from hybridc.passes.fuse import fuse
 from hybridc.passes.precision import Factors
-from hybridc.passes.program import Program, ProgramBuilder
+from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
 from tests.support.programs import drawn

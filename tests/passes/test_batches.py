@@ -13,7 +13,7 @@ from hybridc.frontend import read_model
 from hybridc.models.builder import GraphBuilder
 from hybridc.passes.batches import split_batch
 from hybridc.passes.canonicalize import canonicalize
-from hybridc.passes.program import Program, operator_name, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import Program, operator_name, tensor_dtype, tensor_shape
 from hybridc.passes.tile import tile
 from hybridc.passes.training.step import training_programs
 from hybridc.passes.working_set import kernel_groups, largest_working_set_bytes

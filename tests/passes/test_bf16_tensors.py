@@ -10,11 +10,11 @@ from tvm import relax
 
 from hybridc.ir import Device
 from hybridc.passes.bf16_tensors import keep_in_bf16
-from hybridc.passes.functions import FunctionTable
 from hybridc.passes.fuse import fuse
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.precision import reduce_precision
-from hybridc.passes.program import Program, ProgramBuilder, tensor_dtype
+from hybridc.passes.program.prim_funcs import FunctionTable
+from hybridc.passes.program.program import Program, ProgramBuilder, tensor_dtype
 from hybridc.passes.schedule import constant_arguments
 from hybridc.schedules.registry import PRECISION, Request, schedule
 from hybridc.targets import Target, parse_target

@@ -10,7 +10,7 @@ from tvm import relax
 
 from hybridc.passes.canonicalize import canonicalize
 from hybridc.passes.layout import choose_layout
-from hybridc.passes.program import Program, ProgramBuilder, operator_name, tensor_shape
+from hybridc.passes.program.program import Program, ProgramBuilder, operator_name, tensor_shape
 from hybridc.passes.training.differentiate import differentiate
 from hybridc.targets import ISAS
 from tests.support.programs import drawn, run_llvm

@@ -11,7 +11,7 @@ from tvm import relax
 from hybridc.passes.fuse import fuse
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.precision import Factors, mark_integers, reduce_precision
-from hybridc.passes.program import Program, ProgramBuilder
+from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.schedules.registry import PRECISION, PRECISION_NOTE
 from hybridc.targets import parse_target
 from tests.support.programs import drawn

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from hybridc.passes.canonicalize import canonicalize
-from hybridc.passes.program import is_op
+from hybridc.passes.program.program import is_op
 from hybridc.passes.scans import cumulative_sum, ranked
 from tests.support.programs import drawn, program_of, run_llvm
 

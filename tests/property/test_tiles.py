@@ -14,7 +14,7 @@ from tvm import relax
 
 from hybridc.frontend import read_model
 from hybridc.passes.canonicalize import canonicalize
-from hybridc.passes.program import Program, tensor_shape
+from hybridc.passes.program.program import Program, tensor_shape
 from hybridc.passes.shares import Part, operation_of, share_of
 from hybridc.passes.tile import tile
 from hybridc.passes.working_set import largest_working_set_bytes

@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from hybridc.passes.program import Program, ProgramBuilder
+from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.passes.training import Emitter, differentiate
 
 Build = Callable[..., relax.Expr]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tvm
 
-from hybridc.passes.program import Program
+from hybridc.passes.program.program import Program
 
 
 def program_of(module: tvm.IRModule, weights: dict[str, np.ndarray] | None = None) -> Program:

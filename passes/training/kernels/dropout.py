@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tvm import relax, te, tirx
 
-from hybridc.passes.program import tensor_shape
+from hybridc.passes.program.program import tensor_shape
 from hybridc.passes.training.gradients import placeholder
 
 

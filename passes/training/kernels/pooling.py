@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tvm import relax, te, tirx
 
-from hybridc.passes.program import tensor_dtype
+from hybridc.passes.program.program import tensor_dtype
 from hybridc.passes.training.gradients import extents, placeholder
 
 WRITTEN_OUT = 9

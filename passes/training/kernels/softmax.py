@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax, te, tirx
 
-from hybridc.passes.program import tensor_shape
+from hybridc.passes.program.program import tensor_shape
 from hybridc.passes.training.gradients import placeholder
 
 

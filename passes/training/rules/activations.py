@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tvm import relax, tirx
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient
 from hybridc.passes.training.kernels.softmax import softmax_gradient
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tvm import relax
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient
 from hybridc.passes.training.kernels.convolution import Window, convolution_weight_gradient
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient, operands, training_form
 from hybridc.passes.training.kernels.dropout import dropout
 

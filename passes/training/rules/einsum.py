@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tvm import relax, te, tirx
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, extents, gradient, operands, placeholder
 from hybridc.schedules.cpu.nest import loads, read_nest
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, constant, gradient
 from hybridc.passes.training.kernels.scatter import take_gradient
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from hybridc.passes.program import is_op, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import (
     Emitter,
     Gradient,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient, operands, rule_name
 from hybridc.passes.training.kernels.cross_entropy import cross_entropy_gradient
 from hybridc.passes.training.kernels.element_losses import ELEMENT_GRADIENTS, TARGET_GRADIENTS

@@ -6,7 +6,7 @@ import math
 
 from tvm import relax
 
-from hybridc.passes.program import is_op, tensor_shape
+from hybridc.passes.program.program import is_op, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient
 from hybridc.passes.training.rules.elementwise import summed_to
 

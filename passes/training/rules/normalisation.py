@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import (
     Gradient,
     Reverse,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, tirx
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient, operands
 from hybridc.passes.training.kernels.resize import gathered, resize_gradient
 from hybridc.schedules.cpu.nest import Block, loads, read_nest

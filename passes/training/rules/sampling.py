@@ -7,7 +7,7 @@ import math
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient
 from hybridc.passes.training.kernels.grid_sample import Sampling, grid_gradient, grid_sample_gradient
 

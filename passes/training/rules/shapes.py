@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import relax, s_tir, te, tirx
 from tvm.sym.analyzer import Analyzer
 
-from hybridc.passes.program import is_op, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import (
     Gradient,
     Reverse,

@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from hybridc.errors import ModelError
-from hybridc.passes.program import is_op, variables
+from hybridc.passes.program.program import is_op, variables
 from hybridc.passes.training import Emitter, differentiate
 from hybridc.passes.training.optimizers import Sgd, emit_update
 from tests.support.gradients import assert_gradients, compiled, normal, program_of

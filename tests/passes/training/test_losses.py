@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.program import ProgramBuilder
+from hybridc.passes.program.program import ProgramBuilder
 from hybridc.passes.training import Emitter, differentiate
 from hybridc.passes.training.losses import bce_with_logits, l1, mse, softmax_cross_entropy
 from tests.support.gradients import compiled, normal

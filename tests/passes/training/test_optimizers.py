@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from hybridc.passes.fuse import fuse
-from hybridc.passes.program import ProgramBuilder, is_op
+from hybridc.passes.program.program import ProgramBuilder, is_op
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.training import Emitter
 from hybridc.passes.training.optimizers import Adam, Optimizer, Sgd, emit_update

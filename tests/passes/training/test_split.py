@@ -8,7 +8,7 @@ from tvm import relax
 
 from hybridc.frontend import read_model
 from hybridc.models.builder import GraphBuilder
-from hybridc.passes.program import tensor_shape
+from hybridc.passes.program.program import tensor_shape
 from hybridc.passes.training import Emitter, differentiate
 from hybridc.passes.training.split import split_dominating, split_model
 from hybridc.training.splits import joined

@@ -12,7 +12,7 @@ from tvm import relax
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.models.builder import GraphBuilder
-from hybridc.passes.program import Program, operator_name
+from hybridc.passes.program.program import Program, operator_name
 from hybridc.passes.training.step import (
     MOMENT,
     PARAMETER,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.extrema import with_infinite_bounds
+from hybridc.passes.program.nan_semantics import with_infinite_bounds
 
 op = relax.op
 OPERATORS = {"max": (op.argmax, np.argmax), "min": (op.argmin, np.argmin)}

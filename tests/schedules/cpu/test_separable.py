@@ -12,8 +12,8 @@ from tvm import relax, tirx
 
 from hybridc.ir import Device
 from hybridc.passes.blocked import Window, blocked_conv2d, blocked_depthwise
-from hybridc.passes.functions import FunctionTable
-from hybridc.passes.program import ProgramBuilder
+from hybridc.passes.program.prim_funcs import FunctionTable
+from hybridc.passes.program.program import ProgramBuilder
 from hybridc.schedules.cpu import blocked_plan
 from hybridc.schedules.cpu.blocked_plan import group_count
 from hybridc.schedules.cpu.separable import Separable, is_faster, read_separable, separable

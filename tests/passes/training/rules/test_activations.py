@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tvm import relax
 
-from hybridc.passes.program import variables
+from hybridc.passes.program.program import variables
 from hybridc.passes.training import Emitter, differentiate
 from tests.support.gradients import assert_gradients, distinct, normal, program_of, side_by_side
 

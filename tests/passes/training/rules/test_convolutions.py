@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tvm import relax
 
-from hybridc.passes.program import is_op, operator_name
+from hybridc.passes.program.program import is_op, operator_name
 from hybridc.passes.training import Emitter, differentiate
 from tests.support.gradients import assert_gradients, normal, program_of, side_by_side
 

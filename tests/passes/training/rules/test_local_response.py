@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.program import Program, operator_name
+from hybridc.passes.program.program import Program, operator_name
 from hybridc.passes.training import Emitter, differentiate
 from tests.support.gradients import assert_gradients, compiled, gradients_of, normal, program_of
 

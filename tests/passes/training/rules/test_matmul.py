@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from hybridc.passes.program import is_op
+from hybridc.passes.program.program import is_op
 from hybridc.passes.training import Emitter, differentiate
 from tests.support.gradients import assert_gradients, normal, program_of, side_by_side
 

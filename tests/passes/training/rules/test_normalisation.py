@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.program import tensor_shape, variables
+from hybridc.passes.program.program import tensor_shape, variables
 from hybridc.passes.training import Emitter, differentiate
 from tests.support.gradients import (
     assert_gradients,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.program import is_op
+from hybridc.passes.program.program import is_op
 from hybridc.passes.training import Emitter, differentiate
 from tests.support.gradients import (
     assert_gradients,

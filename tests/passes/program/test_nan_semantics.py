@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from tvm import s_tir, te, tirx
 
 import hybridc
-from hybridc.passes.extrema import with_infinite_bounds, with_propagated_nan
+from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
 from hybridc.targets import native_isa
 
 SPECIAL = np.array([np.nan, 1, -np.inf, -2.5, np.inf, -0.0, 0.25, np.nan], np.float32)

@@ -11,8 +11,8 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.errors import ModelError
-from hybridc.passes.extrema import with_infinite_bounds, with_propagated_nan
-from hybridc.passes.program import Program, is_op, operator_name, tensor_dtype, tensor_shape
+from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
+from hybridc.passes.program.program import Program, is_op, operator_name, tensor_dtype, tensor_shape
 
 LITERAL_OPERANDS = (
     *("add", "subtract", "multiply", "divide", "floor_divide", "power", "mod", "floor_mod", "log_add_exp"),
