@@ -16,7 +16,7 @@ from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
 from hybridc.options import BF16, BF16_ERROR, FP32, INT8, Budget
 from hybridc.passes.attention import fuse_attention
-from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse import fuse
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.lower import Lowered, lower

@@ -12,7 +12,7 @@ from tvm import relax
 from hybridc.frontend import read_model
 from hybridc.models.builder import GraphBuilder
 from hybridc.passes.batches import split_batch
-from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.program.program import Program, operator_name, tensor_dtype, tensor_shape
 from hybridc.passes.tile import tile
 from hybridc.passes.training.step import training_programs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.program.program import Program, ProgramBuilder, operator_name, tensor_shape
 from hybridc.passes.training.differentiate import differentiate

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from hybridc.frontend import read_model
-from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.program.program import Program, tensor_shape
 from hybridc.passes.shares import Part, operation_of, share_of
 from hybridc.passes.tile import tile

@@ -7,7 +7,7 @@ import pytest
 from tvm import relax
 
 from hybridc.ir import Device
-from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse import fuse
 from hybridc.schedules.registry import Request, schedule
 from hybridc.targets import parse_target

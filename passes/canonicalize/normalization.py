@@ -18,7 +18,7 @@ from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 
 if TYPE_CHECKING:
-    from hybridc.passes.canonicalize import _Context as Context
+    from hybridc.passes.canonicalize.canonicalize import _Context as Context
 
 
 def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon: float) -> tirx.PrimFunc:

@@ -13,7 +13,7 @@ import tvm
 from onnx import TensorProto, helper
 from tvm import relax
 
-from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.program.program import Program, is_op
 from tests.support.programs import drawn, program_of, run_llvm
 

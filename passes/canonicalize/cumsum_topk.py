@@ -14,7 +14,7 @@ from tvm import relax, te, tirx
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 
 if TYPE_CHECKING:
-    from hybridc.passes.canonicalize import _Context
+    from hybridc.passes.canonicalize.canonicalize import _Context
 
 
 def sum_in_blocks(expr: relax.Expr, context: _Context) -> relax.Expr | None:

@@ -5,7 +5,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.canonicalize.canonicalize import canonicalize
 from tests.support.programs import drawn, program_of, run_llvm
 
 

@@ -29,7 +29,7 @@ from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 
 if TYPE_CHECKING:
-    from hybridc.passes.canonicalize import _Context
+    from hybridc.passes.canonicalize.canonicalize import _Context
 
 UNARY = ("nn.relu", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh")
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")

@@ -7,9 +7,9 @@ import pytest
 import tvm
 from tvm import relax
 
-from hybridc.passes.canonicalize import canonicalize
+from hybridc.passes.canonicalize.canonicalize import canonicalize
+from hybridc.passes.canonicalize.cumsum_topk import cumulative_sum, ranked
 from hybridc.passes.program.program import is_op
-from hybridc.passes.scans import cumulative_sum, ranked
 from tests.support.programs import drawn, program_of, run_llvm
 
 

@@ -15,7 +15,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.patterns import standardize_decomposed, standardize_groups
+from hybridc.passes.canonicalize.cumsum_topk import select_by_rank, sum_in_blocks
+from hybridc.passes.canonicalize.normalization import standardize_decomposed, standardize_groups
+from hybridc.passes.canonicalize.transposed_conv import interleave_later, split_transposed_convolution
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -26,8 +28,6 @@ from hybridc.passes.program.program import (
     tensor_dtype,
     tensor_shape,
 )
-from hybridc.passes.scans import select_by_rank, sum_in_blocks
-from hybridc.passes.transposed import interleave_later, split_transposed_convolution
 
 SHARED_FOLD_LIMIT_BYTES = 1 << 20
 """A weight that others read too is folded into a second copy only when the copy is this small."""
