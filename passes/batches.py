@@ -21,6 +21,7 @@ from tvm.ir.expr import GenericConst
 from hybridc.passes.batch_blocks import statistics_apart
 from hybridc.passes.batch_functions import SUM, BatchFunction, Label, unnumbered
 from hybridc.passes.batch_network import Network, samples_of
+from hybridc.passes.fuse.working_set import KernelGroup, kernel_groups, size_bytes
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -30,7 +31,6 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
-from hybridc.passes.working_set import KernelGroup, kernel_groups, size_bytes
 
 MAX_PARTS = 32
 """Of a batch. More would gain little memory and cost a launch each; weights are what is left by then."""

@@ -15,9 +15,11 @@ from hybridc.ir import Device, Graph, Plan
 from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
 from hybridc.options import BF16, BF16_ERROR, FP32, INT8, Budget
-from hybridc.passes.attention import fuse_attention
 from hybridc.passes.canonicalize.canonicalize import canonicalize
-from hybridc.passes.fuse import fuse
+from hybridc.passes.fuse.attention import fuse_attention
+from hybridc.passes.fuse.fuse import fuse
+from hybridc.passes.fuse.separable import fuse_separable
+from hybridc.passes.fuse.working_set import kernel_groups
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.lower import Lowered, lower
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes
@@ -29,11 +31,9 @@ from hybridc.passes.program.program import Program
 from hybridc.passes.quantized import QUANTIZED_RULES
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
-from hybridc.passes.separable import fuse_separable
 from hybridc.passes.tile import tile
 from hybridc.passes.tilings import Tiling, choose_tilings
 from hybridc.passes.verify import verify
-from hybridc.passes.working_set import kernel_groups
 from hybridc.progress import Progress
 from hybridc.schedules.registry import Scheduled
 from hybridc.targets import Target

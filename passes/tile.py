@@ -27,6 +27,7 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.passes.bands import Bands, Facts, concats_in_readers
 from hybridc.passes.batches import split_batch
+from hybridc.passes.fuse.working_set import largest_working_set_bytes
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -39,7 +40,6 @@ from hybridc.passes.program.program import (
 from hybridc.passes.regions import choose_bands
 from hybridc.passes.shares import Operation, Part, Share, share_of
 from hybridc.passes.stacked import Piece, stacked
-from hybridc.passes.working_set import largest_working_set_bytes
 
 MAX_ROUNDS = 3
 """Bands that are still too large are cut again, along another axis: batches, then rows, then channels."""

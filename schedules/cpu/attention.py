@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, as `passes/attention.py` writes it."""
+"""Scaled dot-product attention, as `passes/fuse/attention.py` writes it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tvm import relax
 
 from hybridc.ir import Device
 from hybridc.passes.bf16_tensors import keep_in_bf16
-from hybridc.passes.fuse import fuse
+from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.precision import reduce_precision
 from hybridc.passes.program.prim_funcs import FunctionTable

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.fuse import fuse
+from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.layout import choose_layout
 from hybridc.passes.precision import Factors, mark_integers, reduce_precision
 from hybridc.passes.program.program import Program, ProgramBuilder

@@ -8,7 +8,7 @@ from tvm.script import relax as R
 from hybridc.ir import Device, Graph, Role
 from hybridc.ir.graph import OTHER_FAMILY
 from hybridc.ir.plan import align
-from hybridc.passes.fuse import fuse
+from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.read_graph import family_of, read_graph
 from hybridc.schedules.registry import Scheduled, rules
 from tests.support.programs import drawn, program_of

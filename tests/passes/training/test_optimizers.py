@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.fuse import fuse
+from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import ProgramBuilder, is_op
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.training import Emitter

@@ -8,7 +8,7 @@ import math
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.fuse import fuse
+from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import Program, operator_name, tensor_shape, variables
 from hybridc.passes.training import Emitter, differentiate
 from tests.support.gradients import assert_gradients, normal, program_of

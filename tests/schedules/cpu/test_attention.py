@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tvm import relax, tirx
 
-from hybridc.passes.attention import Attention, Operand, attention_function
+from hybridc.passes.fuse.attention import Attention, Operand, attention_function
 from hybridc.schedules.cpu.attention import attention
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import relax
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.passes.fuse import VIEWS, form_groups
+from hybridc.passes.fuse.fuse import VIEWS, form_groups
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import (
     Program,

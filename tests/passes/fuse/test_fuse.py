@@ -7,7 +7,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.errors import ModelError
-from hybridc.passes.fuse import fuse
+from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import Program, is_op
 from tests.support.programs import drawn, program_of, run_llvm
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.attention import fuse_attention
+from hybridc.passes.fuse.attention import fuse_attention
 from hybridc.passes.program.program import Program, ProgramBuilder, operator_name, tensor_shape
 from tests.support.programs import drawn, run_llvm
 
