@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from hybridc.passes.blocked import Window, extents, sum_over
-from hybridc.passes.blocked_weights import Weight
-from hybridc.passes.blocks import Blocked, Layout, lanes_of
-from hybridc.passes.layout import Rule, window_of
-from hybridc.passes.layout_functions import NARROW_INPUT
+from hybridc.passes.layout.layout import Rule, window_of
+from hybridc.passes.layout.operators import Window, extents, sum_over
+from hybridc.passes.layout.state import Blocked, Layout, lanes_of
+from hybridc.passes.layout.training_functions import NARROW_INPUT
+from hybridc.passes.layout.weights import Weight
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tvm import relax, te, tirx
 
-from hybridc.passes.blocked import extents
+from hybridc.passes.layout.operators import extents
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 

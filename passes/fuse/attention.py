@@ -20,7 +20,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.blocked import extents, sum_over
+from hybridc.passes.layout.operators import extents, sum_over
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import (
     Program,

@@ -57,7 +57,7 @@ class Axis:
 
 
 def max_pool_indices(request: Request) -> Scheduled | None:
-    """Accepts `max_pool_with_indices` of `passes/blocked_pool.py`.
+    """Accepts `max_pool_with_indices` of `passes/layout/max_pool.py`.
 
     Tiling: a line of outputs is a task; each pixel is a vector of channels, whose best value and the number
     of its tap are two registers. Taps that read padding are left out.

@@ -11,7 +11,7 @@ from tvm import relax
 from hybridc.ir import Device
 from hybridc.passes.bf16_tensors import keep_in_bf16
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.layout import choose_layout
+from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.precision import reduce_precision
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program, ProgramBuilder, tensor_dtype

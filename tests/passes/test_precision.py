@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax
 
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.layout import choose_layout
+from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.precision import Factors, mark_integers, reduce_precision
 from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.schedules.registry import PRECISION, PRECISION_NOTE

@@ -6,7 +6,7 @@ from tvm import relax, tirx
 
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
-from hybridc.passes.layout import choose_layout
+from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_shape
 from hybridc.targets import parse_target
 from tests.support.programs import drawn, run_llvm

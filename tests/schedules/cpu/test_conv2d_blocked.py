@@ -7,7 +7,7 @@ import pytest
 from tvm import tirx
 
 from hybridc.ir import Device
-from hybridc.passes.blocked import Window, blocked_depthwise
+from hybridc.passes.layout.operators import Window, blocked_depthwise
 from hybridc.schedules.cpu import blocked_plan
 from hybridc.schedules.cpu.blocked import read_blocked_convolution
 from hybridc.schedules.cpu.blocked_plan import Plan, even_spans, rank_plans

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from hybridc.passes.blocked import Window, blocked_depthwise
+from hybridc.passes.layout.operators import Window, blocked_depthwise
 from hybridc.schedules.cpu.depthwise_blocked import depthwise_blocked
 from hybridc.schedules.registry import Request
 from hybridc.targets import Target

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax, te, tirx
 
-from hybridc.passes.blocked import extents, sum_over
+from hybridc.passes.layout.operators import extents, sum_over
 from hybridc.schedules.cpu.few_rows import few_rows
 
 op = relax.op

@@ -10,7 +10,7 @@ import pytest
 from tvm import tirx
 from tvm.relax import op
 
-from hybridc.passes.blocked import Window, blocked_grouped_conv2d
+from hybridc.passes.layout.operators import Window, blocked_grouped_conv2d
 from hybridc.schedules.cpu import blocked_plan
 from hybridc.schedules.cpu.blocked import (
     BlockedConvolution,

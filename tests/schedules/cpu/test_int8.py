@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridc.passes.blocked import Window
+from hybridc.passes.layout.operators import Window
 from hybridc.passes.quantized import int8_conv2d as convolution
 from hybridc.passes.quantized import int8_matmul as product
 from hybridc.schedules.cpu.int8_conv2d import int8_conv2d

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.blocked import to_blocked, to_plain
+from hybridc.passes.layout.operators import to_blocked, to_plain
 from hybridc.schedules.cpu.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
 

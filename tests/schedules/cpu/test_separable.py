@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.ir import Device
-from hybridc.passes.blocked import Window, blocked_conv2d, blocked_depthwise
+from hybridc.passes.layout.operators import Window, blocked_conv2d, blocked_depthwise
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import ProgramBuilder
 from hybridc.schedules.cpu import blocked_plan

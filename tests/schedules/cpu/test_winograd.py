@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from hybridc.passes.blocked import Window, blocked_conv2d
+from hybridc.passes.layout.operators import Window, blocked_conv2d
 from hybridc.schedules.cpu.blocked import read_blocked_convolution
 from hybridc.schedules.cpu.tile import Tile
 from hybridc.schedules.cpu.toom_cook import F2, F4, ToomCook

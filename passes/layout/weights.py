@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.blocked import pack_weight
-from hybridc.passes.blocks import Layout
+from hybridc.passes.layout.operators import pack_weight
+from hybridc.passes.layout.state import Layout
 from hybridc.passes.program.program import tensor_shape
 
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.blocked import to_blocked, to_plain
+from hybridc.passes.layout.operators import to_blocked, to_plain
 from hybridc.passes.program.program import ProgramBuilder, substitute, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 

@@ -8,10 +8,10 @@ from typing import Any
 from tvm import relax, s_tir, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.blocked import Window, blocked_conv2d_wgrad
-from hybridc.passes.blocked_functions import Channels, in_blocks
-from hybridc.passes.blocked_pool import blocked_max_pool_with_indices
-from hybridc.passes.blocks import Blocked, Layout, lanes_of
+from hybridc.passes.layout.functions import Channels, in_blocks
+from hybridc.passes.layout.max_pool import blocked_max_pool_with_indices
+from hybridc.passes.layout.operators import Window, blocked_conv2d_wgrad
+from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.program.program import is_op, operator_name, tensor_dtype, tensor_shape
 
 NARROW_INPUT = 8

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridc.passes.blocks import lanes_of
+from hybridc.passes.layout.state import lanes_of
 from hybridc.schedules.cpu.grouping import grouping
 from hybridc.targets import Isa
 

@@ -17,17 +17,17 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.blocked import (
+from hybridc.passes.layout.channel_groups import Groups, joining
+from hybridc.passes.layout.operators import (
     Window,
     blocked_conv2d,
     blocked_depth_to_space,
     blocked_depthwise,
     blocked_grouped_conv2d,
 )
-from hybridc.passes.blocked_weights import Weight
-from hybridc.passes.blocks import Blocked, Layout, lanes_of
-from hybridc.passes.channel_groups import Groups, joining
-from hybridc.passes.layout_functions import FUNCTION_RULES, NARROW_INPUT
+from hybridc.passes.layout.state import Blocked, Layout, lanes_of
+from hybridc.passes.layout.training_functions import FUNCTION_RULES, NARROW_INPUT
+from hybridc.passes.layout.weights import Weight
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.blocks import lanes_of
-from hybridc.passes.layout import choose_layout
+from hybridc.passes.layout.layout import choose_layout
+from hybridc.passes.layout.state import lanes_of
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op, operator_name, tensor_shape
 from hybridc.targets import ISAS
 from tests.support.programs import drawn, run_llvm

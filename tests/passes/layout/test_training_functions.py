@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from hybridc.passes.canonicalize.canonicalize import canonicalize
-from hybridc.passes.layout import choose_layout
+from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.program.program import Program, ProgramBuilder, operator_name, tensor_shape
 from hybridc.passes.training.differentiate import differentiate
 from hybridc.targets import ISAS

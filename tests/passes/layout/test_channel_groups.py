@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridc.passes.channel_groups import Groups, joining
+from hybridc.passes.layout.channel_groups import Groups, joining
 from hybridc.targets import ISAS
 
 
