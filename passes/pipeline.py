@@ -25,10 +25,10 @@ from hybridc.passes.lower import Lowered, lower
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pins import carried_pins, resolve_pins
 from hybridc.passes.plan import make_plans
-from hybridc.passes.precision import Errors, mark_integers, reduce_precision
+from hybridc.passes.precision.precision import Errors, mark_integers, reduce_precision
+from hybridc.passes.precision.quantized import QUANTIZED_RULES
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program
-from hybridc.passes.quantized import QUANTIZED_RULES
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.tile import tile

@@ -114,7 +114,7 @@ class Request:
 
     @property
     def precision(self) -> str:
-        """In which its products may be computed: fp32, or what `passes/precision.py` has noted."""
+        """In which its products may be computed: fp32, or what `passes/precision/precision.py` has noted."""
         return str((self.function.attrs or {}).get(PRECISION, "fp32"))
 
 

@@ -21,7 +21,7 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.ir import Device
 from hybridc.options import BF16, CompileOptions
-from hybridc.passes.precision import Factors
+from hybridc.passes.precision.precision import Factors
 from hybridc.passes.program.program import Program, count_uses, is_op, tensor_dtype, tensor_shape, variables
 from hybridc.passes.schedule import constant_arguments
 from hybridc.progress import Progress

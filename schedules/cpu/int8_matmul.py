@@ -14,7 +14,7 @@ from hybridc.schedules.registry import Request, Scheduled
 
 
 def int8_matmul(request: Request) -> Scheduled | None:
-    """Accepts products of 8-bit numbers as `passes/quantized.py` writes them, with a constant B.
+    """Accepts products of 8-bit numbers as `passes/precision/quantized.py` writes them, with a constant B.
 
     Tiling: see `word_matmul.py`, and `amx_matmul.py` where there are tiles. Where words are made, signed
     numbers become unsigned.

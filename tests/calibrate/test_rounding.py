@@ -11,7 +11,7 @@ from tvm import relax
 from hybridc.calibrate.rounding import RoundingErrors, relative_error, rounded, rounding_errors_of
 from hybridc.options import CompileOptions
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.precision import Factors
+from hybridc.passes.precision.precision import Factors
 from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.progress import Silent
 from hybridc.targets import parse_target

@@ -15,7 +15,7 @@ from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from hybridc.options import BF16, INT8
-from hybridc.passes.bf16_tensors import keep_in_bf16
+from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments
 from hybridc.schedules.cpu.bf16_conv1d import (
@@ -120,7 +120,7 @@ def _positions(nest: Nest, left: tirx.Var, right: tirx.Var) -> Factors | str:
 def mark_integers(program: Program) -> Program:
     """Note which functions multiply integers.
 
-    Requires: `program` fused, with what `passes/quantized.py` wrote.
+    Requires: `program` fused, with what `passes/precision/quantized.py` wrote.
     Ensures: of the functions that add up products those of 8-bit integers have the attribute PRECISION, the
     others PRECISION_NOTE.
     Raises: nothing of its own.

@@ -9,10 +9,10 @@ import pytest
 from tvm import relax
 
 from hybridc.ir import Device
-from hybridc.passes.bf16_tensors import keep_in_bf16
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.layout.layout import choose_layout
-from hybridc.passes.precision import reduce_precision
+from hybridc.passes.precision.bf16_storage import keep_in_bf16
+from hybridc.passes.precision.precision import reduce_precision
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program, ProgramBuilder, tensor_dtype
 from hybridc.passes.schedule import constant_arguments
@@ -115,7 +115,7 @@ def test_results_are_the_same_bit_for_bit(narrow, kind, monkeypatch):
     program, target = chains()[kind], Target((), narrow.isa)
     found = reduced(program, target)
     assert kept(found)[0]
-    monkeypatch.setattr("hybridc.passes.precision.keep_in_bf16", lambda program, data: program)
+    monkeypatch.setattr("hybridc.passes.precision.precision.keep_in_bf16", lambda program, data: program)
     unkept = reduced(program, target)
     assert not any(kept(unkept))
     np.testing.assert_array_equal(computed(found, narrow), computed(unkept, narrow))
