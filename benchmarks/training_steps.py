@@ -24,7 +24,7 @@ from hybridc.machine import Machine, load_machine
 from hybridc.passes.partition import smallest_budget_bytes
 from hybridc.passes.pipeline import STAGES, Compilation, run_stages
 from hybridc.passes.program.program import Program
-from hybridc.passes.tile import tile
+from hybridc.passes.tiling.tile import tile
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import Silent
 from hybridc.targets import parse_target

@@ -31,7 +31,7 @@ from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
-from hybridc.passes.tile import tile
+from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tilings import Tiling, choose_tilings
 from hybridc.passes.verify import verify
 from hybridc.progress import Progress

@@ -18,7 +18,7 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
-from hybridc.passes.shares import ELEMENTWISE
+from hybridc.passes.tiling.slice_rules import ELEMENTWISE
 
 MOVEMENTS = ("concat", "strided_slice", "permute_dims", "halo", "rows", "pad", "split", *VIEWS)
 """Operators, without namespace, that only move data."""

@@ -15,7 +15,7 @@ from hybridc.passes.batches import split_batch
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse.working_set import kernel_groups, largest_working_set_bytes
 from hybridc.passes.program.program import Program, operator_name, tensor_dtype, tensor_shape
-from hybridc.passes.tile import tile
+from hybridc.passes.tiling.tile import tile
 from hybridc.passes.training.step import training_programs
 from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from tests.support.programs import run_llvm

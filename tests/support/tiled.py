@@ -13,7 +13,7 @@ from tvm import relax
 from hybridc.passes import pipeline
 from hybridc.passes.pipeline import Compilation, Stage
 from hybridc.passes.program.program import Program, ProgramBuilder, tensor_shape
-from hybridc.passes.tile import tile
+from hybridc.passes.tiling.tile import tile
 from hybridc.progress import Progress
 from tests.support.programs import drawn, run_llvm
 

@@ -11,7 +11,7 @@ from tvm import relax
 from hybridc.passes.fuse.fuse import CONVOLUTIONS
 from hybridc.passes.fuse.working_set import KernelGroup, size_bytes
 from hybridc.passes.program.program import Program, is_op, tensor_shape, variables
-from hybridc.passes.shares import Operation, Part, operation_of, share_of
+from hybridc.passes.tiling.slice_rules import Operation, Part, operation_of, share_of
 
 MAX_BANDS = 32
 """Of one tensor. More would gain little memory and cost a launch each; weights are what is left by then."""
