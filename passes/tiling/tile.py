@@ -10,7 +10,7 @@ The bands are listed in the order in which the region's results need them, not l
 each tensor are live at a time. (Depth-first execution of patches: Alwani et al., "Fused-layer CNN
 accelerators", MICRO 2016; here border rows are kept and not computed twice.)
 
-A training step first goes through its batch in parts, functions and all (passes/batches.py); what is still
+A training step first goes through its batch in parts, functions and all (passes/tiling/batch/split_batch.py); what is still
 too large is then cut up as in any network. passes/tiling/regions.py chooses what is in bands, passes/tiling/tile_sizes.py how
 many there are, passes/tiling/slice_rules.py knows how an operator computes one; this file writes the program.
 """
@@ -25,7 +25,6 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.batches import split_batch
 from hybridc.passes.fuse.working_set import largest_working_set_bytes
 from hybridc.passes.program.program import (
     Program,
@@ -37,6 +36,7 @@ from hybridc.passes.program.program import (
     tensor_shape,
 )
 from hybridc.passes.tiling.assemble import Piece, stacked
+from hybridc.passes.tiling.batch.split_batch import split_batch
 from hybridc.passes.tiling.regions import choose_bands
 from hybridc.passes.tiling.slice_rules import Operation, Part, Share, share_of
 from hybridc.passes.tiling.tile_sizes import Bands, Facts, concats_in_readers

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax, s_tir, tirx
 
-from hybridc.passes.batch_functions import blocks_of, unnumbered
-from hybridc.passes.batch_network import Network
 from hybridc.passes.program.program import Program, ProgramBuilder, content_number, substitute
+from hybridc.passes.tiling.batch.functions import blocks_of, unnumbered
+from hybridc.passes.tiling.batch.network import Network
 
 
 def statistics_apart(program: Program, samples: int) -> Program:

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm import te, tirx
 
-from hybridc.passes.batch_functions import SUM, IsSummed, batch_function
+from hybridc.passes.tiling.batch.functions import SUM, IsSummed, batch_function
 from hybridc.passes.training.kernels.scatter import take_gradient
 
 SHAPE = (6, 4)

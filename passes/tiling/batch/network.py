@@ -13,8 +13,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from hybridc.passes.batch_functions import SUM, BatchFunction, IsSummed, Label, batch_function
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
+from hybridc.passes.tiling.batch.functions import SUM, BatchFunction, IsSummed, Label, batch_function
 from hybridc.passes.tiling.slice_rules import Emit, Operation, Part, Share, operation_of, same_call, share_of
 
 Labels = dict[relax.Var, "Label | tuple[Label, ...]"]

@@ -18,9 +18,6 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.batch_blocks import statistics_apart
-from hybridc.passes.batch_functions import SUM, BatchFunction, Label, unnumbered
-from hybridc.passes.batch_network import Network, samples_of
 from hybridc.passes.fuse.working_set import KernelGroup, kernel_groups, size_bytes
 from hybridc.passes.program.program import (
     Program,
@@ -31,6 +28,9 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
+from hybridc.passes.tiling.batch.functions import SUM, BatchFunction, Label, unnumbered
+from hybridc.passes.tiling.batch.network import Network, samples_of
+from hybridc.passes.tiling.batch.statistics import statistics_apart
 
 MAX_PARTS = 32
 """Of a batch. More would gain little memory and cost a launch each; weights are what is left by then."""
