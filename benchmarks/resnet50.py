@@ -27,7 +27,7 @@ from common import suite_feeds, suite_model, write_result
 
 from hybridc.compiler import compile_model, import_model
 from hybridc.options import CompileOptions
-from hybridc.passes.lower import llvm_target
+from hybridc.passes.lower.lower import llvm_target
 from hybridc.runtime import load
 from hybridc.targets import parse_target
 

@@ -21,7 +21,7 @@ from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
 from hybridc.passes.fuse.working_set import kernel_groups
 from hybridc.passes.layout.layout import choose_layout
-from hybridc.passes.lower import Lowered, lower
+from hybridc.passes.lower.lower import Lowered, lower
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pins import carried_pins, resolve_pins
 from hybridc.passes.plan import make_plans

@@ -41,8 +41,8 @@ from hybridc.targets import Target
 
 if TYPE_CHECKING:
     from hybridc.machine import Machine
-    from hybridc.passes.bind import WeightLayout
-    from hybridc.passes.lower import LoweredPlan
+    from hybridc.passes.lower.bind import WeightLayout
+    from hybridc.passes.lower.lower import LoweredPlan
     from hybridc.passes.pins import Pins
     from hybridc.schedules.registry import Packing
 

@@ -12,7 +12,7 @@ import ml_dtypes  # noqa: F401 - numpy knows bfloat16 only after this import
 import numpy as np
 import tvm
 
-from hybridc.passes.lower import llvm_target
+from hybridc.passes.lower.lower import llvm_target
 from hybridc.runtime.libraries import limit_threads, load_runtime
 from hybridc.runtime.tiles import request_tiles
 from hybridc.schedules.cpu import install as install_vector_functions

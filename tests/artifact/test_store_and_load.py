@@ -24,8 +24,8 @@ from hybridc.errors import ArtifactError, DeviceError, HybridcError, UsageError
 from hybridc.ir import Device, Plan
 from hybridc.ir.graph import graph_from_json, graph_to_json
 from hybridc.machine import load_machine
-from hybridc.passes.bind import WeightLayout, bind
-from hybridc.passes.lower import LoweredPlan
+from hybridc.passes.lower.bind import WeightLayout, bind
+from hybridc.passes.lower.lower import LoweredPlan
 from tests.support.artifacts import (
     Model,
     cpu_model,

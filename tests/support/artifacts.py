@@ -17,7 +17,7 @@ from hybridc.codegen.library import BuiltLibrary, build_library
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, Plan, Role, Run, Step, Tensor
 from hybridc.ir.plan import align
 from hybridc.machine import load_machine
-from hybridc.passes.lower import Lowered, lower
+from hybridc.passes.lower.lower import Lowered, lower
 from hybridc.schedules.registry import Packing, Scheduled
 from hybridc.targets import Target, parse_target
 

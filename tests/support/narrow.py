@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from hybridc.passes.lower import llvm_target
+from hybridc.passes.lower.lower import llvm_target
 from hybridc.schedules.cpu import install
 from hybridc.schedules.registry import PRECISION, Scheduled
 from hybridc.targets import ISAS, Isa, missing_flags

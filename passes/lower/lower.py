@@ -26,7 +26,7 @@ import tvm
 from tvm import relax
 
 from hybridc.ir import Device, Graph, Lane, Plan, Role, Run, Step
-from hybridc.passes.bind import Functions, Operand, ResidentWeight, View, WeightLayout, bind
+from hybridc.passes.lower.bind import Functions, Operand, ResidentWeight, View, WeightLayout, bind
 from hybridc.targets import Isa, Target
 
 
