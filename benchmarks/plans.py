@@ -38,12 +38,12 @@ from hybridc.passes.pipeline import Compilation, run_stages
 from hybridc.passes.plan import make_plans
 from hybridc.passes.planner.bound import time_bound
 from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
-from hybridc.passes.planner.core import Core
-from hybridc.passes.planner.order import best_order
+from hybridc.passes.planner.model.core import Core
+from hybridc.passes.planner.model.order import best_order
+from hybridc.passes.planner.model.problem import Problem, problem_of
+from hybridc.passes.planner.model.rematerialize import with_repeats
+from hybridc.passes.planner.model.structure import runs_again, smallest_working_set_bytes
 from hybridc.passes.planner.policies import BASELINES
-from hybridc.passes.planner.problem import Problem, problem_of
-from hybridc.passes.planner.repeats import with_repeats
-from hybridc.passes.planner.structure import runs_again, smallest_working_set_bytes
 from hybridc.passes.tilings import Tiling, choose_tilings
 from hybridc.progress import Silent
 from hybridc.targets import parse_target

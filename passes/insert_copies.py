@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.simulate import Event, EventKind, Outcome
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
 from hybridc.passes.waits import set_waits
 
 _KERNELS = {EventKind.RUN_GPU: Device.GPU, EventKind.RUN_CPU: Device.CPU}

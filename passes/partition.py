@@ -10,19 +10,19 @@ from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Kernel
 from hybridc.machine import Machine
 from hybridc.passes.insert_copies import insert_copies
-from hybridc.passes.pins import NO_PINS, Pins
 from hybridc.passes.planner.bound import bytes_bound, simple_time_bound_us, time_bound
-from hybridc.passes.planner.core import Core
-from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb
-from hybridc.passes.planner.order import best_order, level_order
+from hybridc.passes.planner.model.core import Core
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.order import best_order, level_order
+from hybridc.passes.planner.model.pins import NO_PINS, Pins
+from hybridc.passes.planner.model.problem import Problem, problem_of
+from hybridc.passes.planner.model.simulate import simulate
+from hybridc.passes.planner.model.structure import smallest_working_set_bytes
 from hybridc.passes.planner.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
-from hybridc.passes.planner.problem import Problem, problem_of
 from hybridc.passes.planner.proof import proven
 from hybridc.passes.planner.realise import SHORT, Draft, realise, tightened
-from hybridc.passes.planner.simulate import simulate
-from hybridc.passes.planner.structure import smallest_working_set_bytes
 from hybridc.passes.reuse_buffers import reuse_buffers
 
 DEFAULT_SECONDS = 10.0

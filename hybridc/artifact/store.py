@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hybridc.machine import Machine
     from hybridc.passes.lower.bind import WeightLayout
     from hybridc.passes.lower.lower import LoweredPlan
-    from hybridc.passes.pins import Pins
+    from hybridc.passes.planner.model.pins import Pins
     from hybridc.schedules.registry import Packing
 
 

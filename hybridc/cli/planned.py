@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hybridc.ir import Graph, Plan
     from hybridc.machine import Machine
     from hybridc.options import Budget
-    from hybridc.passes.pins import Pins
+    from hybridc.passes.planner.model.pins import Pins
     from hybridc.report import Report
 
 

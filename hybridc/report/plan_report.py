@@ -8,7 +8,7 @@ from typing import Any
 
 from hybridc.ir import BufferKind, Copy, Device, Graph, Plan, Run
 from hybridc.machine import Machine
-from hybridc.passes.pins import NO_PINS, Pins
+from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.report.lanes import LaneRow, hidden_copy_us, lane_rows
 from hybridc.report.memory import ByteRow, byte_rows
 from hybridc.report.reasons import Reasons, footprint_bytes

@@ -8,8 +8,8 @@ from functools import cached_property
 from hybridc.ir import Device, Graph, Kernel, Plan, Role
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
-from hybridc.passes.cost import copy_us, kernel_us
-from hybridc.passes.pins import Pins
+from hybridc.passes.planner.model.cost import copy_us, kernel_us
+from hybridc.passes.planner.model.pins import Pins
 
 
 @dataclass(frozen=True)

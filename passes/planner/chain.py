@@ -33,7 +33,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from hybridc.passes.planner.frontier import Vector
-from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.stages import Counted, stages_of
 from hybridc.passes.planner.sweep import Cell, Sweep
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.simulate import Outcome
+from hybridc.passes.planner.model.structure import smallest_working_set_bytes
 from hybridc.passes.planner.retime import Schedule, Stay, decisions_of, outcome_of
-from hybridc.passes.planner.simulate import Outcome
-from hybridc.passes.planner.structure import smallest_working_set_bytes
 
 LARGEST_KERNEL_COUNT = 14
 """Up to here an optimum is proven in seconds, as a rule."""

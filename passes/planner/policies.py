@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import BEFORE_ALL, Gap, Problem
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Gap, Problem
 
 Evaluate = Callable[[Decisions], float]
 """Decisions -> predicted time of a run in microseconds; infinite if the bytes exceed the budget."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from hybridc.ir import Arena, Buffer, Copy, Device, Graph, Step
 from hybridc.machine import Machine
-from hybridc.passes.cost import step_times_us
 from hybridc.passes.insert_copies import insert_copies, with_data_waits
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.simulate import Outcome, simulate
+from hybridc.passes.planner.model.cost import step_times_us
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.simulate import Outcome, simulate
 from hybridc.passes.planner.slack import fetch_late, hold_less
 from hybridc.passes.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
 from hybridc.passes.simulate import timeline

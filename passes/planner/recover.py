@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from hybridc.ir import Copy, Device, Graph, Lane, Plan, Run
 from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import Machine
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import BEFORE_ALL, Problem, problem_of
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem, problem_of
 from hybridc.passes.residents import without_bytes
 
 UNLIMITED_BYTES = 2**62

@@ -55,8 +55,8 @@ from itertools import pairwise
 import numpy as np
 
 from hybridc.passes.planner.linear import LinearProgramme, Term
-from hybridc.passes.planner.problem import BEFORE_ALL, Gap, Problem
-from hybridc.passes.planner.structure import cuts, smallest_working_set_bytes
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Gap, Problem
+from hybridc.passes.planner.model.structure import cuts, smallest_working_set_bytes
 
 _LONG_GAP = 24
 """Gaps around more kernels enter a running sum of kept bytes instead of every kernel's row."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import BEFORE_ALL, Problem
-from hybridc.passes.planner.simulate import Event, EventKind, Outcome
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
 
 
 @dataclass(frozen=True, slots=True)

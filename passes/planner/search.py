@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from hybridc.passes.planner.bound import Relaxation, simple_time_bound_us, time_bound
-from hybridc.passes.planner.core import Core
-from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.model.core import Core
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.rematerialize import again_for_fetches, drop, lift, without_repeats
 from hybridc.passes.planner.policies import (
     BASELINES,
     earliest_fills,
@@ -16,8 +18,6 @@ from hybridc.passes.planner.policies import (
     light_fills,
     relaxed_fills,
 )
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.repeats import again_for_fetches, drop, lift, without_repeats
 
 _STARTS = 5
 """Starts that are annealed a little before the best of them gets the rest of the effort."""

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
 
-from hybridc.passes.planner.problem import BEFORE_ALL, Problem
-from hybridc.passes.planner.structure import cuts, smallest_working_set_bytes
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.model.structure import cuts, smallest_working_set_bytes
 
 LATENCY = 1.15
 """Copies count at most so many times what their bytes take: else latencies look like bytes that lie there."""

@@ -22,9 +22,9 @@ from hybridc.machine import Machine
 from hybridc.models import build
 from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.plan import assemble
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import problem_of
-from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import problem_of
+from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.reuse_buffers import reuse_buffers
 from hybridc.runtime import load
 from tests.support.given_plans import planned_by

@@ -9,9 +9,9 @@ import pytest
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.passes.insert_copies import insert_copies
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import problem_of
-from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import problem_of
+from hybridc.passes.planner.model.simulate import simulate
 from tests.support.graphs import GraphBuilder, chain, machine
 from tests.support.placements import names, steps_of
 

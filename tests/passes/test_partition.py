@@ -17,9 +17,9 @@ from hybridc.passes.partition import (
     smallest_budget_bytes,
 )
 from hybridc.passes.plan import make_plan
-from hybridc.passes.planner.order import level_order
+from hybridc.passes.planner.model.order import level_order
+from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.policies import BASELINES
-from hybridc.passes.planner.simulate import simulate
 from tests.support.graphs import GraphBuilder, chain, machine
 from tests.support.placements import names
 

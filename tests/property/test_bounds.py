@@ -19,10 +19,10 @@ from hybridc.passes.planner.bound import (
 )
 from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.exact import solve_exactly
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.repeats import without_repeats
-from hybridc.passes.planner.simulate import simulate
-from hybridc.passes.planner.structure import runs_again
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.rematerialize import without_repeats
+from hybridc.passes.planner.model.simulate import simulate
+from hybridc.passes.planner.model.structure import runs_again
 from tests.support.outcomes import violations
 from tests.support.planner_problems import all_on_gpu, decisions, problems, problems_with_repeats
 

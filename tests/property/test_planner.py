@@ -24,14 +24,14 @@ from hybridc.passes.partition import (
     partition,
     smallest_budget_bytes,
 )
-from hybridc.passes.pins import resolve_pins
 from hybridc.passes.plan import assemble, make_plan
 from hybridc.passes.planner.exact import has_solver, solve_exactly
 from hybridc.passes.planner.ladder import rungs_of
+from hybridc.passes.planner.model.pins import resolve_pins
+from hybridc.passes.planner.model.problem import problem_of
+from hybridc.passes.planner.model.rematerialize import without_repeats
+from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.policies import BASELINES
-from hybridc.passes.planner.problem import problem_of
-from hybridc.passes.planner.repeats import without_repeats
-from hybridc.passes.planner.simulate import simulate
 from hybridc.passes.verify import verify
 from tests.support.graphs import chain, graphs, machine, machines
 from tests.support.planner_graphs import NETWORKS, random_dag

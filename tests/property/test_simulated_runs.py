@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridc.passes.planner.problem import BEFORE_ALL, Problem
-from hybridc.passes.planner.simulate import Event, EventKind, simulate
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.model.simulate import Event, EventKind, simulate
 from tests.support.planner_problems import decisions, problems
 
 RUN_GPU, RUN_CPU, FETCH, OFFLOAD = EventKind

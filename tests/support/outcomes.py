@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hybridc.passes.planner.problem import BEFORE_ALL, Problem
-from hybridc.passes.planner.simulate import Event, EventKind, Outcome
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
 
 RUN_GPU, RUN_CPU, FETCH, OFFLOAD = EventKind
 

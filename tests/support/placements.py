@@ -6,9 +6,9 @@ from collections.abc import Container, Sequence
 
 from hybridc.ir import Copy, Device, Graph, Step
 from hybridc.passes.insert_copies import insert_copies
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import problem_of
-from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import problem_of
+from hybridc.passes.planner.model.simulate import simulate
 from tests.support.graphs import machine
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.repeats import standing
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.rematerialize import standing
 
 
 @dataclass

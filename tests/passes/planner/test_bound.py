@@ -14,8 +14,8 @@ from hybridc.passes.planner.bound import (
     simple_time_bound_us,
     time_bound,
 )
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.simulate import simulate
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu
 
 

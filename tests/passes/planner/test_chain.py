@@ -11,10 +11,10 @@ import pytest
 
 from hybridc.passes.planner.bound import time_bound
 from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
-from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.exact import has_solver, solve_exactly
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.simulate import simulate
 from tests.support.planner_problems import ProblemBuilder
 
 ROUNDING = 1 + 1e-9

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from hybridc.passes.planner import exact
-from hybridc.passes.planner.decisions import Decisions
 from hybridc.passes.planner.exact import reordered, solve_exactly
-from hybridc.passes.planner.problem import Problem
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search import search
-from hybridc.passes.planner.simulate import simulate
 from tests.support.outcomes import violations
 from tests.support.planner_problems import ProblemBuilder
 

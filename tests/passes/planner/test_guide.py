@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hybridc.passes.partition import all_gpu_peak_bytes
-from hybridc.passes.planner.core import Core
+from hybridc.passes.planner.model.core import Core
+from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.policies import BASELINES, all_cpu
-from hybridc.passes.planner.problem import problem_of
 from hybridc.passes.planner.search import search
 from tests.support.graphs import machine
 from tests.support.planner_graphs import NETWORKS

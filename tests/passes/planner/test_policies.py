@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.policies import (
     BASELINES,
     Evaluate,
@@ -24,8 +26,6 @@ from hybridc.passes.planner.policies import (
     relaxed_fills,
     with_gpu_kernels,
 )
-from hybridc.passes.planner.problem import BEFORE_ALL, Problem
-from hybridc.passes.planner.simulate import simulate
 from tests.support.planner_problems import ProblemBuilder, problems
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
 from hybridc.passes.planner.proof import without_idle_offloads
-from hybridc.passes.planner.simulate import Event, EventKind, Outcome
 from tests.support.planner_problems import ProblemBuilder
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from hybridc.passes.planner.bound import can_be_planned, time_bound
-from hybridc.passes.planner.core import Core
-from hybridc.passes.planner.decisions import Decisions
+from hybridc.passes.planner.model.core import Core
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.policies import BASELINES
-from hybridc.passes.planner.problem import Problem
 from hybridc.passes.planner.search import improve, search
-from hybridc.passes.planner.simulate import simulate
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu, problems
 
 

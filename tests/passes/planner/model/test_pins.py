@@ -8,7 +8,7 @@ import pytest
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
-from hybridc.passes.pins import carried_pins, resolve_pins
+from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
 from tests.support.graphs import chain
 
 GPU, CPU = Device.GPU, Device.CPU

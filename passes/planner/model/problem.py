@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from hybridc.ir import Device, Graph, Role
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
-from hybridc.passes.cost import copy_us, kernel_us
+from hybridc.passes.planner.model.cost import copy_us, kernel_us
 
 BEFORE_ALL = -1
 """The event before the first kernel: inputs and weights are in the host's memory then."""

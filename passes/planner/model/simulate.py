@@ -22,9 +22,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.residency import Fetch, Residency, host_bytes_of, residency_of
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.residency import Fetch, Residency, host_bytes_of, residency_of
 
 LOOKAHEAD = 16
 """So many fetches that cannot start yet may be overtaken by later ones."""

@@ -8,7 +8,7 @@ import pytest
 
 from hybridc.ir import Device, Kernel
 from hybridc.machine import Efficiency, Link, Machine, Processor
-from hybridc.passes.cost import copy_us, kernel_us
+from hybridc.passes.planner.model.cost import copy_us, kernel_us
 
 GPU, CPU = Device.GPU, Device.CPU
 MACHINE = Machine(

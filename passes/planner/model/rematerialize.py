@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import BEFORE_ALL, Gap, Problem
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Gap, Problem
 
 SHORTEST_GAP = 4
 """Kernels: what is used again sooner is hardly ever worth making again."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hybridc.native import build_library
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.residency import Residency, residency_of
-from hybridc.passes.planner.simulate import simulate
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.residency import Residency, residency_of
+from hybridc.passes.planner.model.simulate import simulate
 
 _SOURCE = Path(__file__).parent / "native" / "planner.cpp"
 _UNLIMITED = 2**63 - 1

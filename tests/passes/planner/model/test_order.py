@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from hybridc.ir import Graph, Role
-from hybridc.passes.planner.order import best_order, frugal_order, level_order, peak_bytes
+from hybridc.passes.planner.model.order import best_order, frugal_order, level_order, peak_bytes
 from tests.support.graphs import GraphBuilder, chain, graphs
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.residency import host_bytes_of, residency_of
-from hybridc.passes.planner.simulate import EventKind, Outcome, simulate
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.residency import host_bytes_of, residency_of
+from hybridc.passes.planner.model.simulate import EventKind, Outcome, simulate
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu
 
 Row = tuple[str, int, float, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import or_
 
-from hybridc.passes.planner.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
 
 
 def cuts(problem: Problem) -> list[int]:

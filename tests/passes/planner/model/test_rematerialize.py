@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import Problem
-from hybridc.passes.planner.repeats import (
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.rematerialize import (
     again_for_fetches,
     drop,
     lift,
@@ -15,8 +15,8 @@ from hybridc.passes.planner.repeats import (
     with_repeats,
     without_repeats,
 )
-from hybridc.passes.planner.residency import residency_of
-from hybridc.passes.planner.simulate import EventKind, simulate
+from hybridc.passes.planner.model.residency import residency_of
+from hybridc.passes.planner.model.simulate import EventKind, simulate
 from tests.support.planner_problems import ProblemBuilder
 
 

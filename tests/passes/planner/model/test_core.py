@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridc.machine import load_machine
-from hybridc.passes.planner import core as core_module
-from hybridc.passes.planner.core import Core
-from hybridc.passes.planner.decisions import Decisions
-from hybridc.passes.planner.problem import Problem, problem_of
-from hybridc.passes.planner.simulate import EventKind, simulate
+from hybridc.passes.planner.model import core as core_module
+from hybridc.passes.planner.model.core import Core
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem, problem_of
+from hybridc.passes.planner.model.simulate import EventKind, simulate
 from tests.support.planner_graphs import bert, random_dag
 from tests.support.planner_problems import (
     ProblemBuilder,
