@@ -15,7 +15,7 @@ from typing import Any
 
 from common import write_result
 
-from hybridc.passes.offsets import Block, live_bound, pack
+from hybridc.passes.planner.emit.offsets import Block, live_bound, pack
 from tests.support.minimalloc import capacity_bytes, instance_files, read_blocks
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Kernel
 from hybridc.machine import Machine
-from hybridc.passes.insert_copies import insert_copies
 from hybridc.passes.planner.bound import bytes_bound, simple_time_bound_us, time_bound
+from hybridc.passes.planner.emit.insert_copies import insert_copies
+from hybridc.passes.planner.emit.materialize import SHORT, Draft, realise, tightened
+from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
 from hybridc.passes.planner.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb
 from hybridc.passes.planner.model.core import Core
@@ -22,8 +24,6 @@ from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
 from hybridc.passes.planner.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
 from hybridc.passes.planner.proof import proven
-from hybridc.passes.planner.realise import SHORT, Draft, realise, tightened
-from hybridc.passes.reuse_buffers import reuse_buffers
 
 DEFAULT_SECONDS = 10.0
 _SIMULATED_KERNELS_PER_SECOND = 6e6

@@ -17,12 +17,12 @@ from hybridc.errors import UsageError
 from hybridc.ir import Copy, Device, Graph, Kernel, Plan, Role, Run
 from hybridc.ir.plan import resident_pairs
 from hybridc.machine import Machine
+from hybridc.passes.planner.emit.recover import recover
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.cost import kernel_us
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
-from hybridc.passes.planner.recover import recover
 from hybridc.report.lanes import Span, spans_of
 from hybridc.report.reasons import Reasons, footprint_bytes, other_device
 from hybridc.report.table import format_us

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hybridc.ir import Copy, Graph, Lane, Plan, Run
-from hybridc.passes.simulate import timeline
+from hybridc.passes.planner.emit.timeline import timeline
 
 Span = tuple[float, float]
 """Start and end in microseconds."""

@@ -16,13 +16,13 @@ from operator import itemgetter
 from hybridc.ir import Copy, Graph
 from hybridc.machine import Machine
 from hybridc.passes.planner.bound import resident_bytes_bound, time_bound
+from hybridc.passes.planner.emit.materialize import SHORT, Draft, realise, tightened
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import lift, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
 from hybridc.passes.planner.policies import layer_splits
-from hybridc.passes.planner.realise import SHORT, Draft, realise, tightened
 from hybridc.passes.planner.search import Found, improve, search
 
 THOROUGH_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)

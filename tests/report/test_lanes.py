@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridc.ir import Copy, Device, Graph, Kernel, Lane, Plan, Role, Run, Step, Tensor
-from hybridc.passes.simulate import timeline
+from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.report.lanes import hidden_copy_us, lane_rows
 
 GPU, CPU = Device.GPU, Device.CPU

@@ -26,7 +26,7 @@ from hybridc.ir import (
 )
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.plan import make_plan
-from hybridc.passes.simulate import timeline
+from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.report import report_plan
 from hybridc.report.lanes import spans_of
 from hybridc.report.page import render_page

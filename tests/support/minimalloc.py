@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from hybridc.passes.offsets import Block
+from hybridc.passes.planner.emit.offsets import Block
 
 FOLDER = Path(__file__).parent.parent / "data" / "minimalloc"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from hybridc.ir import Copy, Device, Graph, Step
-from hybridc.passes.insert_copies import insert_copies
+from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.model.simulate import simulate

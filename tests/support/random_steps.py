@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from hybridc.ir import Copy, Device, Graph, Kernel, Role, Run, Step
-from hybridc.passes.waits import set_waits
+from hybridc.passes.planner.emit.waits import set_waits
 
 GPU, CPU = Device.GPU, Device.CPU
 

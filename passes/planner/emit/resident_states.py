@@ -14,7 +14,7 @@ from dataclasses import replace
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
-from hybridc.passes.planner.realise import Draft, tightened, without_copies
+from hybridc.passes.planner.emit.materialize import Draft, tightened, without_copies
 
 _TRIALS = 6
 """Packings that are tried, each with fewer pairs than the one before."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
+from hybridc.passes.planner.emit.waits import set_waits
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
-from hybridc.passes.waits import set_waits
 
 _KERNELS = {EventKind.RUN_GPU: Device.GPU, EventKind.RUN_CPU: Device.CPU}
 _COPIES = {EventKind.FETCH: (Device.CPU, Device.GPU), EventKind.OFFLOAD: (Device.GPU, Device.CPU)}

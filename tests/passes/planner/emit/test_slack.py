@@ -6,9 +6,9 @@ import pytest
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.planner.slack import hold_less
-from hybridc.passes.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
-from hybridc.passes.simulate import timeline
+from hybridc.passes.planner.emit.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
+from hybridc.passes.planner.emit.slack import hold_less
+from hybridc.passes.planner.emit.timeline import timeline
 from tests.support.graphs import GraphBuilder
 
 GPU, CPU = Device.GPU, Device.CPU

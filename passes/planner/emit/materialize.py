@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from hybridc.ir import Arena, Buffer, Copy, Device, Graph, Step
 from hybridc.machine import Machine
-from hybridc.passes.insert_copies import insert_copies, with_data_waits
+from hybridc.passes.planner.emit.insert_copies import insert_copies, with_data_waits
+from hybridc.passes.planner.emit.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
+from hybridc.passes.planner.emit.slack import fetch_late, hold_less
+from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import Outcome, simulate
-from hybridc.passes.planner.slack import fetch_late, hold_less
-from hybridc.passes.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
-from hybridc.passes.simulate import timeline
 
 SHORT = 0.005
 """Share of the usual effort for packing a plan that may be thrown away."""

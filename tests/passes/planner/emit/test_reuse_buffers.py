@@ -8,8 +8,8 @@ import pytest
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.offsets import Block, live_bound, pack
-from hybridc.passes.reuse_buffers import live_bytes_bound, reuse_buffers
+from hybridc.passes.planner.emit.offsets import Block, live_bound, pack
+from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
 from tests.support.graphs import GraphBuilder, chain
 from tests.support.placements import steps_of
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridc.passes import offsets as offsets_module
-from hybridc.passes.offsets import Block, live_bound, pack
+from hybridc.passes.planner.emit import offsets as offsets_module
+from hybridc.passes.planner.emit.offsets import Block, live_bound, pack
 from tests.support.minimalloc import capacity_bytes, instance_files, read_blocks
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the search is built by g++")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridc.ir import Copy, Device, Run
-from hybridc.passes.simulate import timeline
+from hybridc.passes.planner.emit.timeline import timeline
 
 GPU, CPU = Device.GPU, Device.CPU
 

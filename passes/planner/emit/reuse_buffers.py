@@ -9,8 +9,8 @@ from operator import itemgetter
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step, Tensor
 from hybridc.ir.plan import align, resident_pairs
-from hybridc.passes.offsets import Block, live_bound, pack
-from hybridc.passes.waits import set_waits
+from hybridc.passes.planner.emit.offsets import Block, live_bound, pack
+from hybridc.passes.planner.emit.waits import set_waits
 
 Spans = Sequence[tuple[float, float]]
 """Predicted start and end of each step, in microseconds. A step that starts when another has ended, or later,

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hybridc.ir import Device, Graph, Lane, Step
-from hybridc.passes.offsets import Block, live_bound
-from hybridc.passes.reuse_buffers import Holding, Spans, holdings_of, stays_of
-from hybridc.passes.waits import set_waits
+from hybridc.passes.planner.emit.offsets import Block, live_bound
+from hybridc.passes.planner.emit.reuse_buffers import Holding, Spans, holdings_of, stays_of
+from hybridc.passes.planner.emit.waits import set_waits
 
 _TRIAL_STEPS = 100_000
 """Steps that are given new times in all trials: half a second."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from hybridc.ir import Copy, Device, Graph, Lane, Plan, Run
 from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import Machine
+from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem, problem_of
-from hybridc.passes.residents import without_bytes
 
 UNLIMITED_BYTES = 2**62
 

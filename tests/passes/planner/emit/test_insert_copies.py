@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
-from hybridc.passes.insert_copies import insert_copies
+from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.model.simulate import simulate
