@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Kernel
 from hybridc.machine import Machine
-from hybridc.passes.planner.bound import bytes_bound, simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.bound import bytes_bound, simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.materialize import SHORT, Draft, realise, tightened
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
-from hybridc.passes.planner.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions

@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from hybridc.ir import Copy, Graph
 from hybridc.machine import Machine
-from hybridc.passes.planner.bound import resident_bytes_bound, time_bound
+from hybridc.passes.planner.bounds.bound import resident_bytes_bound, time_bound
 from hybridc.passes.planner.emit.materialize import SHORT, Draft, realise, tightened
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions

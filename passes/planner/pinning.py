@@ -15,7 +15,7 @@ from math import gcd
 
 import numpy as np
 
-from hybridc.passes.planner.linear import LinearProgramme, Vector, minimise
+from hybridc.passes.planner.bounds.linear import LinearProgramme, Vector, minimise
 
 LARGEST_TABLE = 20_000_000
 """Entries, tensors times units of capacity, up to which the dynamic programme is chosen."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
-from hybridc.passes.planner.bound import simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.bound import simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT, Exact, solve_exactly
 from hybridc.passes.planner.emit.materialize import Draft, realise, tightened
-from hybridc.passes.planner.exact import LARGEST_KERNEL_COUNT, Exact, solve_exactly
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import without_repeats

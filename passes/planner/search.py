@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from hybridc.passes.planner.bound import Relaxation, simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.bound import Relaxation, simple_time_bound_us, time_bound
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridc.passes.planner.bound import (
+from hybridc.passes.planner.bounds.bound import (
     bytes_bound,
     can_be_planned,
     resident_bytes_bound,
     simple_time_bound_us,
     time_bound,
 )
+from hybridc.passes.planner.bounds.exact import solve_exactly
 from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
-from hybridc.passes.planner.exact import solve_exactly
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import without_repeats
 from hybridc.passes.planner.model.simulate import simulate

@@ -25,7 +25,7 @@ from hybridc.passes.partition import (
     smallest_budget_bytes,
 )
 from hybridc.passes.plan import assemble, make_plan
-from hybridc.passes.planner.exact import has_solver, solve_exactly
+from hybridc.passes.planner.bounds.exact import has_solver, solve_exactly
 from hybridc.passes.planner.ladder import rungs_of
 from hybridc.passes.planner.model.pins import resolve_pins
 from hybridc.passes.planner.model.problem import problem_of

@@ -9,7 +9,7 @@ import pytest
 from hybridc.ir import Copy, Graph
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.planner import ladder
-from hybridc.passes.planner.bound import resident_bytes_bound
+from hybridc.passes.planner.bounds.bound import resident_bytes_bound
 from hybridc.passes.planner.emit.materialize import Draft, realise
 from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb, rungs_of
 from hybridc.passes.planner.model.core import Core

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from hybridc.passes.planner.bound import can_be_planned, time_bound
+from hybridc.passes.planner.bounds.bound import can_be_planned, time_bound
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from hybridc.passes.planner.linear import minimise
+from hybridc.passes.planner.bounds.linear import minimise
+from hybridc.passes.planner.bounds.relaxation import relax
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
-from hybridc.passes.planner.relaxation import relax
 
 MOST_RELAXED = 4000
 """Kernels up to which the linear programme is solved: of more it takes minutes."""

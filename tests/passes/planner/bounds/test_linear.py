@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from hybridc.passes.planner.linear import LinearProgramme, lagrange_bound, minimise
+from hybridc.passes.planner.bounds.linear import LinearProgramme, lagrange_bound, minimise
 
 
 def knapsack(seed: int, count: int = 8) -> tuple[LinearProgramme, list[int], float]:

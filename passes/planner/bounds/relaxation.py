@@ -54,7 +54,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hybridc.passes.planner.linear import LinearProgramme, Term
+from hybridc.passes.planner.bounds.linear import LinearProgramme, Term
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Gap, Problem
 from hybridc.passes.planner.model.structure import cuts, smallest_working_set_bytes
 

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from hybridc.passes.planner import exact
-from hybridc.passes.planner.exact import reordered, solve_exactly
+from hybridc.passes.planner.bounds import exact
+from hybridc.passes.planner.bounds.exact import reordered, solve_exactly
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import simulate

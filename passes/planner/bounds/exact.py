@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from hybridc.passes.planner.bounds.retime import Schedule, Stay, decisions_of, outcome_of
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import Outcome
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
-from hybridc.passes.planner.retime import Schedule, Stay, decisions_of, outcome_of
 
 LARGEST_KERNEL_COUNT = 14
 """Up to here an optimum is proven in seconds, as a rule."""
@@ -76,7 +76,7 @@ def solve_exactly(
     }
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "hybridc.passes.planner.exact_child"],
+            [sys.executable, "-m", "hybridc.passes.planner.bounds.exact_child"],
             input=json.dumps(request),
             capture_output=True,
             text=True,
