@@ -37,7 +37,7 @@ from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pipeline import Compilation, run_stages
 from hybridc.passes.plan import make_plans
 from hybridc.passes.planner.bounds.bound import time_bound
-from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
+from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.order import best_order
 from hybridc.passes.planner.model.problem import Problem, problem_of

@@ -17,8 +17,8 @@ from hybridc.passes.planner.bounds.bound import (
     simple_time_bound_us,
     time_bound,
 )
+from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.bounds.exact import solve_exactly
-from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import without_repeats
 from hybridc.passes.planner.model.simulate import simulate

@@ -32,10 +32,10 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from hybridc.passes.planner.frontier import Vector
+from hybridc.passes.planner.bounds.chain.frontier import Vector
+from hybridc.passes.planner.bounds.chain.stages import Counted, stages_of
+from hybridc.passes.planner.bounds.chain.sweep import Cell, Sweep
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.stages import Counted, stages_of
-from hybridc.passes.planner.sweep import Cell, Sweep
 
 _FIRST_CELLS = 12
 _DIVIDED = 8

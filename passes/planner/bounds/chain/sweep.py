@@ -10,8 +10,8 @@ from itertools import chain, combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridc.passes.planner.frontier import Grid, Vector, most_link_us
-from hybridc.passes.planner.stages import Counted, Stage
+from hybridc.passes.planner.bounds.chain.frontier import Grid, Vector, most_link_us
+from hybridc.passes.planner.bounds.chain.stages import Counted, Stage
 
 WHOLE = 4
 """Kernels of a stage that are on one device, those with most weights; others take their faster time."""

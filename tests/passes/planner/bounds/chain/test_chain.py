@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from hybridc.passes.planner.bounds.bound import time_bound
+from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.bounds.exact import has_solver, solve_exactly
-from hybridc.passes.planner.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import simulate
