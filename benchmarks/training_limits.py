@@ -16,7 +16,7 @@ from hybridc import models
 from hybridc.compiler import compile_model
 from hybridc.machine import load_machine
 from hybridc.options import Budget, CompileOptions
-from hybridc.passes.partition import all_gpu_peak_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.targets import parse_target
 
 SMALL_DEVICE_BYTES = 512 << 20

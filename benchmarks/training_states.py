@@ -14,9 +14,9 @@ from hybridc.ir import Device
 from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import load_machine
 from hybridc.options import CompileOptions
-from hybridc.passes.partition import Effort
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.search.partition import Effort
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
 

@@ -21,8 +21,8 @@ from hybridc import models
 from hybridc.frontend import read_model
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine, load_machine
-from hybridc.passes.partition import smallest_budget_bytes
 from hybridc.passes.pipeline import STAGES, Compilation, run_stages
+from hybridc.passes.planner.search.partition import smallest_budget_bytes
 from hybridc.passes.program.program import Program
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.training.step import TrainingPrograms, training_programs

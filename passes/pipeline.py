@@ -22,9 +22,9 @@ from hybridc.passes.fuse.separable import fuse_separable
 from hybridc.passes.fuse.working_set import kernel_groups
 from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.lower.lower import Lowered, lower
-from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.plan import make_plans
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
+from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.precision.precision import Errors, mark_integers, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES
 from hybridc.passes.program.prim_funcs import FunctionTable

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
-from hybridc.passes.partition import Effort, choose_order, rough_time_us, smallest_budget_bytes
 from hybridc.passes.planner.model.pins import Pins
+from hybridc.passes.planner.search.partition import Effort, choose_order, rough_time_us, smallest_budget_bytes
 
 UNLIMITED_BYTES = 2**62
 POINTS = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)

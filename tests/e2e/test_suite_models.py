@@ -13,9 +13,9 @@ from hybridc.compiler import import_model
 from hybridc.ir import Device
 from hybridc.models import build
 from hybridc.options import CompileOptions, parse_budget
-from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.verify import verify
 from hybridc.progress import Silent
 from hybridc.targets import parse_target

@@ -23,7 +23,7 @@ from hybridc.passes.pipeline import run_stages
 from hybridc.passes.plan import assemble
 from hybridc.passes.planner.emit.materialize import realise
 from hybridc.passes.planner.model.problem import problem_of
-from hybridc.passes.planner.policies import kernels_that_fit, with_gpu_kernels
+from hybridc.passes.planner.search.policies import kernels_that_fit, with_gpu_kernels
 from hybridc.progress import Silent
 from hybridc.runtime import load
 from hybridc.targets import parse_target

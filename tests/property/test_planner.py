@@ -18,20 +18,20 @@ from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Plan, Run
 from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
-from hybridc.passes.partition import (
+from hybridc.passes.plan import assemble, make_plan
+from hybridc.passes.planner.bounds.exact import has_solver, solve_exactly
+from hybridc.passes.planner.model.pins import resolve_pins
+from hybridc.passes.planner.model.problem import problem_of
+from hybridc.passes.planner.model.rematerialize import without_repeats
+from hybridc.passes.planner.model.simulate import simulate
+from hybridc.passes.planner.search.budget_grid import rungs_of
+from hybridc.passes.planner.search.partition import (
     Effort,
     all_gpu_peak_bytes,
     partition,
     smallest_budget_bytes,
 )
-from hybridc.passes.plan import assemble, make_plan
-from hybridc.passes.planner.bounds.exact import has_solver, solve_exactly
-from hybridc.passes.planner.ladder import rungs_of
-from hybridc.passes.planner.model.pins import resolve_pins
-from hybridc.passes.planner.model.problem import problem_of
-from hybridc.passes.planner.model.rematerialize import without_repeats
-from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.policies import BASELINES
+from hybridc.passes.planner.search.policies import BASELINES
 from hybridc.passes.verify import verify
 from tests.support.graphs import chain, graphs, machine, machines
 from tests.support.planner_graphs import NETWORKS, random_dag

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph, Run
 from hybridc.machine import Machine
-from hybridc.passes.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.plan import assemble, make_plan
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
@@ -18,7 +17,8 @@ from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.rematerialize import drop, lift, standing, with_repeats
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.search import search
+from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.search.search import search
 from hybridc.passes.verify import verify
 from tests.support.graphs import graphs, machine, machines
 from tests.support.planner_graphs import NetworkBuilder

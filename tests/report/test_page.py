@@ -24,9 +24,9 @@ from hybridc.ir import (
     Step,
     Tensor,
 )
-from hybridc.passes.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.plan import make_plan
 from hybridc.passes.planner.emit.timeline import timeline
+from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
 from hybridc.report import report_plan
 from hybridc.report.lanes import spans_of
 from hybridc.report.page import render_page

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hybridc.passes.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import problem_of
-from hybridc.passes.planner.policies import BASELINES, all_cpu
-from hybridc.passes.planner.search import search
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
+from hybridc.passes.planner.search.policies import BASELINES, all_cpu
+from hybridc.passes.planner.search.search import search
 from tests.support.graphs import machine
 from tests.support.planner_graphs import NETWORKS
 
@@ -37,7 +37,7 @@ def test_worked_example_lies_between_all_cpu_and_the_search(
     us = core.makespan_us(cheapest_bytes(problem, core.makespan_us))
     assert us <= core.makespan_us(all_cpu(problem, core.makespan_us))
     monkeypatch.setattr(
-        "hybridc.passes.planner.search.BASELINES", {**BASELINES, "cheapest_bytes": cheapest_bytes}
+        "hybridc.passes.planner.search.search.BASELINES", {**BASELINES, "cheapest_bytes": cheapest_bytes}
     )
     found = search(problem, evaluations=10)
     assert found is not None and found.makespan_us <= us

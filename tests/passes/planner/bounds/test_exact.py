@@ -14,7 +14,7 @@ from hybridc.passes.planner.bounds.exact import reordered, solve_exactly
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.search import search
+from hybridc.passes.planner.search.search import search
 from tests.support.outcomes import violations
 from tests.support.planner_problems import ProblemBuilder
 

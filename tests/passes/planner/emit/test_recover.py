@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine
-from hybridc.passes.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.plan import make_plan
 from hybridc.passes.planner.emit.recover import recover
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.simulate import simulate
+from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import chain, graphs, machine, machines
 
 GPU, CPU = Device.GPU, Device.CPU

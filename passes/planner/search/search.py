@@ -11,7 +11,7 @@ from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import again_for_fetches, drop, lift, without_repeats
-from hybridc.passes.planner.policies import (
+from hybridc.passes.planner.search.policies import (
     BASELINES,
     earliest_fills,
     greedy_fills,

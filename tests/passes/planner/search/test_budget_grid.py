@@ -8,13 +8,13 @@ import pytest
 
 from hybridc.ir import Copy, Graph
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.planner import ladder
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound
 from hybridc.passes.planner.emit.materialize import Draft, realise
-from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb, rungs_of
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem, problem_of
-from hybridc.passes.planner.policies import all_cpu, layer_splits
+from hybridc.passes.planner.search import budget_grid as ladder
+from hybridc.passes.planner.search.budget_grid import THOROUGH_SHARES, climb, rungs_of
+from hybridc.passes.planner.search.policies import all_cpu, layer_splits
 from tests.support.graphs import GraphBuilder, machine
 
 UNIT = ALIGNMENT_BYTES

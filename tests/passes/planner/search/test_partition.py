@@ -9,17 +9,17 @@ import pytest
 from hybridc.errors import PlanError
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.partition import (
+from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.model.order import level_order
+from hybridc.passes.planner.model.simulate import simulate
+from hybridc.passes.planner.search.partition import (
     Effort,
     all_gpu_peak_bytes,
     choose_order,
     partition,
     smallest_budget_bytes,
 )
-from hybridc.passes.plan import make_plan
-from hybridc.passes.planner.model.order import level_order
-from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.policies import BASELINES
+from hybridc.passes.planner.search.policies import BASELINES
 from tests.support.graphs import GraphBuilder, chain, machine
 from tests.support.placements import names
 
@@ -223,7 +223,7 @@ def test_order_is_that_with_the_shorter_times(monkeypatch: pytest.MonkeyPatch) -
     for frugal_us, levels_us, chosen in ((2.0, 3.0, None), (3.0, 2.0, level_order(graph))):
         times_us = {None: frugal_us, level_order(graph): levels_us}
         monkeypatch.setattr(
-            "hybridc.passes.partition.rough_time_us",
+            "hybridc.passes.planner.search.partition.rough_time_us",
             lambda *_, order, times_us=times_us, **__: times_us[order],
         )
         assert choose_order(graph, machine(), [1000, 2000]) == chosen
@@ -243,7 +243,7 @@ def test_plans_run_kernels_in_the_order_that_is_asked_for() -> None:
 def test_of_a_huge_graph_each_budget_gets_a_plan_and_more_memory_is_not_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hybridc.passes.partition.MOST_CLIMBED", 10)
+    monkeypatch.setattr("hybridc.passes.planner.search.partition.MOST_CLIMBED", 10)
     graph = heavy_chain(16)
     budgets = [all_gpu_peak_bytes(graph, machine()) * percent // 100 for percent in (25, 100, 50)]
     drafts = partition(graph, machine(), budgets, effort=BRIEF)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.policies import (
+from hybridc.passes.planner.search.policies import (
     BASELINES,
     Evaluate,
     all_cpu,

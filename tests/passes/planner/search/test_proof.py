@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
-from hybridc.passes.planner.proof import without_idle_offloads
+from hybridc.passes.planner.search.proof import without_idle_offloads
 from tests.support.planner_problems import ProblemBuilder
 
 

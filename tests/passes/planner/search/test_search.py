@@ -13,8 +13,8 @@ from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.policies import BASELINES
-from hybridc.passes.planner.search import improve, search
+from hybridc.passes.planner.search.policies import BASELINES
+from hybridc.passes.planner.search.search import improve, search
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu, problems
 
 

@@ -22,8 +22,8 @@ from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import lift, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
-from hybridc.passes.planner.policies import layer_splits
-from hybridc.passes.planner.search import Found, improve, search
+from hybridc.passes.planner.search.policies import layer_splits
+from hybridc.passes.planner.search.search import Found, improve, search
 
 THOROUGH_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of what the graph needs entirely on the GPU where most of the effort goes: what people ask for."""

@@ -14,7 +14,6 @@ from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.materialize import SHORT, Draft, realise, tightened
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
-from hybridc.passes.planner.ladder import THOROUGH_SHARES, climb
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.order import best_order, level_order
@@ -22,8 +21,9 @@ from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
-from hybridc.passes.planner.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
-from hybridc.passes.planner.proof import proven
+from hybridc.passes.planner.search.budget_grid import THOROUGH_SHARES, climb
+from hybridc.passes.planner.search.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
+from hybridc.passes.planner.search.proof import proven
 
 DEFAULT_SECONDS = 10.0
 _SIMULATED_KERNELS_PER_SECOND = 6e6
