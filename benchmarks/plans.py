@@ -34,9 +34,10 @@ from hybridc.ir import Device, Plan
 from hybridc.machine import Machine, load_machine
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.pipeline import Compilation, run_stages
-from hybridc.passes.plan import make_plans
 from hybridc.passes.planner.bounds.bound import time_bound
 from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
+from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
+from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.order import best_order
 from hybridc.passes.planner.model.problem import Problem, problem_of
@@ -44,7 +45,6 @@ from hybridc.passes.planner.model.rematerialize import with_repeats
 from hybridc.passes.planner.model.structure import runs_again, smallest_working_set_bytes
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.planner.search.policies import BASELINES
-from hybridc.passes.tilings import Tiling, choose_tilings
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
 

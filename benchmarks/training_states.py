@@ -15,7 +15,7 @@ from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import load_machine
 from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
-from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.search.partition import Effort
 from hybridc.progress import Silent
 from hybridc.targets import parse_target

@@ -22,7 +22,8 @@ from hybridc.passes.fuse.separable import fuse_separable
 from hybridc.passes.fuse.working_set import kernel_groups
 from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.lower.lower import Lowered, lower
-from hybridc.passes.plan import make_plans
+from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
+from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.precision.precision import Errors, mark_integers, reduce_precision
@@ -32,7 +33,6 @@ from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.tiling.tile import tile
-from hybridc.passes.tilings import Tiling, choose_tilings
 from hybridc.passes.verify import verify
 from hybridc.progress import Progress
 from hybridc.schedules.registry import Scheduled

@@ -20,9 +20,9 @@ from hybridc.artifact.load import open_artifact
 from hybridc.ir import Copy, Device, Graph, Plan, Role
 from hybridc.machine import Machine
 from hybridc.models import build
-from hybridc.passes.plan import assemble
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
+from hybridc.passes.planner.make_plans import assemble
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.model.simulate import simulate

@@ -14,7 +14,7 @@ from hybridc.ir import Device
 from hybridc.models import build
 from hybridc.options import CompileOptions, parse_budget
 from hybridc.passes.pipeline import run_stages
-from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
 from hybridc.passes.verify import verify
 from hybridc.progress import Silent

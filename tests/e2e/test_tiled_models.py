@@ -20,8 +20,8 @@ from hybridc.machine import Machine
 from hybridc.models import build
 from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
-from hybridc.passes.plan import assemble
 from hybridc.passes.planner.emit.materialize import realise
+from hybridc.passes.planner.make_plans import assemble
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.search.policies import kernels_that_fit, with_gpu_kernels
 from hybridc.progress import Silent

@@ -9,7 +9,7 @@ import pytest
 
 from hybridc.ir import Copy, Device, Lane, Plan, Run
 from hybridc.ir.plan import ALIGNMENT_BYTES, align, plan_from_json, plan_to_json
-from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.make_plans import make_plan
 from tests.support.graphs import chain, machine
 
 GPU, CPU = Device.GPU, Device.CPU

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph, Lane, Step
 from hybridc.machine import Machine
-from hybridc.passes.plan import assemble
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
 from hybridc.passes.planner.emit.slack import fetch_late, hold_less
+from hybridc.passes.planner.make_plans import assemble
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of

@@ -18,8 +18,8 @@ from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Plan, Run
 from hybridc.ir.plan import plan_to_json
 from hybridc.machine import Machine
-from hybridc.passes.plan import assemble, make_plan
 from hybridc.passes.planner.bounds.exact import has_solver, solve_exactly
+from hybridc.passes.planner.make_plans import assemble, make_plan
 from hybridc.passes.planner.model.pins import resolve_pins
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.model.rematerialize import without_repeats

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph, Run
 from hybridc.machine import Machine
-from hybridc.passes.plan import assemble, make_plan
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
+from hybridc.passes.planner.make_plans import assemble, make_plan
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.rematerialize import drop, lift, standing, with_repeats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridc.ir import Buffer, BufferKind, Device, Plan, Run
-from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
 from hybridc.report.memory import ByteClass, ByteRow, byte_rows
 from tests.support.graphs import chain, machine

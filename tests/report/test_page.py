@@ -24,8 +24,8 @@ from hybridc.ir import (
     Step,
     Tensor,
 )
-from hybridc.passes.plan import make_plan
 from hybridc.passes.planner.emit.timeline import timeline
+from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
 from hybridc.report import report_plan
 from hybridc.report.lanes import spans_of

@@ -6,8 +6,8 @@ import pytest
 
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.plan import assemble
 from hybridc.passes.planner.emit.materialize import realise, tightened
+from hybridc.passes.planner.make_plans import assemble
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.simulate import simulate

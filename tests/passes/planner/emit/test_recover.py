@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine
-from hybridc.passes.plan import make_plan
 from hybridc.passes.planner.emit.recover import recover
+from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes

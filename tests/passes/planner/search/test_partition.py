@@ -9,7 +9,7 @@ import pytest
 from hybridc.errors import PlanError
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.plan import make_plan
+from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.order import level_order
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.partition import (

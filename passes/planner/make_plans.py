@@ -11,6 +11,7 @@ from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
+from hybridc.passes.planner.choose_tilings import UNLIMITED_BYTES, Tiling
 from hybridc.passes.planner.emit.materialize import Draft
 from hybridc.passes.planner.emit.resident_states import gpu_users, keep_states, without_bytes
 from hybridc.passes.planner.emit.timeline import timeline
@@ -18,7 +19,6 @@ from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.order import renewing_order
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.passes.planner.search.partition import MOST_CLIMBED, Effort, on_cpu, partition, time_bound_us
-from hybridc.passes.tilings import UNLIMITED_BYTES, Tiling
 
 Report = Callable[[int, int], None]
 
