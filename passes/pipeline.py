@@ -13,6 +13,7 @@ import numpy as np
 from hybridc.errors import UsageError
 from hybridc.ir import Device, Graph, Plan
 from hybridc.ir.plan import plan_to_json
+from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.options import BF16, BF16_ERROR, FP32, INT8, Budget
 from hybridc.passes.canonicalize.canonicalize import canonicalize
@@ -33,7 +34,6 @@ from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.tiling.tile import tile
-from hybridc.passes.verify import verify
 from hybridc.progress import Progress
 from hybridc.schedules.registry import Scheduled
 from hybridc.targets import Target

@@ -15,8 +15,8 @@ from hybridc.artifact.load import Artifact, open_artifact
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError, PlanError, UsageError
 from hybridc.ir import Buffer, BufferKind, Device
+from hybridc.ir.verify import verify
 from hybridc.options import check_threads
-from hybridc.passes.verify import verify
 from hybridc.runtime.libraries import available_threads
 from hybridc.runtime.program import Program, free_gpu_bytes, open_library
 

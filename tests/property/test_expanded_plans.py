@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph, Lane, Step
+from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
@@ -20,7 +21,6 @@ from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.simulate import Outcome, simulate
-from hybridc.passes.verify import verify
 from tests.support.graphs import graphs, machines
 from tests.support.simulator import run_adversarially
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Plan, Run
 from hybridc.ir.plan import plan_to_json
+from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.bounds.exact import has_solver, solve_exactly
 from hybridc.passes.planner.make_plans import assemble, make_plan
@@ -32,7 +33,6 @@ from hybridc.passes.planner.search.partition import (
     smallest_budget_bytes,
 )
 from hybridc.passes.planner.search.policies import BASELINES
-from hybridc.passes.verify import verify
 from tests.support.graphs import chain, graphs, machine, machines
 from tests.support.planner_graphs import NETWORKS, random_dag
 from tests.support.simulator import run_adversarially

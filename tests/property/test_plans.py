@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Plan, Step
 from hybridc.ir.plan import plan_from_json, plan_to_json
+from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
 from hybridc.passes.planner.make_plans import assemble, make_plan
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
-from hybridc.passes.verify import verify
 from tests.support.graphs import graphs, machine, machines
 from tests.support.mutations import MUTATIONS, Mutation, without_wait
 from tests.support.placements import steps_of

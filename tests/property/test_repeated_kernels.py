@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph, Run
+from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
@@ -19,7 +20,6 @@ from hybridc.passes.planner.model.rematerialize import drop, lift, standing, wit
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.planner.search.search import search
-from hybridc.passes.verify import verify
 from tests.support.graphs import graphs, machine, machines
 from tests.support.planner_graphs import NetworkBuilder
 from tests.support.planner_problems import decisions, problems, problems_with_repeats

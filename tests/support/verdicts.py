@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridc.errors import PlanError
 from hybridc.ir import Graph, Plan
-from hybridc.passes.verify import verify
+from hybridc.ir.verify import verify
 from tests.support.simulator import WrongResult, run_adversarially
 
 

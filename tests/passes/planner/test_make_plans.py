@@ -7,10 +7,10 @@ import pytest
 from hybridc.errors import PlanError
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.ir.verify import verify
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.make_plans import make_plan, make_plans
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
-from hybridc.passes.verify import verify
 from tests.support.graphs import GraphBuilder, chain, machine
 
 BOTH = (Device.GPU, Device.CPU)

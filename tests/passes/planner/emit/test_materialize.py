@@ -6,13 +6,13 @@ import pytest
 
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.ir.verify import verify
 from hybridc.passes.planner.emit.materialize import realise, tightened
 from hybridc.passes.planner.make_plans import assemble
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.policies import with_gpu_kernels
-from hybridc.passes.verify import verify
 from tests.support.graphs import GraphBuilder, chain, machine
 from tests.support.placements import names
 

@@ -12,12 +12,12 @@ from hybridc.errors import PlanError
 from hybridc.ir import Copy, Device, Graph, Plan, Run
 from hybridc.ir.graph import graph_from_json, graph_to_json
 from hybridc.ir.plan import ALIGNMENT_BYTES, resident_pairs
+from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.make_plans import make_plan, make_plans
 from hybridc.passes.planner.model.order import best_order, renewing_order
 from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
-from hybridc.passes.verify import verify
 from tests.support.graphs import GraphBuilder, graphs, machine, machines, with_updates
 from tests.support.simulator import run_adversarially
 

@@ -11,9 +11,9 @@ import pytest
 from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Plan, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.ir.verify import verify
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
 from hybridc.passes.planner.make_plans import assemble
-from hybridc.passes.verify import verify
 from tests.support.graphs import GraphBuilder, chain, machine
 from tests.support.placements import steps_of
 from tests.support.verdicts import is_refused
