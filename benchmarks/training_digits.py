@@ -13,11 +13,11 @@ from sklearn.datasets import load_digits
 
 from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
 from hybridc.options import CompileOptions
+from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from hybridc.targets import parse_target
 from hybridc.training.compile import compile_training
 from hybridc.training.schedule import parse_schedule
 from hybridc.training.session import TrainingSession
-from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 
 BATCH, EPOCHS, SEEDS = 64, 40, range(3)
 

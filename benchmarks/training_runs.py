@@ -26,10 +26,10 @@ from training_steps import build
 
 from hybridc.machine import load_machine
 from hybridc.options import CompileOptions, parse_budgets
+from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from hybridc.targets import native_isa, parse_target
 from hybridc.training.compile import compile_training
 from hybridc.training.session import TrainingSession
-from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from tests.support.torch_reference import TorchReference
 from tests.support.training_cases import (
     CASES,

@@ -25,10 +25,10 @@ from hybridc.passes.pipeline import STAGES, Compilation, run_stages
 from hybridc.passes.planner.search.partition import smallest_budget_bytes
 from hybridc.passes.program.program import Program
 from hybridc.passes.tiling.tile import tile
+from hybridc.passes.training.spec import NEW, TrainingSpec, parse_loss, parse_optimizer
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
-from hybridc.training.spec import NEW, TrainingSpec, parse_loss, parse_optimizer
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "cifar_quick": {"batch": 100},

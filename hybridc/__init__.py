@@ -157,8 +157,8 @@ def compile_training(
     stay as they are. The rest is as for `compile`. Raises HybridcError.
     """
     from hybridc.options import parse_bytes
+    from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
     from hybridc.training.compile import compile_training as compile_step
-    from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 
     options = replace(
         _options(target, gpu_memory, shapes, dims, machine, pins, plan_seconds),

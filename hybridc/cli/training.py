@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hybridc.cli.files import print_json
 from hybridc.errors import UsageError
 from hybridc.options import FP32, CompileOptions, format_bytes, parse_count
+from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from hybridc.progress import terminal_progress
-from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 
 if TYPE_CHECKING:
     from hybridc.training.compile import CompiledTraining

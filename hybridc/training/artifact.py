@@ -21,8 +21,8 @@ import numpy as np
 from hybridc.artifact.manifest import TRAINING_MANIFEST as MANIFEST
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError
-from hybridc.training.spec import TrainingSpec, spec_from_json, spec_to_json
-from hybridc.training.splits import Split, Splits, whole_names
+from hybridc.passes.training.spec import TrainingSpec, spec_from_json, spec_to_json
+from hybridc.passes.training.splits import Split, Splits, whole_names
 
 FORMAT, SCHEMA_VERSION = "hybridc-training", 2
 STATES, MODEL_FOLDER = "states.bin", "model"

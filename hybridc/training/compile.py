@@ -20,6 +20,7 @@ from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
 from hybridc.options import CompileOptions
+from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import Progress, Silent
 from hybridc.scratch import scratch_folder
@@ -35,7 +36,6 @@ from hybridc.training.artifact import (
     is_training_artifact,
     write_training,
 )
-from hybridc.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
     OnnxModel = str | Path | bytes | onnx.ModelProto

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hybridc.errors import UsageError
-from hybridc.training.spec import parse_call
+from hybridc.passes.training.spec import parse_call
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ import numpy as np
 
 from hybridc.artifact.manifest import Port
 from hybridc.errors import DeviceError, UsageError
+from hybridc.passes.training.spec import NEW, TrainingSpec
+from hybridc.passes.training.splits import cut, joined
 from hybridc.runtime import Session
 from hybridc.training.artifact import ACCUMULATE, EVALUATE, STEP, TrainingArtifact, named, open_training
 from hybridc.training.interrupts import uninterrupted
-from hybridc.training.spec import NEW, TrainingSpec
-from hybridc.training.splits import cut, joined
 
 Arrays = np.ndarray | Mapping[str, np.ndarray]
 """By name; or the array itself where there is only one."""

@@ -26,7 +26,7 @@ from hybridc.passes.program.program import (
     tensor_dtype,
     tensor_shape,
 )
-from hybridc.training.splits import Split, cut
+from hybridc.passes.training.splits import Split, cut
 
 MOST_SHARE = 1 / 16
 """Of the elements of all parameters that one may have."""

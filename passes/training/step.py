@@ -20,14 +20,14 @@ from hybridc.frontend import ImportedModel, ValueInfo
 from hybridc.frontend.names import safe_names, unique_names
 from hybridc.passes.program.program import Program, tensor_dtype, tensor_shape
 from hybridc.passes.training import losses
+from hybridc.passes.training import spec as specs
 from hybridc.passes.training.differentiate import SEED, Differentiated, Update, differentiate
 from hybridc.passes.training.gradients import Emitter, constant
 from hybridc.passes.training.network import NetworkCopy, evaluated, is_training_norm, with_statistics
 from hybridc.passes.training.optimizers import Adam, Optimizer, Sgd, emit_update
+from hybridc.passes.training.spec import NEW, LossTerm, TrainingSpec
 from hybridc.passes.training.split import split_model
-from hybridc.training import spec as specs
-from hybridc.training.spec import NEW, LossTerm, TrainingSpec
-from hybridc.training.splits import Split, Splits
+from hybridc.passes.training.splits import Split, Splits
 
 PARAMETER, STATISTIC, MOMENT, SUM = "parameter", "statistic", "moment", "sum"
 """Kinds of states: a weight, BatchNorm's running mean or variance, the optimizer's, a sum of gradients."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from hybridc.compiler import compile_model
 from hybridc.frontend import read_model
 from hybridc.options import CompileOptions
+from hybridc.passes.training.spec import NEW, TrainingSpec, parse_loss
 from hybridc.passes.training.step import training_programs
 from hybridc.runtime import Session
 from hybridc.targets import parse_target
-from hybridc.training.spec import NEW, TrainingSpec, parse_loss
 from tests.support.light_models import random_feeds
 from tests.support.torch_reference import TorchReference
 

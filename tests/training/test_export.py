@@ -10,10 +10,10 @@ import pytest
 from onnx import numpy_helper
 
 from hybridc.errors import UsageError
+from hybridc.passes.training.spec import TrainingSpec
 from hybridc.training.artifact import MODEL_FOLDER, TrainingArtifact, TrainingManifest
 from hybridc.training.compile import _copy_model
 from hybridc.training.export import export_onnx
-from hybridc.training.spec import TrainingSpec
 from tests.training.conftest import network
 
 

@@ -16,10 +16,10 @@ from hybridc.artifact.load import open_artifact
 from hybridc.errors import DeviceError
 from hybridc.ir import Copy, Device
 from hybridc.ir.plan import resident_pairs
+from hybridc.passes.training.spec import NEW
 from hybridc.runtime import Session
 from hybridc.training.artifact import EVALUATE, STEP, open_training
 from hybridc.training.session import TrainingSession
-from hybridc.training.spec import NEW
 from tests.support.machines import EAGER_GPU
 from tests.training.conftest import BATCH, LOSS, OPTIMIZER, examples, network
 

@@ -14,10 +14,10 @@ import pytest
 
 import hybridc
 from hybridc.errors import ArtifactError, UsageError
+from hybridc.passes.training.spec import NEW
 from hybridc.runtime import Session
 from hybridc.training.artifact import MANIFEST, STATES, STEP, open_training
 from hybridc.training.session import TrainingSession
-from hybridc.training.spec import NEW
 from tests.training.conftest import BATCH, examples, network
 
 pytestmark = pytest.mark.isa("avx2")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hybridc.errors import UsageError
-from hybridc.training.spec import (
+from hybridc.passes.training.spec import (
     LossTerm,
     Optimizer,
     TrainingSpec,

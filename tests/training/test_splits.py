@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybridc.passes.training.spec import TrainingSpec
+from hybridc.passes.training.splits import Split, cut, joined, whole_names
 from hybridc.training.artifact import StoredState, TrainingManifest
-from hybridc.training.spec import TrainingSpec
-from hybridc.training.splits import Split, cut, joined, whole_names
 
 VALUES = {"a": np.arange(3.0), "w": np.arange(20.0).reshape(5, 4), "b": np.zeros(())}
 

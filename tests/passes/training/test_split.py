@@ -11,7 +11,7 @@ from hybridc.models.builder import GraphBuilder
 from hybridc.passes.program.program import tensor_shape
 from hybridc.passes.training import Emitter, differentiate
 from hybridc.passes.training.split import split_dominating, split_model
-from hybridc.training.splits import joined
+from hybridc.passes.training.splits import joined
 from tests.support.gradients import compiled, normal, program_of
 
 op = relax.op

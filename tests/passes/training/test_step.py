@@ -13,6 +13,7 @@ from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.models.builder import GraphBuilder
 from hybridc.passes.program.program import Program, operator_name
+from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from hybridc.passes.training.step import (
     MOMENT,
     PARAMETER,
@@ -21,7 +22,6 @@ from hybridc.passes.training.step import (
     TrainingPrograms,
     training_programs,
 )
-from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 
 SPEC = TrainingSpec(parse_loss("softmax_cross_entropy"), parse_optimizer("sgd:lr=0.1,momentum=0.9"))
 

@@ -16,8 +16,8 @@ from hybridc.passes.fuse.working_set import kernel_groups, largest_working_set_b
 from hybridc.passes.program.program import Program, operator_name, tensor_dtype, tensor_shape
 from hybridc.passes.tiling.batch.split_batch import split_batch
 from hybridc.passes.tiling.tile import tile
+from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from hybridc.passes.training.step import training_programs
-from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from tests.support.programs import run_llvm
 from tests.support.tiled import Network
 
