@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import ir, s_tir, tirx
 from tvm.ir import Range
 
-from hybridc.schedules.cpu.tile import integer, loop, unrolled
+from hybridc.schedules.cpu.core.micro_kernel import integer, loop, unrolled
 from hybridc.schedules.cuda.launch import BLOCK_THREADS, cuda_target, finish_function
 from hybridc.schedules.registry import Scheduled
 from hybridc.targets import Target

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from hybridc.passes.lower.lower import llvm_target
-from hybridc.schedules.cpu.tile import grid, integer, loop, unrolled, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import grid, integer, loop, unrolled, vectorized
 from hybridc.targets import Isa, native_isa
 from hybridc.tuning.measure import CACHE_BYTES, LEAST_SET_BYTES
 

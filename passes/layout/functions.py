@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir, s_tir, te, tirx
 
 from hybridc.passes.layout.operators import extents, sum_over
-from hybridc.schedules.cpu.nest import Block, Nest, read_nest, replace_loads, substitute
+from hybridc.schedules.cpu.core.nest import Block, Nest, read_nest, replace_loads, substitute
 
 
 @dataclass(frozen=True, slots=True)

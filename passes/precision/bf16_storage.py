@@ -21,7 +21,7 @@ from hybridc.passes.program.program import (
     without_uncalled,
 )
 from hybridc.schedules.cpu.bf16_tensors import DTYPE, rounding, widening
-from hybridc.schedules.cpu.nest import loads, read_contraction, read_nest
+from hybridc.schedules.cpu.core.nest import loads, read_contraction, read_nest
 from hybridc.schedules.registry import PRECISION
 
 

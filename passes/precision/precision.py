@@ -26,7 +26,7 @@ from hybridc.schedules.cpu.bf16_conv1d import (
 )
 from hybridc.schedules.cpu.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.bf16_matmul import read_bf16_product
-from hybridc.schedules.cpu.nest import Nest, read_block, read_integer_contraction
+from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
 from hybridc.schedules.registry import PRECISION, PRECISION_NOTE, Request
 from hybridc.targets import Target
 

@@ -19,8 +19,8 @@ from functools import cache
 from tvm import ir, tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.dot_products import Dot, define, llvm_functions, with_llvm
-from hybridc.schedules.cpu.tile import Point, integer, loop, sequence
+from hybridc.schedules.cpu.core.dot_products import Dot, define, llvm_functions, with_llvm
+from hybridc.schedules.cpu.core.micro_kernel import Point, integer, loop, sequence
 
 SIDE = 16
 """Rows of a tile, and words or sums in a row."""

@@ -26,9 +26,8 @@ from hybridc.schedules.cpu.amx import (
 from hybridc.schedules.cpu.blocked import BlockedConvolution
 from hybridc.schedules.cpu.blocked_plan import Plan, divisors, imbalance, source_of
 from hybridc.schedules.cpu.blocked_task import Buffers, Pass, Place, copy_rows
-from hybridc.schedules.cpu.dot_products import Dot
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.dot_products import Dot
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -39,6 +38,7 @@ from hybridc.schedules.cpu.tile import (
     sequence,
     vectorized,
 )
+from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 from hybridc.targets import Isa
 

@@ -17,11 +17,8 @@ from hybridc.schedules.cpu.amx import (
     tile_unit,
     with_tiles,
 )
-from hybridc.schedules.cpu.dot_products import Dot
-from hybridc.schedules.cpu.gemm import Product
-from hybridc.schedules.cpu.matmul import TASKS
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.dot_products import Dot
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     Tile,
@@ -33,6 +30,9 @@ from hybridc.schedules.cpu.tile import (
     when,
     write_columns,
 )
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.gemm import Product
+from hybridc.schedules.cpu.matmul import TASKS
 from hybridc.schedules.cpu.word_matmul import Vector, Words, fill_words, lies_as_words
 from hybridc.schedules.registry import Packing, Request, Scheduled
 from hybridc.targets import Isa

@@ -10,11 +10,7 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.gemm_kernel import LINE, Element, gemm_kernel, rank_tiles
-from hybridc.schedules.cpu.nest import Block, Nest, finish, loads, read_nest, replace_loads, substitute
-from hybridc.schedules.cpu.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.softmax import exp_of_nonpositive
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     Tile,
@@ -31,6 +27,10 @@ from hybridc.schedules.cpu.tile import (
     when,
     write_columns,
 )
+from hybridc.schedules.cpu.core.nest import Block, Nest, finish, loads, read_nest, replace_loads, substitute
+from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
+from hybridc.schedules.cpu.gemm_kernel import LINE, Element, gemm_kernel, rank_tiles
+from hybridc.schedules.cpu.softmax import exp_of_nonpositive
 from hybridc.schedules.registry import Request, Scheduled
 
 BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")

@@ -27,11 +27,8 @@ from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.conv1d import is_one_line
 from hybridc.schedules.cpu.conv1d_plan import direct_cost
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
-from hybridc.schedules.cpu.dot_products import Dot, bf16_pairs, bf16_word, dot_of
-from hybridc.schedules.cpu.fast_conv1d import TRANSFORMS, read_source
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.register_tile import reduction, register_tile
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pairs, bf16_word, dot_of
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     Tile,
@@ -44,6 +41,9 @@ from hybridc.schedules.cpu.tile import (
     when,
     write_columns,
 )
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.register_tile import reduction, register_tile
+from hybridc.schedules.cpu.fast_conv1d import TRANSFORMS, read_source
 from hybridc.schedules.registry import Packing, Request, Scheduled
 from hybridc.targets import Isa
 

@@ -17,8 +17,8 @@ from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.blocked_task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.conv2d_blocked import schedule_blocked
-from hybridc.schedules.cpu.dot_products import bf16_word, bf16_words, dot_of
-from hybridc.schedules.cpu.tile import ceil_div, integer
+from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.winograd import direct_cost, least_cost
 from hybridc.schedules.registry import Request, Scheduled
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tvm import ir, s_tir, te, tirx
 
-from hybridc.schedules.cpu.dot_products import bf16_bits
-from hybridc.schedules.cpu.nest import loads, read_nest
+from hybridc.schedules.cpu.core.dot_products import bf16_bits
+from hybridc.schedules.cpu.core.nest import loads, read_nest
 
 DTYPE = "uint16"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from hybridc.schedules.cpu.blocked import BlockedConvolution
-from hybridc.schedules.cpu.tile import ceil_div
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.targets import Isa
 
 TASK_SHARE = 2

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, Point, ceil_div, grid, integer, loop
+from hybridc.schedules.cpu.core.nest import substitute
 from hybridc.schedules.cpu.line_vectors import Values, flat_axes
-from hybridc.schedules.cpu.nest import substitute
 from hybridc.schedules.cpu.rows import Rows
-from hybridc.schedules.cpu.tile import PARALLEL_WORK, Point, ceil_div, grid, integer, loop
 
 BLOCK_VECTORS = 4
 """Accumulators that hide the latency of an addition."""

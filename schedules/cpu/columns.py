@@ -19,6 +19,8 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.column_chunks import Columns, even_width, nested
 from hybridc.schedules.cpu.column_stages import staged
+from hybridc.schedules.cpu.core.micro_kernel import Point, function_of, integer, loop, sequence, vectorized
+from hybridc.schedules.cpu.core.nest import substitute
 from hybridc.schedules.cpu.line_vectors import (
     UNROLLED_VECTORS,
     Registers,
@@ -27,9 +29,7 @@ from hybridc.schedules.cpu.line_vectors import (
     lanes_of,
     steps,
 )
-from hybridc.schedules.cpu.nest import substitute
 from hybridc.schedules.cpu.rows import Reduction, Rows
-from hybridc.schedules.cpu.tile import Point, function_of, integer, loop, sequence, vectorized
 from hybridc.targets import Isa
 
 CHUNK_COLUMNS = 4096

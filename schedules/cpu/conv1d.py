@@ -26,15 +26,7 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.conv1d_plan import Plan, plans_of
 from hybridc.schedules.cpu.conv2d import Source, weight_source
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
-from hybridc.schedules.cpu.nest import finish, loads
-from hybridc.schedules.cpu.register_tile import (
-    LINE_FLOATS,
-    RegisterTile,
-    Stream,
-    reduction,
-    register_tile,
-)
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     Tile,
@@ -47,6 +39,14 @@ from hybridc.schedules.cpu.tile import (
     unrolled,
     when,
     write_columns,
+)
+from hybridc.schedules.cpu.core.nest import finish, loads
+from hybridc.schedules.cpu.core.register_tile import (
+    LINE_FLOATS,
+    RegisterTile,
+    Stream,
+    reduction,
+    register_tile,
 )
 from hybridc.schedules.registry import Request, Scheduled, pick
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hybridc.schedules.cpu.convolution import Convolution
-from hybridc.schedules.cpu.tile import ceil_div
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.targets import Isa
 
 _SPARE_REGISTERS = 3

@@ -25,16 +25,7 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv1d_wgrad_plan import Operand, Plan, plans_of
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.register_tile import (
-    LINE_FLOATS,
-    RegisterTile,
-    Stream,
-    reduction,
-    register_tile,
-)
-from hybridc.schedules.cpu.shuffles import sums_of_lanes
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -47,6 +38,15 @@ from hybridc.schedules.cpu.tile import (
     vectorized,
     when,
 )
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.register_tile import (
+    LINE_FLOATS,
+    RegisterTile,
+    Stream,
+    reduction,
+    register_tile,
+)
+from hybridc.schedules.cpu.core.shuffles import sums_of_lanes
 from hybridc.schedules.cpu.wgrad import read_weight_gradient
 from hybridc.schedules.registry import Request, Scheduled, pick
 

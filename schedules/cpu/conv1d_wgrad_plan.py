@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.tile import ceil_div, integer
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.wgrad import Slide, WeightGradient
 from hybridc.targets import Isa
 

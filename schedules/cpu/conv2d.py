@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     Tile,
@@ -35,6 +34,7 @@ from hybridc.schedules.cpu.tile import (
     when,
     write_columns,
 )
+from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
 _MOST_CHOICES = 8

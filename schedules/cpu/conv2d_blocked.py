@@ -28,17 +28,25 @@ from hybridc.schedules.cpu.blocked import (
 )
 from hybridc.schedules.cpu.blocked_plan import Plan, Span, group_count, rank_plans, tiles_of_task
 from hybridc.schedules.cpu.blocked_task import Buffers, Pass, Place, copy_rows, declare_buffers
-from hybridc.schedules.cpu.dot_products import Dot
-from hybridc.schedules.cpu.narrow_groups import narrow_reduction, vector_of
-from hybridc.schedules.cpu.nest import finish, loads
-from hybridc.schedules.cpu.register_tile import (
+from hybridc.schedules.cpu.core.dot_products import Dot
+from hybridc.schedules.cpu.core.micro_kernel import (
+    PARALLEL_WORK,
+    Point,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+)
+from hybridc.schedules.cpu.core.nest import finish, loads
+from hybridc.schedules.cpu.core.register_tile import (
     LINE_FLOATS,
     Stream,
     reduction,
     register_tile,
     sequence,
 )
-from hybridc.schedules.cpu.tile import PARALLEL_WORK, Point, ceil_div, function_of, grid, integer, loop
+from hybridc.schedules.cpu.narrow_groups import narrow_reduction, vector_of
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
 Fill = Callable[[Pass, ir.Var], tirx.Stmt]

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.register_tile import RegisterTile, register_tile
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -32,6 +30,8 @@ from hybridc.schedules.cpu.tile import (
     loop,
     vectorized,
 )
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
 from hybridc.schedules.cpu.wgrad import WeightGradient, read_weight_gradient
 from hybridc.schedules.cpu.wgrad_operands import Operand, data_operand, gradient_operand
 from hybridc.schedules.cpu.wgrad_plan import Plan, Reach, plan_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
-from hybridc.schedules.cpu.nest import Contraction, loads, read_contraction, substitute, uses
-from hybridc.schedules.cpu.tile import integer
+from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction, substitute, uses
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.blocked import Axis, BlockedConvolution, read_blocked_convolution
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -27,6 +26,7 @@ from hybridc.schedules.cpu.tile import (
     vectorized,
     when,
 )
+from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.registry import Request, Scheduled, pick
 
 UNROLLED_TAPS = 200

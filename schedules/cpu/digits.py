@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.nest import loads, replace_loads, uses
+from hybridc.schedules.cpu.core.nest import loads, replace_loads, uses
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import ScheduleError
 
-from hybridc.schedules.cpu.nest import result
+from hybridc.schedules.cpu.core.nest import result
 from hybridc.schedules.registry import Request, Scheduled
 
 PARALLEL_ITERATIONS = 1 << 15

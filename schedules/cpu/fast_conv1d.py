@@ -12,18 +12,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv1d_plan import direct_cost
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
-from hybridc.schedules.cpu.fourier import Plane, Transform, roots_of_unity
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.segments import (
-    Scratch,
-    Segments,
-    Signal,
-    gather,
-    prefetch_inputs,
-    prefetch_outputs,
-    scatter,
-)
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     Point,
     ceil_div,
     function_of,
@@ -32,6 +21,17 @@ from hybridc.schedules.cpu.tile import (
     loop,
     unrolled,
     vectorized,
+)
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.fourier import Plane, Transform, roots_of_unity
+from hybridc.schedules.cpu.segments import (
+    Scratch,
+    Segments,
+    Signal,
+    gather,
+    prefetch_inputs,
+    prefetch_outputs,
+    scatter,
 )
 from hybridc.schedules.cpu.weight_spectra import Spectra, computed_spectra, packed_spectra, spectra_cost
 from hybridc.schedules.registry import Request, Scheduled, pick

@@ -9,18 +9,7 @@ from functools import partial
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv1d_wgrad_plan import direct_cost
-from hybridc.schedules.cpu.fast_conv1d import DIRECT
-from hybridc.schedules.cpu.fast_conv1d_wgrad_plan import Operand, Plan, read_plans
-from hybridc.schedules.cpu.fourier import Plane, roots_of_unity
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.register_tile import RegisterTile, register_tile
-from hybridc.schedules.cpu.segments import (
-    Scratch,
-    gather,
-    prefetch_inputs,
-    transpose_square,
-)
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     Point,
     clamp,
     function_of,
@@ -29,6 +18,17 @@ from hybridc.schedules.cpu.tile import (
     loop,
     sequence,
     vectorized,
+)
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
+from hybridc.schedules.cpu.fast_conv1d import DIRECT
+from hybridc.schedules.cpu.fast_conv1d_wgrad_plan import Operand, Plan, read_plans
+from hybridc.schedules.cpu.fourier import Plane, roots_of_unity
+from hybridc.schedules.cpu.segments import (
+    Scratch,
+    gather,
+    prefetch_inputs,
+    transpose_square,
 )
 from hybridc.schedules.registry import Request, Scheduled, pick
 

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.gemm import Product, read_product
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.register_tile import RegisterTile, reduction, register_tile
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -27,6 +24,9 @@ from hybridc.schedules.cpu.tile import (
     vectorized,
     when,
 )
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.register_tile import RegisterTile, reduction, register_tile
+from hybridc.schedules.cpu.gemm import Product, read_product
 from hybridc.schedules.registry import Request, Scheduled
 from hybridc.targets import Isa
 

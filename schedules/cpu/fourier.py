@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.tile import integer, loop, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import integer, loop, vectorized
 
 Complex = tuple[ir.Expr, ir.Expr]
 """Real and imaginary part."""

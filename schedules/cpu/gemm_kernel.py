@@ -7,8 +7,8 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.dot_products import Dot
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.dot_products import Dot
+from hybridc.schedules.cpu.core.micro_kernel import (
     UNROLLED_MULTIPLY_ADDS,
     Tile,
     ceil_div,

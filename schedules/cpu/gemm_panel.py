@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.gemm import Product
-from hybridc.schedules.cpu.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     Tile,
     clamp,
     integer,
@@ -16,6 +14,8 @@ from hybridc.schedules.cpu.tile import (
     vectorized,
     write_columns,
 )
+from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
+from hybridc.schedules.cpu.gemm import Product
 
 
 def copy_panel(product: Product, tile: Tile, copy: ir.Var, batch: ir.Expr, panel: ir.Expr) -> tirx.Stmt:

@@ -12,9 +12,9 @@ from hybridc.schedules.cpu.amx_conv2d import accepts_tiles, schedule_tiles
 from hybridc.schedules.cpu.blocked import BlockedConvolution, blocked_convolution
 from hybridc.schedules.cpu.blocked_task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.conv2d_blocked import schedule_blocked
-from hybridc.schedules.cpu.dot_products import byte_word, dot_of, unsigned_words
-from hybridc.schedules.cpu.nest import read_integer_contraction, substitute
-from hybridc.schedules.cpu.tile import ceil_div, integer
+from hybridc.schedules.cpu.core.dot_products import byte_word, dot_of, unsigned_words
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
+from hybridc.schedules.cpu.core.nest import read_integer_contraction, substitute
 from hybridc.schedules.registry import Request, Scheduled
 
 

@@ -15,7 +15,7 @@ from functools import cache, partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.lanewise import bits, constant, dtype, integer, llvm, named, polynomial
+from hybridc.schedules.cpu.core.lanewise import bits, constant, dtype, integer, llvm, named, polynomial
 from hybridc.schedules.cpu.power import pow_float32
 from hybridc.schedules.cpu.trigonometry import cos_float32, sin_float32, tan_float32
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from tvm import ir, sym, tirx
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.schedules.cpu.nest import loads, substitute, uses
+from hybridc.schedules.cpu.core.micro_kernel import INDEX, integer, loop, sequence, vectorized
+from hybridc.schedules.cpu.core.nest import loads, substitute, uses
 from hybridc.schedules.cpu.rows import Rows
-from hybridc.schedules.cpu.tile import INDEX, integer, loop, sequence, vectorized
 from hybridc.targets import Isa
 
 Values = dict[ir.Var, ir.Expr]

@@ -29,6 +29,18 @@ from functools import partial
 from tvm import ir, tirx
 
 from hybridc.ir.graph import dtype_bits
+from hybridc.schedules.cpu.core.micro_kernel import (
+    PARALLEL_WORK,
+    Point,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+    prefetch,
+    sequence,
+)
+from hybridc.schedules.cpu.core.nest import substitute
 from hybridc.schedules.cpu.line_vectors import (
     ACCUMULATORS,
     Registers,
@@ -42,19 +54,7 @@ from hybridc.schedules.cpu.line_vectors import (
     steps,
     tail_pieces,
 )
-from hybridc.schedules.cpu.nest import substitute
 from hybridc.schedules.cpu.rows import Reduction, Rows
-from hybridc.schedules.cpu.tile import (
-    PARALLEL_WORK,
-    Point,
-    ceil_div,
-    function_of,
-    grid,
-    integer,
-    loop,
-    prefetch,
-    sequence,
-)
 from hybridc.targets import Isa
 
 CACHE_LINE_BYTES = 64

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.dot_products import Dot
-from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
-from hybridc.schedules.cpu.gemm_kernel import Element, gemm_kernel, prefetch_next, rank_tiles
-from hybridc.schedules.cpu.gemm_panel import copy_panel
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.strassen import accepts_strassen, strassen, strassen_cost
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.dot_products import Dot
+from hybridc.schedules.cpu.core.micro_kernel import (
     INDEX,
     PARALLEL_WORK,
     Point,
@@ -29,6 +24,11 @@ from hybridc.schedules.cpu.tile import (
     when,
     write_columns,
 )
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
+from hybridc.schedules.cpu.gemm_kernel import Element, gemm_kernel, prefetch_next, rank_tiles
+from hybridc.schedules.cpu.gemm_panel import copy_panel
+from hybridc.schedules.cpu.strassen import accepts_strassen, strassen, strassen_cost
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
 TASKS = 32

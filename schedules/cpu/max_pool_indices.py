@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     function_of,
@@ -20,6 +19,7 @@ from hybridc.schedules.cpu.tile import (
     sequence,
     vectorized,
 )
+from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.registry import Request, Scheduled
 
 Span = tuple[ir.Expr, ir.Expr]

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from tvm import ir, sym, tirx
 
 from hybridc.schedules.cpu.blocked_task import Pass, Place
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, loop
+from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, sequence
 from hybridc.schedules.cpu.grouping import Grouping
-from hybridc.schedules.cpu.register_tile import RegisterTile, Stream, sequence
-from hybridc.schedules.cpu.tile import ceil_div, integer, loop
 
 Use = tuple[int, int]
 """A pixel of the tile and a tap of the row."""

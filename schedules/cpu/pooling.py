@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from tvm import ir, sym, tirx
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.schedules.cpu.line_vectors import Registers, Values, element, lanes_of, tail_pieces
-from hybridc.schedules.cpu.nest import finish, loads, substitute
-from hybridc.schedules.cpu.rows import read_rows
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -22,6 +19,9 @@ from hybridc.schedules.cpu.tile import (
     sequence,
     vectorized,
 )
+from hybridc.schedules.cpu.core.nest import finish, loads, substitute
+from hybridc.schedules.cpu.line_vectors import Registers, Values, element, lanes_of, tail_pieces
+from hybridc.schedules.cpu.rows import read_rows
 from hybridc.schedules.cpu.windows import Axis, Windows, read_windows
 from hybridc.schedules.registry import Request, Scheduled
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.lanewise import (
+from hybridc.schedules.cpu.core.lanewise import (
     bits,
     constant,
     dtype,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from tvm import ir, s_tir, sym, tirx
 
-from hybridc.schedules.cpu.nest import Block, Nest, loads, read_nest, replace_loads, substitute, uses
-from hybridc.schedules.cpu.tile import INDEX, integer
+from hybridc.schedules.cpu.core.micro_kernel import INDEX, integer
+from hybridc.schedules.cpu.core.nest import Block, Nest, loads, read_nest, replace_loads, substitute, uses
 
 Combine = type[tirx.Add] | type[tirx.Mul] | type[tirx.Max] | type[tirx.Min]
 

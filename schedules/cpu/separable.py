@@ -26,6 +26,8 @@ from hybridc.schedules.cpu.blocked_plan import (
 )
 from hybridc.schedules.cpu.blocked_task import Pass, declare_buffers
 from hybridc.schedules.cpu.conv2d_blocked import blocked_tasks, weight_packing
+from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop
+from hybridc.schedules.cpu.core.nest import finish, loads, read_nest
 from hybridc.schedules.cpu.depthwise_blocked import (
     DepthwiseTile,
     Rows,
@@ -33,8 +35,6 @@ from hybridc.schedules.cpu.depthwise_blocked import (
     depthwise_rows,
     rank_depthwise_tiles,
 )
-from hybridc.schedules.cpu.nest import finish, loads, read_nest
-from hybridc.schedules.cpu.tile import function_of, integer, loop
 from hybridc.schedules.registry import Request, Scheduled, pick
 from hybridc.targets import Isa
 

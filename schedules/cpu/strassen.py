@@ -19,9 +19,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.gemm import Product, is_constant_matrix
-from hybridc.schedules.cpu.gemm_kernel import ZERO, Element, gemm_kernel, prefetch_next
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     Point,
     Tile,
     ceil_div,
@@ -34,6 +32,8 @@ from hybridc.schedules.cpu.tile import (
     vectorized,
     write_columns,
 )
+from hybridc.schedules.cpu.gemm import Product, is_constant_matrix
+from hybridc.schedules.cpu.gemm_kernel import ZERO, Element, gemm_kernel, prefetch_next
 from hybridc.schedules.registry import Packing, Request, Transform
 
 LEFT = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tvm import ir, s_tir, tirx
 
-from hybridc.schedules.cpu.nest import Contraction, loads, read_contraction
-from hybridc.schedules.cpu.tile import integer
+from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction
 
 OPERATORS = ("conv1d_wgrad", "conv2d_wgrad")
 """Annotations of the blocks that `read_weight_gradient` accepts."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -17,6 +16,7 @@ from hybridc.schedules.cpu.tile import (
     loop,
     sequence,
 )
+from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
 from hybridc.schedules.cpu.wgrad import WeightGradient
 from hybridc.targets import Isa
 

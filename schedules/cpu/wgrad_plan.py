@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.tile import ceil_div, integer
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.wgrad import WeightGradient
 from hybridc.schedules.cpu.wgrad_operands import Operand
 from hybridc.targets import Isa

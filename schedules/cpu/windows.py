@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
-from hybridc.schedules.cpu.nest import loads, substitute, uses
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
+from hybridc.schedules.cpu.core.nest import loads, substitute, uses
 from hybridc.schedules.cpu.rows import Reduction, Rows
-from hybridc.schedules.cpu.tile import ceil_div, integer
 
 MAX_TAPS = 128
 """Taps of a window, most of which are unrolled."""

@@ -14,8 +14,16 @@ from dataclasses import dataclass, replace
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.tile import PARALLEL_WORK, Tile, ceil_div, function_of, grid, integer, loop
+from hybridc.schedules.cpu.core.micro_kernel import (
+    PARALLEL_WORK,
+    Tile,
+    ceil_div,
+    function_of,
+    grid,
+    integer,
+    loop,
+)
+from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.toom_cook import F2, F4, ToomCook
 from hybridc.schedules.cpu.winograd_stages import Planes, Stages, Weight, tile_counts
 from hybridc.schedules.cpu.winograd_weights import transform_weights

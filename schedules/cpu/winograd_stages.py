@@ -18,7 +18,7 @@ from functools import partial
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.blocked import Axis, BlockedConvolution
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.micro_kernel import (
     UNROLLED_MULTIPLY_ADDS,
     Tile,
     ceil_div,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.tile import PARALLEL_WORK, Point, grid, integer, sequence
+from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, Point, grid, integer, sequence
 from hybridc.schedules.cpu.toom_cook import ToomCook
 
 

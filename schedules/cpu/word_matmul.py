@@ -6,12 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.dot_products import Dot
-from hybridc.schedules.cpu.gemm import Product
-from hybridc.schedules.cpu.gemm_kernel import rank_tiles
-from hybridc.schedules.cpu.matmul import OFFERED, Panels, tile_loops
-from hybridc.schedules.cpu.nest import finish
-from hybridc.schedules.cpu.tile import (
+from hybridc.schedules.cpu.core.dot_products import Dot
+from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Tile,
     ceil_div,
@@ -21,6 +17,10 @@ from hybridc.schedules.cpu.tile import (
     loop,
     sequence,
 )
+from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.gemm import Product
+from hybridc.schedules.cpu.gemm_kernel import rank_tiles
+from hybridc.schedules.cpu.matmul import OFFERED, Panels, tile_loops
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
 VECTOR_WORDS = 8

@@ -8,7 +8,7 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, extents, gradient, operands, placeholder
-from hybridc.schedules.cpu.nest import loads, read_nest
+from hybridc.schedules.cpu.core.nest import loads, read_nest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import pytest
 import tvm
 from tvm import sym, tirx
 
-from hybridc.schedules.cpu.register_tile import LINES_AT_ONCE, Stream, prefetch, reduction, register_tile
-from hybridc.schedules.cpu.tile import function_of, integer
+from hybridc.schedules.cpu.core.micro_kernel import function_of, integer
+from hybridc.schedules.cpu.core.register_tile import LINES_AT_ONCE, Stream, prefetch, reduction, register_tile
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.tile import Point, integer, loop, unrolled, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import Point, integer, loop, unrolled, vectorized
 
 UNROLLED_MULTIPLY_ADDS = 48
 """Vector multiply-adds of an unrolled loop body: enough to hide the loop; more only compiles longer."""
