@@ -19,7 +19,7 @@ from hybridc.schedules.cpu.fast_conv1d_wgrad import fast_conv1d_wgrad
 from hybridc.schedules.cpu.few_rows import few_rows
 from hybridc.schedules.cpu.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.int8_matmul import int8_matmul
-from hybridc.schedules.cpu.intrinsics import install
+from hybridc.schedules.cpu.math.intrinsics import install
 from hybridc.schedules.cpu.matmul import matmul
 from hybridc.schedules.cpu.max_pool_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling import pooling

@@ -16,8 +16,8 @@ from functools import cache, partial
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.lanewise import bits, constant, dtype, integer, llvm, named, polynomial
-from hybridc.schedules.cpu.power import pow_float32
-from hybridc.schedules.cpu.trigonometry import cos_float32, sin_float32, tan_float32
+from hybridc.schedules.cpu.math.power import pow_float32
+from hybridc.schedules.cpu.math.trigonometry import cos_float32, sin_float32, tan_float32
 
 Elementary = Callable[..., ir.Expr]
 
