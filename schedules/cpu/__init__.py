@@ -12,7 +12,7 @@ from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv_wgrad import conv_wgrad
 from hybridc.schedules.cpu.depthwise import depthwise
 from hybridc.schedules.cpu.depthwise_blocked import depthwise_blocked
-from hybridc.schedules.cpu.elementwise import elementwise
+from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
 from hybridc.schedules.cpu.fast_conv1d import fast_conv1d
 from hybridc.schedules.cpu.fast_conv1d_wgrad import fast_conv1d_wgrad

@@ -8,10 +8,10 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, function_of
 from hybridc.schedules.cpu.core.nest import Block, Nest, finish, read_nest, replace_loads
-from hybridc.schedules.cpu.digits import Walk, walk
-from hybridc.schedules.cpu.rearrange import rearranged
-from hybridc.schedules.cpu.sweep import straight
-from hybridc.schedules.cpu.upsample import upsampled
+from hybridc.schedules.cpu.elementwise.index_maps import Walk, walk
+from hybridc.schedules.cpu.elementwise.loops import straight
+from hybridc.schedules.cpu.elementwise.transpose import rearranged
+from hybridc.schedules.cpu.elementwise.upsample import upsampled
 from hybridc.schedules.registry import Request, Scheduled
 from hybridc.targets import Isa
 

@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, ceil_div, grid, integer, loop, vectorized
 from hybridc.schedules.cpu.core.nest import uses
-from hybridc.schedules.cpu.digits import Digit, Walk, linear
+from hybridc.schedules.cpu.elementwise.index_maps import Digit, Walk, linear
 from hybridc.targets import Isa
 
 TASK_ELEMENTS = 1 << 13

@@ -21,8 +21,8 @@ from tvm import ir, tirx
 from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, loop, prefetch, unrolled, vectorized
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, picked, transposed
-from hybridc.schedules.cpu.digits import Walk
-from hybridc.schedules.cpu.sweep import TASK_ELEMENTS, Point, tasks, worth_threads
+from hybridc.schedules.cpu.elementwise.index_maps import Walk
+from hybridc.schedules.cpu.elementwise.loops import TASK_ELEMENTS, Point, tasks, worth_threads
 from hybridc.targets import Isa
 
 Arranged = tuple[tirx.Stmt, list[ir.Var]]

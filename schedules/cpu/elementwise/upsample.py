@@ -17,8 +17,8 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, ceil_div, integer, loop, vectorized
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cpu.core.shuffles import picked
-from hybridc.schedules.cpu.digits import Operand, Walk, flat, sum_of
-from hybridc.schedules.cpu.sweep import Point, tasks, worth_threads
+from hybridc.schedules.cpu.elementwise.index_maps import Operand, Walk, flat, sum_of
+from hybridc.schedules.cpu.elementwise.loops import Point, tasks, worth_threads
 
 FACTORS = range(2, 9)
 

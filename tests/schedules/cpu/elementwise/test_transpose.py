@@ -10,7 +10,7 @@ import pytest
 from tvm import relax
 
 from hybridc.passes.layout.operators import to_blocked, to_plain
-from hybridc.schedules.cpu.elementwise import elementwise
+from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
 
 op = relax.op
