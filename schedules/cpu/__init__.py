@@ -5,7 +5,7 @@ from hybridc.schedules.cpu.attention import attention
 from hybridc.schedules.cpu.bf16_conv1d import bf16_conv1d
 from hybridc.schedules.cpu.bf16_conv2d import bf16_conv2d
 from hybridc.schedules.cpu.bf16_matmul import bf16_matmul
-from hybridc.schedules.cpu.conv1d import conv1d
+from hybridc.schedules.cpu.conv1d.conv1d import conv1d
 from hybridc.schedules.cpu.conv1d_wgrad import conv1d_wgrad
 from hybridc.schedules.cpu.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked

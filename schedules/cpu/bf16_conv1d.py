@@ -24,8 +24,8 @@ from tvm import ir, tirx
 from hybridc.options import BF16
 from hybridc.schedules.cpu.amx import ROW_BYTES, SIDE, Address, TileUnit, tile_kernel, tile_unit, with_tiles
 from hybridc.schedules.cpu.bf16_tensors import without_widening
-from hybridc.schedules.cpu.conv1d import is_one_line
-from hybridc.schedules.cpu.conv1d_plan import direct_cost
+from hybridc.schedules.cpu.conv1d.conv1d import is_one_line
+from hybridc.schedules.cpu.conv1d.plan import direct_cost
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pairs, bf16_word, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import (

@@ -10,7 +10,7 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv1d_plan import direct_cost
+from hybridc.schedules.cpu.conv1d.plan import direct_cost
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
     Point,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.schedules.cpu.conv1d import conv1d
+from hybridc.schedules.cpu.conv1d.conv1d import conv1d
 from hybridc.schedules.registry import Request
 from hybridc.targets import Target
 
