@@ -25,6 +25,7 @@ from hybridc.options import BF16
 from hybridc.schedules.cpu.amx import ROW_BYTES, SIDE, Address, TileUnit, tile_kernel, tile_unit, with_tiles
 from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.conv1d.conv1d import is_one_line
+from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import TRANSFORMS, read_source
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pairs, bf16_word, dot_of
@@ -43,7 +44,6 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import reduction, register_tile
-from hybridc.schedules.cpu.fast_conv1d import TRANSFORMS, read_source
 from hybridc.schedules.registry import Packing, Request, Scheduled
 from hybridc.targets import Isa
 

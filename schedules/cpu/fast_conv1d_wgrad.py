@@ -8,6 +8,14 @@ from functools import partial
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.conv1d.fourier.dft import Plane, roots_of_unity
+from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import DIRECT
+from hybridc.schedules.cpu.conv1d.fourier.segments import (
+    Scratch,
+    gather,
+    prefetch_inputs,
+    transpose_square,
+)
 from hybridc.schedules.cpu.conv1d_wgrad_plan import direct_cost
 from hybridc.schedules.cpu.core.micro_kernel import (
     Point,
@@ -21,15 +29,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
-from hybridc.schedules.cpu.fast_conv1d import DIRECT
 from hybridc.schedules.cpu.fast_conv1d_wgrad_plan import Operand, Plan, read_plans
-from hybridc.schedules.cpu.fourier import Plane, roots_of_unity
-from hybridc.schedules.cpu.segments import (
-    Scratch,
-    gather,
-    prefetch_inputs,
-    transpose_square,
-)
 from hybridc.schedules.registry import Request, Scheduled, pick
 
 _MOST_CHOICES = 6

@@ -10,6 +10,22 @@ from functools import partial
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.conv1d.fourier.dft import Plane, Transform, roots_of_unity
+from hybridc.schedules.cpu.conv1d.fourier.segments import (
+    Scratch,
+    Segments,
+    Signal,
+    gather,
+    prefetch_inputs,
+    prefetch_outputs,
+    scatter,
+)
+from hybridc.schedules.cpu.conv1d.fourier.weight_spectra import (
+    Spectra,
+    computed_spectra,
+    packed_spectra,
+    spectra_cost,
+)
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
 from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
@@ -23,17 +39,6 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.fourier import Plane, Transform, roots_of_unity
-from hybridc.schedules.cpu.segments import (
-    Scratch,
-    Segments,
-    Signal,
-    gather,
-    prefetch_inputs,
-    prefetch_outputs,
-    scatter,
-)
-from hybridc.schedules.cpu.weight_spectra import Spectra, computed_spectra, packed_spectra, spectra_cost
 from hybridc.schedules.registry import Request, Scheduled, pick
 from hybridc.targets import Isa
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.conv1d.fourier.dft import Plane
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, loop, prefetch, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import loads
-from hybridc.schedules.cpu.fourier import Plane
 
 _PARTS = 2
 _SEGMENT_COST = 40.0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.schedules.cpu.fast_conv1d import fast_conv1d, read_source, schedule_plan
-from hybridc.schedules.cpu.fourier import Transform
+from hybridc.schedules.cpu.conv1d.fourier.dft import Transform
+from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fast_conv1d, read_source, schedule_plan
 from hybridc.schedules.registry import Request, Scheduled
 from hybridc.targets import ISAS, Target
 
