@@ -8,10 +8,10 @@ from hybridc.schedules.cpu.bf16_matmul import bf16_matmul
 from hybridc.schedules.cpu.conv1d.conv1d import conv1d
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fast_conv1d
 from hybridc.schedules.cpu.conv1d_wgrad import conv1d_wgrad
-from hybridc.schedules.cpu.conv2d import conv2d
+from hybridc.schedules.cpu.conv2d.conv2d import conv2d
+from hybridc.schedules.cpu.conv2d.depthwise import depthwise
 from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv_wgrad import conv_wgrad
-from hybridc.schedules.cpu.depthwise import depthwise
 from hybridc.schedules.cpu.depthwise_blocked import depthwise_blocked
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback

@@ -27,7 +27,7 @@ from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.conv1d.conv1d import is_one_line
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import TRANSFORMS, read_source
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
-from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
+from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pairs, bf16_word, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv1d.plan import Plan, plans_of
-from hybridc.schedules.cpu.conv2d import Source, weight_source
-from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
+from hybridc.schedules.cpu.conv2d.conv2d import Source, weight_source
+from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hybridc.schedules.cpu.convolution import Convolution
+from hybridc.schedules.cpu.conv2d.read import Convolution
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.targets import Isa
 

@@ -27,7 +27,7 @@ from hybridc.schedules.cpu.conv1d.fourier.weight_spectra import (
     spectra_cost,
 )
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
-from hybridc.schedules.cpu.convolution import Convolution, read_convolution, unpadded
+from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
     Point,
     ceil_div,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv1d.fourier.dft import Plane, Transform
-from hybridc.schedules.cpu.convolution import Convolution
+from hybridc.schedules.cpu.conv2d.read import Convolution
 from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, clamp, grid, integer, loop, vectorized
 from hybridc.schedules.registry import Packing
 from hybridc.schedules.registry import Transform as LinearMap

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.convolution import Convolution, read_convolution
+from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,

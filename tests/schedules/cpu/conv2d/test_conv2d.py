@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.schedules.cpu.conv2d import conv2d
+from hybridc.schedules.cpu.conv2d.conv2d import conv2d
 from hybridc.schedules.registry import Request
 from hybridc.targets import Target
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hybridc.schedules.cpu.conv2d import schedule_convolution
-from hybridc.schedules.cpu.convolution import read_convolution
+from hybridc.schedules.cpu.conv2d.conv2d import schedule_convolution
+from hybridc.schedules.cpu.conv2d.read import read_convolution
 from hybridc.schedules.registry import Request, Scheduled
 
 
