@@ -18,8 +18,8 @@ from hybridc.passes.program.program import (
     tensor_shape,
     without_uncalled,
 )
-from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
-from hybridc.schedules.cpu.separable import is_faster, join
+from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.conv2d_blocked.separable import is_faster, join
 from hybridc.schedules.registry import Request
 from hybridc.targets import Target
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridc.passes.layout.state import lanes_of
-from hybridc.schedules.cpu.grouping import grouping
+from hybridc.schedules.cpu.conv2d_blocked.groups import grouping
 from hybridc.targets import Isa
 
 

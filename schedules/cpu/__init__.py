@@ -10,9 +10,10 @@ from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fast_conv1d
 from hybridc.schedules.cpu.conv1d_wgrad import conv1d_wgrad
 from hybridc.schedules.cpu.conv2d.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d.depthwise import depthwise
-from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
+from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
+from hybridc.schedules.cpu.conv2d_blocked.depthwise import depthwise_blocked
+from hybridc.schedules.cpu.conv2d_blocked.separable import separable
 from hybridc.schedules.cpu.conv_wgrad import conv_wgrad
-from hybridc.schedules.cpu.depthwise_blocked import depthwise_blocked
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
 from hybridc.schedules.cpu.fast_conv1d_wgrad import fast_conv1d_wgrad
@@ -24,7 +25,6 @@ from hybridc.schedules.cpu.matmul import matmul
 from hybridc.schedules.cpu.max_pool_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling import pooling
 from hybridc.schedules.cpu.reduction import reduction
-from hybridc.schedules.cpu.separable import separable
 from hybridc.schedules.cpu.softmax import softmax
 from hybridc.schedules.cpu.winograd import winograd
 from hybridc.schedules.registry import Rule

@@ -23,9 +23,9 @@ from hybridc.schedules.cpu.amx import (
     tile_unit,
     with_tiles,
 )
-from hybridc.schedules.cpu.blocked import BlockedConvolution
-from hybridc.schedules.cpu.blocked_plan import Plan, divisors, imbalance, source_of
-from hybridc.schedules.cpu.blocked_task import Buffers, Pass, Place, copy_rows
+from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, divisors, imbalance, source_of
+from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
+from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,

@@ -14,9 +14,9 @@ from tvm import ir, tirx
 from hybridc.options import BF16
 from hybridc.schedules.cpu.amx_conv2d import accepts_tiles, schedule_tiles
 from hybridc.schedules.cpu.bf16_tensors import without_widening
-from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
-from hybridc.schedules.cpu.blocked_task import Pass, Place, copy_rows
-from hybridc.schedules.cpu.conv2d_blocked import schedule_blocked
+from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import schedule_blocked
+from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.winograd import direct_cost, least_cost

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Tile,

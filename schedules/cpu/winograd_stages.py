@@ -17,7 +17,7 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.blocked import Axis, BlockedConvolution
+from hybridc.schedules.cpu.conv2d_blocked.read import Axis, BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import (
     UNROLLED_MULTIPLY_ADDS,
     Tile,

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.passes.layout.operators import Window, blocked_conv2d
-from hybridc.schedules.cpu.blocked import read_blocked_convolution
+from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
 from hybridc.schedules.cpu.core.micro_kernel import Tile
 from hybridc.schedules.cpu.toom_cook import F2, F4, ToomCook
 from hybridc.schedules.cpu.winograd import Plan, candidates, schedule_plan, winograd

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
+from hybridc.schedules.cpu.conv2d_blocked.groups import Grouping, grouping
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction, substitute
-from hybridc.schedules.cpu.grouping import Grouping, grouping
 from hybridc.schedules.registry import Request
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from tvm import ir, sym, tirx
 
-from hybridc.schedules.cpu.blocked_task import Pass, Place
+from hybridc.schedules.cpu.conv2d_blocked.groups import Grouping
+from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, loop
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, sequence
-from hybridc.schedules.cpu.grouping import Grouping
 
 Use = tuple[int, int]
 """A pixel of the tile and a tap of the row."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from hybridc.schedules.cpu.blocked import BlockedConvolution
+from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.targets import Isa
 

@@ -11,15 +11,15 @@ from tvm import tirx
 from tvm.relax import op
 
 from hybridc.passes.layout.operators import Window, blocked_grouped_conv2d
-from hybridc.schedules.cpu import blocked_plan
-from hybridc.schedules.cpu.blocked import (
+from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
+from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
+from hybridc.schedules.cpu.conv2d_blocked.groups import grouping
+from hybridc.schedules.cpu.conv2d_blocked.plan import rank_plans
+from hybridc.schedules.cpu.conv2d_blocked.read import (
     BlockedConvolution,
     read_blocked_convolution,
     read_grouped_convolution,
 )
-from hybridc.schedules.cpu.blocked_plan import rank_plans
-from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
-from hybridc.schedules.cpu.grouping import grouping
 from hybridc.schedules.registry import Request
 from hybridc.targets import ISAS, Isa, Target
 from tests.support.fusion import fused_behind

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.blocked import (
+from hybridc.schedules.cpu.conv2d_blocked.narrow_groups import narrow_reduction, vector_of
+from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, Span, group_count, rank_plans, tiles_of_task
+from hybridc.schedules.cpu.conv2d_blocked.read import (
     BlockedConvolution,
     read_blocked_convolution,
     read_grouped_convolution,
 )
-from hybridc.schedules.cpu.blocked_plan import Plan, Span, group_count, rank_plans, tiles_of_task
-from hybridc.schedules.cpu.blocked_task import Buffers, Pass, Place, copy_rows, declare_buffers
+from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Place, copy_rows, declare_buffers
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
@@ -46,7 +47,6 @@ from hybridc.schedules.cpu.core.register_tile import (
     register_tile,
     sequence,
 )
-from hybridc.schedules.cpu.narrow_groups import narrow_reduction, vector_of
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
 Fill = Callable[[Pass, ir.Var], tirx.Stmt]

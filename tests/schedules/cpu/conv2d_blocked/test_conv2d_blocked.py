@@ -8,10 +8,10 @@ from tvm import tirx
 
 from hybridc.ir import Device
 from hybridc.passes.layout.operators import Window, blocked_depthwise
-from hybridc.schedules.cpu import blocked_plan
-from hybridc.schedules.cpu.blocked import read_blocked_convolution
-from hybridc.schedules.cpu.blocked_plan import Plan, even_spans, rank_plans
-from hybridc.schedules.cpu.conv2d_blocked import conv2d_blocked
+from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
+from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
+from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, even_spans, rank_plans
+from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
 from hybridc.schedules.registry import Request, schedule
 from hybridc.targets import ISAS, Isa, Target
 from tests.support.blocked_convolutions import CASES, THREE, Case, convolved, fused, inputs_of

@@ -14,9 +14,9 @@ from hybridc.ir import Device
 from hybridc.passes.layout.operators import Window, blocked_conv2d, blocked_depthwise
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import ProgramBuilder
-from hybridc.schedules.cpu import blocked_plan
-from hybridc.schedules.cpu.blocked_plan import group_count
-from hybridc.schedules.cpu.separable import Separable, is_faster, read_separable, separable
+from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
+from hybridc.schedules.cpu.conv2d_blocked.plan import group_count
+from hybridc.schedules.cpu.conv2d_blocked.separable import Separable, is_faster, read_separable, separable
 from hybridc.schedules.registry import Request, schedule
 from hybridc.targets import ISAS, Isa, Target
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.blocked import Axis, BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.conv2d_blocked.read import Axis, BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,

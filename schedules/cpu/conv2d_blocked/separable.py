@@ -14,8 +14,15 @@ from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.blocked import BlockedConvolution, read_blocked_convolution
-from hybridc.schedules.cpu.blocked_plan import (
+from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import blocked_tasks, weight_packing
+from hybridc.schedules.cpu.conv2d_blocked.depthwise import (
+    DepthwiseTile,
+    Rows,
+    depthwise_instructions,
+    depthwise_rows,
+    rank_depthwise_tiles,
+)
+from hybridc.schedules.cpu.conv2d_blocked.plan import (
     MEMORY_BYTES,
     TASK_SHARE,
     Plan,
@@ -24,17 +31,10 @@ from hybridc.schedules.cpu.blocked_plan import (
     predicted_cycles,
     rank_plans,
 )
-from hybridc.schedules.cpu.blocked_task import Pass, declare_buffers
-from hybridc.schedules.cpu.conv2d_blocked import blocked_tasks, weight_packing
+from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.conv2d_blocked.task import Pass, declare_buffers
 from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop
 from hybridc.schedules.cpu.core.nest import finish, loads, read_nest
-from hybridc.schedules.cpu.depthwise_blocked import (
-    DepthwiseTile,
-    Rows,
-    depthwise_instructions,
-    depthwise_rows,
-    rank_depthwise_tiles,
-)
 from hybridc.schedules.registry import Request, Scheduled, pick
 from hybridc.targets import Isa
 
