@@ -20,8 +20,8 @@ from hybridc.passes.program.program import (
     variables,
     without_uncalled,
 )
-from hybridc.schedules.cpu.bf16_tensors import DTYPE, rounding, widening
 from hybridc.schedules.cpu.core.nest import loads, read_contraction, read_nest
+from hybridc.schedules.cpu.low_precision.bf16_storage import DTYPE, rounding, widening
 from hybridc.schedules.registry import PRECISION
 
 

@@ -18,15 +18,15 @@ from hybridc.options import BF16, INT8
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments
-from hybridc.schedules.cpu.bf16_conv1d import (
+from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
+from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
     floats_are_faster,
     fourier_is_faster,
     line_data,
     read_bf16_line,
 )
-from hybridc.schedules.cpu.bf16_conv2d import read_bf16_convolution, winograd_is_faster
-from hybridc.schedules.cpu.bf16_matmul import read_bf16_product
-from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
+from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
+from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
 from hybridc.schedules.registry import PRECISION, PRECISION_NOTE, Request
 from hybridc.targets import Target
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from tvm import tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.amx_matmul import accepts_tile_product, schedule_tile_product
-from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
 from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
-from hybridc.schedules.cpu.word_matmul import schedule_words
+from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
+from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
+from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_words
 from hybridc.schedules.registry import Request, Scheduled
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax, tirx
 
-from hybridc.schedules.cpu.bf16_conv1d import (
+from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
     Lines,
     bf16_conv1d,
     floats_are_faster,

@@ -8,13 +8,13 @@ from functools import partial
 from tvm import ir, sym, tirx
 
 from hybridc.options import INT8
-from hybridc.schedules.cpu.amx_conv2d import accepts_tiles, schedule_tiles
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import schedule_blocked
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, blocked_convolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import byte_word, dot_of, unsigned_words
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.nest import read_integer_contraction, substitute
+from hybridc.schedules.cpu.low_precision.amx_conv2d import accepts_tiles, schedule_tiles
 from hybridc.schedules.registry import Request, Scheduled
 
 

@@ -9,8 +9,8 @@ import pytest
 from tvm import te
 from tvm.relax import op
 
-from hybridc.schedules.cpu.bf16_conv2d import bf16_conv2d
-from hybridc.schedules.cpu.bf16_matmul import bf16_matmul
+from hybridc.schedules.cpu.low_precision.bf16_conv2d import bf16_conv2d
+from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
 from hybridc.schedules.registry import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness

@@ -13,16 +13,6 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.amx import (
-    ROW_BYTES,
-    SIDE,
-    Address,
-    TileUnit,
-    tile_kernel,
-    tile_shape,
-    tile_unit,
-    with_tiles,
-)
 from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, divisors, imbalance, source_of
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Place, copy_rows
@@ -39,6 +29,16 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.low_precision.amx import (
+    ROW_BYTES,
+    SIDE,
+    Address,
+    TileUnit,
+    tile_kernel,
+    tile_shape,
+    tile_unit,
+    with_tiles,
+)
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 from hybridc.targets import Isa
 

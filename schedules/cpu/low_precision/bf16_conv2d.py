@@ -12,13 +12,13 @@ from dataclasses import replace
 from tvm import ir, tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.amx_conv2d import accepts_tiles, schedule_tiles
-from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import schedule_blocked
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
+from hybridc.schedules.cpu.low_precision.amx_conv2d import accepts_tiles, schedule_tiles
+from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.winograd import direct_cost, least_cost
 from hybridc.schedules.registry import Request, Scheduled
 

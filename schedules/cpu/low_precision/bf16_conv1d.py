@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.amx import ROW_BYTES, SIDE, Address, TileUnit, tile_kernel, tile_unit, with_tiles
-from hybridc.schedules.cpu.bf16_tensors import without_widening
 from hybridc.schedules.cpu.conv1d.conv1d import is_one_line
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import TRANSFORMS, read_source
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
@@ -44,6 +42,16 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import reduction, register_tile
+from hybridc.schedules.cpu.low_precision.amx import (
+    ROW_BYTES,
+    SIDE,
+    Address,
+    TileUnit,
+    tile_kernel,
+    tile_unit,
+    with_tiles,
+)
+from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.registry import Packing, Request, Scheduled
 from hybridc.targets import Isa
 

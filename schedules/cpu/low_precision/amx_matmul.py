@@ -7,16 +7,6 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.amx import (
-    ROW_BYTES,
-    SIDE,
-    Address,
-    TileUnit,
-    tile_kernel,
-    tile_shape,
-    tile_unit,
-    with_tiles,
-)
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
@@ -32,8 +22,18 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.gemm import Product
+from hybridc.schedules.cpu.low_precision.amx import (
+    ROW_BYTES,
+    SIDE,
+    Address,
+    TileUnit,
+    tile_kernel,
+    tile_shape,
+    tile_unit,
+    with_tiles,
+)
+from hybridc.schedules.cpu.low_precision.vnni_matmul import Vector, Words, fill_words, lies_as_words
 from hybridc.schedules.cpu.matmul import TASKS
-from hybridc.schedules.cpu.word_matmul import Vector, Words, fill_words, lies_as_words
 from hybridc.schedules.registry import Packing, Request, Scheduled
 from hybridc.targets import Isa
 
