@@ -14,14 +14,14 @@ from hybridc.schedules.cpu.conv_wgrad import conv_wgrad
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
 from hybridc.schedules.cpu.fast_conv1d_wgrad import fast_conv1d_wgrad
-from hybridc.schedules.cpu.few_rows import few_rows
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import bf16_conv1d
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import bf16_conv2d
 from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.cpu.math.intrinsics import install
-from hybridc.schedules.cpu.matmul import matmul
+from hybridc.schedules.cpu.matmul.matmul import matmul
+from hybridc.schedules.cpu.matmul.skinny import few_rows
 from hybridc.schedules.cpu.max_pool_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling import pooling
 from hybridc.schedules.cpu.reduction import reduction

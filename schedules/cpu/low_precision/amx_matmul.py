@@ -21,7 +21,6 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.gemm import Product
 from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
     SIDE,
@@ -33,7 +32,8 @@ from hybridc.schedules.cpu.low_precision.amx import (
     with_tiles,
 )
 from hybridc.schedules.cpu.low_precision.vnni_matmul import Vector, Words, fill_words, lies_as_words
-from hybridc.schedules.cpu.matmul import TASKS
+from hybridc.schedules.cpu.matmul.matmul import TASKS
+from hybridc.schedules.cpu.matmul.read import Product
 from hybridc.schedules.registry import Packing, Request, Scheduled
 from hybridc.targets import Isa
 

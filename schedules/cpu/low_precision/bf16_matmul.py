@@ -8,10 +8,10 @@ from tvm import tirx
 
 from hybridc.options import BF16
 from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
-from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_words
+from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.registry import Request, Scheduled
 
 

@@ -7,9 +7,9 @@ from tvm import ir, tirx
 from hybridc.options import INT8
 from hybridc.schedules.cpu.core.dot_products import byte_word, dot_of, unsigned_words
 from hybridc.schedules.cpu.core.nest import read_integer_contraction
-from hybridc.schedules.cpu.gemm import is_constant_matrix, read_product
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.vnni_matmul import VECTOR_WORDS, schedule_words
+from hybridc.schedules.cpu.matmul.read import is_constant_matrix, read_product
 from hybridc.schedules.registry import Request, Scheduled
 
 

@@ -18,9 +18,9 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.gemm import Product
-from hybridc.schedules.cpu.gemm_kernel import rank_tiles
-from hybridc.schedules.cpu.matmul import OFFERED, Panels, tile_loops
+from hybridc.schedules.cpu.matmul.kernel import rank_tiles
+from hybridc.schedules.cpu.matmul.matmul import OFFERED, Panels, tile_loops
+from hybridc.schedules.cpu.matmul.read import Product
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
 VECTOR_WORDS = 8

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.schedules.cpu.matmul import matmul
+from hybridc.schedules.cpu.matmul.matmul import matmul
 
 op = relax.op
 erf = np.vectorize(math.erf)

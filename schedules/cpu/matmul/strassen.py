@@ -32,8 +32,8 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
     write_columns,
 )
-from hybridc.schedules.cpu.gemm import Product, is_constant_matrix
-from hybridc.schedules.cpu.gemm_kernel import ZERO, Element, gemm_kernel, prefetch_next
+from hybridc.schedules.cpu.matmul.kernel import ZERO, Element, gemm_kernel, prefetch_next
+from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix
 from hybridc.schedules.registry import Packing, Request, Transform
 
 LEFT = (

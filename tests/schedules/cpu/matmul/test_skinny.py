@@ -7,7 +7,7 @@ import pytest
 from tvm import relax, te, tirx
 
 from hybridc.passes.layout.operators import extents, sum_over
-from hybridc.schedules.cpu.few_rows import few_rows
+from hybridc.schedules.cpu.matmul.skinny import few_rows
 
 op = relax.op
 SHAPES = [(16, 512, 1040), (2, 1024, 640), (7, 600, 912), (20, 1024, 528), (32, 2048, 272)]

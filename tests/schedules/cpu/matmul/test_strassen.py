@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.schedules.cpu.matmul import matmul
+from hybridc.schedules.cpu.matmul.matmul import matmul
 from hybridc.schedules.registry import Request
 from hybridc.targets import Target
-from tests.schedules.cpu.test_gemm import composed
+from tests.schedules.cpu.matmul.test_read import composed
 
 op = relax.op
 

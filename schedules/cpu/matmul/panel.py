@@ -15,7 +15,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.gemm import Product
+from hybridc.schedules.cpu.matmul.read import Product
 
 
 def copy_panel(product: Product, tile: Tile, copy: ir.Var, batch: ir.Expr, panel: ir.Expr) -> tirx.Stmt:

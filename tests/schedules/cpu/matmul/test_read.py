@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from hybridc.schedules.cpu.matmul import matmul
+from hybridc.schedules.cpu.matmul.matmul import matmul
 from hybridc.schedules.registry import Request
 from hybridc.targets import Target
 

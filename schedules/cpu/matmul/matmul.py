@@ -25,10 +25,10 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.gemm import Product, is_constant_matrix, read_product
-from hybridc.schedules.cpu.gemm_kernel import Element, gemm_kernel, prefetch_next, rank_tiles
-from hybridc.schedules.cpu.gemm_panel import copy_panel
-from hybridc.schedules.cpu.strassen import accepts_strassen, strassen, strassen_cost
+from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, prefetch_next, rank_tiles
+from hybridc.schedules.cpu.matmul.panel import copy_panel
+from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
+from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
 from hybridc.schedules.registry import Packing, Request, Scheduled, pick
 
 TASKS = 32
