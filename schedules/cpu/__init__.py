@@ -1,6 +1,5 @@
 """Schedule rules for AVX2 and AVX-512, most special first."""
 
-from hybridc.schedules.cpu.arg_extremum import arg_extremum
 from hybridc.schedules.cpu.attention import attention
 from hybridc.schedules.cpu.conv1d.conv1d import conv1d
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fast_conv1d
@@ -24,8 +23,9 @@ from hybridc.schedules.cpu.matmul.matmul import matmul
 from hybridc.schedules.cpu.matmul.skinny import few_rows
 from hybridc.schedules.cpu.max_pool_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling import pooling
-from hybridc.schedules.cpu.reduction import reduction
-from hybridc.schedules.cpu.softmax import softmax
+from hybridc.schedules.cpu.reduction.arg_extremum import arg_extremum
+from hybridc.schedules.cpu.reduction.reduction import reduction
+from hybridc.schedules.cpu.reduction.softmax import softmax
 from hybridc.schedules.cpu.winograd import winograd
 from hybridc.schedules.registry import Rule
 

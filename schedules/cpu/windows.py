@@ -8,7 +8,7 @@ from tvm import ir, sym, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.nest import loads, substitute, uses
-from hybridc.schedules.cpu.rows import Reduction, Rows
+from hybridc.schedules.cpu.reduction.read import Reduction, Rows
 
 MAX_TAPS = 128
 """Taps of a window, most of which are unrolled."""

@@ -17,11 +17,12 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.column_chunks import Columns, even_width, nested
-from hybridc.schedules.cpu.column_stages import staged
 from hybridc.schedules.cpu.core.micro_kernel import Point, function_of, integer, loop, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import substitute
-from hybridc.schedules.cpu.line_vectors import (
+from hybridc.schedules.cpu.reduction.read import Reduction, Rows
+from hybridc.schedules.cpu.reduction.strided_chunks import Columns, even_width, nested
+from hybridc.schedules.cpu.reduction.strided_stages import staged
+from hybridc.schedules.cpu.reduction.vectors import (
     UNROLLED_VECTORS,
     Registers,
     contiguous_axes,
@@ -29,7 +30,6 @@ from hybridc.schedules.cpu.line_vectors import (
     lanes_of,
     steps,
 )
-from hybridc.schedules.cpu.rows import Reduction, Rows
 from hybridc.targets import Isa
 
 CHUNK_COLUMNS = 4096

@@ -9,8 +9,8 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
-from hybridc.schedules.cpu.reduction import schedule_rows
-from hybridc.schedules.cpu.rows import Reduction, Rows, Stage, read_rows
+from hybridc.schedules.cpu.reduction.read import Reduction, Rows, Stage, read_rows
+from hybridc.schedules.cpu.reduction.reduction import schedule_rows
 from hybridc.schedules.registry import Request, Scheduled
 
 _ROUND_WITH_BIAS = 12582912.0 + 127.0

@@ -20,11 +20,11 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.column_chunks import BLOCK_VECTORS, Columns, even_width, nested
 from hybridc.schedules.cpu.core.micro_kernel import Point, integer, loop, prefetch, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import loads, substitute
-from hybridc.schedules.cpu.line_vectors import Registers, Values, assign, element, tail_pieces
-from hybridc.schedules.cpu.rows import Kept, Reduction, Rows, Stage
+from hybridc.schedules.cpu.reduction.read import Kept, Reduction, Rows, Stage
+from hybridc.schedules.cpu.reduction.strided_chunks import BLOCK_VECTORS, Columns, even_width, nested
+from hybridc.schedules.cpu.reduction.vectors import Registers, Values, assign, element, tail_pieces
 
 TASKS = 8
 """Chunks are narrower where this gives so many tasks."""

@@ -8,8 +8,8 @@ from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from hybridc.schedules.cpu.core.nest import Block, Nest, finish, read_block, replace_loads
-from hybridc.schedules.cpu.lines import schedule_lines
-from hybridc.schedules.cpu.rows import Rows, rows_of
+from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
+from hybridc.schedules.cpu.reduction.read import Rows, rows_of
 from hybridc.schedules.registry import Request, Scheduled
 
 

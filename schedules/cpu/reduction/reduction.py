@@ -7,11 +7,11 @@ import math
 from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from hybridc.schedules.cpu.columns import schedule_columns
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK
 from hybridc.schedules.cpu.core.nest import Nest, finish, loads, read_contraction, read_nest, result, uses
-from hybridc.schedules.cpu.lines import schedule_lines
-from hybridc.schedules.cpu.rows import Rows, read_rows
+from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
+from hybridc.schedules.cpu.reduction.read import Rows, read_rows
+from hybridc.schedules.cpu.reduction.strided import schedule_columns
 from hybridc.schedules.registry import Request, Scheduled
 
 

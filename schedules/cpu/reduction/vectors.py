@@ -11,7 +11,7 @@ from tvm import ir, sym, tirx
 from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, integer, loop, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import loads, substitute, uses
-from hybridc.schedules.cpu.rows import Rows
+from hybridc.schedules.cpu.reduction.read import Rows
 from hybridc.targets import Isa
 
 Values = dict[ir.Var, ir.Expr]

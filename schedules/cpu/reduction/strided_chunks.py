@@ -10,8 +10,8 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, Point, ceil_div, grid, integer, loop
 from hybridc.schedules.cpu.core.nest import substitute
-from hybridc.schedules.cpu.line_vectors import Values, flat_axes
-from hybridc.schedules.cpu.rows import Rows
+from hybridc.schedules.cpu.reduction.read import Rows
+from hybridc.schedules.cpu.reduction.vectors import Values, flat_axes
 
 BLOCK_VECTORS = 4
 """Accumulators that hide the latency of an addition."""

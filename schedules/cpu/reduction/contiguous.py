@@ -41,7 +41,8 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import substitute
-from hybridc.schedules.cpu.line_vectors import (
+from hybridc.schedules.cpu.reduction.read import Reduction, Rows
+from hybridc.schedules.cpu.reduction.vectors import (
     ACCUMULATORS,
     Registers,
     Step,
@@ -54,7 +55,6 @@ from hybridc.schedules.cpu.line_vectors import (
     steps,
     tail_pieces,
 )
-from hybridc.schedules.cpu.rows import Reduction, Rows
 from hybridc.targets import Isa
 
 CACHE_LINE_BYTES = 64
