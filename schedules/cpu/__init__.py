@@ -21,8 +21,8 @@ from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.cpu.math.intrinsics import install
 from hybridc.schedules.cpu.matmul.matmul import matmul
 from hybridc.schedules.cpu.matmul.skinny import few_rows
-from hybridc.schedules.cpu.max_pool_indices import max_pool_indices
-from hybridc.schedules.cpu.pooling import pooling
+from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
+from hybridc.schedules.cpu.pooling.pooling import pooling
 from hybridc.schedules.cpu.reduction.arg_extremum import arg_extremum
 from hybridc.schedules.cpu.reduction.reduction import reduction
 from hybridc.schedules.cpu.reduction.softmax import softmax

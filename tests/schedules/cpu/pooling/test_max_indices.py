@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridc.passes.layout.max_pool import blocked_max_pool_with_indices
-from hybridc.schedules.cpu.max_pool_indices import max_pool_indices
+from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
 
 # taps, strides, padding in front, dilation; image; positions
 CASES = [

@@ -20,9 +20,9 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish, loads, substitute
+from hybridc.schedules.cpu.pooling.read import Axis, Windows, read_windows
 from hybridc.schedules.cpu.reduction.read import read_rows
 from hybridc.schedules.cpu.reduction.vectors import Registers, Values, element, lanes_of, tail_pieces
-from hybridc.schedules.cpu.windows import Axis, Windows, read_windows
 from hybridc.schedules.registry import Request, Scheduled
 
 VECTORS = 4
