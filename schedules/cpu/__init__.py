@@ -3,16 +3,13 @@
 from hybridc.schedules.cpu.attention import attention
 from hybridc.schedules.cpu.conv1d.conv1d import conv1d
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fast_conv1d
-from hybridc.schedules.cpu.conv1d_wgrad import conv1d_wgrad
 from hybridc.schedules.cpu.conv2d.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d.depthwise import depthwise
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.depthwise import depthwise_blocked
 from hybridc.schedules.cpu.conv2d_blocked.separable import separable
-from hybridc.schedules.cpu.conv_wgrad import conv_wgrad
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
-from hybridc.schedules.cpu.fast_conv1d_wgrad import fast_conv1d_wgrad
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import bf16_conv1d
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import bf16_conv2d
 from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
@@ -26,6 +23,9 @@ from hybridc.schedules.cpu.pooling.pooling import pooling
 from hybridc.schedules.cpu.reduction.arg_extremum import arg_extremum
 from hybridc.schedules.cpu.reduction.reduction import reduction
 from hybridc.schedules.cpu.reduction.softmax import softmax
+from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
+from hybridc.schedules.cpu.wgrad.conv1d import conv1d_wgrad
+from hybridc.schedules.cpu.wgrad.fourier import fast_conv1d_wgrad
 from hybridc.schedules.cpu.winograd import winograd
 from hybridc.schedules.registry import Rule
 

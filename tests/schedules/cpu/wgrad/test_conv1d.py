@@ -9,9 +9,9 @@ import pytest
 from tvm import relax, tirx
 
 from hybridc.passes.training.kernels.convolution import Window, convolution_weight_gradient
-from hybridc.schedules.cpu.conv1d_wgrad import conv1d_wgrad, schedule_plan
-from hybridc.schedules.cpu.conv1d_wgrad_plan import plans_of
-from hybridc.schedules.cpu.wgrad import read_weight_gradient
+from hybridc.schedules.cpu.wgrad.conv1d import conv1d_wgrad, schedule_plan
+from hybridc.schedules.cpu.wgrad.conv1d_plan import plans_of
+from hybridc.schedules.cpu.wgrad.read import read_weight_gradient
 
 torch = pytest.importorskip("torch")
 

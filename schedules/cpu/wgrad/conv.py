@@ -32,9 +32,9 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
-from hybridc.schedules.cpu.wgrad import WeightGradient, read_weight_gradient
-from hybridc.schedules.cpu.wgrad_operands import Operand, data_operand, gradient_operand
-from hybridc.schedules.cpu.wgrad_plan import Plan, Reach, plan_of
+from hybridc.schedules.cpu.wgrad.operands import Operand, data_operand, gradient_operand
+from hybridc.schedules.cpu.wgrad.plan import Plan, Reach, plan_of
+from hybridc.schedules.cpu.wgrad.read import WeightGradient, read_weight_gradient
 from hybridc.schedules.registry import Request, Scheduled
 
 

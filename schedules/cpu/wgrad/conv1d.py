@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv1d_wgrad_plan import Operand, Plan, plans_of
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
@@ -47,7 +46,8 @@ from hybridc.schedules.cpu.core.register_tile import (
     register_tile,
 )
 from hybridc.schedules.cpu.core.shuffles import sums_of_lanes
-from hybridc.schedules.cpu.wgrad import read_weight_gradient
+from hybridc.schedules.cpu.wgrad.conv1d_plan import Operand, Plan, plans_of
+from hybridc.schedules.cpu.wgrad.read import read_weight_gradient
 from hybridc.schedules.registry import Request, Scheduled, pick
 
 _MOST_CHOICES = 8

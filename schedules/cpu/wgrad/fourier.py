@@ -16,7 +16,6 @@ from hybridc.schedules.cpu.conv1d.fourier.segments import (
     prefetch_inputs,
     transpose_square,
 )
-from hybridc.schedules.cpu.conv1d_wgrad_plan import direct_cost
 from hybridc.schedules.cpu.core.micro_kernel import (
     Point,
     clamp,
@@ -29,7 +28,8 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
-from hybridc.schedules.cpu.fast_conv1d_wgrad_plan import Operand, Plan, read_plans
+from hybridc.schedules.cpu.wgrad.conv1d_plan import direct_cost
+from hybridc.schedules.cpu.wgrad.fourier_plan import Operand, Plan, read_plans
 from hybridc.schedules.registry import Request, Scheduled, pick
 
 _MOST_CHOICES = 6

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
-from hybridc.schedules.cpu.wgrad import Slide, WeightGradient
+from hybridc.schedules.cpu.wgrad.read import Slide, WeightGradient
 from hybridc.targets import Isa
 
 _BLOCK_VECTORS = (8, 16, 24, 32, 48, 64, 96, 128)

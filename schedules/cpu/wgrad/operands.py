@@ -17,7 +17,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.wgrad import WeightGradient
+from hybridc.schedules.cpu.wgrad.read import WeightGradient
 from hybridc.targets import Isa
 
 FEW_CHANNELS = 8

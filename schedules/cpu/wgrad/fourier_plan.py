@@ -10,7 +10,7 @@ from hybridc.schedules.cpu.conv1d.fourier.dft import Transform
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import BYTE_COST, SPILLED_POINT_COST, TRANSFORMS
 from hybridc.schedules.cpu.conv1d.fourier.segments import Segments, Signal
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
-from hybridc.schedules.cpu.wgrad import WeightGradient, read_weight_gradient
+from hybridc.schedules.cpu.wgrad.read import WeightGradient, read_weight_gradient
 from hybridc.schedules.registry import Request
 from hybridc.targets import Isa
 

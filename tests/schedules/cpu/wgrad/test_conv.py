@@ -11,8 +11,8 @@ from tvm import relax, te, tirx
 
 from hybridc.ir import Device
 from hybridc.passes.layout.operators import Window, blocked_conv2d_wgrad, extents, sum_over
-from hybridc.schedules.cpu import wgrad_plan
-from hybridc.schedules.cpu.conv_wgrad import conv_wgrad
+from hybridc.schedules.cpu.wgrad import plan as wgrad_plan
+from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
 from hybridc.schedules.registry import Request, schedule
 from hybridc.targets import Target
 

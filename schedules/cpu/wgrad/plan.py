@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
-from hybridc.schedules.cpu.wgrad import WeightGradient
-from hybridc.schedules.cpu.wgrad_operands import Operand
+from hybridc.schedules.cpu.wgrad.operands import Operand
+from hybridc.schedules.cpu.wgrad.read import WeightGradient
 from hybridc.targets import Isa
 
 PIECE_POSITIONS = 256
