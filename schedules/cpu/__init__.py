@@ -26,7 +26,7 @@ from hybridc.schedules.cpu.reduction.softmax import softmax
 from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
 from hybridc.schedules.cpu.wgrad.conv1d import conv1d_wgrad
 from hybridc.schedules.cpu.wgrad.fourier import fast_conv1d_wgrad
-from hybridc.schedules.cpu.winograd import winograd
+from hybridc.schedules.cpu.winograd.winograd import winograd
 from hybridc.schedules.registry import Rule
 
 RULES: tuple[Rule, ...] = (

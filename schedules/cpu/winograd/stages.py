@@ -30,7 +30,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
     when,
 )
-from hybridc.schedules.cpu.toom_cook import ToomCook
+from hybridc.schedules.cpu.winograd.toom_cook import ToomCook
 
 CACHE_LINE_BYTES = 64
 

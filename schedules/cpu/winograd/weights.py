@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, Point, grid, integer, sequence
-from hybridc.schedules.cpu.toom_cook import ToomCook
+from hybridc.schedules.cpu.winograd.toom_cook import ToomCook
 
 
 def transform_weights(weight: ir.Var, packed: ir.Var, algorithm: ToomCook) -> tirx.Stmt:

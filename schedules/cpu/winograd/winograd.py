@@ -24,9 +24,9 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     loop,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.toom_cook import F2, F4, ToomCook
-from hybridc.schedules.cpu.winograd_stages import Planes, Stages, Weight, tile_counts
-from hybridc.schedules.cpu.winograd_weights import transform_weights
+from hybridc.schedules.cpu.winograd.stages import Planes, Stages, Weight, tile_counts
+from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
+from hybridc.schedules.cpu.winograd.weights import transform_weights
 from hybridc.schedules.registry import Packing, Request, Scheduled, Transform, pick
 from hybridc.targets import Isa
 
