@@ -6,7 +6,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Range
 
 from hybridc.schedules.cpu.core.micro_kernel import integer, loop, unrolled
-from hybridc.schedules.cuda.launch import BLOCK_THREADS, cuda_target, finish_function
+from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish_function
 from hybridc.schedules.registry import Scheduled
 from hybridc.targets import Target
 

@@ -102,7 +102,7 @@ def llvm_target(isa: Isa) -> tvm.target.Target:
 
 def cuda_target(target: Target) -> tvm.target.Target:
     """The CUDA target that kernels were scheduled for, with the LLVM target as host."""
-    from hybridc.schedules.cuda import launch  # a CPU target needs none of the CUDA rules
+    from hybridc.schedules.cuda.core import launch
 
     return launch.cuda_target(target, host=_llvm_config(target.isa))
 

@@ -14,9 +14,9 @@ import tvm_ffi
 from tvm import ir, s_tir, te, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 
-from hybridc.schedules.cuda.anchor import find_anchor
-from hybridc.schedules.cuda.launch import cuda_target, finish_function
-from hybridc.schedules.cuda.loops import launch_alone
+from hybridc.schedules.cuda.core.anchor import find_anchor
+from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
+from hybridc.schedules.cuda.core.loops import launch_alone
 from hybridc.schedules.cuda.matmul import MICRO, SMALLEST_SIDE, TILE_THREADS, TiledMatmul
 from hybridc.schedules.registry import Request, Scheduled
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm import s_tir
 
-from hybridc.schedules.cuda.launch import cuda_target, finish
-from hybridc.schedules.cuda.loops import inline_all, is_single_store, launch_alone
+from hybridc.schedules.cuda.core.launch import cuda_target, finish
+from hybridc.schedules.cuda.core.loops import inline_all, is_single_store, launch_alone
 from hybridc.schedules.registry import Request, Scheduled
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 from tvm.ir import Range
 
-from hybridc.schedules.cuda.launch import BLOCK_THREADS, cuda_target, finish, finish_function
-from hybridc.schedules.cuda.loops import inline_all, launch_alone
+from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish, finish_function
+from hybridc.schedules.cuda.core.loops import inline_all, launch_alone
 from hybridc.schedules.registry import Request, Scheduled
 
 

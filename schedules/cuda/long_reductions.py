@@ -7,8 +7,8 @@ import math
 from tvm import s_tir
 from tvm.s_tir.dlight.analysis import SBlockInfo
 
-from hybridc.schedules.cuda.launch import BLOCK_THREADS, cuda_target, finish
-from hybridc.schedules.cuda.loops import inline_all, launch_alone
+from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish
+from hybridc.schedules.cuda.core.loops import inline_all, launch_alone
 from hybridc.schedules.registry import Request, Scheduled
 
 LONG_ROW = 1 << 8

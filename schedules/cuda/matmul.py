@@ -6,8 +6,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.gpu import GEMV, GeneralReduction, Matmul, Reduction
 from tvm.target import Target
 
-from hybridc.schedules.cuda.anchor import Anchor, find_anchor
-from hybridc.schedules.cuda.launch import by_dlight
+from hybridc.schedules.cuda.core.anchor import Anchor, find_anchor
+from hybridc.schedules.cuda.core.launch import by_dlight
 from hybridc.schedules.registry import Request, Scheduled
 
 SMALLEST_SIDE = 4

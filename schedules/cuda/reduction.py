@@ -8,8 +8,8 @@ from tvm import s_tir
 from tvm.s_tir.dlight.analysis import SBlockInfo
 from tvm.s_tir.dlight.gpu import GeneralReduction, Reduction
 
-from hybridc.schedules.cuda.launch import WARP, by_dlight, cuda_target, finish
-from hybridc.schedules.cuda.loops import inline_all, thread_per_result
+from hybridc.schedules.cuda.core.launch import WARP, by_dlight, cuda_target, finish
+from hybridc.schedules.cuda.core.loops import inline_all, thread_per_result
 from hybridc.schedules.registry import Request, Scheduled
 
 MANY_RESULTS = 1 << 16

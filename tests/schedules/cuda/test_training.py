@@ -16,7 +16,7 @@ from hybridc import emulator
 from hybridc.ir import Device
 from hybridc.passes.training.kernels import normalisation
 from hybridc.passes.training.kernels.convolution import Window, convolution_weight_gradient
-from hybridc.schedules.cuda.launch import cuda_target
+from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.registry import Request, Scheduled, schedule
 from hybridc.targets import parse_target
 

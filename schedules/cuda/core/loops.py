@@ -10,7 +10,7 @@ from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.s_tir.dlight.base import try_inline
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from hybridc.schedules.cuda.launch import BLOCK_THREADS, WARP, reduces_nothing
+from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, WARP, reduces_nothing
 
 
 def inline_all(schedule: s_tir.Schedule) -> list[SBlockInfo] | None:
