@@ -1,0 +1,1 @@
+"""Elementary functions that CUDA names differently from TVM."""
