@@ -1,6 +1,6 @@
 """CUDA schedules: a rule returns a function whose every loop nest is one launch, or None for "not mine"."""
 
-from hybridc.schedules.cuda.conv2d import conv2d
+from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.conv_wgrad import conv_wgrad
 from hybridc.schedules.cuda.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback

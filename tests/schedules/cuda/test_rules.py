@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 
 from hybridc import emulator
 from hybridc.ir import Device
-from hybridc.schedules.cuda.conv2d import conv2d
+from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.core.launch import cuda_target, runs_on_gpu
 from hybridc.schedules.cuda.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
