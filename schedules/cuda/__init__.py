@@ -1,13 +1,13 @@
 """CUDA schedules: a rule returns a function whose every loop nest is one launch, or None for "not mine"."""
 
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
-from hybridc.schedules.cuda.conv_wgrad import conv_wgrad
 from hybridc.schedules.cuda.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.long_reductions import long_reductions
 from hybridc.schedules.cuda.math import intrinsics
 from hybridc.schedules.cuda.matmul import matmul
 from hybridc.schedules.cuda.reduction import reduction
+from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
 from hybridc.schedules.registry import Rule
 
 intrinsics.register()

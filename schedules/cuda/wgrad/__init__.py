@@ -1,0 +1,1 @@
+"""Gradients of convolutions with respect to their weights."""
