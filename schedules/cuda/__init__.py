@@ -5,7 +5,7 @@ from hybridc.schedules.cuda.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.long_reductions import long_reductions
 from hybridc.schedules.cuda.math import intrinsics
-from hybridc.schedules.cuda.matmul import matmul
+from hybridc.schedules.cuda.matmul.matmul import matmul
 from hybridc.schedules.cuda.reduction import reduction
 from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
 from hybridc.schedules.registry import Rule

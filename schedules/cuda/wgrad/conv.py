@@ -17,7 +17,7 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.core.loops import launch_alone
-from hybridc.schedules.cuda.matmul import MICRO, SMALLEST_SIDE, TILE_THREADS, TiledMatmul
+from hybridc.schedules.cuda.matmul.matmul import MICRO, SMALLEST_SIDE, TILE_THREADS, TiledMatmul
 from hybridc.schedules.registry import Request, Scheduled
 
 BLOCKS = 256
