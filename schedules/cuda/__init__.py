@@ -1,7 +1,7 @@
 """CUDA schedules: a rule returns a function whose every loop nest is one launch, or None for "not mine"."""
 
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
-from hybridc.schedules.cuda.elementwise import elementwise
+from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.long_reductions import long_reductions
 from hybridc.schedules.cuda.math import intrinsics

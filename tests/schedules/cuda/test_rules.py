@@ -19,7 +19,7 @@ from hybridc import emulator
 from hybridc.ir import Device
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.core.launch import cuda_target, runs_on_gpu
-from hybridc.schedules.cuda.elementwise import elementwise
+from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.matmul.matmul import matmul
 from hybridc.schedules.registry import Request, Scheduled, schedule

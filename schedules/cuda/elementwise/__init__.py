@@ -1,0 +1,1 @@
+"""Functions whose every element is computed by itself."""
