@@ -3,10 +3,10 @@
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
-from hybridc.schedules.cuda.long_reductions import long_reductions
 from hybridc.schedules.cuda.math import intrinsics
 from hybridc.schedules.cuda.matmul.matmul import matmul
-from hybridc.schedules.cuda.reduction import reduction
+from hybridc.schedules.cuda.reduction.long_reductions import long_reductions
+from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
 from hybridc.schedules.registry import Rule
 
