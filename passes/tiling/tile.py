@@ -10,9 +10,9 @@ The bands are listed in the order in which the region's results need them, not l
 each tensor are live at a time. (Depth-first execution of patches: Alwani et al., "Fused-layer CNN
 accelerators", MICRO 2016; here border rows are kept and not computed twice.)
 
-A training step first goes through its batch in parts, functions and all (passes/tiling/batch/split_batch.py); what is still
-too large is then cut up as in any network. passes/tiling/regions.py chooses what is in bands, passes/tiling/tile_sizes.py how
-many there are, passes/tiling/slice_rules.py knows how an operator computes one; this file writes the program.
+A training step first goes through its batch in parts, functions and all (batch/split_batch.py); what is still
+too large is then cut up as in any network. regions.py chooses what is in bands, tile_sizes.py how many there
+are, slice_rules.py knows how an operator computes one; this file writes the program.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from random import Random
 
 from hybridc.native import build_library
 
-_SOURCE = Path(__file__).parent / "planner" / "native" / "offsets.cpp"
+_SOURCE = Path(__file__).parent / "native" / "offsets.cpp"
 
 _CAPACITY_EFFORT = 1_000_000_000
 """Blocks looked at in search of a packing within a given capacity: up to some fifteen seconds."""

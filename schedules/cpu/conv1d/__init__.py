@@ -1,4 +1,5 @@
 """Convolutions along one axis.
 
-`conv1d.py` is the rule of direct sums, `plan.py` its choice of tiles; `fourier/` computes long filters by FFT.
+`conv1d.py` is the rule of direct sums, `plan.py` its choice of tiles; `fourier/` computes long filters by
+FFT.
 """

@@ -1,5 +1,6 @@
 """Convolutions of blocked channels.
 
-`conv2d_blocked.py`, `depthwise.py` and `separable.py` are rules; `read.py` recognises the function, `plan.py` chooses tiles, `task.py`
-writes the micro-kernel, `groups.py` and `narrow_groups.py` are for convolutions in groups.
+`conv2d_blocked.py`, `depthwise.py` and `separable.py` are rules; `read.py` recognises the function,
+`plan.py` chooses tiles, `task.py` writes the micro-kernel, `groups.py` and `narrow_groups.py` are for
+convolutions in groups.
 """

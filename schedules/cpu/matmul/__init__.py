@@ -1,5 +1,5 @@
 """Matrix products in float32.
 
-`matmul.py` and `skinny.py` (few rows) are rules; `read.py` recognises the function, `kernel.py` is the micro-kernel, `panel.py` packs,
-`strassen.py` is the fast algorithm.
+`matmul.py` and `skinny.py` (few rows) are rules; `read.py` recognises the function, `kernel.py` is the
+micro-kernel, `panel.py` packs, `strassen.py` is the fast algorithm.
 """
