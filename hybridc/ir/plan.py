@@ -10,7 +10,8 @@ step. Inputs and states have a stay on the host that begins before the first ste
 be in a stay there that lasts to the end.
 
 A pair of tensors that the graph carries over may stay on the GPU instead
-(passes/planner/emit/resident_states.py): the input then has its stay there from before the first step, the output one that lasts to the end, at the same offset.
+(passes/planner/emit/resident_states.py): the input then has its stay there from before
+the first step, the output one that lasts to the end, at the same offset.
 
 Weights are read-only. One that GPU kernels read either is resident, in the GPU's arena from load to unload,
 or is streamed: each `Copy` of it to the GPU begins a stay as that of any other tensor does. On the host they

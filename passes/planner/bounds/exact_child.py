@@ -1,4 +1,4 @@
-"""A process for the exact solver: `python -m hybridc.passes.planner.bounds.exact_child`, JSON on stdin and stdout.
+"""The process of the exact solver: this module is run by `python -m`, with JSON on stdin and stdout.
 
 A process of its own because OR-tools and HiGHS's Python package cannot be loaded into one. `exact` says
 what goes in and out; times are whole numbers of its unit of time.

@@ -54,7 +54,7 @@ Fill = Callable[[Pass, ir.Var], tirx.Stmt]
 
 
 def conv2d_blocked(request: Request) -> Scheduled | None:
-    """Accepts convolutions as `passes/layout/operators.py` writes them: any kernel, stride, dilation, padding,
+    """Accepts convolutions as passes/layout/operators.py writes them: any kernel, stride, dilation, padding,
     batch and groups.
 
     Tiling: see the module's docstring and `blocked_plan.py`, which chooses by predicted time. Tasks are equal

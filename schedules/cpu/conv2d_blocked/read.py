@@ -1,4 +1,4 @@
-"""Reading convolutions of blocked activations `[N, C / b, H, W, b]`, as passes/layout/operators.py writes them."""
+"""Reading convolutions of blocked activations `[N, C / b, H, W, b]`, written by passes/layout/operators.py."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def read_grouped_convolution(request: Request) -> BlockedConvolution | None:
 
 
 def _group_outputs(contraction: Contraction) -> int | None:
-    """Output channels of a group, if both factors are indexed as passes/layout/operators.py does for groups."""
+    """Output channels of a group, if factors are indexed as passes/layout/operators.py does for groups."""
     anchor, data, weight = contraction.anchor, contraction.left, contraction.right
     n, block, _, _, lane = anchor.spatial
     inner, *taps = anchor.reduce
@@ -210,7 +210,7 @@ def _source(contraction: Contraction) -> ir.Var | None:
 def _reads_blocks(
     contraction: Contraction, block: ir.Var | None, lane: ir.Var | None, taps: Sequence[ir.Var]
 ) -> bool:
-    """Whether both factors are indexed as passes/layout/operators.py does; a convolution of three axes is not."""
+    """Whether factors are indexed as passes/layout/operators.py does; a convolution of three axes is not."""
     n, output_block, _, _, output_lane = contraction.anchor.spatial
     data, weight = list(contraction.left.indices), list(contraction.right.indices)
     if lane is None:

@@ -19,7 +19,7 @@ from hybridc.schedules.registry import Request, Scheduled
 
 
 def int8_conv2d(request: Request) -> Scheduled | None:
-    """Accepts convolutions of 8-bit numbers as passes/precision/quantized.py writes them, with constant weights.
+    """Accepts convolutions of 8-bit numbers with constant weights, written by passes/precision/quantized.py.
 
     Tiling: that of `conv2d_blocked`, whose steps take a word of four channels each. A task copies its rows of
     input, where signed numbers become unsigned; what dequantizes, adds and quantizes again is its epilogue.
