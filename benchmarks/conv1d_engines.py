@@ -135,7 +135,8 @@ class Hybridc:
 
     def _scheduled(self, shape: Dimensions, operation: str, direct: bool) -> list[Any]:
         from hybridc.ir import Device
-        from hybridc.schedules.registry import Request, schedule
+        from hybridc.schedules.rule import Request
+        from hybridc.schedules.select import schedule
 
         if operation == "backward_weight":
             request = Request(_weight_gradient(shape), frozenset(), self.target, winograd=not direct)

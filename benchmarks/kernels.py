@@ -30,7 +30,7 @@ from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.read_graph import bytes_moved
 from hybridc.progress import Silent
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Isa, Target, parse_target
 from hybridc.tuning.measure import Arguments, Kernel, call_times_ms, compiled, use_threads
 

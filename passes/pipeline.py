@@ -35,7 +35,7 @@ from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.tiling.tile import tile
 from hybridc.progress import Progress
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Target
 
 TILINGS = 6

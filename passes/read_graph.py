@@ -14,7 +14,7 @@ from hybridc.ir import Device, Graph, Kernel, Role, Tensor
 from hybridc.ir.graph import FAMILIES, OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
-from hybridc.schedules.registry import PRECISION, PRECISION_NOTE, Scheduled
+from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Scheduled
 
 _FAMILY_OF_RULE = {
     "attention": "matmul",

@@ -12,7 +12,8 @@ from tvm import relax, s_tir
 
 from hybridc.ir import Device
 from hybridc.passes.program.program import Program, is_op
-from hybridc.schedules.registry import Request, Scheduled, schedule
+from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.select import schedule
 from hybridc.targets import Target
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hybridc.passes.lower.bind import WeightLayout
     from hybridc.passes.lower.lower import LoweredPlan
     from hybridc.passes.planner.model.pins import Pins
-    from hybridc.schedules.registry import Packing
+    from hybridc.schedules.packing import Packing
 
 
 _WORKING_FOLDER = -100  # AT_FDCWD

@@ -7,7 +7,7 @@ from tvm.ir import Range
 
 from hybridc.schedules.cpu.core.micro_kernel import integer, loop, unrolled
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish_function
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Target
 
 _BLOCKS = 4096

@@ -11,7 +11,7 @@ from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import Profiler
 from hybridc.progress import Progress
 from hybridc.runtime.libraries import available_threads
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 
 
 def profiler_of(options: CompileOptions, progress: Progress) -> Profiler | None:

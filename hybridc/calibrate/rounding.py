@@ -26,8 +26,9 @@ from hybridc.passes.program.program import Program, count_uses, is_op, tensor_dt
 from hybridc.passes.schedule import constant_arguments
 from hybridc.progress import Progress
 from hybridc.runtime.libraries import available_threads
-from hybridc.schedules.cpu import install as install_vector_functions
-from hybridc.schedules.registry import Request, Scheduled, schedule
+from hybridc.schedules.cpu.math.intrinsics import install as install_vector_functions
+from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.select import schedule
 from hybridc.targets import Target, native_isa
 from hybridc.tuning.measure import compiled, use_threads
 

@@ -13,7 +13,7 @@ from hybridc.models.builder import GraphBuilder, Value
 from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Target
 
 

@@ -18,7 +18,8 @@ from hybridc.codegen.cuda import compile_fatbin
 from hybridc.codegen.library import CudaCompile, build_gpu_functions
 from hybridc.errors import DeviceError
 from hybridc.ir import Device
-from hybridc.schedules.registry import Request, Scheduled, schedule
+from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.select import schedule
 from hybridc.targets import Target, missing_flags
 from hybridc.tuning.measure import (
     Arguments,

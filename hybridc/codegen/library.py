@@ -28,7 +28,7 @@ from tvm_ffi import libinfo
 
 from hybridc.errors import DeviceError, InternalError
 from hybridc.passes.lower.lower import cuda_target, llvm_target
-from hybridc.schedules.cpu import install as install_vector_functions
+from hybridc.schedules.cpu.math.intrinsics import install as install_vector_functions
 from hybridc.scratch import scratch_folder
 from hybridc.targets import Target
 

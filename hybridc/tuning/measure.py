@@ -15,8 +15,8 @@ import tvm
 from hybridc.passes.lower.lower import llvm_target
 from hybridc.runtime.libraries import limit_threads, load_runtime
 from hybridc.runtime.tiles import request_tiles
-from hybridc.schedules.cpu import install as install_vector_functions
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.cpu.math.intrinsics import install as install_vector_functions
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Isa
 
 CACHE_BYTES = 1 << 27

@@ -16,7 +16,7 @@ from pathlib import Path
 import tvm_ffi
 
 from hybridc.passes.schedule import Tunable
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.tuning.record import Entry, add_to_record, key_of, read_record
 
 _CPUINFO_FIELDS = ("model name", "cpu family", "model")

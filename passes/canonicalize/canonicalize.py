@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from hybridc.passes.canonicalize.context import Context, Rule
 from hybridc.passes.canonicalize.cumsum_topk import select_by_rank, sum_in_blocks
 from hybridc.passes.canonicalize.normalization import standardize_decomposed, standardize_groups
-from hybridc.passes.canonicalize.transposed_conv import interleave_later, split_transposed_convolution
+from hybridc.passes.canonicalize.transposed_conv import (
+    emit_before_interleaving,
+    interleave_later,
+    split_transposed_convolution,
+)
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -33,63 +35,6 @@ SHARED_FOLD_LIMIT_BYTES = 1 << 20
 """A weight that others read too is folded into a second copy only when the copy is this small."""
 
 
-@dataclass
-class _Context:
-    """What a rule may ask about the expression at hand; variables are those of the new function."""
-
-    builder: ProgramBuilder
-    values: dict[relax.Var, relax.Expr]
-    uses: Counter[relax.Var]
-    """Reads of each variable of the new function, counted on the old one."""
-    origins: tuple[str, ...] = ()
-    name: str = ""
-    functions: dict[tuple[object, ...], tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(default_factory=dict)
-    """PrimFuncs that rules call, by what they compute."""
-
-    def weight(self, expr: relax.Expr) -> np.ndarray | None:
-        """The value of an expression known at compile time."""
-        if isinstance(expr, GenericConst):
-            return expr.value.numpy()
-        return self.builder.weights.get(expr.name) if isinstance(expr, relax.Var) else None
-
-    def definition(self, expr: relax.Expr) -> Any:
-        """What a variable was bound to; None for parameters."""
-        return self.values.get(expr) if isinstance(expr, relax.Var) else None
-
-    def emit(self, expr: relax.Expr) -> relax.Var:
-        var = self.builder.emit(expr, self.origins, self.name)
-        self.values[var] = expr
-        return var
-
-    def call(
-        self,
-        key: tuple[object, ...],
-        make: Callable[[], tirx.PrimFunc],
-        arguments: list[relax.Expr],
-        shape: tuple[int, ...] | None = None,
-        dtype: str = "float32",
-    ) -> relax.Call:
-        """Call a function, made once for each key.
-
-        The result is shaped like the first argument if no `shape` is given.
-        """
-        if key not in self.functions:
-            name = tvm.ir.GlobalVar(f"{key[0]}_{len(self.functions)}")
-            function = make().with_attr("global_symbol", name.name_hint)
-            relax.expr._update_type(name, function.ty)
-            self.functions[key] = name, function
-        result = relax.TensorType(shape or tensor_shape(arguments[0]), dtype)
-        return relax.call_tir(self.functions[key][0], arguments, result)
-
-    def emit_early(self, expr: relax.Expr) -> relax.Var:
-        """Emit an element-wise operator, before an interleaving that it reads."""
-        early = interleave_later(expr, self)
-        return self.emit(expr) if early is None else early
-
-
-Rule = Callable[[relax.Expr, _Context], relax.Expr | None]
-
-
 def canonicalize(program: Program) -> Program:
     """Apply the first fitting rule of `RULES` to every binding, in one pass.
 
@@ -101,7 +46,7 @@ def canonicalize(program: Program) -> Program:
     old_uses = count_uses(program)
     builder = ProgramBuilder(program.inputs)
     new = builder.take_parameters(program)
-    context = _Context(builder, {}, Counter({new[old]: old_uses[old] for old in new}))
+    context = Context(builder, {}, Counter({new[old]: old_uses[old] for old in new}))
     for binding in program.bindings:
         context.origins = program.origins.get(binding.var.name, ())
         context.name = binding.var.name
@@ -115,7 +60,7 @@ def canonicalize(program: Program) -> Program:
     return builder.finish(outputs, {**program.functions, **dict(context.functions.values())})
 
 
-def _drop_names_of_names(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+def _drop_names_of_names(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """`a = b` and `a = (b, c)` need no binding; `a = (b, c)[i]` is b or c."""
     if isinstance(expr, relax.Var | relax.Tuple):
         return expr
@@ -141,7 +86,7 @@ def _result_shape(call: relax.Call) -> tuple[int, ...]:
     return tensor_shape(relax.BlockBuilder().normalize(call))
 
 
-def _fold_weight_views(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+def _fold_weight_views(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """A reshape, transpose, cast or broadcast of a weight is a weight.
 
     Views share the array. A large weight that somebody else reads as it is (tied embeddings) is not
@@ -160,7 +105,7 @@ def _fold_weight_views(expr: relax.Expr, context: _Context) -> relax.Expr | None
     return context.builder.weight(folded, context.name)
 
 
-def _fold_batch_norm(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+def _fold_batch_norm(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """BatchNorm of inference is a scale and a shift per channel.
 
     After a convolution that nobody else reads they go into its weights and one bias; else they stay
@@ -178,9 +123,13 @@ def _fold_batch_norm(expr: relax.Expr, context: _Context) -> relax.Expr | None:
     folded = _scale_convolution(data, scale, shift, context)
     if folded is None:
         per_channel = _channel_shape(data, int(expr.attrs.axis))
-        scaled = context.emit_early(relax.op.multiply(data, _parameter(scale, per_channel, data, context)))
+        scaled = emit_before_interleaving(
+            context, relax.op.multiply(data, _parameter(scale, per_channel, data, context))
+        )
         context.uses[scaled] = 1
-        folded = context.emit_early(relax.op.add(scaled, _parameter(shift, per_channel, data, context)))
+        folded = emit_before_interleaving(
+            context, relax.op.add(scaled, _parameter(shift, per_channel, data, context))
+        )
     statistics = [context.builder.weight(s, f"{context.name}_stat") for s in constants[2:]]
     return relax.Tuple([folded, *statistics])
 
@@ -190,12 +139,12 @@ def _channel_shape(data: relax.Expr, axis: int) -> tuple[int, ...]:
     return tuple(extent if i == axis % len(shape) else 1 for i, extent in enumerate(shape))
 
 
-def _parameter(value: np.ndarray, shape: tuple[int, ...], like: relax.Expr, context: _Context) -> relax.Var:
+def _parameter(value: np.ndarray, shape: tuple[int, ...], like: relax.Expr, context: Context) -> relax.Var:
     return context.builder.weight(value.reshape(shape).astype(tensor_dtype(like)), f"{context.name}_param")
 
 
 def _scale_convolution(
-    data: relax.Expr, scale: np.ndarray, shift: np.ndarray, context: _Context
+    data: relax.Expr, scale: np.ndarray, shift: np.ndarray, context: Context
 ) -> relax.Expr | None:
     """`conv(x, w) [+ b]` times scale plus shift, as `conv(x, w * scale) + (b * scale + shift)`."""
     conv_var, bias = data, np.zeros_like(shift)
@@ -228,7 +177,7 @@ def _scale_convolution(
     )
 
 
-def _use_scalar_constants(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+def _use_scalar_constants(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """A one-element weight in an element-wise operator becomes a literal in the kernel."""
     if not is_op(expr, "add", "subtract", "multiply", "divide", "power", "maximum", "minimum"):
         return None
@@ -240,7 +189,7 @@ def _use_scalar_constants(expr: relax.Expr, context: _Context) -> relax.Expr | N
     return context.emit(relax.Call(expr.op, arguments, expr.attrs))
 
 
-def _as_scalar(argument: relax.Expr, call: relax.Call, context: _Context) -> relax.Expr:
+def _as_scalar(argument: relax.Expr, call: relax.Call, context: Context) -> relax.Expr:
     value = context.weight(argument)
     other_rank = max(len(tensor_shape(a)) for a in call.args if a is not argument)
     if value is None or value.size != 1 or value.ndim > other_rank:

@@ -7,17 +7,15 @@ of the result is a reduction, so that they are kernels like all others.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import relax, te, tirx
 
+from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 
-if TYPE_CHECKING:
-    from hybridc.passes.canonicalize.canonicalize import _Context
 
-
-def sum_in_blocks(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+def sum_in_blocks(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """`cumsum` along an axis."""
     if not is_op(expr, "cumsum") or expr.attrs.axis is None:
         return None
@@ -29,7 +27,7 @@ def sum_in_blocks(expr: relax.Expr, context: _Context) -> relax.Expr | None:
     return context.emit(context.call(("cumsum", *key), lambda: cumulative_sum(*key), [data], dtype=dtype))
 
 
-def select_by_rank(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+def select_by_rank(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """`topk` with values and places, of which ONNX's has both."""
     if not is_op(expr, "topk") or str(expr.attrs.ret_type) != "both":
         return None

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import relax, te, tirx
 
+from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
-
-if TYPE_CHECKING:
-    from hybridc.passes.canonicalize.canonicalize import _Context as Context
 
 
 def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon: float) -> tirx.PrimFunc:

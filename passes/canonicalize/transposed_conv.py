@@ -19,17 +19,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tvm import relax, te, tirx
 
+from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.layout.operators import extents
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
-
-if TYPE_CHECKING:
-    from hybridc.passes.canonicalize.canonicalize import _Context
 
 UNARY = ("nn.relu", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh")
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
@@ -68,7 +65,7 @@ class _Phases:
         return first - place * self.stride, always
 
 
-def split_transposed_convolution(expr: relax.Expr, context: _Context) -> relax.Expr | None:
+def split_transposed_convolution(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """`conv1d_transpose` or `conv2d_transpose`; without dilation if there is a stride."""
     if not isinstance(expr, relax.Call) or not is_op(expr, "nn.conv1d_transpose", "nn.conv2d_transpose"):
         return None
@@ -112,13 +109,13 @@ def _phases(extent: int, taps: int, stride: int, before: int, after: int, extra:
     return min((aligned(first) for first in range(stride)), key=lambda p: (p.window, p.first))
 
 
-def _convolve(call: relax.Call, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+def _convolve(call: relax.Call, axes: Sequence[_Phases], context: Context) -> relax.Var:
     """All phases as the output channels, in each group phase by phase, of one convolution."""
     padding = [a.before for a in axes] + [a.after for a in axes]
     return _emit_convolution(call, _kernel(call, axes, context), padding, [1] * len(axes), context)
 
 
-def _kernel(call: relax.Call, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+def _kernel(call: relax.Call, axes: Sequence[_Phases], context: Context) -> relax.Var:
     value, groups = context.weight(call.args[1]), int(call.attrs.groups)
     if value is None:
         return _arranged(call.args[1], groups, axes, context)
@@ -137,7 +134,7 @@ def _phase_kernel(weight: np.ndarray, axes: Sequence[_Phases]) -> np.ndarray:
     return np.ascontiguousarray(split).reshape(-1, *split.shape[len(axes) + 1 :])
 
 
-def _arranged(weight: relax.Expr, groups: int, axes: Sequence[_Phases], context: _Context) -> relax.Var:
+def _arranged(weight: relax.Expr, groups: int, axes: Sequence[_Phases], context: Context) -> relax.Var:
     """`_phase_kernel` of every group at run time."""
     shape = tensor_shape(weight)
     key = ("phase_kernel", shape, groups, *(axis.taps for axis in axes))
@@ -172,7 +169,7 @@ def phase_kernel(shape: Sequence[int], groups: int, axes: Sequence[_Phases]) -> 
     return function.with_attr("op_pattern", int(Pattern.INJECTIVE)).with_attr("tirx.noalias", True)
 
 
-def _rotated(call: relax.Call, context: _Context) -> relax.Var | None:
+def _rotated(call: relax.Call, context: Context) -> relax.Var | None:
     """Of stride 1, with any dilation: one phase, whose taps are the kernel's in reverse."""
     attrs, shape = call.attrs, tensor_shape(call.args[1])
     rank = len(attrs.strides)
@@ -190,7 +187,7 @@ def _rotated(call: relax.Call, context: _Context) -> relax.Var | None:
 
 
 def _emit_convolution(
-    call: relax.Call, kernel: relax.Var, padding: Sequence[int], dilation: Sequence[int], context: _Context
+    call: relax.Call, kernel: relax.Var, padding: Sequence[int], dilation: Sequence[int], context: Context
 ) -> relax.Var:
     convolution = relax.op.nn.conv1d if len(dilation) == 1 else relax.op.nn.conv2d
     options = {"padding": list(padding), "dilation": list(dilation), "groups": int(call.attrs.groups)}
@@ -200,7 +197,7 @@ def _emit_convolution(
 
 
 def _interleave(
-    convolved: relax.Var, groups: int, channels: int, axes: Sequence[_Phases], context: _Context
+    convolved: relax.Var, groups: int, channels: int, axes: Sequence[_Phases], context: Context
 ) -> relax.Var:
     """`[N, groups * phases * channels, positions...]` to `[N, groups * channels, outputs...]`."""
     batches, _, *positions = tensor_shape(convolved)
@@ -220,7 +217,13 @@ def _interleave(
     return context.emit(relax.op.strided_slice(result, list(range(2, 2 + rank)), begins, ends))
 
 
-def interleave_later(expr: relax.Expr, context: _Context) -> relax.Var | None:
+def emit_before_interleaving(context: Context, expr: relax.Expr) -> relax.Var:
+    """Emit an element-wise operator, moved before an interleaving whose result it reads."""
+    result = interleave_later(expr, context)
+    return context.emit(expr) if result is None else result
+
+
+def interleave_later(expr: relax.Expr, context: Context) -> relax.Var | None:
     """An element-wise operator after an interleaving is done before it, as part of what computes its input.
 
     Accepts operators of one operand, and of two where the other is known and one number for a channel or
@@ -246,7 +249,7 @@ def interleave_later(expr: relax.Expr, context: _Context) -> relax.Var | None:
     return result
 
 
-def _interleaving(operand: relax.Expr, context: _Context) -> list[relax.Call] | None:
+def _interleaving(operand: relax.Expr, context: Context) -> list[relax.Call] | None:
     """The operators, first one first, that interleave phases and cut off what is too much; None if `operand`
     is something else, or if others read it or the phases."""
     names = ["reshape", "permute_dims", "reshape"]
@@ -273,7 +276,7 @@ def _pairs(rank: int) -> list[int]:
     return [axis for i in range(rank) for axis in (rank + 2 + i, 1 + i)]
 
 
-def _phase_by_phase(operand: relax.Expr, steps: Sequence[relax.Call], context: _Context) -> relax.Expr | None:
+def _phase_by_phase(operand: relax.Expr, steps: Sequence[relax.Call], context: Context) -> relax.Expr | None:
     """A constant for each channel, or one for all, as a constant for the channels of all phases."""
     value = context.weight(operand)
     if value is None:

@@ -20,7 +20,7 @@ from hybridc.passes.program.program import (
 )
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.conv2d_blocked.separable import is_faster, join
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 
 

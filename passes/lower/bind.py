@@ -14,7 +14,8 @@ from hybridc.errors import InternalError
 from hybridc.ir import Buffer, BufferKind, Copy, Device, Graph, Plan, Role, Run
 from hybridc.ir.graph import dtype_bits
 from hybridc.ir.plan import align
-from hybridc.schedules.registry import Packing, Scheduled
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Scheduled
 
 if TYPE_CHECKING:
     from tvm import tirx

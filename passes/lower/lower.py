@@ -27,6 +27,7 @@ from tvm import relax
 
 from hybridc.ir import Device, Graph, Lane, Plan, Role, Run, Step
 from hybridc.passes.lower.bind import Functions, Operand, ResidentWeight, View, WeightLayout, bind
+from hybridc.schedules.cuda.core import launch
 from hybridc.targets import Isa, Target
 
 
@@ -102,8 +103,6 @@ def llvm_target(isa: Isa) -> tvm.target.Target:
 
 def cuda_target(target: Target) -> tvm.target.Target:
     """The CUDA target that kernels were scheduled for, with the LLVM target as host."""
-    from hybridc.schedules.cuda.core import launch
-
     return launch.cuda_target(target, host=_llvm_config(target.isa))
 
 

@@ -22,7 +22,7 @@ from hybridc.passes.program.program import (
 )
 from hybridc.schedules.cpu.core.nest import loads, read_contraction, read_nest
 from hybridc.schedules.cpu.low_precision.bf16_storage import DTYPE, rounding, widening
-from hybridc.schedules.registry import PRECISION
+from hybridc.schedules.rule import PRECISION
 
 
 def keep_in_bf16(program: Program, data: Mapping[str, int]) -> Program:

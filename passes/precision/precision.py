@@ -27,7 +27,7 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 )
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
-from hybridc.schedules.registry import PRECISION, PRECISION_NOTE, Request
+from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
 from hybridc.targets import Target
 
 

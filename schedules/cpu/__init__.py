@@ -15,7 +15,6 @@ from hybridc.schedules.cpu.low_precision.bf16_conv2d import bf16_conv2d
 from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
-from hybridc.schedules.cpu.math.intrinsics import install
 from hybridc.schedules.cpu.matmul.matmul import matmul
 from hybridc.schedules.cpu.matmul.skinny import few_rows
 from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
@@ -27,7 +26,7 @@ from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
 from hybridc.schedules.cpu.wgrad.conv1d import conv1d_wgrad
 from hybridc.schedules.cpu.wgrad.fourier import fast_conv1d_wgrad
 from hybridc.schedules.cpu.winograd.winograd import winograd
-from hybridc.schedules.registry import Rule
+from hybridc.schedules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     bf16_conv1d,
@@ -58,4 +57,4 @@ RULES: tuple[Rule, ...] = (
     fallback,
 )
 
-__all__ = ["RULES", "install"]
+__all__ = ["RULES"]

@@ -31,7 +31,7 @@ from hybridc.schedules.cpu.core.nest import Block, Nest, finish, loads, read_nes
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
 from hybridc.schedules.cpu.matmul.kernel import LINE, Element, gemm_kernel, rank_tiles
 from hybridc.schedules.cpu.reduction.softmax import exp_of_nonpositive
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")
 

@@ -6,7 +6,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import ScheduleError
 
 from hybridc.schedules.cpu.core.nest import result
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 PARALLEL_ITERATIONS = 1 << 15
 

@@ -8,7 +8,7 @@ from hybridc.schedules.cuda.matmul.matmul import matmul
 from hybridc.schedules.cuda.reduction.long_reductions import long_reductions
 from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
-from hybridc.schedules.registry import Rule
+from hybridc.schedules.rule import Rule
 
 intrinsics.register()
 

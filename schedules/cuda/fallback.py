@@ -7,7 +7,7 @@ from tvm.ir import Range
 
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish, finish_function
 from hybridc.schedules.cuda.core.loops import inline_all, launch_alone
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 
 def fallback(request: Request) -> Scheduled | None:

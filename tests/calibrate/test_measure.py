@@ -13,7 +13,7 @@ from hybridc.ir import Device
 from hybridc.ir.graph import FAMILIES
 from hybridc.machine import Link, load_machine, machine_from_json, machine_to_json
 from hybridc.progress import Silent
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import parse_target
 from tests.support.timers import PretendedTimer
 

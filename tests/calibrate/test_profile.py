@@ -16,7 +16,7 @@ from hybridc.models.builder import GraphBuilder
 from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import parse_target
 from tests.support.timers import PretendedTimer
 

@@ -10,7 +10,8 @@ from hybridc.ir.graph import OTHER_FAMILY
 from hybridc.ir.plan import align
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.read_graph import family_of, read_graph
-from hybridc.schedules.registry import Scheduled, rules
+from hybridc.schedules.rule import Scheduled
+from hybridc.schedules.select import rules
 from tests.support.programs import drawn, program_of
 
 

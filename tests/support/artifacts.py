@@ -18,7 +18,8 @@ from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, P
 from hybridc.ir.plan import align
 from hybridc.machine import load_machine
 from hybridc.passes.lower.lower import Lowered, lower
-from hybridc.schedules.registry import Packing, Scheduled
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Target, parse_target
 
 CPU, GPU = Device.CPU, Device.GPU

@@ -9,8 +9,8 @@ import tvm
 from tvm import tirx
 
 from hybridc.passes.lower.lower import llvm_target
-from hybridc.schedules.cpu import install
-from hybridc.schedules.registry import PRECISION, Scheduled
+from hybridc.schedules.cpu.math.intrinsics import install
+from hybridc.schedules.rule import PRECISION, Scheduled
 from hybridc.targets import ISAS, Isa, missing_flags
 
 EMULATED = ("avx512_bf16_emulated", "amx_emulated")

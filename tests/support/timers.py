@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hybridc.ir import Device
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 from tvm import te
 
 from hybridc.passes.schedule import Tunable
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import parse_target
 from hybridc.tuning.record import Entry
 

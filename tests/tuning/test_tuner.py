@@ -21,7 +21,7 @@ from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.schedule import Tunable
 from hybridc.progress import Silent
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import native_isa, parse_target
 from hybridc.tuning import tuner_of
 from hybridc.tuning.measure import Measurer

@@ -48,7 +48,7 @@ from hybridc.schedules.cpu.core.register_tile import (
     reduction,
     register_tile,
 )
-from hybridc.schedules.registry import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick
 
 _STEPS_TO_PREFETCH = 8
 """Shorter reductions end before a line could arrive."""

@@ -35,7 +35,8 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Request, Scheduled, pick
 
 _MOST_CHOICES = 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridc.schedules.cpu.conv2d.conv2d import schedule_convolution
 from hybridc.schedules.cpu.conv2d.read import read_convolution
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 
 def depthwise(request: Request) -> Scheduled | None:

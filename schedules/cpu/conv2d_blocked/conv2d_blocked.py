@@ -47,7 +47,8 @@ from hybridc.schedules.cpu.core.register_tile import (
     register_tile,
     sequence,
 )
-from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Request, Scheduled, pick
 
 Fill = Callable[[Pass, ir.Var], tirx.Stmt]
 """Writes a buffer of the input that a pass reads."""

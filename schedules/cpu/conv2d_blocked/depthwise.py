@@ -27,7 +27,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     when,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.registry import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick
 
 UNROLLED_TAPS = 200
 """Multiply-adds of a tile that are written out; LLVM takes a quarter of a second for it. A kernel for which

@@ -1,4 +1,4 @@
-"""Reading convolutions of blocked activations `[N, C / b, H, W, b]`, written by passes/layout/operators.py."""
+"""Reading convolutions of blocked activations `[N, C / b, H, W, b]` from passes/layout/operators.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridc.schedules.cpu.conv2d_blocked.groups import Grouping, grouping
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction, substitute
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 
 
 @dataclass(frozen=True, slots=True)

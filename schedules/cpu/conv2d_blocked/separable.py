@@ -35,7 +35,7 @@ from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_b
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, declare_buffers
 from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop
 from hybridc.schedules.cpu.core.nest import finish, loads, read_nest
-from hybridc.schedules.registry import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick
 from hybridc.targets import Isa
 
 MINIMUM_GAIN = 0.025

@@ -11,7 +11,7 @@ from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, Source, group_count,
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, integer, loop, vectorized
 from hybridc.schedules.cpu.core.register_tile import sequence
-from hybridc.schedules.registry import Packing
+from hybridc.schedules.packing import Packing
 
 Place = tuple[ir.Expr, ir.Expr]
 """Line and column of a pixel in a task."""

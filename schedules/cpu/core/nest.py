@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
-from hybridc.schedules.registry import Packing, Request, Scheduled
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.workspace import lift_workspace
 
 

@@ -12,7 +12,7 @@ from hybridc.schedules.cpu.elementwise.index_maps import Walk, walk
 from hybridc.schedules.cpu.elementwise.loops import straight
 from hybridc.schedules.cpu.elementwise.transpose import rearranged
 from hybridc.schedules.cpu.elementwise.upsample import upsampled
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import Isa
 
 

@@ -39,7 +39,8 @@ from hybridc.schedules.cpu.low_precision.amx import (
     tile_unit,
     with_tiles,
 )
-from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Request, Scheduled, pick
 from hybridc.targets import Isa
 
 STEP_CYCLES = 16

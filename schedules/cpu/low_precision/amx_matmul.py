@@ -34,7 +34,8 @@ from hybridc.schedules.cpu.low_precision.amx import (
 from hybridc.schedules.cpu.low_precision.vnni_matmul import Vector, Words, fill_words, lies_as_words
 from hybridc.schedules.cpu.matmul.matmul import TASKS
 from hybridc.schedules.cpu.matmul.read import Product
-from hybridc.schedules.registry import Packing, Request, Scheduled
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import Isa
 
 FEWEST_ROWS = 8

@@ -52,7 +52,8 @@ from hybridc.schedules.cpu.low_precision.amx import (
     with_tiles,
 )
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
-from hybridc.schedules.registry import Packing, Request, Scheduled
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import Isa
 
 MOST_BLOCKS = 16

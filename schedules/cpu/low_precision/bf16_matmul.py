@@ -12,7 +12,7 @@ from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product,
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_words
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 
 def bf16_matmul(request: Request) -> Scheduled | None:

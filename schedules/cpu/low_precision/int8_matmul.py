@@ -10,7 +10,7 @@ from hybridc.schedules.cpu.core.nest import read_integer_contraction
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.vnni_matmul import VECTOR_WORDS, schedule_words
 from hybridc.schedules.cpu.matmul.read import is_constant_matrix, read_product
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 
 def int8_matmul(request: Request) -> Scheduled | None:

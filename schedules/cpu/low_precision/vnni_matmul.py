@@ -21,7 +21,8 @@ from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.matmul.kernel import rank_tiles
 from hybridc.schedules.cpu.matmul.matmul import OFFERED, Panels, tile_loops
 from hybridc.schedules.cpu.matmul.read import Product
-from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Request, Scheduled, pick
 
 VECTOR_WORDS = 8
 """Words that are made at once."""

@@ -29,7 +29,8 @@ from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, prefetch_n
 from hybridc.schedules.cpu.matmul.panel import copy_panel
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
-from hybridc.schedules.registry import Packing, Request, Scheduled, pick
+from hybridc.schedules.packing import Packing
+from hybridc.schedules.rule import Request, Scheduled, pick
 
 TASKS = 32
 """Tasks that a product is cut into if its size allows: enough for the cores of one socket to share evenly."""

@@ -10,7 +10,7 @@ from tvm import ir, s_tir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.core.nest import Contraction, Nest, read_contraction, read_nest, substitute, uses
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 
 Values = Mapping[ir.Var, ir.Expr]
 

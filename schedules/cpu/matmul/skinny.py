@@ -27,7 +27,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, reduction, register_tile
 from hybridc.schedules.cpu.matmul.read import Product, read_product
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import Isa
 
 MOST_ROWS = 32

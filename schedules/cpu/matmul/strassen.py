@@ -34,7 +34,8 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.matmul.kernel import ZERO, Element, gemm_kernel, prefetch_next
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix
-from hybridc.schedules.registry import Packing, Request, Transform
+from hybridc.schedules.packing import Packing, Transform
+from hybridc.schedules.rule import Request
 
 LEFT = (
     (1, 0, 0, 0),

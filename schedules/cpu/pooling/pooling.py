@@ -23,7 +23,7 @@ from hybridc.schedules.cpu.core.nest import finish, loads, substitute
 from hybridc.schedules.cpu.pooling.read import Axis, Windows, read_windows
 from hybridc.schedules.cpu.reduction.read import read_rows
 from hybridc.schedules.cpu.reduction.vectors import Registers, Values, element, lanes_of, tail_pieces
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 VECTORS = 4
 """Accumulators in flight: they hide the latency of a maximum or a sum."""

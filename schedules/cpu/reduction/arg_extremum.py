@@ -10,7 +10,7 @@ from tvm_ffi import structural_equal
 from hybridc.schedules.cpu.core.nest import Block, Nest, finish, read_block, replace_loads
 from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
 from hybridc.schedules.cpu.reduction.read import Rows, rows_of
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 
 def arg_extremum(request: Request) -> Scheduled | None:

@@ -12,7 +12,7 @@ from hybridc.schedules.cpu.core.nest import Nest, finish, loads, read_contractio
 from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
 from hybridc.schedules.cpu.reduction.read import Rows, read_rows
 from hybridc.schedules.cpu.reduction.strided import schedule_columns
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 
 def reduction(request: Request) -> Scheduled | None:

@@ -11,7 +11,7 @@ from tvm_ffi import structural_equal
 
 from hybridc.schedules.cpu.reduction.read import Reduction, Rows, Stage, read_rows
 from hybridc.schedules.cpu.reduction.reduction import schedule_rows
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 _ROUND_WITH_BIAS = 12582912.0 + 127.0
 """1.5 * 2**23 + 127: added to y it leaves round(y) + 127, the exponent of 2**round(y), in the low bits."""

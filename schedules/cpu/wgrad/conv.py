@@ -35,7 +35,7 @@ from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
 from hybridc.schedules.cpu.wgrad.operands import Operand, data_operand, gradient_operand
 from hybridc.schedules.cpu.wgrad.plan import Plan, Reach, plan_of
 from hybridc.schedules.cpu.wgrad.read import WeightGradient, read_weight_gradient
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 
 def conv_wgrad(request: Request) -> Scheduled | None:

@@ -48,7 +48,7 @@ from hybridc.schedules.cpu.core.register_tile import (
 from hybridc.schedules.cpu.core.shuffles import sums_of_lanes
 from hybridc.schedules.cpu.wgrad.conv1d_plan import Operand, Plan, plans_of
 from hybridc.schedules.cpu.wgrad.read import read_weight_gradient
-from hybridc.schedules.registry import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick
 
 _MOST_CHOICES = 8
 

@@ -30,7 +30,7 @@ from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
 from hybridc.schedules.cpu.wgrad.conv1d_plan import direct_cost
 from hybridc.schedules.cpu.wgrad.fourier_plan import Operand, Plan, read_plans
-from hybridc.schedules.registry import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick
 
 _MOST_CHOICES = 6
 

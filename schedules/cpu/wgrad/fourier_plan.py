@@ -11,7 +11,7 @@ from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import BYTE_COST, SPILLED_P
 from hybridc.schedules.cpu.conv1d.fourier.segments import Segments, Signal
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cpu.wgrad.read import WeightGradient, read_weight_gradient
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import Isa
 
 _SPLITS = 16

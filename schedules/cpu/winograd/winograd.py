@@ -27,7 +27,8 @@ from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.winograd.stages import Planes, Stages, Weight, tile_counts
 from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
 from hybridc.schedules.cpu.winograd.weights import transform_weights
-from hybridc.schedules.registry import Packing, Request, Scheduled, Transform, pick
+from hybridc.schedules.packing import Packing, Transform
+from hybridc.schedules.rule import Request, Scheduled, pick
 from hybridc.targets import Isa
 
 SCRATCH_SHARE = 0.625

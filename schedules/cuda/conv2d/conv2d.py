@@ -8,7 +8,7 @@ from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import by_dlight, cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, thread_per_result
 from hybridc.schedules.cuda.matmul.matmul import SMALLEST_SIDE, TiledMatmul
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 FEW_OUTPUTS = 2048
 """Below this many outputs a thread for each leaves a GPU idle: let a block share the reduction."""

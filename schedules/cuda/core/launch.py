@@ -11,7 +11,7 @@ from tvm.s_tir.analysis import verify_gpu_code
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm_ffi import WalkResult
 
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.workspace import lift_workspace
 from hybridc.targets import Target
 

@@ -6,7 +6,7 @@ from tvm import s_tir
 
 from hybridc.schedules.cuda.core.launch import cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, is_single_store, launch_alone
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 
 def elementwise(request: Request) -> Scheduled | None:

@@ -8,7 +8,7 @@ from tvm.target import Target
 
 from hybridc.schedules.cuda.core.anchor import Anchor, find_anchor
 from hybridc.schedules.cuda.core.launch import by_dlight
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 SMALLEST_SIDE = 4
 """Below this many rows or columns a tile is mostly padding, and a product is bound by memory anyway."""

@@ -9,7 +9,7 @@ from tvm.s_tir.dlight.analysis import SBlockInfo
 
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, launch_alone
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 LONG_ROW = 1 << 8
 """Elements from which on a block of threads shares a row."""

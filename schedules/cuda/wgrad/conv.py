@@ -18,7 +18,7 @@ from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.core.loops import launch_alone
 from hybridc.schedules.cuda.matmul.matmul import MICRO, SMALLEST_SIDE, TILE_THREADS, TiledMatmul
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 
 BLOCKS = 256
 """Of threads, that keep every multiprocessor of a GPU busy."""

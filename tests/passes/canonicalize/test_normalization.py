@@ -9,7 +9,8 @@ from tvm import relax
 from hybridc.ir import Device
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.schedules.registry import Request, schedule
+from hybridc.schedules.rule import Request
+from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 from tests.support.programs import drawn, program_of, run_llvm
 

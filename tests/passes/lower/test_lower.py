@@ -12,7 +12,7 @@ from hybridc.ir import Buffer, BufferKind, Copy, Graph, Kernel, Lane, Plan, Role
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.lower.bind import View, bind
 from hybridc.passes.lower.lower import Lowered, cuda_target, llvm_target, required_events
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from hybridc.targets import ISAS, parse_target
 from tests.support.artifacts import (
     CPU,

@@ -16,7 +16,8 @@ from hybridc.passes.precision.precision import reduce_precision
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program, ProgramBuilder, tensor_dtype
 from hybridc.passes.schedule import constant_arguments
-from hybridc.schedules.registry import PRECISION, Request, schedule
+from hybridc.schedules.rule import PRECISION, Request
+from hybridc.schedules.select import schedule
 from hybridc.targets import Target, parse_target
 from tests.schedules.cpu.conftest import Harness
 from tests.support.amx import executing, tiles_here

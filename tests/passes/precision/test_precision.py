@@ -12,7 +12,7 @@ from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.precision.precision import Factors, mark_integers, reduce_precision
 from hybridc.passes.program.program import Program, ProgramBuilder
-from hybridc.schedules.registry import PRECISION, PRECISION_NOTE
+from hybridc.schedules.rule import PRECISION, PRECISION_NOTE
 from hybridc.targets import parse_target
 from tests.support.programs import drawn
 

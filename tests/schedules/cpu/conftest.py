@@ -11,8 +11,9 @@ import tvm
 from tvm import tirx
 
 from hybridc.ir import Device
-from hybridc.schedules.cpu import install
-from hybridc.schedules.registry import Request, Rule, Scheduled, schedule
+from hybridc.schedules.cpu.math.intrinsics import install
+from hybridc.schedules.rule import Request, Rule, Scheduled
+from hybridc.schedules.select import schedule
 from hybridc.targets import ISAS, Isa, Target, missing_flags
 from tests.support.fusion import Build, fused_operators
 

@@ -22,7 +22,8 @@ from hybridc.schedules.cuda.core.launch import cuda_target, runs_on_gpu
 from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.matmul.matmul import matmul
-from hybridc.schedules.registry import Request, Scheduled, schedule
+from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 from tests.schedules.cuda.families import FAMILIES, Family
 

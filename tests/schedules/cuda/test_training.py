@@ -17,7 +17,8 @@ from hybridc.ir import Device
 from hybridc.passes.training.kernels import normalisation
 from hybridc.passes.training.kernels.convolution import Window, convolution_weight_gradient
 from hybridc.schedules.cuda.core.launch import cuda_target
-from hybridc.schedules.registry import Request, Scheduled, schedule
+from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 
 TARGET = parse_target("cuda:sm_80+avx2")

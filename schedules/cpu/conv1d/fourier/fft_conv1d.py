@@ -39,7 +39,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.registry import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick
 from hybridc.targets import Isa
 
 TRANSFORMS = tuple(

@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from hybridc.schedules.cpu.conv1d.conv1d import conv1d
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ import pytest
 from tvm import relax
 
 from hybridc.schedules.cpu.conv2d.conv2d import conv2d
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 
 op = relax.op

@@ -12,7 +12,8 @@ from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, even_spans, rank_plans
 from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
-from hybridc.schedules.registry import Request, schedule
+from hybridc.schedules.rule import Request
+from hybridc.schedules.select import schedule
 from hybridc.targets import ISAS, Isa, Target
 from tests.support.blocked_convolutions import CASES, THREE, Case, convolved, fused, inputs_of
 

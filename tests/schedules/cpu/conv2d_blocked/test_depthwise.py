@@ -8,7 +8,7 @@ from tvm.relax import op
 
 from hybridc.passes.layout.operators import Window, blocked_depthwise
 from hybridc.schedules.cpu.conv2d_blocked.depthwise import depthwise_blocked
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 from tests.support.fusion import fused_behind
 

@@ -20,7 +20,7 @@ from hybridc.schedules.cpu.conv2d_blocked.read import (
     read_blocked_convolution,
     read_grouped_convolution,
 )
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Isa, Target
 from tests.support.fusion import fused_behind
 

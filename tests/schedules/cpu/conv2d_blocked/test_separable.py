@@ -17,7 +17,8 @@ from hybridc.passes.program.program import ProgramBuilder
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
 from hybridc.schedules.cpu.conv2d_blocked.plan import group_count
 from hybridc.schedules.cpu.conv2d_blocked.separable import Separable, is_faster, read_separable, separable
-from hybridc.schedules.registry import Request, schedule
+from hybridc.schedules.rule import Request
+from hybridc.schedules.select import schedule
 from hybridc.targets import ISAS, Isa, Target
 
 op = relax.op

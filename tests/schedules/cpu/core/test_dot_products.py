@@ -10,7 +10,7 @@ from tvm import tirx
 
 from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import integer, loop
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from tests.schedules.cpu.conftest import Harness
 from tests.support.narrow import EMULATED, isa_here
 

@@ -12,7 +12,7 @@ from tvm import tirx
 from hybridc.schedules.cpu.core.dot_products import Dot, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.low_precision.amx import SIDE, Address, tile_unit, with_tiles
-from hybridc.schedules.registry import Scheduled
+from hybridc.schedules.rule import Scheduled
 from tests.schedules.cpu.conftest import Harness
 from tests.support.amx import executing
 from tests.support.narrow import rounded

@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import bf16_conv2d
 from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
 from tests.support.amx import executing

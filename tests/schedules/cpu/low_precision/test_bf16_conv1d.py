@@ -15,7 +15,7 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
     fourier_is_faster,
     read_bf16_line,
 )
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
 from tests.support.amx import executing, tiles_here

@@ -13,7 +13,7 @@ from hybridc.passes.precision.quantized import int8_conv2d as convolution
 from hybridc.passes.precision.quantized import int8_matmul as product
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
 from tests.support.amx import executing

@@ -11,7 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from hybridc.schedules.cpu import install
+from hybridc.schedules.cpu.math.intrinsics import install
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.schedules.cpu.matmul.matmul import matmul
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 
 op = relax.op

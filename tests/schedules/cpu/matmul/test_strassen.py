@@ -7,7 +7,7 @@ import pytest
 from tvm import relax
 
 from hybridc.schedules.cpu.matmul.matmul import matmul
-from hybridc.schedules.registry import Request
+from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 from tests.schedules.cpu.matmul.test_read import composed
 

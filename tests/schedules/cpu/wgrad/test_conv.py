@@ -13,7 +13,8 @@ from hybridc.ir import Device
 from hybridc.passes.layout.operators import Window, blocked_conv2d_wgrad, extents, sum_over
 from hybridc.schedules.cpu.wgrad import plan as wgrad_plan
 from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
-from hybridc.schedules.registry import Request, schedule
+from hybridc.schedules.rule import Request
+from hybridc.schedules.select import schedule
 from hybridc.targets import Target
 
 

@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from hybridc.passes.training.kernels.convolution import Window, convolution_weight_gradient
 from hybridc.schedules.cpu.wgrad.fourier import fast_conv1d_wgrad, schedule_plan
 from hybridc.schedules.cpu.wgrad.fourier_plan import read_plans
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import ISAS, Target
 
 CASES: list[tuple[Any, ...]] = [

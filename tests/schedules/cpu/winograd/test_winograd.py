@@ -13,7 +13,7 @@ from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
 from hybridc.schedules.cpu.core.micro_kernel import Tile
 from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
 from hybridc.schedules.cpu.winograd.winograd import Plan, candidates, schedule_plan, winograd
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import ISAS, Target
 
 BOUND = {F2: 1e-6, F4: 5e-6}

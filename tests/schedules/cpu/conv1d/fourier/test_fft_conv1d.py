@@ -11,7 +11,7 @@ from tvm import relax
 
 from hybridc.schedules.cpu.conv1d.fourier.dft import Transform
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fast_conv1d, read_source, schedule_plan
-from hybridc.schedules.registry import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import ISAS, Target
 
 op = relax.op

@@ -1,23 +1,12 @@
-"""Which rule schedules a function for a device: ordered rules, the first that accepts it wins."""
+"""How constant arguments of a kernel are laid out at compile time for the device that reads them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 import ml_dtypes  # noqa: F401 - numpy knows bfloat16 only after this import
 import numpy as np
-
-from hybridc.ir import Device
-from hybridc.targets import Target
-
-if TYPE_CHECKING:
-    from tvm import tirx
-
-
-_Candidate = TypeVar("_Candidate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,74 +80,3 @@ def _combine(transform: Transform, array: np.ndarray) -> np.ndarray:
             total += c * block.astype(np.float64)
         result[(*before, number)] = total
     return result
-
-
-PRECISION = "precision"
-"""Attribute of functions whose products may be computed in less than fp32."""
-PRECISION_NOTE = "precision_note"
-"""Attribute of others: why not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A function to schedule. `constants` are the positions of parameters known at compile time,
-    which a rule may ask to be packed differently."""
-
-    function: tirx.PrimFunc
-    constants: frozenset[int]
-    target: Target
-    choice: str | None = None
-    """Label of the tile to take, one of `Scheduled.choices`; None takes the one predicted to be best."""
-    winograd: bool = True
-    """Whether fast convolution and fast matrix products, whose rounding errors are larger, may be used."""
-
-    @property
-    def precision(self) -> str:
-        """In which its products may be computed: fp32, or what `passes/precision/precision.py` has noted."""
-        return str((self.function.attrs or {}).get(PRECISION, "fp32"))
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A function ready for code generation on one device.
-
-    Its parameters are those of the request, packed ones with the packed shape, and behind them one
-    for each of `workspace_bytes`: scratch buffers that were global allocations of the function.
-    """
-
-    function: tirx.PrimFunc
-    rule: str
-    packings: tuple[tuple[int, Packing], ...] = ()
-    workspace_bytes: tuple[int, ...] = ()
-    choices: tuple[str, ...] = ()
-    """Labels of the tiles that a measured search may try, the best predicted first."""
-
-
-def pick(request: Request, ranked: Mapping[str, _Candidate]) -> _Candidate:
-    """The candidate that the request names, else the first. Labels that are unknown, from a record that an
-    older version made, count as not given."""
-    return ranked.get(request.choice or "", next(iter(ranked.values())))
-
-
-Rule = Callable[[Request], Scheduled | None]
-"""Returns None for "not mine". The name of the rule in reports is its `__name__`."""
-
-
-def rules(device: Device) -> tuple[Rule, ...]:
-    """The rules of a device, in the order they are tried."""
-    if device is Device.GPU:
-        from hybridc.schedules.cuda import RULES
-    else:
-        from hybridc.schedules.cpu import RULES
-    return RULES
-
-
-def schedule(request: Request, device: Device) -> Scheduled | None:
-    """Schedule by the first rule that accepts; None if the function cannot run on the device at all.
-
-    A GPU cannot launch a kernel of no threads: functions of empty tensors are left to the CPU.
-    """
-    if device is Device.GPU and any(int(e) == 0 for p in request.function.params for e in p.shape):
-        return None
-    found = (rule(request) for rule in rules(device))
-    return next((scheduled for scheduled in found if scheduled is not None), None)

@@ -1,0 +1,65 @@
+"""What a schedule rule takes and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from hybridc.schedules.packing import Packing
+from hybridc.targets import Target
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+_Candidate = TypeVar("_Candidate")
+
+PRECISION = "precision"
+"""Attribute of functions whose products may be computed in less than fp32."""
+PRECISION_NOTE = "precision_note"
+"""Attribute of others: why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A function to schedule. `constants` are the positions of parameters known at compile time,
+    which a rule may ask to be packed differently."""
+
+    function: tirx.PrimFunc
+    constants: frozenset[int]
+    target: Target
+    choice: str | None = None
+    """Label of the tile to take, one of `Scheduled.choices`; None takes the one predicted to be best."""
+    winograd: bool = True
+    """Whether fast convolution and fast matrix products, whose rounding errors are larger, may be used."""
+
+    @property
+    def precision(self) -> str:
+        """In which its products may be computed: fp32, or what `passes/precision/precision.py` has noted."""
+        return str((self.function.attrs or {}).get(PRECISION, "fp32"))
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A function ready for code generation on one device.
+
+    Its parameters are those of the request, packed ones with the packed shape, and behind them one
+    for each of `workspace_bytes`: scratch buffers that were global allocations of the function.
+    """
+
+    function: tirx.PrimFunc
+    rule: str
+    packings: tuple[tuple[int, Packing], ...] = ()
+    workspace_bytes: tuple[int, ...] = ()
+    choices: tuple[str, ...] = ()
+    """Labels of the tiles that a measured search may try, the best predicted first."""
+
+
+def pick(request: Request, ranked: Mapping[str, _Candidate]) -> _Candidate:
+    """The candidate that the request names, else the first. Labels that are unknown, from a record that an
+    older version made, count as not given."""
+    return ranked.get(request.choice or "", next(iter(ranked.values())))
+
+
+Rule = Callable[[Request], Scheduled | None]
+"""Returns None for "not mine". The name of the rule in reports is its `__name__`."""
