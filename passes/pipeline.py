@@ -20,7 +20,7 @@ from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse.attention import fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
-from hybridc.passes.fuse.working_set import kernel_groups
+from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.lower.lower import Lowered, lower
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings

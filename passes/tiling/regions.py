@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tvm import relax
 
-from hybridc.passes.fuse.working_set import KernelGroup, kernel_groups
+from hybridc.passes.tiling.working_set import KernelGroup, kernel_groups
 from hybridc.passes.program.program import Program, is_op, operator_name
 from hybridc.passes.tiling.slice_rules import share_of
 from hybridc.passes.tiling.tile_sizes import Axes, Bands, Facts, choose_cuts, concats_in_readers, try_cuts

@@ -25,7 +25,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.fuse.working_set import largest_working_set_bytes
+from hybridc.passes.tiling.working_set import largest_working_set_bytes
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,

@@ -9,7 +9,7 @@ from itertools import pairwise
 from tvm import relax
 
 from hybridc.passes.fuse.fuse import CONVOLUTIONS
-from hybridc.passes.fuse.working_set import KernelGroup, size_bytes
+from hybridc.passes.tiling.working_set import KernelGroup, size_bytes
 from hybridc.passes.program.program import Program, is_op, tensor_shape, variables
 from hybridc.passes.tiling.slice_rules import Operation, Part, operation_of, share_of
 

@@ -18,7 +18,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.fuse.working_set import KernelGroup, kernel_groups, size_bytes
+from hybridc.passes.tiling.working_set import KernelGroup, kernel_groups, size_bytes
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
