@@ -8,8 +8,8 @@ revision of git beside it. Nothing is imported or run.
 An import counts wherever it stands: at the top, inside a function, or for type checkers only. Neighbours are
 the files and folders directly in one folder, a folder taken as a whole. Neighbours, or modules, that import
 each other directly or through others form a circle; an import within a circle runs back up. Parameters leave
-out `self` and `cls`. Comments are those with `#` and the texts below constants and fields, for a hundred lines
-with code on them. A public function has no leading underscore, nor has its class.
+out `self` and `cls`. Comments are those with `#` and the texts below constants and fields, for a hundred
+lines with code on them. A public function has no leading underscore, nor has its class.
 """
 
 from __future__ import annotations
