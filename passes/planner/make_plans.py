@@ -12,8 +12,8 @@ from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
 from hybridc.passes.planner.choose_tilings import UNLIMITED_BYTES, Tiling
-from hybridc.passes.planner.emit.materialize import Draft
-from hybridc.passes.planner.emit.resident_states import gpu_users, keep_states, without_bytes
+from hybridc.passes.planner.emit.materialize import PlacedPlan
+from hybridc.passes.planner.emit.resident_states import gpu_users, with_gpu_resident_states, without_bytes
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.order import renewing_order
@@ -87,10 +87,10 @@ def _fastest(
     effort: Effort | None,
     host_bytes: int | None,
     report: Report,
-) -> dict[int, tuple[Tiling, Draft]]:
+) -> dict[int, tuple[Tiling, PlacedPlan]]:
     """The best for each budget. What cannot be better, by its bound, is not searched for."""
     least = min(tilings, key=lambda t: t.first_bytes)  # where no tiling is for a budget it says so
-    best: dict[int, tuple[Tiling, Draft]] = {}
+    best: dict[int, tuple[Tiling, PlacedPlan]] = {}
     for tiling in sorted(tilings, key=lambda t: (-t.last_bytes, t.limit_bytes)):
         bound_us = partial(time_bound_us, tiling.graph, machine, pins=tiling.pins, order=tiling.order)
         wanted = [
@@ -122,14 +122,17 @@ def _fastest(
 
 
 def _all_with_states(
-    found: dict[int, tuple[Tiling, Draft]], machine: Machine, effort: Effort | None, host_bytes: int | None
-) -> dict[int, tuple[Tiling, Draft]]:
+    found: dict[int, tuple[Tiling, PlacedPlan]],
+    machine: Machine,
+    effort: Effort | None,
+    host_bytes: int | None,
+) -> dict[int, tuple[Tiling, PlacedPlan]]:
     """With states on the GPU between runs where that is faster.
 
     As they are chosen after the search, a smaller budget's plan may come out faster; it is taken then.
     """
-    best: dict[int, tuple[Tiling, Draft]] = {}
-    last: tuple[Tiling, Draft] | None = None
+    best: dict[int, tuple[Tiling, PlacedPlan]] = {}
+    last: tuple[Tiling, PlacedPlan] | None = None
     for b in sorted(found):
         tiling, searched = found[b]
         draft = _with_states(tiling, machine, searched, b, effort, host_bytes)
@@ -142,18 +145,18 @@ def _all_with_states(
 def _with_states(
     tiling: Tiling,
     machine: Machine,
-    draft: Draft,
+    draft: PlacedPlan,
     budget_bytes: int,
     effort: Effort | None,
     host_bytes: int | None,
-) -> Draft:
+) -> PlacedPlan:
     """The faster one of two: what was found, with states kept on the GPU where there is room; or what is
     found with all of them there, and whatever touches them, in the memory that is left beside them.
     """
     graph = tiling.graph
     if not graph.carried or len(graph.kernels) > MOST_CLIMBED:
         return draft  # of so many kernels placing the buffers again takes minutes
-    candidates = [draft, keep_states(graph, machine, draft, budget_bytes)]
+    candidates = [draft, with_gpu_resident_states(graph, machine, draft, budget_bytes)]
     names = {name for pair in graph.carried for name in pair}
     resident_bytes = sum(align(graph.tensor[old].size_bytes) for old, _ in graph.carried)
     without = without_bytes(graph, names)
@@ -168,7 +171,7 @@ def _with_states(
                 order=renewing_order(graph) or tiling.order,
                 host_bytes=host_bytes,
             )
-            kept = keep_states(graph, machine, beside, budget_bytes)
+            kept = with_gpu_resident_states(graph, machine, beside, budget_bytes)
             if kept is not beside:
                 candidates.append(kept)
     found = min(candidates, key=lambda d: _rank(tiling, d, host_bytes))
@@ -176,13 +179,13 @@ def _with_states(
     return replace(found, bound_us=min(bound_us, draft.bound_us))
 
 
-def _rank(tiling: Tiling, draft: Draft, host_bytes: int | None) -> tuple[bool, float, int]:
+def _rank(tiling: Tiling, draft: PlacedPlan, host_bytes: int | None) -> tuple[bool, float, int]:
     """Smaller is better: within the host's memory, then fast, then with kernels that are cut up less."""
     is_too_large = host_bytes is not None and draft.host_bytes > host_bytes
     return is_too_large, draft.makespan_us, -tiling.limit_bytes
 
 
-def _plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, draft: Draft) -> Plan:
+def _plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, draft: PlacedPlan) -> Plan:
     plan = assemble(graph, machine, budget_bytes, draft.steps, draft.buffers, draft.arenas)
     return replace(plan, time_bound_us=draft.bound_us)
 

@@ -25,7 +25,7 @@ from hybridc.passes.planner.model.pins import resolve_pins
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.model.rematerialize import without_repeats
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.search.budget_grid import rungs_of
+from hybridc.passes.planner.search.budget_grid import grid_points
 from hybridc.passes.planner.search.partition import (
     Effort,
     all_gpu_peak_bytes,
@@ -147,7 +147,7 @@ def assert_as_fast_as_every_baseline(graph: Graph, machine: Machine, budget_byte
 def test_no_baseline_is_faster_at_the_budgets_that_are_searched(graph: Graph, machine: Machine) -> None:
     least_bytes = smallest_budget_bytes(graph, machine)
     problem = without_repeats(partition(graph, machine, [1 << 40], effort=BRIEF)[0].problem)
-    for budget_bytes, is_thorough in rungs_of(problem, least_bytes):
+    for budget_bytes, is_thorough in grid_points(problem, least_bytes):
         if is_thorough:
             assert_as_fast_as_every_baseline(graph, machine, budget_bytes)
 

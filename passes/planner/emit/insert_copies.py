@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
-from hybridc.passes.planner.emit.waits import set_waits
+from hybridc.passes.planner.emit.waits import reduce_waits
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
+from hybridc.passes.planner.model.simulate import Event, EventKind, SimulatedRun
 
 _KERNELS = {EventKind.RUN_GPU: Device.GPU, EventKind.RUN_CPU: Device.CPU}
 _COPIES = {EventKind.FETCH: (Device.CPU, Device.GPU), EventKind.OFFLOAD: (Device.GPU, Device.CPU)}
 
 
-def insert_copies(graph: Graph, problem: Problem, outcome: Outcome) -> tuple[Step, ...]:
+def insert_copies(graph: Graph, problem: Problem, outcome: SimulatedRun) -> tuple[Step, ...]:
     """One step for each event, in the events' order, waiting for the steps whose results it reads.
 
     Requires: a feasible outcome of `problem`, which is one of `graph`. Step i is event i, so that
@@ -32,7 +32,7 @@ def with_data_waits(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
         read, written = _touched(graph, step)
         needs.append({put[place] for place in read if place in put})
         put |= dict.fromkeys(written, position)
-    return set_waits(steps, needs)
+    return reduce_waits(steps, needs)
 
 
 def _step(problem: Problem, event: Event) -> Step:

@@ -9,12 +9,12 @@ from hybridc.ir import Arena, Buffer, Copy, Device, Graph, Step
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.insert_copies import insert_copies, with_data_waits
 from hybridc.passes.planner.emit.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
-from hybridc.passes.planner.emit.slack import fetch_late, hold_less
+from hybridc.passes.planner.emit.slack import reduce_peak, schedule_fetches_late
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.model.simulate import Outcome, simulate
+from hybridc.passes.planner.model.simulate import SimulatedRun, simulate
 
 SHORT = 0.005
 """Share of the usual effort for packing a plan that may be thrown away."""
@@ -25,7 +25,7 @@ _HURRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PlacedPlan:
     """A simulated run, with its steps in order and the places of its buffers."""
 
     problem: Problem
@@ -55,17 +55,17 @@ class Draft:
         return next((arena.size_bytes for arena in self.arenas if arena.device is device), 0)
 
 
-def realise(
+def materialize(
     graph: Graph,
     machine: Machine,
     problem: Problem,
     decisions: Decisions,
     *,
     devices: Sequence[Device] = (Device.GPU, Device.CPU),
-    outcome: Outcome | None = None,
+    outcome: SimulatedRun | None = None,
     packing: float = SHORT,
     capacity_bytes: int | None = None,
-) -> Draft:
+) -> PlacedPlan:
     """Place the buffers of a run with the given decisions, which must be feasible, in an arena a device.
 
     `outcome` is given where the run is not the simulator's own. Bytes are reused only where nothing has to
@@ -79,16 +79,16 @@ def realise(
     listed = insert_copies(graph, problem, run)
     spans = [(event.start_us, event.end_us) for event in run.events]
     if live_bytes_bound(graph, listed, Device.GPU, spans) <= capacity_bytes:
-        timed = Draft(problem, decisions, listed, spans)
+        timed = PlacedPlan(problem, decisions, listed, spans)
         draft = _placed(graph, machine, timed, devices, capacity_bytes, packing)
         if draft.gpu_bytes <= capacity_bytes:
             return draft
-    untimed = Draft(problem, decisions, listed, None)
+    untimed = PlacedPlan(problem, decisions, listed, None)
     waiting = _placed(graph, machine, untimed, devices, capacity_bytes, packing)
     return _hurried(graph, machine, waiting, max(capacity_bytes, waiting.gpu_bytes))
 
 
-def tightened(graph: Graph, machine: Machine, draft: Draft, effort: float = 1.0) -> Draft:
+def repacked(graph: Graph, machine: Machine, draft: PlacedPlan, effort: float = 1.0) -> PlacedPlan:
     """The draft with its arenas packed as tightly as `effort` finds without making it slower.
 
     Bytes are reused where nothing has to wait for them in the run that the draft has come to, or that has
@@ -100,7 +100,7 @@ def tightened(graph: Graph, machine: Machine, draft: Draft, effort: float = 1.0)
         settled = _settled(graph, machine, best)
         if is_late and settled.spans is not None:
             step_us = step_times_us(graph, settled.listed, machine)
-            listed, spans = fetch_late(graph, settled.listed, step_us, settled.spans, devices)
+            listed, spans = schedule_fetches_late(graph, settled.listed, step_us, settled.spans, devices)
             settled = replace(settled, listed=listed, spans=spans)
         steps, buffers, arenas = reuse_buffers(graph, settled.listed, devices, settled.spans, effort=effort)
         tight = _timed(graph, machine, replace(settled, steps=steps, buffers=buffers, arenas=arenas))
@@ -113,8 +113,8 @@ def tightened(graph: Graph, machine: Machine, draft: Draft, effort: float = 1.0)
 
 
 def without_copies(
-    graph: Graph, machine: Machine, draft: Draft, names: Set[str], capacity_bytes: int
-) -> Draft:
+    graph: Graph, machine: Machine, draft: PlacedPlan, names: Set[str], capacity_bytes: int
+) -> PlacedPlan:
     """The draft less all copies of these tensors, which nothing needs then, with its buffers placed anew.
 
     The GPU's arena may exceed the capacity, where they hold more bytes now.
@@ -134,7 +134,7 @@ def without_copies(
     return _hurried(graph, machine, placed, max(capacity_bytes, placed.gpu_bytes))
 
 
-def _hurried(graph: Graph, machine: Machine, draft: Draft, most_bytes: int) -> Draft:
+def _hurried(graph: Graph, machine: Machine, draft: PlacedPlan, most_bytes: int) -> PlacedPlan:
     """Without waits that bytes do not need: packed by the times that the draft came to, while that helps."""
     devices = [arena.device for arena in draft.arenas]
     for _ in range(_HURRIES):
@@ -145,22 +145,22 @@ def _hurried(graph: Graph, machine: Machine, draft: Draft, most_bytes: int) -> D
     return draft
 
 
-def _settled(graph: Graph, machine: Machine, draft: Draft) -> Draft:
+def _settled(graph: Graph, machine: Machine, draft: PlacedPlan) -> PlacedPlan:
     """With the times that its waits lead to, or later ones that hold fewer bytes; not yet packed by them."""
     devices = [arena.device for arena in draft.arenas]
     step_us = step_times_us(graph, draft.listed, machine)
-    listed, spans = hold_less(graph, draft.listed, step_us, draft.steps, devices)
+    listed, spans = reduce_peak(graph, draft.listed, step_us, draft.steps, devices)
     return replace(draft, listed=listed, spans=spans)
 
 
 def _placed(
     graph: Graph,
     machine: Machine,
-    draft: Draft,
+    draft: PlacedPlan,
     devices: Sequence[Device],
     capacity_bytes: int,
     effort: float,
-) -> Draft:
+) -> PlacedPlan:
     """With buffers, packed until the GPU's fit."""
     steps, buffers, arenas = reuse_buffers(
         graph,
@@ -173,6 +173,6 @@ def _placed(
     return _timed(graph, machine, replace(draft, steps=steps, buffers=buffers, arenas=arenas))
 
 
-def _timed(graph: Graph, machine: Machine, draft: Draft) -> Draft:
+def _timed(graph: Graph, machine: Machine, draft: PlacedPlan) -> PlacedPlan:
     step_us = step_times_us(graph, draft.steps, machine)
     return replace(draft, makespan_us=timeline(draft.steps, step_us)[0])

@@ -16,14 +16,14 @@ from operator import itemgetter
 from hybridc.ir import Copy, Graph
 from hybridc.machine import Machine
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound, time_bound
-from hybridc.passes.planner.emit.materialize import SHORT, Draft, realise, tightened
+from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.model.rematerialize import lift, with_repeats
+from hybridc.passes.planner.model.rematerialize import with_recompute_slots, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
 from hybridc.passes.planner.search.policies import layer_splits
-from hybridc.passes.planner.search.search import Found, improve, search
+from hybridc.passes.planner.search.search import SearchResult, improve, search
 
 THOROUGH_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of what the graph needs entirely on the GPU where most of the effort goes: what people ask for."""
@@ -50,17 +50,17 @@ _MARGIN = 1.02
 """The top rung has a little more than all bytes that are ever live, so that packing does not fail there."""
 
 
-def climb(
+def plan_all_budgets(
     graph: Graph,
     machine: Machine,
     problem: Problem,
     budgets: Sequence[int],
-    smallest: Draft,
+    smallest: PlacedPlan,
     evaluations: int,
     report: Callable[[int, int], None] = lambda done, total: None,
     *,
     all_bytes: int | None = None,
-) -> tuple[Draft, ...]:
+) -> tuple[PlacedPlan, ...]:
     """The best plan for each budget, in bytes; the problem's own does not matter.
 
     Requires: `smallest` is a plan for the smallest budget that can be met, and fits all of them; it is given
@@ -71,11 +71,13 @@ def climb(
     """
     wide = with_repeats(problem)
     again = runs_again(wide)
-    lifted = replace(smallest, problem=wide, decisions=lift(wide, problem, smallest.decisions))
-    best = tightened(graph, machine, lifted, _TIGHTENING)
+    lifted = replace(
+        smallest, problem=wide, decisions=with_recompute_slots(wide, problem, smallest.decisions)
+    )
+    best = repacked(graph, machine, lifted, _TIGHTENING)
     bound_us = {b: time_bound(replace(problem, budget_bytes=b), again=again).bound_us for b in budgets}
     history = [(0, best)]
-    rungs = [r for r in rungs_of(problem, smallest.gpu_bytes, all_bytes) if r[0] <= max(budgets)]
+    rungs = [r for r in grid_points(problem, smallest.gpu_bytes, all_bytes) if r[0] <= max(budgets)]
     for number, (rung_bytes, is_thorough) in enumerate(rungs):
         report(number, len(rungs))
         if best.makespan_us <= bound_us[max(budgets)] and _fits_host(best, wide):
@@ -87,7 +89,7 @@ def climb(
             found = _refined(graph, machine, at_rung, best, int(evaluations * _LIGHT))
         if found is not best:
             # before it is compared: it may become faster, too
-            best = tightened(graph, machine, found, _TIGHTENING)
+            best = repacked(graph, machine, found, _TIGHTENING)
             history.append((rung_bytes, best))
     tight = _all_packed(graph, machine, wide, history, budgets)
     splits = _timed_splits(problem, [rung_bytes for rung_bytes, _ in rungs])
@@ -100,16 +102,16 @@ def _all_packed(
     graph: Graph,
     machine: Machine,
     problem: Problem,
-    history: Sequence[tuple[int, Draft]],
+    history: Sequence[tuple[int, PlacedPlan]],
     budgets: Sequence[int],
-) -> dict[int, Draft]:
+) -> dict[int, PlacedPlan]:
     """For each budget the fastest of the drafts that were best up to it, in arenas as tight as can be.
 
     A draft may become faster when it is packed, so that the one before may overtake the best. More memory
     gives no slower plan all the same: packing gains `_TIED` at most, and all that are as close are packed.
     """
-    packed: dict[int, Draft] = {}
-    found: dict[int, Draft] = {}
+    packed: dict[int, PlacedPlan] = {}
+    found: dict[int, PlacedPlan] = {}
     for b in budgets:
         known = [draft for first_bytes, draft in history if first_bytes <= b]
         best = known[-1]
@@ -126,8 +128,8 @@ def _all_packed(
     return found
 
 
-def _packed(graph: Graph, machine: Machine, draft: Draft) -> Draft:
-    tight = tightened(graph, machine, draft)
+def _packed(graph: Graph, machine: Machine, draft: PlacedPlan) -> PlacedPlan:
+    tight = repacked(graph, machine, draft)
     return tight if tight.makespan_us >= draft.makespan_us * (1 - _TIED) else draft
 
 
@@ -150,10 +152,10 @@ def _timed_splits(problem: Problem, rungs: Iterable[int]) -> list[tuple[float, P
 def _or_split(
     graph: Graph,
     machine: Machine,
-    best: Draft,
+    best: PlacedPlan,
     splits: Sequence[tuple[float, Problem, Decisions]],
     budget_bytes: int,
-) -> Draft:
+) -> PlacedPlan:
     """A split in two where it fits and is faster: between two rungs one more kernel may find room.
 
     A split has two plans, whatever the budget, so that time falls with the budget here, too.
@@ -163,13 +165,15 @@ def _or_split(
         if us >= best_us:
             break
         if problem.budget_bytes <= budget_bytes and Core(problem).makespan_us(split) < best_us:
-            draft = tightened(graph, machine, realise(graph, machine, problem, split))
+            draft = repacked(graph, machine, materialize(graph, machine, problem, split))
             if _fits(draft, replace(problem, budget_bytes=budget_bytes)) and draft.makespan_us < best_us:
                 best = draft
     return best
 
 
-def rungs_of(problem: Problem, smallest_bytes: int, all_bytes: int | None = None) -> list[tuple[int, bool]]:
+def grid_points(
+    problem: Problem, smallest_bytes: int, all_bytes: int | None = None
+) -> list[tuple[int, bool]]:
     """The budgets that plans are searched for, and whether thoroughly: from the least possible to all."""
     largest_bytes = resident_bytes_bound(problem)
     shares = {int((all_bytes or largest_bytes) * share) for share in THOROUGH_SHARES}
@@ -181,13 +185,17 @@ def rungs_of(problem: Problem, smallest_bytes: int, all_bytes: int | None = None
     return sorted((b, is_thorough) for b, is_thorough in rungs.items() if b >= smallest_bytes)
 
 
-def _improved(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
+def _improved(
+    graph: Graph, machine: Machine, problem: Problem, below: PlacedPlan, evaluations: int
+) -> PlacedPlan:
     """A faster plan than that of the rung below, from a search of its own; or that."""
     found = search(problem, evaluations, starts=[below.decisions])
     return _best_packed(graph, machine, problem, below, found, evaluations, _PACKING)
 
 
-def _refined(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
+def _refined(
+    graph: Graph, machine: Machine, problem: Problem, below: PlacedPlan, evaluations: int
+) -> PlacedPlan:
     """A faster plan than that of the rung below, from a short search that begins with it; or that."""
     found = improve(problem, [below.decisions], evaluations)
     return _best_packed(graph, machine, problem, below, found, evaluations, SHORT)
@@ -197,11 +205,11 @@ def _best_packed(
     graph: Graph,
     machine: Machine,
     problem: Problem,
-    below: Draft,
-    found: Found | None,
+    below: PlacedPlan,
+    found: SearchResult | None,
     evaluations: int,
     packing: float,
-) -> Draft:
+) -> PlacedPlan:
     """The fastest plan of what was found, searched again with less memory where that helps packing."""
     if found is None or _is_no_better(found, below, problem):
         return below
@@ -221,28 +229,28 @@ def _best_packed(
     return best
 
 
-def _narrowed(problem: Problem, found: Found, evaluations: int) -> Found | None:
+def _narrowed(problem: Problem, found: SearchResult, evaluations: int) -> SearchResult | None:
     """What a short search makes of what was found for more memory; None if it cannot be repaired."""
     start = Core(problem).repaired(found.decisions)
     return None if start is None else improve(problem, [start], int(evaluations * _NARROWED))
 
 
-def _is_no_better(found: Found, below: Draft, problem: Problem) -> bool:
+def _is_no_better(found: SearchResult, below: PlacedPlan, problem: Problem) -> bool:
     """Whether a plan, once packed, could not replace that of the rung below, since it is hardly faster."""
     if not _fits_host(below, problem):
         return False
     return below.makespan_us <= min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us)
 
 
-def _fits(draft: Draft, problem: Problem) -> bool:
+def _fits(draft: PlacedPlan, problem: Problem) -> bool:
     return draft.gpu_bytes <= problem.budget_bytes and _fits_host(draft, problem)
 
 
-def _fits_host(draft: Draft, problem: Problem) -> bool:
+def _fits_host(draft: PlacedPlan, problem: Problem) -> bool:
     return problem.host_bytes is None or draft.host_bytes <= problem.host_bytes
 
 
-def _with_less(narrowed: Problem, problem: Problem, share: float, draft: Draft) -> Problem:
+def _with_less(narrowed: Problem, problem: Problem, share: float, draft: PlacedPlan) -> Problem:
     """With a share of the GPU's memory, and on the host with less by what the draft exceeds it by."""
     gpu_bytes = int(problem.budget_bytes * share)
     if narrowed.host_bytes is None or problem.host_bytes is None:
@@ -255,25 +263,27 @@ def _realised(
     graph: Graph,
     machine: Machine,
     problem: Problem,
-    found: Found,
-    below: Draft,
+    found: SearchResult,
+    below: PlacedPlan,
     most_bytes: int,
     packing: float,
-) -> Draft:
+) -> PlacedPlan:
     """What was found, with fewer copies if that takes hardly more time, packed, too."""
     limit_us = max(
         found.makespan_us,
         min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us, below.makespan_us),
     )
     tidy = Core(problem).tidied(found.decisions, limit_us)[0]
-    draft = realise(graph, machine, problem, tidy, packing=packing, capacity_bytes=most_bytes)
+    draft = materialize(graph, machine, problem, tidy, packing=packing, capacity_bytes=most_bytes)
     if tidy == found.decisions or (draft.gpu_bytes <= most_bytes and draft.makespan_us <= limit_us):
         return draft
-    untidied = realise(graph, machine, problem, found.decisions, packing=packing, capacity_bytes=most_bytes)
+    untidied = materialize(
+        graph, machine, problem, found.decisions, packing=packing, capacity_bytes=most_bytes
+    )
     return min(untidied, draft, key=lambda d: (d.gpu_bytes > most_bytes, d.makespan_us))
 
 
-def _better(one: Draft, other: Draft, known_us: float, problem: Problem) -> Draft:
+def _better(one: PlacedPlan, other: PlacedPlan, known_us: float, problem: Problem) -> PlacedPlan:
     """The other one if it is faster, or as fast and copies less; a little faster is not worth copies.
 
     Both are meant to be no slower than `known_us`, the time of simple ways. The other one fits the host.
@@ -286,6 +296,6 @@ def _better(one: Draft, other: Draft, known_us: float, problem: Problem) -> Draf
     return other if is_faster or _copied_bytes(other) <= _copied_bytes(one) else one
 
 
-def _copied_bytes(draft: Draft) -> int:
+def _copied_bytes(draft: PlacedPlan) -> int:
     size_bytes = dict(zip(draft.problem.tensor_names, draft.problem.size_bytes, strict=True))
     return sum(size_bytes[step.tensor] for step in draft.listed if isinstance(step, Copy))

@@ -12,7 +12,7 @@ from hybridc.machine import Machine
 from hybridc.passes.planner.bounds.bound import bytes_bound, simple_time_bound_us, time_bound
 from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.emit.insert_copies import insert_copies
-from hybridc.passes.planner.emit.materialize import SHORT, Draft, realise, tightened
+from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
@@ -21,7 +21,7 @@ from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
-from hybridc.passes.planner.search.budget_grid import THOROUGH_SHARES, climb
+from hybridc.passes.planner.search.budget_grid import THOROUGH_SHARES, plan_all_budgets
 from hybridc.passes.planner.search.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
 from hybridc.passes.planner.search.proof import proven
 
@@ -73,7 +73,7 @@ def partition(
     all_bytes: int | None = None,
     host_bytes: int | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Draft, ...]:
+) -> tuple[PlacedPlan, ...]:
     """The fastest plan that is found for a GPU and a CPU, for each of several budgets of the GPU in bytes.
 
     `pins` are devices of kernels by name; kernels run in `order` on each device, by default one that needs
@@ -98,7 +98,9 @@ def partition(
     if smallest.gpu_bytes < first_bytes <= min(budgets):
         start = _roughly(graph, machine, replace(problem, budget_bytes=first_bytes), effort) or smallest
     evaluations = effort.evaluations(problem.kernel_count)
-    drafts = climb(graph, machine, problem, budgets, start, evaluations, report, all_bytes=all_bytes)
+    drafts = plan_all_budgets(
+        graph, machine, problem, budgets, start, evaluations, report, all_bytes=all_bytes
+    )
     if not effort.of_proof:
         return drafts
     pairs = zip(drafts, budgets, strict=True)
@@ -162,12 +164,12 @@ def time_bound_us(
     return time_bound(problem, recompute=True).bound_us
 
 
-def on_cpu(graph: Graph, machine: Machine) -> Draft:
+def on_cpu(graph: Graph, machine: Machine) -> PlacedPlan:
     """The plan for a target without a GPU. Raises PlanError HC201 if a kernel has no code for a CPU."""
     _check_code(graph, (Device.CPU,))
     problem = problem_of(graph, machine, 0, pins={k.name: Device.CPU for k in graph.kernels})
-    draft = realise(graph, machine, problem, all_cpu(problem, _untimed), devices=(Device.CPU,))
-    return replace(tightened(graph, machine, draft), bound_us=simple_time_bound_us(problem))
+    draft = materialize(graph, machine, problem, all_cpu(problem, _untimed), devices=(Device.CPU,))
+    return replace(repacked(graph, machine, draft), bound_us=simple_time_bound_us(problem))
 
 
 def all_gpu_peak_bytes(graph: Graph, machine: Machine) -> int:
@@ -203,13 +205,13 @@ def _problem(graph: Graph, machine: Machine, pins: Pins, order: Sequence[int] | 
     return problem_of(graph, machine, 0, order=best_order(graph) if order is None else order, pins=pins)
 
 
-def _smallest(graph: Graph, machine: Machine, problem: Problem) -> Draft:
+def _smallest(graph: Graph, machine: Machine, problem: Problem) -> PlacedPlan:
     """Only what must run on the GPU does, and nothing stays there."""
     return _realise_least(graph, machine, problem, all_cpu(problem, _untimed))
 
 
-def _realise_least(graph: Graph, machine: Machine, problem: Problem, decisions: Decisions) -> Draft:
-    return realise(graph, machine, _with_least_bytes(problem, decisions), decisions)
+def _realise_least(graph: Graph, machine: Machine, problem: Problem, decisions: Decisions) -> PlacedPlan:
+    return materialize(graph, machine, _with_least_bytes(problem, decisions), decisions)
 
 
 def _with_least_bytes(problem: Problem, decisions: Decisions) -> Problem:
@@ -223,12 +225,12 @@ def _one_by_one(
     machine: Machine,
     problem: Problem,
     budgets: Sequence[int],
-    smallest: Draft,
+    smallest: PlacedPlan,
     effort: Effort,
-) -> tuple[Draft, ...]:
+) -> tuple[PlacedPlan, ...]:
     """A short search for each budget, from the smallest on."""
     bound_us = simple_time_bound_us(problem)
-    drafts: dict[int, Draft] = {}
+    drafts: dict[int, PlacedPlan] = {}
     best = replace(smallest, bound_us=bound_us)
     for budget_bytes in sorted(budgets):
         for share in _ROOM:
@@ -236,7 +238,7 @@ def _one_by_one(
             decisions, us = _rough(narrowed, effort)
             if us >= best.makespan_us:
                 break
-            draft = realise(graph, machine, narrowed, decisions, capacity_bytes=budget_bytes)
+            draft = materialize(graph, machine, narrowed, decisions, capacity_bytes=budget_bytes)
             if draft.gpu_bytes <= budget_bytes:
                 best = replace(draft, bound_us=bound_us) if draft.makespan_us < best.makespan_us else best
                 break
@@ -244,14 +246,14 @@ def _one_by_one(
     return tuple(drafts[b] for b in budgets)
 
 
-def _roughly(graph: Graph, machine: Machine, problem: Problem, effort: Effort) -> Draft | None:
+def _roughly(graph: Graph, machine: Machine, problem: Problem, effort: Effort) -> PlacedPlan | None:
     """What a short search finds, with less memory if it cannot be packed otherwise."""
     narrowed = problem
     for _ in range(_PACKING_TRIALS):
         decisions, us = _rough(narrowed, effort)
         if us == math.inf:
             return None
-        draft = realise(graph, machine, narrowed, decisions)
+        draft = materialize(graph, machine, narrowed, decisions)
         if draft.gpu_bytes <= problem.budget_bytes:
             return draft
         excess_bytes = draft.gpu_bytes - problem.budget_bytes

@@ -21,7 +21,7 @@ Policy = Callable[[Problem, Evaluate], Decisions]
 
 MOVED_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of all weights whose kernels go to the CPU."""
-RELUCTANCES = (1.0, 2.0, 4.0)
+CPU_TIME_FACTORS = (1.0, 2.0, 4.0)
 """How many times longer than it does a kernel is taken to need on the CPU."""
 _COARSE_CUTS = 128
 """Of a network with more kernels than this not every cut is tried, but every one near the best of these."""
@@ -123,7 +123,7 @@ def earliest_fills(problem: Problem) -> Iterator[Decisions]:
     List scheduling by earliest finish time (HEFT, Topcuoglu et al., TPDS 2002), in the problem's order.
     """
     order = sorted(range(len(problem.gaps)), key=lambda e: (_length(problem, problem.gaps[e]), e))
-    for reluctance in RELUCTANCES:
+    for reluctance in CPU_TIME_FACTORS:
         on_gpu = _earliest(problem, reluctance)
         for reserve in (0.0, 0.2):
             yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))

@@ -7,18 +7,18 @@ from dataclasses import replace
 from hybridc.ir import Graph
 from hybridc.machine import Machine
 from hybridc.passes.planner.bounds.bound import simple_time_bound_us, time_bound
-from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT, Exact, solve_exactly
-from hybridc.passes.planner.emit.materialize import Draft, realise, tightened
+from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT, ExactSolution, solve_exactly
+from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize, repacked
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import without_repeats
-from hybridc.passes.planner.model.simulate import EventKind, Outcome
+from hybridc.passes.planner.model.simulate import EventKind, SimulatedRun
 
 _PACKING_TRIALS = 3
 """How often to solve with less memory because the result could not be packed."""
 
 
-def proven(graph: Graph, machine: Machine, draft: Draft, budget_bytes: int, effort: float) -> Draft:
+def proven(graph: Graph, machine: Machine, draft: PlacedPlan, budget_bytes: int, effort: float) -> PlacedPlan:
     """The fastest plan for a budget, with its bound, where the graph is small and OR-tools is there.
 
     Unlike the draft it may run the kernels in another order, but none twice: a draft that does may be faster,
@@ -39,7 +39,7 @@ def proven(graph: Graph, machine: Machine, draft: Draft, budget_bytes: int, effo
         if problem.host_bytes is not None and plan.host_bytes > max(problem.host_bytes, draft.host_bytes):
             break  # the solver knows nothing of the host
         if plan.gpu_bytes <= budget_bytes:
-            best = tightened(graph, machine, plan) if plan.makespan_us < draft.makespan_us else draft
+            best = repacked(graph, machine, plan) if plan.makespan_us < draft.makespan_us else draft
             break
         problem = replace(problem, budget_bytes=problem.budget_bytes - (plan.gpu_bytes - budget_bytes))
         found = solve_exactly(problem, effort=effort, least_us=least_us, known_us=draft.makespan_us)
@@ -50,21 +50,21 @@ def proven(graph: Graph, machine: Machine, draft: Draft, budget_bytes: int, effo
     return replace(best, bound_us=time_bound(replace(best.problem, budget_bytes=budget_bytes)).bound_us)
 
 
-def _runs_again(draft: Draft) -> bool:
+def _runs_again(draft: PlacedPlan) -> bool:
     return any(not draft.decisions.on_cpu[repeat] for repeat in draft.problem.repeats)
 
 
-def _realised(graph: Graph, machine: Machine, found: Exact) -> Draft:
+def _realised(graph: Graph, machine: Machine, found: ExactSolution) -> PlacedPlan:
     """A proven schedule without the copies that it can do without; simulated, if that is as fast."""
     us = found.outcome.makespan_us
     tidy, tidy_us = Core(found.problem).tidied(found.decisions, us)
     if tidy_us <= us:
-        return realise(graph, machine, found.problem, tidy)
+        return materialize(graph, machine, found.problem, tidy)
     outcome = without_idle_offloads(found.problem, found.outcome)
-    return realise(graph, machine, found.problem, found.decisions, outcome=outcome)
+    return materialize(graph, machine, found.problem, found.decisions, outcome=outcome)
 
 
-def without_idle_offloads(problem: Problem, outcome: Outcome) -> Outcome:
+def without_idle_offloads(problem: Problem, outcome: SimulatedRun) -> SimulatedRun:
     """The run without copies to the host that nothing there reads."""
     on_cpu = [e.index for e in outcome.events if e.kind is EventKind.RUN_CPU]
     read = {tensor for kernel in on_cpu for tensor in problem.inputs[kernel]}
