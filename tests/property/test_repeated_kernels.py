@@ -14,6 +14,7 @@ from hybridc.machine import Machine
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
 from hybridc.passes.planner.make_plans import assemble, make_plan
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.rematerialize import (
@@ -23,7 +24,7 @@ from hybridc.passes.planner.model.rematerialize import (
     without_recompute_slots,
 )
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.planner.search.search import search
 from tests.support.graphs import graphs, machine, machines
 from tests.support.planner_graphs import NetworkBuilder

@@ -40,7 +40,7 @@ class ExactSolution:
     order: tuple[int, ...]
     """The kernels' positions in the problem that was given."""
     decisions: Decisions
-    outcome: SimulatedRun
+    run: SimulatedRun
     """What happens when: not what `simulate` makes of the decisions, which may fetch in another order."""
     bound_us: float
     """No plan is faster."""
@@ -187,6 +187,6 @@ def _timed(problem: Problem, schedule: dict[str, Any], bound_us: float, is_optim
         pinned=frozenset(schedule["pinned"]),
         taken={(place[k], source): output for k, output, source in schedule["overwritten"]},
     )
-    outcome = run_of(plan)
-    bound_us = min(bound_us, outcome.makespan_us)
-    return ExactSolution(plan.problem, order, decisions_of(plan), outcome, bound_us, is_optimal)
+    run = run_of(plan)
+    bound_us = min(bound_us, run.makespan_us)
+    return ExactSolution(plan.problem, order, decisions_of(plan), run, bound_us, is_optimal)
