@@ -29,7 +29,7 @@ _STARTS = 5
 _FIRST_SHARE = 0.12
 """Share of the effort that each of them gets."""
 _SEED = 1
-_MOST_RELAXED = 1000
+_MOST_ROUNDED_KERNELS = 1000
 """Kernels up to which the linear programme takes a second or so."""
 
 
@@ -135,7 +135,7 @@ def improve(
 
 def _relaxed(problem: Problem) -> Relaxation:
     """A bound, and what to round; of a large problem the simple bound alone: the solver would be slow."""
-    if problem.kernel_count <= _MOST_RELAXED:
+    if problem.kernel_count <= _MOST_ROUNDED_KERNELS:
         return time_bound(problem)
     return Relaxation(simple_time_bound_us(problem), (), ())
 
