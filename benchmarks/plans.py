@@ -38,12 +38,13 @@ from hybridc.passes.planner.bounds.bound import time_bound
 from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.order import best_order
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.rematerialize import with_repeats
 from hybridc.passes.planner.model.structure import runs_again, smallest_working_set_bytes
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.search.policies import BASELINES
 from hybridc.progress import Silent
 from hybridc.targets import parse_target

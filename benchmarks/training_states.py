@@ -16,7 +16,7 @@ from hybridc.machine import load_machine
 from hybridc.options import CompileOptions
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
-from hybridc.passes.planner.search.partition import Effort
+from hybridc.passes.planner.model.context import Effort
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
 

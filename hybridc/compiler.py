@@ -29,8 +29,9 @@ from hybridc.ir import Copy, Device, Graph, Plan, Role
 from hybridc.machine import Machine
 from hybridc.options import CompileOptions, format_budget
 from hybridc.passes.pipeline import Compilation, run_stages
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.pins import Pins
-from hybridc.passes.planner.search.partition import Effort, smallest_budget_bytes, smallest_bytes_bound
+from hybridc.passes.planner.search.partition import smallest_budget_bytes, smallest_bytes_bound
 from hybridc.passes.program.program import Program
 from hybridc.progress import Progress, Silent
 from hybridc.runtime.staging import least_host_bytes

@@ -33,6 +33,8 @@ _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,12})?)\s*(?P<unit>%|[A-Za-z]*)", re.ASCII)
 _LARGEST_BYTES = 2**62
 MAXIMUM_THREADS = 4096
+DEFAULT_PLAN_SECONDS = 10.0
+"""Time that the planner may search unless asked otherwise, in seconds of a nominal machine."""
 _LARGEST_DIMENSION = 2**31 - 1
 FP32, BF16, INT8 = PRECISIONS = ("fp32", "bf16", "int8")
 """In which products may be computed on the CPU."""
@@ -269,7 +271,7 @@ class CompileOptions:
     """Speeds that the planner weighs against each other."""
     pins: tuple[tuple[str, Device], ...] = ()
     """Where kernels must run: names of ONNX nodes, with `*` and `?`, and a device."""
-    plan_seconds: float = 10.0
+    plan_seconds: float = DEFAULT_PLAN_SECONDS
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
     threads: int | None = None
     """CPU threads that the plan counts on; None: as many as the machine profile has."""

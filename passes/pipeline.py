@@ -25,8 +25,9 @@ from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.lower.lower import Lowered, lower
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.precision.precision import Errors, mark_integers, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES
 from hybridc.passes.program.prim_funcs import FunctionTable

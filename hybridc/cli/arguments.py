@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hybridc.options import (
     BF16_ERROR,
+    DEFAULT_PLAN_SECONDS,
     FP32,
     PRECISIONS,
     Budget,
@@ -24,7 +25,6 @@ from hybridc.options import (
 from hybridc.targets import parse_target
 
 DEFAULT_TUNE_SECONDS = 60.0
-DEFAULT_PLAN_SECONDS = 10.0
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

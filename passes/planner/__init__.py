@@ -6,7 +6,7 @@ decisions   a device for each kernel; for each gap whether the tensor stays in t
 residency   decisions -> when each tensor is on the GPU, and what has to be copied
 simulate    decisions -> when every kernel and copy runs, and the bytes that are held
 core        the same in C++, with repair, annealing, and tidying up copies: what searches call
-realise     decisions -> steps, and places for their buffers
+materialize     decisions -> steps, and places for their buffers
 slack       later times for steps where fewer bytes are held then, and nothing takes longer
 
 How it is decided:
