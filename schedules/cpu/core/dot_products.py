@@ -64,7 +64,7 @@ class Dot:
 
 def dot_of(precision: str, isa: Isa) -> Dot | None:
     """None if the instruction set has no such instructions."""
-    return None if isa.narrow is None else Dot(precision, isa.narrow.are_emulated)
+    return None if isa.dot_product_unit is None else Dot(precision, isa.dot_product_unit.is_emulated)
 
 
 def with_llvm(text: str, body: tirx.Stmt) -> tirx.Stmt:

@@ -90,7 +90,7 @@ def schedule_tiles(
 
 def accepts_tiles(conv: BlockedConvolution, isa: Isa) -> bool:
     """Whether there are tiles, and blocks that fill their rows."""
-    tiles = isa.narrow is not None and isa.narrow.are_tiles
+    tiles = isa.dot_product_unit is not None and isa.dot_product_unit.is_amx
     return tiles and not conv.plain and conv.output_lanes == SIDE
 
 

@@ -67,7 +67,7 @@ class _Layout:
 
 
 def accepts_tile_product(product: Product, isa: Isa) -> bool:
-    return isa.narrow is not None and isa.narrow.are_tiles and product.rows >= FEWEST_ROWS
+    return isa.dot_product_unit is not None and isa.dot_product_unit.is_amx and product.rows >= FEWEST_ROWS
 
 
 def schedule_tile_product(

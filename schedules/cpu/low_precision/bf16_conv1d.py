@@ -98,7 +98,7 @@ class Lines:
 
     @property
     def with_tiles(self) -> bool:
-        return self.isa.narrow is not None and self.isa.narrow.are_tiles
+        return self.isa.dot_product_unit is not None and self.isa.dot_product_unit.is_amx
 
     @property
     def parts(self) -> int:
@@ -169,7 +169,7 @@ def bf16_conv1d(request: Request) -> Scheduled | None:
 
 def read_bf16_line(request: Request) -> Convolution | None:
     """None if there is no such kernel, or none is asked for."""
-    if request.precision != BF16 or request.target.isa.narrow is None:
+    if request.precision != BF16 or request.target.isa.dot_product_unit is None:
         return None
     conv = read_convolution(request.function)
     if conv is None or not is_one_line(conv) or conv.groups > 1 or conv.multiply_adds == 0:
