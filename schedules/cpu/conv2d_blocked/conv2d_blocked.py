@@ -106,10 +106,10 @@ def _word_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
     taps, lanes, group = (conv.height.taps, conv.width.taps), conv.output_lanes, plan.vectors * plan.lanes
     joined, parts = max(group // lanes, 1), max(lanes // group, 1)
     blocks = () if conv.plain else (conv.input_blocks,)
-    padded = (conv.output_blocks, *blocks, *taps, dot.count * conv.input_lanes, lanes)
-    inner = (conv.input_blocks, *taps, conv.input_lanes, dot.count)
+    padded = (conv.output_blocks, *blocks, *taps, dot.group_size * conv.input_lanes, lanes)
+    inner = (conv.input_blocks, *taps, conv.input_lanes, dot.group_size)
     split = (conv.output_blocks // joined, joined, *inner, parts, lanes // parts)
-    return Packing(padded, split, (0, 7, 2, 3, 4, 5, 1, 8, 6), words=dot.words)
+    return Packing(padded, split, (0, 7, 2, 3, 4, 5, 1, 8, 6), vnni_dtype=dot.operand_dtype)
 
 
 def _grouped_packing(conv: BlockedConvolution, plan: Plan) -> Packing:

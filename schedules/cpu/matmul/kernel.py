@@ -74,7 +74,7 @@ def gemm_kernel(
     """`initial(m, vector, lane)`, by default zero, `+ sum over k of left(k, m) * right(k, vector, lane)`,
     given to `write`.
 
-    With `dot` the factors are words of narrow numbers.
+    With `dot` the factors are VNNI-packed low-precision operands.
     Returns the accumulators' buffers too, which the function's root block must allocate. They are one a row
     and of global scope: TVM puts on the stack, from where LLVM moves them into registers whatever else the
     loop does, only what is in that scope and below 1 KiB.

@@ -58,7 +58,7 @@ class Panels:
     left: Callable[[ir.Expr, ir.Expr], ir.Expr] | None = None
     """A's element at row and k, if a copy of it is read."""
     dot: Dot | None = None
-    """If A and the panels hold words of narrow numbers, which make `depth` shorter."""
+    """If A and the panels hold VNNI-packed pairs or quads, which make `depth` shorter."""
 
 
 def matmul(request: Request) -> Scheduled | None:
@@ -218,7 +218,7 @@ def _tile(
 
     blocks, depth = ceil_div(rows, tile.rows), product.depth
     if panels.dot is not None:
-        depth = ceil_div(depth, panels.dot.count)
+        depth = ceil_div(depth, panels.dot.group_size)
     if not panels.packings or blocks < FEWEST_BLOCKS:
         return gemm_kernel(tile, depth, left, right, write, dot=panels.dot)
     ahead = prefetch_next(element, depth * tile.columns, block, blocks)
