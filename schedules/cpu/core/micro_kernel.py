@@ -22,6 +22,9 @@ from hybridc.targets import Isa
 INDEX = "int64"
 Point = Sequence[ir.Expr]
 
+CACHE_LINE_BYTES = 64
+CACHE_LINE_FLOATS = CACHE_LINE_BYTES // 4
+"""A cache line of every x86 processor: what a prefetch fetches, and how far apart those of a stream are."""
 UNROLLED_MULTIPLY_ADDS = 96
 """A loop body is unrolled up to about this many vector instructions: enough to hide the loop, and LLVM
 takes well below a second for it."""
@@ -230,13 +233,14 @@ def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
 
 
-def prefetch(load: ir.Expr, locality: int) -> tirx.Stmt:
-    """Bring a cache line into L1 (locality 3) or L2 (2). It may lie past the end of its buffer."""
-    zero, one = tirx.IntImm("int32", 0), tirx.IntImm("int32", 1)
-    fetch = tirx.call_llvm_intrin(
-        "void", "llvm.prefetch", tirx.address_of(load), zero, tirx.IntImm("int32", locality), one
-    )
-    return tirx.Evaluate(fetch)
+def prefetch(load: ir.Expr, locality: int = 3, *, write: bool = False) -> tirx.Stmt:
+    """Bring a cache line into L1 (locality 3) or L2 (2), to be written if `write`.
+
+    The element may lie past the end of its buffer: an address that does not exist does no harm.
+    """
+    # the last operand of llvm.prefetch is the kind of cache: 1 for data
+    hints = [tirx.IntImm("int32", value) for value in (int(write), locality, 1)]
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(load), *hints))
 
 
 def when(condition: ir.Expr, body: tirx.Stmt, *, always: bool) -> tirx.Stmt:

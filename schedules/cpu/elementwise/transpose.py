@@ -19,7 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from tvm import ir, tirx
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, loop, prefetch, unrolled, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
+    ceil_div,
+    integer,
+    loop,
+    prefetch,
+    unrolled,
+    vectorized,
+)
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, picked, transposed
 from hybridc.schedules.cpu.elementwise.index_maps import Walk
 from hybridc.schedules.cpu.elementwise.loops import TASK_ELEMENTS, Point, tasks, worth_threads
@@ -27,13 +35,11 @@ from hybridc.targets import Isa
 
 Arranged = tuple[tirx.Stmt, list[ir.Var]]
 
-LINE_ELEMENTS = 16
-"""Elements of a cache line: the rows of a tile, so that whole lines are read and written at once."""
 BLOCK_ROWS = 256
 BLOCK_COLUMNS = 64
 """A task of a transposition: long rows, so that stores come in few long streams."""
-SIZES = (LINE_ELEMENTS, 8, COLUMNS)
-"""Rows and columns of a tile, best first."""
+SIZES = (CACHE_LINE_FLOATS, 8, COLUMNS)
+"""Rows and columns of a tile, best first: 16 floats are a cache line, which is then read and written whole."""
 STREAMS = 8
 """Interleaving more streams than this takes more shuffles than transposing does."""
 

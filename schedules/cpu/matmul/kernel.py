@@ -9,6 +9,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
     UNROLLED_MULTIPLY_ADDS,
     Tile,
     ceil_div,
@@ -27,8 +28,6 @@ Ahead = Callable[[ir.Expr, int], Sequence[tirx.Stmt]]
 """Statements beside one iteration of the reduction, given its number and how many there are."""
 
 ZERO = integer(0)
-LINE = 16
-"""Elements of a cache line."""
 SPARE_REGISTERS = 3
 """Registers that LLVM fills ahead where it has 32 of them; a tile that leaves fewer spills accumulators."""
 
@@ -131,9 +130,11 @@ def prefetch_next(
     """
 
     def ahead(number: ir.Expr, count: int) -> Sequence[tirx.Stmt]:
-        together = ceil_div(elements, LINE * count * parts)
+        together = ceil_div(elements, CACHE_LINE_FLOATS * count * parts)
         first = (part * integer(count) + number) * integer(together)
-        lines = (integer(elements) + (first + integer(i)) * integer(LINE) for i in range(together))
+        lines = (
+            integer(elements) + (first + integer(i)) * integer(CACHE_LINE_FLOATS) for i in range(together)
+        )
         return [prefetch(element(at), locality=2) for at in lines]
 
     return ahead
