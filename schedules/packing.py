@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Transform:
+class LinearMap:
     """A linear map of some axes of a constant, such as Winograd's of a kernel's taps."""
 
     matrix: tuple[tuple[float, ...], ...]
@@ -36,8 +36,8 @@ class Packing:
     padded: tuple[int, ...]
     shape: tuple[int, ...]
     axes: tuple[int, ...]
-    transform: Transform | None = None
-    combined: Transform | None = None
+    transform: LinearMap | None = None
+    combined: LinearMap | None = None
     """Replaces blocks by linear combinations of them, as Strassen's algorithm does. Its axis is one of the
     permuted array, merged with those behind it until it has as many elements as the matrix takes."""
     vnni_dtype: str | None = None
@@ -66,7 +66,7 @@ def _vnni_packed(array: np.ndarray, dtype: str) -> np.ndarray:
     return rounded.view("uint16" if dtype == "bfloat16" else dtype).view("int32")[..., 0]
 
 
-def _combine(transform: Transform, array: np.ndarray) -> np.ndarray:
+def _combine(transform: LinearMap, array: np.ndarray) -> np.ndarray:
     """Computed block by block, for the matrices are sparse; in float64, rounded once."""
     (axis,), count = transform.axes, len(transform.matrix[0])
     end = next(e for e in range(axis, array.ndim + 1) if math.prod(array.shape[axis:e]) == count)

@@ -28,9 +28,17 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     when,
     write_columns,
 )
-from hybridc.schedules.cpu.core.nest import Block, Nest, finish, loads, read_nest, replace_loads, substitute
+from hybridc.schedules.cpu.core.nest import (
+    Nest,
+    NestBlock,
+    finish,
+    loads,
+    read_nest,
+    replace_loads,
+    substitute,
+)
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, rank_tiles
+from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, rank_gemm_tiles
 from hybridc.schedules.cpu.reduction.softmax import exp_of_nonpositive
 from hybridc.schedules.rule import Request, Scheduled
 
@@ -42,7 +50,7 @@ class _Attention:
     """The blocks by name; `scores` has iterators batch..., row, column and `depth`."""
 
     nest: Nest
-    blocks: Mapping[str, Block]
+    blocks: Mapping[str, NestBlock]
 
     def extent(self, block: str, axis: int) -> int:
         return self.blocks[block].extents[self.blocks[block].spatial[axis]]
@@ -109,7 +117,7 @@ def attention(request: Request) -> Scheduled | None:
     if found is None:
         return None
     isa = request.target.isa
-    first = rank_tiles(isa, found.rows, found.columns)[0][1]
+    first = rank_gemm_tiles(isa, found.rows, found.columns)[0][1]
     second = _value_tile(first, found.width, isa.lanes(), isa.vector_registers)
     if second is None:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, function_of
-from hybridc.schedules.cpu.core.nest import Block, Nest, finish, read_nest, replace_loads
+from hybridc.schedules.cpu.core.nest import Nest, NestBlock, finish, read_nest, replace_loads
 from hybridc.schedules.cpu.elementwise.index_maps import Walk, walk
 from hybridc.schedules.cpu.elementwise.loops import straight
 from hybridc.schedules.cpu.elementwise.transpose import rearranged
@@ -37,7 +37,7 @@ def elementwise(request: Request) -> Scheduled | None:
     return finish(function, elementwise.__name__)
 
 
-def _written(nest: Nest, block: Block, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]]:
+def _written(nest: Nest, block: NestBlock, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Loops that write an output, and the registers they use."""
     if any(int(extent) == 0 for extent in block.buffer.shape):
         return tirx.Evaluate(0), []
@@ -46,7 +46,7 @@ def _written(nest: Nest, block: Block, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var
     return found or (straight(output, isa), [])
 
 
-def _walk(nest: Nest, block: Block) -> Walk:
+def _walk(nest: Nest, block: NestBlock) -> Walk:
     iterators = [tirx.Var(f"i{axis}", INDEX) for axis in range(len(block.indices))]
     return walk(block.buffer, iterators, _inlined(nest, block.value_at(iterators)))
 

@@ -39,7 +39,7 @@ BLOCK_ROWS = 256
 BLOCK_COLUMNS = 64
 """A task of a transposition: long rows, so that stores come in few long streams."""
 SIZES = (CACHE_LINE_FLOATS, 8, COLUMNS)
-"""Rows and columns of a tile, best first: 16 floats are a cache line, which is then read and written whole."""
+"""Rows and columns of a tile, best first: 16 floats are a cache line, read and written whole."""
 STREAMS = 8
 """Interleaving more streams than this takes more shuffles than transposing does."""
 

@@ -32,7 +32,7 @@ SPARE_REGISTERS = 3
 """Registers that LLVM fills ahead where it has 32 of them; a tile that leaves fewer spills accumulators."""
 
 
-def rank_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> list[tuple[float, Tile]]:
+def rank_gemm_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> list[tuple[float, Tile]]:
     """All tiles with their predicted time for each step of the reduction, the least first.
 
     Predicted time is padded work, in each of so many `halves` of both sides, times the load of the
