@@ -184,7 +184,7 @@ def check_precision(precision: str, bf16_error: float, target: Target) -> None:
     if precision not in PRECISIONS:
         what, remedy = f"there is no precision {precision!r}", f"known are {', '.join(PRECISIONS)}"
         raise UsageError("HC526", what, remedy=remedy)
-    if precision != FP32 and target.isa.narrow is None:
+    if precision != FP32 and target.isa.dot_product_unit is None:
         what = f"--precision {precision} is given, but {target.isa.name} has no instructions for it"
         raise UsageError("HC526", what, remedy="compile for --target avx512_bf16 or amx")
     if precision == INT8 and target.has_gpu:

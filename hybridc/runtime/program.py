@@ -20,9 +20,9 @@ from hybridc.errors import ArtifactError, DeviceError
 from hybridc.ir import Device, Lane
 from hybridc.ir.plan import align
 from hybridc.runtime import images
-from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_lasting_thread
+from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_persistent_thread
 from hybridc.runtime.staging import available_host_bytes, choose_staging
-from hybridc.runtime.tiles import request_tiles
+from hybridc.runtime.tiles import enable_amx
 from hybridc.scratch import scratch_folder
 
 _CPU = 1  # kDLCPU
@@ -107,7 +107,7 @@ class Program:
 
     def run(self) -> None:
         """Run the plan's steps; on return every lane is idle. Raises DeviceError HC407 if the GPU fails."""
-        on_lasting_thread(self._run)
+        on_persistent_thread(self._run)
 
     def _run(self) -> None:
         limit_threads(self._threads)
@@ -197,7 +197,7 @@ def open_library(artifact: Artifact) -> Any:
     loaded.
     """
     load_runtime(cuda=artifact.has_gpu_code)
-    request_tiles(artifact.manifest.cpu_flags)
+    enable_amx(artifact.manifest.cpu_flags)
     _announce_image(artifact)
     return _load_library(artifact.library)
 
