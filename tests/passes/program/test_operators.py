@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +28,9 @@ def operand_types(name: str) -> list[str]:
 
 
 def call_of(name: str, operands: list[relax.Expr]) -> relax.Call:
-    arguments = {"clip": [-1.0, 1.0], "astype": ["float64"]}.get(name, [])
-    make = reduce(getattr, name.split("."), relax.op)
-    return make(*operands, *arguments)
+    arguments: dict[str, list[Any]] = {"clip": [-1.0, 1.0], "astype": ["float64"]}
+    make: Any = reduce(getattr, name.split("."), relax.op)
+    return make(*operands, *arguments.get(name, []))
 
 
 def binding_of(name: str, literal: bool = False) -> relax.VarBinding:
