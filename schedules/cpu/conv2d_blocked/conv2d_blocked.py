@@ -48,12 +48,13 @@ from hybridc.schedules.cpu.core.register_tile import (
     sequence,
 )
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 Fill = Callable[[Pass, ir.Var], tirx.Stmt]
 """Writes a buffer of the input that a pass reads."""
 
 
+@schedule_rule(family="conv2d")
 def conv2d_blocked(request: Request) -> Scheduled | None:
     """Accepts convolutions as passes/layout/operators.py writes them: any kernel, stride, dilation, padding,
     batch and groups.
