@@ -120,12 +120,14 @@ def _joinable_producers(
         return
     shape = _shape_or_none(bindings[group.last].var)
     progress = True
-    while progress and len(group.members) < MAX_GROUP:
+    while progress:
         progress = False
         inputs = {v for m in group.members for v in variables(bindings[m].value) if v in position}
         for var in sorted(inputs, key=lambda v: -position[v]):
             producer = group_of[position[var]]
             if producer is group or producer.last != position[var]:
+                continue
+            if len(group.members) + len(producer.members) > MAX_GROUP:
                 continue
             fits = producer.pattern <= Pattern.BROADCAST or (
                 producer.pattern in ANCHORS and group.pattern <= Pattern.BROADCAST

@@ -31,8 +31,7 @@ class Fact(Flag):
     """A convolution that is not transposed; operands are data and weights."""
 
     LITERAL = auto()
-    """TVM legalises it with a scalar constant operand as a number in the kernel; not so `where`, whose scalars
-    stay tensors."""
+    """TVM legalises it with a scalar constant operand as a number in the kernel (not so for `where`)."""
     SCALAR_WEIGHT = auto()
     """`canonicalize` writes a weight of one element as such a number. Only for arithmetic: comparisons,
     remainders and integer operators are too rare in networks to gain from it."""
