@@ -40,7 +40,7 @@ from hybridc.schedules.cpu.core.nest import (
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
 from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, rank_gemm_tiles
 from hybridc.schedules.cpu.reduction.softmax import exp_of_nonpositive
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")
 
@@ -104,6 +104,7 @@ class _Attention:
         return tirx.BufferStore(result.buffer, value, [places.get(v, integer(0)) for v in result.spatial])
 
 
+@schedule_rule(family="matmul")
 def attention(request: Request) -> Scheduled | None:
     """Accepts `softmax(steps(query @ key)) @ value` over any batch axes, all of them float32.
 

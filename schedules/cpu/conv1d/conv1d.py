@@ -42,14 +42,20 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish, loads
-from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, reduction, register_tile
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.cpu.core.register_tile import (
+    RegisterTile,
+    Stream,
+    reduction,
+    register_tile,
+)
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _STEPS_TO_PREFETCH = 8
 """Shorter reductions end before a line could arrive."""
 _MOST_CHOICES = 8
 
 
+@schedule_rule(family="conv2d")
 def conv1d(request: Request) -> Scheduled | None:
     """Accepts convolutions along one axis of any stride, padding, dilation and groups.
 

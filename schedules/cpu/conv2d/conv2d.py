@@ -36,7 +36,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _MOST_CHOICES = 8
 
@@ -51,6 +51,7 @@ class Source:
     parameter: tuple[int, ir.Var, Packing] | None = None
 
 
+@schedule_rule(family="conv2d")
 def conv2d(request: Request) -> Scheduled | None:
     """Accepts conv2d of any stride, padding, dilation and groups of more than one input channel.
 

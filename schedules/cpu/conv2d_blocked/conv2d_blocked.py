@@ -44,12 +44,13 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 from hybridc.schedules.cpu.core.nest import finish, loads
 from hybridc.schedules.cpu.core.register_tile import Stream, reduction, register_tile
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 Fill = Callable[[Pass, ir.Var], tirx.Stmt]
 """Writes a buffer of the input that a pass reads."""
 
 
+@schedule_rule(family="conv2d")
 def conv2d_blocked(request: Request) -> Scheduled | None:
     """Accepts convolutions as passes/layout/operators.py writes them: any kernel, stride, dilation, padding,
     batch and groups.

@@ -12,10 +12,11 @@ from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, iterati
 from hybridc.schedules.cpu.elementwise.loops import contiguous_runs
 from hybridc.schedules.cpu.elementwise.transpose import rearranged
 from hybridc.schedules.cpu.elementwise.upsample import upsampled
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.targets import Isa
 
 
+@schedule_rule(family="elementwise")
 def elementwise(request: Request) -> Scheduled | None:
     """Accepts functions whose blocks are all spatial.
 

@@ -53,7 +53,7 @@ from hybridc.schedules.cpu.low_precision.amx import (
 )
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.targets import Isa
 
 MOST_BLOCKS = 16
@@ -144,6 +144,7 @@ class Lines:
         return self.conv.width.phases, self.depth, SIDE, pitch
 
 
+@schedule_rule(family="conv2d")
 def bf16_conv1d(request: Request) -> Scheduled | None:
     """Accepts convolutions along one axis of any stride, dilation and padding, without groups and with
     constant weights, if bf16 is asked for.

@@ -20,9 +20,10 @@ from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.low_precision.amx_conv2d import accepts_tiles, schedule_tiles
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.winograd.winograd import direct_cost, least_cost
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="conv2d")
 def bf16_conv2d(request: Request) -> Scheduled | None:
     """Accepts what `conv2d_blocked` does, without groups and with constant weights, if bf16 is asked for.
 

@@ -12,9 +12,10 @@ from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product,
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_words
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="matmul")
 def bf16_matmul(request: Request) -> Scheduled | None:
     """Accepts what `matmul` does, with a constant B, if bf16 is asked for. Tiling: see
     `word_matmul.py`, and `amx_matmul.py` where there are tiles.

@@ -15,9 +15,10 @@ from hybridc.schedules.cpu.core.dot_products import dot_of, int8_quad, unsigned_
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.nest import read_integer_contraction, substitute
 from hybridc.schedules.cpu.low_precision.amx_conv2d import accepts_tiles, schedule_tiles
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="conv2d")
 def int8_conv2d(request: Request) -> Scheduled | None:
     """Accepts convolutions of 8-bit numbers with constant weights, written by passes/precision/quantized.py.
 

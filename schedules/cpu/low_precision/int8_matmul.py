@@ -10,9 +10,10 @@ from hybridc.schedules.cpu.core.nest import read_integer_contraction
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.vnni_matmul import VECTOR_WORDS, schedule_words
 from hybridc.schedules.cpu.matmul.read import is_constant_matrix, read_product
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="matmul")
 def int8_matmul(request: Request) -> Scheduled | None:
     """Accepts products of 8-bit numbers as `passes/precision/quantized.py` writes them, with a constant B.
 

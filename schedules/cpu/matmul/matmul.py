@@ -30,7 +30,7 @@ from hybridc.schedules.cpu.matmul.panel import copy_panel
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 TASKS = 32
 """Tasks that a product is cut into if its size allows: enough for the cores of one socket to share evenly."""
@@ -61,6 +61,7 @@ class Panels:
     """If A and the panels hold VNNI-packed pairs or quads, which make `depth` shorter."""
 
 
+@schedule_rule(family="matmul")
 def matmul(request: Request) -> Scheduled | None:
     """Accepts a product with one reduction axis whose last output axis is a column of the right factor.
 

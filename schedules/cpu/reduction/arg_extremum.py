@@ -10,9 +10,10 @@ from tvm_ffi import structural_equal
 from hybridc.schedules.cpu.core.nest import Nest, NestBlock, finish, read_block, replace_loads
 from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
 from hybridc.schedules.cpu.reduction.read import Rows, rows_of
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="reduction")
 def arg_extremum(request: Request) -> Scheduled | None:
     """Accepts `out = epilogue(first k where x[k] is the maximum, or the minimum, of x)` along the last axis.
 

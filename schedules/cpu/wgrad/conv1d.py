@@ -43,11 +43,12 @@ from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, reduc
 from hybridc.schedules.cpu.core.shuffles import sums_of_lanes
 from hybridc.schedules.cpu.wgrad.conv1d_plan import Operand, Plan, plans_of
 from hybridc.schedules.cpu.wgrad.read import read_weight_gradient
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _MOST_CHOICES = 8
 
 
+@schedule_rule(family="conv2d")
 def conv1d_wgrad(request: Request) -> Scheduled | None:
     """Accepts weight gradients of convolutions along one axis of plain operands: any stride, padding,
     dilation and groups.

@@ -28,7 +28,7 @@ from hybridc.schedules.cpu.winograd.stages import Planes, Stages, Weight, tile_c
 from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
 from hybridc.schedules.cpu.winograd.weights import transform_weights
 from hybridc.schedules.packing import LinearMap, Packing
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 from hybridc.targets import Isa
 
 SCRATCH_SHARE = 0.625
@@ -77,6 +77,7 @@ class Plan:
         return self.input_bytes(conv) + self.algorithm.points**2 * self.tiles * outputs * 4
 
 
+@schedule_rule(family="winograd")
 def winograd(request: Request) -> Scheduled | None:
     """Accepts 3x3 convolutions with stride and dilation one of blocked data, where predicted to be faster.
 

@@ -18,7 +18,7 @@ from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import apply_dlight, cuda_target, finish_function
 from hybridc.schedules.cuda.core.loops import launch_alone
 from hybridc.schedules.cuda.matmul.matmul import MICRO, SMALLEST_SIDE, TILE_THREADS, TiledMatmul
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 BLOCKS = 256
 """Of threads, that keep every multiprocessor of a GPU busy."""
@@ -53,6 +53,7 @@ class _Gradient:
         return math.prod(_shape(self.weight)[1:])
 
 
+@schedule_rule(family="conv2d")
 def conv_wgrad(request: Request) -> Scheduled | None:
     """Accepts weight gradients as `passes/training` writes them, if they have too few tiles for a GPU.
 
