@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.errors import HybridcError
+from hybridc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     import onnx
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from hybridc.training.compile import CompiledTraining
     from hybridc.training.session import TrainingSession
 
-__version__ = "0.1.0"
 __all__ = ["HybridcError", "compile", "compile_training", "load", "load_training", "plan"]
 
 

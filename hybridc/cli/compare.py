@@ -12,9 +12,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.arguments import add_compile_options, add_gpu_budgets, add_json, compile_options
-from hybridc.cli.files import existing_file, print_json
-from hybridc.cli.hardware import nvidia_driver
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_budgets, add_json, compile_options
+from hybridc.cli.support.files import existing_file, print_json
+from hybridc.cli.support.hardware import nvidia_driver
 from hybridc.errors import InternalError, UsageError
 from hybridc.ir import Device
 from hybridc.options import format_bytes, parse_seed
@@ -72,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
     existing_file(arguments.model, "the model")
     options = compile_options(arguments, arguments.gpu_memory)
     emulate = options.target.has_gpu and (arguments.emulate_gpu or nvidia_driver() is None)
-    from hybridc.cli.reference import reference_run
+    from hybridc.cli.support.reference import reference_run
     from hybridc.compiler import compile_model
 
     feeds, expected = reference_run(arguments.model, options, arguments.seed)
@@ -118,8 +118,8 @@ def _compare(
     emulate: bool,
 ) -> Comparison:
     """Run one plan in a process of its own, and hold the results against the reference."""
-    from hybridc.cli.child import ChildError, run_artifact
-    from hybridc.cli.reference import deviation
+    from hybridc.cli.support.child import ChildError, run_artifact
+    from hybridc.cli.support.reference import deviation
 
     device_bytes = plan.arena_bytes(Device.GPU) if plan.budget_bytes is None else plan.budget_bytes
     emulated_bytes = max(device_bytes, 1) if emulate else None  # a plan may leave the GPU empty

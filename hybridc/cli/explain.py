@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json
-from hybridc.cli.files import print_json
-from hybridc.cli.planned import plan_of
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_memory, add_json
+from hybridc.cli.support.files import print_json
+from hybridc.cli.support.planned import plan_of
 
 HELP = "explain why a node runs where it runs"
 EXAMPLE = """\

@@ -9,13 +9,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json
-from hybridc.cli.files import existing_file, measured_to_json, print_json, read_json, write_text
-from hybridc.cli.planned import plan_of
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_memory, add_json
+from hybridc.cli.support.files import existing_file, measured_to_json, print_json, read_json, write_text
+from hybridc.cli.support.planned import plan_of
 from hybridc.errors import UsageError
 
 if TYPE_CHECKING:
-    from hybridc.cli.planned import PlanOf
+    from hybridc.cli.support.planned import PlanOf
     from hybridc.report.lanes import Span
 
 HELP = "show what runs where, and why"

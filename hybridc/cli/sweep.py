@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-from hybridc.cli.arguments import add_compile_options, add_json, compile_options
-from hybridc.cli.files import existing_file, print_json, write_text
+from hybridc.cli.support.arguments import add_compile_options, add_json, compile_options
+from hybridc.cli.support.files import existing_file, print_json, write_text
 from hybridc.errors import UsageError
 from hybridc.options import Budget, parse_budget, parse_count
 from hybridc.progress import terminal_progress

@@ -1,18 +1,12 @@
-"""`hybridc compile --train`: its options, and what it does with them."""
+"""The options of `hybridc compile --train`."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.files import print_json
 from hybridc.errors import UsageError
-from hybridc.options import FP32, CompileOptions, format_bytes, parse_count
-from hybridc.progress import terminal_progress
+from hybridc.options import FP32, parse_count
 from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
-
-if TYPE_CHECKING:
-    from hybridc.training.compile import CompiledTraining
 
 _OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze")
 
@@ -66,52 +60,12 @@ def check_training(arguments: argparse.Namespace) -> None:
         raise UsageError("HC525", "training steps are computed in fp32", remedy="leave --precision out")
 
 
-def compile_for_training(arguments: argparse.Namespace, options: CompileOptions) -> int:
-    """Compile `arguments.model`, and say what was made."""
-    from hybridc.training.compile import compile_training
-
-    spec = TrainingSpec(
+def training_spec(arguments: argparse.Namespace) -> TrainingSpec:
+    """What to train, as the options of `add_training` give it."""
+    return TrainingSpec(
         loss=arguments.loss or (),
         **({"optimizer": arguments.optimizer} if arguments.optimizer is not None else {}),
         batch=arguments.batch,
         accumulate=arguments.accumulate or 1,
         freeze=tuple(arguments.freeze or ()),
     )
-    with terminal_progress() as progress:
-        made = compile_training(arguments.model, arguments.output, options, spec, progress)
-    if arguments.json:
-        print_json(training_to_json(made) | {"target": str(options.target)})
-    else:
-        print(_summary(made, str(options.target)))
-    return 0
-
-
-def training_to_json(made: CompiledTraining) -> dict[str, Any]:
-    """What was compiled: for the step and the evaluation what `hybridc compile --json` says."""
-    from hybridc.cli.compile import compiled_to_json
-
-    parts = {"step": made.step, "evaluation": made.evaluation, "accumulation": made.accumulation}
-    described = {}
-    for name, part in parts.items():
-        if part is not None and part.path is not None:
-            described[name] = compiled_to_json(part)
-    return {"path": str(made.path), "parameters": made.parameters, "seconds": made.seconds, **described}
-
-
-def _summary(made: CompiledTraining, target: str) -> str:
-    from hybridc.cli.compile import plan_summary
-    from hybridc.report.table import plural
-
-    size = format_bytes(sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file()))
-    trained = plural(made.parameters, "trained parameter")
-    lines = [f"{made.path}: {size}, for {target}, {trained}, compiled in {sum(made.seconds.values()):.1f} s"]
-    for name, part in (
-        ("step", made.step),
-        ("accumulation", made.accumulation),
-        ("evaluation", made.evaluation),
-    ):
-        if part is not None:
-            lines.append(f"{name}: {plural(len(part.graphs[-1].kernels), 'kernel')}")
-            for graph, plan in zip(part.graphs, part.plans, strict=True):
-                lines += plan_summary(graph, plan)
-    return "\n".join(lines)

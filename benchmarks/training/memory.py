@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from training_steps import NETWORKS, cut_up, network, smallest_on_gpu
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine
 from hybridc.passes.cost import kernel_us
 from hybridc.passes.partition import Effort, all_gpu_peak_bytes, partition
+from training.steps import NETWORKS, cut_up, network, smallest_on_gpu
 
 CUT = 4
 """Kernels are cut up to this fraction of what is needed entirely on the GPU."""

@@ -6,8 +6,8 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridc.cli.arguments import compile_options
-from hybridc.cli.files import existing_file
+from hybridc.cli.support.arguments import compile_options
+from hybridc.cli.support.files import existing_file
 from hybridc.errors import UsageError
 from hybridc.options import FP32, exact_bytes
 from hybridc.progress import terminal_progress
