@@ -36,6 +36,8 @@ MAXIMUM_THREADS = 4096
 _LARGEST_DIMENSION = 2**31 - 1
 FP32, BF16, INT8 = PRECISIONS = ("fp32", "bf16", "int8")
 """In which products may be computed on the CPU."""
+PLAN_SECONDS = 10.0
+"""Effort of the planner unless asked otherwise."""
 BF16_ERROR = 0.01
 """How much rounding factors to bf16 may change a kernel's result unless asked otherwise, as a fraction of
 it."""
@@ -269,10 +271,11 @@ class CompileOptions:
     """Speeds that the planner weighs against each other."""
     pins: tuple[tuple[str, Device], ...] = ()
     """Where kernels must run: names of ONNX nodes, with `*` and `?`, and a device."""
-    plan_seconds: float = 10.0
+    plan_seconds: float = PLAN_SECONDS
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
     threads: int | None = None
-    """CPU threads that the plan counts on; None: as many as the machine profile has."""
+    """CPU threads of a session, unless it is loaded with others; None: one per core. Plans do not depend on
+    it."""
     winograd: bool = True
     """Whether kernels may use fast algorithms (Winograd), whose rounding errors are a few times larger."""
     precision: str = FP32

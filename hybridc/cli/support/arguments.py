@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hybridc.options import (
     BF16_ERROR,
     FP32,
+    PLAN_SECONDS,
     PRECISIONS,
-    Budget,
     CompileOptions,
     parse_budget,
     parse_budgets,
@@ -24,7 +26,6 @@ from hybridc.options import (
 from hybridc.targets import parse_target
 
 DEFAULT_TUNE_SECONDS = 60.0
-DEFAULT_PLAN_SECONDS = 10.0
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -33,67 +34,96 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_threads(parser: argparse.ArgumentParser) -> None:
+def add_threads(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     parser.add_argument(
-        "--threads", type=parse_count, metavar="N", help="CPU threads (default: one per core)"
+        "--threads",
+        type=parse_count,
+        default=default,
+        metavar="N",
+        help="CPU threads (default: one per core)",
+    )
+
+
+def add_host_memory(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    parser.add_argument(
+        "--host-memory",
+        type=parse_bytes,
+        default=default,
+        metavar="8GiB",
+        help="host bytes that arena and staging of a run may take together (default: what there is)",
     )
 
 
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
-    """Everything a plan depends on but the budget."""
-    parser.add_argument(
+    """Everything a plan depends on but the budget, under the names of `hybridc.keywords`.
+
+    An option that is not given is not stored: `CompileOptions` has the defaults.
+    """
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    add(
         "--target",
-        default="native",
         metavar="TARGET",
         help="[cuda[:sm_80,sm_90]+]ISA, with ISA one of avx2, avx512, avx512_bf16, amx, native"
-        " (default: %(default)s)",
+        " (default: native)",
     )
-    parser.add_argument(
+    add(
         "--shape",
+        dest="shapes",
         type=parse_shape,
         action="append",
-        default=[],
         metavar="NAME=1x3x224x224",
         help="fix the shape of an input; may be repeated",
     )
-    parser.add_argument(
+    add(
         "--dim",
+        dest="dims",
         type=parse_dim,
         action="append",
-        default=[],
         metavar="NAME=8",
         help="fix a named dimension wherever it occurs; may be repeated",
     )
-    parser.add_argument(
+    add(
         "--machine",
         metavar="NAME|FILE.json",
         help="profile of the machine to plan for; `hybridc machine show` lists them",
     )
-    add_planning(parser)
-    add_host_memory(parser)
-    add_threads(parser)
-    parser.add_argument(
+    add(
+        "--pin",
+        dest="pins",
+        type=parse_pin,
+        action="append",
+        metavar="NODE=cpu|gpu",
+        help="where a node must run; NODE may hold * and ?; may be repeated",
+    )
+    add(
+        "--plan-seconds",
+        type=parse_plan_seconds,
+        metavar="SECONDS",
+        help="effort of the planner, in seconds of a nominal machine: the same plan results on every one"
+        f" (default: {PLAN_SECONDS:g})",
+    )
+    add_host_memory(parser, argparse.SUPPRESS)
+    add_threads(parser, argparse.SUPPRESS)
+    add(
         "--no-winograd",
         dest="winograd",
         action="store_false",
         help="leave out fast algorithms, whose rounding errors are a few times larger",
     )
-    parser.add_argument(
+    add(
         "--precision",
         choices=PRECISIONS,
-        default=FP32,
         help="bf16: round factors of matrix products and convolutions on the CPU, and add up in fp32; int8:"
-        " compute quantized ones as integers (default: %(default)s)",
+        f" compute quantized ones as integers (default: {FP32})",
     )
-    parser.add_argument(
+    add(
         "--bf16-error",
         type=float,
-        default=BF16_ERROR,
         metavar="FRACTION",
         help="kernels whose result bf16 would change by more, as measured for random inputs, stay in fp32"
-        " (default: %(default)g)",
+        f" (default: {BF16_ERROR:g})",
     )
-    parser.add_argument(
+    add(
         "--profile-kernels",
         action="store_true",
         help="measure each distinct kernel on this computer, and plan with these times: give --machine the"
@@ -104,6 +134,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
 def add_tuning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tune",
+        dest="tune_seconds",
+        default=argparse.SUPPRESS,
         type=parse_seconds,
         nargs="?",
         const=DEFAULT_TUNE_SECONDS,
@@ -113,6 +145,7 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tune-record",
+        default=argparse.SUPPRESS,
         type=Path,
         metavar="FILE.json",
         help="take what was measured before from this file, and with --tune add to it"
@@ -121,9 +154,11 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
 
 
 def add_gpu_memory(parser: argparse.ArgumentParser) -> None:
+    """One budget."""
     parser.add_argument(
         "--gpu-memory",
-        type=parse_budget,
+        type=lambda text: (parse_budget(text),),
+        default=argparse.SUPPRESS,
         metavar="64MiB|50%",
         help="GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU"
         " (default: no limit)",
@@ -131,67 +166,35 @@ def add_gpu_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def add_gpu_budgets(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """A list of budgets."""
     parser.add_argument(
-        "--gpu-memory", type=parse_budgets, default=(), metavar="64MiB|50%|A,B,C", help=purpose
+        "--gpu-memory",
+        type=parse_budgets,
+        default=argparse.SUPPRESS,
+        metavar="64MiB|50%|A,B,C",
+        help=purpose,
     )
 
 
-def add_host_memory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--host-memory",
-        type=parse_bytes,
-        metavar="8GiB",
-        help="host bytes that arena and staging of a run may take together (default: what there is)",
-    )
-
-
-def add_planning(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--pin",
-        type=parse_pin,
-        action="append",
-        default=[],
-        metavar="NODE=cpu|gpu",
-        help="where a node must run; NODE may hold * and ?; may be repeated",
-    )
-    parser.add_argument(
-        "--plan-seconds",
-        type=parse_plan_seconds,
-        default=DEFAULT_PLAN_SECONDS,
-        metavar="SECONDS",
-        help="effort of the planner, in seconds of a nominal machine: the same plan results on every one"
-        " (default: %(default)g)",
-    )
-
-
-def compile_options(
-    arguments: argparse.Namespace,
-    gpu_memory: tuple[Budget, ...] = (),
-    *,
-    tune_seconds: float | None = None,
-    tune_record: Path | None = None,
-    stop_after: str | None = None,
-    dump_ir: Path | None = None,
-) -> CompileOptions:
-    """Options as the arguments of `add_compile_options` give them."""
+def compile_options(arguments: argparse.Namespace, **more: Any) -> CompileOptions:
+    """The options that the command line gives; `more` are fields of `CompileOptions`."""
     from hybridc.machine import load_machine
 
-    return CompileOptions(
-        target=parse_target(arguments.target),
-        gpu_memory=gpu_memory,
-        host_memory_bytes=arguments.host_memory,
-        shapes=tuple(arguments.shape),
-        dims=tuple(arguments.dim),
-        machine=load_machine(arguments.machine) if arguments.machine else load_machine(),
-        pins=tuple(arguments.pin),
-        plan_seconds=arguments.plan_seconds,
-        threads=arguments.threads,
-        winograd=arguments.winograd,
-        precision=arguments.precision,
-        bf16_error=arguments.bf16_error,
-        tune_seconds=tune_seconds,
-        tune_record=tune_record,
-        profile_kernels=arguments.profile_kernels,
-        stop_after=stop_after,
-        dump_ir=dump_ir,
-    )
+    given = given_options(arguments)
+    for name, read in (("target", parse_target), ("machine", load_machine)):
+        if name in given:
+            given[name] = read(given[name])
+    if "host_memory" in given:
+        given["host_memory_bytes"] = given.pop("host_memory")
+    return CompileOptions(**given | more)
+
+
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of a compilation that the command line gives, under the names of `hybridc.keywords`."""
+    from hybridc.keywords import CompileKeywords
+
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+        if name in CompileKeywords.__annotations__
+    }

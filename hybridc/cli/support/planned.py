@@ -1,4 +1,4 @@
-"""The plan that a command is about: of a model, planned now, or of an artifact."""
+"""The plans that a command is about: of a model, planned now, or of an artifact."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridc.cli.support.arguments import compile_options
+from hybridc.cli.support.arguments import compile_options, given_options
 from hybridc.cli.support.files import existing_file
 from hybridc.errors import UsageError
-from hybridc.options import FP32, exact_bytes
+from hybridc.options import exact_bytes, format_bytes
 from hybridc.progress import terminal_progress
 
 if TYPE_CHECKING:
+    from hybridc.artifact.load import Artifact
     from hybridc.ir import Graph, Plan
     from hybridc.machine import Machine
-    from hybridc.options import Budget
     from hybridc.passes.pins import Pins
     from hybridc.report import Report
 
@@ -47,14 +47,17 @@ class PlanOf:
         )
 
 
-def plan_of(arguments: argparse.Namespace, gpu_memory: Budget | None) -> PlanOf:
-    """Plan `arguments.source`, or read its plan if it is an artifact. Raises HybridcError."""
-    return _of_artifact(arguments) if arguments.source.is_dir() else _of_model(arguments, gpu_memory)
+def plans_of(arguments: argparse.Namespace) -> tuple[PlanOf, ...]:
+    """Plan `arguments.source`, or read its plans if it is an artifact: one for each budget, smallest first.
+
+    Without `--gpu-memory` it is one plan, of an artifact that of the largest budget. Raises HybridcError.
+    """
+    return _of_artifact(arguments) if arguments.source.is_dir() else _of_model(arguments)
 
 
-def _of_model(arguments: argparse.Namespace, gpu_memory: Budget | None) -> PlanOf:
+def _of_model(arguments: argparse.Namespace) -> tuple[PlanOf, ...]:
     existing_file(arguments.source, "the model")
-    options = compile_options(arguments, () if gpu_memory is None else (gpu_memory,))
+    options = compile_options(arguments)
     from hybridc.compiler import plan_model
     from hybridc.report.table import plural
 
@@ -63,24 +66,25 @@ def _of_model(arguments: argparse.Namespace, gpu_memory: Budget | None) -> PlanO
     title = f"Plan of {arguments.source} for {options.target} on {options.machine.name}"
     if planned.machine.measured_us:
         title += f", with {plural(len(planned.machine.measured_us), 'measured time')}"
-    return PlanOf(
-        planned.graphs[-1],
-        planned.plan,
-        planned.machine,
-        planned.pins[-1],
-        title,
-        planned.all_gpu_peak_bytes,
-        planned.smallest_budget_bytes,
-        planned.smallest_bytes_bound,
+    return tuple(
+        PlanOf(
+            graph,
+            plan,
+            planned.machine,
+            pins,
+            title if len(planned.plans) == 1 else f"{title}, budget {format_bytes(plan.budget_bytes or 0)}",
+            planned.all_gpu_peak_bytes,
+            planned.smallest_budget_bytes,
+            planned.smallest_bytes_bound,
+        )
+        for graph, plan, pins in zip(planned.graphs, planned.plans, planned.pins, strict=True)
     )
 
 
-def _of_artifact(arguments: argparse.Namespace) -> PlanOf:
-    given = arguments.machine or arguments.shape or arguments.dim or arguments.threads
-    given = given or arguments.profile_kernels or not arguments.winograd or arguments.pin
-    given = given or arguments.precision != FP32
-    given = given or arguments.host_memory
-    if given or arguments.target != "native":
+def _of_artifact(arguments: argparse.Namespace) -> tuple[PlanOf, ...]:
+    given = given_options(arguments)
+    budgets = given.pop("gpu_memory", ())
+    if given:
         raise UsageError(
             "HC516",
             "an artifact's plans are fixed",
@@ -90,10 +94,14 @@ def _of_artifact(arguments: argparse.Namespace) -> PlanOf:
     from hybridc.artifact import open_artifact
 
     artifact = open_artifact(arguments.source, check_weights=False, check_host=False)
-    if arguments.gpu_memory is not None:
-        artifact = artifact.within(exact_bytes(arguments.gpu_memory))
+    chosen = {a.number: a for a in (artifact.within(exact_bytes(budget)) for budget in budgets)}
+    return tuple(_stored(arguments, chosen[number]) for number in sorted(chosen)) or (
+        _stored(arguments, artifact),
+    )
+
+
+def _stored(arguments: argparse.Namespace, artifact: Artifact) -> PlanOf:
     title = f"Plan of {arguments.source}"
     if len(artifact.plans) > 1:
         title += f", number {artifact.number + 1} of those for {artifact.budgets}"
-    manifest = artifact.manifest
-    return PlanOf(artifact.graph, artifact.plan, manifest.machine, artifact.stored_plan.pins, title)
+    return PlanOf(artifact.graph, artifact.plan, artifact.manifest.machine, artifact.stored_plan.pins, title)

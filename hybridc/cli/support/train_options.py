@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hybridc.errors import UsageError
-from hybridc.options import FP32, parse_count
+from hybridc.options import parse_count
 from hybridc.training.spec import TrainingSpec, parse_loss, parse_optimizer
 
 _OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze")
@@ -49,15 +49,10 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def check_training(arguments: argparse.Namespace) -> None:
-    """Raises UsageError HC525 for options of training without `--train`, or the other way round."""
+    """Raises UsageError HC525 for options of training without `--train`."""
     given = [f"--{option}" for option in _OPTIONS if getattr(arguments, option) is not None]
     if given and not arguments.train:
         raise UsageError("HC525", f"{given[0]} is an option of training", remedy="add --train")
-    if arguments.train and (arguments.stop_after is not None or arguments.dump_ir is not None):
-        what = "--train compiles several programs, and ends with an artifact"
-        raise UsageError("HC525", what, remedy="leave --stop-after and --dump-ir out")
-    if arguments.train and arguments.precision != FP32:
-        raise UsageError("HC525", "training steps are computed in fp32", remedy="leave --precision out")
 
 
 def training_spec(arguments: argparse.Namespace) -> TrainingSpec:
