@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import scipy.optimize
+from baselines.geeps import place
+from baselines.pinning import Candidate, are_nested, pin, pin_nested
 
 from hybridc.ir.graph import Role
-from hybridc.passes.planner.geeps import place
-from hybridc.passes.planner.pinning import Candidate, are_nested, pin, pin_nested
 from training.steps import Step, network
 
 PINNED_SHARES = (0.25, 0.5, 0.75)

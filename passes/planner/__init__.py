@@ -15,7 +15,6 @@ repeats     kernels that may run again instead of their results being kept or fe
 policies    other systems' ways, to compare with; starts for the search
 search      the best decisions found: from the best starts, simulated annealing
 ladder      searches at fixed budgets from low to high, so that more memory is never slower
-pinning     which gaps to keep, exactly, if every kernel's device is given: a dynamic programme
 proof       a small graph's fastest plan of all instead
 
 What is proven:
