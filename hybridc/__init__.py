@@ -56,9 +56,15 @@ def compile(
     return compile_model(model, output, options_of(options, stop_after=stop_after, dump_ir=folder))
 
 
-def plan(model: str | Path | bytes | onnx.ModelProto, **options: Unpack[PlanKeywords]) -> Planned:
+def plan(
+    model: str | Path | bytes | onnx.ModelProto,
+    *,
+    bound_seconds: float | None = None,
+    **options: Unpack[PlanKeywords],
+) -> Planned:
     """Plan a model without compiling it, which needs no GPU.
 
+    `bound_seconds` is effort that tightens the bound on the time of each plan, `Plan.time_bound_us`.
     `hybridc.keywords.PlanKeywords` lists the options, which are those of `hybridc plan`; the default of
     `target` is `cuda+avx2`. Raises HybridcError.
     """
@@ -66,7 +72,7 @@ def plan(model: str | Path | bytes | onnx.ModelProto, **options: Unpack[PlanKeyw
     from hybridc.keywords import PlanKeywords, options_of
 
     given = {**options, "target": options.get("target") or "cuda+avx2"}
-    return plan_model(model, options_of(given, PlanKeywords))
+    return plan_model(model, options_of(given, PlanKeywords), bound_seconds=bound_seconds)
 
 
 def load(

@@ -14,6 +14,7 @@ from hybridc.cli.support.arguments import add_compile_options, add_gpu_budgets, 
 from hybridc.cli.support.files import existing_file, measured_to_json, print_json, read_json, write_text
 from hybridc.cli.support.planned import plans_of
 from hybridc.errors import UsageError
+from hybridc.options import parse_effort
 
 if TYPE_CHECKING:
     from hybridc.cli.support.planned import PlanOf
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 HELP = "show what runs where, and why"
 EXAMPLE = """\
   hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50% --all
-  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 25%,50%
+  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 25%,50% --bound-seconds 60
   hybridc plan resnet.hyb --html resnet.html --trace resnet.json"""
 
 
@@ -33,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU; of"
         " several each gets a plan (default: no limit)",
+    )
+    parser.add_argument(
+        "--bound-seconds",
+        type=parse_effort,
+        metavar="SECONDS",
+        help="effort to tighten the bound on the time of each plan, in seconds of a nominal machine"
+        " (default: the bound that the search gives)",
     )
     parser.add_argument("--all", action="store_true", help="show every row of long tables")
     parser.add_argument(
@@ -54,7 +62,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.measured is not None and arguments.html is None:
         remedy = "give --html FILE, or leave out --measured"
         raise UsageError("HC500", "--measured is for the page, and none is asked for", remedy=remedy)
-    found = plans_of(arguments)
+    found = plans_of(arguments, arguments.bound_seconds)
     if len(found) > 1 and (arguments.html is not None or arguments.trace is not None):
         what = f"--html and --trace show one plan, and there are {len(found)}"
         raise UsageError("HC500", what, remedy="give one budget")

@@ -19,6 +19,7 @@ proof       a small graph's fastest plan of all instead
 
 What is proven:
 bound       no plan is faster, none needs fewer bytes
+chain       a tighter bound for chains of kernels: a dynamic programme over stages, by sweep on a frontier
 relaxation  the planning problem as a linear programme, which linear solves
 exact       the fastest plan by CP-SAT in a child process; retime gives its jobs their real times
 

@@ -183,6 +183,23 @@ def test_plans_of_an_artifact_for_several_budgets(cli: Any, fakes: Any, artifact
     assert [plan["budget_bytes"] for plan in data["plans"]] == [MIB, 3 * MIB]
 
 
+def test_plan_spends_effort_on_bounds_where_it_is_asked_to(cli: Any, fakes: Any, model: Path) -> None:
+    words = ("plan", model, "--target", "cuda+avx2")
+    assert cli(*words).code == cli(*words, "--bound-seconds", "2.5").code == 0
+    assert fakes.bound_seconds == [None, 2.5]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "long"])
+def test_plan_refuses_an_impossible_effort(cli: Any, fakes: Any, model: Path, seconds: str) -> None:
+    outcome = cli("plan", model, "--target", "cuda+avx2", f"--bound-seconds={seconds}")
+    assert outcome.code == 2 and "error[HC518]" in outcome.err
+
+
+def test_plan_of_an_artifact_has_the_bound_it_was_stored_with(cli: Any, fakes: Any, artifact: Path) -> None:
+    outcome = cli("plan", artifact, "--bound-seconds", "1")
+    assert outcome.code == 2 and "error[HC516]" in outcome.err
+
+
 def test_plan_of_an_artifact(cli: Any, fakes: Any, artifact: Path) -> None:
     outcome = cli("plan", artifact, "--json")
     assert outcome.json()["budget_bytes"] == MIB

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hybridc
-from hybridc import keywords
+from hybridc import keywords, models
 from hybridc.cli.main import build_parser
 from hybridc.errors import UsageError
 from hybridc.options import Budget, CompileOptions
@@ -95,6 +95,18 @@ def test_plan_hands_its_keywords_on(fakes: Any) -> None:
         3,
         "cuda:sm_80,sm_90+avx2",
     )
+
+
+@pytest.mark.isa("avx2")
+def test_plan_with_effort_for_its_bound() -> None:
+    model = models.build("encoder", batch=1, tokens=8, layers=2, hidden=64, heads=2, vocabulary=50)
+    options: Any = {"gpu_memory": "50%", "plan_seconds": 0.1}
+    loose, tight = hybridc.plan(model, **options), hybridc.plan(model, bound_seconds=2, **options)
+    assert loose.plan.steps == tight.plan.steps
+    assert loose.plan.time_bound_us <= tight.plan.time_bound_us <= tight.plan.makespan_us
+    with pytest.raises(UsageError) as refusal:
+        hybridc.plan(model, target="avx2", bound_seconds=2)
+    assert refusal.value.code == "HC515"
 
 
 def test_unknown_keywords_are_refused() -> None:

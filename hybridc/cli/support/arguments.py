@@ -18,8 +18,8 @@ from hybridc.options import (
     parse_bytes,
     parse_count,
     parse_dim,
+    parse_effort,
     parse_pin,
-    parse_plan_seconds,
     parse_seconds,
     parse_shape,
 )
@@ -97,7 +97,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--plan-seconds",
-        type=parse_plan_seconds,
+        type=parse_effort,
         metavar="SECONDS",
         help="effort of the planner, in seconds of a nominal machine: the same plan results on every one"
         f" (default: {PLAN_SECONDS:g})",

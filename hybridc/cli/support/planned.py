@@ -47,22 +47,25 @@ class PlanOf:
         )
 
 
-def plans_of(arguments: argparse.Namespace) -> tuple[PlanOf, ...]:
-    """Plan `arguments.source`, or read its plans if it is an artifact: one for each budget, smallest first.
+def plans_of(arguments: argparse.Namespace, bound_seconds: float | None = None) -> tuple[PlanOf, ...]:
+    """Plan `arguments.source`, or read its plans if it is an artifact: one per budget, smallest first.
 
-    Without `--gpu-memory` it is one plan, of an artifact that of the largest budget. Raises HybridcError.
+    Without `--gpu-memory` it is one plan, of an artifact that of the largest budget. `bound_seconds` is
+    effort to tighten the bound of each plan of a model. Raises HybridcError.
     """
-    return _of_artifact(arguments) if arguments.source.is_dir() else _of_model(arguments)
+    if arguments.source.is_dir():
+        return _of_artifact(arguments, bound_seconds)
+    return _of_model(arguments, bound_seconds)
 
 
-def _of_model(arguments: argparse.Namespace) -> tuple[PlanOf, ...]:
+def _of_model(arguments: argparse.Namespace, bound_seconds: float | None) -> tuple[PlanOf, ...]:
     existing_file(arguments.source, "the model")
     options = compile_options(arguments)
     from hybridc.compiler import plan_model
     from hybridc.report.table import plural
 
     with terminal_progress() as progress:
-        planned = plan_model(arguments.source, options, progress)
+        planned = plan_model(arguments.source, options, progress, bound_seconds=bound_seconds)
     title = f"Plan of {arguments.source} for {options.target} on {options.machine.name}"
     if planned.machine.measured_us:
         title += f", with {plural(len(planned.machine.measured_us), 'measured time')}"
@@ -81,10 +84,10 @@ def _of_model(arguments: argparse.Namespace) -> tuple[PlanOf, ...]:
     )
 
 
-def _of_artifact(arguments: argparse.Namespace) -> tuple[PlanOf, ...]:
+def _of_artifact(arguments: argparse.Namespace, bound_seconds: float | None) -> tuple[PlanOf, ...]:
     given = given_options(arguments)
     budgets = given.pop("gpu_memory", ())
-    if given:
+    if given or bound_seconds is not None:
         raise UsageError(
             "HC516",
             "an artifact's plans are fixed",
