@@ -220,7 +220,7 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
         effort=Effort(options.plan_seconds),
         carried=model.carried,
         host_bytes=_arena_limit(options.host_memory_bytes, program),
-        winograd=options.winograd,
+        winograd=options.fast_algorithms,
         precision=options.precision,
         bf16_error=options.bf16_error,
     )

@@ -39,8 +39,8 @@ class PlanKeywords(TypedDict, total=False):
     """Effort of the search for a plan."""
     threads: int | None
     """CPU threads of a run."""
-    winograd: bool | None
-    """False: no fast algorithms, whose rounding errors are a few times larger."""
+    fast_algorithms: bool | None
+    """False: no Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger."""
     precision: str | None
     """`"bf16"`: the CPU rounds operands of products to bf16 where `bf16_error` allows it; `"int8"`: it
     multiplies quantized numbers as integers."""

@@ -13,6 +13,13 @@ from hybridc.options import Budget
 MIB = 1024**2
 
 
+def test_fast_algorithms_can_be_turned_off(cli: Any, fakes: Any, model: Path) -> None:
+    for words in ((), ("--no-fast-algorithms",), ("--no-winograd",)):  # the last is the old name
+        assert cli("plan", model, *words).code == 0
+    assert [options.fast_algorithms for options in fakes.options] == [True, False, False]
+    assert "--no-winograd" not in cli("plan", "-h").out
+
+
 def test_compile_passes_its_options_on(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
     words = "--target cuda:sm_90+avx2 --gpu-memory 50% --threads 2 --shape x=1x3 --shape y:0=2 --dim N=4"
     outcome = cli(

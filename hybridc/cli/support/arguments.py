@@ -105,11 +105,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     add_host_memory(parser, argparse.SUPPRESS)
     add_threads(parser, argparse.SUPPRESS)
     add(
-        "--no-winograd",
-        dest="winograd",
+        "--no-fast-algorithms",
+        dest="fast_algorithms",
         action="store_false",
-        help="leave out fast algorithms, whose rounding errors are a few times larger",
+        help="do not use Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger",
     )
+    add("--no-winograd", dest="fast_algorithms", action="store_false", help=argparse.SUPPRESS)  # deprecated
     add(
         "--precision",
         choices=PRECISIONS,
