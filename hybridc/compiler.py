@@ -27,11 +27,12 @@ from hybridc.errors import PlanError, UsageError
 from hybridc.frontend import ImportedModel, ValueInfo, read_model
 from hybridc.ir import Copy, Device, Graph, Plan, Role
 from hybridc.machine import Machine
-from hybridc.options import CompileOptions, format_budget
+from hybridc.options import CompileOptions, check_bound_seconds, format_budget
 from hybridc.passes.pipeline import Compilation, run_stages
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.search.partition import smallest_budget_bytes, smallest_bytes_bound
+from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.program.program import Program
 from hybridc.progress import Progress, Silent
 from hybridc.runtime.staging import least_host_bytes
@@ -160,8 +161,19 @@ def _check_host_memory(done: Compilation, limit_bytes: int | None) -> None:
             )
 
 
-def plan_model(source: Model, options: CompileOptions, progress: Progress | None = None) -> Planned:
-    """Plan a model without generating code, which needs no GPU. Raises HybridcError."""
+def plan_model(
+    source: Model,
+    options: CompileOptions,
+    progress: Progress | None = None,
+    *,
+    bound_seconds: float | None = None,
+) -> Planned:
+    """Plan a model without generating code, which needs no GPU.
+
+    With `bound_seconds` that much effort for each plan tightens the bound on its time. Raises HybridcError.
+    """
+    if bound_seconds is not None:
+        check_bound_seconds(bound_seconds, options.target)
     progress = progress or Silent()
     _, start = import_model(source, options)
     start = _with_measurements(start, options, progress)
@@ -171,9 +183,13 @@ def plan_model(source: Model, options: CompileOptions, progress: Progress | None
     if options.target.has_gpu:
         smallest_bytes = min(smallest_budget_bytes(t.graph, done.machine, t.pins) for t in done.tilings)
         bound_bytes = min(smallest_bytes_bound(t.graph, done.machine, t.pins) for t in done.tilings)
-    pins = tuple(tiling.pins for tiling in done.chosen)
+    plans, pins = done.plans, tuple(tiling.pins for tiling in done.chosen)
+    if bound_seconds is not None:
+        progress.stage("bound")
+        pairs = zip(done.chosen, plans, strict=True)
+        plans = tuple(with_tight_bound(t, done.machine, plan, bound_seconds) for t, plan in pairs)
     peak_bytes = done.all_gpu_peak_bytes
-    return Planned(done.plans, _graphs(done), pins, peak_bytes, smallest_bytes, bound_bytes, done.machine)
+    return Planned(plans, _graphs(done), pins, peak_bytes, smallest_bytes, bound_bytes, done.machine)
 
 
 def _with_measurements(start: Compilation, options: CompileOptions, progress: Progress) -> Compilation:
@@ -205,7 +221,7 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
         effort=Effort(options.plan_seconds),
         carried=model.carried,
         host_bytes=_arena_limit(options.host_memory_bytes, program),
-        winograd=options.winograd,
+        winograd=options.fast_algorithms,
         precision=options.precision,
         bf16_error=options.bf16_error,
     )

@@ -203,6 +203,14 @@ def check_seconds(seconds: float, purpose: str = "tuning") -> float:
     return float(seconds)
 
 
+def check_bound_seconds(seconds: float, target: Target) -> float:
+    """Refuse an impossible effort for a bound. Raises UsageError HC518, or HC515 without a GPU."""
+    if not target.has_gpu:
+        what = f"--bound-seconds {seconds!r} is given, but the target {target} has no GPU"
+        raise UsageError("HC515", what, remedy=f"plan for --target cuda+{target.isa.name}")
+    return check_seconds(seconds, "a bound")
+
+
 def parse_seconds(text: str) -> float:
     """Read a number of seconds. Raises UsageError HC518."""
     try:
@@ -221,13 +229,14 @@ def parse_pin(text: str) -> tuple[str, Device]:
     return pattern, Device(device.lower())
 
 
-def parse_plan_seconds(text: str) -> float:
+def parse_effort(text: str) -> float:
     """Read a number of seconds for the planner. Raises UsageError HC518."""
     try:
         return check_seconds(float(text), "planning")
     except ValueError:
-        remedy = "write --plan-seconds 60"
-        raise UsageError("HC518", f"{text!r} is not a number of seconds", remedy=remedy) from None
+        raise UsageError(
+            "HC518", f"{text!r} is not a number of seconds", remedy="write for example 60"
+        ) from None
 
 
 def parse_count(text: str) -> int:
@@ -274,9 +283,11 @@ class CompileOptions:
     plan_seconds: float = DEFAULT_PLAN_SECONDS
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
     threads: int | None = None
-    """CPU threads that the plan counts on; None: as many as the machine profile has."""
-    winograd: bool = True
-    """Whether kernels may use fast algorithms (Winograd), whose rounding errors are a few times larger."""
+    """CPU threads of a session, unless it is loaded with others; None: one per core. Plans do not depend on
+    it."""
+    fast_algorithms: bool = True
+    """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few times
+    larger."""
     precision: str = FP32
     """Of PRECISIONS; where the CPU has instructions for it, and errors stay within the tolerance."""
     bf16_error: float = BF16_ERROR

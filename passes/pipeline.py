@@ -20,7 +20,6 @@ from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse.attention import fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
-from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.lower.lower import Lowered, lower
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
@@ -35,6 +34,7 @@ from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.tiling.tile import tile
+from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Target

@@ -8,7 +8,7 @@ from pathlib import Path
 from hybridc import errors
 
 ROOT = Path(__file__).parents[2]
-GROUPS = {
+GROUPS: dict[str, type[errors.HybridcError]] = {
     "1": errors.ModelError,
     "2": errors.PlanError,
     "3": errors.ArtifactError,

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from training_steps import NETWORKS, cut_up, network, smallest_on_gpu
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
@@ -16,6 +15,7 @@ from hybridc.machine import Machine
 from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.cost import kernel_us
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, partition
+from training.steps import NETWORKS, cut_up, network, smallest_on_gpu
 
 CUT = 4
 """Kernels are cut up to this fraction of what is needed entirely on the GPU."""
