@@ -88,8 +88,10 @@ def _of_artifact(arguments: argparse.Namespace) -> PlanOf:
             remedy="give options of planning with the ONNX model",
         )
     from hybridc.artifact import open_artifact
+    from hybridc.runtime.session import verify_plans
 
     artifact = open_artifact(arguments.source, check_weights=False, check_host=False)
+    verify_plans(artifact)  # reports take names and positions of a plan for granted
     if arguments.gpu_memory is not None:
         artifact = artifact.within(exact_bytes(arguments.gpu_memory))
     title = f"Plan of {arguments.source}"
