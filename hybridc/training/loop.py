@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from hybridc.errors import UsageError
 from hybridc.training.checkpoint import Checkpoint, Evaluated, Progress, read_checkpoint, write_checkpoint
 from hybridc.training.data import Dataset
 from hybridc.training.schedule import Schedule
-from hybridc.training.session import TrainingSession
+from hybridc.training.session import Evaluation, TrainingSession
 
 
 class Listener(Protocol):
@@ -184,25 +185,37 @@ class _Loop:
 
 
 def evaluate(session: TrainingSession, data: Dataset) -> Evaluated:
-    """Loss, and accuracy where the loss is one softmax cross entropy.
+    """Loss, and accuracy where the loss is one softmax cross entropy: every example counts once.
 
-    The last batch is filled up with examples from the front, which count for the loss once more.
+    The loss must be a mean over the batch of what each example adds, as those of `--loss` are.
     """
     batch = session.batch // session.spec.accumulate
-    losses, right = [], 0
+
+    def filled(rows: np.ndarray) -> Evaluation:
+        """Of a batch of these examples again and again."""
+        return session.evaluate(*data.batch(np.resize(rows, batch)))
+
+    def total(rows: np.ndarray, loss: float) -> float:
+        """The sum of these examples' losses; `loss` is that of the batch filled with them.
+
+        It has all of them some times, and the first few once more. What these add is found in the same way:
+        there are ever fewer, until they fit the batch a whole number of times.
+        """
+        times, rest = divmod(batch, len(rows))
+        more = total(rows[:rest], filled(rows[:rest]).loss) if rest else 0.0
+        return (batch * loss - more) / times
+
+    totals, right = [], []
     for first in range(0, data.size, batch):
-        rows = np.arange(first, first + batch) % data.size
-        inputs, targets = data.batch(rows)
-        result = session.evaluate(inputs, targets)
-        losses.append(result.loss)
+        rows = np.arange(first, min(first + batch, data.size))
+        result = filled(rows)
+        totals.append(total(rows, result.loss))
         if _is_classifier(session):
-            output = _classified(session, result.outputs)
-            (target,) = targets.values()
-            right += int(np.sum((output.argmax(axis=1) == target)[: data.size - first]))
-    (shape,) = {array.shape[1:] for array in data.targets.values()} if _is_classifier(session) else {()}
-    total = data.size * int(np.prod(shape))
-    accuracy = right / total if _is_classifier(session) else None
-    return Evaluated(session.step_count, float(np.mean(losses)), accuracy)
+            (target,) = data.targets.values()
+            classes = _classified(session, result.outputs).argmax(axis=1)
+            right.append(classes[: len(rows)] == target[rows])
+    accuracy = float(np.mean(np.concatenate(right))) if right else None
+    return Evaluated(session.step_count, math.fsum(totals) / data.size, accuracy)
 
 
 def _is_classifier(session: TrainingSession) -> bool:
