@@ -93,6 +93,11 @@ class TrainingSession:
         return self.spec.accumulate * (first.shape[0] if first is not None else 1)
 
     @property
+    def dropout_seed(self) -> int | None:
+        """None where nothing is drawn."""
+        return None if self._artifact.manifest.seed is None else self._seed
+
+    @property
     def step_count(self) -> int:
         """Steps made so far."""
         return self._step_count

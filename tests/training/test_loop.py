@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,8 @@ import pytest
 
 import hybridc
 from hybridc.errors import UsageError
-from hybridc.training.checkpoint import Progress
+from hybridc.training.artifact import MANIFEST
+from hybridc.training.checkpoint import Progress, read_checkpoint, write_checkpoint
 from hybridc.training.data import Dataset
 from hybridc.training.loop import Run, Silence, evaluate, train
 from hybridc.training.schedule import parse_schedule
@@ -83,6 +87,79 @@ def test_checkpoint_in_the_way_or_of_another_run_is_refused(step_artifact: Path,
         trained(step_artifact, replace(run, resume=True, seed=12))
     with pytest.raises(UsageError, match="its examples is"):
         trained(step_artifact, replace(run, resume=True), dataset(2 * BATCH))
+
+
+def with_spec(artifact: Path, copy: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of a training artifact that says it was compiled otherwise: its states are the same."""
+    shutil.copytree(artifact, copy)
+    data = json.loads((copy / MANIFEST).read_text())
+    change(data["spec"])
+    (copy / MANIFEST).write_text(json.dumps(data))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("loss", lambda spec: spec["loss"][0].update(label_smoothing=0.1)),
+        ("optimizer", lambda spec: spec["optimizer"].update(momentum=0.8)),
+        ("optimizer", lambda spec: spec["optimizer"].update(weight_decay=0.001)),
+        ("optimizer", lambda spec: spec["optimizer"].update(lr=0.04)),
+        ("frozen", lambda spec: spec.update(freeze=["nothing"])),
+        ("accumulate", lambda spec: spec.update(accumulate=2, batch=2 * BATCH)),
+    ],
+)
+def test_checkpoint_of_a_step_compiled_otherwise_is_refused(
+    step_artifact: Path, tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object]
+) -> None:
+    run = replace(RUN, epochs=1, checkpoint=tmp_path / "run")
+    trained(step_artifact, run)
+    other = with_spec(step_artifact, tmp_path / "other.hyb", change)
+    with pytest.raises(UsageError, match=f"of another run: .*its {name} is .*, not ") as caught:
+        trained(other, replace(run, resume=True, epochs=2))
+    assert caught.value.code == "HC579"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("schedule", {"schedule": parse_schedule("cosine")}),
+        ("optimizer", {"lr": 0.01}),
+        ("seed", {"seed": 1}),
+    ],
+)
+def test_checkpoint_of_a_run_with_other_arguments_is_refused(
+    step_artifact: Path, tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    run = replace(RUN, epochs=1, checkpoint=tmp_path)
+    trained(step_artifact, run)
+    with pytest.raises(UsageError, match=f"its {name} is") as caught:
+        trained(step_artifact, replace(run, resume=True, epochs=2, **changes))
+    assert caught.value.code == "HC579"
+
+
+def test_checkpoint_of_a_run_on_other_data_of_that_size_is_refused(
+    step_artifact: Path, tmp_path: Path
+) -> None:
+    run = replace(RUN, epochs=1, checkpoint=tmp_path)
+    trained(step_artifact, run)
+    data = dataset()
+    data.inputs["x"][7, 0, 3, 4] += 0.5
+    with pytest.raises(UsageError, match=r"of another run: its data is '[0-9a-f]+', not '[0-9a-f]+'\n"):
+        trained(step_artifact, replace(run, resume=True, epochs=2), data)
+    assert trained(step_artifact, replace(run, resume=True, epochs=2)).epoch == 2
+
+
+def test_checkpoint_that_does_not_tell_its_run_is_refused(step_artifact: Path, tmp_path: Path) -> None:
+    run = replace(RUN, epochs=1, checkpoint=tmp_path)
+    trained(step_artifact, run)
+    found = read_checkpoint(tmp_path)
+    assert found is not None
+    old = {name: found.identity[name] for name in ("model", "batch", "examples", "seed")}
+    write_checkpoint(tmp_path, replace(found, identity=old))
+    with pytest.raises(UsageError, match=r"does not tell its loss, optimizer, schedule.* older") as caught:
+        trained(step_artifact, replace(run, resume=True))
+    assert caught.value.code == "HC579" and "new" in caught.value.remedy
 
 
 def losses_of(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
