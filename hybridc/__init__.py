@@ -88,6 +88,7 @@ def load(
     largest budget of at most `gpu_memory` (`"1GiB"`). `host_memory` overrides what the artifact was compiled
     with.
     """
+    from hybridc.options import parse_bytes
     from hybridc.runtime import load as load_session
 
     return load_session(
@@ -118,7 +119,6 @@ def compile_training(
     stay as they are. The other options are those of `compile`. Raises HybridcError.
     """
     from hybridc.keywords import options_of
-    from hybridc.options import parse_bytes
     from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
     from hybridc.training.compile import compile_training as compile_step
 

@@ -286,8 +286,8 @@ class CompileOptions:
     """CPU threads of a session, unless it is loaded with others; None: one per core. Plans do not depend on
     it."""
     fast_algorithms: bool = True
-    """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few times
-    larger."""
+    """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few
+    times larger."""
     precision: str = FP32
     """Of PRECISIONS; where the CPU has instructions for it, and errors stay within the tolerance."""
     bf16_error: float = BF16_ERROR

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,8 @@ from hybridc.targets import cpu_flags
 
 _AGAIN = "compile the model again"
 _FILES = frozenset({PLAN, LIBRARY, CUDA_SOURCE, WEIGHTS})
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What reading and comparing values raises that are not what they should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: b
     _check_schema(data, folder)
     try:
         manifest = manifest_from_json(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _MALFORMED as error:
         raise _malformed(folder / MANIFEST, error) from None
     _check_names(folder, manifest)
     if check_host:
@@ -187,7 +190,8 @@ def _read_json(folder: Path, name: str) -> Any:
 
 def _check_schema(data: dict[str, Any], folder: Path) -> None:
     if data.get("schema_version") != SCHEMA_VERSION:
-        what = f"artifact schema {data.get('schema_version')!r}, but this hybridc reads {SCHEMA_VERSION}"
+        found = reprlib.repr(data.get("schema_version"))
+        what = f"artifact schema {found}, but this hybridc reads {SCHEMA_VERSION}"
         raise ArtifactError("HC302", what, where=str(folder), remedy=_AGAIN)
 
 
@@ -256,7 +260,7 @@ def _check_weight_tables(folder: Path, manifest: Manifest) -> None:
         for plan in manifest.plans:
             for weight in (*plan.host_weights, *plan.streamed_weights, *plan.gpu_weights):
                 check(weight)
-    except ValueError as error:
+    except _MALFORMED as error:
         raise _malformed(folder / MANIFEST, error) from None
 
 
@@ -268,7 +272,7 @@ def _read_plans(folder: Path) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
         if not budgets or budgets != sorted(set(budgets)):
             raise ValueError("there must be plans for increasing budgets")
         return graphs, plans
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _MALFORMED as error:
         raise _malformed(folder / PLAN, error) from None
 
 
@@ -280,7 +284,7 @@ def _check_agreement(
         for stored, graph, plan in zip(manifest.plans, graphs, plans, strict=True):
             _check_ports(manifest, graph)
             _check_stored_plan(stored, graph, plan)
-    except (KeyError, ValueError) as error:
+    except _MALFORMED as error:
         raise _malformed(where, error) from None
 
 

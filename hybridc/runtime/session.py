@@ -92,7 +92,7 @@ class Session:
         artifact = open_artifact(path, check_weights=check_weights)
         if gpu_memory_bytes is not None:
             artifact = artifact.within(gpu_memory_bytes)
-        _verify(artifact)
+        verify_plans(artifact)
         library = open_library(artifact)
         if gpu_memory_bytes is None and len(artifact.plans) > 1 and artifact.has_gpu_code:
             artifact = artifact.fitting(free_gpu_bytes(library))
@@ -289,7 +289,8 @@ class Session:
         return _array(program.weight_bytes(weight), port).copy()
 
 
-def _verify(artifact: Artifact) -> None:
+def verify_plans(artifact: Artifact) -> None:
+    """Let the verifier check every plan of an artifact. Raises ArtifactError HC306."""
     try:
         for graph, plan in zip(artifact.graphs, artifact.plans, strict=True):
             verify(graph, plan)

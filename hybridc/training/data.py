@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,15 @@ class Dataset:
         """Inputs and targets of some examples."""
         inputs = {name: array[rows] for name, array in self.inputs.items()}
         return inputs, {name: array[rows] for name, array in self.targets.items()}
+
+    def digest(self) -> str:
+        """The same for the same names, types and values alone: a BLAKE2 hash, at about 1 GB a second."""
+        found = hashlib.blake2b(digest_size=16)
+        for arrays in (self.inputs, self.targets):
+            for name, array in sorted(arrays.items()):
+                found.update(repr((name, array.dtype.name, array.shape)).encode())
+                found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return found.hexdigest()
 
 
 def load_dataset(path: str | Path, inputs: Sequence[Port], targets: Sequence[Port]) -> Dataset:

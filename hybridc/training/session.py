@@ -93,6 +93,11 @@ class TrainingSession:
         return self.spec.accumulate * (first.shape[0] if first is not None else 1)
 
     @property
+    def dropout_seed(self) -> int | None:
+        """None where nothing is drawn."""
+        return None if self._artifact.manifest.seed is None else self._seed
+
+    @property
     def step_count(self) -> int:
         """Steps made so far."""
         return self._step_count
@@ -108,18 +113,19 @@ class TrainingSession:
         values = self.spec.optimizer.scalar_values(learning_rate, number)
         names = self._artifact.manifest.scalars
         scalars = {names[name]: np.array(value, np.float32) for name, value in values.items()}
-        new: dict[str, np.ndarray] = {}
+        # sums of gradients and running statistics of the parts so far: they are no states of the session
+        # before the whole step is made, and sums never, so that every step begins with zeros
+        made: dict[str, np.ndarray] = {}
         losses = []
         for place, part in enumerate(parts[:-1]):
             draw = self._draw(place, len(parts))
-            loss, sums = self._run(ACCUMULATE, {**self._states, **new, **scalars, **part}, draw)
-            new.update(sums)
+            loss, results = self._run(ACCUMULATE, {**self._states, **made, **scalars, **part}, draw)
+            made.update(results)
             losses.append(loss)
         with uninterrupted():
-            self._put(new)
             draw = self._draw(len(parts) - 1, len(parts))
-            loss, results = self._step({**self._states, **scalars, **parts[-1]}, draw)
-            self._put(results | self._zero_sums())
+            loss, results = self._step({**self._states, **scalars, **parts[-1]}, made, draw)
+            self._put(results)
             self._step_count = number
         return math.fsum([*losses, loss]) / len(parts)
 
@@ -189,19 +195,20 @@ class TrainingSession:
     # ------------------------------------------------------------------------------------- the rest
 
     def _step(
-        self, values: Mapping[str, np.ndarray | np.generic], draw: int
+        self, values: Mapping[str, np.ndarray | np.generic], made: Mapping[str, np.ndarray], draw: int
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """As `_run`; afterwards residents are on the GPU alone."""
+        """As `_run`, with what the parts before have `made`; afterwards residents are on the GPU alone."""
         self._check_not_lost()
         on_gpu = self._resident if self._are_on_gpu else frozenset()
         left = self._placed.keys() | self._resident
         try:
-            made = self._run(STEP, values, draw, kept=self._placed.keys() | on_gpu, left=left)
+            kept = (self._placed.keys() | on_gpu) - made.keys()
+            loss, results = self._run(STEP, {**values, **made}, draw, kept=kept, left=left)
         except DeviceError:
             self._are_lost = self._are_on_gpu
             raise
         self._are_on_gpu = bool(self._resident)
-        return made
+        return loss, results
 
     def _fetch(self) -> None:
         """Make the states on the host the present ones. Raises DeviceError HC411 if they are lost."""
@@ -275,10 +282,6 @@ class TrainingSession:
             }
 
         return [part(place) for place in range(int(found))]
-
-    def _zero_sums(self) -> dict[str, np.ndarray]:
-        sums = (state for state in self._artifact.manifest.states if state.kind == "sum")
-        return {state.name: np.zeros(state.shape, state.dtype) for state in sums}
 
     def _copies(self, *, is_of_model: bool) -> dict[str, np.ndarray]:
         """Of what the user has, whole."""

@@ -134,6 +134,23 @@ def parse_optimizer(text: str) -> Optimizer:
     return optimizer
 
 
+def loss_to_text(terms: tuple[LossTerm, ...]) -> str:
+    """What `parse_loss` reads as these terms; empty for the model's own loss."""
+
+    def written(term: LossTerm) -> str:
+        kind, colon, options = call_to_text(term.kind, term, _LOSS_OPTIONS).partition(":")
+        weight = "" if term.weight == 1.0 else f"{term.weight!r}*"
+        output = "" if term.output is None else f"({term.output})"
+        return f"{weight}{kind}{output}{colon}{options}"
+
+    return "+".join(map(written, terms))
+
+
+def optimizer_to_text(optimizer: Optimizer) -> str:
+    """What `parse_optimizer` reads as this optimizer."""
+    return call_to_text(optimizer.kind, optimizer, _OPTIMIZER_OPTIONS)
+
+
 _LOSS_OPTIONS = {kind: ("label_smoothing",) * (kind == "softmax_cross_entropy") for kind in LOSSES}
 _ADAM = ("lr", "beta1", "beta2", "eps", "weight_decay")
 _OPTIMIZER_OPTIONS = {
@@ -164,6 +181,12 @@ def parse_call(text: str, what: str, options: Mapping[str, tuple[str, ...]]) -> 
             raise _refusal(text, what, f"{known}: write {kind}:NAME=NUMBER,NAME=NUMBER")
         values[name] = value
     return kind, values
+
+
+def call_to_text(kind: str, value: object, options: Mapping[str, tuple[str, ...]]) -> str:
+    """What `parse_call` reads: all options of the kind, with the numbers that the value has for them."""
+    numbers = ",".join(f"{name}={float(getattr(value, name))!r}" for name in options[kind])
+    return f"{kind}:{numbers}" if numbers else kind
 
 
 def _number(text: str) -> float | None:

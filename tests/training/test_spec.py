@@ -11,6 +11,8 @@ from hybridc.passes.training.spec import (
     LossTerm,
     Optimizer,
     TrainingSpec,
+    loss_to_text,
+    optimizer_to_text,
     parse_loss,
     parse_optimizer,
     spec_from_json,
@@ -75,6 +77,21 @@ def test_other_optimizers_are_refused(text: str) -> None:
 def test_spec_survives_json() -> None:
     spec = TrainingSpec(parse_loss("2*mse(a)+l1(b)"), parse_optimizer("adamw"), 64, 4, ("layer1.*", "fc?"))
     assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["mse", "0.5*mse(a)+l1(b)", "softmax_cross_entropy:label_smoothing=0.1", "2*softmax_cross_entropy(y)"],
+)
+def test_loss_is_written_as_it_is_read(text: str) -> None:
+    assert parse_loss(loss_to_text(parse_loss(text))) == parse_loss(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["sgd:lr=0.1,momentum=0.9,nesterov=1", "adam:beta1=0.8,eps=1e-6", "adamw:weight_decay=0.3"]
+)
+def test_optimizer_is_written_as_it_is_read(text: str) -> None:
+    assert parse_optimizer(optimizer_to_text(parse_optimizer(text))) == parse_optimizer(text)
 
 
 def test_frozen_parameters_are_named_by_patterns() -> None:

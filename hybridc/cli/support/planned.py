@@ -95,8 +95,10 @@ def _of_artifact(arguments: argparse.Namespace, bound_seconds: float | None) -> 
             remedy="give options of planning with the ONNX model",
         )
     from hybridc.artifact import open_artifact
+    from hybridc.runtime.session import verify_plans
 
     artifact = open_artifact(arguments.source, check_weights=False, check_host=False)
+    verify_plans(artifact)  # reports take names and positions of a plan for granted
     chosen = {a.number: a for a in (artifact.within(exact_bytes(budget)) for budget in budgets)}
     return tuple(_stored(arguments, chosen[number]) for number in sorted(chosen)) or (
         _stored(arguments, artifact),
