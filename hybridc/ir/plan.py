@@ -14,8 +14,8 @@ A pair of tensors that the graph carries over may stay on the GPU instead
 the first step, the output one that lasts to the end, at the same offset.
 
 Weights are read-only. One that GPU kernels read either is resident, in the GPU's arena from load to unload,
-or is streamed: each `Copy` of it to the GPU begins a live range as that of any other tensor does. On the host they
-are mapped from the artifact's file and have no buffer.
+or is streamed: each `Copy` of it to the GPU begins a live range as that of any other tensor does. On the
+host they are mapped from the artifact's file and have no buffer.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def time_bound(
 
     With `recompute` also of plans in which kernels run again, after their first run has ended; with `again`
     of those in which these kernels run again on the GPU. `nodes` > 0 spends a branch and bound over that
-    many nodes on tightening it. Of more than `MOST_RELAXED_KERNELS` kernels the simple bound alone is given, without
-    a plan. Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
+    many nodes on tightening it. Of more than `MOST_RELAXED_KERNELS` kernels the simple bound alone is given,
+    without a plan. Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
     """
     if not can_be_planned(problem):
         return Relaxation(math.inf, (), ())
