@@ -26,8 +26,8 @@ from hybridc.errors import HybridcError
 if TYPE_CHECKING:
     import onnx
 
-    from hybridc.compiler import Compiled, Planned
     from hybridc.options import CompileOptions
+    from hybridc.results import Compiled, Planned
     from hybridc.runtime import Session
     from hybridc.training.compile import CompiledTraining
     from hybridc.training.session import TrainingSession

@@ -25,8 +25,8 @@ from hybridc.options import format_bytes
 from hybridc.progress import terminal_progress
 
 if TYPE_CHECKING:
-    from hybridc.compiler import Compiled
     from hybridc.ir import Graph, Plan
+    from hybridc.results import Compiled
 
 HELP = "compile an ONNX model into an artifact"
 EXAMPLE = """\
