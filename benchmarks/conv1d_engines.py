@@ -146,21 +146,23 @@ class Hybridc:
 
     def _of_model(self, model: onnx.ModelProto, direct: bool) -> list[Any]:
         """Its scheduled kernels, in order."""
-        from hybridc.compiler import import_model
         from hybridc.ir import Device
         from hybridc.options import BF16, FP32, CompileOptions
+        from hybridc.passes.import_model import import_model
         from hybridc.passes.pipeline import run_stages
         from hybridc.progress import Silent
 
         precision = BF16 if self.isa.dot_product_unit is not None else FP32
-        options = CompileOptions(target=self.target, threads=self.threads, precision=precision)
+        options = CompileOptions(
+            target=self.target, threads=self.threads, precision=precision, fast_algorithms=not direct
+        )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             onnx.save(model, path)
             start = import_model(path, options)[1]
-            start = replace(start, winograd=not direct, rounding=lambda _, found: dict.fromkeys(found, 0.0))
+            job = replace(start.job, rounding=lambda _, found: dict.fromkeys(found, 0.0))
+            start = replace(start, job=job)
             done = run_stages(start, Silent(), stop_after="graph")
-        assert done.graph is not None and done.scheduled is not None
         return [done.scheduled[kernel.function, Device.CPU] for kernel in done.graph.kernels]
 
 

@@ -24,9 +24,9 @@ from typing import Any
 from tvm import tirx
 
 from hybridc.calibrate.peaks import copy_gb_s, peak_gflops
-from hybridc.compiler import import_model
 from hybridc.ir import Device
 from hybridc.options import CompileOptions
+from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.read_graph import bytes_moved
 from hybridc.progress import Silent
@@ -89,7 +89,6 @@ def distinct_kernels(model: Path, target: Target, threads: int) -> list[Subject]
     """The kernels of a model, compiled one by one."""
     options = CompileOptions(target=target, threads=threads)
     done = run_stages(import_model(model, options)[1], Silent(), stop_after="graph")
-    assert done.graph is not None and done.scheduled is not None
     flops = {kernel.function: kernel.flops for kernel in done.graph.kernels}
     subjects = []
     for name, calls in Counter(kernel.function for kernel in done.graph.kernels).items():

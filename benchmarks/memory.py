@@ -17,9 +17,9 @@ import tvm
 from common import LIGHT_MODELS, OWN_MODELS, suite_model, write_result
 from tvm import relax
 
-from hybridc.compiler import import_model
 from hybridc.ir.graph import dtype_bits
 from hybridc.options import CompileOptions, parse_budgets
+from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
@@ -52,7 +52,7 @@ def main() -> int:
                     }
                 )
                 print(rows[-1], flush=True)
-        tvm_bytes, bound_bytes = tvm_plan(done.program.module)
+        tvm_bytes, bound_bytes = tvm_plan(done.whole.program.module)
         rows.append(
             {
                 "model": name,

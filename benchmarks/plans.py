@@ -29,11 +29,12 @@ from common import RESULTS, write_result
 from cpu import SUITE as CPU_SUITE
 
 from hybridc import models
-from hybridc.compiler import import_model
-from hybridc.ir import Device, Plan
+from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine, load_machine
 from hybridc.options import Budget, CompileOptions
-from hybridc.passes.pipeline import Compilation, run_stages
+from hybridc.passes.import_model import import_model
+from hybridc.passes.phases import PlannedNetwork
+from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.context import Effort
@@ -70,7 +71,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for name in names:
         model = models.build(name, **SUITE[name])
-        whole = planned(model, machine, None, 1.0)
+        whole = planned(model, machine, None, 1.0).whole.graph
         for share in SHARES:
             start, cpu_start = time.perf_counter(), cpu_seconds()
             if arguments.whole:
@@ -104,7 +105,7 @@ def rows_of_others(machine: str, whole: bool, names: list[str]) -> list[dict[str
     return [row for row in rows if not is_alike(row, machine, whole) or row["model"] not in names]
 
 
-def planned(model: onnx.ModelProto, machine: Machine, share: float | None, seconds: float) -> Compilation:
+def planned(model: onnx.ModelProto, machine: Machine, share: float | None, seconds: float) -> PlannedNetwork:
     """The model with its kernels scheduled for both devices, and planned."""
     options = CompileOptions(
         target=parse_target("cuda+avx2"),
@@ -123,22 +124,20 @@ def planned_cut_up(
     return done.chosen[0], done.plans[0]
 
 
-def planned_whole(whole: Compilation, machine: Machine, share: float, seconds: float) -> tuple[Tiling, Plan]:
-    assert whole.graph is not None
-    all_bytes, effort = all_gpu_peak_bytes(whole.graph, machine), Effort(seconds)
+def planned_whole(whole: Graph, machine: Machine, share: float, seconds: float) -> tuple[Tiling, Plan]:
+    all_bytes, effort = all_gpu_peak_bytes(whole, machine), Effort(seconds)
     budget_bytes = int(all_bytes * share)
-    tilings = choose_tilings((Tiling(whole.graph),), machine, all_bytes, budget_bytes, effort)
+    tilings = choose_tilings((Tiling(whole),), machine, all_bytes, budget_bytes, effort)
     [found] = make_plans(tilings, machine, [budget_bytes], (Device.GPU, Device.CPU), effort=effort)
     return found
 
 
-def row(tiling: Tiling, plan: Plan, whole: Compilation, machine: Machine, share: float) -> dict[str, Any]:
+def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float) -> dict[str, Any]:
     """One plan of a model. The baselines have the kernels of `whole`, which are not cut up."""
-    assert whole.graph is not None
     assert plan.budget_bytes is not None
     order = tiling.order or best_order(tiling.graph)
     problem = problem_of(tiling.graph, machine, plan.budget_bytes, order=order)
-    uncut = problem_of(whole.graph, machine, plan.budget_bytes, order=best_order(whole.graph))
+    uncut = problem_of(whole, machine, plan.budget_bytes, order=best_order(whole))
     core = Core(uncut)
     baselines = {
         name: core.makespan_us(policy(uncut, core.makespan_us)) for name, policy in BASELINES.items()

@@ -27,7 +27,7 @@ from common import suite_feeds, suite_model, write_result
 
 import hybridc
 from hybridc import models
-from hybridc.compiler import Compiled
+from hybridc.results import Compiled
 from hybridc.runtime.libraries import available_threads
 from hybridc.targets import parse_target
 

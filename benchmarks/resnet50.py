@@ -25,8 +25,9 @@ import onnxruntime
 import tvm
 from common import suite_feeds, suite_model, write_result
 
-from hybridc.compiler import compile_model, import_model
+from hybridc.compiler import compile_model
 from hybridc.options import CompileOptions
+from hybridc.passes.import_model import import_model
 from hybridc.passes.lower.lower import llvm_target
 from hybridc.runtime import load
 from hybridc.targets import parse_target

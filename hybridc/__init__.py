@@ -26,8 +26,8 @@ from hybridc.version import __version__ as __version__
 if TYPE_CHECKING:
     import onnx
 
-    from hybridc.compiler import Compiled, Planned
     from hybridc.keywords import CompileKeywords, PlanKeywords
+    from hybridc.results import Compiled, Planned
     from hybridc.runtime import Session
     from hybridc.training.compile import CompiledTraining
     from hybridc.training.session import TrainingSession

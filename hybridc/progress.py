@@ -1,8 +1,9 @@
-"""What a long compilation tells about its progress, and two listeners: silent, and a bar on a terminal."""
+"""Progress of a long compilation: two listeners, silent and a bar on a terminal, and a stopwatch."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -29,6 +30,22 @@ class Silent:
 
     def kernels(self, done: int, total: int) -> None:
         pass
+
+
+class Stopwatch:
+    """Measures the parts of a compilation, and announces each to `progress`."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+        """Wall time of each part that is finished."""
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        self.progress.stage(part)
+        start = time.perf_counter()
+        yield
+        self.seconds[part] = time.perf_counter() - start
 
 
 class Bar:

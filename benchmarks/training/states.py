@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hybridc.compiler import import_model
 from hybridc.ir import Device
 from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import load_machine
 from hybridc.options import CompileOptions
+from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.context import Effort
@@ -34,7 +34,6 @@ def states(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[
         for profile in MACHINES:
             options = CompileOptions(target=parse_target("cuda+avx2"), machine=load_machine(profile))
             done = run_stages(import_model(step, options)[1], Silent(), stop_after="graph")
-            assert done.graph is not None
             host_graph = replace(done.graph, carried=())
             on_host, kept = (
                 make_plan(graph, options.machine, None, (Device.GPU, Device.CPU), effort=Effort(seconds))

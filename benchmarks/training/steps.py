@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from hybridc import models
 from hybridc.frontend import read_model
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine, load_machine
-from hybridc.passes.pipeline import STAGES, Compilation, run_stages
+from hybridc.options import CompileOptions
+from hybridc.passes.phases import GraphedNetwork, ImportedNetwork, Job
+from hybridc.passes.pipeline import TO_GRAPH, run_stages
 from hybridc.passes.planner.search.partition import smallest_budget_bytes
 from hybridc.passes.program.program import Program
 from hybridc.passes.tiling.tile import tile
@@ -49,16 +51,15 @@ class Step:
 
     name: str
     programs: TrainingPrograms
-    compilation: Compilation
+    network: GraphedNetwork
 
     @property
     def graph(self) -> Graph:
-        assert self.compilation.graph is not None
-        return self.compilation.graph
+        return self.network.graph
 
     @property
     def machine(self) -> Machine:
-        return self.compilation.machine
+        return self.network.machine
 
     @cached_property
     def states(self) -> dict[str, str]:
@@ -104,7 +105,8 @@ def step_of(
     programs = programs_of(model, **spec)
     step = programs.step
     program = Program(step.module, step.weights, step.origins)
-    start = Compilation(program, parse_target(target), load_machine(machine))
+    options = CompileOptions(target=parse_target(target), machine=load_machine(machine))
+    start = ImportedNetwork(Job(options), program)
     return Step(name, programs, run_stages(start, Silent(), stop_after="graph"))
 
 
@@ -119,17 +121,11 @@ def network(name: str, machine: str) -> tuple[Step, int]:
 
 def cut_up(step: Step, limit_bytes: int) -> Graph:
     """The step with kernels cut up to what fits the limit, as far as that is possible."""
-    whole = step.compilation
-    assert whole.unfused is not None
+    whole = step.network
     program = tile(whole.unfused, limit_bytes)
     if program is whole.unfused:
         return step.graph
-    done = replace(whole, program=program)
-    for stage in STAGES:
-        if stage.name in ("fuse", "schedule", "graph"):
-            done = stage.run(done, Silent())
-    assert done.graph is not None
-    return done.graph
+    return TO_GRAPH.run(ImportedNetwork(whole.job, program, whole.library), Silent()).graph
 
 
 def caffe_bytes(model: onnx.ModelProto) -> tuple[int, int]:

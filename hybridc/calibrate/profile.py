@@ -8,7 +8,7 @@ from hybridc import emulator
 from hybridc.calibrate.timers import CpuTimer, Timer, gpu_timer
 from hybridc.ir import Device
 from hybridc.options import CompileOptions
-from hybridc.passes.pipeline import Profiler
+from hybridc.passes.phases import Profiler
 from hybridc.progress import Progress
 from hybridc.runtime.libraries import available_threads
 from hybridc.schedules.rule import Scheduled
@@ -37,7 +37,6 @@ def times_us(
     todo = {
         key: made for key, made in scheduled.items() if key[1] in timer_of and timer_of[key[1]].fits(made)
     }
-    progress.stage("profile")
     times = {}
     for done, (key, made) in enumerate(todo.items()):
         progress.kernels(done, len(todo))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from hybridc.compiler import import_model
 from hybridc.ir import Device
 from hybridc.models.builder import GraphBuilder, Value
 from hybridc.options import CompileOptions
+from hybridc.passes.import_model import import_model
+from hybridc.passes.phases import GraphedNetwork
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
 from hybridc.schedules.rule import Scheduled
@@ -31,8 +32,7 @@ class Subject:
 def subjects(target: Target) -> tuple[Subject, ...]:
     """The distinct functions of `sample_model`, scheduled for each device of the target."""
     _, start = import_model(sample_model().SerializeToString(), CompileOptions(target=target))
-    done = run_stages(start, Silent(), stop_after="graph")
-    assert done.graph is not None and done.scheduled is not None
+    done: GraphedNetwork = run_stages(start, Silent(), stop_after="graph")
     by_function = {kernel.function: kernel for kernel in done.graph.kernels}
     return tuple(
         Subject(

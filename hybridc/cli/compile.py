@@ -23,8 +23,8 @@ from hybridc.errors import UsageError
 from hybridc.progress import terminal_progress
 
 if TYPE_CHECKING:
-    from hybridc.compiler import Compiled
     from hybridc.options import CompileOptions
+    from hybridc.results import Compiled
 
 HELP = "compile an ONNX model into an artifact"
 EXAMPLE = """\

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridc.errors import DeviceError
+from hybridc.errors import DeviceError, PlanError
+from hybridc.ir import Copy, Device, Graph, Plan, Role
 from hybridc.ir.plan import ALIGNMENT_BYTES, align
+from hybridc.options import format_budget
 
 SLOTS = 3
 """One is being read into while another is copied; the third evens out their speeds."""
@@ -56,6 +58,31 @@ def least_host_bytes(weight_bytes: Sequence[int], arena_bytes: int) -> int:
     """The smallest limit that `choose_staging` accepts."""
     slot_bytes = min(align(max(weight_bytes, default=0)), SMALLEST_SLOT_BYTES)
     return arena_bytes + min(sum(align(size) for size in weight_bytes), SLOTS * slot_bytes)
+
+
+def arena_limit_bytes(weight_bytes: Sequence[int], limit_bytes: int | None) -> int | None:
+    """What the host's arena may have of `limit_bytes`, so that the slots of streamed weights fit beside it.
+
+    None: no limit.
+    """
+    return None if limit_bytes is None else max(0, limit_bytes - least_host_bytes(weight_bytes, 0))
+
+
+def check_host_memory(graphs: Sequence[Graph], plans: Sequence[Plan], limit_bytes: int | None) -> None:
+    """Raise PlanError HC204 if a run of one of the plans holds more host memory than `limit_bytes`."""
+    for graph, plan in zip(graphs, plans, strict=True):
+        copied = {step.tensor for step in plan.steps if isinstance(step, Copy)}
+        weights = (graph.tensor[name] for name in sorted(copied))
+        sizes = [weight.size_bytes for weight in weights if weight.role is Role.WEIGHT]
+        needed_bytes = least_host_bytes(sizes, plan.arena_bytes(Device.CPU))
+        if limit_bytes is not None and needed_bytes > limit_bytes:
+            budget = "" if plan.budget_bytes is None else f" for {plan.budget_bytes:,} bytes of GPU memory"
+            what = f"the plan{budget} holds at least {needed_bytes:,} bytes of host memory"
+            raise PlanError(
+                "HC204",
+                f"{what}, and {limit_bytes:,} are allowed",
+                remedy=f"allow --host-memory {format_budget(needed_bytes)}, or more --gpu-memory",
+            )
 
 
 def available_host_bytes() -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from hybridc.artifact.store import cannot_write, check_destination, put_in_place
-from hybridc.compiler import Compiled, compile_model
+from hybridc.compiler import compile_model
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
@@ -23,6 +23,7 @@ from hybridc.options import FP32, CompileOptions
 from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import Progress, Silent
+from hybridc.results import Compiled
 from hybridc.scratch import scratch_folder
 from hybridc.training.artifact import (
     ACCUMULATE,

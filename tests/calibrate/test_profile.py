@@ -10,10 +10,13 @@ import pytest
 
 from hybridc.calibrate import profile
 from hybridc.calibrate.profile import profiler_of, times_us
-from hybridc.compiler import import_model, plan_model
+from hybridc.compiler import plan_model
 from hybridc.ir import Device
+from hybridc.models import build
 from hybridc.models.builder import GraphBuilder
-from hybridc.options import CompileOptions
+from hybridc.options import CompileOptions, parse_budgets
+from hybridc.passes.import_model import import_model
+from hybridc.passes.phases import PlannedNetwork, TiledNetwork
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import Silent
 from hybridc.schedules.rule import Scheduled
@@ -54,9 +57,43 @@ def test_planner_takes_measured_times(gpu_us: float, device: Device) -> None:
         return {key: gpu_us if key[1] is Device.GPU else 1000.0 for key in scheduled}
 
     _, start = import_model(two_poolings(), OPTIONS)
-    done = run_stages(replace(start, profiler=profiler), Silent(), stop_after="plan")
+    done = run_stages(replace(start, job=replace(start.job, profiler=profiler)), Silent(), stop_after="plan")
     (plan,) = done.plans
     assert set(plan.device_of().values()) == {device}
+
+
+def test_measured_times_decide_whether_a_network_is_tiled() -> None:
+    options = replace(OPTIONS, gpu_memory=parse_budgets("50%"), plan_seconds=1.0)
+    _, start = import_model(build("unet", size=32, width=4, levels=1), options)
+    asked: list[set[str]] = []
+
+    def profiler(scheduled: Any) -> dict[tuple[str, Device], float]:
+        """The functions of the whole network, which are asked for first, are absurdly slow."""
+        asked.append({name for name, _ in scheduled})
+        return dict.fromkeys(scheduled, 1e9 if len(asked) == 1 else 1.0)
+
+    predicted: PlannedNetwork = run_stages(start, Silent(), stop_after="plan")
+    start = replace(start, job=replace(start.job, profiler=profiler))
+    measured: PlannedNetwork = run_stages(start, Silent(), stop_after="plan")
+    assert asked[0] == {kernel.function for kernel in predicted.whole.graph.kernels}
+    assert predicted.graphs == (predicted.whole.graph,)
+    assert measured.graphs != (predicted.whole.graph,)
+
+
+def test_functions_that_tilings_share_are_measured_once() -> None:
+    asked: list[str] = []
+
+    def profiler(scheduled: Any) -> dict[tuple[str, Device], float]:
+        asked.extend({name for name, _ in scheduled})
+        return dict.fromkeys(scheduled, 10.0)
+
+    options = replace(OPTIONS, gpu_memory=parse_budgets("50%"), plan_seconds=1.0)
+    _, start = import_model(build("unet", size=32, width=4, levels=1), options)
+    start = replace(start, job=replace(start.job, profiler=profiler))
+    tiled: TiledNetwork = run_stages(start, Silent(), stop_after="tile")
+    planned = {kernel.function for tiling in tiled.tilings for kernel in tiling.graph.kernels}
+    assert len(asked) == len(set(asked))
+    assert planned <= set(asked)
 
 
 def test_plan_tells_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from hybridc.compiler import import_model
 from hybridc.ir import Device
 from hybridc.ir.verify import verify
 from hybridc.models import build
 from hybridc.options import CompileOptions
+from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes

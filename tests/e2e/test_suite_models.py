@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 from hybridc.cli import main
-from hybridc.compiler import import_model
 from hybridc.ir import Device
 from hybridc.ir.verify import verify
 from hybridc.models import build
 from hybridc.options import CompileOptions, parse_budget
+from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.context import Effort

@@ -13,12 +13,12 @@ import pytest
 import hybridc
 from hybridc import emulator
 from hybridc.artifact.load import open_artifact
-from hybridc.compiler import import_model
 from hybridc.emulator import ThreadOrder
 from hybridc.ir import Device, Graph, Plan, Run
 from hybridc.machine import Machine
 from hybridc.models import build
 from hybridc.options import CompileOptions
+from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.emit.materialize import materialize
 from hybridc.passes.planner.make_plans import assemble

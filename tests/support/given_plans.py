@@ -10,7 +10,9 @@ from unittest import mock
 from hybridc.ir import Graph, Plan
 from hybridc.machine import Machine
 from hybridc.passes import pipeline
-from hybridc.passes.pipeline import Compilation, Stage
+from hybridc.passes.phases import PlannedNetwork
+from hybridc.passes.sequence import Stage
+from hybridc.passes.stages import show_plans
 from hybridc.progress import Progress
 
 
@@ -18,12 +20,9 @@ from hybridc.progress import Progress
 def planned_by(make: Callable[[Graph, Machine], Plan]) -> Iterator[None]:
     """Within it the compiler verifies and lowers what `make` plans, whatever its own planner says."""
 
-    def run(compilation: Compilation, _: Progress) -> Compilation:
-        assert compilation.graph is not None
-        return replace(compilation, plans=(make(compilation.graph, compilation.machine),))
+    def run(network: PlannedNetwork, _: Progress) -> PlannedNetwork:
+        return replace(network, plans=(make(network.whole.graph, network.machine),))
 
-    names = [stage.name for stage in pipeline.STAGES]
-    at = names.index("verify")
-    given = Stage("given", run, pipeline.STAGES[at - 1].show)
-    with mock.patch.object(pipeline, "STAGES", (*pipeline.STAGES[:at], given, *pipeline.STAGES[at:])):
+    given = Stage("given", run, show_plans)
+    with mock.patch.object(pipeline, "STAGES", pipeline.STAGES.with_stage_after("plan", given)):
         yield

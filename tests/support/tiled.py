@@ -11,8 +11,10 @@ import numpy as np
 from tvm import relax
 
 from hybridc.passes import pipeline
-from hybridc.passes.pipeline import Compilation, Stage
+from hybridc.passes.phases import ImportedNetwork
 from hybridc.passes.program.program import Program, ProgramBuilder, tensor_shape
+from hybridc.passes.sequence import Stage
+from hybridc.passes.stages import show_program
 from hybridc.passes.tiling.tile import tile
 from hybridc.progress import Progress
 from tests.support.programs import drawn, run_llvm
@@ -64,10 +66,9 @@ def assert_same_results(after: Program, before: Program) -> None:
 def tiled_to(limit_bytes: int) -> Iterator[None]:
     """Within it the compiler cuts up kernels that need more than this, whatever it does otherwise."""
 
-    def run(compilation: Compilation, _: Progress) -> Compilation:
-        return replace(compilation, program=tile(compilation.program, limit_bytes))
+    def run(network: ImportedNetwork, _: Progress) -> ImportedNetwork:
+        return replace(network, program=tile(network.program, limit_bytes))
 
-    first, *others = pipeline.STAGES
-    stages = (first, Stage("tiled", run, first.show), *others)
+    stages = pipeline.STAGES.with_stage_after("canonicalize", Stage("tiled", run, show_program))
     with mock.patch.object(pipeline, "STAGES", stages):
         yield

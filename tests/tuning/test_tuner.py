@@ -13,14 +13,15 @@ import pytest
 from tvm_ffi import structural_equal
 
 import hybridc
-from hybridc.compiler import Compiled, import_model
 from hybridc.errors import DeviceError
 from hybridc.ir import Device
 from hybridc.models.builder import GraphBuilder
 from hybridc.options import CompileOptions
+from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.schedule import Tunable
 from hybridc.progress import Silent
+from hybridc.results import Compiled
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import native_isa, parse_target
 from hybridc.tuning import tuner_of
@@ -92,10 +93,11 @@ def test_chooser_hears_of_a_function_once_with_the_work_of_all_its_calls() -> No
         return {tunable.name: tunable.scheduled.choices[-1] for tunable in tunables}
 
     _, start = import_model(convolutions(), CompileOptions(target=parse_target("avx2")))
-    done = run_stages(replace(start, chooser=chooser), Silent(), stop_after="schedule")
+    done = run_stages(
+        replace(start, job=replace(start.job, chooser=chooser)), Silent(), stop_after="schedule"
+    )
     ((tunable,),) = heard
     assert tunable.flops >= 2 * (2 * 16 * 16 * 25 * 12 * 12)
-    assert done.scheduled is not None
     chosen = done.scheduled[tunable.name, Device.CPU].function
     assert structural_equal(chosen, tunable.version(tunable.scheduled.choices[-1]).function)
     assert not structural_equal(chosen, tunable.scheduled.function)

@@ -1,0 +1,34 @@
+"""What goes into an artifact, collected from what the compiler made."""
+
+from __future__ import annotations
+
+from hybridc.artifact.manifest import Port, Source
+from hybridc.artifact.store import Contents
+from hybridc.codegen.library import BuiltLibrary
+from hybridc.emulator import image_key
+from hybridc.frontend import ImportedModel, ValueInfo
+from hybridc.passes.phases import LoweredNetwork
+
+
+def contents_of(model: ImportedModel, network: LoweredNetwork, library: BuiltLibrary) -> Contents:
+    """The contents of the artifact of a model, lowered and compiled to `library`."""
+    options = network.job.options
+    return Contents(
+        graphs=network.graphs,
+        plans=network.plans,
+        pins=network.pins,
+        lowered=network.lowered.plans,
+        target=options.target,
+        inputs=_ports(model.inputs),
+        outputs=_ports(model.outputs),
+        source=Source(model.source.name, model.source.sha256, model.source.opset),
+        machine=network.machine,
+        host_memory_bytes=options.host_memory_bytes,
+        cuda_source=library.cuda_source,
+        cuda_image_key=None if library.cuda_image is None else image_key(library.cuda_image),
+        threads=options.threads,
+    )
+
+
+def _ports(values: tuple[ValueInfo, ...]) -> tuple[Port, ...]:
+    return tuple(Port(v.name, v.shape, v.dtype) for v in values)

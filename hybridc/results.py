@@ -1,0 +1,88 @@
+"""What compiling and planning return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hybridc.ir import Device, Graph, Plan
+from hybridc.machine import Machine
+from hybridc.passes.phases import ImportedNetwork, PlannedNetwork, TiledNetwork
+from hybridc.passes.planner.model.pins import Pins
+from hybridc.passes.planner.search.partition import smallest_budget_bytes, smallest_bytes_bound
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What `compile_model` made; `path` is None if it was told to stop before there was an artifact."""
+
+    path: Path | None
+    plans: tuple[Plan, ...]
+    """One for each distinct budget, smallest first."""
+    graphs: tuple[Graph, ...]
+    """What each plan is of."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    tuned: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the tiles that were measured to be faster than the predicted ones, by function."""
+    measured_us: Mapping[tuple[str, Device], float] = field(default_factory=dict)
+    """Times that were measured for the planner, by function and device."""
+
+    @staticmethod
+    def of(
+        network: ImportedNetwork | TiledNetwork,
+        path: Path | None,
+        seconds: dict[str, float],
+        tuned: Mapping[str, str],
+    ) -> Compiled:
+        """The result of a compilation that ended, or stopped early, with `network`."""
+        measured_us = network.machine.measured_us
+        if not isinstance(network, PlannedNetwork):
+            return Compiled(path, (), (), seconds, tuned, measured_us)
+        return Compiled(path, network.plans, network.graphs, seconds, tuned, measured_us)
+
+    @property
+    def plan(self) -> Plan | None:
+        """That of the largest budget."""
+        return self.plans[-1] if self.plans else None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What `plan_model` found, and the figures that a sensible budget lies between."""
+
+    plans: tuple[Plan, ...]
+    """One for each distinct budget, smallest first."""
+    graphs: tuple[Graph, ...]
+    """What each plan is of."""
+    pins: tuple[Pins, ...]
+    """Devices that the user gave kernels, for each plan."""
+    all_gpu_peak_bytes: int
+    smallest_budget_bytes: int
+    smallest_bytes_bound: int
+    """No plan of any tiling of the network needs less."""
+    machine: Machine
+    """The profile, with measured times where there are some."""
+
+    @staticmethod
+    def of(network: PlannedNetwork) -> Planned:
+        """The result of planning, with the smallest budgets of all tilings."""
+        smallest_bytes = bound_bytes = 0
+        if network.job.options.target.has_gpu:
+            problems = [(tiling.graph, network.machine, tiling.pins) for tiling in network.tilings]
+            smallest_bytes = min(smallest_budget_bytes(*problem) for problem in problems)
+            bound_bytes = min(smallest_bytes_bound(*problem) for problem in problems)
+        return Planned(
+            plans=network.plans,
+            graphs=network.graphs,
+            pins=network.pins,
+            all_gpu_peak_bytes=network.all_gpu_peak_bytes,
+            smallest_budget_bytes=smallest_bytes,
+            smallest_bytes_bound=bound_bytes,
+            machine=network.machine,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """That of the largest budget."""
+        return self.plans[-1]

@@ -1,0 +1,29 @@
+"""From an ONNX model to the network that the stages start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridc.frontend import ImportedModel, read_model
+from hybridc.options import CompileOptions
+from hybridc.passes.phases import ImportedNetwork, Job
+from hybridc.passes.program.program import Program
+
+if TYPE_CHECKING:
+    import onnx
+
+    Model = str | Path | bytes | onnx.ModelProto | ImportedModel
+
+
+def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel, ImportedNetwork]:
+    """Read a model, unless it is read already, and make the network that the stages start from.
+
+    Raises ModelError or UsageError.
+    """
+    if isinstance(source, ImportedModel):
+        model = source
+    else:
+        model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
+    program = Program(model.module, model.weights, model.origins)
+    return model, ImportedNetwork(Job(options, model.carried), program)

@@ -1,0 +1,252 @@
+"""One function per stage, from the record of one phase to that of the next, and how its result is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+from hybridc.ir.plan import plan_to_json
+from hybridc.ir.verify import verify
+from hybridc.options import BF16, INT8
+from hybridc.passes.canonicalize.canonicalize import canonicalize
+from hybridc.passes.fuse.attention import fuse_attention
+from hybridc.passes.fuse.fuse import fuse
+from hybridc.passes.fuse.separable import fuse_separable
+from hybridc.passes.layout.layout import choose_layout
+from hybridc.passes.lower.lower import lower
+from hybridc.passes.phases import (
+    FusedNetwork,
+    GraphedNetwork,
+    ImportedNetwork,
+    LoweredNetwork,
+    PlannedNetwork,
+    ScheduledNetwork,
+    TiledNetwork,
+    budget_bytes,
+)
+from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
+from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
+from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.precision.precision import mark_integers, reduce_precision
+from hybridc.passes.precision.quantized import QUANTIZED_RULES
+from hybridc.passes.program.program import Program
+from hybridc.passes.read_graph import read_graph
+from hybridc.passes.schedule import schedule_functions
+from hybridc.passes.tiling.tile import tile
+from hybridc.passes.tiling.working_set import kernel_groups
+from hybridc.progress import Progress
+
+TILING_LEVELS = 5
+"""A network is tiled to a half, a quarter, ... 1/32 of what it needs; smaller tiles are mostly launches."""
+MAX_TILED_KERNELS = 500
+"""Tilings with more kernels are not tried: planning them takes minutes, and their launches take long."""
+
+ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
+
+
+# -------------------------------------------------------------------------------- network -> operators
+
+
+def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
+    return replace(c, program=canonicalize(c.program))
+
+
+def fuse_cpu_attention(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
+    """Where a CPU runs alone: a GPU beside it has other schedules, and reads the same tensors."""
+    return c if c.job.options.target.has_gpu else replace(c, program=fuse_attention(c.program))
+
+
+def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
+    """Where a CPU runs alone, as before."""
+    options = c.job.options
+    if options.target.has_gpu:
+        return c
+    rules = QUANTIZED_RULES if options.precision == INT8 else ()
+    return replace(c, program=choose_layout(c.program, options.target.isa, rules))
+
+
+# ---------------------------------------------------------------------------------- operators -> graph
+
+
+def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
+    program = fuse(c.program, c.library.table)
+    return FusedNetwork(c.job, program, c.library, unfused=c.program)
+
+
+def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
+    """Where a CPU runs alone; after `fuse`, which has put their epilogues into both convolutions."""
+    target = c.job.options.target
+    return c if target.has_gpu else replace(c, program=fuse_separable(c.program, target=target))
+
+
+def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
+    options = c.job.options
+    if options.precision == INT8:
+        return replace(c, program=mark_integers(c.program))
+    if options.precision != BF16:
+        return c
+    if c.job.rounding is None:
+        raise ValueError("bf16 needs a measurement of rounding errors")
+    errors, winograd = c.job.rounding, options.fast_algorithms
+    program = reduce_precision(c.program, options.target, options.bf16_error, errors, winograd=winograd)
+    return replace(c, program=program)
+
+
+def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
+    options, known = c.job.options, c.library.scheduled
+    scheduled = schedule_functions(
+        c.program,
+        options.target,
+        progress.kernels,
+        winograd=options.fast_algorithms,
+        chooser=c.job.chooser,
+        known=known,
+    )
+    library = replace(
+        c.library,
+        scheduled={**known, **scheduled},
+        weights={**c.library.weights, **c.program.weights},
+    )
+    return ScheduledNetwork(c.job, c.program, library, unfused=c.unfused)
+
+
+def read_network_graph(c: ScheduledNetwork, _: Progress) -> GraphedNetwork:
+    graph = read_graph(c.program, c.scheduled, c.job.loop_carried)
+    return GraphedNetwork(c.job, c.program, c.library, unfused=c.unfused, graph=graph)
+
+
+def profile_network(c: GraphedNetwork, _: Progress) -> GraphedNetwork:
+    """Measure the functions that the kernels call, those that are not measured yet, if the job says so."""
+    called = {kernel.function for kernel in c.graph.kernels} - c.library.profiled
+    if c.job.profiler is None or not called:
+        return c
+    measured_us = c.job.profiler({key: made for key, made in c.scheduled.items() if key[0] in called})
+    library = replace(
+        c.library,
+        profiled=c.library.profiled | called,
+        measured_us={**c.library.measured_us, **measured_us},
+    )
+    return replace(c, library=library)
+
+
+# ---------------------------------------------------------------------------- graph -> plans -> module
+
+
+def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) -> TiledNetwork:
+    """Tile large kernels in several ways, and keep those that are predicted to pay for some budget.
+
+    `to_graph` fuses, schedules and measures the functions of a tiling as it did those of the whole network.
+    """
+    options = c.job.options
+    whole = Tiling(c.graph, resolve_pins(c.graph, options.pins))
+    if not options.target.has_gpu:
+        return TiledNetwork(c, (whole,), 0)
+    peak_bytes = all_gpu_peak_bytes(c.graph, c.machine)
+    if not options.gpu_memory:
+        return TiledNetwork(c, (whole,), peak_bytes)
+    largest_bytes = max(budget_bytes(c.job, peak_bytes))
+    found: list[Tiling] = []
+    if len(c.graph.kernels) <= MAX_TILED_KERNELS:
+        for limit_bytes in sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1)):
+            program = tile(c.unfused, limit_bytes)
+            if program is c.unfused or (found and limit_bytes > largest_bytes):
+                break  # all kernels are within this limit, or no budget could use larger tiles
+            if _kernel_count(program) > MAX_TILED_KERNELS:
+                continue
+            tiled = to_graph(ImportedNetwork(c.job, program, c.library), progress)
+            progress.stage("tile")  # again, after the stages of the tiling
+            c = replace(c, library=tiled.library)
+            pins = carried_pins(whole.graph, whole.pins, tiled.graph)
+            if pins is not None:
+                found.append(Tiling(tiled.graph, pins, limit_bytes))
+    tilings = choose_tilings(
+        (whole, *reversed(found)),
+        c.machine,
+        peak_bytes,
+        largest_bytes,
+        Effort(options.plan_seconds),
+        c.job.host_arena_bytes,
+    )
+    return TiledNetwork(c, tilings, peak_bytes)
+
+
+def _kernel_count(program: Program) -> int:
+    """How many kernels `fuse` will make of a program."""
+    return sum(not group.is_view for group in kernel_groups(program))
+
+
+def plan_network(c: TiledNetwork, progress: Progress) -> PlannedNetwork:
+    found = make_plans(
+        c.tilings,
+        c.machine,
+        c.budgets,
+        c.job.devices,
+        effort=Effort(c.job.options.plan_seconds),
+        host_bytes=c.job.host_arena_bytes,
+        report=progress.kernels,
+    )
+    chosen, plans = zip(*found, strict=True)
+    return PlannedNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, chosen, plans)
+
+
+def verify_network(c: PlannedNetwork, _: Progress) -> PlannedNetwork:
+    for graph, plan in zip(c.graphs, c.plans, strict=True):
+        verify(graph, plan)
+    return c
+
+
+def lower_network(c: PlannedNetwork, _: Progress) -> LoweredNetwork:
+    lowered = lower(c.graphs, c.plans, c.library.scheduled, c.job.options.target)
+    return LoweredNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, c.chosen, c.plans, lowered)
+
+
+# ------------------------------------------------------------------------------------- what they made
+
+
+def show_program(c: ImportedNetwork) -> tuple[str, str]:
+    return ".py", c.program.module.script()
+
+
+def show_scheduled(c: ScheduledNetwork) -> tuple[str, str]:
+    functions = [
+        f"# {name} on {device}: rule {s.rule}, packed {dict(s.packings)}, "
+        f"workspace {list(s.workspace_bytes)} bytes\n"
+        f"{s.function.script()}\n"
+        for (name, device), s in c.scheduled.items()
+    ]
+    return ".py", "\n".join(functions)
+
+
+def show_graph(c: GraphedNetwork) -> tuple[str, str]:
+    return ".json", _json(asdict(c.graph))
+
+
+def show_times(c: GraphedNetwork) -> tuple[str, str]:
+    times = [
+        {"function": function, "device": device.value, "us": us}
+        for (function, device), us in c.library.measured_us.items()
+    ]
+    return ".json", _json(times)
+
+
+def show_tilings(c: TiledNetwork) -> tuple[str, str]:
+    return ".json", _json([asdict(tiling) for tiling in c.tilings])
+
+
+def show_plans(c: PlannedNetwork) -> tuple[str, str]:
+    return ".json", _json([plan_to_json(plan) for plan in c.plans])
+
+
+def show_verdict(c: PlannedNetwork) -> tuple[str, str]:
+    lines = [f"accepted: {len(plan.steps)} steps, {len(plan.buffers)} buffers\n" for plan in c.plans]
+    return ".txt", "".join(lines)
+
+
+def show_module(c: LoweredNetwork) -> tuple[str, str]:
+    return ".py", c.lowered.module.script()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1) + "\n"
