@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
-from hybridc.frontend.model import Source
+from hybridc.frontend.model import ModelFile
 
 MAX_MODEL_BYTES = 2**31 - 1
 """Protobuf's own limit. Larger models keep their weights beside the file, as external data."""
@@ -22,7 +22,7 @@ class Loaded:
     """A parsed model that belongs to hybridc: it may be changed in place."""
 
     proto: onnx.ModelProto
-    source: Source
+    source: ModelFile
     folder: Path | None
     """Where external data may lie; None if the model did not come from a file."""
 
@@ -87,7 +87,7 @@ def _loaded(proto: onnx.ModelProto, data: bytes, name: str, folder: Path | None)
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
     producer = f"{proto.producer_name} {proto.producer_version}".strip()
     sha256 = hashlib.sha256(data).hexdigest()
-    return Loaded(proto, Source(name, sha256, proto.ir_version, opset, producer), folder)
+    return Loaded(proto, ModelFile(name, sha256, proto.ir_version, opset, producer), folder)
 
 
 def _not_onnx(name: str, why: str) -> ModelError:

@@ -23,7 +23,7 @@ class ValueInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelFile:
     """The model that was read."""
 
     name: str
@@ -52,7 +52,7 @@ class ImportedModel:
     outputs: tuple[ValueInfo, ...]
     origins: Mapping[str, tuple[str, ...]]
     """Names of the ONNX nodes that each binding's variable was made from."""
-    source: Source
+    source: ModelFile
     parameters: Mapping[str, np.ndarray] = field(default_factory=dict)
     """For training: values of the weights that are inputs instead, behind the model's own, by their names in
     the file; running statistics of BatchNorm among them."""

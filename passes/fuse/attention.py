@@ -37,7 +37,7 @@ SCORE_STEPS = ("divide", "multiply", "add", "subtract")
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class TransposedOperand:
     """A tensor and where the axes of the product's operand are in it: axis `i` is the tensor's `axes[i]`."""
 
     tensor: relax.Var
@@ -52,10 +52,10 @@ class Operand:
 class Attention:
     """One match: operands, the operators on the scores, and the bindings it stands for."""
 
-    query: Operand
-    key: Operand
+    query: TransposedOperand
+    key: TransposedOperand
     """Axes batch..., depth, key position."""
-    value: Operand
+    value: TransposedOperand
     steps: tuple[relax.Call, ...]
     scores: relax.Var
     result_axes: tuple[int, ...]
@@ -160,7 +160,7 @@ def _carries_scores(operand: relax.Expr, values: dict[relax.Var, Any], shape: tu
 
 def _operand(
     var: relax.Var, values: dict[relax.Var, Any], uses: Counter[relax.Var], members: list[relax.Var]
-) -> Operand:
+) -> TransposedOperand:
     """The tensor that a factor is a transposition of, if nobody else reads the transposed one."""
     rank = len(tensor_shape(var))
     axes = tuple(range(rank))
@@ -169,7 +169,7 @@ def _operand(
         axes = tuple(permutation[a] for a in axes)
         members.insert(0, var)
         var = values[var].args[0]
-    return Operand(var, axes)
+    return TransposedOperand(var, axes)
 
 
 def _permutation(call: relax.Call, rank: int) -> tuple[int, ...]:
@@ -213,7 +213,7 @@ def attention_function(match: Attention) -> tirx.PrimFunc:
     d, t = sum_over(depth, "d"), sum_over(columns, "t")
     u, v = sum_over(columns, "u"), sum_over(columns, "v")
 
-    def read(tensor: te.Tensor, operand: Operand, *indices: te.Var) -> te.Expr:
+    def read(tensor: te.Tensor, operand: TransposedOperand, *indices: te.Var) -> te.Expr:
         placed = dict(zip(operand.axes, indices, strict=True))
         return tensor[tuple(placed[i] for i in range(len(indices)))]
 

@@ -60,13 +60,13 @@ def in_blocks(function: tirx.PrimFunc, channels: Channels) -> tirx.PrimFunc | No
     try:
         for block in nest.blocks:
             tensors[block.buffer] = _Rewriter(block, channels, tensors).tensor(notes[block.name])
-    except _Mismatch:
+    except _NotChannelwise:
         return None
     made = te.create_prim_func([tensors[parameter] for parameter in function.params])
     return made.with_attr("tirx.noalias", True)
 
 
-class _Mismatch(Exception):
+class _NotChannelwise(Exception):
     """A block does something else."""
 
 
@@ -127,7 +127,7 @@ class _Rewriter:
 
         value = substitute(replace_loads(self._operand(), load), at)
         if missing:  # an exception does not keep its class on its way through TVM's walk
-            raise _Mismatch
+            raise _NotChannelwise
         return value
 
     def _operand(self) -> ir.Expr:
@@ -136,5 +136,5 @@ class _Rewriter:
             return value
         own = isinstance(value, tirx.Add) and isinstance(value.a, ir.TensorLoad)
         if not own or not value.a.source.same_as(self.block.buffer):
-            raise _Mismatch
+            raise _NotChannelwise
         return value.b

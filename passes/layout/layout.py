@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.layout.channel_groups import Groups, joining
 from hybridc.passes.layout.operators import (
-    Window,
+    ConvWindow,
+    DepthToSpace,
     blocked_conv2d,
     blocked_depth_to_space,
     blocked_depthwise,
@@ -27,7 +28,7 @@ from hybridc.passes.layout.operators import (
 )
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import FUNCTION_RULES, NARROW_INPUT
-from hybridc.passes.layout.weights import Weight
+from hybridc.passes.layout.weights import ConvWeight
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
@@ -79,10 +80,10 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     if not is_op(call, "nn.conv2d") or tensor_dtype(binding.var) != "float32":
         return None
     attrs = call.attrs
-    data, weight = call.args[0], Weight(call.args[1], layout.weight(call.args[1]))
+    data, weight = call.args[0], ConvWeight(call.args[1], layout.weight(call.args[1]))
     if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
         return None
-    window, groups, result = window_of(attrs), int(attrs.groups), tensor_shape(binding.var)
+    window, groups, result = conv_window_of(attrs), int(attrs.groups), tensor_shape(binding.var)
     if groups > 1:
         if weight.shape[1] == 1 and groups == weight.shape[0]:
             return _depthwise(layout, data, weight, window, result)
@@ -94,11 +95,12 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     return _dense(layout, data, weight, window, result)
 
 
-def window_of(attrs: Any) -> Window:
+def conv_window_of(attrs: Any) -> ConvWindow:
+    """Strides, padding and dilation of a two-dimensional convolution's attributes."""
     sh, sw = (int(stride) for stride in attrs.strides)
     top, left, bottom, right = (int(pad) for pad in attrs.padding)
     dh, dw = (int(step) for step in attrs.dilation)
-    return Window((sh, sw), (top, left, bottom, right), (dh, dw))
+    return ConvWindow((sh, sw), (top, left, bottom, right), (dh, dw))
 
 
 def _pays(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> bool:
@@ -108,7 +110,7 @@ def _pays(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> 
 
 
 def _dense(
-    layout: Layout, data: relax.Expr, weight: Weight, window: Window, result: Sequence[int]
+    layout: Layout, data: relax.Expr, weight: ConvWeight, window: ConvWindow, result: Sequence[int]
 ) -> Blocked:
     outputs, inputs, *_ = weight.shape
     lanes = lanes_of(outputs, layout.isa)
@@ -126,7 +128,7 @@ def _dense(
 
 
 def _depthwise(
-    layout: Layout, data: relax.Expr, weight: Weight, window: Window, result: Sequence[int]
+    layout: Layout, data: relax.Expr, weight: ConvWeight, window: ConvWindow, result: Sequence[int]
 ) -> Blocked | None:
     source = layout.blocked.get(data)
     if source is None:
@@ -139,7 +141,7 @@ def _depthwise(
 
 
 def _grouped(
-    layout: Layout, data: relax.Expr, groups: Groups, window: Window, result: Sequence[int]
+    layout: Layout, data: relax.Expr, groups: Groups, window: ConvWindow, result: Sequence[int]
 ) -> Blocked | None:
     """In blocks if joining groups, until they fit vectors, costs less time than conversions would."""
     shape, found = tensor_shape(data), layout.blocked.get(data)
@@ -151,7 +153,7 @@ def _grouped(
         return None
     joined = groups.joined(number)
     if joined.count == 1:
-        return _dense(layout, data, Weight(None, joined.weight), window, result)
+        return _dense(layout, data, ConvWeight(None, joined.weight), window, result)
     source, weight = layout.as_blocked(data, input_lanes).var, joined.filled(lanes)
     key = tensor_shape(source), weight.shape, window, joined.outputs, lanes
     arguments = [source, layout.builder.weight(weight, "weight")]
@@ -161,7 +163,12 @@ def _grouped(
 
 
 def _group_by_group(
-    layout: Layout, data: relax.Expr, weight: Weight, groups: int, window: Window, result: Sequence[int]
+    layout: Layout,
+    data: relax.Expr,
+    weight: ConvWeight,
+    groups: int,
+    window: ConvWindow,
+    result: Sequence[int],
 ) -> Blocked | None:
     """Of weights known at run time only: a convolution for each of a few groups that fill their blocks."""
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
@@ -313,28 +320,16 @@ def _depth_to_space(layout: Layout, binding: relax.VarBinding) -> Blocked | None
     if not (depth_first or axes == (0, 1, 4, 2, 5, 3)) or block != other:
         return None
     image = binding.var if first is None else binding.value.args[0]
-    if tensor_shape(inner.args[0])[2:] != (h, w) or tensor_shape(image) != (
-        n,
-        channels,
-        h * block,
-        w * block,
-    ):
+    whole = (n, channels, h * block, w * block)
+    if tensor_shape(inner.args[0])[2:] != (h, w) or tensor_shape(image) != whole:
         return None
-    lanes, data, size = (
-        lanes_of(channels, layout.isa),
-        tensor_shape(source.var),
-        tensor_shape(binding.var)[2:],
-    )
-    corner = first or (0, 0)
-
-    def make() -> tirx.PrimFunc:
-        return blocked_depth_to_space(
-            data, channels, block, lanes, depth_first=depth_first, first=corner, size=(size[0], size[1])
-        )
-
-    key = ("depth_to_space", *data, channels, block, lanes, depth_first, corner, size)
-    shape = (n, -(-channels // lanes), *size, lanes)
-    return Blocked(layout.call(key, make, [source.var], shape), channels)
+    lanes, data = lanes_of(channels, layout.isa), tensor_shape(source.var)
+    _, _, rows, columns = tensor_shape(binding.var)
+    moved = DepthToSpace(channels, block, depth_first, first or (0, 0), (rows, columns))
+    key = ("depth_to_space", data, lanes, moved)
+    shape = (n, -(-channels // lanes), rows, columns, lanes)
+    made = layout.call(key, lambda: blocked_depth_to_space(data, lanes, moved), [source.var], shape)
+    return Blocked(made, channels)
 
 
 def _first_pixel(binding: relax.VarBinding) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.passes.layout.functions import Channels, in_blocks
 from hybridc.passes.layout.max_pool import blocked_max_pool_with_indices
-from hybridc.passes.layout.operators import Window, blocked_conv2d_wgrad
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d_wgrad
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.program.program import is_op, operator_name, tensor_dtype, tensor_shape
 
@@ -35,7 +35,7 @@ def _weight_gradient(layout: Layout, binding: relax.VarBinding) -> relax.Var | N
     (sh, sw), (top, left, bottom, right), (dh, dw) = (
         [int(v) for v in notes[name]] for name in ("strides", "padding", "dilation")
     )
-    window = Window((sh, sw), (top, left, bottom, right), (dh, dw))
+    window = ConvWindow((sh, sw), (top, left, bottom, right), (dh, dw))
     dy = _blocked(layout, gradient)
     narrow = data not in layout.blocked and tensor_shape(data)[1] < NARROW_INPUT and int(notes["groups"]) == 1
     x = layout.as_plain(data) if narrow else _blocked(layout, data)

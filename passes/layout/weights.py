@@ -13,7 +13,7 @@ from hybridc.passes.program.program import tensor_shape
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class ConvWeight:
     """Weights `[O, I, KH, KW]`."""
 
     expr: relax.Expr | None

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from hybridc.passes.layout.layout import Rule, window_of
-from hybridc.passes.layout.operators import Window, extents, sum_over
+from hybridc.passes.layout.layout import Rule, conv_window_of
+from hybridc.passes.layout.operators import ConvWindow, extents, sum_over
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import NARROW_INPUT
-from hybridc.passes.layout.weights import Weight
+from hybridc.passes.layout.weights import ConvWeight
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 
@@ -101,13 +101,17 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     if x.shape != tensor_shape(x.values):
         return None
     outputs, inputs = w.values.shape[:2]
-    lanes, window, result = lanes_of(outputs, layout.isa), window_of(call.attrs), tensor_shape(binding.var)
+    lanes, window, result = (
+        lanes_of(outputs, layout.isa),
+        conv_window_of(call.attrs),
+        tensor_shape(binding.var),
+    )
     if x.values not in layout.blocked and inputs < NARROW_INPUT:
         source, input_lanes = layout.as_plain(x.values), None
     else:
         found = layout.blocked.get(x.values) or layout.as_blocked(x.values, lanes_of(inputs, layout.isa))
         source, input_lanes = found.var, found.lanes
-    packed = Weight(None, w.values).packed(layout, lanes, input_lanes)
+    packed = ConvWeight(None, w.values).packed(layout, lanes, input_lanes)
     key = tensor_shape(source), tensor_shape(packed), window, tensor_dtype(source), x.zero
     blocks = -(-outputs // lanes)
     shape = (result[0], blocks, result[2], result[3], lanes)
@@ -202,7 +206,7 @@ QUANTIZED_RULES: tuple[Rule, ...] = (_known, _convolution, _matmul, _blocked_con
 
 
 def int8_conv2d(
-    data: Sequence[int], weight: Sequence[int], window: Window, dtype: str, zero: int
+    data: Sequence[int], weight: Sequence[int], window: ConvWindow, dtype: str, zero: int
 ) -> tirx.PrimFunc:
     """Sums, int32, of a convolution of 8-bit data and int8 weights; shapes as in `blocked.blocked_conv2d`.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitParameter:
     """A parameter, or the optimizer's state of one, that became several; joined along `axis` they are it."""
 
     axis: int
@@ -27,7 +27,7 @@ class Split:
         return np.concatenate([parts[name] for name in self.parts], self.axis)
 
 
-Splits = Mapping[str, Split]
+Splits = Mapping[str, SplitParameter]
 """By the name of the whole."""
 
 

@@ -59,7 +59,7 @@ def _axis_by_axis(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Ex
     widths: list[int] = []
     for axis in range(whole, len(shape)):
         extent, target = shape[axis], targets[axis]
-        first, weights = _Line(nest.blocks[0], axis).gathered(extent, target)
+        first, weights = _AxisBlock(nest.blocks[0], axis).gathered(extent, target)
         widths.append(weights.shape[1])
         tables.append(reverse.builder.weight(first, f"{y.name}_first"))
         tables.append(reverse.builder.weight(weights.astype(dtype), f"{y.name}_weights"))
@@ -73,7 +73,7 @@ def _axis_by_axis(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Ex
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _AxisBlock:
     """A block along one axis, at the first position of the others."""
 
     block: Block
