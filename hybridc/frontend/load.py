@@ -14,7 +14,7 @@ from hybridc.frontend import codes
 from hybridc.frontend.model import ModelFile
 
 MAX_MODEL_BYTES = 2**31 - 1
-"""Protobuf's own limit. Larger models keep their weights beside the file, as external data."""
+"""Protobuf's own limit. Larger models keep their weights in other files, as external data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def _read(path: Path) -> bytes:
                 codes.UNREADABLE,
                 f"the file has {size_bytes} bytes, and an ONNX file can have at most {MAX_MODEL_BYTES}",
                 where=str(path),
-                remedy="save its weights beside it: onnx.save(..., save_as_external_data=True)",
+                remedy="save its weights as external data: onnx.save(..., save_as_external_data=True)",
             )
         return path.read_bytes()
     except (OSError, ValueError) as error:

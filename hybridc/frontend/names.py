@@ -43,7 +43,7 @@ def safe_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """The names in order, repeated ones told apart by a number that no other name has."""
+    """The names in order, repeated ones made unique by a number."""
     wanted = list(names)
     reserved = set(wanted)
     seen: set[str] = set()

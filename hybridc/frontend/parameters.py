@@ -22,7 +22,7 @@ TRAINING_BATCH_NORM, TRAINING_DROPOUT = "TrainingBatchNormalization", "TrainingD
 """Operators that no file can have: `to_training_form` makes them of ONNX's."""
 
 _SETTINGS = frozenset({"Resize", "Upsample", "RoiAlign", "QuantizeLinear", "DequantizeLinear"})
-"""Their float operands but the first are no parameters."""
+"""Their float operands after the first are not parameters."""
 
 
 def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
@@ -88,8 +88,8 @@ def _value(tensor: TensorProto, folder: Path | None) -> np.ndarray:
 def to_training_form(graph: ir.Graph, name: str) -> None:
     """BatchNorm by the batch's own statistics where running ones are inputs, and Dropout that drops.
 
-    Where the running statistics are frozen BatchNorm goes by them, whatever mode the file asks for. Dropout
-    drops in any case: what it is for in a file that is trained. Second outputs that nobody reads go.
+    Frozen running statistics are used by BatchNorm in whatever mode the file asks for. Dropout always drops,
+    since the file is trained. Unused second outputs are removed.
     Raises ModelError HC114 for Dropout whose mask is read or whose rate is not known.
     """
     inputs = set(graph.inputs)

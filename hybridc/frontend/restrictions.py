@@ -85,7 +85,7 @@ def _resize(node: ir.Node) -> str | None:
         return "to one pixel with align_corners is not supported"
     mode = _text(node, "mode", "nearest")
     if mode != "nearest" and any(n < o and o % n for o, n in zip(source, target, strict=True)):
-        return f"({mode}) shrinks by a factor that is no integer"
+        return f"({mode}) shrinks by a factor that is not an integer"
     return None
 
 

@@ -39,7 +39,7 @@ def simplify(
     shapes are inferred where they can be. Raises ModelError HC116 if a pass fails, HC118 if
     constants are too large.
     """
-    # What cannot be evaluated is left as it is: no reason for a warning.
+    # What cannot be evaluated stays a node, which needs no warning.
     log = logging.getLogger(folding.__name__)
     was_disabled, log.disabled = log.disabled, True
     try:
@@ -173,7 +173,7 @@ def _should_fold(node: ir.Node) -> bool | None:
 
 
 def _known_elements(node: ir.Node) -> int | None:
-    """Elements of all outputs, None if a shape is not known or one of them is no tensor."""
+    """Elements of all outputs, None if a shape is not known or one of them is not a tensor."""
     shapes = [static_shape(output) for output in node.outputs]
     known = [shape for shape in shapes if shape is not None]
     return sum(math.prod(shape) for shape in known) if len(known) == len(shapes) else None

@@ -137,7 +137,7 @@ def _check_external(tensor: TensorProto, size_bytes: int, where: str, folder: Pa
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", str(size_bytes)))
     except ValueError as error:
-        raise _external(f"its offset or length is no number: {error}", where) from error
+        raise _external(f"its offset or length is not a number: {error}", where) from error
     if length != size_bytes:
         raise _malformed(f"its shape needs {size_bytes} bytes, but its external data has {length}", where)
     file_bytes = path.stat().st_size

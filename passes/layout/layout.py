@@ -4,7 +4,7 @@ One pass over the bindings. A convolution that is worth it asks for blocked inpu
 operators that work channel by channel follow the layout of what they read; everything else asks for plain
 NCHW. A conversion is emitted where the two meet, once per tensor, so a chain of convolutions has none.
 
-Only for programs that a CPU runs alone: a GPU beside it reads the same tensors, and its kernels expect NCHW.
+Only for targets without a GPU: a GPU would read the same tensors, and its kernels expect NCHW.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _depthwise(
 def _grouped(
     layout: Layout, data: relax.Expr, groups: Groups, window: ConvWindow, result: Sequence[int]
 ) -> Blocked | None:
-    """In blocks if joining groups, until they fit vectors, costs less time than conversions would."""
+    """Blocked if joining groups until they fit vectors takes less time than converting the layout would."""
     shape, found = tensor_shape(data), layout.blocked.get(data)
     input_lanes = lanes_of(shape[1], layout.isa) if found is None else found.lanes
     number, lanes = joining(groups, input_lanes, layout.isa)
@@ -170,7 +170,8 @@ def _group_by_group(
     window: ConvWindow,
     result: Sequence[int],
 ) -> Blocked | None:
-    """Of weights known at run time only: a convolution for each of a few groups that fill their blocks."""
+    """Weights known only at run time: one convolution per group, for few groups whose channels fill
+    blocks."""
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     lanes, input_lanes = (lanes_of(channels, layout.isa) for channels in (outputs, inputs))
     if groups > MOST_SEPARATE_GROUPS or outputs % lanes or inputs % input_lanes:
@@ -215,7 +216,7 @@ def _elementwise(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
 
 
 def _operand(layout: Layout, operand: relax.Expr, leader: Blocked, shape: Sequence[int]) -> relax.Expr | None:
-    """An operand of an element-wise operator beside a blocked one; None if it has no such form."""
+    """The other operand of an element-wise operator with a blocked one; None if it has no blocked form."""
     if not isinstance(operand, relax.Var | GenericConst):
         return operand  # a number of clip
     value = layout.weight(operand)
@@ -300,10 +301,10 @@ def _concat(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
 
 
 def _depth_to_space(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
-    """`reshape(permute_dims(reshape(x)))` that moves channels into squares of pixels, or a part of the image
-    that it gives; x is blocked.
+    """`reshape(permute_dims(reshape(x)))` of blocked x that moves channels into squares of pixels, or a slice
+    of the resulting image.
 
-    What the inner operators made of plain data is dropped with all that nobody reads.
+    The results of the inner operators for plain data are dropped as unused bindings.
     """
     outer, first = binding.value, _first_pixel(binding)
     if first is not None:
@@ -333,7 +334,7 @@ def _depth_to_space(layout: Layout, binding: relax.VarBinding) -> Blocked | None
 
 
 def _first_pixel(binding: relax.VarBinding) -> tuple[int, int] | None:
-    """Where the rectangle begins that a `strided_slice` cuts out of images; None for anything else."""
+    """The first pixel of the rectangle that a `strided_slice` takes of images; None for anything else."""
     call = binding.value
     if not is_op(call, "strided_slice") or len(call.args) != 4:
         return None
@@ -350,4 +351,4 @@ RULES: tuple[Rule, ...] = (
     _depth_to_space,
     *FUNCTION_RULES,
 )
-"""Each gives a binding's result, blocked or a plain variable, or None: the binding then stays as it is."""
+"""Tried in this order on every binding; a binding that no rule accepts is copied."""

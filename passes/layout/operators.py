@@ -3,7 +3,7 @@
 A blocked activation is `[N, C / b, H, W, b]`: `b` channels of a pixel lie side by side and fill a vector, so
 that convolution, pooling and whatever is done channel by channel need no other vector than one pixel's
 (Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", SC 2018).
-Where `b` does not divide C the last block is filled up with finite values that nobody reads.
+If `b` does not divide C, the last block is padded with finite values that are never used.
 
 Weights come in blocks too, zero where a channel does not exist: packed when compiling, or else each time by
 `pack_weight`.
@@ -236,6 +236,7 @@ def extents(*shape: int) -> list[tirx.IntImm]:
 
 
 def sum_over(extent: int, name: str) -> tirx.IterVar:
+    """A reduction axis from 0 to `extent`, with 64-bit indices."""
     return te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", int(extent))), name)
 
 

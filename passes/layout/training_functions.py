@@ -23,7 +23,7 @@ def _called(layout: Layout, call: Any) -> tirx.PrimFunc:
 
 
 def _weight_gradient(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
-    """`conv2d_wgrad` of data and dy, of which one is blocked; the result is plain."""
+    """`conv2d_wgrad` of data and dy, one of them blocked; the result is plain."""
     call = binding.value
     if not is_op(call, "call_tir") or operator_name(call) != "conv2d_wgrad":
         return None
@@ -112,7 +112,7 @@ def _channel_by_channel(layout: Layout, binding: relax.VarBinding) -> Blocked | 
 
 
 def _operand(layout: Layout, operand: relax.Expr, channels: Channels) -> relax.Expr | None:
-    """An argument in the form that the rewritten function takes; None if it cannot be brought into it."""
+    """An argument in the layout that the rewritten function takes; None if it cannot be converted to it."""
     shape = tensor_shape(operand)
     plain = operand if isinstance(operand, GenericConst) else None
     if channels.axis(shape) is None:

@@ -40,6 +40,7 @@ class Activation:
 
     @property
     def shift(self) -> int:
+        """Added to the values so that they are unsigned."""
         return UNSIGNED_SHIFT if tensor_dtype(self.values) == "int8" else 0
 
 
@@ -145,7 +146,7 @@ def _matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
 
 
 def _offsets(x: Activation, w: Factor) -> np.ndarray:
-    """What is to be added to the sums of each output, which have unsigned numbers in the place of x - z."""
+    """The correction of each output's sums, in which unsigned numbers were multiplied instead of x - z."""
     return -np.int32(x.zero + x.shift) * w.sums
 
 
@@ -208,9 +209,10 @@ QUANTIZED_RULES: tuple[Rule, ...] = (_known, _convolution, _matmul, _blocked_con
 def int8_conv2d(
     data: Sequence[int], weight: Sequence[int], window: ConvWindow, dtype: str, zero: int
 ) -> tirx.PrimFunc:
-    """Sums, int32, of a convolution of 8-bit data and int8 weights; shapes as in `blocked.blocked_conv2d`.
+    """Sums, int32, of a convolution of 8-bit data and int8 weights; shapes as in
+    `layout.operators.blocked_conv2d`.
 
-    `zero` stands for zero around the image. To signed data 128 is added.
+    `zero` is the value of the padding around the image. 128 is added to signed data.
     """
     x, w = te.placeholder(extents(*data), dtype, "data"), te.placeholder(extents(*weight), "int8", "weight")
     padded = _padded(x, window.padding, zero)

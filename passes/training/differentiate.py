@@ -62,12 +62,12 @@ def differentiate(
 ) -> Differentiated:
     """The gradient of the output at position `loss`, a scalar, with respect to inputs, by name.
 
-    `update` is called when a parameter's gradient is complete, right behind the last kernel that reads the
+    `update` is called when a parameter's gradient is complete, right after the last kernel that reads the
     old parameter; what it returns are the parameter's results. By default that is the gradient itself.
 
     Requires: `main` normalised, straight-line, static shapes.
     Raises: ModelError HC160 where an operator between a parameter and the loss has no gradient, HC161 where
-    the loss depends on no parameter, HC162 where it is no scalar.
+    the loss depends on no parameter, HC162 where it is not a scalar.
     """
     return _Differentiator(program, parameters).run(
         loss, update or (lambda emitter, parameter, gradient: [gradient])
@@ -141,7 +141,7 @@ class _Differentiator:
                 remedy="name parameters of the network, or freeze fewer",
             )
         if math.prod(tensor_shape(loss)) != 1:
-            raise ModelError("HC162", f"the loss is no scalar: it has shape {tensor_shape(loss)}")
+            raise ModelError("HC162", f"the loss is not a scalar: it has shape {tensor_shape(loss)}")
         one = np.ones(tensor_shape(loss), tensor_dtype(loss))
         self.adjoints[loss] = relax.const(one, one.dtype.name)
         complete = self._completed(tape)
@@ -155,7 +155,8 @@ class _Differentiator:
         return results
 
     def _completed(self, tape: list[Recorded]) -> dict[int, list[relax.Var]]:
-        """Parameters by the position of their first reader: behind it, in reverse, nobody reads them."""
+        """Parameters by the position of their first reader, after which, in reverse order, nothing reads
+        them."""
         first: dict[relax.Var, int] = {}
         parameters = set(self.parameters)
         for position, recorded in enumerate(tape):
@@ -188,7 +189,7 @@ class _Differentiator:
             self._add(argument, gradient)
 
     def _taken(self, var: relax.Var) -> Gradient:
-        """The gradient with respect to a variable, which nobody adds to any more."""
+        """The gradient with respect to a variable, complete."""
         return self.tuple_adjoints.pop(var, None) or self.adjoints.pop(var, None)
 
     def _add(self, argument: relax.Expr, gradient: Gradient) -> None:

@@ -43,7 +43,7 @@ class Emitter:
     name: str = ""
     """Hint for the names of variables where none is given."""
     library: dict[str, tirx.PrimFunc] = field(default_factory=dict)
-    """All functions by name: those that the program brought along, and those made here."""
+    """All functions by name: the program's own, and those made here."""
     values: dict[relax.Var, relax.Expr] = field(default_factory=dict)
     """What each emitted variable was bound to."""
 
@@ -79,8 +79,8 @@ class Emitter:
     ) -> relax.Var:
         """Call a PrimFunc, made once for each key, whose first element is the function's name.
 
-        A list of result types makes a tuple. The key must tell all that `make` depends on but the types of
-        the arguments, which belong to it.
+        A list of result types makes a tuple. The key must determine all that `make` depends on but the types
+        of the arguments, which belong to it.
         """
         key = (*key, *((tensor_shape(a), tensor_dtype(a)) for a in arguments))
         if key not in self.functions:
@@ -111,7 +111,7 @@ class Emitter:
         return self.library[call.args[0].name_hint].attrs[name]
 
     def elementwise(self, name: str, body: Callable[..., tirx.Expr], *arguments: relax.Expr) -> relax.Var:
-        """`body` of each element of tensors of one shape; `name` must tell all that `body` depends on.
+        """`body` of each element of tensors of one shape; `name` must determine all that `body` depends on.
 
         One function instead of a chain of operators. The result is of the first argument's type.
         """
@@ -185,7 +185,7 @@ class Reverse(Emitter):
         return var
 
     def _depends(self, var: relax.Var) -> bool:
-        """Only floating point numbers have gradients; of tuples, their fields tell."""
+        """Only floating point numbers have gradients; a tuple is judged by its fields."""
         numeric = not isinstance(var.ty, relax.TensorType) or is_floating(var)
         return numeric and any(v in self.active for v in variables(self.values[var]))
 
@@ -254,6 +254,7 @@ def placeholder(like: relax.Expr, name: str) -> te.Tensor:
 
 
 def extents(shape: Sequence[int]) -> list[tirx.IntImm]:
+    """A shape for TE, with 64-bit indices."""
     return [tirx.IntImm("int64", extent) for extent in shape]
 
 

@@ -1,4 +1,4 @@
-"""A network copied into a new program: as it trains, or as it is evaluated."""
+"""A network copied into a new program, for training or for evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridc.passes.training.gradients import Emitter, constant
 
 @dataclass
 class NetworkCopy:
-    """The network's bindings in a new program, some of them written anew."""
+    """The network's bindings in a new program, some of them rewritten."""
 
     emitter: Emitter
     old: Program
@@ -30,7 +30,7 @@ class NetworkCopy:
         return NetworkCopy(emitter, program, emitter.builder.take_parameters(program))
 
     def run(self, rewrite: Callable[[NetworkCopy, relax.Expr], relax.Expr | None]) -> None:
-        """`rewrite` gives what stands for a binding's value, or None to take it as it is."""
+        """`rewrite` gives the new value of a binding, or None to copy it."""
         for binding in self.old.bindings:
             self.emitter.origins = self.old.origins.get(binding.var.name, ())
             self.emitter.name = binding.var.name
@@ -53,6 +53,7 @@ class NetworkCopy:
 
 
 def is_training_norm(expr: relax.Expr) -> bool:
+    """Whether this is a BatchNorm that uses the batch's statistics."""
     return is_op(expr, "nn.batch_norm") and bool(expr.attrs.training)
 
 

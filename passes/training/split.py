@@ -38,7 +38,7 @@ OUTPUTS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """`matmul` with a parameter, or its transpose, that nobody else reads."""
+    """`matmul` with a parameter, or its transpose, that has no other readers."""
 
     parameter: relax.Var
     transpose: relax.Var | None

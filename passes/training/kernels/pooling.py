@@ -29,10 +29,11 @@ class Pool:
     after: tuple[int, ...]
     dilation: tuple[int, ...]
     counts_padding: bool
-    """Means are divided by the taps in data and padding; what ceiling adds behind it never counts."""
+    """Means are divided by the taps in data and padding; what rounding up adds after it never counts."""
 
     @classmethod
     def of(cls, call: relax.Call) -> Pool:
+        """That of a pooling operator."""
         attrs = call.attrs
         rank = len(attrs.pool_size)
         return cls(
