@@ -28,7 +28,7 @@ class Loaded:
 
 
 def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
-    """Parse a model. Raises ModelError HC101 if it is none, HC102 if it cannot be read or is too large."""
+    """Parse a model. Raises ModelError HC101 if it is not one, HC102 if it cannot be read or is too large."""
     if isinstance(source, onnx.ModelProto):
         proto = onnx.ModelProto()
         proto.CopyFrom(source)

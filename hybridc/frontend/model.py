@@ -1,4 +1,4 @@
-"""What the frontend hands on: a Relax function whose every binding knows its ONNX nodes."""
+"""The frontend's result: a Relax function, and the ONNX nodes of each of its bindings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ValueInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """The model that was read."""
+    """The file that the model was read from."""
 
     name: str
     """File name, `<bytes>` or `<ModelProto>`."""

@@ -27,8 +27,8 @@ _RESERVED = frozenset(_WORDS.split())
 def safe_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     """A distinct identifier for each distinct name, none of them in `taken`.
 
-    Identifiers match `[A-Za-z_][A-Za-z0-9_]*`, have at most `MAX_NAME_LENGTH` characters and are no
-    word of C, CUDA or Python. A name that is safe already keeps itself, whatever the others are.
+    Identifiers match `[A-Za-z_][A-Za-z0-9_]*`, have at most `MAX_NAME_LENGTH` characters and are not
+    words of C, CUDA or Python. A name that is safe already is kept, whatever the others are.
     """
     distinct = list(dict.fromkeys(names))
     used = set(taken)

@@ -143,7 +143,7 @@ _COPIED_ELEMENTS = 64
 
 
 def check_export(loaded: Loaded, values: Mapping[str, np.ndarray]) -> None:
-    """Refuse models that would train otherwise than the network they were exported from.
+    """Refuse models that would not train like the network they were exported from.
 
     `values` are those of `promote`. Raises ModelError HC120 or HC121.
     """
@@ -169,7 +169,7 @@ def _check_norms(graph: onnx.GraphProto, where: str, values: Mapping[str, np.nda
 
 
 def _check_merged(graph: onnx.GraphProto, where: str, values: Mapping[str, np.ndarray]) -> None:
-    """Outside of training PyTorch's exporter makes one of parameters that only happen to be equal."""
+    """If not told to train, PyTorch's exporter merges parameters that only happen to be equal."""
     for node in graph.node:
         if node.op_type == "Identity" and node.input[0] in values:
             raise _changed_ties(
@@ -180,7 +180,7 @@ def _check_merged(graph: onnx.GraphProto, where: str, values: Mapping[str, np.nd
 
 
 def _check_copies(where: str, values: Mapping[str, np.ndarray]) -> None:
-    """A tied weight that one reader wants transposed becomes two by constant folding."""
+    """Constant folding copies a tied weight that one of its readers transposes."""
     seen: dict[tuple[tuple[int, ...], bytes], str] = {}
     for name, array in values.items():
         if array.ndim != 2 or array.size < _COPIED_ELEMENTS or array.min() == array.max():

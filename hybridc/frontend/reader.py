@@ -1,4 +1,4 @@
-"""The way of a model through the frontend."""
+"""The frontend's steps in order: load, check, simplify, import, bring into normal form."""
 
 from __future__ import annotations
 

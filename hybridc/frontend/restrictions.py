@@ -1,4 +1,4 @@
-"""Uses of operators that TVM's importer accepts and computes wrong: refused instead."""
+"""Refuse uses of operators that TVM's importer accepts and computes wrong."""
 
 from __future__ import annotations
 

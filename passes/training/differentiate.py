@@ -1,10 +1,10 @@
 """Reverse-mode differentiation of a program, in time linear in its bindings.
 
 The forward pass is copied, with operators replaced by the forms that save what the backward pass needs
-(pooling with indices, BatchNorm with batch statistics, dropout). Then the copied calls are gone through in
+(pooling with indices, BatchNorm with batch statistics, dropout). Then the copied calls are visited in
 reverse; each adds to the gradients of its arguments by the rule of its operator (Griewank and Walther,
-Evaluating Derivatives, 2nd ed., chapter 3). Distinct functions are made once, so that a deep network of few
-kinds of layers has few.
+Evaluating Derivatives, 2nd ed., chapter 3). Each distinct function is made once, so that a deep network with
+few kinds of layers has few functions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Update = Callable[[Emitter, relax.Var, relax.Expr], Sequence[relax.Expr]]
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """A program that computes gradients, or what is made of them."""
+    """A program that computes gradients, or what `update` makes of them."""
 
     program: Program
     """Returns what the given program does, and then the results of all parameters."""
@@ -155,8 +155,7 @@ class _Differentiator:
         return results
 
     def _completed(self, tape: list[Recorded]) -> dict[int, list[relax.Var]]:
-        """Parameters by the position of their first reader, after which, in reverse order, nothing reads
-        them."""
+        """Parameters by the position of their first reader: in reverse order nothing reads them after it."""
         first: dict[relax.Var, int] = {}
         parameters = set(self.parameters)
         for position, recorded in enumerate(tape):
@@ -211,7 +210,7 @@ class _Differentiator:
 def _no_gradient(recorded: Recorded) -> ModelError:
     return ModelError(
         "HC160",
-        f"{rule_name(recorded.value)} has no gradient, and a parameter's way to the loss goes through it",
+        f"{rule_name(recorded.value)} has no gradient, and lies between a trained parameter and the loss",
         where=f"node {', '.join(recorded.origins)}",
         remedy="freeze the parameters before it (--freeze), or export the network without it",
     )

@@ -2,7 +2,7 @@
 
 A rule gets the call of an operator as it was emitted forward, its result y and the gradient dy of the loss
 with respect to y; it emits the gradients with respect to the call's arguments. What a rule reads of arguments
-and result is what stays in memory from the forward to the backward pass: so it reads the least that will do.
+and result stays in memory from the forward to the backward pass, so it should read as little as possible.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Recorded:
 
 @dataclass
 class Reverse(Emitter):
-    """What a gradient rule is given besides the call."""
+    """What a gradient rule may ask and emit."""
 
     active: set[relax.Var] = field(default_factory=set)
     """Variables that depend on a parameter."""
@@ -190,7 +190,7 @@ class Reverse(Emitter):
         return numeric and any(v in self.active for v in variables(self.values[var]))
 
     def wanted(self, argument: relax.Expr) -> bool:
-        """Whether the gradient of an argument leads to a parameter: it need not be computed else."""
+        """Whether the gradient of an argument leads to a parameter: else it need not be computed."""
         if isinstance(argument, relax.Tuple):
             return any(self.wanted(item) for item in argument.fields)
         return isinstance(argument, relax.Var) and argument in self.active
@@ -238,7 +238,7 @@ def rule_name(call: relax.Call) -> str:
 
 
 def operands(call: relax.Call) -> list[relax.Expr]:
-    """What a call computes with: of `call_tir`, the arguments of the function."""
+    """Operands of a call; for `call_tir` the arguments of the function."""
     return list(call.args[1].fields) if is_op(call, "call_tir") else list(call.args)
 
 

@@ -60,7 +60,8 @@ def is_training_norm(expr: relax.Expr) -> bool:
 def with_statistics(
     copy: NetworkCopy, call: relax.Expr, statistics: dict[str, relax.Expr]
 ) -> relax.Expr | None:
-    """BatchNorm that trains; `statistics` gets its new running ones. One applied twice adds to them twice."""
+    """BatchNorm in training; `statistics` receives its new running ones. One that is applied twice updates
+    them twice."""
     if not is_training_norm(call):
         return None
     running = [statistics.get(argument.name, argument) for argument in call.args[3:]]
@@ -71,7 +72,7 @@ def with_statistics(
 
 
 def evaluated(copy: NetworkCopy, call: relax.Expr) -> relax.Expr | None:
-    """Dropout hands on; BatchNorm scales and shifts by its running statistics."""
+    """Dropout is the identity; BatchNorm scales and shifts by its running statistics."""
     if is_op(call, "nn.dropout"):
         return relax.Tuple([call.args[0], call.args[0]])
     if not is_op(call, "nn.batch_norm"):

@@ -1,5 +1,4 @@
-"""Recompute in the backward pass what follows from a stored tensor by cheap arithmetic, instead of storing
-it.
+"""Recompute in the backward pass, instead of storing, what follows from a stored tensor cheaply.
 
 Exporters decompose activations and normalisation: GELU is a division, erf, an addition and two products, and
 the backward pass reads four of these five results. All follow from the first operand. Recomputed, each is

@@ -1,4 +1,5 @@
-"""A fully connected layer that has most of the parameters is split, so that its gradient is never whole.
+"""Split a fully connected layer that has most of the parameters, so that its gradient never exists as a
+whole.
 
 A gradient lives until its parameter is updated, so what all gradients take is what the largest takes. Where
 that is of one fully connected layer, its outputs are computed in parts, each with a parameter of its own:
@@ -49,7 +50,7 @@ class _Layer:
 def split_model(model: ImportedModel) -> tuple[ImportedModel, dict[str, SplitParameter]]:
     """A model, read for training, with the parameters of dominating layers in parts, and how they are split.
 
-    Both go by the user's names: the parts of `w` are `w#part0`, `w#part1` and so on.
+    Both use the user's names: the parts of `w` are `w#part0`, `w#part1` and so on.
     """
     program = Program(model.module, model.weights, model.origins)
     trained = [v.variable for v in model.inputs if v.name in model.parameters]
@@ -178,6 +179,6 @@ def _parts(parameter: relax.Var, split: SplitParameter) -> list[relax.Var]:
 
 
 def _shapes(whole: tuple[int, ...], split: SplitParameter) -> list[tuple[int, ...]]:
-    """Of the parts."""
+    """Shapes of the parts."""
     counts = [end - begin for begin, end in zip((0, *split.ends), split.ends, strict=False)]
     return [(*whole[: split.axis], count, *whole[split.axis + 1 :]) for count in counts]

@@ -3,7 +3,7 @@
 Three programs are made of a network. All take its inputs, targets and states, and return the loss first:
 
 - the step: with the optimizer's scalars, returns the new states;
-- the accumulation, where a batch is gone through in parts: returns the new sums of gradients;
+- the accumulation, where a batch is processed in parts: returns the new sums of gradients;
 - the evaluation: BatchNorm by its running statistics and without dropout, returns the network's outputs.
 """
 
@@ -35,7 +35,7 @@ PARAMETER, STATISTIC, MOMENT, SUM = "parameter", "statistic", "moment", "sum"
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """A tensor that lives from step to step."""
+    """A tensor that is kept from step to step."""
 
     name: str
     """That of a parameter or statistic in the user's model; of optimizer state that, `#`, and its kind."""
@@ -46,7 +46,7 @@ class TrainingState:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrograms:
-    """What is compiled. The new value of a state is the output of its name with `NEW` appended."""
+    """The programs to compile. The new value of a state is the output of its name with `NEW` appended."""
 
     step: ImportedModel
     evaluation: ImportedModel
@@ -112,7 +112,7 @@ def _optimizer(spec: specs.Optimizer) -> UpdateRule:
 
 @dataclass
 class _Network:
-    """A network read for training, and everything that its programs have in common."""
+    """A network read for training, and what its programs have in common."""
 
     model: ImportedModel
     spec: TrainingSpec
@@ -249,7 +249,7 @@ class _Network:
         return total
 
     def _imported(self, program: Program, outputs: list[str], more: Iterable[ValueInfo]) -> ImportedModel:
-        """A program with the user's names, as what the compiler takes."""
+        """A program with the user's names, in the form of an imported model."""
         infos = {v.variable: v for v in (*self.model.inputs, *more)}
         variables = program.inputs
         results = [
@@ -292,7 +292,7 @@ def _output_position(term: LossTerm, model: ImportedModel) -> int:
         return 0
     if term.output not in names:
         what = (
-            "the loss does not say of which output it is"
+            "the loss does not name its output"
             if term.output is None
             else (f"the model has no output {term.output!r}")
         )
