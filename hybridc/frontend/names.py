@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 MAX_NAME_LENGTH = 64
+"""Keeps generated sources and reports readable; ONNX names can be of any length."""
 
 # C++, CUDA and the few macros that generated sources see; Python's, because TVMScript is printed.
 _WORDS = """

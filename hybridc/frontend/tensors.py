@@ -16,6 +16,7 @@ from hybridc.frontend import codes
 from hybridc.frontend.load import Loaded
 
 MAX_TENSOR_BYTES = 1 << 40
+"""Of one tensor: 1 TiB is more than any machine that hybridc compiles for holds."""
 
 # Elements that one entry of a typed field holds; complex numbers and strings are refused before.
 _FIELD_OF: dict[int, str] = {

@@ -1,8 +1,8 @@
-"""Layout: keep activations of convolutional networks in blocks of channels, `[N, C / b, H, W, b]`.
+"""Layout: keep activations of convolutional networks in the blocked layout `[N, C / b, H, W, b]`.
 
-One pass over the bindings. A convolution that is worth it asks for blocked input and gives blocked output;
-operators that work channel by channel follow the layout of what they read; everything else asks for plain
-NCHW. A conversion is emitted where the two meet, once per tensor, so a chain of convolutions has none.
+One pass over the bindings. A convolution that gains by it takes blocked input and gives blocked output;
+operators that treat each channel separately follow the layout of their operands; all others take plain NCHW.
+Conversions are emitted between the two, once per tensor, so a chain of convolutions has none.
 
 Only for targets without a GPU: a GPU would read the same tensors, and its kernels expect NCHW.
 """
@@ -34,20 +34,20 @@ from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tenso
 from hybridc.targets import Isa
 
 MINIMUM_REUSE = 24
-"""Multiply-adds for each element that a convolution reads and writes, from which on it pays for the
-conversion of its own input and output."""
+"""Multiply-adds for each element that a convolution reads and writes, from which on it gains more than the
+conversion of its input and output costs."""
 PLAIN_GROUPS, BLOCKED_GROUPS = 1.7, 1.2
-"""Time of a convolution in groups of plain and of blocked data, in multiply-adds at full speed for each."""
+"""Time per multiply-add of a grouped convolution of plain and of blocked data, relative to a dense one's."""
 MOST_SEPARATE_GROUPS = 8
-"""Each is a kernel of its own."""
+"""Most groups that are computed one by one: each is a kernel of its own."""
 
 Rule = Callable[[Layout, relax.VarBinding], Blocked | relax.Var | None]
-"""Gives a binding's result, or None if it is not the rule's."""
+"""Gives a binding's result, blocked or a plain variable; None if the rule does not accept the binding."""
 POOLS = ("nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d", "image.resize2d")
 
 
 def choose_layout(program: Program, isa: Isa, rules: Sequence[Rule] = ()) -> Program:
-    """Replace convolutions, and what lies between them, by their blocked form. `rules` are tried before
+    """Replace convolutions and the operators between them by their blocked form. `rules` are tried before
     RULES.
 
     Requires: `main` canonical.
@@ -246,7 +246,7 @@ def _per_channel(layout: Layout, value: np.ndarray, leader: Blocked) -> relax.Ex
 
 
 def _pool(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
-    """Pooling and resizing, which Relax has for blocked layouts."""
+    """Pooling and resizing, for which Relax has operators on blocked layouts."""
     call = binding.value
     if not is_op(call, *POOLS) or call.args[0] not in layout.blocked or call.attrs.layout != "NCHW":
         return None
@@ -284,7 +284,7 @@ def _mean(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
 
 
 def _concat(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
-    """Concatenation along the channels, where every part fills its blocks."""
+    """Concatenation along the channels, if the channels of every operand are a multiple of the block size."""
     call = binding.value
     if not is_op(call, "concat") or len(tensor_shape(binding.var)) != 4 or int(call.attrs.axis) % 4 != 1:
         return None

@@ -1,11 +1,11 @@
-"""Operators on blocked activations, as TensorIR: what the layout pass puts in the place of Relax's own.
+"""Operators on blocked activations, as TensorIR, with which the layout pass replaces those of Relax.
 
 A blocked activation is `[N, C / b, H, W, b]`: `b` channels of a pixel lie side by side and fill a vector, so
-that convolution, pooling and whatever is done channel by channel need no other vector than one pixel's
+that convolution, pooling and element-wise operators need no shuffles within vectors
 (Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", SC 2018).
 If `b` does not divide C, the last block is padded with finite values that are never used.
 
-Weights come in blocks too, zero where a channel does not exist: packed when compiling, or else each time by
+Weights are blocked too, zero where a channel does not exist: packed at compile time, or in every run by
 `pack_weight`.
 """
 
@@ -231,7 +231,8 @@ def _tensor(shape: Sequence[int], name: str, dtype: str = "float32") -> te.Tenso
 
 
 def extents(*shape: int) -> list[tirx.IntImm]:
-    """Relax counts in int64, and functions are only fused with others that do."""
+    """A shape for TE with 64-bit indices: functions are fused only with others of the same index type,
+    Relax's."""
     return [tirx.IntImm("int64", int(extent)) for extent in shape]
 
 

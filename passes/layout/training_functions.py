@@ -1,4 +1,4 @@
-"""Layout of calls of functions: gradients and statistics, which training computes, on blocked operands."""
+"""Rules for calls of the functions of training steps, gradients and statistics, on blocked operands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.program.program import is_op, operator_name, tensor_dtype, tensor_shape
 
 NARROW_INPUT = 8
-"""Fewer channels of data are read one by one from plain data: a block would be mostly empty."""
+"""With fewer channels, data stay plain and are read one channel at a time: a block would be mostly
+padding."""
 
 
 def _called(layout: Layout, call: Any) -> tirx.PrimFunc:
@@ -46,7 +47,7 @@ def _weight_gradient(layout: Layout, binding: relax.VarBinding) -> relax.Var | N
 
 
 def _max_pool(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
-    """`max_pool_with_indices` of images: a value and the number of a tap, both in blocks.
+    """`max_pool_with_indices` of images: maxima and the numbers of their taps, both blocked.
 
     Plain images whose channels fill blocks are worth a conversion: windows are vectors only there.
     """
@@ -88,7 +89,7 @@ def _blocked(layout: Layout, var: relax.Expr) -> relax.Expr:
 
 
 def _channel_by_channel(layout: Layout, binding: relax.VarBinding) -> Blocked | relax.Var | None:
-    """A function with a blocked operand that can be written for blocks of channels, without filling."""
+    """A function with a blocked operand that can be rewritten for blocked data; only without filling."""
     call = binding.value
     if not is_op(call, "call_tir"):
         return None
@@ -132,14 +133,14 @@ def _type(plain: relax.TensorType, channels: Channels) -> relax.TensorType:
 
 
 def _result(layout: Layout, made: relax.Var, plain: Sequence[int], channels: Channels) -> Blocked | relax.Var:
-    """What a function gave for a tensor of this shape."""
+    """The result of a function that has this plain shape."""
     if channels.axis(plain) == 1:
         return Blocked(made, channels.count)
     return made if channels.axis(plain) is None else layout.emit(relax.op.reshape(made, plain), "view")
 
 
 def _item(layout: Layout, binding: relax.VarBinding) -> Blocked | relax.Var | None:
-    """A field of what a rewritten function gave."""
+    """A field of a rewritten function's result."""
     item = binding.value
     if not isinstance(item, relax.TupleGetItem) or item.tuple_value not in layout.tuples:
         return None

@@ -2,10 +2,10 @@
 
     sum of s_x (x - z_x) s_w w  =  s_x s_w (sum of x w - z_x sum of w)
 
-for 8-bit numbers x and w: the sum of products is int32 and exact, z_x times the sum of w is known when
-compiling, and the scales, the bias, the activation and what quantizes again are an epilogue. (Jacob et al.,
+for 8-bit numbers x and w: the sum of products is int32 and exact, z_x times the sum of w is known at
+compile time, and scales, bias, activation and requantization are an epilogue. (Jacob et al.,
 "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018.)
-Rules of `layout.py`, for `--precision int8`.
+These are rules of stage `layout`, for `--precision int8`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def _activation(layout: Layout, var: relax.Expr) -> Activation | None:
 
 
 def _factor(layout: Layout, var: relax.Expr, axis: int) -> Factor | None:
-    """With a scale for each element of `axis`; a transposition of two axes is followed."""
+    """The factor that a weight is, with a scale for each element of `axis`; transposed matrices are
+    recognised."""
     call: Any = layout.values.get(var)
     if is_op(call, "permute_dims") and len(tensor_shape(var)) == 2:
         inner = _factor(layout, call.args[0], 1 - axis)
@@ -236,8 +237,8 @@ def int8_conv2d(
 
 
 def int8_matmul(left: Sequence[int], right: Sequence[int], dtype: str) -> tirx.PrimFunc:
-    """Sums, int32, of a product of 8-bit `[..., K]` and int8 `[K, N]`; to signed numbers on the left 128 is
-    added."""
+    """Sums, int32, of a product of 8-bit `[..., K]` and int8 `[K, N]`; 128 is added to a signed left
+    operand."""
     x, w = te.placeholder(extents(*left), dtype, "left"), te.placeholder(extents(*right), "int8", "right")
     k = sum_over(right[0], "k")
 

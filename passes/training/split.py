@@ -30,9 +30,9 @@ from hybridc.passes.program.program import (
 from hybridc.passes.training.splits import SplitParameter, cut
 
 MOST_SHARE = 1 / 16
-"""Of the elements of all parameters that one may have."""
+"""Largest share of all parameters' elements that one parameter may have before it is split."""
 LEAST_ELEMENTS = 1 << 18
-"""Gradients of 1 MiB are small enough for every device."""
+"""Parameters below 1 MiB are never split: their gradients fit every device."""
 OUTPUTS = 16
 """Parts have a multiple of this many outputs: vectors of every device divide it."""
 

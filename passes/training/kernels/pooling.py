@@ -16,7 +16,8 @@ from hybridc.passes.program.program import tensor_dtype
 from hybridc.passes.training.gradients import extents, placeholder
 
 WRITTEN_OUT = 9
-"""Windows that an element is in: where there are more, they are a loop."""
+"""Most windows per element that are written out as a sum; more become a loop. 9 covers 3x3 windows of stride
+1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ ROUNDING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @gradient("mirror_pad", "replicate_pad", "circular_pad", "resize1d")
 def _axis_by_axis(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
-    """The axes before the first whose extent changes are left alone."""
+    """The axes before the first whose extent changes are not touched."""
     [data] = operands(call)
     shape, targets, dtype = tensor_shape(data), tensor_shape(y), tensor_dtype(data)
     whole = next((i for i, (a, b) in enumerate(zip(shape, targets, strict=True)) if a != b), len(shape) - 1)
@@ -74,7 +74,7 @@ def _axis_by_axis(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Ex
 
 @dataclass(frozen=True, slots=True)
 class _AxisBlock:
-    """A block along one axis, at the first position of the others."""
+    """A TensorIR block along one axis, at the first position of the others."""
 
     block: Block
     axis: int
