@@ -1,4 +1,4 @@
-"""Schedule: each distinct PrimFunc once for each device of the target."""
+"""Stage `schedule`: each distinct PrimFunc once for each device of the target."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Tunable:
     name: str
     request: Request
     scheduled: Scheduled
-    """As it is predicted to be best."""
+    """With the tile that is predicted to be best."""
     flops: int
-    """Of all its calls together: its share of a run."""
+    """Of all its calls in a run together."""
 
     def version(self, label: str) -> Scheduled:
         """The function with another one of `scheduled.choices`."""
@@ -36,7 +36,7 @@ class Tunable:
 
 
 Chooser = Callable[[Sequence[Tunable]], Mapping[str, str]]
-"""Labels to take, by function; one that is left out stays as it is predicted to be best."""
+"""Labels to use, by function; a function without one keeps the tile that is predicted to be best."""
 
 
 def schedule_functions(
@@ -51,9 +51,9 @@ def schedule_functions(
     """The scheduled form of every function of the program, by its name and device.
 
     Requires: `program` fused, so that calls of one function agree on which arguments are weights.
-    Ensures: a function that no rule of a device accepts (it calls into the host, say) is left out
-    there, and its kernels run on the other one. `chooser` decides among the ways that a rule offers.
-    What is `known` of functions that another program shares is taken as it is.
+    Ensures: a function that no rule of a device accepts (because it calls into the host, for example) has no
+    entry for that device, and its kernels run on the other one. `chooser` decides among the tiles that a rule
+    offers. Entries of `known`, of functions shared with another program, are reused unchanged.
     """
     constants = constant_arguments(program)
     devices = (Device.GPU, Device.CPU) if target.has_gpu else (Device.CPU,)

@@ -226,7 +226,7 @@ def _run_onnx_checker(model: onnx.ModelProto, name: str) -> None:
             codes.CHECKER,
             f"the ONNX checker refuses the model: {lines[0]}",
             where=name,
-            remedy="export the network again; onnx.checker.check_model(model, full_check=True) tells more",
+            remedy="export the network again; onnx.checker.check_model(model, full_check=True) gives details",
         ) from error
 
 

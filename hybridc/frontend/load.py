@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
-from hybridc.frontend.model import Source
+from hybridc.frontend.model import ModelFile
 
 MAX_MODEL_BYTES = 2**31 - 1
-"""Protobuf's own limit. Larger models keep their weights beside the file, as external data."""
+"""Protobuf's own limit. Larger models keep their weights in other files, as external data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Loaded:
     """A parsed model that belongs to hybridc: it may be changed in place."""
 
     proto: onnx.ModelProto
-    source: Source
+    source: ModelFile
     folder: Path | None
     """Where external data may lie; None if the model did not come from a file."""
 
 
 def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
-    """Parse a model. Raises ModelError HC101 if it is none, HC102 if it cannot be read or is too large."""
+    """Parse a model. Raises ModelError HC101 if it is not one, HC102 if it cannot be read or is too large."""
     if isinstance(source, onnx.ModelProto):
         proto = onnx.ModelProto()
         proto.CopyFrom(source)
@@ -48,7 +48,7 @@ def _read(path: Path) -> bytes:
                 codes.UNREADABLE,
                 f"the file has {size_bytes} bytes, and an ONNX file can have at most {MAX_MODEL_BYTES}",
                 where=str(path),
-                remedy="save its weights beside it: onnx.save(..., save_as_external_data=True)",
+                remedy="save its weights as external data: onnx.save(..., save_as_external_data=True)",
             )
         return path.read_bytes()
     except (OSError, ValueError) as error:
@@ -87,7 +87,7 @@ def _loaded(proto: onnx.ModelProto, data: bytes, name: str, folder: Path | None)
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
     producer = f"{proto.producer_name} {proto.producer_version}".strip()
     sha256 = hashlib.sha256(data).hexdigest()
-    return Loaded(proto, Source(name, sha256, proto.ir_version, opset, producer), folder)
+    return Loaded(proto, ModelFile(name, sha256, proto.ir_version, opset, producer), folder)
 
 
 def _not_onnx(name: str, why: str) -> ModelError:

@@ -22,7 +22,7 @@ TRAINING_BATCH_NORM, TRAINING_DROPOUT = "TrainingBatchNormalization", "TrainingD
 """Operators that no file can have: `to_training_form` makes them of ONNX's."""
 
 _SETTINGS = frozenset({"Resize", "Upsample", "RoiAlign", "QuantizeLinear", "DequantizeLinear"})
-"""Their float operands but the first are no parameters."""
+"""Their float operands after the first are not parameters."""
 
 
 def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
@@ -88,8 +88,8 @@ def _value(tensor: TensorProto, folder: Path | None) -> np.ndarray:
 def to_training_form(graph: ir.Graph, name: str) -> None:
     """BatchNorm by the batch's own statistics where running ones are inputs, and Dropout that drops.
 
-    Where the running statistics are frozen BatchNorm goes by them, whatever mode the file asks for. Dropout
-    drops in any case: what it is for in a file that is trained. Second outputs that nobody reads go.
+    Frozen running statistics are used by BatchNorm in whatever mode the file asks for. Dropout always drops,
+    since the file is trained. Unused second outputs are removed.
     Raises ModelError HC114 for Dropout whose mask is read or whose rate is not known.
     """
     inputs = set(graph.inputs)
@@ -143,7 +143,7 @@ _COPIED_ELEMENTS = 64
 
 
 def check_export(loaded: Loaded, values: Mapping[str, np.ndarray]) -> None:
-    """Refuse models that would train otherwise than the network they were exported from.
+    """Refuse models that would not train like the network they were exported from.
 
     `values` are those of `promote`. Raises ModelError HC120 or HC121.
     """
@@ -169,7 +169,7 @@ def _check_norms(graph: onnx.GraphProto, where: str, values: Mapping[str, np.nda
 
 
 def _check_merged(graph: onnx.GraphProto, where: str, values: Mapping[str, np.ndarray]) -> None:
-    """Outside of training PyTorch's exporter makes one of parameters that only happen to be equal."""
+    """If not told to train, PyTorch's exporter merges parameters that only happen to be equal."""
     for node in graph.node:
         if node.op_type == "Identity" and node.input[0] in values:
             raise _changed_ties(
@@ -180,7 +180,7 @@ def _check_merged(graph: onnx.GraphProto, where: str, values: Mapping[str, np.nd
 
 
 def _check_copies(where: str, values: Mapping[str, np.ndarray]) -> None:
-    """A tied weight that one reader wants transposed becomes two by constant folding."""
+    """Constant folding copies a tied weight that one of its readers transposes."""
     seen: dict[tuple[tuple[int, ...], bytes], str] = {}
     for name, array in values.items():
         if array.ndim != 2 or array.size < _COPIED_ELEMENTS or array.min() == array.max():

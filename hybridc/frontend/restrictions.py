@@ -1,4 +1,4 @@
-"""Uses of operators that TVM's importer accepts and computes wrong: refused instead."""
+"""Refuse uses of operators that TVM's importer accepts and computes wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridc.frontend.values import SUPPORTED_TYPES, constant_array, static_shap
 MAX_ELEMENTS = 1 << 38
 """Of one value: no machine that hybridc compiles for holds more."""
 MAX_RANGE_ELEMENTS = 1 << 26
-"""TVM's importer makes constant ranges at once."""
+"""Of a constant `Range`, which TVM's importer computes when it imports the node: 512 MiB of int64."""
 
 
 def check_sizes(graph: ir.Graph, name: str) -> None:
@@ -85,7 +85,7 @@ def _resize(node: ir.Node) -> str | None:
         return "to one pixel with align_corners is not supported"
     mode = _text(node, "mode", "nearest")
     if mode != "nearest" and any(n < o and o % n for o, n in zip(source, target, strict=True)):
-        return f"({mode}) shrinks by a factor that is no integer"
+        return f"({mode}) shrinks by a factor that is not an integer"
     return None
 
 

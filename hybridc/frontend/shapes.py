@@ -103,7 +103,7 @@ def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int]) -> N
 
 
 def _forget_inferred(model: onnx.ModelProto) -> None:
-    """Shapes written by an exporter may be symbolic, or just wrong; they are inferred anew."""
+    """Shapes written by an exporter may be symbolic, or just wrong; they are inferred again."""
     del model.graph.value_info[:]
     known = {value.name: value.type for value in model.graph.input}
     for output in model.graph.output:

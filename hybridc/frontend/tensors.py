@@ -16,6 +16,7 @@ from hybridc.frontend import codes
 from hybridc.frontend.load import Loaded
 
 MAX_TENSOR_BYTES = 1 << 40
+"""Of one tensor: 1 TiB is more than any machine that hybridc compiles for holds."""
 
 # Elements that one entry of a typed field holds; complex numbers and strings are refused before.
 _FIELD_OF: dict[int, str] = {
@@ -137,7 +138,7 @@ def _check_external(tensor: TensorProto, size_bytes: int, where: str, folder: Pa
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", str(size_bytes)))
     except ValueError as error:
-        raise _external(f"its offset or length is no number: {error}", where) from error
+        raise _external(f"its offset or length is not a number: {error}", where) from error
     if length != size_bytes:
         raise _malformed(f"its shape needs {size_bytes} bytes, but its external data has {length}", where)
     file_bytes = path.stat().st_size

@@ -22,7 +22,7 @@ from hybridc.artifact.manifest import TRAINING_MANIFEST as MANIFEST
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError
 from hybridc.passes.training.spec import TrainingSpec, spec_from_json, spec_to_json
-from hybridc.passes.training.splits import Split, Splits, whole_names
+from hybridc.passes.training.splits import SplitParameter, Splits, whole_names
 
 FORMAT, SCHEMA_VERSION = "hybridc-training", 2
 STATES, MODEL_FOLDER = "states.bin", "model"
@@ -202,11 +202,11 @@ def _state(data: dict[str, Any]) -> StoredState:
     return StoredState(_text(data["name"]), data["kind"], shape, np.dtype(_text(data["dtype"])).name)
 
 
-def _split(data: dict[str, Any]) -> Split:
+def _split(data: dict[str, Any]) -> SplitParameter:
     axis, parts, ends = data["axis"], tuple(map(_text, data["parts"])), tuple(data["ends"])
     if not all(isinstance(n, int) and n >= 0 for n in (axis, *ends)) or not 0 < len(parts) == len(ends):
         raise ValueError(f"{parts} are no parts")
-    return Split(axis, parts, ends)
+    return SplitParameter(axis, parts, ends)
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,7 @@
 """Cumulative sums and the largest elements of rows: rules of canonicalize.
 
-TVM has them as calls of library functions, which neither fuse nor run on both devices. Here each element
-of the result is a reduction, so that they are kernels like all others.
+TVM implements them by calls of library functions, which neither fuse nor run on both devices. Here each
+element of the result is a reduction, so that they are ordinary kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sum_in_blocks(expr: relax.Expr, context: Context) -> relax.Expr | None:
 
 
 def select_by_rank(expr: relax.Expr, context: Context) -> relax.Expr | None:
-    """`topk` with values and places, of which ONNX's has both."""
+    """`topk` that returns values and indices, as ONNX's does."""
     if not is_op(expr, "topk") or str(expr.attrs.ret_type) != "both":
         return None
     data, axis = expr.args[0], int(expr.attrs.axis) % len(tensor_shape(expr.args[0]))
@@ -40,10 +40,10 @@ def select_by_rank(expr: relax.Expr, context: Context) -> relax.Expr | None:
 
 
 def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: bool) -> tirx.PrimFunc:
-    """Sums of what comes before each element of `axis`, itself included if not `exclusive`.
+    """Prefix sums along `axis`; each includes its own element if not `exclusive`.
 
-    n elements are summed in about sqrt(n) blocks first; an element then adds the blocks before its own and
-    what is before it in its own, 2 sqrt(n) numbers instead of n.
+    The n elements are first summed in about sqrt(n) chunks; each result then adds the chunks before its own
+    and the elements before it within its own: 2 sqrt(n) terms instead of n.
     """
     extent = shape[axis]
     block = math.isqrt(max(extent - 1, 0)) + 1
@@ -69,11 +69,11 @@ def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: boo
 
 
 def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str) -> tirx.PrimFunc:
-    """Where the first `k` elements of `axis` in order are, int64. Of equal ones the first comes first; NaN
-    comes last.
+    """Indices, int64, of the first `k` elements of `axis` in sorted order. The sort is stable; NaN comes
+    last.
 
-    An element's rank is the number of those before it in order: n comparisons each, which need no order
-    of execution; a place then is the sum of the one index that has its rank.
+    An element's rank is the number of elements sorted before it: n comparisons each, all independent. The
+    index at a rank is then a sum with a single term that is not zero.
     """
     extent = shape[axis]
     x = te.placeholder(_extents(shape), name="data", dtype=dtype)
@@ -84,7 +84,7 @@ def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str)
         return tirx.any(better, tirx.all(tirx.isnan(b), tirx.Not(tirx.isnan(a)))) if floats else better
 
     def equals(a: te.Expr, b: te.Expr) -> te.Expr:
-        # not "neither precedes": TVM takes `not (a > b)` for `a <= b`, which NaN makes another thing
+        # not "neither precedes": TVM takes `not (a > b)` for `a <= b`, which differs for NaN
         return tirx.any(tirx.EQ(a, b), tirx.all(tirx.isnan(a), tirx.isnan(b))) if floats else tirx.EQ(a, b)
 
     def rank(*at: te.Var) -> te.Expr:

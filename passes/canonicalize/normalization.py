@@ -1,4 +1,5 @@
-"""Normalisation spelled out in several operators, or by a difference of squares, becomes one kernel.
+"""Normalisation that is decomposed into several operators, or computed by a difference of squares, becomes
+one kernel.
 
 Exporters write layer and instance normalisation as a chain of means, differences and a root; each reduction
 in it would be a kernel that reads the whole tensor again. TVM's own group normalisation computes the variance
@@ -100,7 +101,7 @@ def standardize_groups(expr: relax.Expr, context: Context) -> relax.Expr | None:
     if groups == 1:
         axes = [1, *axes]
     elif groups == shape[1]:
-        groups = 1  # each channel by itself
+        groups = 1  # each channel is normalised separately
     wanted = [
         (operator, context.weight(value))
         for operator, value, is_wanted in (

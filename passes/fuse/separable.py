@@ -1,7 +1,7 @@
-"""Separable: a depthwise convolution and the 1x1 convolution that alone reads its result become one kernel.
+"""Separable: a depthwise convolution and the 1x1 convolution that is its only reader become one kernel.
 
-Only for programs that a CPU runs alone, where both work on blocks of channels, and only where one kernel is
-predicted to be faster than two: the schedule rule knows.
+Only for targets without a GPU, where both work on blocked data (`layout`), and only where the schedule rule
+predicts one kernel to be faster than two.
 """
 
 from __future__ import annotations

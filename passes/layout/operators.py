@@ -1,11 +1,11 @@
-"""Operators on blocked activations, as TensorIR: what the layout pass puts in the place of Relax's own.
+"""Operators on blocked activations, as TensorIR, with which the layout pass replaces those of Relax.
 
 A blocked activation is `[N, C / b, H, W, b]`: `b` channels of a pixel lie side by side and fill a vector, so
-that convolution, pooling and whatever is done channel by channel need no other vector than one pixel's
+that convolution, pooling and element-wise operators need no shuffles within vectors
 (Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", SC 2018).
-Where `b` does not divide C the last block is filled up with finite values that nobody reads.
+If `b` does not divide C, the last block is padded with finite values that are never used.
 
-Weights come in blocks too, zero where a channel does not exist: packed when compiling, or else each time by
+Weights are blocked too, zero where a channel does not exist: packed at compile time, or in every run by
 `pack_weight`.
 """
 
@@ -20,8 +20,8 @@ from hybridc.passes.program.prim_funcs import Pattern
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """How a kernel of `taps` slides over the two spatial axes."""
+class ConvWindow:
+    """How a kernel slides over the two spatial axes."""
 
     strides: tuple[int, int]
     padding: tuple[int, int, int, int]
@@ -29,11 +29,12 @@ class Window:
     dilation: tuple[int, int]
 
     def outputs(self, axis: int, extent: int, taps: int) -> int:
+        """Positions of a kernel of `taps` along an axis (0: rows, 1: columns) of `extent`."""
         padded = extent + self.padding[axis] + self.padding[axis + 2]
         return (padded - (taps - 1) * self.dilation[axis] - 1) // self.strides[axis] + 1
 
 
-def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: Window) -> tirx.PrimFunc:
+def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: ConvWindow) -> tirx.PrimFunc:
     """Convolution of blocked data, `[N, IB, H, W, i]`, or of plain data, `[N, I, H, W]`, to blocked data.
 
     Weights are `[OB, IB, KH, KW, i, o]`, for plain data `[OB, KH, KW, I, o]`; the result is
@@ -68,7 +69,7 @@ def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: Window) -
 
 
 def blocked_grouped_conv2d(
-    data: Sequence[int], weight: Sequence[int], window: Window, group_outputs: int, lanes: int
+    data: Sequence[int], weight: Sequence[int], window: ConvWindow, group_outputs: int, lanes: int
 ) -> tirx.PrimFunc:
     """Convolution of blocked data, `[N, IB, H, W, i]`, in groups of `group_outputs` output channels.
 
@@ -92,7 +93,7 @@ def blocked_grouped_conv2d(
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
 
-def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window) -> tirx.PrimFunc:
+def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: ConvWindow) -> tirx.PrimFunc:
     """Depthwise convolution of `[N, CB, H, W, c]` with weights `[CB, KH, KW, c]`."""
     x, w = _tensor(data, "data"), _tensor(weight, "weight")
     padded = _padded(x, window.padding)
@@ -111,7 +112,7 @@ def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window
 
 
 def blocked_conv2d_wgrad(
-    data: Sequence[int], gradient: Sequence[int], weight: Sequence[int], window: Window, groups: int = 1
+    data: Sequence[int], gradient: Sequence[int], weight: Sequence[int], window: ConvWindow, groups: int = 1
 ) -> tirx.PrimFunc:
     """The gradient `[O, C / groups, KH, KW]` of the weights of a convolution of `data` whose result has
     `gradient`.
@@ -190,35 +191,38 @@ def to_plain(blocked: Sequence[int], channels: int, dtype: str = "float32") -> t
     return _function([x, out], Pattern.INJECTIVE)
 
 
-def blocked_depth_to_space(
-    data: Sequence[int],
-    channels: int,
-    block: int,
-    lanes: int,
-    *,
-    depth_first: bool,
-    first: tuple[int, int],
-    size: tuple[int, int],
-) -> tirx.PrimFunc:
-    """Depth to space by `block`: `[N, CB, H, W, i]` to `[N, ceil(channels / lanes), *size, lanes]`.
+@dataclass(frozen=True, slots=True)
+class DepthToSpace:
+    """Moves groups of `block * block` channels into squares of pixels, and keeps a rectangle of the image."""
 
-    An input channel is `(py * block + px) * channels + c` if `depth_first` (ONNX's mode DCR), else
-    `(c * block + py) * block + px` (CRD), for output channel c at place (py, px) of its square. Of the image,
-    `[H * block, W * block]`, what begins at `first` and is `size` large is kept.
-    """
+    channels: int
+    """Of the result."""
+    block: int
+    depth_first: bool
+    """Input channel `(py * block + px) * channels + c` goes to pixel (py, px) of the square of output channel
+    c (ONNX's mode DCR); else `(c * block + py) * block + px` does (CRD)."""
+    first: tuple[int, int]
+    """Row and column of the first pixel kept, of the image `[H * block, W * block]`."""
+    size: tuple[int, int]
+    """Rows and columns kept."""
+
+
+def blocked_depth_to_space(data: Sequence[int], lanes: int, moved: DepthToSpace) -> tirx.PrimFunc:
+    """Depth to space: `[N, CB, H, W, i]` to `[N, ceil(channels / lanes), *size, lanes]`."""
     x = _tensor(data, "data")
     n, _, _, _, width = data
+    channels, block = moved.channels, moved.block
 
     def at(b: te.Var, cb: te.Var, y: te.Var, z: te.Var, lane: te.Var) -> te.Expr:
-        y, z = y + first[0], z + first[1]
+        y, z = y + moved.first[0], z + moved.first[1]
         c, py, px = cb * lanes + lane, y % block, z % block
-        channel = (py * block + px) * channels + c if depth_first else (c * block + py) * block + px
+        channel = (py * block + px) * channels + c if moved.depth_first else (c * block + py) * block + px
         value = x[b, channel // width, y // block, z // block, channel % width]
         return (
             value if channels % lanes == 0 else tirx.if_then_else(c < channels, value, tirx.const(0, x.dtype))
         )
 
-    shape = extents(n, -(-channels // lanes), *size, lanes)
+    shape = extents(n, -(-channels // lanes), *moved.size, lanes)
     return _function([x, te.compute(shape, at, name="depth_to_space")], Pattern.INJECTIVE)
 
 
@@ -227,11 +231,13 @@ def _tensor(shape: Sequence[int], name: str, dtype: str = "float32") -> te.Tenso
 
 
 def extents(*shape: int) -> list[tirx.IntImm]:
-    """Relax counts in int64, and functions are only fused with others that do."""
+    """A shape for TE with 64-bit indices: functions are fused only with others of the same index type,
+    Relax's."""
     return [tirx.IntImm("int64", int(extent)) for extent in shape]
 
 
 def sum_over(extent: int, name: str) -> tirx.IterVar:
+    """A reduction axis from 0 to `extent`, with 64-bit indices."""
     return te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", int(extent))), name)
 
 

@@ -23,6 +23,7 @@ class Window:
 
     @classmethod
     def of(cls, call: relax.Call) -> Window:
+        """That of a convolution."""
         attrs = call.attrs
         rank = len(attrs.strides)
         padding = tuple(int(p) for p in attrs.padding)
@@ -36,6 +37,7 @@ class Window:
 
     @property
     def padding(self) -> list[int]:
+        """As Relax has it: before the axes, then after them."""
         return [*self.before, *self.after]
 
     def attributes(self, operator: str) -> dict[str, object]:

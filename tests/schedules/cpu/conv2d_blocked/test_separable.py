@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import Window, blocked_conv2d, blocked_depthwise
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d, blocked_depthwise
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import ProgramBuilder
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
@@ -40,8 +40,8 @@ class Case:
     o: int = 16
 
     @property
-    def window(self) -> Window:
-        return Window((self.stride,) * 2, (self.kernel // 2,) * 4, (1, 1))
+    def window(self) -> ConvWindow:
+        return ConvWindow((self.stride,) * 2, (self.kernel // 2,) * 4, (1, 1))
 
     @property
     def data(self) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ def function_of(case: Case, *, skip: bool = False) -> tirx.PrimFunc:
     first, second = case.weights
     y = call(blocked_depthwise(case.data, first, case.window), x, first, case.between)
     y = emit(op.clip(y, 0, 6))
-    pointwise = blocked_conv2d(case.between, second, Window((1, 1), (0, 0, 0, 0), (1, 1)))
+    pointwise = blocked_conv2d(case.between, second, ConvWindow((1, 1), (0, 0, 0, 0), (1, 1)))
     z = call(pointwise, y, second, case.result)
     program = builder.finish([emit(op.add(z, y if skip else residual))], functions)
     name, _ = (table := FunctionTable()).function(program.bindings, program)

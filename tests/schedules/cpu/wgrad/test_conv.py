@@ -10,7 +10,7 @@ import pytest
 from tvm import relax, te, tirx
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import Window, blocked_conv2d_wgrad, extents, sum_over
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d_wgrad, extents, sum_over
 from hybridc.schedules.cpu.wgrad import plan as wgrad_plan
 from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
 from hybridc.schedules.rule import Request
@@ -35,8 +35,8 @@ class Case:
     groups: int = 1
 
     @property
-    def window(self) -> Window:
-        return Window(self.strides, self.padding, self.dilation)
+    def window(self) -> ConvWindow:
+        return ConvWindow(self.strides, self.padding, self.dilation)
 
     @property
     def positions(self) -> tuple[int, int]:
