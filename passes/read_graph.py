@@ -28,7 +28,7 @@ _FAMILY_OF_RULE = {
     "depthwise_blocked": "depthwise",
     "fast_conv1d": "winograd",
     "fast_conv1d_wgrad": "winograd",
-    "few_rows": "matmul",
+    "skinny_gemm": "matmul",
     "int8_conv2d": "conv2d",
     "int8_matmul": "matmul",
     "long_reductions": "reduction",
