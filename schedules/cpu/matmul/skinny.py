@@ -1,4 +1,5 @@
-"""Skinny matrix products: a few rows times a large matrix that is known at run time only, which is read once and in order.
+"""Skinny matrix products: a few rows times a large matrix that is known at run time only, which is read once
+and in order.
 
 Fully connected layers of small batches are such products: forward with the weights transposed, backward as
 they are. Their time is that of reading the weights, so what matters is that lines come one after the other.

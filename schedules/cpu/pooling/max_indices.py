@@ -37,6 +37,7 @@ class PoolingAxis:
     outputs: int
 
     def source(self, output: ir.Expr, tap: ir.Expr) -> ir.Expr:
+        """The input's position that a tap reads; outside of the input for padding."""
         return output * integer(self.stride) + tap * integer(self.dilation) - integer(self.before)
 
     def taps_of(self, output: ir.Expr) -> Span:

@@ -47,6 +47,8 @@ class WindowAxis:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
+    """`out[rows] = epilogue(reduction over a window of load)`, padding left out."""
+
     rows: RowReductions
     reduction: Reduction
     load: ir.TensorLoad
@@ -60,6 +62,7 @@ class Windows:
 
     @property
     def columns(self) -> WindowAxis:
+        """The axis that is innermost in memory."""
         return self.axes[-1]
 
 

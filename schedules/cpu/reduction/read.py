@@ -52,6 +52,7 @@ class ReductionStage:
 
     @property
     def values(self) -> tuple[ir.Expr, ...]:
+        """Everything the stage computes for an element."""
         return (*(k.value for k in self.kept), *(r.operand for r in self.reductions))
 
 
@@ -72,10 +73,12 @@ class RowReductions:
 
     @property
     def row_count(self) -> int:
+        """Rows, over all their axes."""
         return math.prod(self.row_extents)
 
     @property
     def reduced_length(self) -> int:
+        """Elements of a row."""
         return math.prod(self.reduced_extents)
 
     @property

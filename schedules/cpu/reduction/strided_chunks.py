@@ -28,18 +28,22 @@ class StridedRows:
 
     @property
     def columns(self) -> int:
+        """Rows that lie side by side: the elements of the contiguous axes."""
         return math.prod(self.rows.row_extents[-self.count :])
 
     @property
     def outer(self) -> tuple[int, ...]:
+        """Extents of the row's axes before the contiguous ones."""
         return self.rows.row_extents[: -self.count]
 
     def at(self, outer: Point, reduced: Point, column: ir.Expr) -> Values:
+        """What every variable stands for, at a point of the outer axes, the reduced axes and a column."""
         axes, extents = self.rows.row[-self.count :], self.rows.row_extents[-self.count :]
         values = dict(zip(self.rows.row, outer, strict=False)) | flat_axes(axes, extents, column)
         return values | dict(zip(self.rows.reduced, reduced, strict=False))
 
     def output(self, at: Values, value: ir.Expr) -> tirx.Stmt:
+        """Store what a row makes of its results."""
         return tirx.BufferStore(self.rows.output, value, [substitute(i, at) for i in self.rows.indices])
 
     def chunks(self, width: int, body: Callable[[Point, ir.Expr, int], tirx.Stmt]) -> tirx.Stmt:

@@ -79,12 +79,14 @@ class Registers:
     buffers: list[ir.Var] = field(default_factory=list)
 
     def vector(self, lanes: int, dtype: str, name: str) -> ir.Var:
+        """A new buffer of so many lanes."""
         buffer = tirx.decl_buffer((lanes,), dtype, name, scope=self.scope)
         self.buffers.append(buffer)
         return buffer
 
 
 def element(buffer: ir.Var, lane: ir.Expr | int) -> tirx.BufferLoad:
+    """One lane of a small buffer."""
     return tirx.BufferLoad(buffer, [integer(lane) if isinstance(lane, int) else lane])
 
 
