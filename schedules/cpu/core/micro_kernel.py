@@ -33,6 +33,7 @@ PARALLEL_WORK = 1 << 15
 
 
 def integer(value: int) -> tirx.IntImm:
+    """An index; 64 bits wide, as offsets into large tensors need."""
     return tirx.IntImm(INDEX, value)
 
 
@@ -49,10 +50,12 @@ def loop(
 
 
 def unrolled(extent: int, body: Callable[[ir.Var], tirx.Stmt]) -> tirx.Stmt:
+    """A loop that TVM unrolls, for indices that have to be constants."""
     return loop(extent, body, tirx.ForKind.UNROLLED)
 
 
 def vectorized(lanes: int, body: Callable[[ir.Var], tirx.Stmt]) -> tirx.Stmt:
+    """One vector operation: `body(lane)` for each lane."""
     return loop(lanes, body, tirx.ForKind.VECTORIZED)
 
 
@@ -94,6 +97,7 @@ class Tile:
 
 
 def ceil_div(value: int, step: int) -> int:
+    """`value / step`, rounded up."""
     return -(-value // step)
 
 
@@ -246,6 +250,7 @@ def prefetch(load: ir.Expr, locality: int = 3, *, write: bool = False) -> tirx.S
 
 
 def when(condition: ir.Expr, body: tirx.Stmt, *, always: bool) -> tirx.Stmt:
+    """`body` under a condition, which is left out where it is `always` true."""
     return body if always else tirx.IfThenElse(condition, body, None)
 
 

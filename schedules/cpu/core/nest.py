@@ -56,6 +56,7 @@ def loads(expr: ir.Expr) -> list[ir.TensorLoad]:
 
 
 def uses(expr: ir.Expr, var: ir.Var) -> bool:
+    """Whether a variable stands anywhere in an expression."""
     found: list[ir.Var] = []
 
     def collect(v: ir.Var) -> None:
@@ -109,9 +110,11 @@ class Nest:
 
     @property
     def reductions(self) -> tuple[NestBlock, ...]:
+        """The blocks that reduce, in order."""
         return tuple(block for block in self.blocks if block.reduce)
 
     def producer(self, buffer: ir.Var) -> NestBlock | None:
+        """The block that writes a buffer, None for an input."""
         return next((block for block in self.blocks if block.buffer.same_as(buffer)), None)
 
     def parameter(self, buffer: ir.Var) -> int | None:

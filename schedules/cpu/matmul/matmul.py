@@ -98,6 +98,7 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
 
 
 def direct(request: Request, product: Product, tile: Tile) -> _Made:
+    """The ordinary product: one multiply-add for each element of the iteration space, with B in panels."""
     panels = _panels(request, product, tile)
     body, sums = tile_loops(product, tile, panels)
     buffers = [*panels.buffers, *sums]

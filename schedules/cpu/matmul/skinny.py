@@ -1,4 +1,5 @@
-"""Products of a few rows with a large matrix that is known at run time only, which is read once and in order.
+"""Skinny matrix products: a few rows times a large matrix that is known at run time only, which is read once
+and in order.
 
 Fully connected layers of small batches are such products: forward with the weights transposed, backward as
 they are. Their time is that of reading the weights, so what matters is that lines come one after the other.
@@ -42,7 +43,7 @@ STREAMS = 8
 
 
 @schedule_rule(family="matmul")
-def few_rows(request: Request) -> Scheduled | None:
+def skinny_gemm(request: Request) -> Scheduled | None:
     """Accepts a product of 2 to `MOST_ROWS` rows with a large two-dimensional parameter.
 
     As it is, `[K, N]`: a task has a strip of columns, whose sums it keeps in memory while it goes through the
@@ -61,7 +62,7 @@ def few_rows(request: Request) -> Scheduled | None:
     else:
         return None
     params = list(request.function.params)
-    return finish(function_of(request.function, params, stages, buffers), few_rows.__name__)
+    return finish(function_of(request.function, params, stages, buffers), skinny_gemm.__name__)
 
 
 def _is_streamed(request: Request, product: Product) -> bool:
