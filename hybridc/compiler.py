@@ -205,6 +205,7 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
         carried=model.carried,
         host_bytes=_arena_limit(options.host_memory_bytes, program),
         winograd=options.winograd,
+        threads=options.cpu_threads,
         precision=options.precision,
         bf16_error=options.bf16_error,
     )

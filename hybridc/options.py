@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
-from hybridc.targets import Target, parse_target
+from hybridc.targets import Target, default_threads, parse_target
 
 if TYPE_CHECKING:
     from hybridc.machine import Machine
@@ -272,7 +272,7 @@ class CompileOptions:
     plan_seconds: float = 10.0
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
     threads: int | None = None
-    """CPU threads that the plan counts on; None: as many as the machine profile has."""
+    """CPU threads that kernels are scheduled for, and that a session then uses; None: see `cpu_threads`."""
     winograd: bool = True
     """Whether kernels may use fast algorithms (Winograd), whose rounding errors are a few times larger."""
     precision: str = FP32
@@ -291,6 +291,12 @@ class CompileOptions:
     """Name of the last stage to run."""
     dump_ir: Path | None = None
     """Folder that gets the IR after every stage."""
+
+    @property
+    def cpu_threads(self) -> int:
+        """CPU threads that the schedules of kernels count on: as many as given, else as many cores as the
+        process may use, or `targets.DEFAULT_THREADS` if the processor cannot run the target's code."""
+        return self.threads or default_threads(self.target.isa)
 
     def __post_init__(self) -> None:
         for option, pairs in (("--shape", self.shapes), ("--dim", self.dims)):

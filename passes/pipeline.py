@@ -36,7 +36,7 @@ from hybridc.passes.schedule import Chooser, schedule_functions
 from hybridc.passes.tiling.tile import tile
 from hybridc.progress import Progress
 from hybridc.schedules.rule import Scheduled
-from hybridc.targets import Target
+from hybridc.targets import DEFAULT_THREADS, Target
 
 TILINGS = 6
 """Halvings of what the model needs to which its kernels may be cut up."""
@@ -63,6 +63,8 @@ class Compilation:
     host_bytes: int | None = None
     """What a plan may hold in the host's memory; None: no limit."""
     winograd: bool = True
+    threads: int = DEFAULT_THREADS
+    """Of the CPU, that share the tasks of a kernel."""
     precision: str = FP32
     bf16_error: float = BF16_ERROR
     """How much rounding factors may change a kernel's result, as a fraction of it."""
@@ -160,20 +162,32 @@ def _fuse(c: Compilation, _: Progress) -> Compilation:
     return replace(c, program=fuse(c.program, c.functions), unfused=c.program)
 
 
+def _separable(c: Compilation, _: Progress) -> Compilation:
+    return _on_cpu(c, partial(fuse_separable, target=c.target, threads=c.threads))
+
+
 def _precision(c: Compilation, _: Progress) -> Compilation:
     if c.precision == INT8:
         return replace(c, program=mark_integers(c.program))
     if c.precision != BF16:
         return c
     assert c.rounding is not None
-    program = reduce_precision(c.program, c.target, c.bf16_error, c.rounding, winograd=c.winograd)
+    program = reduce_precision(
+        c.program, c.target, c.bf16_error, c.rounding, winograd=c.winograd, threads=c.threads
+    )
     return replace(c, program=program)
 
 
 def _schedule(c: Compilation, progress: Progress) -> Compilation:
     known = c.scheduled or {}
     scheduled = schedule_functions(
-        c.program, c.target, progress.kernels, winograd=c.winograd, chooser=c.chooser, known=known
+        c.program,
+        c.target,
+        progress.kernels,
+        winograd=c.winograd,
+        threads=c.threads,
+        chooser=c.chooser,
+        known=known,
     )
     return replace(c, scheduled={**known, **scheduled}, weights={**c.weights, **c.program.weights})
 
@@ -316,7 +330,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("layout", lambda c, _: _on_cpu(c, partial(_choose_layout, c)), _show_program),
     Stage("fuse", _fuse, _show_program),
     # there too; behind fuse, which has put their epilogues into both convolutions
-    Stage("separable", lambda c, _: _on_cpu(c, partial(fuse_separable, target=c.target)), _show_program),
+    Stage("separable", _separable, _show_program),
     # behind fuse and separable, which decide what a kernel is
     Stage("precision", _precision, _show_program),
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it

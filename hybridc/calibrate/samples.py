@@ -28,9 +28,12 @@ class Subject:
     scheduled: Mapping[Device, Scheduled]
 
 
-def subjects(target: Target) -> tuple[Subject, ...]:
-    """The distinct functions of `sample_model`, scheduled for each device of the target."""
-    _, start = import_model(sample_model().SerializeToString(), CompileOptions(target=target))
+def subjects(target: Target, threads: int) -> tuple[Subject, ...]:
+    """The distinct functions of `sample_model`, scheduled for each device of the target and so many threads
+    of the CPU."""
+    _, start = import_model(
+        sample_model().SerializeToString(), CompileOptions(target=target, threads=threads)
+    )
     done = run_stages(start, Silent(), stop_after="graph")
     assert done.graph is not None and done.scheduled is not None
     by_function = {kernel.function: kernel for kernel in done.graph.kernels}

@@ -21,7 +21,7 @@ from hybridc.options import (
     parse_seconds,
     parse_shape,
 )
-from hybridc.targets import parse_target
+from hybridc.targets import DEFAULT_THREADS, parse_target
 
 DEFAULT_TUNE_SECONDS = 60.0
 DEFAULT_PLAN_SECONDS = 10.0
@@ -71,7 +71,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )
     add_planning(parser)
     add_host_memory(parser)
-    add_threads(parser)
+    parser.add_argument(
+        "--threads",
+        type=parse_count,
+        metavar="N",
+        help="CPU threads that kernels are cut into tasks for, and that a run of the artifact uses (default:"
+        f" one per core; tasks for {DEFAULT_THREADS} if the target is a processor of another kind)",
+    )
     parser.add_argument(
         "--no-winograd",
         dest="winograd",

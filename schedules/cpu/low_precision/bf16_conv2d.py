@@ -60,8 +60,8 @@ def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
     isa = request.target.isa
     if plain is None or not request.winograd or isa.narrow is None or isa.narrow.are_tiles:
         return False
-    cost = least_cost(plain, isa)
-    return cost is not None and cost < direct_cost(conv)
+    cost = least_cost(plain, isa, request.threads)
+    return cost is not None and cost < direct_cost(conv, request.threads)
 
 
 def _rounded_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:

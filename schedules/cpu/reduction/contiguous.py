@@ -41,6 +41,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import substitute
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.reduction.read import Reduction, Rows
 from hybridc.schedules.cpu.reduction.vectors import (
     ACCUMULATORS,
@@ -59,7 +60,7 @@ from hybridc.targets import Isa
 
 CACHE_LINE_BYTES = 64
 TASKS = 16
-"""A multiple of common numbers of threads."""
+"""A multiple of common numbers of threads; more threads have one each."""
 LEAST_TASK_ROWS, MOST_TASK_ROWS = 4, 32
 """Rows of a task, whose first one is not read ahead; fewer rows are tasks of their own."""
 LINE_ELEMENTS = 1 << 13
@@ -123,6 +124,7 @@ class _Lines:
     """The loop nest of one row: `segments` of contiguous runs of `length` elements."""
 
     rows: Rows
+    threads: int
     lanes: int
     segments: int
     """Leading axes of the line that are loops; the others are one contiguous run."""
@@ -167,8 +169,9 @@ class _Lines:
         """As many as rows if none is read ahead: what its first stage kept would overwrite another row's."""
         rows = self.rows
         ahead = rows.writes_line and not rows.stages[0].kept and rows.line_length <= LINE_ELEMENTS
-        many = rows.row_count >= TASKS * LEAST_TASK_ROWS
-        return TASKS * ceil_div(rows.row_count, TASKS * MOST_TASK_ROWS) if ahead and many else rows.row_count
+        tasks = at_least_one_each(TASKS, self.threads)
+        many = rows.row_count >= tasks * LEAST_TASK_ROWS
+        return tasks * ceil_div(rows.row_count, tasks * MOST_TASK_ROWS) if ahead and many else rows.row_count
 
     @property
     def _results(self) -> Values:
@@ -268,7 +271,7 @@ class _Lines:
         return [at[axis] for axis in self.rows.line]
 
 
-def schedule_lines(function: tirx.PrimFunc, rows: Rows, isa: Isa) -> tirx.PrimFunc | None:
+def schedule_lines(function: tirx.PrimFunc, rows: Rows, isa: Isa, threads: int) -> tirx.PrimFunc | None:
     """The function with vectors along its lines; None if they are not contiguous.
 
     Errors are those of sums of n / lanes terms, a tree of lanes, and of the polynomials of `intrinsics.py`.
@@ -284,7 +287,7 @@ def schedule_lines(function: tirx.PrimFunc, rows: Rows, isa: Isa) -> tirx.PrimFu
         tuple(_accumulators(r, widths, registers) for r in stage.reductions) for stage in rows.stages
     )
     kept = _keep(rows, widths, registers)
-    lines = _Lines(rows, lanes, segments, length, accumulators, kept)
+    lines = _Lines(rows, threads, lanes, segments, length, accumulators, kept)
     parallel = rows.row_count * rows.line_length * len(rows.stages) >= PARALLEL_WORK
     if parallel and lines.tasks < rows.row_count:
         body = grid((lines.tasks,), lines.task, parallel=True)

@@ -42,8 +42,8 @@ def reduction(request: Request) -> Scheduled | None:
 
 def schedule_rows(request: Request, rows: Rows, rule: str) -> Scheduled | None:
     """Rows as one task or many; None if neither their lines nor the rows themselves are contiguous."""
-    isa = request.target.isa
-    function = schedule_lines(request.function, rows, isa) or schedule_columns(request.function, rows, isa)
+    arguments = request.function, rows, request.target.isa, request.threads
+    function = schedule_lines(*arguments) or schedule_columns(*arguments)
     return None if function is None else finish(function, rule)
 
 

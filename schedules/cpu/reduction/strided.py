@@ -33,14 +33,13 @@ from hybridc.schedules.cpu.reduction.vectors import (
 from hybridc.targets import Isa
 
 CHUNK_COLUMNS = 4096
-"""Accumulators that leave half of a first-level cache for what streams through."""
-TASKS = 2
-"""Chunks are narrower where this gives so many tasks; whole ones are read as one stream, which is fastest."""
+"""Accumulators that leave half of a first-level cache for what streams through. Chunks are narrower where
+that gives each thread a task; whole ones are read as one stream, which is fastest."""
 GROUP = 4
 """Elements of a line that are combined before their accumulator is stored again, in narrow chunks."""
 
 
-def schedule_columns(function: tirx.PrimFunc, rows: Rows, isa: Isa) -> tirx.PrimFunc | None:
+def schedule_columns(function: tirx.PrimFunc, rows: Rows, isa: Isa, threads: int) -> tirx.PrimFunc | None:
     """The function with vectors across its rows; None if they do not lie side by side."""
     walked = [*rows.line_values, rows.value, tirx.BufferLoad(rows.output, rows.indices)]
     count = contiguous_axes(walked, rows.row, rows.row_extents)
@@ -48,14 +47,14 @@ def schedule_columns(function: tirx.PrimFunc, rows: Rows, isa: Isa) -> tirx.Prim
         return None
     columns = Columns(rows, count, lanes_of(rows, isa))
     walks_once = len(rows.stages) == 1 and not rows.writes_line and not rows.stages[0].kept
-    body, buffers = _streamed(columns) if walks_once else staged(columns)
+    body, buffers = _streamed(columns, threads) if walks_once else staged(columns, threads)
     return function_of(function, list(function.params), [body], buffers)
 
 
-def _streamed(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
+def _streamed(columns: Columns, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
     """One walk along the line, a chunk of columns at a time."""
     rows, reductions = columns.rows, columns.rows.stages[0].reductions
-    width = even_width(columns, CHUNK_COLUMNS, TASKS)
+    width = even_width(columns, CHUNK_COLUMNS, threads)
     streams = width == columns.columns > UNROLLED_VECTORS * columns.lanes
     group = 1 if streams else GROUP
     registers = Registers("global" if rows.row_count > width else "local")
