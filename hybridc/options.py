@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
-from hybridc.targets import Target, parse_target
+from hybridc.targets import Target, default_threads, parse_target
 
 if TYPE_CHECKING:
     from hybridc.machine import Machine
@@ -283,8 +283,8 @@ class CompileOptions:
     plan_seconds: float = DEFAULT_PLAN_SECONDS
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
     threads: int | None = None
-    """CPU threads of a session, unless it is loaded with others; None: one per core. Plans do not depend on
-    it."""
+    """CPU threads that kernels are scheduled for, and that a session then uses unless it is loaded with
+    others; None: see `cpu_threads`."""
     fast_algorithms: bool = True
     """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few
     times larger."""
@@ -304,6 +304,12 @@ class CompileOptions:
     """Name of the last stage to run."""
     dump_ir: Path | None = None
     """Folder that gets the IR after every stage."""
+
+    @property
+    def cpu_threads(self) -> int:
+        """CPU threads that the schedules of kernels count on: as many as given, else as many cores as the
+        process may use, or `targets.DEFAULT_THREADS` if the processor cannot run the target's code."""
+        return self.threads or default_threads(self.target.isa)
 
     def __post_init__(self) -> None:
         for option, pairs in (("--shape", self.shapes), ("--dim", self.dims)):

@@ -39,7 +39,7 @@ def calibrate(
     cpu_timer = CpuTimer(target, threads)
     timer = gpu_timer(target) if gpu_from is None and target.has_gpu else None
     progress.stage("schedule samples")
-    samples = subjects(target)
+    samples = subjects(target, threads)
     progress.stage("measure CPU")
     cpu = measure_processor(cpu_timer, target, samples, cpu_name, memory_bytes, progress.kernels)
     source = f"Measured by hybridc {__version__} on {datetime.date.today()}, {threads} CPU threads."

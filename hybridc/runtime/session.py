@@ -17,8 +17,8 @@ from hybridc.errors import ArtifactError, PlanError, UsageError
 from hybridc.ir import Buffer, BufferKind, Device
 from hybridc.ir.verify import verify
 from hybridc.options import check_threads
-from hybridc.runtime.libraries import available_threads
 from hybridc.runtime.program import Program, free_gpu_bytes, open_library
+from hybridc.targets import available_threads
 
 _TYPES = {"float32": "float", "float64": "double"}
 """What onnxruntime calls differently than numpy."""

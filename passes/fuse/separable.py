@@ -24,14 +24,14 @@ from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 
 
-def fuse_separable(program: Program, target: Target) -> Program:
-    """Replace pairs of calls by calls of one function.
+def fuse_separable(program: Program, target: Target, threads: int) -> Program:
+    """Replace pairs of calls by calls of one function, where that is faster on so many threads.
 
     Requires: `program` fused.
     Ensures: every function is called; every binding has origins; inputs and outputs of `main` as they were.
     Raises: nothing of its own.
     """
-    pairs = _pairs(program, target)
+    pairs = _pairs(program, target, threads)
     if not pairs:
         return program
     builder = ProgramBuilder(program.inputs)
@@ -52,7 +52,7 @@ def fuse_separable(program: Program, target: Target) -> Program:
     return without_uncalled(builder.finish(outputs, {**program.functions, **table.functions}))
 
 
-def _pairs(program: Program, target: Target) -> dict[relax.Var, relax.VarBinding]:
+def _pairs(program: Program, target: Target, threads: int) -> dict[relax.Var, relax.VarBinding]:
     """The depthwise convolution that each 1x1 convolution, known by its result, is joined with."""
     uses = count_uses(program)
     producers = {b.var: b for b in program.bindings if _is_blocked_call(b) and uses[b.var] == 1}
@@ -76,7 +76,7 @@ def _pairs(program: Program, target: Target) -> dict[relax.Var, relax.VarBinding
                 continue
             position = both.pointwise.contraction.nest.parameter(both.pointwise.data)
             reads = binding.value.args[1].fields[position].same_as(source.var)
-            if reads and is_faster(both, target.isa):
+            if reads and is_faster(both, target.isa, threads):
                 found[binding.var] = source
     return found
 

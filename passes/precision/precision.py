@@ -28,7 +28,7 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
-from hybridc.targets import Target
+from hybridc.targets import DEFAULT_THREADS, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,13 @@ over that of the result, of the worst call."""
 
 
 def reduce_precision(
-    program: Program, target: Target, bf16_error: float, errors: Errors, *, winograd: bool = True
+    program: Program,
+    target: Target,
+    bf16_error: float,
+    errors: Errors,
+    *,
+    winograd: bool = True,
+    threads: int = DEFAULT_THREADS,
 ) -> Program:
     """Mark functions for bf16.
 
@@ -62,7 +68,7 @@ def reduce_precision(
     factors: dict[str, Factors] = {}
     for name in products:
         function = program.module[name].with_attr(PRECISION, BF16)
-        found = _factors(Request(function, constants[name], target, winograd=winograd))
+        found = _factors(Request(function, constants[name], target, winograd=winograd, threads=threads))
         if isinstance(found, Factors):
             factors[name] = found
         else:
@@ -99,7 +105,7 @@ def _factors(request: Request) -> Factors | str:
     if line is not None:
         if fourier_is_faster(request, line):
             return "Fourier transforms in fp32 are predicted to be faster"
-        if floats_are_faster(line, request.target.isa):
+        if floats_are_faster(line, request.target.isa, request.threads):
             return "fp32 is predicted to be faster"
         found = line_data(line)
         assert found is not None

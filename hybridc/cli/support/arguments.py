@@ -23,7 +23,7 @@ from hybridc.options import (
     parse_seconds,
     parse_shape,
 )
-from hybridc.targets import parse_target
+from hybridc.targets import DEFAULT_THREADS, parse_target
 
 DEFAULT_TUNE_SECONDS = 60.0
 
@@ -103,7 +103,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         f" (default: {DEFAULT_PLAN_SECONDS:g})",
     )
     add_host_memory(parser, argparse.SUPPRESS)
-    add_threads(parser, argparse.SUPPRESS)
+    add(
+        "--threads",
+        type=parse_count,
+        metavar="N",
+        help="CPU threads that kernels are scheduled for and that a run of the artifact uses (default:"
+        f" one per core; {DEFAULT_THREADS} if this processor cannot run the target)",
+    )
     add(
         "--no-fast-algorithms",
         dest="fast_algorithms",

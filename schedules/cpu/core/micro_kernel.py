@@ -102,27 +102,34 @@ def ceil_div(value: int, step: int) -> int:
 
 
 def rank_tiles(
-    isa: Isa, rows: int, image_rows: int, columns: int, *, divide_rows: bool = False
+    isa: Isa,
+    shape: tuple[int, int, int],
+    *,
+    divide_rows: bool = False,
+    slowdown: Callable[[int], float] = lambda tiles: 1.0,
 ) -> tuple[Tile, ...]:
-    """Tiles for a `rows` x `image_rows` x `columns` output, the one of the least predicted time first.
+    """Tiles for an output of rows x image rows x columns, the one of the least predicted time first.
 
     Predicted time is padded work (tiles stick out at the edges) times the load of the pipeline: two
     vector loads or multiply-adds a cycle, of which each waits a few steps for its own result.
-    `divide_rows` demands tiles that do not stick out in rows.
+    `divide_rows` demands tiles that do not stick out in rows; `slowdown` is how many times longer so many
+    tiles take because threads cannot share them evenly.
     """
+    rows, image_rows, columns = shape
     narrow = columns * 2 <= isa.lanes()
     lanes = isa.lanes() // 2 if narrow and isa.lanes() > 8 else isa.lanes()
     row_vectors = ceil_div(columns, lanes)
 
     def cost(tile: Tile) -> float:
-        padded = (
-            ceil_div(rows, tile.rows) * tile.rows
-            * ceil_div(image_rows, tile.image_rows) * tile.image_rows
-            * ceil_div(row_vectors, tile.width) * tile.width
-        )  # fmt: skip
+        tiles = (
+            ceil_div(rows, tile.rows)
+            * ceil_div(image_rows, tile.image_rows)
+            * ceil_div(row_vectors, tile.width)
+        )
+        padded = tiles * tile.rows * tile.image_rows * tile.width
         sums = tile.rows * tile.vectors
         loads = (tile.rows + tile.vectors) / sums
-        return padded * max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.5 * loads)
+        return padded * max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.5 * loads) * slowdown(tiles)
 
     candidates = [
         Tile(m, d, w, lanes)

@@ -27,6 +27,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, reduction, register_tile
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.matmul.read import Product, read_product
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.targets import Isa
@@ -58,7 +59,7 @@ def skinny_gemm(request: Request) -> Scheduled | None:
     if product.right.indices[-1].same_as(product.k):
         buffers, stages = _transposed(product, isa)
     elif product.columns % isa.lanes() == 0 and _depth_at_once(product) > 1:
-        buffers, stages = _strips(product, isa)
+        buffers, stages = _strips(product, isa, request.threads)
     else:
         return None
     params = list(request.function.params)
@@ -94,9 +95,9 @@ def _left_columns(product: Product, width: int) -> tuple[ir.Var, tirx.Stmt]:
 # ------------------------------------------------------------------------------------------- as it is
 
 
-def _strips(product: Product, isa: Isa) -> tuple[list[ir.Var], list[tirx.Stmt]]:
+def _strips(product: Product, isa: Isa, threads: int) -> tuple[list[ir.Var], list[tirx.Stmt]]:
     lanes, vectors = isa.lanes(), product.columns // isa.lanes()
-    tasks = max(min(vectors // STRIP_VECTORS, MOST_TASKS), 1)
+    tasks = max(min(vectors // STRIP_VECTORS, at_least_one_each(MOST_TASKS, threads)), 1)
     tiles = ceil_div(product.rows, isa.vector_registers - 3)
     rows = ceil_div(product.rows, tiles)
     left, transpose = _left_columns(product, tiles * rows)

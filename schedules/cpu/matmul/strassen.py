@@ -32,6 +32,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
     write_columns,
 )
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.matmul.kernel import ZERO, Element, gemm_kernel, prefetch_next
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix
 from hybridc.schedules.packing import LinearMap, Packing
@@ -61,7 +62,7 @@ RIGHT = (
 FEWEST_ROWS = 112
 """Below this many rows reading 7/4 of the weights takes the time that fewer multiply-adds save."""
 FEWEST_TASKS = 8
-"""Pairs of panels; a product of fewer leaves cores without work."""
+"""Pairs of panels, or one for each thread; a product of fewer leaves cores without work."""
 SUMS_SHARE = 2
 """The sums of a task, which every product reads and writes, may take this fraction of L2."""
 
@@ -122,7 +123,7 @@ def accepts_strassen(request: Request, product: Product, tile: Tile) -> bool:
         and product.left.indices[-1].same_as(product.k)
         and product.rows >= FEWEST_ROWS
         and product.depth % (2 * tile.lanes) == 0
-        and ceil_div(product.columns, 2 * tile.columns) >= FEWEST_TASKS
+        and ceil_div(product.columns, 2 * tile.columns) >= at_least_one_each(FEWEST_TASKS, request.threads)
         and 3 * ceil_div(product.rows, 2) * tile.columns * 4 <= request.target.isa.l2_bytes // SUMS_SHARE
     )
 

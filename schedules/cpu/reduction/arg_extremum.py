@@ -22,7 +22,9 @@ def arg_extremum(request: Request) -> Scheduled | None:
     row is in the cache. A row of nothing but NaN, which equals nothing, gives its last position.
     """
     rows = _read(request.function)
-    function = None if rows is None else schedule_contiguous(request.function, rows, request.target.isa)
+    if rows is None:
+        return None
+    function = schedule_contiguous(request.function, rows, request.target.isa, request.threads)
     return None if function is None else finish(function, arg_extremum.__name__)
 
 

@@ -42,6 +42,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import substitute
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.reduction.read import Reduction, RowReductions
 from hybridc.schedules.cpu.reduction.vectors import (
     ACCUMULATORS,
@@ -59,7 +60,7 @@ from hybridc.schedules.cpu.reduction.vectors import (
 from hybridc.targets import Isa
 
 TASKS = 16
-"""A multiple of common numbers of threads."""
+"""A multiple of common numbers of threads; more threads have one each."""
 LEAST_TASK_ROWS, MOST_TASK_ROWS = 4, 32
 """Rows of a task, whose first one is not read ahead; fewer rows are tasks of their own."""
 MOST_CACHED_ELEMENTS = 1 << 13
@@ -123,6 +124,7 @@ class _ContiguousNest:
     """The loop nest of one row: `segments` of contiguous runs of `length` elements."""
 
     rows: RowReductions
+    threads: int
     lanes: int
     segments: int
     """Leading reduced axes that are loops; the others are one contiguous run."""
@@ -169,8 +171,9 @@ class _ContiguousNest:
         ahead = (
             rows.writes_elements and not rows.stages[0].kept and rows.reduced_length <= MOST_CACHED_ELEMENTS
         )
-        many = rows.row_count >= TASKS * LEAST_TASK_ROWS
-        return TASKS * ceil_div(rows.row_count, TASKS * MOST_TASK_ROWS) if ahead and many else rows.row_count
+        tasks = at_least_one_each(TASKS, self.threads)
+        many = rows.row_count >= tasks * LEAST_TASK_ROWS
+        return tasks * ceil_div(rows.row_count, tasks * MOST_TASK_ROWS) if ahead and many else rows.row_count
 
     @property
     def _results(self) -> Values:
@@ -270,7 +273,9 @@ class _ContiguousNest:
         return [at[axis] for axis in self.rows.reduced]
 
 
-def schedule_contiguous(function: tirx.PrimFunc, rows: RowReductions, isa: Isa) -> tirx.PrimFunc | None:
+def schedule_contiguous(
+    function: tirx.PrimFunc, rows: RowReductions, isa: Isa, threads: int
+) -> tirx.PrimFunc | None:
     """The function with vectors along its rows; None if their elements are not contiguous.
 
     Errors are those of sums of n / lanes terms, a tree of lanes, and of the polynomials of `intrinsics.py`.
@@ -286,7 +291,7 @@ def schedule_contiguous(function: tirx.PrimFunc, rows: RowReductions, isa: Isa) 
         tuple(_accumulators(r, widths, registers) for r in stage.reductions) for stage in rows.stages
     )
     kept = _keep(rows, widths, registers)
-    nest = _ContiguousNest(rows, lanes, segments, length, accumulators, kept)
+    nest = _ContiguousNest(rows, threads, lanes, segments, length, accumulators, kept)
     parallel = rows.row_count * rows.reduced_length * len(rows.stages) >= PARALLEL_WORK
     if parallel and nest.tasks < rows.row_count:
         body = grid((nest.tasks,), nest.task, parallel=True)

@@ -43,10 +43,8 @@ def reduction(request: Request) -> Scheduled | None:
 
 def schedule_rows(request: Request, rows: RowReductions, rule: str) -> Scheduled | None:
     """Rows as one task or many; None if neither their elements nor the rows themselves are contiguous."""
-    isa = request.target.isa
-    function = schedule_contiguous(request.function, rows, isa) or schedule_strided(
-        request.function, rows, isa
-    )
+    arguments = request.function, rows, request.target.isa, request.threads
+    function = schedule_contiguous(*arguments) or schedule_strided(*arguments)
     return None if function is None else finish(function, rule)
 
 

@@ -33,14 +33,15 @@ from hybridc.schedules.cpu.reduction.vectors import (
 from hybridc.targets import Isa
 
 CHUNK_COLUMNS = 4096
-"""Accumulators that leave half of a first-level cache for what streams through."""
-TASKS = 2
-"""Chunks are narrower where this gives so many tasks; whole ones are read as one stream, which is fastest."""
+"""Accumulators that leave half of a first-level cache for what streams through. Chunks are narrower where
+that gives each thread a task; whole ones are read as one stream, which is fastest."""
 GROUP = 4
 """Elements of a row that are combined before their accumulator is stored again, in narrow chunks."""
 
 
-def schedule_strided(function: tirx.PrimFunc, rows: RowReductions, isa: Isa) -> tirx.PrimFunc | None:
+def schedule_strided(
+    function: tirx.PrimFunc, rows: RowReductions, isa: Isa, threads: int
+) -> tirx.PrimFunc | None:
     """The function with vectors across its rows; None if they do not lie side by side."""
     walked = [*rows.element_values, rows.value, tirx.BufferLoad(rows.output, rows.indices)]
     count = contiguous_axes(walked, rows.row, rows.row_extents)
@@ -48,14 +49,14 @@ def schedule_strided(function: tirx.PrimFunc, rows: RowReductions, isa: Isa) -> 
         return None
     columns = StridedRows(rows, count, lanes_of(rows, isa))
     walks_once = len(rows.stages) == 1 and not rows.writes_elements and not rows.stages[0].kept
-    body, buffers = _streamed(columns) if walks_once else staged(columns)
+    body, buffers = _streamed(columns, threads) if walks_once else staged(columns, threads)
     return function_of(function, list(function.params), [body], buffers)
 
 
-def _streamed(columns: StridedRows) -> tuple[tirx.Stmt, list[ir.Var]]:
+def _streamed(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
     """One pass over the rows, a chunk of columns at a time."""
     rows, reductions = columns.rows, columns.rows.stages[0].reductions
-    width = even_width(columns, CHUNK_COLUMNS, TASKS)
+    width = even_width(columns, CHUNK_COLUMNS, threads)
     streams = width == columns.columns > UNROLLED_VECTORS * columns.lanes
     group = 1 if streams else GROUP
     registers = Registers("global" if rows.row_count > width else "local")

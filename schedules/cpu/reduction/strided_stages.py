@@ -30,12 +30,13 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import loads, substitute
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.reduction.read import Kept, Reduction, ReductionStage, RowReductions
 from hybridc.schedules.cpu.reduction.strided_chunks import BLOCK_VECTORS, StridedRows, even_width, nested
 from hybridc.schedules.cpu.reduction.vectors import Registers, Values, assign, element, tail_pieces
 
 TASKS = 8
-"""Chunks are narrower where this gives so many tasks."""
+"""Chunks are narrower where this gives so many tasks, or one for each thread."""
 CHUNK_BLOCKS = 16
 """The first block of a chunk is not fetched ahead."""
 NEAR_ELEMENTS = 32
@@ -43,11 +44,11 @@ NEAR_ELEMENTS = 32
 fetched; more go to the second level."""
 
 
-def staged(columns: StridedRows) -> tuple[tirx.Stmt, list[ir.Var]]:
+def staged(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
     """All stages of a block of columns, then of the next one."""
     rows, lanes = columns.rows, columns.lanes
     block = BLOCK_VECTORS * lanes
-    width = even_width(columns, CHUNK_BLOCKS * block, TASKS)
+    width = even_width(columns, CHUNK_BLOCKS * block, at_least_one_each(TASKS, threads))
     registers = Registers("global" if rows.row_count > width else "local")
     kept = {
         k.var: tirx.decl_buffer((*rows.reduced_extents, block), str(k.value.ty.dtype), f"{k.var.name}_lines")

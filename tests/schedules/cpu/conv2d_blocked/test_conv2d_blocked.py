@@ -17,11 +17,13 @@ from hybridc.schedules.select import schedule
 from hybridc.targets import ISAS, Isa, Target
 from tests.support.blocked_convolutions import CASES, THREE, Case, convolved, fused, inputs_of
 
+THREADS = 2
+
 
 def _plans(case: Case, isa: Isa) -> list[Plan]:
     conv = read_blocked_convolution(_request(fused(case)))
     assert conv is not None
-    return list(rank_plans(conv, isa).values())
+    return list(rank_plans(conv, isa, THREADS).values())
 
 
 def _request(function: tirx.PrimFunc, isa: str = "avx512", choice: str | None = None) -> Request:
