@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.artifact.assemble import contents_of
 from hybridc.artifact.store import Contents, check_destination, store
 from hybridc.calibrate.profile import profiler_of
 from hybridc.calibrate.rounding import rounding_errors_of
+from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_tools, generate_code
 from hybridc.errors import UsageError
 from hybridc.options import CompileOptions, check_bound_seconds
