@@ -23,11 +23,11 @@ from hybridc.calibrate.rounding import rounding_errors_of
 from hybridc.codegen.cuda import check_architectures, compile_fatbin
 from hybridc.codegen.library import BuiltLibrary, build_library, check_compiler
 from hybridc.emulator import image_key, preload
-from hybridc.errors import PlanError, UsageError
+from hybridc.errors import PlanError
 from hybridc.frontend import ImportedModel, ValueInfo, read_model
 from hybridc.ir import Copy, Device, Graph, Plan, Role
 from hybridc.machine import Machine
-from hybridc.options import CompileOptions, check_bound_seconds, format_budget
+from hybridc.options import CompileOptions, check_bound_seconds, format_budget, missing_output
 from hybridc.passes.partition import Effort, smallest_budget_bytes, smallest_bytes_bound
 from hybridc.passes.pins import Pins
 from hybridc.passes.pipeline import Compilation, run_stages
@@ -129,7 +129,7 @@ def compile_model(
 def _check_means(output: str | Path | None, target: Target) -> Path:
     """What is certain to fail after minutes of work fails at once."""
     if output is None:
-        raise UsageError("HC522", "no output is named", remedy="give -o OUT.hyb, or stop early: --stop-after")
+        raise missing_output()
     check_destination(Path(output))
     check_compiler()
     if target.has_gpu:
@@ -152,11 +152,11 @@ def _check_host_memory(done: Compilation, limit_bytes: int | None) -> None:
         needed_bytes = least_host_bytes(sizes, plan.arena_bytes(Device.CPU))
         if limit_bytes is not None and needed_bytes > limit_bytes:
             budget = "" if plan.budget_bytes is None else f" for {plan.budget_bytes:,} bytes of GPU memory"
-            what = f"the plan{budget} holds at least {needed_bytes:,} bytes of host memory"
+            what = f"the plan{budget} needs at least {needed_bytes:,} bytes of host memory"
             raise PlanError(
                 "HC204",
-                f"{what}, and {limit_bytes:,} are allowed",
-                remedy=f"allow --host-memory {format_budget(needed_bytes)}, or more --gpu-memory",
+                f"{what}, but {limit_bytes:,} are allowed",
+                remedy=f"raise --host-memory to {format_budget(needed_bytes)}, or raise --gpu-memory",
             )
 
 

@@ -29,5 +29,5 @@ def plans_from_json(data: dict[str, Any]) -> tuple[tuple[Graph, ...], tuple[Plan
     plans = tuple(plan_from_json(plan) for plan in data["plans"])
     numbers = [plan["graph"] for plan in data["plans"]]
     if not all(isinstance(number, int) and 0 <= number < len(distinct) for number in numbers):
-        raise ValueError(f"plans are of graphs {numbers}, and there are {len(distinct)}")
+        raise ValueError(f"plans refer to graphs {numbers}, but there are {len(distinct)}")
     return tuple(distinct[number] for number in numbers), plans

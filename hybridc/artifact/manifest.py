@@ -195,7 +195,7 @@ def _file(data: dict[str, Any]) -> StoredFile:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
@@ -212,7 +212,7 @@ def _texts(values: list[object]) -> tuple[str, ...]:
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not a count")
+        raise TypeError(f"{value!r} is not a non-negative integer")
     return value
 
 

@@ -47,8 +47,8 @@ def choose_staging(
     smallest_bytes = min(largest_bytes, SMALLEST_SLOT_BYTES)
     if slot_bytes < smallest_bytes and limit_bytes is not None:
         needed_bytes = least_host_bytes(weight_bytes, arena_bytes)
-        what = f"a run holds at least {needed_bytes:,} bytes of host memory, and {limit_bytes:,} are allowed"
-        raise DeviceError("HC408", what, remedy="allow more, or compile with a larger --gpu-memory")
+        what = f"a run needs at least {needed_bytes:,} bytes of host memory, but {limit_bytes:,} are allowed"
+        raise DeviceError("HC408", what, remedy="raise the limit, or compile with a larger --gpu-memory")
     return Staging(SLOTS * max(slot_bytes, smallest_bytes), SLOTS)
 
 
