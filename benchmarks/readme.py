@@ -1,4 +1,4 @@
-"""Write the README's measured tables anew from benchmarks/results/*.json.
+"""Write the README's measured tables from benchmarks/results/*.json.
 
 python benchmarks/readme.py
 """
@@ -139,11 +139,11 @@ def plans_table(rows: list[dict[str, Any]]) -> str:
 
 
 def conv1d_table(result: dict[str, Any]) -> list[str]:
-    """Dilated convolutions of one axis: what direct sums reach of the machine, and the peers."""
+    """Dilated 1-D convolutions: what the direct algorithm reaches of the machine, and the peers."""
     isa = result["benchmark"].removeprefix("conv1d_")
     rows = [row for row in result["rows"] if row["table"] == "summary"]
     lines = [
-        "| | peak reached by direct sums, AtacWorks' layer | median of 15 channels and more "
+        "| | share of peak, direct algorithm, AtacWorks' layer | median of 15 channels and more "
         "| times faster than PyTorch | least | than OpenVINO | least |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -158,8 +158,8 @@ def conv1d_table(result: dict[str, Any]) -> list[str]:
         ", in bf16 like the peers (shares of the peak of float32)" if isa in ("avx512_bf16", "amx") else ""
     )
     return [
-        f"Dilated convolutions of one axis for `{isa}`{narrow}, "
-        f"{rows[0]['points']} points of the paper's grid; the faster of direct sums and Fourier's algorithm "
+        f"Dilated 1-D convolutions for `{isa}`{narrow}, "
+        f"{rows[0]['points']} points of the grid of Chaudhary et al. (2021); the faster of the direct and the FFT algorithm "
         f"against the peers ({where}):",
         "\n".join(lines),
     ]
@@ -186,15 +186,15 @@ def precision_table(result: dict[str, Any]) -> list[str]:
 
 
 def training_tables() -> list[str]:
-    """Steps of training: time beside PyTorch, memory beside Caffe's way to hold blobs, and states."""
+    """Training steps: time beside PyTorch, memory beside Caffe's way to hold blobs, and states."""
     speed, memory, states = (read(f"training_{part}") for part in ("speed", "memory", "states"))
-    times = ["| step of training | hybridc, ms | PyTorch, ms | times faster |", "|---|---|---|---|"]
+    times = ["| training step | hybridc, ms | PyTorch, ms | times faster |", "|---|---|---|---|"]
     for row in speed["rows"]:
         if row["model"] != "digits":
             figures = f"{row['hybridc_ms']:.0f} | {row['torch_ms']:.0f} | {row['speed']:.2f}"
             times.append(f"| {row['model']}:{row['batch']} | {figures} |")
     bytes_ = [
-        "| step of training | Caffe-like | all on the GPU | smallest plan | less than Caffe-like "
+        "| training step | Caffe-like | all on the GPU | smallest plan | less than Caffe-like "
         "| slower than all on the GPU, at 58.2 % less |",
         "|---|---|---|---|---|---|",
     ]
@@ -204,7 +204,7 @@ def training_tables() -> list[str]:
         share = f"{row['reduction']:.1%} | {row['slowdown']:+.1%}"
         bytes_.append(f"| {row['model']}:{row['batch']} | {shown} | {share} |")
     kept = [
-        "| step of training | profile | states | of which stay | predicted, ms | all on the host, ms "
+        "| training step | profile | states | kept on the GPU | predicted, ms | all on the host, ms "
         "| times faster |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -215,7 +215,7 @@ def training_tables() -> list[str]:
         kept.append(f"| {row['model']}:{row['batch']} | {row['machine']} | {shown} | {times_ms} |")
     where = f"{speed['date']}, {speed['cores']} cores of an {speed['processor']}"
     return [
-        f"Steps of training on the CPU for `{speed['rows'][-1]['target']}` beside PyTorch ({where}):",
+        f"Training steps on the CPU for `{speed['rows'][-1]['target']}` beside PyTorch ({where}):",
         "\n".join(times),
         "GPU memory of planned training steps, and predicted time on the profile of a K40 "
         f"({memory['date']}; Caffe-like: data and gradient of every blob, ReLU in place):",
