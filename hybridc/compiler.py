@@ -18,8 +18,7 @@ from hybridc.calibrate.profile import profiler_of
 from hybridc.calibrate.rounding import rounding_errors_of
 from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_tools, generate_code
-from hybridc.errors import UsageError
-from hybridc.options import CompileOptions, check_bound_seconds
+from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.tighten_bound import with_tight_bounds
@@ -87,7 +86,7 @@ def _artifact_path(output: str | Path | None, options: CompileOptions) -> Path |
     if options.stop_after is not None:
         return None
     if output is None:
-        raise UsageError("HC522", "no output is named", remedy="give -o OUT.hyb, or stop early: --stop-after")
+        raise missing_output()
     check_destination(Path(output))
     check_tools(options.target)
     return Path(output)

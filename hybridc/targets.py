@@ -161,7 +161,7 @@ def native_isa() -> Isa:
     raise DeviceError(
         "HC401",
         f"this processor lacks {', '.join(missing_flags(ISAS['avx2'], flags))}",
-        remedy="AVX2 is the least hybridc needs",
+        remedy="hybridc requires at least AVX2",
     )
 
 
@@ -193,6 +193,6 @@ def parse_target(text: str) -> Target:
         raise refuse(
             f"unknown instruction set {isa_text!r}"
             if isa_text != "cuda"
-            else "a target needs a CPU instruction set too"
+            else "a target needs a CPU instruction set as well"
         )
     return Target(architectures, ISAS[isa_text])

@@ -194,7 +194,7 @@ def test_counts_and_seeds() -> None:
 
 
 def test_options_refuse_two_shapes_for_one_input() -> None:
-    with pytest.raises(UsageError, match="--shape names 'x' more than once"):
+    with pytest.raises(UsageError, match="--shape specifies 'x' more than once"):
         CompileOptions(target=parse_target("avx2"), shapes=(("x", (1,)), ("x", (2,))))
 
 

@@ -31,5 +31,5 @@ def plans_from_json(data: dict[str, Any]) -> tuple[tuple[Graph, ...], tuple[Plan
     plans = tuple(plan_from_json(plan) for plan in as_list(data["plans"]))
     numbers = [as_count(plan["graph"]) for plan in data["plans"]]
     if any(number >= len(distinct) for number in numbers):
-        raise ValueError(f"plans are of graphs {numbers}, and there are {len(distinct)}")
+        raise ValueError(f"plans refer to graphs {numbers}, but there are {len(distinct)}")
     return tuple(distinct[number] for number in numbers), plans

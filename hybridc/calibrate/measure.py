@@ -45,7 +45,7 @@ def calibrate(
     source = f"Measured by hybridc {__version__} on {datetime.date.today()}, {threads} CPU threads."
     if timer is None:
         other = gpu_from or load_machine()
-        source += f" GPU and link are not measured, but those of the profile {other.name}: {other.source}"
+        source += f" GPU and link are not measured, but taken from the profile {other.name}: {other.source}"
         return Machine(name, other.gpu, cpu, other.link, source)
     progress.stage("measure GPU")
     gpu_name, gpu_bytes = gpu_identity()

@@ -117,7 +117,7 @@ def start(
         raise DeviceError(
             "HC424",
             f"the emulated GPU cannot shrink to {memory_bytes} bytes: {used_bytes} bytes are in use",
-            remedy="release what is on the device first",
+            remedy="free device memory first",
         )
     _process.configuration = wanted
     images.add_listener(provide_kernels)
@@ -285,6 +285,6 @@ def _refuse_real_driver() -> None:
     if _is_real_driver_mapped():
         raise DeviceError(
             "HC420",
-            "the emulated GPU cannot start beside a real NVIDIA driver, which this process has loaded",
+            "the emulated GPU cannot start because this process has loaded a real NVIDIA driver",
             remedy="use the real GPU, or start the emulated one in a process of its own before importing tvm",
         )

@@ -46,7 +46,7 @@ def _read(path: Path) -> bytes:
         if size_bytes > MAX_MODEL_BYTES:
             raise ModelError(
                 codes.UNREADABLE,
-                f"the file has {size_bytes} bytes, and an ONNX file can have at most {MAX_MODEL_BYTES}",
+                f"the file has {size_bytes} bytes, but an ONNX file can have at most {MAX_MODEL_BYTES}",
                 where=str(path),
                 remedy="save its weights as external data: onnx.save(..., save_as_external_data=True)",
             )
@@ -63,7 +63,7 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
     try:
         proto.ParseFromString(data)
     except (DecodeError, RuntimeError, ValueError) as error:
-        raise _not_onnx(name, "the bytes do not parse as protobuf") from error
+        raise _not_onnx(name, "the content is not valid protobuf") from error
     return proto
 
 
@@ -81,7 +81,7 @@ def _serialized(proto: onnx.ModelProto) -> bytes:
 
 def _loaded(proto: onnx.ModelProto, data: bytes, name: str, folder: Path | None) -> Loaded:
     if not proto.HasField("graph") or not proto.opset_import:
-        raise _not_onnx(name, "it holds no graph or names no opset")
+        raise _not_onnx(name, "it has no graph or no opset")
     if not proto.graph.output:
         raise _not_onnx(name, "its graph has no outputs")
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)

@@ -142,7 +142,7 @@ class _Normalizer:
     def _data_dependent(self, origin: str) -> ModelError:
         return ModelError(
             codes.DATA_DEPENDENT_SHAPE,
-            "the shape of a value depends on data, or it is not a tensor",
+            "the shape of a value depends on data, or the value is not a tensor",
             where=f"{self.name}: node {origin!r}" if origin else self.name,
             remedy="export the network without it: every shape must follow from the shapes of the inputs",
         )

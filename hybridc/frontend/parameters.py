@@ -40,9 +40,10 @@ def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
     if not chosen:
         raise ModelError(
             codes.NO_PARAMETERS,
-            "the model has no parameters that may be trained",
+            "the model has no trainable parameters",
             where=loaded.source.name,
-            remedy="parameters are float32 initializers of rank 1 or more that --freeze does not name",
+            remedy="trainable parameters are float32 initializers of rank 1 or more that --freeze does not"
+            " match",
         )
     tensors = [tensor for tensor in graph.initializer if tensor.name in chosen]
     values = {tensor.name: _value(tensor, loaded.folder) for tensor in tensors}
@@ -121,7 +122,7 @@ def _dropout_ratio(node: ir.Node) -> float | None:
 def _dropout_refusal(node: ir.Node, name: str) -> ModelError:
     return ModelError(
         codes.WRONG_RESULT,
-        "Dropout whose mask is read, or whose rate is computed, cannot be trained",
+        "Dropout whose mask is used, or whose rate is computed, cannot be trained",
         where=f"{name}: node {node.name!r} (Dropout)",
         remedy="export the network without it",
     )
@@ -162,7 +163,8 @@ def _check_norms(graph: onnx.GraphProto, where: str, values: Mapping[str, np.nda
         if node.input[1].startswith("onnx::Conv") or node.output[0].partition("_")[0] == "getitem":
             raise ModelError(
                 codes.FOLDED_NORM,
-                f"the exporter has folded BatchNorm into {node.input[1]!r}: it would not train as it did",
+                f"the exporter has folded BatchNorm into {node.input[1]!r}, which changes how the model"
+                " trains",
                 where=f"{where}: node {node.name!r} ({node.op_type})",
                 remedy=f"{_REMEDY}; or freeze such weights: --freeze '{node.input[1]}'",
             )
@@ -173,8 +175,8 @@ def _check_merged(graph: onnx.GraphProto, where: str, values: Mapping[str, np.nd
     for node in graph.node:
         if node.op_type == "Identity" and node.input[0] in values:
             raise _changed_ties(
-                f"the exporter has made one parameter of {node.input[0]!r} and {node.output[0]!r}, which were"
-                " equal at that time",
+                f"the exporter has merged {node.input[0]!r} and {node.output[0]!r} into one parameter, as"
+                " their values were equal",
                 f"{where}: node {node.name!r} (Identity)",
             )
 

@@ -41,7 +41,7 @@ def read_model(
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(
             codes.NOT_ONNX,
-            f"not an ONNX model: a name is not text: {error}",
+            f"not an ONNX model: a name is not valid text: {error}",
             remedy="export the network again",
         ) from error
 

@@ -47,7 +47,7 @@ def _check_names(
                 if dim_names
                 else "it has no named dimension"
             )
-            raise _contradiction(f"there is no dimension {given!r} in any input", name, listed)
+            raise _contradiction(f"no input has a dimension {given!r}", name, listed)
     for given, sizes in (*shapes.items(), *((d, (size,)) for d, size in dims.items())):
         if any(size < 1 for size in sizes):
             raise _contradiction(f"{given!r} is given as {_text(sizes)}", name, "dimensions must be positive")

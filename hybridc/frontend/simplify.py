@@ -117,7 +117,8 @@ def _make_initializers(graph: ir.Graph, name: str) -> None:
 def _too_large(dims: np.ndarray, node: ir.Node, name: str) -> ModelError:
     return ModelError(
         codes.TOO_LARGE,
-        f"a constant of shape {dims.tolist()} is asked for; the limit of all is {MAX_GENERATED_BYTES} bytes",
+        f"generates a constant of shape {dims.tolist()}; the limit for all constants is"
+        f" {MAX_GENERATED_BYTES} bytes",
         where=f"{name}: node {node.name!r} (ConstantOfShape)",
         remedy="store weights in the model",
     )

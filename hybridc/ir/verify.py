@@ -40,7 +40,7 @@ def verify(graph: Graph, plan: Plan) -> None:
 
 
 def _refuse(code: str, what: str, where: str) -> PlanError:
-    remedy = "the plan is damaged, or a fault of hybridc: compile again"
+    remedy = "corrupted plan, or a hybridc bug: compile the model again"
     return PlanError(code, what, where=where, remedy=remedy)
 
 

@@ -47,8 +47,8 @@ def load_runtime(*, cuda: bool) -> None:
 
 def no_gpu(reason: str) -> DeviceError:
     """The error for an artifact that needs a GPU where there is none."""
-    remedy = "install the NVIDIA driver, or run on the emulated GPU: --emulate-gpu 1GiB"
-    return DeviceError("HC402", f"no GPU can be used: {reason}", remedy=remedy)
+    remedy = "install the NVIDIA driver, or use the emulated GPU: --emulate-gpu 1GiB"
+    return DeviceError("HC402", f"no usable GPU: {reason}", remedy=remedy)
 
 
 def limit_threads(count: int) -> None:

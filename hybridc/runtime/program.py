@@ -146,9 +146,9 @@ class Program:
         try:
             return self._helper("device_arena")(_GPU_INDEX, needed_bytes)
         except RuntimeError as error:
-            what = f"the artifact needs {needed_bytes:,} bytes of GPU memory, and {free_bytes:,} are free"
+            what = f"the artifact needs {needed_bytes:,} bytes of GPU memory, but {free_bytes:,} are free"
             load = "load" if artifact.number else "compile"  # there are plans for less
-            remedy = f"end other programs on the GPU, or {load} with a smaller --gpu-memory"
+            remedy = f"stop other programs on the GPU, or {load} with a smaller --gpu-memory"
             raise DeviceError("HC405", what, remedy=remedy) from error
 
     def _view(self, weight: StoredWeight, offset_bytes: int, arena: Any) -> Any:
@@ -221,7 +221,7 @@ def _device_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         what = f"the device failed: {str(error).strip().splitlines()[-1]}"
-        remedy = "see whether the GPU is in order and has free memory; if so, this is a fault of hybridc"
+        remedy = "check that the GPU works and has free memory; if so, this is a bug in hybridc"
         raise DeviceError("HC407", what, remedy=remedy) from error
 
 

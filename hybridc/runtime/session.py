@@ -255,7 +255,9 @@ class Session:
         if names is None:
             return list(self._artifact.manifest.outputs)
         if isinstance(names, str):
-            raise UsageError("HC555", f"{names!r} is not a list of outputs", remedy=f"ask for [{names!r}]")
+            raise UsageError(
+                "HC555", f"output names must be a list, not {names!r}", remedy=f"pass [{names!r}]"
+            )
         for name in names:
             if name not in ports:
                 raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
@@ -265,7 +267,11 @@ class Session:
         """The feeds by tensor name, each known, complete and of the right type."""
         ports = {port.name: port for port in self._artifact.manifest.inputs}
         if not isinstance(feeds, Mapping):
-            raise UsageError("HC551", f"feeds are a {type(feeds).__name__}", remedy="feed {name: array}")
+            raise UsageError(
+                "HC551",
+                f"feeds must be a dictionary, not a {type(feeds).__name__}",
+                remedy="pass {name: array}",
+            )
         for name in feeds:
             if name not in ports:
                 raise UsageError("HC551", f"unknown input {name!r}", remedy=f"inputs are {_list(ports)}")
@@ -295,7 +301,7 @@ def verify_plans(artifact: Artifact) -> None:
         for graph, plan in zip(artifact.graphs, artifact.plans, strict=True):
             verify(graph, plan)
     except PlanError as error:
-        what = f"its plan is refused ({error.code}): {error.what}"
+        what = f"its plan is rejected ({error.code}): {error.what}"
         raise ArtifactError("HC306", what, where=error.where, remedy="compile the model again") from error
 
 
@@ -322,7 +328,9 @@ def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
     try:
         array = np.asarray(feed)
     except ValueError:
-        raise UsageError("HC553", f"input {port.name!r} is no array", remedy=f"feed {_type(port)}") from None
+        raise UsageError(
+            "HC553", f"input {port.name!r} is not an array", remedy=f"feed {_type(port)}"
+        ) from None
     if array.dtype.name != port.dtype:
         what = f"input {port.name!r} has dtype {array.dtype.name}"
         raise UsageError("HC553", what, remedy=f"feed {_type(port)}")

@@ -96,7 +96,7 @@ class _Loop:
         self.losses: list[float] = []
         self.progress = Progress(run.seed)
         if self.steps < 1:
-            what = f"{data.size} examples are fewer than a batch of {session.batch}"
+            what = f"{data.size} examples are less than a batch of {session.batch}"
             raise UsageError("HC579", what, remedy="give more, or compile for a smaller --batch")
 
     def run(self) -> Progress:
@@ -112,8 +112,8 @@ class _Loop:
         if found is None:
             return
         if not self.settings.resume:
-            remedy = "go on from it with --resume, or name another folder"
-            raise UsageError("HC579", "there is a checkpoint already", where=str(folder), remedy=remedy)
+            remedy = "continue from it with --resume, or choose another folder"
+            raise UsageError("HC579", "a checkpoint already exists", where=str(folder), remedy=remedy)
         self._check_identity(found.identity, str(folder))
         self.session.load_state_dict(found.model)
         self.session.load_optimizer_state_dict(found.optimizer)
@@ -184,7 +184,7 @@ class _Loop:
             write_checkpoint(self.settings.checkpoint, checkpoint)
         except OSError as error:
             what = f"the checkpoint cannot be written: {error.strerror or error}"
-            remedy = "free some space, or name another --checkpoint folder"
+            remedy = "free some space, or choose another --checkpoint folder"
             raise UsageError("HC562", what, where=str(self.settings.checkpoint), remedy=remedy) from None
 
     def _now(self) -> Progress:

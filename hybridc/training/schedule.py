@@ -50,8 +50,8 @@ def parse_schedule(text: str) -> Schedule:
     kind, options = parse_call(text, "learning rate schedule", _OPTIONS)
     schedule = Schedule(kind, **options)
     if schedule.every <= 0 or schedule.warmup < 0:
-        remedy = "write for example step:every=10,factor=0.1,warmup=1; every and warmup count epochs"
-        raise UsageError("HC570", f"{text!r} is no learning rate schedule", remedy=remedy)
+        remedy = "for example step:every=10,factor=0.1,warmup=1; every and warmup count epochs"
+        raise UsageError("HC570", f"{text!r} is not a learning rate schedule", remedy=remedy)
     return schedule
 
 

@@ -219,8 +219,8 @@ class TrainingSession:
 
     def _check_not_lost(self) -> None:
         if self._are_lost:
-            what = "the GPU failed in a step, and had the only copy of the parameters"
-            raise DeviceError("HC411", what, remedy="load the artifact again, and the last checkpoint")
+            what = "the GPU, which held the only copy of the parameters, failed in a step"
+            raise DeviceError("HC411", what, remedy="load the artifact and the last checkpoint again")
 
     def _run(
         self,
@@ -272,7 +272,7 @@ class TrainingSession:
             size = ports[0].shape[0] * (count or 1)
             many = "" if count else "a multiple of "
             what = f"a batch has {many}{size} examples, and {sizes}"
-            raise UsageError("HC577", what, remedy="give whole batches, or compile for another --batch")
+            raise UsageError("HC577", what, remedy="pass whole batches, or compile for another --batch")
         rows = {port.name: port.shape[0] for port in ports}
 
         def part(place: int) -> dict[str, np.ndarray]:
@@ -353,7 +353,7 @@ def _named(arrays: Arrays | None, ports: Sequence[Port], what: str) -> dict[str,
         return {}
     if len(ports) != 1:
         names = ", ".join(repr(port.name) for port in ports) or "none"
-        raise UsageError("HC577", f"{what} must be given by name", remedy=f"{what} are {names}")
+        raise UsageError("HC577", f"{what} must be passed by name", remedy=f"{what} are {names}")
     return {ports[0].name: np.asarray(arrays)}
 
 
@@ -362,4 +362,4 @@ def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _refusal(what: str) -> UsageError:
-    return UsageError("HC576", what, remedy="take the states of the same model, optimizer and frozen weights")
+    return UsageError("HC576", what, remedy="use the states of the same model, optimizer and frozen weights")

@@ -78,8 +78,8 @@ class TrainingSpec:
 
     def __post_init__(self) -> None:
         if self.accumulate < 1 or (self.batch is not None and self.batch % self.accumulate):
-            what = f"a batch of {self.batch} cannot be gone through in {self.accumulate} equal parts"
-            raise UsageError("HC573", what, remedy="give --accumulate a divisor of --batch")
+            what = f"a batch of {self.batch} cannot be split into {self.accumulate} equal micro-batches"
+            raise UsageError("HC573", what, remedy="--accumulate must divide --batch")
 
     @property
     def micro_batch(self) -> int | None:
@@ -109,11 +109,11 @@ def parse_loss(text: str) -> tuple[LossTerm, ...]:
         if position == len(text):
             break
         if text[position] != "+":
-            raise _refusal(text, "loss", f"unexpected text at the end: {text[position:]!r}")
+            raise _refusal(text, "loss", f"{text[position:]!r} is unexpected")
         position += 1
     outputs = [term.output for term in terms]
     if len(terms) > 1 and None in outputs:
-        raise _refusal(text, "loss", "name the output of each summand: 2*mse(out1)+l1(out2)")
+        raise _refusal(text, "loss", "name the output of every term: 2*mse(out1)+l1(out2)")
     if any(not 0 <= term.label_smoothing < 1 for term in terms):
         raise _refusal(text, "loss", "label_smoothing must be at least 0 and less than 1")
     return tuple(terms)
@@ -126,11 +126,11 @@ def parse_optimizer(text: str) -> Optimizer:
         options["nesterov"] = bool(options["nesterov"])
     optimizer = Optimizer(kind, **(_OPTIMIZER_DEFAULTS[kind] | options))
     if optimizer.nesterov and not optimizer.momentum:
-        raise _refusal(text, "optimizer", "nesterov needs momentum: sgd:lr=0.1,momentum=0.9,nesterov=1")
+        raise _refusal(text, "optimizer", "nesterov requires momentum: sgd:lr=0.1,momentum=0.9,nesterov=1")
     if not 0 <= optimizer.beta1 < 1 or not 0 <= optimizer.beta2 < 1:
         raise _refusal(text, "optimizer", "beta1 and beta2 must be at least 0 and less than 1")
     if min(optimizer.lr, optimizer.momentum, optimizer.eps, optimizer.weight_decay) < 0:
-        raise _refusal(text, "optimizer", "none of its numbers may be negative")
+        raise _refusal(text, "optimizer", "no value may be negative")
     return optimizer
 
 

@@ -188,7 +188,7 @@ def test_place_without_a_name_is_refused_even_if_it_is_empty(
 ) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
-    with pytest.raises(UsageError, match="no name") as caught:
+    with pytest.raises(UsageError, match="no file name") as caught:
         write(Path(name))
     assert caught.value.code == "HC561"
 
@@ -402,7 +402,7 @@ def test_every_missing_manifest_field_is_refused(artifact: Path) -> None:
 
 
 def test_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="no such artifact"):
+    with pytest.raises(ArtifactError, match="the artifact does not exist"):
         open_artifact(tmp_path / "nothing.hyb")
 
 

@@ -81,7 +81,7 @@ def test_finished_run_is_not_trained_again(
 def test_checkpoint_in_the_way_or_of_another_run_is_refused(step_artifact: Path, tmp_path: Path) -> None:
     run = replace(RUN, epochs=1, checkpoint=tmp_path)
     trained(step_artifact, run)
-    with pytest.raises(UsageError, match="there is a checkpoint already"):
+    with pytest.raises(UsageError, match="a checkpoint already exists"):
         trained(step_artifact, run)
     with pytest.raises(UsageError, match="its seed is 11, not 12"):
         trained(step_artifact, replace(run, resume=True, seed=12))

@@ -102,5 +102,5 @@ def test_frozen_parameters_are_named_by_patterns() -> None:
 
 def test_batch_must_be_a_multiple_of_its_parts() -> None:
     assert TrainingSpec(batch=64, accumulate=4).micro_batch == 16
-    with pytest.raises(UsageError, match="in 3 equal parts"):
+    with pytest.raises(UsageError, match="into 3 equal micro-batches"):
         TrainingSpec(batch=64, accumulate=3)

@@ -35,14 +35,15 @@ def resolve_pins(graph: Graph, wishes: Sequence[tuple[str, Device]]) -> Pins:
                     "HC206",
                     f"the pins {_text(other, wanted)} and {_text(pattern, device)} contradict each other",
                     where=describe_kernel(kernel),
-                    remedy="make one of them narrower; nodes that are fused into one kernel run together",
+                    remedy="use a more specific pattern; nodes that are fused into one kernel run on one"
+                    " device",
                 )
             if device not in kernel.devices:
                 raise PlanError(
                     "HC207",
                     f"the pin {_text(pattern, device)} cannot be met: there is no code for the {device}",
                     where=describe_kernel(kernel),
-                    remedy="leave it out, or make it narrower",
+                    remedy="remove the pin, or use a more specific pattern",
                 )
     return {name: device for name, (_, device) in chosen.items()}
 
