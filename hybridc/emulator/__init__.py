@@ -10,6 +10,8 @@ from __future__ import annotations
 from hybridc.emulator.device import (
     DeviceStatistics,
     ThreadOrder,
+    guard_arena,
+    guards_tensors,
     has_real_driver,
     is_active,
     last_failure,
@@ -20,11 +22,15 @@ from hybridc.emulator.device import (
     start,
     statistics,
 )
+from hybridc.emulator.guards import guard_plan
 from hybridc.emulator.kernels import image_key, provide_kernels
 
 __all__ = [
     "DeviceStatistics",
     "ThreadOrder",
+    "guard_arena",
+    "guard_plan",
+    "guards_tensors",
     "has_real_driver",
     "image_key",
     "is_active",

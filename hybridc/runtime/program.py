@@ -58,6 +58,7 @@ class Program:
         host_bytes = artifact.plan.arena_bytes(Device.CPU)
         self._staging = choose_staging(sizes, host_bytes, host_memory_bytes, available_host_bytes())
         self._gpu_arena = self._allocate_on_gpu(artifact) if artifact.needs_gpu else None
+        _offer_plan_to_emulator(artifact, self._gpu_arena)
         with _device_errors():
             self._prepare(artifact)
 
@@ -232,6 +233,13 @@ def _offer_kernels_to_emulator(artifact: Artifact) -> None:
     key = artifact.manifest.cuda_image_key
     if emulator is not None and emulator.is_active() and source is not None and key is not None:
         emulator.provide_kernels(key, source)
+
+
+def _offer_plan_to_emulator(artifact: Artifact, arena: Any) -> None:
+    """Let an emulated GPU that guards tensors know which of them each kernel may touch."""
+    emulator = sys.modules.get("hybridc.emulator")
+    if emulator is not None and arena is not None and emulator.guards_tensors():
+        emulator.guard_plan(artifact.graph, artifact.plan, arena.data_ptr())
 
 
 def _load_library(path: Path) -> Any:
