@@ -19,7 +19,7 @@ from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import StoredWeight
 from hybridc.errors import ArtifactError, DeviceError
 from hybridc.ir import Device, Lane
-from hybridc.ir.plan import align
+from hybridc.ir.plan import ALIGNMENT_BYTES, DRIVER_PAGE_BYTES, align
 from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_lasting_thread
 from hybridc.runtime.staging import available_host_bytes, choose_staging
 from hybridc.runtime.tiles import request_tiles
@@ -209,6 +209,12 @@ def free_gpu_bytes(library: Any) -> int:
         return int(_helper(library, "free_device_bytes")(_GPU_INDEX))
     except RuntimeError as error:
         raise no_gpu(str(error).strip().splitlines()[-1]) from None
+
+
+def gpu_page_bytes() -> int:
+    """In which the GPU's driver reserves memory. CUDA does not tell; of an emulated GPU it is known."""
+    emulator = sys.modules.get("hybridc.emulator")  # not imported: not active
+    return ALIGNMENT_BYTES if emulator is not None and emulator.is_active() else DRIVER_PAGE_BYTES
 
 
 def _helper(library: Any, name: str) -> Any:
