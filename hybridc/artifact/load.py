@@ -33,6 +33,7 @@ from hybridc.artifact.manifest import (
 from hybridc.errors import ArtifactError, DeviceError, UsageError
 from hybridc.ir import BufferKind, Device, Graph, Plan, Role
 from hybridc.ir.graph import dtype_bits
+from hybridc.ir.plan import DRIVER_PAGE_BYTES, reserved_bytes
 from hybridc.options import format_budget
 from hybridc.targets import cpu_flags
 
@@ -101,9 +102,14 @@ class Artifact:
             raise UsageError("HC558", what, where=str(self.path), remedy=remedy)
         return chosen
 
-    def fitting(self, free_bytes: int) -> Artifact:
-        """With the plan of the largest budget whose arena has so many bytes; else with the smallest."""
-        chosen = self._largest(lambda plan: plan.arena_bytes(Device.GPU) <= free_bytes)
+    def fitting(self, free_bytes: int, page_bytes: int = DRIVER_PAGE_BYTES) -> Artifact:
+        """With the plan of the largest budget whose arena has so many bytes; else with the smallest.
+
+        An arena needs what a driver that reserves pages of `page_bytes` reserves for it.
+        """
+        chosen = self._largest(
+            lambda plan: reserved_bytes(plan.arena_bytes(Device.GPU), page_bytes) <= free_bytes
+        )
         return chosen or replace(self, number=0)
 
     def _largest(self, suits: Callable[[Plan], bool]) -> Artifact | None:

@@ -30,7 +30,11 @@ from hybridc.ir.json_values import as_count, as_list, as_number, as_object, as_t
 
 SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 512
-"""Offsets and sizes of arenas are multiples of this: the granularity in which CUDA counts an allocation."""
+"""Offsets of buffers and sizes of arenas are multiples of this. It is no less than the 256 bytes to which
+cudaMalloc aligns, so that buffers are aligned as allocations are, and the emulated GPU counts in it. A real
+driver does not: it reserves `DRIVER_PAGE_BYTES` at a time."""
+DRIVER_PAGE_BYTES = 2 << 20
+"""NVIDIA's drivers reserve allocations in whole pages of this size, but for small ones, which share one."""
 
 
 class Lane(StrEnum):
@@ -164,6 +168,11 @@ def resident_pairs(graph: Graph, steps: Sequence[Step]) -> dict[str, str]:
 def align(size_bytes: int) -> int:
     """Round up to a multiple of `ALIGNMENT_BYTES`."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def reserved_bytes(size_bytes: int, page_bytes: int = DRIVER_PAGE_BYTES) -> int:
+    """What a driver with such pages reserves for an allocation; less than a page may find room in one."""
+    return size_bytes if size_bytes < page_bytes else -(-size_bytes // page_bytes) * page_bytes
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

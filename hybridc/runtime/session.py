@@ -17,7 +17,7 @@ from hybridc.errors import ArtifactError, PlanError, UsageError
 from hybridc.ir import Buffer, BufferKind, Device
 from hybridc.ir.verify import verify
 from hybridc.options import check_threads
-from hybridc.runtime.program import Program, free_gpu_bytes, open_library
+from hybridc.runtime.program import Program, free_gpu_bytes, gpu_page_bytes, open_library
 from hybridc.targets import available_threads
 
 _TYPES = {"float32": "float", "float64": "double"}
@@ -95,7 +95,7 @@ class Session:
         verify_plans(artifact)
         library = open_library(artifact)
         if gpu_memory_bytes is None and len(artifact.plans) > 1 and artifact.has_gpu_code:
-            artifact = artifact.fitting(free_gpu_bytes(library))
+            artifact = artifact.fitting(free_gpu_bytes(library), gpu_page_bytes())
         count = check_threads(wanted or artifact.manifest.threads or available_threads())
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         self._artifact = artifact

@@ -23,6 +23,7 @@ from hybridc.artifact.store import check_destination
 from hybridc.errors import ArtifactError, DeviceError, HybridcError, UsageError
 from hybridc.ir import Device, Plan
 from hybridc.ir.graph import graph_from_json, graph_to_json
+from hybridc.ir.plan import reserved_bytes
 from hybridc.machine import load_machine
 from hybridc.passes.lower.bind import WeightLayout, bind
 from hybridc.passes.lower.lower import LoweredPlan
@@ -34,6 +35,8 @@ from tests.support.artifacts import (
     streaming_model,
     weight_array,
 )
+
+MIB = 1024**2
 
 
 def contents_of(model: Model) -> Contents:
@@ -364,6 +367,24 @@ def test_free_memory_is_compared_with_arenas_and_not_with_budgets(tmp_path: Path
     assert large < 4096
     numbers = [opened.fitting(free).number for free in (0, small, large - 1, large, 1 << 40)]
     assert numbers == [0, 0, 0, 1, 1]
+
+
+def test_free_memory_is_compared_with_the_pages_that_a_driver_reserves(tmp_path: Path) -> None:
+    opened = open_artifact(write(tmp_path / "model.hyb", model_for_two_budgets()))
+    sizes = (5 * MIB, 9 * MIB + 512)
+    plans = [
+        replace(plan, arenas=tuple(replace(a, size_bytes=size) for a in plan.arenas))
+        for plan, size in zip(opened.plans, sizes, strict=True)
+    ]
+    opened = replace(opened, plans=tuple(plans))
+    numbers = [opened.fitting(free).number for free in (sizes[1], 10 * MIB - 1, 10 * MIB)]
+    assert numbers == [0, 0, 1]
+    numbers = [opened.fitting(free, page_bytes=512).number for free in (sizes[1] - 1, sizes[1])]
+    assert numbers == [0, 1]
+
+
+def test_allocation_takes_whole_pages_or_a_part_of_one() -> None:
+    assert [reserved_bytes(n) for n in (0, 512, 2 * MIB, 2 * MIB + 1)] == [0, 512, 2 * MIB, 4 * MIB]
 
 
 @pytest.mark.parametrize(
