@@ -19,6 +19,7 @@ def kernel_us(kernel: Kernel, machine: Machine, device: Device) -> float:
         return measured_us
     processor = machine.processor(device)
     reached = processor.efficiency(kernel.family)
+    # 1 Gflop/s is 1e3 operations a microsecond, 1 GB/s 1e3 bytes a microsecond
     compute_us = kernel.flops / (processor.peak_gflops * reached.compute * 1e3)
     memory_us = kernel.bytes_moved / (processor.bandwidth_gb_s * reached.memory * 1e3)
     return max(compute_us, memory_us) + processor.launch_us
@@ -26,6 +27,7 @@ def kernel_us(kernel: Kernel, machine: Machine, device: Device) -> float:
 
 def copy_us(size_bytes: int, machine: Machine, target: Device) -> float:
     """Time of one copy over the link into the memory of `target`; nothing is copied in no time."""
+    # no copy is issued, so there is no latency either
     if not size_bytes:
         return 0.0
     gb_s = machine.link.h2d_gb_s if target is Device.GPU else machine.link.d2h_gb_s
