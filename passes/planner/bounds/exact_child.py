@@ -28,7 +28,11 @@ def main() -> None:
 
 
 def solve(request: dict[str, Any]) -> dict[str, Any]:
-    """Build the model, solve it, and say where everything lies in time."""
+    """Build the model of a request (`exact._request`), solve it, and say where everything lies in time.
+
+    Times are whole ticks. The method is CP-SAT of OR-tools: optional intervals, no-overlap of lanes and a
+    cumulative constraint of bytes. `schedule` is None if no plan was found within the effort.
+    """
     model = _Model(request)
     solver = cp_model.CpSolver()
     # several workers would race, and answers depend on who wins

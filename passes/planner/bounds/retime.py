@@ -47,7 +47,7 @@ class TickSchedule:
 
 
 def decisions_of(schedule: TickSchedule) -> Decisions:
-    """The schedule without its times."""
+    """The schedule without its times: devices of kernels, and for each gap whether an interval spans it."""
     keep = [gap.tensor in schedule.pinned for gap in schedule.problem.gaps]
     for interval in schedule.intervals:
         events = (*_making(schedule, interval), *interval.uses)
@@ -58,7 +58,10 @@ def decisions_of(schedule: TickSchedule) -> Decisions:
 
 
 def run_of(schedule: TickSchedule) -> SimulatedRun:
-    """The schedule in real time."""
+    """The schedule in real time, in microseconds: every job as early as those that it must follow allow.
+
+    Ensures: feasible, and at no time more bytes on the GPU than at some tick of the schedule.
+    """
     jobs = sorted(_jobs(schedule), key=lambda job: job.start)
     holders = list(_holders(schedule))
     times: dict[_Key, tuple[float, float]] = {}

@@ -48,12 +48,12 @@ class PlacedPlan:
 
     @property
     def gpu_bytes(self) -> int:
-        """Size of the GPU's arena; 0 on a target without a GPU."""
+        """Size of the GPU's arena in bytes; 0 on a target without a GPU."""
         return self._bytes_of(Device.GPU)
 
     @property
     def host_bytes(self) -> int:
-        """Size of the host's arena."""
+        """Size of the host's arena in bytes."""
         return self._bytes_of(Device.CPU)
 
     def fits_host(self, host_bytes: int | None) -> bool:

@@ -70,8 +70,9 @@ def pack(
 
     Ends as soon as all blocks lie within `capacity_bytes`, or, without it, within the live bound; if
     no such packing is found, gives the smallest one that was. `effort` below one searches for less long
-    than some seconds. Blocks held all the time, such as
-    weights, are stacked at the bottom, which costs nothing; the others go on top of them.
+    than some seconds. Blocks held all the time, such as weights, are stacked at the bottom, which costs
+    nothing; the others go on top of them. Offline dynamic storage allocation, which is NP-hard (Garey and
+    Johnson 1979, problem SR2): best fit in several orders, then a complete search that is cut short.
     """
     begin = min((b.first for b in blocks), default=0)
     end = max((b.last for b in blocks), default=0)

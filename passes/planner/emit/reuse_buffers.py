@@ -101,7 +101,7 @@ def live_bytes_bound(graph: Graph, steps: Sequence[Step], device: Device, spans:
 
 
 def allocations_of(graph: Graph, steps: Sequence[Step], device: Device) -> list[Allocation]:
-    """All that needs bytes of its own on the device."""
+    """All that needs bytes of its own on the device: live ranges, chained where one overwrites another."""
     ranges = list(live_ranges_of(graph, steps, device))
     return [_allocation(ranges, group) for group in _share_in_place(graph, steps, device, ranges)]
 

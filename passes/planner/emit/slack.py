@@ -102,6 +102,7 @@ class _TimedSteps:
         return [end_us - us for end_us, us in zip(ends, self.step_us, strict=True)]
 
     def makespan_us(self, starts: Sequence[float]) -> float:
+        """When the last step ends, given all starts."""
         return max((s + us for s, us in zip(starts, self.step_us, strict=True)), default=0.0)
 
     def end_us(self, allocation: Allocation, starts: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ _LANE_INDEX = {lane: index for index, lane in enumerate(Lane)}
 
 
 def reduce_waits(steps: Sequence[Step], needs: Sequence[Iterable[int]]) -> tuple[Step, ...]:
-    """The steps, each waiting for the earlier steps it needs, less what is implied.
+    """The steps, each waiting for the earlier steps it needs, less what is implied: a transitive reduction.
 
     The clock of a step holds, per lane, the last position that has ended once the step has: a vector
     clock (Mattern 1989). A need is implied if the clock gathered so far covers it; the latest needs

@@ -61,11 +61,11 @@ class Core:
             self._search = None
 
     def makespan_us(self, decisions: Decisions) -> float:
-        """Of `simulate`, to the last bit; infinite if infeasible."""
+        """Makespan of `simulate` in microseconds, to the last bit; infinite if infeasible."""
         return self.measure(decisions)[0]
 
     def measure(self, decisions: Decisions) -> tuple[float, int]:
-        """Makespan and peak bytes of `simulate`; of infeasible decisions infinity and what they need."""
+        """Makespan in microseconds and peak bytes of `simulate`; if infeasible, infinity and needed bytes."""
         if self._search is None:
             outcome = simulate(self.problem, decisions)
             return outcome.makespan_us, outcome.peak_gpu_bytes
@@ -91,7 +91,8 @@ class Core:
     def anneal(
         self, start: Decisions, evaluations: int, seed: int, *, enough_us: float = 0.0
     ) -> tuple[Decisions, float]:
-        """The best decisions that simulated annealing finds, and their makespan.
+        """The best decisions that simulated annealing finds (Kirkpatrick et al., Science 220, 1983), and
+        their makespan in microseconds, after `evaluations` simulations.
 
         Starts from `start`, repaired; the result is feasible and no slower. Ends early once a makespan of
         at most `enough_us` is found: at a proven bound nothing better is left to find. The same arguments

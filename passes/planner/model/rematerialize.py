@@ -46,7 +46,7 @@ def with_repeats(once: Problem) -> Problem:
 
 
 def without_repeats(problem: Problem) -> Problem:
-    """Each kernel once."""
+    """The problem with each kernel once: the inverse of `with_repeats`."""
     return expand(problem, [(k, False) for k in _first_runs(problem)])
 
 

@@ -34,7 +34,7 @@ RESERVES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 def all_cpu(problem: Problem, evaluate: Evaluate) -> Decisions:
-    """Every kernel that has CPU code runs there."""
+    """Every kernel that has CPU code runs there; the others on the GPU, with nothing kept."""
     return with_gpu_kernels(problem, [math.isinf(us) for us in problem.cpu_us])
 
 
@@ -52,7 +52,7 @@ def layer_split(problem: Problem, evaluate: Evaluate) -> Decisions:
 
 
 def layer_splits(problem: Problem) -> Iterator[Decisions]:
-    """Cuts in two at up to a hundred places."""
+    """Cuts in two at some hundred places at most, head or tail on the GPU; see `layer_split`."""
     stride = -(-problem.kernel_count // _COARSE_CUTS) or 1
     yield from (split for _, split in _cut(problem, range(0, problem.kernel_count + 1, stride)))
 

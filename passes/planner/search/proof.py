@@ -67,7 +67,7 @@ def _materialized(context: PlanningContext, found: ExactSolution) -> PlacedPlan:
 
 
 def without_idle_offloads(problem: Problem, run: SimulatedRun) -> SimulatedRun:
-    """The run without copies to the host that nothing there reads."""
+    """The run without copies to the host that nothing there reads and that no output of the model needs."""
     on_cpu = [e.index for e in run.events if e.kind is EventKind.RUN_CPU]
     read = {tensor for kernel in on_cpu for tensor in problem.inputs[kernel]}
     read |= {e.index for e in run.events if e.kind is EventKind.FETCH}

@@ -59,6 +59,9 @@ def search(
 ) -> SearchResult | None:
     """The best decisions that are found with the given number of simulations, or None if none fits.
 
+    Starts of several families are repaired and timed; the best of each are annealed a little, and the best
+    of those for the rest of the effort (`Core.anneal`).
+
     `starts` are decisions that are worth to begin with, besides our own; the result is at least as fast
     as each of them that fits. Deterministic: effort is counted, not timed.
     """

@@ -53,7 +53,10 @@ _ROUNDING = 1e-9
 
 
 def is_chain(problem: Problem) -> bool:
-    """Whether the bound is worth its while."""
+    """Whether `chain_time_bound_us` is worth its time: enough kernels that all others come before or after.
+
+    Parallel parts have at most `_LARGEST_STAGE` kernels, and the whole at most `_MOST_KERNELS`.
+    """
     stages = stages_of(problem)
     return 0 < problem.kernel_count <= _MOST_KERNELS and max(map(len, stages)) <= _LARGEST_STAGE
 
