@@ -29,6 +29,7 @@ def resolve_pins(graph: Graph, wishes: Sequence[tuple[str, Device]]) -> Pins:
         if not kernels:
             raise _unknown(graph, pattern, device)
         for kernel in kernels:
+            # the first pattern that matches stays, to be named if another contradicts it
             other, wanted = chosen.setdefault(kernel.name, (pattern, device))
             if wanted is not device:
                 raise PlanError(
@@ -57,6 +58,7 @@ def carried_pins(graph: Graph, pins: Pins, other: Graph) -> Pins | None:
         node: pins[kernel.name] for kernel in graph.kernels if kernel.name in pins for node in kernel.origins
     }
     wanted = {k: {device_of[node] for node in k.origins if node in device_of} for k in other.kernels}
+    # fused otherwise: two nodes pinned apart may be one kernel there
     if any(len(devices) > 1 or not devices <= set(k.devices) for k, devices in wanted.items()):
         return None
     return {kernel.name: device for kernel, devices in wanted.items() for device in devices}
