@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 EXTRAS ?= cuda,test,lint
 
-.PHONY: demo test test-full lint types wheel-smoke bench clean
+.PHONY: demo test test-full lint types metrics wheel-smoke bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -31,9 +31,14 @@ test-full: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
+
+# How the code is laid out: folders, imports, parameters, comments, documentation.
+metrics:
+	$(PYTHON) benchmarks/code_metrics.py
 
 # The built wheel alone, in an environment of its own, must compile and run a model.
 wheel-smoke: $(VENV)/.installed

@@ -152,9 +152,9 @@ class Hybridc:
         from hybridc.passes.pipeline import run_stages
         from hybridc.progress import Silent
 
-        precision = BF16 if self.isa.narrow is not None else FP32
+        precision = BF16 if self.isa.dot_product_unit is not None else FP32
         options = CompileOptions(
-            target=self.target, threads=self.threads, precision=precision, winograd=not direct
+            target=self.target, threads=self.threads, precision=precision, fast_algorithms=not direct
         )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
@@ -212,7 +212,7 @@ def is_narrow(isa: str) -> bool:
     """Whether peers compute in bf16."""
     from hybridc.targets import ISAS
 
-    return ISAS[isa].narrow is not None
+    return ISAS[isa].dot_product_unit is not None
 
 
 class Torch:

@@ -15,7 +15,7 @@ from typing import Any
 
 from common import write_result
 
-from hybridc.passes.planner.emit.offsets import Block, live_bound, pack
+from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound, pack
 from tests.support.minimalloc import capacity_bytes, instance_files, read_blocks
 
 
@@ -46,7 +46,7 @@ def measure(path: Path) -> dict[str, Any]:
     return row
 
 
-def check_disjoint(blocks: list[Block], offsets: tuple[int, ...]) -> None:
+def check_disjoint(blocks: list[MemoryBlock], offsets: tuple[int, ...]) -> None:
     """Raises AssertionError if blocks that are live together share a byte."""
     placed = list(zip(blocks, offsets, strict=True))
     for i, (one, low) in enumerate(placed):

@@ -35,29 +35,22 @@ from hybridc.options import Budget, CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.phases import PlannedNetwork
 from hybridc.passes.pipeline import run_stages
-from hybridc.passes.planner.bounds.bound import time_bound
-from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.order import best_order
-from hybridc.passes.planner.model.problem import Problem, problem_of
-from hybridc.passes.planner.model.rematerialize import with_repeats
-from hybridc.passes.planner.model.structure import runs_again, smallest_working_set_bytes
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.model.problem import problem_of
+from hybridc.passes.planner.model.structure import smallest_working_set_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.search.policies import BASELINES
+from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
 
 SUITE: dict[str, dict[str, Any]] = {**CPU_SUITE, "resnet152": {"batch": 4}}
-DIVISIONS = 12
-"""Of the bound for chains: some 20 seconds for two hundred kernels."""
-BOUND_NODES = 10
-"""Of branch and bound, which tightens the bound: some 20 seconds for a hundred and more kernels."""
-MOST_BOUNDED = 300
-"""Kernels up to which branch and bound takes less than a minute."""
-CLOSE = 0.01
-"""Gap to the bound that is not worth tightening it."""
+BOUND_SECONDS = 60.0
+"""Effort to tighten the bound of a plan, as `hybridc plan --bound-seconds 60` does."""
 SHARES = (0.75, 0.5, 0.25, 0.1)
 
 
@@ -151,7 +144,7 @@ def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float
     }
     sizes = [smallest_working_set_bytes(uncut, k) for k in range(uncut.kernel_count)]
     start = time.perf_counter()
-    bound_us = tightened(problem, plan.time_bound_us, plan.makespan_us)
+    bound_us = with_tight_bound(tiling, machine, plan, BOUND_SECONDS).time_bound_us
     bound_s = time.perf_counter() - start
     return {
         "machine": machine.name,
@@ -168,17 +161,6 @@ def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float
         "best_baseline_us": min(baselines.values()),
         "bound_seconds": bound_s,
     }
-
-
-def tightened(problem: Problem, bound_us: float, time_us: float) -> float:
-    """The best bound on the time of plans like one that takes `time_us`, in which kernels may run again."""
-    again = runs_again(with_repeats(problem))
-    if is_chain(problem) and bound_us * (1 + CLOSE) < time_us:
-        of_chain_us = chain_time_bound_us(problem, again=again, divisions=DIVISIONS, known_us=time_us)
-        bound_us = max(bound_us, of_chain_us)
-    if problem.kernel_count <= MOST_BOUNDED and bound_us * (1 + CLOSE) < time_us:
-        bound_us = max(bound_us, time_bound(problem, again=again, nodes=BOUND_NODES).bound_us)
-    return min(bound_us, time_us)
 
 
 def text(row: dict[str, Any]) -> str:

@@ -1,229 +1,129 @@
-"""Write the README's measured tables anew from benchmarks/results/*.json.
+"""Write the figures of README.md and docs/benchmarks.md from benchmarks/results/*.json.
 
-python benchmarks/readme.py
+    python benchmarks/readme.py [--example]
+
+With `--example` also the README's plan table and docs/resnet50.svg, which are made by the commands they show.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from common import RESULTS, ROOT
+from common import ROOT
+from tables import read, tables
 
-BEGIN, END = "<!-- measured: written by benchmarks/readme.py -->", "<!-- end of measured -->"
-MIB = 1 << 20
+SHOWN_KERNELS = 8
+"""Rows of the README's plan table: enough to see both devices' reasons on one screen."""
 
 
 def main() -> None:
-    path = ROOT / "README.md"
-    text = path.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    path.write_text(f"{before}{BEGIN}\n{tables()}\n{END}{after}")
-
-
-def tables() -> str:
-    """The tables as Markdown."""
-    floats, narrow = ("avx512", "avx2"), ("avx512_bf16", "amx")
-    cpu, conv1d, precision = (
-        [read(f"{kind}_{isa}") for isa in isas if (RESULTS / f"{kind}_{isa}.json").exists()]
-        for kind, isas in (("cpu", floats), ("conv1d", (*floats, *narrow)), ("precision", narrow))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    accuracy, memory, plans, resnet = (
-        read(name) for name in ("accuracy", "memory", "plans", "resnet50_avx512")
-    )
-    where = f"{resnet['date']}, {resnet['cores']} cores of an {resnet['processor']}"
-    [row] = resnet["rows"]
-    return "\n\n".join(
-        [
-            f"Every network within its budget and in agreement with ONNX Runtime ({accuracy['date']}; "
-            "GPU emulated, its memory capped at exactly the budget; errors relative to the output's scale):",
-            accuracy_table(accuracy["rows"]),
-            "Bytes of the arena over the live-bytes lower bound, the largest over all targets and budgets, "
-            f"beside TVM's own planner on the same kernels ({memory['date']}):",
-            memory_table(memory["rows"]),
-            "Predicted plans: how much slower than a proven bound, and how much faster than the best of a "
-            "split in two (as `-ngl`), offloading with prefetch (as vDNN) and the CPU alone, all simulated "
-            f"({plans['date']}; profile of a laptop's GPU with 4 GB):",
-            plans_table(plans["rows"]),
-            f"ResNet-50 for `avx512` compiles in {row['compile_s']:.1f} s and runs in "
-            f"{row['run_ms']:.0f} ms: {row['speedup_over_unscheduled']:.0f} times faster than TVM's "
-            f"unscheduled pipeline ({row['tvm_unscheduled_ms']:.0f} ms), "
-            f"{row['run_ms'] / row['onnxruntime_ms']:.2f} times the time of ONNX Runtime "
-            f"({row['onnxruntime_ms']:.0f} ms) in the same run ({where}).",
-            *(part for result in cpu for part in cpu_tables(result)),
-            *(part for result in conv1d for part in conv1d_table(result)),
-            *(part for result in precision for part in precision_table(result)),
-            *training_tables(),
-        ]
-    )
+    parser.add_argument("--example", action="store_true", help="plan ResNet-50 again")
+    if parser.parse_args().example:
+        replace_part(ROOT / "README.md", "example", example())
+    replace_part(ROOT / "README.md", "measured", summary())
+    replace_part(ROOT / "docs" / "benchmarks.md", "measured", tables())
 
 
-def read(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+def replace_part(path: Path, part: str, text: str) -> None:
+    """Put `text` between the two comments that mark a part of a document."""
+    begin, end = f"<!-- {part}: written by benchmarks/readme.py -->", f"<!-- end of {part} -->"
+    before, rest = path.read_text().split(begin)
+    _, after = rest.split(end)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
-def accuracy_table(rows: list[dict[str, Any]]) -> str:
+def example() -> str:
+    """The plan of ResNet-50 for half the memory it needs, and the curve of time against memory."""
+    options = ["--target", "cuda+avx2", "--plan-seconds", "2"]
+    with tempfile.TemporaryDirectory() as folder:
+        model = f"{folder}/resnet50.onnx"
+        hybridc("models", "export", "resnet50", model)
+        shown = hybridc("plan", model, *options, "--gpu-memory", "50%").splitlines()
+        picture = str(ROOT / "docs" / "resnet50.svg")
+        hybridc("sweep", model, *options, "--gpu-memory", "10%..100%", "-o", picture)
+    first = next(i for i, line in enumerate(shown) if line.startswith("Kernels"))
+    end = next(i for i, line in enumerate(shown) if line.startswith("Copies"))
+    rest = next(i for i, line in enumerate(shown) if i > end and not line)
+    left_out = end - first - 3 - SHOWN_KERNELS
     lines = [
-        "| network | needs on GPU | held at 100 % | at 50 % | at 25 % | largest error |",
-        "|---|---|---|---|---|---|",
+        "hybridc plan resnet50.onnx --target cuda+avx2 --gpu-memory 50%",
+        "",
+        *shown[first : first + 2 + SHOWN_KERNELS],
+        f"  ... ({left_out} more lines)" if left_out > 0 else "",
+        *shown[rest:],
     ]
-    for name in dict.fromkeys(row["model"] for row in rows):
-        of_model = [row for row in rows if row["model"] == name]
-        gpu = [row for row in of_model if row["budget_bytes"] is not None]
-        held = " | ".join(
-            f"{row['allocated_bytes'] / MIB:.1f} of {row['budget_bytes'] / MIB:.1f} MiB" for row in gpu
+    block = "\n".join(f"    {line}".rstrip() for line in lines)
+    return f"{block}\n\n![Predicted time of ResNet-50 against the GPU memory budget](docs/resnet50.svg)"
+
+
+def hybridc(*arguments: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "hybridc.cli", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def summary() -> str:
+    """One table for the README: a row for each kind of claim."""
+    accuracy, memory, plans = (read(name) for name in ("accuracy", "memory", "plans"))
+    rows = accuracy["rows"]
+    kept = sum(r["budget_bytes"] is None or r["allocated_bytes"] <= r["budget_bytes"] for r in rows)
+    worst = max(row["max_rel_error"] for row in rows)
+    ours = max(row["ratio"] for row in memory["rows"] if "planner" not in row)
+    theirs = [row["ratio"] for row in memory["rows"] if "planner" in row]
+    lines = [
+        "| what | result | compared with | measured |",
+        "|---|---|---|---|",
+        f"| budgets kept, results right (emulated GPU) | {kept} of {len(rows)} runs, largest relative error "
+        f"{worst:.0e} | ONNX Runtime | {accuracy['date']} |",
+        f"| arena over the live-bytes lower bound | at most {ours:.3f} | TVM's planner: {min(theirs):.2f} to "
+        f"{max(theirs):.2f} | {memory['date']} |",
+        f"| predicted plans at 25 % of the memory | {plan_speed(plans['rows'], 0.25):.2f} times faster "
+        f"| best of layer split, offloading, CPU | {plans['date']} |",
+    ]
+    for isa in ("avx512", "avx2"):
+        result = read(f"cpu_{isa}")
+        networks = [row for row in result["rows"] if row["table"] == "models"]
+        ratios = next(row for row in result["rows"] if row["table"] == "summary")
+        peers = [engine for engine in networks[0]["ms"] if engine != "hybridc"]
+        lines.append(
+            f"| {len(networks)} networks on the CPU, `{isa}` | {ratios['geometric_mean']:.2f} times faster "
+            f"(least {ratios['worst']:.2f}) | {peer_names(peers)} | {result['date']} |"
         )
-        worst = max(row["max_rel_error"] for row in of_model)
-        lines.append(f"| {name} | {gpu[0]['budget_bytes'] / MIB:.1f} MiB | {held} | {worst:.1e} |")
-    return "\n".join(lines)
-
-
-def cpu_tables(result: dict[str, Any]) -> list[str]:
-    """Networks of one instruction set against the peers, and what the kernels reach of the machine."""
-    isa = result["benchmark"].removeprefix("cpu_")
-    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
-    rows = [row for row in result["rows"] if row["table"] == "models"]
-    ratios, *kernels = (row for row in result["rows"] if row["table"] == "summary")
-    engines = list(rows[0]["ms"])
-    lines = [
-        f"| network | {' | '.join(f'{engine}, ms' for engine in engines)} | faster peer over hybridc |",
-        "|---" * (len(engines) + 2) + "|",
-    ]
-    for row in rows:
-        times = " | ".join(f"{row['ms'][engine]:.1f}" for engine in engines)
-        lines.append(f"| {row['model']} | {times} | {row['ratio']:.2f} |")
-    held = ", OpenVINO held to AVX2" if isa == "avx2" else ""
-    parts = [
-        f"Whole networks on the CPU for `{isa}`{held} ({where}):",
-        "\n".join(lines),
-        f"Geometric mean {ratios['geometric_mean']:.2f}, worst {ratios['worst']:.2f}.",
-    ]
-    return parts + [kernel_table(kernels)] * bool(kernels)
-
-
-def kernel_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| kernels by themselves, nothing in a cache | | median | least |", "|---|---|---|---|"]
-    for row in rows:
-        limit = "of a multiply-add peak" if row["measure"] == "percent_of_peak" else "of a copy's bandwidth"
-        lines.append(f"| {row['what']} | {limit} | {row['median']:.0f} % | {row['least']:.0f} % |")
-    return "\n".join(lines)
-
-
-def memory_table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| network | hybridc | TVM StaticPlanBlockMemory |", "|---|---|---|"]
-    for name in dict.fromkeys(row["model"] for row in rows):
-        ours = max(row["ratio"] for row in rows if row["model"] == name and "planner" not in row)
-        theirs = next(row["ratio"] for row in rows if row["model"] == name and "planner" in row)
-        lines.append(f"| {name} | {ours:.3f} | {theirs:.3f} |")
-    return "\n".join(lines)
-
-
-def plans_table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| share of the memory it needs | networks | mean gap, whole kernels | mean gap, kernels cut up "
-        "| times faster, kernels cut up | worst |",
-        "|---|---|---|---|---|---|",
-    ]
-    for share in dict.fromkeys(row["share"] for row in rows):
-        whole, cut_up = (
-            [r for r in rows if r["share"] == share and r["whole"] is kind] for kind in (True, False)
-        )
-        gaps = (sum(row["gap"] for row in group) / len(group) for group in (whole, cut_up))
-        ratios = [row["best_baseline_us"] / row["time_us"] for row in cut_up]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        shown = " | ".join(f"{gap:.1%}" for gap in gaps)
-        lines.append(f"| {share:.0%} | {len(whole)} | {shown} | {mean:.2f} | {min(ratios):.2f} |")
-    return "\n".join(lines)
-
-
-def conv1d_table(result: dict[str, Any]) -> list[str]:
-    """Dilated convolutions of one axis: what direct sums reach of the machine, and the peers."""
-    isa = result["benchmark"].removeprefix("conv1d_")
-    rows = [row for row in result["rows"] if row["table"] == "summary"]
-    lines = [
-        "| | peak reached by direct sums, AtacWorks' layer | median of 15 channels and more "
-        "| times faster than PyTorch | least | than OpenVINO | least |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        peers = (row["ratios"].get(engine) for engine in ("torch", "openvino"))
-        ratios = " | ".join(f"{p['geometric_mean']:.1f} | {p['least']:.2f}" if p else " | " for p in peers)
-        shares = (row["atacworks_direct_percent_of_peak"], row["wide_median_direct_percent_of_peak"])
-        shown = " | ".join(f"{share:.0f} %" for share in shares)
-        lines.append(f"| {row['operation'].replace('_', ' ')} | {shown} | {ratios} |")
-    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
-    narrow = (
-        ", in bf16 like the peers (shares of the peak of float32)" if isa in ("avx512_bf16", "amx") else ""
+    conv1d = read("conv1d_avx512")
+    forward = next(r for r in conv1d["rows"] if r["table"] == "summary" and r["operation"] == "forward")
+    ratio = forward["ratios"]["torch"]
+    lines.append(
+        f"| {forward['points']} dilated 1-D convolutions, `avx512` | {ratio['geometric_mean']:.1f} times "
+        f"faster (least {ratio['least']:.2f}) | PyTorch (oneDNN) | {conv1d['date']} |"
     )
-    return [
-        f"Dilated convolutions of one axis for `{isa}`{narrow}, "
-        f"{rows[0]['points']} points of the paper's grid; the faster of direct sums and Fourier's algorithm "
-        f"against the peers ({where}):",
-        "\n".join(lines),
-    ]
+    training = read("training_speed")
+    speeds = [row["speed"] for row in training["rows"] if row["model"] != "digits"]
+    lines.append(
+        f"| {len(speeds)} training steps on the CPU | {min(speeds):.1f} to {max(speeds):.0f} times faster "
+        f"| PyTorch | {training['date']} |"
+    )
+    return "\n".join(lines)
 
 
-def precision_table(result: dict[str, Any]) -> list[str]:
-    """Whole networks with `--precision bf16`."""
-    isa = result["benchmark"].removeprefix("precision_")
-    rows = [row for row in result["rows"] if row["table"] == "models"]
-    engines = list(rows[0]["ms"])
-    names = [engine.replace("_", " ") for engine in engines]
-    lines = [
-        f"| network | {' | '.join(f'{name}, ms' for name in names)} | error of bf16 |",
-        "|---" * (len(engines) + 2) + "|",
-    ]
-    for row in rows:
-        times = " | ".join(f"{row['ms'][engine]:.1f}" for engine in engines)
-        lines.append(f"| {row['model']} | {times} | {row['relative_error']:.1e} |")
-    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
-    return [
-        f"Whole networks on the CPU for `{isa}`, in float32 and with `--precision bf16` ({where}):",
-        "\n".join(lines),
-    ]
+def plan_speed(rows: list[dict[str, Any]], share: float) -> float:
+    """Geometric mean of how much faster plans are than the best baseline at a share of the memory."""
+    ratios = [r["best_baseline_us"] / r["time_us"] for r in rows if r["share"] == share and not r["whole"]]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
-def training_tables() -> list[str]:
-    """Steps of training: time beside PyTorch, memory beside Caffe's way to hold blobs, and states."""
-    speed, memory, states = (read(f"training_{part}") for part in ("speed", "memory", "states"))
-    times = ["| step of training | hybridc, ms | PyTorch, ms | times faster |", "|---|---|---|---|"]
-    for row in speed["rows"]:
-        if row["model"] != "digits":
-            figures = f"{row['hybridc_ms']:.0f} | {row['torch_ms']:.0f} | {row['speed']:.2f}"
-            times.append(f"| {row['model']}:{row['batch']} | {figures} |")
-    bytes_ = [
-        "| step of training | Caffe-like | all on the GPU | smallest plan | less than Caffe-like "
-        "| slower than all on the GPU, at 58.2 % less |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in memory["rows"]:
-        sizes = (row[key] / MIB for key in ("baseline_bytes", "all_gpu_bytes", "smallest_bytes"))
-        shown = " | ".join(f"{size:,.0f} MiB" for size in sizes)
-        share = f"{row['reduction']:.1%} | {row['slowdown']:+.1%}"
-        bytes_.append(f"| {row['model']}:{row['batch']} | {shown} | {share} |")
-    kept = [
-        "| step of training | profile | states | of which stay | predicted, ms | all on the host, ms "
-        "| times faster |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in states["rows"]:
-        sizes = (row[key] / MIB for key in ("state_bytes", "resident_bytes"))
-        shown = " | ".join(f"{size:,.1f} MiB" for size in sizes)
-        times_ms = f"{row['time_us'] / 1e3:.2f} | {row['host_us'] / 1e3:.2f} | {row['speedup']:.2f}"
-        kept.append(f"| {row['model']}:{row['batch']} | {row['machine']} | {shown} | {times_ms} |")
-    where = f"{speed['date']}, {speed['cores']} cores of an {speed['processor']}"
-    return [
-        f"Steps of training on the CPU for `{speed['rows'][-1]['target']}` beside PyTorch ({where}):",
-        "\n".join(times),
-        "GPU memory of planned training steps, and predicted time on the profile of a K40 "
-        f"({memory['date']}; Caffe-like: data and gradient of every blob, ReLU in place):",
-        "\n".join(bytes_),
-        f"Predicted steps with momentum where the GPU's memory has no limit ({states['date']}): parameters "
-        "and moments stay on the GPU between steps, or all are on the host:",
-        "\n".join(kept),
-    ]
+def peer_names(peers: list[str]) -> str:
+    names = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+    shown = [names.get(peer, peer) for peer in peers]
+    return f"the faster of {' and '.join(shown)}" if len(shown) > 1 else shown[0]
 
 
 if __name__ == "__main__":

@@ -29,13 +29,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import training_limits as limits
-import training_memory as plans
-import training_pinning as pins
-import training_runs as runs
-import training_states as kept
 from common import result_rows, write_result
-from training_steps import NETWORKS
+from training import limits, memory, pinning, runs, states
+from training.steps import NETWORKS
 
 Rows = Sequence[dict[str, Any]]
 
@@ -63,10 +59,10 @@ PARTS: dict[str, Part] = {
     "gradients": Part(_run(runs.gradients), runs.gradients_passed, tuple(runs.CASES)),
     "curves": Part(_run(runs.curves), runs.curves_passed, tuple(runs.CURVES)),
     "speed": Part(_run(runs.speed), runs.speed_passed),
-    "memory": Part(_planned(plans.memory), plans.memory_passed, NETWORKS),
-    "pinning": Part(_planned(pins.pinning), pins.pinning_passed, NETWORKS),
-    "gradient_bytes": Part(_planned(pins.gradient_bytes), pins.gradient_bytes_passed, NETWORKS),
-    "states": Part(_planned(kept.states), kept.states_passed, tuple(kept.BATCHES)),
+    "memory": Part(_planned(memory.memory), memory.memory_passed, NETWORKS),
+    "pinning": Part(_planned(pinning.pinning), pinning.pinning_passed, NETWORKS),
+    "gradient_bytes": Part(_planned(pinning.gradient_bytes), pinning.gradient_bytes_passed, NETWORKS),
+    "states": Part(_planned(states.states), states.states_passed, tuple(states.BATCHES)),
     "batch": Part(_planned(limits.batch), limits.batch_passed, ("batch", "blocks")),
     "deep": Part(_planned(limits.deep), limits.deep_passed),
 }

@@ -18,10 +18,12 @@ from hybridc.artifact.store import Contents, check_destination, store
 from hybridc.calibrate.profile import profiler_of
 from hybridc.calibrate.rounding import rounding_errors_of
 from hybridc.codegen.generate import check_tools, generate_code
+from hybridc.emulator import image_key, preload
 from hybridc.errors import UsageError
-from hybridc.options import CompileOptions
+from hybridc.options import CompileOptions, check_bound_seconds
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
+from hybridc.passes.stages import tighten_bounds
 from hybridc.progress import Progress, Silent, Stopwatch
 from hybridc.results import Compiled, Planned
 from hybridc.runtime.staging import arena_limit_bytes, check_host_memory
@@ -56,13 +58,27 @@ def compile_model(
     return Compiled.of(made, path, watch.seconds, tuner.chosen if tuner else {})
 
 
-def plan_model(source: Model, options: CompileOptions, progress: Progress | None = None) -> Planned:
-    """Plan a model without generating code, which needs no GPU. Raises HybridcError."""
+def plan_model(
+    source: Model,
+    options: CompileOptions,
+    progress: Progress | None = None,
+    *,
+    bound_seconds: float | None = None,
+) -> Planned:
+    """Plan a model without generating code, which needs no GPU.
+
+    With `bound_seconds` that much effort for each plan tightens the bound on its time. Raises HybridcError.
+    """
+    if bound_seconds is not None:
+        check_bound_seconds(bound_seconds, options.target)
     progress = progress or Silent()
     _, network = import_model(source, options)
     network = _with_measurements(network, progress)
     made = run_stages(network, progress, stop_after="verify", dump_ir=options.dump_ir)
     check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
+    if bound_seconds is not None:
+        progress.stage("bound")
+        made = tighten_bounds(made, bound_seconds)
     return Planned.of(made)
 
 
@@ -94,5 +110,9 @@ def _with_measurements(
 
 
 def _build(model: ImportedModel, made: LoweredNetwork, progress: Progress, folder: Path) -> Contents:
-    library = generate_code(made.lowered.module, made.job.options.target, folder, progress.kernels)
-    return contents_of(model, made, library)
+    target = made.job.options.target
+    if target.has_gpu:
+        preload()  # TVM embeds a CUDA image only where a driver can be loaded, a stub will do
+    library = generate_code(made.lowered.module, target, folder, progress.kernels)
+    cuda_image_key = None if library.cuda_image is None else image_key(library.cuda_image)
+    return contents_of(model, made, library.cuda_source, cuda_image_key)

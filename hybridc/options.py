@@ -33,6 +33,8 @@ _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,12})?)\s*(?P<unit>%|[A-Za-z]*)", re.ASCII)
 _LARGEST_BYTES = 2**62
 MAXIMUM_THREADS = 4096
+DEFAULT_PLAN_SECONDS = 10.0
+"""Time that the planner may search unless asked otherwise, in seconds of a nominal machine."""
 _LARGEST_DIMENSION = 2**31 - 1
 FP32, BF16, INT8 = PRECISIONS = ("fp32", "bf16", "int8")
 """In which products may be computed on the CPU."""
@@ -182,7 +184,7 @@ def check_precision(precision: str, bf16_error: float, target: Target) -> None:
     if precision not in PRECISIONS:
         what, remedy = f"there is no precision {precision!r}", f"known are {', '.join(PRECISIONS)}"
         raise UsageError("HC526", what, remedy=remedy)
-    if precision != FP32 and target.isa.narrow is None:
+    if precision != FP32 and target.isa.dot_product_unit is None:
         what = f"--precision {precision} is given, but {target.isa.name} has no instructions for it"
         raise UsageError("HC526", what, remedy="compile for --target avx512_bf16 or amx")
     if precision == INT8 and target.has_gpu:
@@ -199,6 +201,14 @@ def check_seconds(seconds: float, purpose: str = "tuning") -> float:
         what = f"{seconds!r} is no time for {purpose}"
         raise UsageError("HC518", what, remedy="give a number of seconds: 60")
     return float(seconds)
+
+
+def check_bound_seconds(seconds: float, target: Target) -> float:
+    """Refuse an impossible effort for a bound. Raises UsageError HC518, or HC515 without a GPU."""
+    if not target.has_gpu:
+        what = f"--bound-seconds {seconds!r} is given, but the target {target} has no GPU"
+        raise UsageError("HC515", what, remedy=f"plan for --target cuda+{target.isa.name}")
+    return check_seconds(seconds, "a bound")
 
 
 def parse_seconds(text: str) -> float:
@@ -219,13 +229,14 @@ def parse_pin(text: str) -> tuple[str, Device]:
     return pattern, Device(device.lower())
 
 
-def parse_plan_seconds(text: str) -> float:
+def parse_effort(text: str) -> float:
     """Read a number of seconds for the planner. Raises UsageError HC518."""
     try:
         return check_seconds(float(text), "planning")
     except ValueError:
-        remedy = "write --plan-seconds 60"
-        raise UsageError("HC518", f"{text!r} is not a number of seconds", remedy=remedy) from None
+        raise UsageError(
+            "HC518", f"{text!r} is not a number of seconds", remedy="write for example 60"
+        ) from None
 
 
 def parse_count(text: str) -> int:
@@ -269,12 +280,14 @@ class CompileOptions:
     """Speeds that the planner weighs against each other."""
     pins: tuple[tuple[str, Device], ...] = ()
     """Where kernels must run: names of ONNX nodes, with `*` and `?`, and a device."""
-    plan_seconds: float = 10.0
+    plan_seconds: float = DEFAULT_PLAN_SECONDS
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
     threads: int | None = None
-    """CPU threads that the plan counts on; None: as many as the machine profile has."""
-    winograd: bool = True
-    """Whether kernels may use fast algorithms (Winograd), whose rounding errors are a few times larger."""
+    """CPU threads of a session, unless it is loaded with others; None: one per core. Plans do not depend on
+    it."""
+    fast_algorithms: bool = True
+    """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few times
+    larger."""
     precision: str = FP32
     """Of PRECISIONS; where the CPU has instructions for it, and errors stay within the tolerance."""
     bf16_error: float = BF16_ERROR

@@ -10,24 +10,24 @@ from pathlib import Path
 from hybridc.errors import DeviceError, UsageError
 
 
-class Narrow(StrEnum):
+class DotProductUnit(StrEnum):
     """Instructions that multiply bf16 and int8 numbers, and add up in float32 and int32."""
 
-    VECTORS = "vectors"
+    VNNI = "vnni"
     """`vdpbf16ps` and `vpdpbusd`: 16 sums at a time."""
-    TILES = "tiles"
+    AMX = "amx"
     """AMX's `tdpbf16ps` and `tdpbusd`: 256 sums at a time."""
-    EMULATED_VECTORS = "emulated vectors"
-    EMULATED_TILES = "emulated tiles"
+    EMULATED_VNNI = "emulated vnni"
+    EMULATED_AMX = "emulated amx"
     """The same code with other instructions in their place: slow, to try it where they are missing."""
 
     @property
-    def are_tiles(self) -> bool:
-        return self in (Narrow.TILES, Narrow.EMULATED_TILES)
+    def is_amx(self) -> bool:
+        return self in (DotProductUnit.AMX, DotProductUnit.EMULATED_AMX)
 
     @property
-    def are_emulated(self) -> bool:
-        return self in (Narrow.EMULATED_VECTORS, Narrow.EMULATED_TILES)
+    def is_emulated(self) -> bool:
+        return self in (DotProductUnit.EMULATED_VNNI, DotProductUnit.EMULATED_AMX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Isa:
     """Data cache of a core: the least among processors that have the instruction set."""
     l2_bytes: int = 1 << 20
     """Second-level cache of a core, as most of them have it."""
-    narrow: Narrow | None = None
-    """Which instructions multiply narrow numbers; None: it has none."""
+    dot_product_unit: DotProductUnit | None = None
+    """Which instructions multiply low-precision numbers; None: it has none."""
 
     @property
     def is_emulated(self) -> bool:
-        return self.narrow is not None and self.narrow.are_emulated
+        return self.dot_product_unit is not None and self.dot_product_unit.is_emulated
 
     @property
     def sums_in_flight(self) -> int:
@@ -76,19 +76,27 @@ _UNASKED = ("-avx512fp16", "-avxvnni")
 """What LLVM would use of Sapphire Rapids though nobody asks a processor for its flags."""
 
 
-def _avx512(name: str, mcpu: str, flags: tuple[str, ...], narrow: Narrow | None = None) -> Isa:
-    return Isa(name, mcpu, _ZMM, 512, 32, flags, narrow=narrow)
+def _avx512(name: str, mcpu: str, flags: tuple[str, ...], unit: DotProductUnit | None = None) -> Isa:
+    return Isa(name, mcpu, _ZMM, 512, 32, flags, dot_product_unit=unit)
 
 
 ISAS = {
     isa.name: isa
     for isa in (
         Isa("avx2", "core-avx2", (), 256, 16, _AVX2_FLAGS),
-        _avx512("avx512_bf16_emulated", "skylake-avx512", _AVX512_FLAGS, Narrow.EMULATED_VECTORS),
-        _avx512("amx_emulated", "skylake-avx512", _AVX512_FLAGS, Narrow.EMULATED_TILES),
+        _avx512("avx512_bf16_emulated", "skylake-avx512", _AVX512_FLAGS, DotProductUnit.EMULATED_VNNI),
+        _avx512("amx_emulated", "skylake-avx512", _AVX512_FLAGS, DotProductUnit.EMULATED_AMX),
         _avx512("avx512", "skylake-avx512", _AVX512_FLAGS),
-        _avx512("avx512_bf16", "cooperlake", _BF16_FLAGS, Narrow.VECTORS),
-        Isa("amx", "sapphirerapids", (*_ZMM, *_UNASKED), 512, 32, _AMX_FLAGS, narrow=Narrow.TILES),
+        _avx512("avx512_bf16", "cooperlake", _BF16_FLAGS, DotProductUnit.VNNI),
+        Isa(
+            "amx",
+            "sapphirerapids",
+            (*_ZMM, *_UNASKED),
+            512,
+            32,
+            _AMX_FLAGS,
+            dot_product_unit=DotProductUnit.AMX,
+        ),
     )
 }
 """Each processor takes the last one that it has all flags of."""

@@ -11,33 +11,10 @@ from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal, structural_walk
 
 from hybridc.ir import Device, Graph, Kernel, Role, Tensor
-from hybridc.ir.graph import FAMILIES, OTHER_FAMILY, dtype_bits
+from hybridc.ir.graph import OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Scheduled
-
-_FAMILY_OF_RULE = {
-    "attention": "matmul",
-    "conv1d": "conv2d",
-    "conv1d_wgrad": "conv2d",
-    "conv_wgrad": "conv2d",
-    "bf16_conv1d": "conv2d",
-    "bf16_conv2d": "conv2d",
-    "bf16_matmul": "matmul",
-    "conv2d_blocked": "conv2d",
-    "depthwise_blocked": "depthwise",
-    "fast_conv1d": "winograd",
-    "fast_conv1d_wgrad": "winograd",
-    "few_rows": "matmul",
-    "int8_conv2d": "conv2d",
-    "int8_matmul": "matmul",
-    "long_reductions": "reduction",
-    "max_pool_indices": "pooling",
-    "separable": "conv2d",
-    "softmax": "reduction",
-    "arg_extremum": "reduction",
-}
-"""Rules that are named otherwise than the family of what they schedule."""
 
 
 def read_graph(
@@ -180,16 +157,10 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
     )
 
 
-def family_of(rule: str) -> str:
-    """What a rule schedules, by its name."""
-    family = _FAMILY_OF_RULE.get(rule, rule)
-    return family if family in FAMILIES else OTHER_FAMILY
-
-
 def _family(name: str, scheduled: Mapping[tuple[str, Device], Scheduled]) -> str:
     """By the CPU's rule, for its rules tell more kinds apart than the GPU's."""
     made = scheduled.get((name, Device.CPU)) or scheduled.get((name, Device.GPU))
-    return OTHER_FAMILY if made is None else family_of(made.rule)
+    return OTHER_FAMILY if made is None else made.family
 
 
 def bytes_moved(function: tirx.PrimFunc) -> int:

@@ -13,7 +13,6 @@ from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse.attention import fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
-from hybridc.passes.fuse.working_set import kernel_groups
 from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.lower.lower import lower
 from hybridc.passes.phases import (
@@ -28,14 +27,17 @@ from hybridc.passes.phases import (
 )
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
+from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.precision.precision import mark_integers, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES
 from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import schedule_functions
 from hybridc.passes.tiling.tile import tile
+from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
 
 TILING_LEVELS = 5
@@ -89,7 +91,7 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
         return c
     if c.job.rounding is None:
         raise ValueError("bf16 needs a measurement of rounding errors")
-    errors, winograd = c.job.rounding, options.winograd
+    errors, winograd = c.job.rounding, options.fast_algorithms
     program = reduce_precision(c.program, options.target, options.bf16_error, errors, winograd=winograd)
     return replace(c, program=program)
 
@@ -100,7 +102,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         c.program,
         options.target,
         progress.kernels,
-        winograd=options.winograd,
+        winograd=options.fast_algorithms,
         chooser=c.job.chooser,
         known=known,
     )
@@ -195,6 +197,12 @@ def verify_network(c: PlannedNetwork, _: Progress) -> PlannedNetwork:
     for graph, plan in zip(c.graphs, c.plans, strict=True):
         verify(graph, plan)
     return c
+
+
+def tighten_bounds(c: PlannedNetwork, seconds: float) -> PlannedNetwork:
+    """With the best bounds on the times of its plans that `seconds` of a nominal machine find for each."""
+    pairs = zip(c.chosen, c.plans, strict=True)
+    return replace(c, plans=tuple(with_tight_bound(t, c.machine, plan, seconds) for t, plan in pairs))
 
 
 def lower_network(c: PlannedNetwork, _: Progress) -> LoweredNetwork:

@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Transform:
+class LinearMap:
     """A linear map of some axes of a constant, such as Winograd's of a kernel's taps."""
 
     matrix: tuple[tuple[float, ...], ...]
@@ -36,37 +36,37 @@ class Packing:
     padded: tuple[int, ...]
     shape: tuple[int, ...]
     axes: tuple[int, ...]
-    transform: Transform | None = None
-    combined: Transform | None = None
+    transform: LinearMap | None = None
+    combined: LinearMap | None = None
     """Replaces blocks by linear combinations of them, as Strassen's algorithm does. Its axis is one of the
     permuted array, merged with those behind it until it has as many elements as the matrix takes."""
-    words: str | None = None
-    """Type, bfloat16 or int8, of the numbers that the last axis of the permuted array has four bytes of; each
-    such group becomes one int32, the first number lowest."""
+    vnni_dtype: str | None = None
+    """Type of VNNI-packed operands, bfloat16 or int8: the last axis of the permuted array is one pair or quad
+    of them, which becomes one int32, the first number lowest."""
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
         """Of the result, unless blocks are combined."""
         shape = tuple(self.shape[axis] for axis in self.axes)
-        return shape if self.words is None else shape[:-1]
+        return shape if self.vnni_dtype is None else shape[:-1]
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         if self.transform is not None:
             array = self.transform.apply(array)
         pad = [(0, big - small) for small, big in zip(array.shape, self.padded, strict=True)]
         packed = np.pad(array, pad).reshape(self.shape).transpose(self.axes)
-        if self.words is not None:
-            return _as_words(packed, self.words)
+        if self.vnni_dtype is not None:
+            return _vnni_packed(packed, self.vnni_dtype)
         return np.ascontiguousarray(packed if self.combined is None else _combine(self.combined, packed))
 
 
-def _as_words(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers of the last axis, rounded to nearest even, as one int32."""
-    narrow = np.ascontiguousarray(array.astype(dtype))
-    return narrow.view("uint16" if dtype == "bfloat16" else dtype).view("int32")[..., 0]
+def _vnni_packed(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The pair or quad of the last axis, rounded to nearest even, as one int32."""
+    rounded = np.ascontiguousarray(array.astype(dtype))
+    return rounded.view("uint16" if dtype == "bfloat16" else dtype).view("int32")[..., 0]
 
 
-def _combine(transform: Transform, array: np.ndarray) -> np.ndarray:
+def _combine(transform: LinearMap, array: np.ndarray) -> np.ndarray:
     """Computed block by block, for the matrices are sparse; in float64, rounded once."""
     (axis,), count = transform.axes, len(transform.matrix[0])
     end = next(e for e in range(axis, array.ndim + 1) if math.prod(array.shape[axis:e]) == count)

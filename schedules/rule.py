@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from hybridc.ir.graph import FAMILIES, OTHER_FAMILY
 from hybridc.schedules.packing import Packing
 from hybridc.targets import Target
 
@@ -53,6 +54,8 @@ class Scheduled:
     workspace_bytes: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
     """Labels of the tiles that a measured search may try, the best predicted first."""
+    family: str = OTHER_FAMILY
+    """Kind of computation, one of FAMILIES, as the rule declares it; `select.schedule` sets it."""
 
 
 def pick(request: Request, ranked: Mapping[str, _Candidate]) -> _Candidate:
@@ -61,5 +64,30 @@ def pick(request: Request, ranked: Mapping[str, _Candidate]) -> _Candidate:
     return ranked.get(request.choice or "", next(iter(ranked.values())))
 
 
-Rule = Callable[[Request], Scheduled | None]
-"""Returns None for "not mine". The name of the rule in reports is its `__name__`."""
+class Rule(Protocol):
+    """Schedules a function, or returns None for "not mine". `schedule_rule` makes one of a function.
+
+    Its name in reports is its `__name__`.
+    """
+
+    __name__: str
+    family: str
+    """Of all that it schedules: the planner expects another share of a processor's peaks for each family."""
+
+    def __call__(self, request: Request, /) -> Scheduled | None: ...
+
+
+def schedule_rule(family: str) -> Callable[[Callable[[Request], Scheduled | None]], Rule]:
+    """Declare a function to be a rule, and the family of what it schedules, one of FAMILIES.
+
+    Raises: ValueError for any other family.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"unknown family {family!r}; use one of {', '.join(FAMILIES)}")
+
+    def declare(function: Callable[[Request], Scheduled | None]) -> Rule:
+        rule = cast(Rule, function)
+        rule.family = family
+        return rule
+
+    return declare

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridc.ir import Device
 from hybridc.schedules import cpu, cuda
 from hybridc.schedules.rule import Request, Rule, Scheduled
@@ -16,8 +18,12 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
     """Schedule by the first rule that accepts; None if the function cannot run on the device at all.
 
     A GPU cannot launch a kernel of no threads: functions of empty tensors are left to the CPU.
+    Raises: AttributeError for a rule that declares no family (`schedule_rule`).
     """
     if device is Device.GPU and any(int(e) == 0 for p in request.function.params for e in p.shape):
         return None
-    found = (rule(request) for rule in rules(device))
-    return next((scheduled for scheduled in found if scheduled is not None), None)
+    for rule in rules(device):
+        scheduled = rule(request)
+        if scheduled is not None:
+            return replace(scheduled, family=rule.family)
+    return None

@@ -26,7 +26,7 @@ def test_processor_without_avx2_is_refused(monkeypatch):
 def test_emulated_sets_need_no_narrow_instructions(isa: Isa) -> None:
     special = {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"}
     has_them = bool(special & set(isa.cpu_flags))
-    assert has_them == (isa.narrow is not None and not isa.is_emulated)
+    assert has_them == (isa.dot_product_unit is not None and not isa.is_emulated)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from hybridc import __version__
 from hybridc.calibrate.fit import efficiencies, sample
 from hybridc.calibrate.link import measure_link
 from hybridc.calibrate.samples import Subject, subjects
@@ -13,6 +12,7 @@ from hybridc.calibrate.timers import CpuTimer, Timer, elementwise_copy, gpu_iden
 from hybridc.machine import Link, Machine, Processor, load_machine
 from hybridc.progress import Progress
 from hybridc.targets import Target
+from hybridc.version import __version__
 
 _TINY_ELEMENTS = 64
 _DIGITS = 4

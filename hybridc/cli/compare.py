@@ -12,9 +12,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.arguments import add_compile_options, add_gpu_budgets, add_json, compile_options
-from hybridc.cli.files import existing_file, print_json
-from hybridc.cli.hardware import nvidia_driver
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_budgets, add_json, compile_options
+from hybridc.cli.support.files import existing_file, print_json
+from hybridc.cli.support.hardware import nvidia_driver
 from hybridc.errors import InternalError, UsageError
 from hybridc.ir import Device
 from hybridc.options import format_bytes, parse_seed
@@ -70,19 +70,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     existing_file(arguments.model, "the model")
-    options = compile_options(arguments, arguments.gpu_memory)
+    options = compile_options(arguments)
     emulate = options.target.has_gpu and (arguments.emulate_gpu or nvidia_driver() is None)
-    from hybridc.cli.reference import reference_run
+    from hybridc.cli.support.reference import reference_run
     from hybridc.compiler import compile_model
 
     feeds, expected = reference_run(arguments.model, options, arguments.seed)
-    if arguments.tolerance is None:
-        arguments.tolerance = _default_tolerance(expected)
+    tolerance = _default_tolerance(expected) if arguments.tolerance is None else arguments.tolerance
     with scratch_folder("hybridc-compare-") as folder:
         with terminal_progress() as progress:
             compiled = compile_model(arguments.model, folder / "model.hyb", options, progress)
         rows = [
-            _compare(arguments, folder / "model.hyb", plan, feeds, expected, emulate)
+            _compare(tolerance, options.threads, folder / "model.hyb", plan, feeds, expected, emulate)
             for plan in reversed(compiled.plans)
         ]
     passed = all(row.passed for row in rows)
@@ -91,7 +90,7 @@ def execute(arguments: argparse.Namespace) -> int:
             {
                 "model": str(arguments.model),
                 "target": str(options.target),
-                "tolerance": arguments.tolerance,
+                "tolerance": tolerance,
                 "emulated_gpu": emulate,
                 "passed": passed,
                 "comparisons": [_finite(dataclasses.asdict(row)) for row in rows],
@@ -100,7 +99,7 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         print(_table(rows))
     if not passed:
-        raise _failure(rows, arguments)
+        raise _failure(rows, arguments.model, tolerance)
     return 0
 
 
@@ -110,7 +109,8 @@ def _default_tolerance(outputs: dict[str, np.ndarray]) -> float:
 
 
 def _compare(
-    arguments: argparse.Namespace,
+    tolerance: float,
+    threads: int | None,
     artifact: Path,
     plan: Plan,
     feeds: dict[str, np.ndarray],
@@ -118,14 +118,14 @@ def _compare(
     emulate: bool,
 ) -> Comparison:
     """Run one plan in a process of its own, and hold the results against the reference."""
-    from hybridc.cli.child import ChildError, run_artifact
-    from hybridc.cli.reference import deviation
+    from hybridc.cli.support.child import ChildError, run_artifact
+    from hybridc.cli.support.reference import deviation
 
     device_bytes = plan.arena_bytes(Device.GPU) if plan.budget_bytes is None else plan.budget_bytes
     emulated_bytes = max(device_bytes, 1) if emulate else None  # a plan may leave the GPU empty
     try:
         with scratch_folder("hybridc-run-") as folder:
-            ran = run_artifact(artifact, feeds, folder, emulated_bytes, arguments.threads, plan.budget_bytes)
+            ran = run_artifact(artifact, feeds, folder, emulated_bytes, threads, plan.budget_bytes)
     except ChildError as error:
         raise ChildError(
             f"{error}\n  = note: in the run {_at_budget(plan.budget_bytes)}", error.exit_code
@@ -140,7 +140,7 @@ def _compare(
         max_rel_error=worst.max_rel,
         worst_output=worst.output,
         seconds=ran.seconds,
-        passed=within and worst.max_rel <= arguments.tolerance,
+        passed=within and worst.max_rel <= tolerance,
     )
 
 
@@ -171,16 +171,14 @@ def _table(rows: list[Comparison]) -> str:
     return "\n".join(render_table(columns, cells))
 
 
-def _failure(rows: list[Comparison], arguments: argparse.Namespace) -> InternalError:
+def _failure(rows: list[Comparison], model: Path, tolerance: float) -> InternalError:
     row = next(row for row in rows if not row.passed)
     budget = _at_budget(row.budget_bytes)
-    if row.max_rel_error > arguments.tolerance:
+    if row.max_rel_error > tolerance:
         what = f"{budget} output {row.worst_output!r} is off by {row.max_rel_error:.2e} of its scale"
-        return InternalError(
-            "HC910", f"{what}, more than {arguments.tolerance:g}", where=str(arguments.model)
-        )
+        return InternalError("HC910", f"{what}, more than {tolerance:g}", where=str(model))
     what = f"{budget} the GPU held {format_bytes(row.allocated_bytes)}"
-    return InternalError("HC911", what, where=str(arguments.model))
+    return InternalError("HC911", what, where=str(model))
 
 
 def _at_budget(budget_bytes: int | None) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json
-from hybridc.cli.files import print_json
-from hybridc.cli.planned import plan_of
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_memory, add_json
+from hybridc.cli.support.files import print_json
+from hybridc.cli.support.planned import plans_of
 
 HELP = "explain why a node runs where it runs"
 EXAMPLE = """\
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    found = plan_of(arguments, arguments.gpu_memory)
+    [found] = plans_of(arguments)
     from hybridc.report.explain import explain, explanation_to_json, find_kernels
 
     kernels = find_kernels(found.graph, arguments.node)

@@ -13,9 +13,9 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.arguments import add_json, add_threads
-from hybridc.cli.files import print_json, written_whole
-from hybridc.cli.hardware import Computer, this_computer
+from hybridc.cli.support.arguments import add_json, add_threads
+from hybridc.cli.support.files import print_json, written_whole
+from hybridc.cli.support.hardware import Computer, this_computer
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes
 from hybridc.progress import terminal_progress

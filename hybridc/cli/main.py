@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from hybridc.cli.files import NO_SPACE
-from hybridc.cli.interrupts import exit_code, noted_interrupts
-from hybridc.cli.suggest import did_you_mean
+from hybridc.cli.support.files import NO_SPACE
+from hybridc.cli.support.interrupts import exit_code, noted_interrupts
+from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import HybridcError, InternalError, UsageError
 
 COMMANDS = ("compile", "run", "plan", "explain", "sweep", "compare", "train", "models", "machine")

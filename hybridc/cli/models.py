@@ -10,8 +10,8 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from hybridc.cli.arguments import add_json
-from hybridc.cli.files import print_json, written_whole
+from hybridc.cli.support.arguments import add_json
+from hybridc.cli.support.files import print_json, written_whole
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes
 

@@ -6,28 +6,42 @@ Plans a model, or reads the plan of an artifact. Needs no GPU, and generates no 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.arguments import add_compile_options, add_gpu_memory, add_json
-from hybridc.cli.files import existing_file, measured_to_json, print_json, read_json, write_text
-from hybridc.cli.planned import plan_of
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_budgets, add_json
+from hybridc.cli.support.files import existing_file, measured_to_json, print_json, read_json, write_text
+from hybridc.cli.support.planned import plans_of
 from hybridc.errors import UsageError
+from hybridc.options import parse_effort
 
 if TYPE_CHECKING:
-    from hybridc.cli.planned import PlanOf
+    from hybridc.cli.support.planned import PlanOf
     from hybridc.report.lanes import Span
 
 HELP = "show what runs where, and why"
 EXAMPLE = """\
   hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50% --all
+  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 25%,50% --bound-seconds 60
   hybridc plan resnet.hyb --html resnet.html --trace resnet.json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, metavar="MODEL.onnx|OUT.hyb")
     add_compile_options(parser)
-    add_gpu_memory(parser)
+    add_gpu_budgets(
+        parser,
+        "GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU; of"
+        " several each gets a plan (default: no limit)",
+    )
+    parser.add_argument(
+        "--bound-seconds",
+        type=parse_effort,
+        metavar="SECONDS",
+        help="effort to tighten the bound on the time of each plan, in seconds of a nominal machine"
+        " (default: the bound that the search gives)",
+    )
     parser.add_argument("--all", action="store_true", help="show every row of long tables")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write one page with time, memory and placement"
@@ -48,18 +62,28 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.measured is not None and arguments.html is None:
         remedy = "give --html FILE, or leave out --measured"
         raise UsageError("HC500", "--measured is for the page, and none is asked for", remedy=remedy)
-    found = plan_of(arguments, arguments.gpu_memory)
-    _write_files(found, arguments)
+    found = plans_of(arguments, arguments.bound_seconds)
+    if len(found) > 1 and (arguments.html is not None or arguments.trace is not None):
+        what = f"--html and --trace show one plan, and there are {len(found)}"
+        raise UsageError("HC500", what, remedy="give one budget")
+    _write_files(found[-1], arguments)
     if arguments.json:
-        from hybridc.report import report_to_json
-
-        measured = measured_to_json(found.machine.measured_us)
-        print_json(report_to_json(found.report()) | {"measured_us": measured})
+        print_json(_to_json(found))
     else:
         from hybridc.report import render_text
 
-        print(render_text(found.report(), found.title, everything=arguments.all), end="")
+        texts = [render_text(each.report(), each.title, everything=arguments.all) for each in found]
+        print("\n".join(texts), end="")
     return 0
+
+
+def _to_json(found: Sequence[PlanOf]) -> dict[str, Any]:
+    """The report of the largest budget, and in `plans` those of all of several, the smallest first."""
+    from hybridc.report import report_to_json
+
+    reports = [report_to_json(each.report()) for each in found]
+    measured = {"measured_us": measured_to_json(found[-1].machine.measured_us)}
+    return reports[-1] | measured | ({"plans": reports} if len(reports) > 1 else {})
 
 
 def _write_files(found: PlanOf, arguments: argparse.Namespace) -> None:

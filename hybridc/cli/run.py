@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.arguments import add_host_memory, add_json, add_threads
-from hybridc.cli.files import (
+from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
+from hybridc.cli.support.files import (
     existing_artifact,
     make_folder,
     print_json,
@@ -93,7 +93,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         emulator.start(arguments.emulate_gpu)
     from hybridc import runtime
-    from hybridc.cli.feeds import gather_feeds
+    from hybridc.cli.support.feeds import gather_feeds
 
     session = runtime.load(
         arguments.artifact,

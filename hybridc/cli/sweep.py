@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-from hybridc.cli.arguments import add_compile_options, add_json, compile_options
-from hybridc.cli.files import existing_file, print_json, write_text
+from hybridc.cli.support.arguments import add_compile_options, add_json, compile_options
+from hybridc.cli.support.files import existing_file, print_json, write_text
 from hybridc.errors import UsageError
-from hybridc.options import Budget, parse_budget, parse_count
+from hybridc.options import Budget, parse_budget, parse_budgets, parse_count
 from hybridc.progress import terminal_progress
 
 HELP = "show predicted time against GPU memory"
 EXAMPLE = "  hybridc sweep resnet.onnx --target cuda+avx2 --gpu-memory 10%..100% -o resnet.svg"
 _SUFFIXES = (".svg", ".json")
+_POINTS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,18 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compile_options(parser)
     parser.add_argument(
         "--gpu-memory",
-        type=_parse_range,
+        type=_parse_sweep,
         default=_parse_range("10%..100%"),
-        metavar="10%..100%",
+        metavar="10%..100%|A,B,C",
         help="smallest and largest budget, both in bytes or both in percent of what the model needs entirely"
-        " on the GPU (default: 10%%..100%%)",
+        " on the GPU, or a list of budgets (default: 10%%..100%%)",
     )
     parser.add_argument(
         "--points",
         type=parse_count,
-        default=10,
         metavar="N",
-        help="budgets to plan for (default: %(default)s)",
+        help=f"budgets of a range to plan for (default: {_POINTS})",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.svg|FILE.json", help="write the curve to a file"
@@ -47,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     existing_file(arguments.model, "the model")
     _check_output(arguments.output)
-    low, high = arguments.gpu_memory
-    options = compile_options(arguments, _budgets(low, high, arguments.points))
+    options = compile_options(arguments, gpu_memory=_budgets(arguments.gpu_memory, arguments.points))
     from hybridc.compiler import plan_model
     from hybridc.report.curve import curve_to_json, curve_to_svg, point_of, render_curve
 
@@ -67,17 +67,30 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parse_range(text: str) -> tuple[Budget, Budget]:
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """From one budget to another, both in bytes or both in percent."""
+
+    low: Budget
+    high: Budget
+
+
+def _parse_sweep(text: str) -> _Range | tuple[Budget, ...]:
+    return parse_budgets(text) if "," in text else _parse_range(text)
+
+
+def _parse_range(text: str) -> _Range:
     low, dots, high = text.partition("..")
     if not dots:
-        raise UsageError("HC510", f"{text!r} is not a range of budgets", remedy="write 10%..100%")
+        remedy = "write 10%..100%, or a list: 25%,50%"
+        raise UsageError("HC510", f"{text!r} is not a range of budgets", remedy=remedy)
     ends = parse_budget(low), parse_budget(high)
     if (ends[0].percent is None) != (ends[1].percent is None):
         what = f"{text!r} mixes bytes and percent"
         raise UsageError("HC510", what, remedy="write for example 10%..100% or 64MiB..1GiB")
     if _amount(ends[0]) > _amount(ends[1]):
         raise UsageError("HC510", f"{text!r} ends below its begin", remedy=f"write {high}..{low}")
-    return ends
+    return _Range(*ends)
 
 
 def _amount(budget: Budget) -> float:
@@ -86,11 +99,16 @@ def _amount(budget: Budget) -> float:
     return amount
 
 
-def _budgets(low: Budget, high: Budget, count: int) -> tuple[Budget, ...]:
-    """`count` budgets in even steps from one to the other; of one there is only the larger."""
-    first, last = _amount(low), _amount(high)
+def _budgets(wanted: _Range | tuple[Budget, ...], points: int | None) -> tuple[Budget, ...]:
+    """Those of a list; or `points` of a range, in even steps: a single one is the larger end."""
+    if not isinstance(wanted, _Range):
+        if points is not None:
+            what = "--points divides a range, and --gpu-memory gives a list"
+            raise UsageError("HC500", what, remedy="leave --points out, or write a range: 10%..100%")
+        return wanted
+    count, first, last = points or _POINTS, _amount(wanted.low), _amount(wanted.high)
     amounts = [last - (last - first) * i / max(count - 1, 1) for i in reversed(range(count))]
-    if low.percent is None:
+    if wanted.low.percent is None:
         return tuple(Budget(size_bytes=round(amount)) for amount in amounts)
     return tuple(Budget(percent=round(amount, 6)) for amount in amounts)
 

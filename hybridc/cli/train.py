@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.arguments import add_host_memory, add_json, add_threads
-from hybridc.cli.files import existing_artifact, print_json, write_text
-from hybridc.cli.interrupts import deferred_interrupts
+from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
+from hybridc.cli.support.files import existing_artifact, print_json, write_text
+from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.errors import UsageError
 from hybridc.options import parse_bytes, parse_count, parse_seed
 from hybridc.training.schedule import parse_schedule

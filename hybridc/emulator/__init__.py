@@ -14,13 +14,14 @@ from hybridc.emulator.device import (
     is_active,
     last_failure,
     preload,
+    provide_kernels,
     register_image,
     reset,
     reset_peak,
     start,
     statistics,
 )
-from hybridc.emulator.kernels import image_key, provide_kernels
+from hybridc.emulator.kernels import image_key
 
 __all__ = [
     "DeviceStatistics",

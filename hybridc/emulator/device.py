@@ -13,8 +13,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridc.emulator.kernels import compile_kernels
 from hybridc.emulator.toolchain import NATIVE_FOLDER, build_library, cuda_include_folder
 from hybridc.errors import DeviceError
+from hybridc.runtime import images
 
 _DRIVER_NAME = "libcuda.so.1"
 _RUNTIME_NAME = "libcudart.so.13"
@@ -118,6 +120,7 @@ def start(
             remedy="release what is on the device first",
         )
     _process.configuration = wanted
+    images.add_listener(provide_kernels)
 
 
 def preload() -> None:
@@ -174,6 +177,17 @@ def register_image(image_key: str, library: Path) -> None:
     _images[image_key] = library
     if _process.library is not None:
         _process.library.hybridc_emulator_register_image(int(image_key, 16), os.fsencode(library))
+
+
+def provide_kernels(image_key: str, source: str) -> Path:
+    """Compile CUDA `source` for the CPU and let the emulated driver run it as the image of that key.
+
+    Returns the path of the compiled library, which is cached by its contents. Raises DeviceError
+    HC421 to HC423 where g++ or the CUDA headers are missing or the source uses what the emulator lacks.
+    """
+    library = compile_kernels(source)
+    register_image(image_key, library)
+    return library
 
 
 def _started_library() -> ctypes.CDLL:

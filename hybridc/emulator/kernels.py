@@ -158,19 +158,6 @@ def _translate_kernel(definition: re.Match[str], body: str, helpers_meet: bool) 
     return _Kernel(name, tuple(members), text, needs_fibers)
 
 
-def provide_kernels(image_key: str, source: str) -> Path:
-    """Compile CUDA `source` for the CPU and let the emulated driver run it as the image of that key.
-
-    Returns the path of the compiled library, which is cached by its contents. Raises DeviceError
-    HC421 to HC423 where g++ or the CUDA headers are missing or the source uses what the emulator lacks.
-    """
-    from hybridc.emulator.device import register_image
-
-    library = compile_kernels(source)
-    register_image(image_key, library)
-    return library
-
-
 def compile_kernels(source: str) -> Path:
     """Compile CUDA `source` for the CPU, or find it in the cache."""
     # A home folder may be shared by machines, and -march=native means something else on each.

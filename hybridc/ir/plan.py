@@ -5,17 +5,17 @@ order; between lanes only `waits` order them. Steps are listed in one order that
 
 A kernel may run more than once, which computes its outputs anew (rematerialisation), and a tensor may
 come to a device more than once: copied back after it left the GPU, or computed again. Each step that
-writes a tensor on a device begins a stay of it there, which ends with its last use before the next such
-step. Inputs and states have a stay on the host that begins before the first step; outputs and states must
-be in a stay there that lasts to the end.
+writes a tensor on a device begins a live range of it there, which ends with its last use before the next
+such step. Inputs and states have a live range on the host that begins before the first step; outputs and
+states must be in one there that lasts to the end.
 
 A pair of tensors that the graph carries over may stay on the GPU instead
-(passes/planner/emit/resident_states.py): the input then has its stay there from before
+(passes/planner/emit/resident_states.py): the input then has its live range there from before
 the first step, the output one that lasts to the end, at the same offset.
 
 Weights are read-only. One that GPU kernels read either is resident, in the GPU's arena from load to unload,
-or is streamed: each `Copy` of it to the GPU begins a stay as that of any other tensor does. On the host they
-are mapped from the artifact's file and have no buffer.
+or is streamed: each `Copy` of it to the GPU begins a live range as that of any other tensor does. On the
+host they are mapped from the artifact's file and have no buffer.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BufferKind(StrEnum):
 class Buffer:
     """Bytes of one device's arena, held from the begin of `first_step` to the end of `last_step`.
 
-    One for each stay of a tensor on a device, and one for the workspace of each run of a kernel
+    One for each live range of a tensor on a device, and one for the workspace of each run of a kernel
     (`tensor` is then the kernel's name). What is there before the first step (inputs on the host,
     resident weights) has `first_step` -1; what must outlive the run (outputs on the host, resident
     weights) has `last_step` equal to the number of steps. Weights have buffers on the GPU alone.

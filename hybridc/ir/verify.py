@@ -141,7 +141,7 @@ class _Verifier:
         on_gpu = (b for b in plan.buffers if b.device is Device.GPU and b.kind is BufferKind.TENSOR)
         before_all = {b.tensor for b in on_gpu if b.first_step < 0}
         self.resident = {old: new for old, new in graph.carried if old in before_all}
-        self.stays: dict[tuple[Device, str, bool], list[int]] = {}
+        self.live_ranges: dict[tuple[Device, str, bool], list[int]] = {}
         self.last_use = [[-1] * len(_LANES) for _ in plan.buffers]
         """Per buffer and lane the last step that uses it."""
 
@@ -149,10 +149,10 @@ class _Verifier:
         for index, buffer in enumerate(self.plan.buffers):
             self._check_buffer(buffer)
             key = (buffer.device, buffer.tensor, buffer.kind is BufferKind.WORKSPACE)
-            self.stays.setdefault(key, []).append(index)
+            self.live_ranges.setdefault(key, []).append(index)
         for position, step in enumerate(self.plan.steps):
             self._check_accesses(position, step)
-        self._check_stays_are_written()
+        self._check_live_ranges_are_written()
         self._check_interface()
         self._check_overlaps()
 
@@ -182,7 +182,7 @@ class _Verifier:
             self._check_weight(buffer, where)
 
     def _check_weight(self, buffer: Buffer, where: str) -> None:
-        """It is there from load to unload, or from a copy on (`_check_stays_are_written`)."""
+        """It is there from load to unload, or from a copy on (`_check_live_ranges_are_written`)."""
         readers = (self.graph.kernels[reader].name for reader in self.graph.consumers[buffer.tensor])
         if buffer.device is not Device.GPU or not any((name, Device.GPU) in self.runs for name in readers):
             raise _refuse("HC219", "only weights of GPU kernels have buffers, on the GPU", where)
@@ -216,7 +216,7 @@ class _Verifier:
         self._use(position, index)
 
     def _write(self, position: int, name: str, device: Device, where: str) -> None:
-        """A stay begins with the step that writes it, and nothing else writes it."""
+        """A live range begins with the step that writes it, and nothing else writes it."""
         index = self._covering(position, name, device, where)
         if self.plan.buffers[index].first_step != position:
             raise _refuse("HC213", f"writes {name!r} on the {device}, which is already there", where)
@@ -226,7 +226,7 @@ class _Verifier:
         """The one buffer that holds a tensor or workspace at a step."""
         found = [
             index
-            for index in self.stays.get((device, name, workspace), ())
+            for index in self.live_ranges.get((device, name, workspace), ())
             if self.plan.buffers[index].first_step <= position <= self.plan.buffers[index].last_step
         ]
         if len(found) != 1:
@@ -240,7 +240,7 @@ class _Verifier:
     def _before(self, early: int, late: int) -> bool:
         return early < late and self.clocks[late][_LANES.index(self.plan.steps[early].lane)] >= early
 
-    def _check_stays_are_written(self) -> None:
+    def _check_live_ranges_are_written(self) -> None:
         """What a buffer holds is put there by the step it begins with, or by the session before all."""
         for buffer in self.plan.buffers:
             if buffer.device is Device.CPU:
@@ -272,7 +272,7 @@ class _Verifier:
         for name in (*self.given, *kept):
             if name in elsewhere or self.graph.tensor[name].role is Role.WEIGHT:
                 continue
-            held = [self.plan.buffers[i] for i in self.stays.get((Device.CPU, name, False), ())]
+            held = [self.plan.buffers[i] for i in self.live_ranges.get((Device.CPU, name, False), ())]
             if name in self.given and sum(b.first_step == -1 for b in held) != 1:
                 raise _refuse("HC218", "the input has not one host buffer to begin with", f"tensor {name!r}")
             if name in kept and sum(b.last_step == self.end for b in held) != 1:
@@ -281,7 +281,7 @@ class _Verifier:
     def _check_resident(self, old: str, new: str) -> None:
         """Both have one buffer, on the GPU and at one offset: from the begin, and to the end."""
         before, after = (
-            [self.plan.buffers[i] for d in Device for i in self.stays.get((d, name, False), ())]
+            [self.plan.buffers[i] for d in Device for i in self.live_ranges.get((d, name, False), ())]
             for name in (old, new)
         )
         where = f"tensors {old!r} and {new!r}"

@@ -22,7 +22,7 @@ two kernels. TVM's own 300,000 keep a core from a second session, or from any ot
 second."""
 _BIG_CORES = 1  # ThreadGroup::kBig: all cores of the fastest kind
 _configured = threading.local()
-_lasting_threads = ThreadPoolExecutor(4, "hybridc")  # each with a pool of workers of its own
+_persistent_threads = ThreadPoolExecutor(4, "hybridc")  # each with a pool of workers of its own
 
 
 def load_runtime(*, cuda: bool) -> None:
@@ -62,7 +62,7 @@ def limit_threads(count: int) -> None:
         _configured.count = count
 
 
-def on_lasting_thread(function: Callable[[], None]) -> None:
+def on_persistent_thread(function: Callable[[], None]) -> None:
     """Call it here on the main thread, else on one of a few that stay.
 
     TVM makes a pool of workers for every thread that runs kernels, and keeps it when that thread has ended.
@@ -70,7 +70,7 @@ def on_lasting_thread(function: Callable[[], None]) -> None:
     if threading.current_thread() is threading.main_thread():
         function()
     else:
-        _lasting_threads.submit(function).result()
+        _persistent_threads.submit(function).result()
 
 
 def _global(name: str) -> Any:

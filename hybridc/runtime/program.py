@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import mmap
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ from hybridc.artifact.manifest import StoredWeight
 from hybridc.errors import ArtifactError, DeviceError
 from hybridc.ir import Device, Lane
 from hybridc.ir.plan import align
-from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_lasting_thread
+from hybridc.runtime import images
+from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_persistent_thread
 from hybridc.runtime.staging import available_host_bytes, choose_staging
-from hybridc.runtime.tiles import request_tiles
+from hybridc.runtime.tiles import enable_amx
 from hybridc.scratch import scratch_folder
 
 _CPU = 1  # kDLCPU
@@ -107,7 +107,7 @@ class Program:
 
     def run(self) -> None:
         """Run the plan's steps; on return every lane is idle. Raises DeviceError HC407 if the GPU fails."""
-        on_lasting_thread(self._run)
+        on_persistent_thread(self._run)
 
     def _run(self) -> None:
         limit_threads(self._threads)
@@ -197,8 +197,8 @@ def open_library(artifact: Artifact) -> Any:
     loaded.
     """
     load_runtime(cuda=artifact.has_gpu_code)
-    request_tiles(artifact.manifest.cpu_flags)
-    _offer_kernels_to_emulator(artifact)
+    enable_amx(artifact.manifest.cpu_flags)
+    _announce_image(artifact)
     return _load_library(artifact.library)
 
 
@@ -225,13 +225,10 @@ def _device_errors() -> Iterator[None]:
         raise DeviceError("HC407", what, remedy=remedy) from error
 
 
-def _offer_kernels_to_emulator(artifact: Artifact) -> None:
-    """Let the emulated GPU, if it is what runs here, know the source of the image it is about to get."""
-    emulator = sys.modules.get("hybridc.emulator")  # not imported: not active
-    source = artifact.cuda_source()
-    key = artifact.manifest.cuda_image_key
-    if emulator is not None and emulator.is_active() and source is not None and key is not None:
-        emulator.provide_kernels(key, source)
+def _announce_image(artifact: Artifact) -> None:
+    source, key = artifact.cuda_source(), artifact.manifest.cuda_image_key
+    if source is not None and key is not None:
+        images.announce(key, source)
 
 
 def _load_library(path: Path) -> Any:

@@ -25,7 +25,7 @@ def _ask() -> int:
     return ctypes.get_errno() or errno.EPERM if refused else 0
 
 
-def request_tiles(cpu_flags: Collection[str], ask: Callable[[], int] = _ask) -> None:
+def enable_amx(cpu_flags: Collection[str], ask: Callable[[], int] = _ask) -> None:
     """Ask for tile registers if code that needs these flags uses them. Raises DeviceError HC410 if
     refused."""
     if TILE_FLAG not in cpu_flags:

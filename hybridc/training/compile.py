@@ -19,7 +19,7 @@ from hybridc.compiler import compile_model
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
-from hybridc.options import CompileOptions
+from hybridc.options import FP32, CompileOptions
 from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import Progress, Silent
@@ -90,6 +90,7 @@ def compile_training(
 
     Raises HybridcError.
     """
+    _check_options(options)
     progress, destination = progress or Silent(), Path(output)
     if not is_training_artifact(destination) or destination.is_symlink():
         check_destination(destination)
@@ -106,6 +107,15 @@ def compile_training(
     except OSError as error:
         raise cannot_write(destination, error) from None
     return replace(made, path=destination, import_seconds=import_seconds)
+
+
+def _check_options(options: CompileOptions) -> None:
+    """Raises UsageError HC525 for options that a training step cannot have."""
+    if options.stop_after is not None or options.dump_ir is not None:
+        what = "--train compiles several programs, and ends with an artifact"
+        raise UsageError("HC525", what, remedy="leave --stop-after and --dump-ir out")
+    if options.precision != FP32:
+        raise UsageError("HC525", "training steps are computed in fp32", remedy="leave --precision out")
 
 
 def _fill(

@@ -14,7 +14,7 @@ import tvm
 
 from hybridc.passes.lower.lower import llvm_target
 from hybridc.runtime.libraries import limit_threads, load_runtime
-from hybridc.runtime.tiles import request_tiles
+from hybridc.runtime.tiles import enable_amx
 from hybridc.schedules.cpu.math.intrinsics import install as install_vector_functions
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Isa
@@ -79,7 +79,7 @@ class Arguments:
 def compiled(scheduled: Scheduled, isa: Isa) -> Callable[..., None]:
     """The scheduled function as machine code, for tensors on the CPU."""
     install_vector_functions()
-    request_tiles(isa.cpu_flags)
+    enable_amx(isa.cpu_flags)
     function = scheduled.function.with_attr("global_symbol", "main")
     return tvm.compile(tvm.IRModule({"main": function}), target=llvm_target(isa))["main"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hybridc import __version__
 from hybridc.errors import DeviceError
 from hybridc.options import CompileOptions
 from hybridc.passes.schedule import Tunable
@@ -15,6 +14,7 @@ from hybridc.targets import Isa, missing_flags
 from hybridc.tuning.measure import Measurer
 from hybridc.tuning.record import default_path
 from hybridc.tuning.search import Conditions, recorded_choices, search, this_processor
+from hybridc.version import __version__
 
 
 def tuner_of(options: CompileOptions, progress: Progress) -> Tuner | None:

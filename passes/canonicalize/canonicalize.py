@@ -20,6 +20,7 @@ from hybridc.passes.canonicalize.transposed_conv import (
     interleave_later,
     split_transposed_convolution,
 )
+from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -156,7 +157,7 @@ def _scale_convolution(
             return None
         conv_var, bias = definition.args[0], constant.reshape(-1).astype(np.float64)
     conv = context.definition(conv_var)
-    if not is_op(conv, "nn.conv1d", "nn.conv2d", "nn.conv3d") or context.uses[conv_var] != 1:
+    if not has_fact(conv, Fact.CONVOLUTION) or context.uses[conv_var] != 1:
         return None
     weight = context.weight(conv.args[1])
     if weight is None:
@@ -179,7 +180,7 @@ def _scale_convolution(
 
 def _use_scalar_constants(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """A one-element weight in an element-wise operator becomes a literal in the kernel."""
-    if not is_op(expr, "add", "subtract", "multiply", "divide", "power", "maximum", "minimum"):
+    if not has_fact(expr, Fact.SCALAR_WEIGHT):
         return None
     if all(context.weight(a) is not None for a in expr.args):
         return None

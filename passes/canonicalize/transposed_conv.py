@@ -25,11 +25,9 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.layout.operators import extents
+from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
-
-UNARY = ("nn.relu", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh")
-BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +227,9 @@ def interleave_later(expr: relax.Expr, context: Context) -> relax.Var | None:
     Accepts operators of one operand, and of two where the other is known and one number for a channel or
     for all.
     """
-    if not isinstance(expr, relax.Call) or not is_op(expr, *UNARY, *BINARY):
+    if not isinstance(expr, relax.Call) or not has_fact(expr, Fact.EPILOGUE):
         return None
-    operands = list(expr.args) if is_op(expr, *BINARY) else [expr.args[0]]
+    operands = list(expr.args) if has_fact(expr, Fact.BINARY) else [expr.args[0]]
     found = [(i, steps) for i, a in enumerate(operands) if (steps := _interleaving(a, context))]
     if len(found) != 1:
         return None

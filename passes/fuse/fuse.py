@@ -14,6 +14,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
+from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.prim_funcs import FunctionTable, Pattern, origins_of
 from hybridc.passes.program.program import (
     Program,
@@ -24,11 +25,6 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
-
-VIEWS = ("reshape", "expand_dims", "squeeze", "flatten")
-"""Operators that change a shape and move no bytes: they stay, and own no kernel."""
-
-CONVOLUTIONS = ("nn.conv1d", "nn.conv2d", "nn.conv3d")
 
 MAX_GROUP = 32
 """Operators in one kernel; longer chains gain nothing more and only slow compilation."""
@@ -102,7 +98,7 @@ def form_groups(program: Program, pattern_of: PatternOf) -> list[Group]:
 
 
 def _pattern(binding: relax.VarBinding, program: Program, pattern_of: PatternOf) -> Pattern:
-    if not isinstance(binding.value, relax.Call) or is_op(binding.value, *VIEWS):
+    if not isinstance(binding.value, relax.Call) or has_fact(binding.value, Fact.VIEW):
         return Pattern.OPAQUE
     return pattern_of(binding, program)
 
@@ -118,18 +114,20 @@ def _joinable_producers(
     call = bindings[group.last].value
     if is_op(call, "matmul"):
         yield from _transposed_weight(call, bindings, position, readers, group_of)
-    if is_op(call, *CONVOLUTIONS):
+    if has_fact(call, Fact.CONVOLUTION):
         yield from _halos(call, bindings, position, readers, group_of)
     if group.pattern > Pattern.BROADCAST:
         return
     shape = _shape_or_none(bindings[group.last].var)
     progress = True
-    while progress and len(group.members) < MAX_GROUP:
+    while progress:
         progress = False
         inputs = {v for m in group.members for v in variables(bindings[m].value) if v in position}
         for var in sorted(inputs, key=lambda v: -position[v]):
             producer = group_of[position[var]]
             if producer is group or producer.last != position[var]:
+                continue
+            if len(group.members) + len(producer.members) > MAX_GROUP:
                 continue
             fits = producer.pattern <= Pattern.BROADCAST or (
                 producer.pattern in ANCHORS and group.pattern <= Pattern.BROADCAST
@@ -209,7 +207,7 @@ def _emit(program: Program, groups: list[Group], functions: FunctionTable) -> Pr
         if isinstance(last.value, relax.TupleGetItem):
             value = relax.TupleGetItem(renamed(last.value.tuple_value), last.value.index)
             new[last.var] = builder.emit(value, origins, f"{value.tuple_value.name}_{value.index}")
-        elif is_op(last.value, *VIEWS):
+        elif has_fact(last.value, Fact.VIEW):
             view = relax.op.reshape(renamed(last.value.args[0]), tensor_shape(last.var))
             new[last.var] = builder.emit(view, origins, "view")
         else:

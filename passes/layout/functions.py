@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir, s_tir, te, tirx
 
 from hybridc.passes.layout.operators import extents, sum_over
-from hybridc.schedules.cpu.core.nest import Block, Nest, read_nest, replace_loads, substitute
+from hybridc.schedules.cpu.core.nest import Nest, NestBlock, read_nest, replace_loads, substitute
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _annotations(function: tirx.PrimFunc, nest: Nest) -> dict[str, dict[str, Any
 class _Rewriter:
     """One block, and what its operands have become."""
 
-    block: Block
+    block: NestBlock
     channels: Channels
     tensors: Mapping[ir.Var, te.Tensor]
 

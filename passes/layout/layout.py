@@ -28,6 +28,7 @@ from hybridc.passes.layout.operators import (
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import FUNCTION_RULES, NARROW_INPUT
 from hybridc.passes.layout.weights import Weight
+from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 
@@ -39,26 +40,8 @@ PLAIN_GROUPS, BLOCKED_GROUPS = 1.7, 1.2
 MOST_SEPARATE_GROUPS = 8
 """Each is a kernel of its own."""
 
-ZERO_PRESERVING = (
-    *("nn.relu", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh", "erf"),
-    *("add", "subtract", "multiply", "maximum", "minimum", "negative", "abs"),
-)
-"""Operators that keep the filling of a last block finite."""
 Rule = Callable[[Layout, relax.VarBinding], Blocked | relax.Var | None]
 """Gives a binding's result, or None if it is not the rule's."""
-
-ELEMENTWISE = (
-    *ZERO_PRESERVING,
-    "exp",
-    "sqrt",
-    "divide",
-    "nn.softplus",
-    "floor",
-    "ceil",
-    "round",
-    "power",
-    "log",
-)
 POOLS = ("nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d", "image.resize2d")
 
 
@@ -210,11 +193,11 @@ def _group_by_group(
 def _elementwise(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     """Element-wise operators on blocked operands, per-channel weights and scalars."""
     call = binding.value
-    if not is_op(call, *ELEMENTWISE) or tensor_dtype(binding.var) != "float32":
+    if not has_fact(call, Fact.BLOCKED) or tensor_dtype(binding.var) != "float32":
         return None
     shape = tensor_shape(binding.var)
     leaders = [layout.blocked[a] for a in call.args if a in layout.blocked and tensor_shape(a) == shape]
-    if not leaders or (leaders[0].is_filled and not is_op(call, *ZERO_PRESERVING)):
+    if not leaders or (leaders[0].is_filled and not has_fact(call, Fact.FINITE_PADDING)):
         return None
     leader = leaders[0]
     operands = [_operand(layout, a, leader, shape) for a in call.args]

@@ -6,7 +6,7 @@ decisions   a device for each kernel; for each gap whether the tensor stays in t
 residency   decisions -> when each tensor is on the GPU, and what has to be copied
 simulate    decisions -> when every kernel and copy runs, and the bytes that are held
 core        the same in C++, with repair, annealing, and tidying up copies: what searches call
-realise     decisions -> steps, and places for their buffers
+materialize     decisions -> steps, and places for their buffers
 slack       later times for steps where fewer bytes are held then, and nothing takes longer
 
 How it is decided:
@@ -15,11 +15,11 @@ repeats     kernels that may run again instead of their results being kept or fe
 policies    other systems' ways, to compare with; starts for the search
 search      the best decisions found: from the best starts, simulated annealing
 ladder      searches at fixed budgets from low to high, so that more memory is never slower
-pinning     which gaps to keep, exactly, if every kernel's device is given: a dynamic programme
 proof       a small graph's fastest plan of all instead
 
 What is proven:
 bound       no plan is faster, none needs fewer bytes
+chain       a tighter bound for chains of kernels: a dynamic programme over stages, by sweep on a frontier
 relaxation  the planning problem as a linear programme, which linear solves
 exact       the fastest plan by CP-SAT in a child process; retime gives its jobs their real times
 

@@ -15,14 +15,15 @@ from itertools import pairwise
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
+from hybridc.passes.planner.model.context import BUDGET_SHARES, Effort, PlanningContext
 from hybridc.passes.planner.model.pins import Pins
-from hybridc.passes.planner.search.partition import Effort, choose_order, rough_time_us, smallest_budget_bytes
+from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
+from hybridc.passes.planner.search.partition import choose_order, rough_time_us, smallest_budget_bytes
 
-UNLIMITED_BYTES = 2**62
-POINTS = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Shares of what the whole network needs entirely on the GPU."""
+# An order is chosen once for all budgets: the middle of what people ask for stands for the rest.
 USUAL = (0.1, 0.25, 0.5)
-"""Those that decide in which order the kernels of the whole network run."""
+"""Shares that decide in which order the kernels of the whole network run."""
+# Tilings have limits a factor of two apart: with 8, three of them are compared at a point, and the whole.
 FINEST = 8
 """At a point ways are compared whose kernels are cut up to its bytes, or to more than an eighth of them."""
 
@@ -44,6 +45,10 @@ class Tiling:
     order: tuple[int, ...] | None = None
     """In which each device runs the kernels; None: one that needs few bytes."""
 
+    def context(self, machine: Machine, effort: Effort, host_bytes: int | None) -> PlanningContext:
+        """What planning this graph refers to; `host_bytes` limits the host's memory, None does not."""
+        return PlanningContext(self.graph, machine, self.pins, self.order, effort, host_bytes)
+
 
 def choose_tilings(
     tilings: Sequence[Tiling],
@@ -62,37 +67,30 @@ def choose_tilings(
     whole network or the finest way can do with, and the whole network is always among them.
     """
     whole, *cut_up = tilings
+    contexts = [tiling.context(machine, effort, host_bytes) for tiling in tilings]
     usual = [int(all_bytes * share) for share in USUAL]
     if not cut_up:
-        return (_in_order(whole, machine, usual, effort, host_bytes),)
+        return (replace(whole, order=choose_order(contexts[0], usual)),)
     least_bytes = [smallest_budget_bytes(t.graph, machine, t.pins) for t in tilings]
-    shares = {int(all_bytes * share) for share in POINTS}
+    shares = {int(all_bytes * share) for share in BUDGET_SHARES}
     smallest_bytes = min(least_bytes[0], least_bytes[-1])
     points = sorted({smallest_bytes} | {b for b in shares if smallest_bytes < b <= largest_bytes})
     ranges: dict[int, tuple[int, int]] = {}
     for point, following in pairwise((*points, UNLIMITED_BYTES)):
         contestants = [n for n in _contestants(tilings, point) if least_bytes[n] <= point]
-        best = _fastest(tilings, contestants or [len(cut_up)], machine, point, effort, host_bytes)
+        best = _fastest(contexts, contestants or [len(cut_up)], point)
         ranges[best] = ranges.get(best, (point, 0))[0], following
     ranges[0] = least_bytes[0], UNLIMITED_BYTES
     return tuple(
         replace(
-            _in_order(tilings[n], machine, [first] if n else usual, effort, host_bytes),
+            tilings[n],
+            order=choose_order(contexts[n], [first] if n else usual),
             first_bytes=first,
             last_bytes=last,
             all_bytes=all_bytes,
         )
         for n, (first, last) in sorted(ranges.items())
     )
-
-
-def _in_order(
-    tiling: Tiling, machine: Machine, budgets: Sequence[int], effort: Effort, host_bytes: int | None
-) -> Tiling:
-    order = choose_order(
-        tiling.graph, machine, budgets, pins=tiling.pins, effort=effort, host_bytes=host_bytes
-    )
-    return replace(tiling, order=order)
 
 
 def _contestants(tilings: Sequence[Tiling], point: int) -> list[int]:
@@ -107,25 +105,8 @@ def _contestants(tilings: Sequence[Tiling], point: int) -> list[int]:
     ]
 
 
-def _fastest(
-    tilings: Sequence[Tiling],
-    contestants: Sequence[int],
-    machine: Machine,
-    budget_bytes: int,
-    effort: Effort,
-    host_bytes: int | None,
-) -> int:
+def _fastest(contexts: Sequence[PlanningContext], contestants: Sequence[int], budget_bytes: int) -> int:
     if len(contestants) == 1:
         return contestants[0]
-    times_us = {
-        n: rough_time_us(
-            tilings[n].graph,
-            machine,
-            budget_bytes,
-            pins=tilings[n].pins,
-            effort=effort,
-            host_bytes=host_bytes,
-        )
-        for n in contestants
-    }
+    times_us = {n: rough_time_us(contexts[n], budget_bytes) for n in contestants}
     return min(times_us, key=lambda n: times_us[n])

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
-from hybridc.passes.planner.choose_tilings import UNLIMITED_BYTES, Tiling
-from hybridc.passes.planner.emit.materialize import Draft
-from hybridc.passes.planner.emit.resident_states import gpu_users, keep_states, without_bytes
+from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.emit.materialize import PlacedPlan
+from hybridc.passes.planner.emit.resident_states import gpu_users, with_gpu_resident_states, without_bytes
 from hybridc.passes.planner.emit.timeline import timeline
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.order import renewing_order
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
-from hybridc.passes.planner.search.partition import MOST_CLIMBED, Effort, on_cpu, partition, time_bound_us
+from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
+from hybridc.passes.planner.search.partition import MOST_GRID_KERNELS, on_cpu, partition, time_bound_us
 
 Report = Callable[[int, int], None]
+"""Hears how far a search has come: (done, total) grid points."""
 
 
 def make_plan(
@@ -32,7 +34,7 @@ def make_plan(
     pins: Pins = NO_PINS,
     effort: Effort | None = None,
 ) -> Plan:
-    """`make_plans` of one graph for one budget; None means no limit."""
+    """`make_plans` of one graph for one budget in bytes; None means no limit."""
     budgets = () if budget_bytes is None else (budget_bytes,)
     [(_, plan)] = make_plans((Tiling(graph, pins),), machine, budgets, devices, effort=effort)
     return plan
@@ -59,132 +61,115 @@ def make_plans(
     """
     whole = tilings[0]
     if Device.GPU not in devices:
-        draft = on_cpu(whole.graph, machine)
-        return tuple((whole, _plan_of(whole.graph, machine, None, draft)) for _ in budgets or (None,))
+        placed = on_cpu(whole.graph, machine)
+        return tuple((whole, _plan_of(whole.graph, machine, None, placed)) for _ in budgets or (None,))
+    contexts = [(tiling, tiling.context(machine, effort or Effort(), host_bytes)) for tiling in tilings]
     if not budgets:
-        limits = (UNLIMITED_BYTES,)
-        (draft,) = partition(
-            whole.graph,
-            machine,
-            limits,
-            pins=whole.pins,
-            effort=effort,
-            order=whole.order,
-            host_bytes=host_bytes,
-            report=report,
-        )
-        draft = _with_states(whole, machine, draft, UNLIMITED_BYTES, effort, host_bytes)
-        return ((whole, _plan_of(whole.graph, machine, None, draft)),)
-    found = _fastest(tilings, machine, budgets, effort, host_bytes, report)
-    found = _all_with_states(found, machine, effort, host_bytes)
-    return tuple((t, _plan_of(t.graph, machine, b, draft)) for b, (t, draft) in found.items())
+        context = contexts[0][1]
+        (placed,) = partition(context, (UNLIMITED_BYTES,), report=report)
+        candidate = _with_states(_Candidate(whole, context, placed), UNLIMITED_BYTES)
+        return ((whole, _plan_of(whole.graph, machine, None, candidate.placed)),)
+    found = _all_with_states(_fastest(contexts, budgets, report))
+    return tuple((c.tiling, _plan_of(c.tiling.graph, machine, b, c.placed)) for b, c in found.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A plan that may be the best for a budget."""
+
+    tiling: Tiling
+    context: PlanningContext
+    placed: PlacedPlan
+
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """Smaller is better: within the host's memory, then fast, then with kernels that are cut up less."""
+        is_too_large = not self.placed.fits_host(self.context.host_bytes)
+        return is_too_large, self.placed.makespan_us, -self.tiling.limit_bytes
 
 
 def _fastest(
-    tilings: Sequence[Tiling],
-    machine: Machine,
-    budgets: Sequence[int],
-    effort: Effort | None,
-    host_bytes: int | None,
-    report: Report,
-) -> dict[int, tuple[Tiling, Draft]]:
+    contexts: Sequence[tuple[Tiling, PlanningContext]], budgets: Sequence[int], report: Report
+) -> dict[int, _Candidate]:
     """The best for each budget. What cannot be better, by its bound, is not searched for."""
-    least = min(tilings, key=lambda t: t.first_bytes)  # where no tiling is for a budget it says so
-    best: dict[int, tuple[Tiling, Draft]] = {}
-    for tiling in sorted(tilings, key=lambda t: (-t.last_bytes, t.limit_bytes)):
-        bound_us = partial(time_bound_us, tiling.graph, machine, pins=tiling.pins, order=tiling.order)
+    # where no tiling is for a budget the one that needs least is searched for all the same, to say so
+    least = min((tiling for tiling, _ in contexts), key=lambda t: t.first_bytes)
+    best: dict[int, _Candidate] = {}
+    for tiling, context in sorted(contexts, key=lambda c: (-c[0].last_bytes, c[0].limit_bytes)):
         wanted = [
             b
             for b in budgets
             if (tiling.first_bytes <= b or tiling is least)
-            and (b not in best or _rank(*best[b], host_bytes) >= (False, bound_us(b)))
+            and (b not in best or best[b].rank >= (False, time_bound_us(context, b)))
         ]
         if not wanted:
             continue
         searched = [min(b, tiling.last_bytes) for b in wanted]
-        drafts = partition(
-            tiling.graph,
-            machine,
+        plans = partition(
+            context,
             searched,
-            pins=tiling.pins,
-            effort=effort,
-            order=tiling.order,
             first_bytes=tiling.first_bytes,
             all_bytes=tiling.all_bytes,
-            host_bytes=host_bytes,
             report=report,
         )
-        for b, searched_bytes, draft in zip(wanted, searched, drafts, strict=True):
-            if b not in best or _rank(tiling, draft, host_bytes) < _rank(*best[b], host_bytes):
-                least_us = draft.bound_us if searched_bytes == b else min(bound_us(b), draft.makespan_us)
-                best[b] = tiling, replace(draft, bound_us=least_us)
+        for b, searched_bytes, placed in zip(wanted, searched, plans, strict=True):
+            candidate = _Candidate(tiling, context, placed)
+            if b not in best or candidate.rank < best[b].rank:
+                least_us = placed.bound_us
+                if searched_bytes != b:  # the bound is that of a smaller budget, and too high
+                    least_us = min(time_bound_us(context, b), placed.makespan_us)
+                best[b] = replace(candidate, placed=replace(placed, bound_us=least_us))
     return {b: best[b] for b in budgets}
 
 
-def _all_with_states(
-    found: dict[int, tuple[Tiling, Draft]], machine: Machine, effort: Effort | None, host_bytes: int | None
-) -> dict[int, tuple[Tiling, Draft]]:
+def _all_with_states(found: dict[int, _Candidate]) -> dict[int, _Candidate]:
     """With states on the GPU between runs where that is faster.
 
     As they are chosen after the search, a smaller budget's plan may come out faster; it is taken then.
     """
-    best: dict[int, tuple[Tiling, Draft]] = {}
-    last: tuple[Tiling, Draft] | None = None
+    best: dict[int, _Candidate] = {}
+    last: _Candidate | None = None
     for b in sorted(found):
-        tiling, searched = found[b]
-        draft = _with_states(tiling, machine, searched, b, effort, host_bytes)
-        if last is not None and _rank(*last, host_bytes) < _rank(tiling, draft, host_bytes):
-            tiling, draft = last[0], replace(last[1], bound_us=min(draft.bound_us, last[1].makespan_us))
-        best[b] = last = tiling, draft
+        candidate = _with_states(found[b], b)
+        if last is not None and last.rank < candidate.rank:
+            bound_us = min(candidate.placed.bound_us, last.placed.makespan_us)
+            candidate = replace(last, placed=replace(last.placed, bound_us=bound_us))
+        best[b] = last = candidate
     return {b: best[b] for b in found}
 
 
-def _with_states(
-    tiling: Tiling,
-    machine: Machine,
-    draft: Draft,
-    budget_bytes: int,
-    effort: Effort | None,
-    host_bytes: int | None,
-) -> Draft:
+def _with_states(candidate: _Candidate, budget_bytes: int) -> _Candidate:
     """The faster one of two: what was found, with states kept on the GPU where there is room; or what is
     found with all of them there, and whatever touches them, in the memory that is left beside them.
     """
-    graph = tiling.graph
-    if not graph.carried or len(graph.kernels) > MOST_CLIMBED:
-        return draft  # of so many kernels placing the buffers again takes minutes
-    candidates = [draft, keep_states(graph, machine, draft, budget_bytes)]
+    context, placed = candidate.context, candidate.placed
+    graph = context.graph
+    if not graph.carried or len(graph.kernels) > MOST_GRID_KERNELS:
+        return candidate  # of so many kernels placing the buffers again takes minutes
+    plans = [placed, with_gpu_resident_states(context, placed, budget_bytes)]
     names = {name for pair in graph.carried for name in pair}
     resident_bytes = sum(align(graph.tensor[old].size_bytes) for old, _ in graph.carried)
-    without = without_bytes(graph, names)
+    # without their bytes states cost nothing to copy, so that the search plans as if they were on the GPU
+    without = replace(context, graph=without_bytes(graph, names))
     if resident_bytes < budget_bytes:
+        beside = replace(
+            without,
+            pins=dict.fromkeys(gpu_users(graph, names), Device.GPU) | dict(context.pins),
+            order=renewing_order(graph) or context.order,
+        )
         with suppress(PlanError):  # no room beside the states
-            [beside] = partition(
-                without,
-                machine,
-                (budget_bytes - resident_bytes,),
-                pins=dict.fromkeys(gpu_users(graph, names), Device.GPU) | dict(tiling.pins),
-                effort=effort,
-                order=renewing_order(graph) or tiling.order,
-                host_bytes=host_bytes,
-            )
-            kept = keep_states(graph, machine, beside, budget_bytes)
-            if kept is not beside:
-                candidates.append(kept)
-    found = min(candidates, key=lambda d: _rank(tiling, d, host_bytes))
-    bound_us = time_bound_us(without, machine, budget_bytes, pins=tiling.pins, order=tiling.order)
-    return replace(found, bound_us=min(bound_us, draft.bound_us))
+            [found] = partition(beside, (budget_bytes - resident_bytes,))
+            kept = with_gpu_resident_states(context, found, budget_bytes)
+            if kept is not found:
+                plans.append(kept)
+    best = min((replace(candidate, placed=p) for p in plans), key=lambda c: c.rank)
+    bound_us = min(time_bound_us(without, budget_bytes), placed.bound_us)
+    return replace(best, placed=replace(best.placed, bound_us=bound_us))
 
 
-def _rank(tiling: Tiling, draft: Draft, host_bytes: int | None) -> tuple[bool, float, int]:
-    """Smaller is better: within the host's memory, then fast, then with kernels that are cut up less."""
-    is_too_large = host_bytes is not None and draft.host_bytes > host_bytes
-    return is_too_large, draft.makespan_us, -tiling.limit_bytes
-
-
-def _plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, draft: Draft) -> Plan:
-    plan = assemble(graph, machine, budget_bytes, draft.steps, draft.buffers, draft.arenas)
-    return replace(plan, time_bound_us=draft.bound_us)
+def _plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, placed: PlacedPlan) -> Plan:
+    plan = assemble(graph, machine, budget_bytes, placed.steps, placed.buffers, placed.arenas)
+    return replace(plan, time_bound_us=placed.bound_us)
 
 
 def assemble(
@@ -195,6 +180,9 @@ def assemble(
     buffers: tuple[Buffer, ...],
     arenas: tuple[Arena, ...],
 ) -> Plan:
-    """A plan out of what the stages decided, with its predicted times."""
+    """A plan out of what was decided, with the times that the machine's profile predicts for its steps.
+
+    `budget_bytes` is what is promised of the GPU's arena, None if there is no limit.
+    """
     step_us = step_times_us(graph, steps, machine)
     return Plan(steps, buffers, arenas, budget_bytes, step_us, timeline(steps, step_us)[0])

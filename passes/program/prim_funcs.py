@@ -12,14 +12,8 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.errors import ModelError
 from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
+from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, is_op, operator_name, tensor_dtype, tensor_shape
-
-LITERAL_OPERANDS = (
-    *("add", "subtract", "multiply", "divide", "floor_divide", "power", "mod", "floor_mod", "log_add_exp"),
-    *("atan2", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
-    *("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"),
-)
-"""Operators that TVM legalises with a scalar constant as a number in the kernel."""
 
 
 class Pattern(IntEnum):
@@ -114,7 +108,7 @@ def _is_scalar(expr: relax.Expr) -> bool:
 
 def _takes_literals(call: relax.Call) -> bool:
     """Whether legalisation writes scalar constants into the kernel; a kernel cannot hold them as tensors."""
-    return is_op(call, *LITERAL_OPERANDS) and not all(map(_is_scalar, call.args))
+    return has_fact(call, Fact.LITERAL) and not all(map(_is_scalar, call.args))
 
 
 def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program) -> tvm.IRModule:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from tvm import relax
 
-from hybridc.passes.fuse.working_set import KernelGroup, kernel_groups
 from hybridc.passes.program.program import Program, is_op, operator_name
 from hybridc.passes.tiling.slice_rules import share_of
 from hybridc.passes.tiling.tile_sizes import Axes, Bands, Facts, choose_cuts, concats_in_readers, try_cuts
+from hybridc.passes.tiling.working_set import KernelGroup, kernel_groups
 
 GATHERS = ("halo", "concat")
 """Inside a kernel in bands these may stay whole; they are then kernels of their own."""

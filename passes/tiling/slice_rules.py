@@ -15,21 +15,8 @@ from typing import Any
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
+from hybridc.passes.program.operators import Fact, names_with
 from hybridc.passes.program.program import operator_name, tensor_shape
-
-UNARY = (
-    *("relu", "leakyrelu", "clip", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "selu"),
-    *("erf", "exp", "log", "sqrt", "rsqrt", "square", "negative", "abs", "sign", "floor", "ceil", "round"),
-    *("trunc", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
-    *("astype", "logical_not", "bitwise_not", "isnan", "isinf", "isfinite"),
-)
-BINARY = (
-    *("add", "subtract", "multiply", "divide", "floor_divide", "power", "mod", "floor_mod", "maximum"),
-    *("minimum", "atan2", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "where"),
-    *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
-)
-ELEMENTWISE = frozenset((*UNARY, *BINARY))
-"""Operators, without namespace, of which each result needs one element of each operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +347,9 @@ def _reduction(op: Operation, axis: int, begin: int, end: int) -> Share | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(("reshape", "expand_dims", "squeeze", "flatten"), _reshape),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    **dict.fromkeys(names_with(Fact.ELEMENTWISE), _elementwise),
+    **dict.fromkeys(names_with(Fact.VIEW), _reshape),
+    **dict.fromkeys(names_with(Fact.CONVOLUTION), _convolution),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"), _pool),
     **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm"), _along_others),
     **dict.fromkeys(("mean", "sum", "max", "min", "prod", "variance", "std"), _reduction),

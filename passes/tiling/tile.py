@@ -25,7 +25,6 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.fuse.working_set import largest_working_set_bytes
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -40,6 +39,7 @@ from hybridc.passes.tiling.batch.split_batch import split_batch
 from hybridc.passes.tiling.regions import choose_bands
 from hybridc.passes.tiling.slice_rules import Operation, Part, Share, share_of
 from hybridc.passes.tiling.tile_sizes import Bands, Facts, concats_in_readers
+from hybridc.passes.tiling.working_set import largest_working_set_bytes
 
 MAX_ROUNDS = 3
 """Bands that are still too large are cut again, along another axis: batches, then rows, then channels."""

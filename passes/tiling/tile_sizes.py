@@ -8,10 +8,10 @@ from itertools import pairwise
 
 from tvm import relax
 
-from hybridc.passes.fuse.fuse import CONVOLUTIONS
-from hybridc.passes.fuse.working_set import KernelGroup, size_bytes
+from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, is_op, tensor_shape, variables
 from hybridc.passes.tiling.slice_rules import Operation, Part, operation_of, share_of
+from hybridc.passes.tiling.working_set import KernelGroup, size_bytes
 
 MAX_BANDS = 32
 """Of one tensor. More would gain little memory and cost a launch each; weights are what is left by then."""
@@ -113,7 +113,7 @@ def _band_bytes(facts: Facts, group: KernelGroup, bands: Mapping[relax.Var, Band
                 whole = facts.size_bytes(operand)
                 size = whole if part is None else whole // shape[part.axis] * (part.end - part.begin)
                 read[operand, part] = size
-                if _is_halo(bands.get(operand), part) and not is_op(member.value, *CONVOLUTIONS):
+                if _is_halo(bands.get(operand), part) and not has_fact(member.value, Fact.CONVOLUTION):
                     largest_halo = max(largest_halo, 2 * size)  # a kernel of its own puts it together
     result, (begin, end) = group.result, bands[group.result].spans[band]
     extent = facts.extent(result, bands[result].axis)
@@ -152,6 +152,6 @@ def concats_in_readers(program: Program, axes: Axes) -> set[relax.Var]:
 
 def _has_border(value: relax.Expr, var: relax.Var, axis: int) -> bool:
     """Whether a convolution of `var` reads rows beside its own."""
-    if not is_op(value, *CONVOLUTIONS) or not var.same_as(value.args[0]):
+    if not has_fact(value, Fact.CONVOLUTION) or not var.same_as(value.args[0]):
         return False
     return axis >= 2 and tensor_shape(value.args[1])[axis] > 1

@@ -12,12 +12,9 @@ from collections.abc import Set
 
 from tvm import relax
 
-from hybridc.passes.program.program import Program, ProgramBuilder, is_op, substitute, variables
+from hybridc.passes.program.operators import Fact, has_fact
+from hybridc.passes.program.program import Program, ProgramBuilder, substitute, variables
 
-CHEAP = (
-    *("add", "subtract", "multiply", "divide", "power", "negative", "maximum", "minimum", "astype"),
-    *("erf", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "abs"),
-)
 LONGEST = 8
 """Operators from a kept tensor to what is computed again."""
 
@@ -67,7 +64,7 @@ def _recipes(program: Program, forward: Set[relax.Var], read: Set[relax.Var]) ->
         if var not in forward:
             break
         operands = variables(value)
-        if is_op(value, *CHEAP) and var not in results and all(v in steps for v in operands):
+        if has_fact(value, Fact.CHEAP) and var not in results and all(v in steps for v in operands):
             length = 1 + sum(steps[v] for v in operands)
             if length <= LONGEST:
                 steps[var], found[var] = length, value

@@ -11,6 +11,7 @@ from functools import partial
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
     PARALLEL_WORK,
     Point,
     Tile,
@@ -27,11 +28,19 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     when,
     write_columns,
 )
-from hybridc.schedules.cpu.core.nest import Block, Nest, finish, loads, read_nest, replace_loads, substitute
+from hybridc.schedules.cpu.core.nest import (
+    Nest,
+    NestBlock,
+    finish,
+    loads,
+    read_nest,
+    replace_loads,
+    substitute,
+)
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.matmul.kernel import LINE, Element, gemm_kernel, rank_tiles
+from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, rank_gemm_tiles
 from hybridc.schedules.cpu.reduction.softmax import exp_of_nonpositive
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")
 
@@ -41,7 +50,7 @@ class _Attention:
     """The blocks by name; `scores` has iterators batch..., row, column and `depth`."""
 
     nest: Nest
-    blocks: Mapping[str, Block]
+    blocks: Mapping[str, NestBlock]
 
     def extent(self, block: str, axis: int) -> int:
         return self.blocks[block].extents[self.blocks[block].spatial[axis]]
@@ -95,6 +104,7 @@ class _Attention:
         return tirx.BufferStore(result.buffer, value, [places.get(v, integer(0)) for v in result.spatial])
 
 
+@schedule_rule(family="matmul")
 def attention(request: Request) -> Scheduled | None:
     """Accepts `softmax(steps(query @ key)) @ value` over any batch axes, all of them float32.
 
@@ -108,7 +118,7 @@ def attention(request: Request) -> Scheduled | None:
     if found is None:
         return None
     isa = request.target.isa
-    first = rank_tiles(isa, found.rows, found.columns)[0][1]
+    first = rank_gemm_tiles(isa, found.rows, found.columns)[0][1]
     second = _value_tile(first, found.width, isa.lanes(), isa.vector_registers)
     if second is None:
         return None
@@ -191,10 +201,12 @@ def _fetch_row(found: _Attention, batch: Sequence[ir.Expr], row: ir.Expr) -> tir
     column, zero = clamp(row, found.columns, inside=False), integer(0)
     query_row = clamp(row, found.rows, inside=False)
     queries = [
-        found.factor("scores", 0, (*batch, query_row, zero), integer(d)) for d in range(0, found.depth, LINE)
+        found.factor("scores", 0, (*batch, query_row, zero), integer(d))
+        for d in range(0, found.depth, CACHE_LINE_FLOATS)
     ]
     values = [
-        found.factor("context", 1, (*batch, zero, integer(w)), column) for w in range(0, found.width, LINE)
+        found.factor("context", 1, (*batch, zero, integer(w)), column)
+        for w in range(0, found.width, CACHE_LINE_FLOATS)
     ]
     return sequence([prefetch(load, locality=2) for load in (*queries, *values)])
 

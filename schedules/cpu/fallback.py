@@ -6,11 +6,12 @@ from tvm import s_tir
 from tvm.s_tir.schedule import ScheduleError
 
 from hybridc.schedules.cpu.core.nest import result
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 PARALLEL_ITERATIONS = 1 << 15
 
 
+@schedule_rule(family="other")
 def fallback(request: Request) -> Scheduled | None:
     """Accepts everything: each block's leading spatial loops become parallel tasks where that is legal.
 

@@ -7,9 +7,10 @@ from tvm.ir import Range
 
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish, finish_function
 from hybridc.schedules.cuda.core.loops import inline_all, launch_alone
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="other")
 def fallback(request: Request) -> Scheduled | None:
     """Accepts everything: a launch for each block, with results between launches in the workspace.
 

@@ -101,6 +101,7 @@ class Fakes:
     """What the command line asked of the fakes, and an error for them to raise."""
 
     options: list[CompileOptions] = field(default_factory=list)
+    bound_seconds: list[float | None] = field(default_factory=list)
     emulated_bytes: list[int] = field(default_factory=list)
     choices: list[dict[str, int | None]] = field(default_factory=list)
     """What sessions were loaded with."""
@@ -126,8 +127,16 @@ class Fakes:
             measured_us=_measured_us(options),
         )
 
-    def plan_model(self, source: Path, options: CompileOptions, progress: Progress | None = None) -> Any:
+    def plan_model(
+        self,
+        source: Path,
+        options: CompileOptions,
+        progress: Progress | None = None,
+        *,
+        bound_seconds: float | None = None,
+    ) -> Any:
         self.options.append(options)
+        self.bound_seconds.append(bound_seconds)
         if self.error is not None:
             raise self.error
         return _Record(

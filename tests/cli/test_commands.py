@@ -13,6 +13,13 @@ from hybridc.options import Budget
 MIB = 1024**2
 
 
+def test_fast_algorithms_can_be_turned_off(cli: Any, fakes: Any, model: Path) -> None:
+    for words in ((), ("--no-fast-algorithms",), ("--no-winograd",)):  # the last is the old name
+        assert cli("plan", model, *words).code == 0
+    assert [options.fast_algorithms for options in fakes.options] == [True, False, False]
+    assert "--no-winograd" not in cli("plan", "-h").out
+
+
 def test_compile_passes_its_options_on(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
     words = "--target cuda:sm_90+avx2 --gpu-memory 50% --threads 2 --shape x=1x3 --shape y:0=2 --dim N=4"
     outcome = cli(
@@ -165,6 +172,41 @@ def test_plan_json(cli: Any, fakes: Any, model: Path) -> None:
     assert [row["target"] for row in data["copies"]] == ["gpu", "cpu"]
 
 
+def test_plan_for_several_budgets(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
+    words = ("plan", model, "--target", "cuda+avx2", "--gpu-memory", "50%,25%")
+    out = cli(*words).out
+    assert out.index("budget 2.00 MiB\n") < out.index("budget 4.00 MiB\n")
+    data = cli(*words, "--json").json()
+    assert [plan["budget_bytes"] for plan in data["plans"]] == [2 * MIB, 4 * MIB]
+    assert data["budget_bytes"] == 4 * MIB, "the figures beside them are those of the largest"
+    refused = cli(*words, "--html", tmp_path / "p.html")
+    assert refused.code == 2 and "give one budget" in refused.err
+    assert list(tmp_path.glob("*.html")) == []
+
+
+def test_plans_of_an_artifact_for_several_budgets(cli: Any, fakes: Any, artifact: Path) -> None:
+    fakes.artifact_budgets = (MIB, 2 * MIB, 3 * MIB)
+    data = cli("plan", artifact, "--gpu-memory", "3.5MiB,1MiB", "--json").json()
+    assert [plan["budget_bytes"] for plan in data["plans"]] == [MIB, 3 * MIB]
+
+
+def test_plan_spends_effort_on_bounds_where_it_is_asked_to(cli: Any, fakes: Any, model: Path) -> None:
+    words = ("plan", model, "--target", "cuda+avx2")
+    assert cli(*words).code == cli(*words, "--bound-seconds", "2.5").code == 0
+    assert fakes.bound_seconds == [None, 2.5]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "long"])
+def test_plan_refuses_an_impossible_effort(cli: Any, fakes: Any, model: Path, seconds: str) -> None:
+    outcome = cli("plan", model, "--target", "cuda+avx2", f"--bound-seconds={seconds}")
+    assert outcome.code == 2 and "error[HC518]" in outcome.err
+
+
+def test_plan_of_an_artifact_has_the_bound_it_was_stored_with(cli: Any, fakes: Any, artifact: Path) -> None:
+    outcome = cli("plan", artifact, "--bound-seconds", "1")
+    assert outcome.code == 2 and "error[HC516]" in outcome.err
+
+
 def test_plan_of_an_artifact(cli: Any, fakes: Any, artifact: Path) -> None:
     outcome = cli("plan", artifact, "--json")
     assert outcome.json()["budget_bytes"] == MIB
@@ -184,6 +226,12 @@ def test_plan_of_an_artifact_is_one_of_those_it_has(cli: Any, fakes: Any, artifa
 def test_plan_of_an_artifact_takes_no_options_of_planning(cli: Any, fakes: Any, artifact: Path) -> None:
     outcome = cli("plan", artifact, "--dim", "N=1")
     assert outcome.code == 2 and "plans are fixed" in outcome.err
+
+
+@pytest.mark.parametrize("words", ["--plan-seconds 10", "--bf16-error 0.5", "--target native", "--threads 2"])
+def test_plan_of_an_artifact_ignores_no_option(cli: Any, fakes: Any, artifact: Path, words: str) -> None:
+    outcome = cli("plan", artifact, *words.split())
+    assert outcome.code == 2 and "error[HC516]" in outcome.err
 
 
 def test_run_reads_and_writes_arrays(cli: Any, fakes: Any, artifact: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from hybridc.cli.child import ChildError, Ran, run_artifact
 from hybridc.cli.compare import _default_tolerance
-from hybridc.cli.reference import deviation
+from hybridc.cli.support.child import ChildError, Ran, run_artifact
+from hybridc.cli.support.reference import deviation
 from hybridc.errors import UsageError
 
 MIB = 1024**2
@@ -48,7 +48,7 @@ def ran(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         result = np.maximum(feeds["in=x"], 0) + np.float32(behaviour["error"])
         return Ran({"../y/0": result}, 0.25, behaviour["allocated"])
 
-    monkeypatch.setattr("hybridc.cli.child.run_artifact", pretend)
+    monkeypatch.setattr("hybridc.cli.support.child.run_artifact", pretend)
     return behaviour
 
 
@@ -111,7 +111,7 @@ def test_compare_names_the_budget_at_which_a_run_failed(
     def fail(*_: Any) -> Ran:
         raise ChildError("error[HC407]: the device failed", 5)
 
-    monkeypatch.setattr("hybridc.cli.child.run_artifact", fail)
+    monkeypatch.setattr("hybridc.cli.support.child.run_artifact", fail)
     outcome = cli("compare", relu, *OPTIONS, "--gpu-memory", "2MiB")
     assert outcome.code == 5
     assert outcome.err == "error[HC407]: the device failed\n  = note: in the run at a budget of 2.00 MiB\n"

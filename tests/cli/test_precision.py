@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hybridc.cli.compile import precision_summary
 from hybridc.cli.main import main
+from hybridc.cli.support.summary import precision_summary
 from hybridc.ir.graph import Graph, Kernel, graph_from_json, graph_to_json
 
 

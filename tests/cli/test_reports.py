@@ -106,6 +106,11 @@ def test_sweep_in_bytes(cli: Any, fakes: Any, model: Path) -> None:
     assert [budget.size_bytes for budget in fakes.options[0].gpu_memory] == [MIB, 2 * MIB, 3 * MIB]
 
 
+def test_sweep_of_a_list_of_budgets(cli: Any, fakes: Any, model: Path) -> None:
+    assert cli("sweep", model, "--target", "cuda+avx2", "--gpu-memory", "25%,3MiB").code == 0
+    assert fakes.options[0].gpu_memory == (Budget(percent=25.0), Budget(size_bytes=3 * MIB))
+
+
 def test_sweep_of_one_point_takes_the_largest_budget(cli: Any, fakes: Any, model: Path) -> None:
     assert cli("sweep", model, "--target", "cuda+avx2", "--points", "1").code == 0
     assert fakes.options[0].gpu_memory == (Budget(percent=100.0),)
@@ -126,6 +131,8 @@ def test_sweep_writes_a_picture_or_numbers(cli: Any, fakes: Any, model: Path, tm
         (["--gpu-memory", "50%..1GiB"], "HC510"),
         (["--gpu-memory", "2GiB..1GiB"], "HC510"),
         (["--gpu-memory", "1..2"], "HC510"),
+        (["--gpu-memory", "25%,"], "HC510"),
+        (["--gpu-memory", "25%,50%", "--points", "3"], "HC500"),
         (["--points", "0"], "HC513"),
         (["-o", "curve.png"], "HC537"),
         (["--target", "avx2"], "HC515"),

@@ -16,7 +16,8 @@ from hybridc.options import CompileOptions, parse_budget
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
 from tests.support.light_models import light_model

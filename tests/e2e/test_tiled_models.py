@@ -20,8 +20,9 @@ from hybridc.models import build
 from hybridc.options import CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
-from hybridc.passes.planner.emit.materialize import realise
+from hybridc.passes.planner.emit.materialize import materialize
 from hybridc.passes.planner.make_plans import assemble
+from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.search.policies import kernels_that_fit, with_gpu_kernels
 from hybridc.progress import Silent
@@ -46,7 +47,9 @@ def device() -> Iterator[None]:
 def most_on_gpu(budget_bytes: int, graph: Graph, machine: Machine) -> Plan:
     """On the GPU whatever fits the budget by itself; nothing stays there that is not at work."""
     problem = problem_of(graph, machine, budget_bytes * 7 // 8)  # packing may leave holes
-    draft = realise(graph, machine, problem, with_gpu_kernels(problem, kernels_that_fit(problem)))
+    draft = materialize(
+        PlanningContext(graph, machine), problem, with_gpu_kernels(problem, kernels_that_fit(problem))
+    )
     return assemble(graph, machine, budget_bytes, draft.steps, draft.buffers, draft.arenas)
 
 

@@ -6,12 +6,13 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.ir import Device, Graph, Role
-from hybridc.ir.graph import OTHER_FAMILY
+from hybridc.ir.graph import FAMILIES, OTHER_FAMILY
 from hybridc.ir.plan import align
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.read_graph import family_of, read_graph
-from hybridc.schedules.rule import Scheduled
-from hybridc.schedules.select import rules
+from hybridc.passes.read_graph import read_graph
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
+from hybridc.schedules.select import rules, schedule
+from hybridc.targets import parse_target
 from tests.support.programs import drawn, program_of
 
 
@@ -162,18 +163,42 @@ def test_a_kernel_is_of_the_family_of_its_cpu_rule():
     by = {
         "conv2d_add": ("winograd", "conv2d"),
         "matmul": (None, "matmul"),
-        "softmax": ("softmax", "fallback"),
+        "softmax": ("reduction", OTHER_FAMILY),
     }
     scheduled = {
-        (name, device): Scheduled(functions[name], rule)
+        (name, device): Scheduled(functions[name], "as it is", family=family)
         for name, pair in by.items()
-        for device, rule in zip((Device.CPU, Device.GPU), pair, strict=True)
-        if rule is not None
+        for device, family in zip((Device.CPU, Device.GPU), pair, strict=True)
+        if family is not None
     }
     graph = read_graph(program, scheduled)
     assert [k.family for k in graph.kernels] == ["winograd", "matmul", "reduction"]
 
 
-@pytest.mark.parametrize("rule", [r.__name__ for device in Device for r in rules(device)])
+@pytest.mark.parametrize("rule", [r for device in Device for r in rules(device)], ids=lambda r: r.__name__)
 def test_every_rule_but_the_fallback_is_of_a_family(rule):
-    assert (family_of(rule) == OTHER_FAMILY) == (rule == "fallback")
+    assert rule.family in FAMILIES
+    assert (rule.family == OTHER_FAMILY) == (rule.__name__ == "fallback")
+
+
+def test_a_function_is_of_the_family_that_its_rule_declares(monkeypatch):
+    @schedule_rule(family="pooling")
+    def anything(request):
+        return Scheduled(request.function, "anything")
+
+    monkeypatch.setattr("hybridc.schedules.cpu.RULES", (anything,))
+    function = next(f for f in fuse(program_of(Moves)).functions.values())
+    scheduled = schedule(Request(function, frozenset(), parse_target("avx2")), Device.CPU)
+    assert scheduled is not None and scheduled.family == "pooling"
+
+
+def test_a_rule_without_a_family_is_an_error(monkeypatch):
+    def undeclared(request):
+        return Scheduled(request.function, "undeclared")
+
+    monkeypatch.setattr("hybridc.schedules.cpu.RULES", (undeclared,))
+    function = next(f for f in fuse(program_of(Moves)).functions.values())
+    with pytest.raises(AttributeError, match="family"):
+        schedule(Request(function, frozenset(), parse_target("avx2")), Device.CPU)
+    with pytest.raises(ValueError, match="unknown family 'convolutions'"):
+        schedule_rule(family="convolutions")

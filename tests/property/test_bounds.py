@@ -105,10 +105,10 @@ def test_exact_plan_is_right_and_between_bound_and_decisions(data: st.DataObject
     if found is None:
         return
     assert found.is_optimal
-    assert violations(found.problem, found.outcome) == []
-    assert found.bound_us <= found.outcome.makespan_us <= found.bound_us * (1 + 1e-3) + 1e-3
-    assert time_bound(problem).bound_us <= found.outcome.makespan_us * ROUNDING
-    assert chain_time_bound_us(problem, divisions=1, points=60) <= found.outcome.makespan_us * ROUNDING
+    assert violations(found.problem, found.run) == []
+    assert found.bound_us <= found.run.makespan_us <= found.bound_us * (1 + 1e-3) + 1e-3
+    assert time_bound(problem).bound_us <= found.run.makespan_us * ROUNDING
+    assert chain_time_bound_us(problem, divisions=1, points=60) <= found.run.makespan_us * ROUNDING
     best_us = min(
         (simulate(problem, data.draw(decisions(problem))).makespan_us for _ in range(20)), default=math.inf
     )

@@ -15,19 +15,19 @@ from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
-from hybridc.passes.planner.emit.slack import fetch_late, hold_less
+from hybridc.passes.planner.emit.slack import reduce_peak, schedule_fetches_late
 from hybridc.passes.planner.make_plans import assemble
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
-from hybridc.passes.planner.model.simulate import Outcome, simulate
+from hybridc.passes.planner.model.simulate import SimulatedRun, simulate
 from tests.support.graphs import graphs, machines
 from tests.support.simulator import run_adversarially
 
 BOTH = (Device.GPU, Device.CPU)
 
 
-def simulated(graph: Graph, machine: Machine, random: Random) -> tuple[Problem, Outcome]:
+def simulated(graph: Graph, machine: Machine, random: Random) -> tuple[Problem, SimulatedRun]:
     """A run with random decisions, in no more memory than they need, or a little more."""
     problem = problem_of(graph, machine, 1 << 60)
     likely = random.random()
@@ -66,7 +66,7 @@ def test_fewer_bytes_at_once_make_no_right_plan_slower_or_larger(
     steps = insert_copies(graph, problem, outcome)
     spans = random.choice([None, [(event.start_us, event.end_us) for event in outcome.events]])
     plan = assemble(graph, machine, None, *reuse_buffers(graph, steps, BOTH, spans))
-    listed, later = hold_less(graph, steps, plan.step_us, plan.steps, BOTH)
+    listed, later = reduce_peak(graph, steps, plan.step_us, plan.steps, BOTH)
     again = assemble(graph, machine, None, *reuse_buffers(graph, listed, BOTH, later))
     verify(graph, again)
     run_adversarially(graph, again, random_orders=2)
@@ -86,9 +86,9 @@ def test_later_copies_to_the_gpu_delay_nothing(graph: Graph, machine: Machine, r
     problem, outcome = simulated(graph, machine, random)
     steps = insert_copies(graph, problem, outcome)
     plan = assemble(graph, machine, None, *reuse_buffers(graph, steps, BOTH))
-    listed, spans = hold_less(graph, steps, plan.step_us, plan.steps, BOTH)
+    listed, spans = reduce_peak(graph, steps, plan.step_us, plan.steps, BOTH)
     step_us = step_times_us(graph, listed, machine)
-    late, later = fetch_late(graph, listed, step_us, spans, BOTH)
+    late, later = schedule_fetches_late(graph, listed, step_us, spans, BOTH)
     again = assemble(graph, machine, None, *reuse_buffers(graph, late, BOTH, later))
     verify(graph, again)
     run_adversarially(graph, again, random_orders=2)

@@ -21,13 +21,13 @@ from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.bounds.exact import has_solver, solve_exactly
 from hybridc.passes.planner.make_plans import assemble, make_plan
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.pins import resolve_pins
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.model.rematerialize import without_repeats
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.search.budget_grid import rungs_of
+from hybridc.passes.planner.search.budget_grid import grid_points
 from hybridc.passes.planner.search.partition import (
-    Effort,
     all_gpu_peak_bytes,
     partition,
     smallest_budget_bytes,
@@ -68,10 +68,12 @@ def test_plan_is_right_within_its_budget_and_no_faster_than_the_bound(
 @given(graphs(), machines(), st.lists(fractions, min_size=4, max_size=8))
 def test_more_memory_never_gives_a_slower_plan(graph: Graph, machine: Machine, shares: list[float]) -> None:
     budgets = sorted(budget_of(graph, machine, share) for share in shares)
-    drafts = [partition(graph, machine, [budget], effort=BRIEF)[0] for budget in budgets]
+    drafts = [partition(PlanningContext(graph, machine, effort=BRIEF), [budget])[0] for budget in budgets]
     times = [draft.makespan_us for draft in drafts]
     assert times == sorted(times, reverse=True)
-    assert [draft.makespan_us for draft in partition(graph, machine, budgets, effort=BRIEF)] == times
+    assert [
+        draft.makespan_us for draft in partition(PlanningContext(graph, machine, effort=BRIEF), budgets)
+    ] == times
 
 
 @settings(quick, max_examples=30)
@@ -135,7 +137,7 @@ def test_pins_are_honoured_or_refused(
 
 
 def assert_as_fast_as_every_baseline(graph: Graph, machine: Machine, budget_bytes: int) -> None:
-    (draft,) = partition(graph, machine, [budget_bytes], effort=BRIEF)
+    (draft,) = partition(PlanningContext(graph, machine, effort=BRIEF), [budget_bytes])
     problem = replace(without_repeats(draft.problem), budget_bytes=budget_bytes)
     for name, policy in BASELINES.items():
         chosen = policy(problem, lambda decisions: simulate(problem, decisions).makespan_us)
@@ -146,8 +148,8 @@ def assert_as_fast_as_every_baseline(graph: Graph, machine: Machine, budget_byte
 @given(graphs(), machines())
 def test_no_baseline_is_faster_at_the_budgets_that_are_searched(graph: Graph, machine: Machine) -> None:
     least_bytes = smallest_budget_bytes(graph, machine)
-    problem = without_repeats(partition(graph, machine, [1 << 40], effort=BRIEF)[0].problem)
-    for budget_bytes, is_thorough in rungs_of(problem, least_bytes):
+    problem = without_repeats(partition(PlanningContext(graph, machine, effort=BRIEF), [1 << 40])[0].problem)
+    for budget_bytes, is_thorough in grid_points(problem, least_bytes):
         if is_thorough:
             assert_as_fast_as_every_baseline(graph, machine, budget_bytes)
 
@@ -164,7 +166,7 @@ def test_no_baseline_is_faster_on_networks(network: str, share: float) -> None:
 def test_plan_of_a_network_is_right(network: str, share: float) -> None:
     graph = NETWORKS[network]()
     budget_bytes = int(share * all_gpu_peak_bytes(graph, machine()))
-    (draft,) = partition(graph, machine(), [budget_bytes], effort=Effort(0.5))
+    (draft,) = partition(PlanningContext(graph, machine(), effort=Effort(0.5)), [budget_bytes])
     plan = assemble(graph, machine(), budget_bytes, draft.steps, draft.buffers, draft.arenas)
     verify(graph, plan)
     assert draft.bound_us <= plan.makespan_us
@@ -199,7 +201,7 @@ def test_plan_of_a_small_graph_is_optimal(seed: int, share: float) -> None:
     assert plan.budget_bytes is not None
     best = solve_exactly(problem_of(graph, machine(), plan.budget_bytes), effort=6)  # asked afresh
     assert best is not None and best.is_optimal
-    assert plan.makespan_us <= best.outcome.makespan_us * SOLVER_ROUNDING
+    assert plan.makespan_us <= best.run.makespan_us * SOLVER_ROUNDING
 
 
 @needs_solver

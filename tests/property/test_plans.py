@@ -16,7 +16,8 @@ from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
 from hybridc.passes.planner.make_plans import assemble, make_plan
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import graphs, machine, machines
 from tests.support.mutations import MUTATIONS, Mutation, without_wait
 from tests.support.placements import steps_of

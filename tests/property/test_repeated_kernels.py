@@ -14,11 +14,17 @@ from hybridc.machine import Machine
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
 from hybridc.passes.planner.make_plans import assemble, make_plan
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
-from hybridc.passes.planner.model.rematerialize import drop, lift, standing, with_repeats
+from hybridc.passes.planner.model.rematerialize import (
+    expand,
+    with_recompute_slots,
+    with_repeats,
+    without_recompute_slots,
+)
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from hybridc.passes.planner.search.search import search
 from tests.support.graphs import graphs, machine, machines
 from tests.support.planner_graphs import NetworkBuilder
@@ -37,7 +43,7 @@ def with_random_repeats(once: Problem, random: Random) -> Problem:
         able = [k for k in makers if len(once.outputs[k]) == 1 and once.gpu_us[k] < float("inf")]
         stands += [(k, True) for k in able if random.random() < 0.5]
         stands.append((use, False))
-    return standing(once, stands)
+    return expand(once, stands)
 
 
 @drawn
@@ -66,12 +72,12 @@ def test_any_feasible_decisions_become_a_right_plan(graph: Graph, machine: Machi
 @given(st.data())
 def test_a_problem_with_repeats_that_do_not_run_is_the_one_without(data: st.DataObject) -> None:
     problem = data.draw(problems_with_repeats())
-    once = standing(problem, [(k, False) for k in range(problem.kernel_count) if k not in problem.repeats])
+    once = expand(problem, [(k, False) for k in range(problem.kernel_count) if k not in problem.repeats])
     chosen = data.draw(decisions(once))
-    lifted = lift(problem, once, chosen)
+    lifted = with_recompute_slots(problem, once, chosen)
     assert all(lifted.on_cpu[repeat] for repeat in problem.repeats)
     assert simulate(problem, lifted).makespan_us == simulate(once, chosen).makespan_us
-    assert simulate(once, drop(problem, once, lifted)) == simulate(once, chosen)
+    assert simulate(once, without_recompute_slots(problem, once, lifted)) == simulate(once, chosen)
 
 
 @settings(drawn, max_examples=25)

@@ -14,10 +14,10 @@ from tvm import relax
 
 from hybridc.frontend import read_model
 from hybridc.passes.canonicalize.canonicalize import canonicalize
-from hybridc.passes.fuse.working_set import largest_working_set_bytes
 from hybridc.passes.program.program import Program, tensor_shape
 from hybridc.passes.tiling.slice_rules import Part, operation_of, share_of
 from hybridc.passes.tiling.tile import tile
+from hybridc.passes.tiling.working_set import largest_working_set_bytes
 from tests.support.light_models import random_feeds
 from tests.support.programs import drawn, run_llvm
 from tests.support.random_graphs import graphs

@@ -10,7 +10,8 @@ import pytest
 from hybridc.errors import UsageError
 from hybridc.ir import Device, Graph, Plan, Run
 from hybridc.passes.planner.make_plans import make_plan
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.report.explain import Explanation, explain, explanation_to_json, find_kernels
 from hybridc.report.explain_text import render_explanation
 from tests.report.test_plan_report import handmade_graph, handmade_plan, laptop

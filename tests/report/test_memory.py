@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hybridc.ir import Buffer, BufferKind, Device, Plan, Run
 from hybridc.passes.planner.make_plans import make_plan
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.report.memory import ByteClass, ByteRow, byte_rows
 from tests.support.graphs import chain, machine
 

@@ -26,7 +26,8 @@ from hybridc.ir import (
 )
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.make_plans import make_plan
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.report import report_plan
 from hybridc.report.lanes import spans_of
 from hybridc.report.page import render_page

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from hybridc.errors import DeviceError
-from hybridc.runtime.tiles import request_tiles
+from hybridc.runtime.tiles import enable_amx
 from hybridc.targets import ISAS
 
 
@@ -19,13 +19,13 @@ def test_permission_is_asked_for_code_with_tiles_alone() -> None:
         return 0
 
     for name in ("avx2", "avx512_bf16", "amx_emulated"):
-        request_tiles(ISAS[name].cpu_flags, ask)
+        enable_amx(ISAS[name].cpu_flags, ask)
     assert not asked
-    request_tiles(ISAS["amx"].cpu_flags, ask)
+    enable_amx(ISAS["amx"].cpu_flags, ask)
     assert asked
 
 
 def test_refusal_says_what_to_do() -> None:
     with pytest.raises(DeviceError, match="does not let this process use AMX") as refusal:
-        request_tiles(ISAS["amx"].cpu_flags, lambda: errno.EPERM)
+        enable_amx(ISAS["amx"].cpu_flags, lambda: errno.EPERM)
     assert refusal.value.code == "HC410" and "avx512_bf16" in refusal.value.remedy

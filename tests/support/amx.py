@@ -13,7 +13,7 @@ import pytest
 from hybridc.artifact import load
 from hybridc.native import build_library
 from hybridc.runtime import program
-from hybridc.runtime.tiles import request_tiles
+from hybridc.runtime.tiles import enable_amx
 from hybridc.targets import ISAS, Isa, cpu_flags, missing_flags
 
 _SOURCE = Path(__file__).with_name("amx_trap.cpp")
@@ -31,13 +31,13 @@ def executing(name: str) -> Iterator[Isa]:
     if missing - _tile_flags():
         pytest.skip(f"this processor lacks {', '.join(sorted(missing - _tile_flags()))}")
     if not missing:
-        request_tiles(isa.cpu_flags)
+        enable_amx(isa.cpu_flags)
         yield isa
         return
     trap = _library()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "cpu_flags", lambda: cpu_flags() | _tile_flags())
-        patch.setattr(program, "request_tiles", lambda flags: None)
+        patch.setattr(program, "enable_amx", lambda flags: None)
         assert trap.amx_trap_install() == 0
         open_before = trap.amx_trap_configurations() - trap.amx_trap_releases()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from hybridc.passes.planner.emit.offsets import Block
+from hybridc.passes.planner.emit.offsets import MemoryBlock
 
 FOLDER = Path(__file__).parent.parent / "data" / "minimalloc"
 
@@ -22,7 +22,9 @@ def capacity_bytes(path: Path) -> int:
     return int(capacity)
 
 
-def read_blocks(path: Path) -> list[Block]:
+def read_blocks(path: Path) -> list[MemoryBlock]:
     """Columns id, lower, upper, size: live from step `lower` on, no longer at step `upper`."""
     with path.open(newline="") as file:
-        return [Block(int(r["size"]), int(r["lower"]), int(r["upper"]) - 1) for r in csv.DictReader(file)]
+        return [
+            MemoryBlock(int(r["size"]), int(r["lower"]), int(r["upper"]) - 1) for r in csv.DictReader(file)
+        ]

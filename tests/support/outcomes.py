@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
-from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
+from hybridc.passes.planner.model.simulate import Event, EventKind, SimulatedRun
 
 RUN_GPU, RUN_CPU, FETCH, OFFLOAD = EventKind
 
 
-def violations(problem: Problem, outcome: Outcome) -> list[str]:
+def violations(problem: Problem, outcome: SimulatedRun) -> list[str]:
     """Empty if every kernel runs once, no lane does two things at once, everything finds what it reads, and
     at no time the GPU holds more than the budget."""
     events = outcome.events

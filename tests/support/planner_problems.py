@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.model.rematerialize import standing
+from hybridc.passes.planner.model.rematerialize import expand
 
 
 @dataclass
@@ -150,7 +150,7 @@ def problems_with_repeats(draw: st.DrawFn) -> Problem:
         able = [k for k in makers if not math.isinf(once.gpu_us[k])]
         stands += [(k, True) for k in able if draw(st.booleans())]
         stands.append((use, False))
-    return standing(once, stands)
+    return expand(once, stands)
 
 
 @st.composite

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from hybridc.ir import Copy, Device, Graph, Kernel, Role, Run, Step
-from hybridc.passes.planner.emit.waits import set_waits
+from hybridc.passes.planner.emit.waits import reduce_waits
 
 GPU, CPU = Device.GPU, Device.CPU
 
@@ -20,7 +20,7 @@ def random_steps(graph: Graph, random: Random) -> tuple[Step, ...]:
     for name in dict.fromkeys(graph.outputs):
         if graph.tensor[name].role is not Role.WEIGHT:
             walk.obtain(name, CPU)
-    return set_waits(walk.steps, walk.needs)
+    return reduce_waits(walk.steps, walk.needs)
 
 
 class _Walk:

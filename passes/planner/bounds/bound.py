@@ -12,7 +12,7 @@ from hybridc.passes.planner.bounds.relaxation import relax
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
 
-MOST_RELAXED = 4000
+MOST_RELAXED_KERNELS = 4000
 """Kernels up to which the linear programme is solved: of more it takes minutes."""
 
 
@@ -41,13 +41,13 @@ def time_bound(
 
     With `recompute` also of plans in which kernels run again, after their first run has ended; with `again`
     of those in which these kernels run again on the GPU. `nodes` > 0 spends a branch and bound over that
-    many nodes on tightening it. Of more than `MOST_RELAXED` kernels the simple bound alone is given, without
-    a plan. Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
+    many nodes on tightening it. Of more than `MOST_RELAXED_KERNELS` kernels the simple bound alone is given,
+    without a plan. Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
     """
     if not can_be_planned(problem):
         return Relaxation(math.inf, (), ())
     simple_us = simple_time_bound_us(problem)
-    if problem.kernel_count > MOST_RELAXED:
+    if problem.kernel_count > MOST_RELAXED_KERNELS:
         return Relaxation(simple_us, (), ())
     if simple_us == 0:
         return Relaxation(0.0, (1.0,) * problem.kernel_count, (1.0,) * len(problem.gaps))

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from hybridc.passes.planner.bounds.retime import Schedule, Stay, decisions_of, outcome_of
+from hybridc.passes.planner.bounds.retime import GpuInterval, TickSchedule, decisions_of, run_of
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.model.simulate import Outcome
+from hybridc.passes.planner.model.simulate import SimulatedRun
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
 
 LARGEST_KERNEL_COUNT = 14
@@ -32,7 +32,7 @@ _PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactSolution:
     """The best plan, or the best one found within the effort."""
 
     problem: Problem
@@ -40,7 +40,7 @@ class Exact:
     order: tuple[int, ...]
     """The kernels' positions in the problem that was given."""
     decisions: Decisions
-    outcome: Outcome
+    run: SimulatedRun
     """What happens when: not what `simulate` makes of the decisions, which may fetch in another order."""
     bound_us: float
     """No plan is faster."""
@@ -59,7 +59,7 @@ def solve_exactly(
     effort: float = 2.0,
     least_us: float = 0.0,
     known_us: float = math.inf,
-) -> Exact | None:
+) -> ExactSolution | None:
     """The fastest plan; None without OR-tools, if no plan fits the budget, or if none was found in time.
 
     With `keep_order` each device runs its kernels in the problem's order. `effort` is in CP-SAT's unit of
@@ -168,25 +168,25 @@ def reordered(problem: Problem, order: Sequence[int]) -> Problem:
     )
 
 
-def _timed(problem: Problem, schedule: dict[str, Any], bound_us: float, is_optimal: bool) -> Exact:
+def _timed(problem: Problem, schedule: dict[str, Any], bound_us: float, is_optimal: bool) -> ExactSolution:
     """Kernels in order of their start, and everything at the earliest real time."""
     starts = schedule["start"]
     order = tuple(sorted(range(problem.kernel_count), key=lambda k: (starts[k], k)))
     place = {k: position for position, k in enumerate(order)}
-    plan = Schedule(
+    plan = TickSchedule(
         problem=reordered(problem, order),
         on_gpu=tuple(schedule["on_gpu"][k] for k in order),
         start=tuple(starts[k] for k in order),
         end=tuple(schedule["end"][k] for k in order),
         offload_start=dict(schedule["offloads"]),
         offload_ticks=tuple(schedule["down"]),
-        stays=tuple(
-            Stay(stay["tensor"], stay["fetched"], tuple(sorted(place[j] for j in stay["uses"])))
-            for stay in schedule["stays"]
+        intervals=tuple(
+            GpuInterval(i["tensor"], i["fetched"], tuple(sorted(place[j] for j in i["uses"])))
+            for i in schedule["intervals"]
         ),
         pinned=frozenset(schedule["pinned"]),
         taken={(place[k], source): output for k, output, source in schedule["overwritten"]},
     )
-    outcome = outcome_of(plan)
-    bound_us = min(bound_us, outcome.makespan_us)
-    return Exact(plan.problem, order, decisions_of(plan), outcome, bound_us, is_optimal)
+    run = run_of(plan)
+    bound_us = min(bound_us, run.makespan_us)
+    return ExactSolution(plan.problem, order, decisions_of(plan), run, bound_us, is_optimal)

@@ -4,9 +4,10 @@ A process of its own because OR-tools and HiGHS's Python package cannot be loade
 what goes in and out; times are whole numbers of its unit of time.
 
 The model: each kernel is an interval on one of two lanes, each copy an optional interval on one of two. A
-tensor's stay on the GPU begins with its making or with a fetch for its first use in this stay; every use
-on the GPU belongs to one stay, or the tensor is a pinned weight. Stays and workspaces are intervals that
-share the budget: a cumulative constraint. No order of kernels is part of the model unless it is asked for.
+tensor's live range on the GPU begins with its making or with a fetch for its first use in it; every use
+on the GPU belongs to one of its live ranges, or the tensor is a pinned weight. Live ranges and workspaces
+are intervals that share the budget: a cumulative constraint. No order of kernels is part of the model
+unless it is asked for.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ class _Model:
         self.offloads: dict[int, tuple[cp_model.IntVar, cp_model.IntVar, cp_model.IntVar]] = {}
         self.made_until: dict[int, cp_model.IntVar] = {}
         self.made_from: dict[int, cp_model.IntVar] = {}
-        # (t, first use) -> (fetched, start of fetch, end of stay); (t, first use or None, use) -> member
+        # (t, first use) -> (fetched, start of fetch, end of the live range)
         self.fetches: dict[tuple[int, int], tuple[cp_model.IntVar, cp_model.IntVar, cp_model.IntVar]] = {}
+        # (t, first use of the live range or None if made there, use) -> whether the use is in it
         self.member: dict[tuple[int, int | None, int], cp_model.IntVar] = {}
-        self.stays: dict[int, list[cp_model.IntervalVar]] = {}
+        self.live_ranges: dict[int, list[cp_model.IntervalVar]] = {}
         self.pinned: dict[int, cp_model.IntVar] = {}
         self.taken: dict[tuple[int, int, int], cp_model.IntVar] = {}
         self.kernels()
@@ -123,7 +125,7 @@ class _Model:
         return self.cp.new_optional_interval_var(start, self.time(), end, present, "")
 
     def tensor(self, t: int) -> None:
-        """Stays of a tensor, its copies, and where each use finds it."""
+        """Live ranges of a tensor, its copies, and where each use finds it."""
         cp, request, uses = self.cp, self.request, self.uses[t]
         if t in self.producer:
             self.made(t)
@@ -137,7 +139,7 @@ class _Model:
                 if first != j and not (request["keep_order"] and first > j):
                     homes.append(self.goes_on(t, first, j))
             if t in self.producer:
-                homes.append(self.stays_since_made(t, j))
+                homes.append(self.kept_since_made(t, j))
             if t in self.pinned:
                 homes.append(self.pinned[t])
                 cp.add(sum(homes[:-1]) <= self.on_gpu[j])
@@ -147,12 +149,12 @@ class _Model:
                 cp.add(sum(homes) == self.on_gpu[j])
 
     def made(self, t: int) -> None:
-        """The stay since its making, and the copy to the host that holds it."""
+        """The live range since its making, and the copy to the host that holds it."""
         cp, p = self.cp, self.producer[t]
         on_gpu, until, since = self.on_gpu[p], self.time(), self.time()
         self.made_until[t], self.made_from[t] = until, since
         cp.add(until >= self.end[p])
-        self.stays.setdefault(t, []).append(self.hold(since, until, on_gpu, self.request["size"][t]))
+        self.live_ranges.setdefault(t, []).append(self.hold(since, until, on_gpu, self.request["size"][t]))
         copied, start, end = cp.new_bool_var(""), self.time(), self.time()
         self.offloads[t] = copied, start, end
         self.down_lane.append(cp.new_optional_interval_var(start, self.request["down"][t], end, copied, ""))
@@ -168,7 +170,7 @@ class _Model:
             cp.add(self.start[j] >= end).only_enforce_if(copied, on_cpu)
 
     def fetch(self, t: int, j: int) -> None:
-        """A copy to the GPU whose first use is j, and the stay that begins with it."""
+        """A copy to the GPU whose first use is j, and the live range that begins with it."""
         cp, fetched, start, arrived, until = (
             self.cp,
             self.cp.new_bool_var(""),
@@ -178,7 +180,7 @@ class _Model:
         )
         self.fetches[t, j] = fetched, start, until
         self.up_lane.append(cp.new_optional_interval_var(start, self.request["up"][t], arrived, fetched, ""))
-        self.stays.setdefault(t, []).append(self.hold(start, until, fetched, self.request["size"][t]))
+        self.live_ranges.setdefault(t, []).append(self.hold(start, until, fetched, self.request["size"][t]))
         cp.add(self.start[j] >= arrived).only_enforce_if(fetched)
         cp.add(until >= self.end[j]).only_enforce_if(fetched)
         if t in self.producer:
@@ -188,7 +190,7 @@ class _Model:
             cp.add(start >= self.end[p]).only_enforce_if(fetched)
 
     def goes_on(self, t: int, first: int, j: int) -> cp_model.IntVar:
-        """Use j is a later one of the stay that was fetched for `first`."""
+        """Use j is a later one of the live range that was fetched for `first`."""
         member = self.member[t, first, j] = self.cp.new_bool_var("")
         fetched, _, until = self.fetches[t, first]
         self.cp.add_implication(member, fetched)
@@ -196,14 +198,14 @@ class _Model:
         self.cp.add(self.start[j] >= self.end[first]).only_enforce_if(member)
         return member
 
-    def stays_since_made(self, t: int, j: int) -> cp_model.IntVar:
+    def kept_since_made(self, t: int, j: int) -> cp_model.IntVar:
         member = self.member[t, None, j] = self.cp.new_bool_var("")
         self.cp.add_implication(member, self.on_gpu[self.producer[t]])
         self.cp.add(self.made_until[t] >= self.end[j]).only_enforce_if(member)
         return member
 
     def overwriting(self, k: int) -> None:
-        """An output may begin its stay at the kernel's end if an input's ends then, which is not copied."""
+        """An output's live range may begin where that of an input ends, if the input is not copied."""
         cp, pairs = self.cp, self.request["may_overwrite"][k]
         for output, source in pairs:
             taken = self.taken[k, output, source] = cp.new_bool_var("")
@@ -231,8 +233,8 @@ class _Model:
         cp, budget = self.cp, self.request["budget"]
         cp.add_no_overlap(self.up_lane)
         cp.add_no_overlap(self.down_lane)
-        for stays in self.stays.values():
-            cp.add_no_overlap(stays)  # a copy to the GPU while the tensor is there can be left out
+        for ranges in self.live_ranges.values():
+            cp.add_no_overlap(ranges)  # a copy to the GPU while the tensor is there can be left out
         always = [(self.request["size"][t], pinned) for t, pinned in self.pinned.items()]
         takers = [(start, on_gpu) for start, on_gpu in zip(self.start, self.on_gpu, strict=True)]
         takers += [(start, fetched) for fetched, start, _ in self.fetches.values()]
@@ -251,15 +253,15 @@ class _Model:
         cp.minimize(self.makespan)
 
     def schedule(self, solver: cp_model.CpSolver) -> dict[str, Any]:
-        """The solution: when what starts, and which uses each stay serves."""
+        """The solution: when what starts, and which uses each live range serves."""
         value = solver.value
         on_gpu = [bool(value(x)) for x in self.on_gpu]
-        stays = [
+        intervals = [
             {"tensor": t, "fetched": None, "uses": self._members(solver, t, None)}
             for t, p in self.producer.items()
             if on_gpu[p]
         ]
-        stays += [
+        intervals += [
             {"tensor": t, "fetched": value(start), "uses": [j, *self._members(solver, t, j)]}
             for (t, j), (fetched, start, _) in self.fetches.items()
             if value(fetched)
@@ -271,7 +273,7 @@ class _Model:
             "offloads": [
                 [t, value(start)] for t, (copied, start, _) in self.offloads.items() if value(copied)
             ],
-            "stays": stays,
+            "intervals": intervals,
             "pinned": [t for t, pinned in self.pinned.items() if value(pinned)],
             "overwritten": [list(key) for key, taken in self.taken.items() if value(taken)],
         }

@@ -2,14 +2,15 @@
 
 A plan is a trace: kernels run in time, each device in the problem's order; a tensor stays on the GPU for
 intervals of time, begun by its making or a copy and ended by its last use or the end of its copy to the
-host; at any time the bytes of stays and workspaces are at most the budget B. A copy to the GPU that starts
-while the tensor is there can be left out and the stay prolonged, so no plan here does that. From any trace
-the variables below get values that satisfy all rows, with T its makespan; so the least T is a bound.
+host; at any time the bytes of live ranges and workspaces are at most the budget B. A copy to the GPU that
+starts while the tensor is there can be left out and the live range prolonged, so no plan here does that.
+From any trace the variables below get values that satisfy all rows, with T its makespan; so the least T is
+a bound.
 
 Variables (k kernel, e gap from event i to event j of a tensor t of size b, p its producer)
   x_k  1 if k runs on the GPU
-  y_e  1 if one stay holds t from the last event on the GPU before j to a use on the GPU at j or later
-  f_e  1 if j is on the GPU, y_e = 0, and the stay at j began with a copy; a_e if with a run of p again
+  y_e  1 if one live range holds t from the last event on the GPU before j to a use on the GPU at j or later
+  f_e  1 if j is on the GPU, y_e = 0, and the live range at j began with a copy; a_e if with a run of p again
   h_t  1 if t is copied to the host
   z_e  1 if h_t and e is the first gap that t is not kept in; one more z if it is kept in all
   E_k  end of k
@@ -29,8 +30,8 @@ Rows, and why every trace satisfies them
              them, which follow one another on one lane, or a second run of a on the other device.
   cuts       E_k >= S_k + duration; S_k >= ends of what makes its inputs; S_(k+1) >= E_k; all work between
              two cuts, of each device, lies between them in time.
-  needs      f_e + a_e + y_e >= x_j by definition. y_e <= x_i + y_(e-1): a stay goes on from a GPU event or
-             from before. Inputs are not there from before; pinned weights are, and stay for good.
+  needs      f_e + a_e + y_e >= x_j by definition. y_e <= x_i + y_(e-1): a live range goes on from a
+             GPU event or from before. Inputs are not there from before; pinned weights are, for good.
              h_t + q_p >= x_p - x_j, >= x_p if the host wants t, >= f_e + x_p - 1: only a copy or a second
              run brings to the host what the GPU made.
   memory     at S_k: x_k (working set - overwritten) + sum of b y_e over gaps around k + V_k + O_k <= B. No
@@ -135,8 +136,8 @@ class _Rows:
         self.early_bytes = [lp.variable(0, sum(self.bytes)) for _ in kernels]
         self.again_early = [lp.variable(0, horizon * bool(gpu_again)) for _ in kernels]
         self.cpu_again = [lp.variable(0, again) for again in on_cpu_again]
-        stays = [sum(len(problem.gaps_of[t]) for t in outputs) for outputs in problem.outputs]
-        self.gpu_again = [lp.variable(0, (stays[k] + 1) * on_gpu_again[k]) for k in kernels]
+        ranges = [sum(len(problem.gaps_of[t]) for t in outputs) for outputs in problem.outputs]
+        self.gpu_again = [lp.variable(0, (ranges[k] + 1) * on_gpu_again[k]) for k in kernels]
         self.y = [
             lp.variable(0, float(gap.start != BEFORE_ALL or problem.is_weight[gap.tensor])) for gap in gaps
         ]
@@ -281,11 +282,11 @@ class _Rows:
             leave[(problem.uses[tensor] or (producer,))[-1] + 1].append((z, size))
 
     def second_runs(self) -> None:
-        """A second run may begin at most one stay of each output."""
+        """A second run may begin at most one live range of each output."""
         for kernel, outputs in enumerate(self.problem.outputs):
-            stays = [(self.again[e], -1.0) for tensor in outputs for e in self.problem.gaps_of[tensor]]
-            if stays:
-                self.lp.at_least([(self.gpu_again[kernel], float(len(outputs))), *stays])
+            ranges = [(self.again[e], -1.0) for tensor in outputs for e in self.problem.gaps_of[tensor]]
+            if ranges:
+                self.lp.at_least([(self.gpu_again[kernel], float(len(outputs))), *ranges])
 
     def memory(self) -> None:
         """What lies in the GPU's memory at each kernel's start."""

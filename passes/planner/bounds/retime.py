@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
-from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
+from hybridc.passes.planner.model.simulate import Event, EventKind, SimulatedRun
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class GpuInterval:
     """A tensor on the GPU, since it was made there or fetched."""
 
     tensor: int
@@ -28,7 +28,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TickSchedule:
     """What happens when, in ticks; every job takes at least one. Kernels in order of their starts."""
 
     problem: Problem
@@ -39,28 +39,28 @@ class Schedule:
     """Tensor -> tick, of those that are copied to the host."""
     offload_ticks: tuple[int, ...]
     """Per tensor."""
-    stays: tuple[Stay, ...]
+    intervals: tuple[GpuInterval, ...]
     pinned: frozenset[int]
     """Weights that are resident."""
     taken: Mapping[tuple[int, int], int]
     """(kernel, input) -> the output that takes its bytes."""
 
 
-def decisions_of(plan: Schedule) -> Decisions:
+def decisions_of(schedule: TickSchedule) -> Decisions:
     """The schedule without its times."""
-    keep = [gap.tensor in plan.pinned for gap in plan.problem.gaps]
-    for stay in plan.stays:
-        events = (*_making(plan, stay), *stay.uses)
-        for index in plan.problem.gaps_of[stay.tensor]:
-            gap = plan.problem.gaps[index]
+    keep = [gap.tensor in schedule.pinned for gap in schedule.problem.gaps]
+    for interval in schedule.intervals:
+        events = (*_making(schedule, interval), *interval.uses)
+        for index in schedule.problem.gaps_of[interval.tensor]:
+            gap = schedule.problem.gaps[index]
             keep[index] |= bool(events) and events[0] <= gap.start and gap.end <= events[-1]
-    return Decisions(tuple(not gpu for gpu in plan.on_gpu), tuple(keep))
+    return Decisions(tuple(not gpu for gpu in schedule.on_gpu), tuple(keep))
 
 
-def outcome_of(plan: Schedule) -> Outcome:
+def run_of(schedule: TickSchedule) -> SimulatedRun:
     """The schedule in real time."""
-    jobs = sorted(_jobs(plan), key=lambda job: job.start)
-    holders = list(_holders(plan))
+    jobs = sorted(_jobs(schedule), key=lambda job: job.start)
+    holders = list(_holders(schedule))
     times: dict[_Key, tuple[float, float]] = {}
     lane_free_us = dict.fromkeys(EventKind, 0.0)
     events: list[Event] = []
@@ -78,11 +78,11 @@ def outcome_of(plan: Schedule) -> Outcome:
         end_us = start_us + job.us
         times[job.key] = start_us, end_us
         lane_free_us[job.key.kind] = end_us
-        gap = plan.problem.gap_at[job.key.use, job.key.index] if job.key.use is not None else None
+        gap = schedule.problem.gap_at[job.key.use, job.key.index] if job.key.use is not None else None
         events.append(Event(job.key.kind, job.key.index, start_us, end_us, gap))
     makespan_us = max((event.end_us for event in events), default=0.0)
     events.sort(key=lambda event: event.start_us)
-    return Outcome(True, makespan_us, _peak_bytes(plan, holders, times), tuple(events))
+    return SimulatedRun(True, makespan_us, _peak_bytes(schedule, holders, times), tuple(events))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Bytes on the GPU: a workspace, or the stays that hand them on by overwriting."""
+    """Bytes on the GPU: a workspace, or the intervals that hand them on by overwriting."""
 
     size_bytes: int
     taker: _Key
@@ -114,83 +114,93 @@ class _Holder:
     """When these have ended the bytes are free."""
 
 
-def _run(plan: Schedule, kernel: int) -> _Key:
-    return _Key(EventKind.RUN_GPU if plan.on_gpu[kernel] else EventKind.RUN_CPU, kernel)
+def _run(schedule: TickSchedule, kernel: int) -> _Key:
+    return _Key(EventKind.RUN_GPU if schedule.on_gpu[kernel] else EventKind.RUN_CPU, kernel)
 
 
-def _making(plan: Schedule, stay: Stay) -> tuple[int, ...]:
-    return (plan.problem.producer[stay.tensor],) if stay.fetched is None else ()
+def _making(schedule: TickSchedule, interval: GpuInterval) -> tuple[int, ...]:
+    return (schedule.problem.producer[interval.tensor],) if interval.fetched is None else ()
 
 
-def _begin(plan: Schedule, stay: Stay) -> _Key:
-    if stay.fetched is None:
-        return _run(plan, plan.problem.producer[stay.tensor])
-    return _Key(EventKind.FETCH, stay.tensor, stay.uses[0])
+def _begin(schedule: TickSchedule, interval: GpuInterval) -> _Key:
+    if interval.fetched is None:
+        return _run(schedule, schedule.problem.producer[interval.tensor])
+    return _Key(EventKind.FETCH, interval.tensor, interval.uses[0])
 
 
-def _on_host(plan: Schedule, tensor: int) -> tuple[_Key, ...]:
+def _on_host(schedule: TickSchedule, tensor: int) -> tuple[_Key, ...]:
     """The job that brings a tensor to the host's memory."""
-    producer = plan.problem.producer[tensor]
+    producer = schedule.problem.producer[tensor]
     if producer == BEFORE_ALL:
         return ()
-    return (_Key(EventKind.OFFLOAD, tensor) if plan.on_gpu[producer] else _run(plan, producer),)
+    return (_Key(EventKind.OFFLOAD, tensor) if schedule.on_gpu[producer] else _run(schedule, producer),)
 
 
-def _jobs(plan: Schedule) -> Iterator[_Job]:
-    problem = plan.problem
+def _jobs(schedule: TickSchedule) -> Iterator[_Job]:
+    problem = schedule.problem
     arrivals: dict[int, list[_Key]] = {}
-    for stay in plan.stays:
-        begin = _begin(plan, stay)
-        for use in stay.uses:
+    for interval in schedule.intervals:
+        begin = _begin(schedule, interval)
+        for use in interval.uses:
             arrivals.setdefault(use, []).append(begin)
-        if stay.fetched is not None:
-            yield _Job(begin, stay.fetched, problem.h2d_us[stay.tensor], _on_host(plan, stay.tensor))
-    for tensor, start in plan.offload_start.items():
-        made = (_run(plan, problem.producer[tensor]),)
+        if interval.fetched is not None:
+            yield _Job(
+                begin, interval.fetched, problem.h2d_us[interval.tensor], _on_host(schedule, interval.tensor)
+            )
+    for tensor, start in schedule.offload_start.items():
+        made = (_run(schedule, problem.producer[tensor]),)
         yield _Job(_Key(EventKind.OFFLOAD, tensor), start, problem.d2h_us[tensor], made)
-    for kernel, on_gpu in enumerate(plan.on_gpu):
+    for kernel, on_gpu in enumerate(schedule.on_gpu):
         if on_gpu:
             us, follows = problem.gpu_us[kernel], tuple(arrivals.get(kernel, ()))
         else:
             us = problem.cpu_us[kernel]
-            follows = tuple(key for tensor in problem.inputs[kernel] for key in _on_host(plan, tensor))
-        yield _Job(_run(plan, kernel), plan.start[kernel], us, follows)
+            follows = tuple(key for tensor in problem.inputs[kernel] for key in _on_host(schedule, tensor))
+        yield _Job(_run(schedule, kernel), schedule.start[kernel], us, follows)
 
 
-def _holders(plan: Schedule) -> Iterator[_Holder]:
-    for kernel, on_gpu in enumerate(plan.on_gpu):
+def _holders(schedule: TickSchedule) -> Iterator[_Holder]:
+    for kernel, on_gpu in enumerate(schedule.on_gpu):
         if on_gpu:
-            key, size_bytes = _run(plan, kernel), plan.problem.workspace_bytes[kernel]
-            yield _Holder(size_bytes, key, plan.start[kernel], plan.end[kernel], (key,))
-    made = {stay.tensor: stay for stay in plan.stays if stay.fetched is None}
-    heirs = {(kernel, source): made[output] for (kernel, source), output in plan.taken.items()}
-    handed_on = {output for output in plan.taken.values()}
-    for stay in plan.stays:
-        if stay.fetched is None and stay.tensor in handed_on:
+            key, size_bytes = _run(schedule, kernel), schedule.problem.workspace_bytes[kernel]
+            yield _Holder(size_bytes, key, schedule.start[kernel], schedule.end[kernel], (key,))
+    made = {interval.tensor: interval for interval in schedule.intervals if interval.fetched is None}
+    heirs = {(kernel, source): made[output] for (kernel, source), output in schedule.taken.items()}
+    handed_on = {output for output in schedule.taken.values()}
+    for interval in schedule.intervals:
+        if interval.fetched is None and interval.tensor in handed_on:
             continue
-        since = plan.start[plan.problem.producer[stay.tensor]] if stay.fetched is None else stay.fetched
-        last = stay
+        since = (
+            schedule.start[schedule.problem.producer[interval.tensor]]
+            if interval.fetched is None
+            else interval.fetched
+        )
+        last = interval
         while last.uses and (last.uses[-1], last.tensor) in heirs:
             last = heirs[last.uses[-1], last.tensor]
-        until, keys = _end(plan, last)
-        yield _Holder(plan.problem.size_bytes[stay.tensor], _begin(plan, stay), since, until, keys)
+        until, keys = _end(schedule, last)
+        yield _Holder(
+            schedule.problem.size_bytes[interval.tensor], _begin(schedule, interval), since, until, keys
+        )
 
 
-def _end(plan: Schedule, stay: Stay) -> tuple[int, tuple[_Key, ...]]:
-    """When a stay is over, and the jobs that it lasts for."""
-    kernels = (*_making(plan, stay), *stay.uses)
-    until, keys = max(plan.end[k] for k in kernels), tuple(_run(plan, k) for k in kernels)
-    if stay.fetched is None and stay.tensor in plan.offload_start:
-        until = max(until, plan.offload_start[stay.tensor] + plan.offload_ticks[stay.tensor])
-        keys = (*keys, _Key(EventKind.OFFLOAD, stay.tensor))
+def _end(schedule: TickSchedule, interval: GpuInterval) -> tuple[int, tuple[_Key, ...]]:
+    """When an interval is over, and the jobs that it lasts for."""
+    kernels = (*_making(schedule, interval), *interval.uses)
+    until, keys = max(schedule.end[k] for k in kernels), tuple(_run(schedule, k) for k in kernels)
+    if interval.fetched is None and interval.tensor in schedule.offload_start:
+        until = max(until, schedule.offload_start[interval.tensor] + schedule.offload_ticks[interval.tensor])
+        keys = (*keys, _Key(EventKind.OFFLOAD, interval.tensor))
     return until, keys
 
 
-def _peak_bytes(plan: Schedule, holders: list[_Holder], times: Mapping[_Key, tuple[float, float]]) -> int:
+def _peak_bytes(
+    schedule: TickSchedule, holders: list[_Holder], times: Mapping[_Key, tuple[float, float]]
+) -> int:
     resident = sum(
-        plan.problem.size_bytes[t]
-        for t in plan.pinned
-        if any(plan.on_gpu[use] for use in plan.problem.uses[t])
+        schedule.problem.size_bytes[t]
+        for t in schedule.pinned
+        if any(schedule.on_gpu[use] for use in schedule.problem.uses[t])
     )
     spans = [(times[h.taker][0], max(times[key][1] for key in h.last), h.size_bytes) for h in holders]
     held = (sum(size for start, end, size in spans if start <= at < end) for at, _, _ in spans)

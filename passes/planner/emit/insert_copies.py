@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
-from hybridc.passes.planner.emit.waits import set_waits
+from hybridc.passes.planner.emit.waits import reduce_waits
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
+from hybridc.passes.planner.model.simulate import Event, EventKind, SimulatedRun
 
 _KERNELS = {EventKind.RUN_GPU: Device.GPU, EventKind.RUN_CPU: Device.CPU}
 _COPIES = {EventKind.FETCH: (Device.CPU, Device.GPU), EventKind.OFFLOAD: (Device.GPU, Device.CPU)}
 
 
-def insert_copies(graph: Graph, problem: Problem, outcome: Outcome) -> tuple[Step, ...]:
+def insert_copies(graph: Graph, problem: Problem, run: SimulatedRun) -> tuple[Step, ...]:
     """One step for each event, in the events' order, waiting for the steps whose results it reads.
 
-    Requires: a feasible outcome of `problem`, which is one of `graph`. Step i is event i, so that
-    `[(e.start_us, e.end_us) for e in outcome.events]` are the spans that `reuse_buffers` takes.
+    Requires: a feasible run of `problem`, which is one of `graph`. Step i is event i, so that
+    `[(e.start_us, e.end_us) for e in run.events]` are the spans that `reuse_buffers` takes.
     Ensures: a tensor is read from where the step before wrote it last on that device; of what is there
     before the first step (inputs on the host, weights) a step waits for nothing.
     """
-    return with_data_waits(graph, [_step(problem, event) for event in outcome.events])
+    return with_data_waits(graph, [_step(problem, event) for event in run.events])
 
 
 def with_data_waits(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -32,7 +32,7 @@ def with_data_waits(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
         read, written = _touched(graph, step)
         needs.append({put[place] for place in read if place in put})
         put |= dict.fromkeys(written, position)
-    return set_waits(steps, needs)
+    return reduce_waits(steps, needs)
 
 
 def _step(problem: Problem, event: Event) -> Step:

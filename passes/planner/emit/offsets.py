@@ -40,7 +40,7 @@ _PACKED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MemoryBlock:
     """Bytes held from the begin of step `first` to the end of step `last`, both included."""
 
     size_bytes: int
@@ -48,7 +48,7 @@ class Block:
     last: int
 
 
-def live_bound(blocks: Sequence[Block]) -> int:
+def live_bound(blocks: Sequence[MemoryBlock]) -> int:
     """The largest sum of sizes that are live at one step: no packing can be smaller."""
     change: dict[int, int] = {}
     for block in blocks:
@@ -61,7 +61,9 @@ def live_bound(blocks: Sequence[Block]) -> int:
     return largest
 
 
-def pack(blocks: Sequence[Block], capacity_bytes: int | None = None, effort: float = 1.0) -> tuple[int, ...]:
+def pack(
+    blocks: Sequence[MemoryBlock], capacity_bytes: int | None = None, effort: float = 1.0
+) -> tuple[int, ...]:
     """An offset for each block, so that blocks with a common step share no byte.
 
     Ends as soon as all blocks lie within `capacity_bytes`, or, without it, within the live bound; if
@@ -85,7 +87,7 @@ def pack(blocks: Sequence[Block], capacity_bytes: int | None = None, effort: flo
     return tuple(offsets)
 
 
-def _pack_passing(blocks: Sequence[Block], capacity_bytes: int, effort: float) -> list[int]:
+def _pack_passing(blocks: Sequence[MemoryBlock], capacity_bytes: int, effort: float) -> list[int]:
     """The best of several packings; ends as soon as one meets the capacity, or the live bound if larger.
 
     The problem is NP-hard. Blocks are put one after the other into the tightest hole, in several
@@ -116,7 +118,7 @@ def _pack_passing(blocks: Sequence[Block], capacity_bytes: int, effort: float) -
 
 
 def _approach(
-    library: ctypes.CDLL, blocks: Sequence[Block], best: _Packing, missed_bytes: int, effort: int
+    library: ctypes.CDLL, blocks: Sequence[MemoryBlock], best: _Packing, missed_bytes: int, effort: int
 ) -> list[int]:
     """The smallest packing that short searches find, by bisection between what was missed and the best."""
     offsets, total_bytes = best.offsets, best.total_bytes
@@ -131,7 +133,7 @@ def _approach(
 
 
 def _search_within(
-    library: ctypes.CDLL, blocks: Sequence[Block], capacity_bytes: int, effort: int
+    library: ctypes.CDLL, blocks: Sequence[MemoryBlock], capacity_bytes: int, effort: int
 ) -> list[int] | None:
     """Offsets within the capacity, or None if there are none or the effort does not suffice."""
     vector = ctypes.c_int64 * len(blocks)
@@ -148,7 +150,9 @@ def _search_within(
     return list(offsets) if outcome == _PACKED else None
 
 
-def _repair(blocks: Sequence[Block], place: _Place, best: _Packing, goal: int, effort: float) -> _Packing:
+def _repair(
+    blocks: Sequence[MemoryBlock], place: _Place, best: _Packing, goal: int, effort: float
+) -> _Packing:
     """Put first what stands highest and pack again, as in squeaky wheel optimisation (Joslin and
     Clements, JAIR 10, 1999); then a local search over orders moves one block to another place.
     """
@@ -184,7 +188,7 @@ class _Packing:
 _Place = Callable[[list[int]], _Packing]
 """Places blocks in the given order, one after the other."""
 
-_ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
+_ORDERS: tuple[Callable[[MemoryBlock], tuple[int, ...]], ...] = (
     lambda b: (-b.size_bytes, b.first),
     lambda b: (b.first - b.last, -b.size_bytes),
     lambda b: (-b.size_bytes * (b.last - b.first + 1), b.first),
@@ -193,11 +197,11 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 )
 
 
-def _total(blocks: Sequence[Block], offsets: Sequence[int]) -> int:
+def _total(blocks: Sequence[MemoryBlock], offsets: Sequence[int]) -> int:
     return max((o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)), default=0)
 
 
-def _placer(library: ctypes.CDLL | None, blocks: Sequence[Block]) -> _Place:
+def _placer(library: ctypes.CDLL | None, blocks: Sequence[MemoryBlock]) -> _Place:
     """Best fit, in C++ if it can be built: the results are the same."""
     if library is None:
         return partial(_best_fit, blocks, conflicts=_conflicts(blocks))
@@ -217,7 +221,7 @@ def _placer(library: ctypes.CDLL | None, blocks: Sequence[Block]) -> _Place:
     return place
 
 
-def _conflicts(blocks: Sequence[Block]) -> list[list[int]]:
+def _conflicts(blocks: Sequence[MemoryBlock]) -> list[list[int]]:
     """For each block the blocks live at a common step, found by a sweep over the first steps."""
     found: list[list[int]] = [[] for _ in blocks]
     live: list[int] = []
@@ -230,7 +234,9 @@ def _conflicts(blocks: Sequence[Block]) -> list[list[int]]:
     return found
 
 
-def _best_fit(blocks: Sequence[Block], order: list[int], conflicts: Sequence[Sequence[int]]) -> _Packing:
+def _best_fit(
+    blocks: Sequence[MemoryBlock], order: list[int], conflicts: Sequence[Sequence[int]]
+) -> _Packing:
     """Put each block into the smallest hole that takes it, or on top of what it conflicts with."""
     offsets = [-1] * len(blocks)
     ends = [0] * len(blocks)

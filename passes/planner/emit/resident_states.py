@@ -1,4 +1,4 @@
-"""States that stay in the GPU's memory from run to run.
+"""GPU-resident states: tensors that stay in the GPU's memory from run to run.
 
 A graph that carries values over takes an output of one run as an input of the next: a training step its
 parameters and the optimizer's moments. Where only GPU kernels touch such a pair, the input needs no copy to
@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import align
-from hybridc.machine import Machine
-from hybridc.passes.planner.emit.materialize import Draft, tightened, without_copies
+from hybridc.passes.planner.emit.materialize import PlacedPlan, repacked, without_copies
+from hybridc.passes.planner.model.context import PlanningContext
 
+# A packing tells by how many bytes it failed, so a few trials suffice; of large graphs each takes seconds.
 _TRIALS = 6
 """Packings that are tried, each with fewer pairs than the one before."""
 
@@ -34,23 +35,24 @@ def gpu_users(graph: Graph, names: Collection[str]) -> list[str]:
     return [kernel.name for kernel in users if Device.GPU in kernel.devices]
 
 
-def keep_states(graph: Graph, machine: Machine, draft: Draft, capacity_bytes: int) -> Draft:
-    """The draft with as many pairs resident as fit the GPU's capacity; itself, if none does.
+def with_gpu_resident_states(context: PlanningContext, placed: PlacedPlan, capacity_bytes: int) -> PlacedPlan:
+    """The plan with as many carried pairs GPU-resident as fit the capacity in bytes; itself, if none does.
 
     Those come first whose old value is needed first: their copies stand at both ends of the run, where
     there is least beside which they could run.
     """
-    movable = _movable(graph, draft.listed)
+    graph = context.graph
+    movable = _movable(graph, placed.listed)
     count = len(movable)
     for _ in range(_TRIALS):
         if not count:
             break
         names = {name for pair in movable[:count] for name in pair}
-        kept = without_copies(graph, machine, draft, names, capacity_bytes)
+        kept = without_copies(context, placed, names, capacity_bytes)
         if kept.gpu_bytes <= capacity_bytes:
-            return tightened(graph, machine, kept)
+            return repacked(context, kept)
         count = min(count - 1, _fitting(graph, movable[:count], kept.gpu_bytes - capacity_bytes))
-    return draft
+    return placed
 
 
 def _fitting(graph: Graph, pairs: Sequence[tuple[str, str]], excess_bytes: int) -> int:

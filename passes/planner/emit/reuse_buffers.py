@@ -9,8 +9,8 @@ from operator import itemgetter
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step, Tensor
 from hybridc.ir.plan import align, resident_pairs
-from hybridc.passes.planner.emit.offsets import Block, live_bound, pack
-from hybridc.passes.planner.emit.waits import set_waits
+from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound, pack
+from hybridc.passes.planner.emit.waits import reduce_waits
 
 Spans = Sequence[tuple[float, float]]
 """Predicted start and end of each step, in microseconds. A step that starts when another has ended, or later,
@@ -18,7 +18,7 @@ is listed after it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class LiveRange:
     """A tensor or workspace on one device, from the begin of step `first` to the end of step `last`."""
 
     name: str
@@ -31,15 +31,15 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """Bytes of one device that a stay needs, or several stays of which each overwrites the one before."""
+class Allocation:
+    """Bytes of one device that a live range needs, or several of which each overwrites the one before."""
 
     size_bytes: int
     """Aligned."""
     first: int
     last: int
     uses: tuple[int, ...]
-    """As of a stay."""
+    """As of a live range."""
 
 
 def reuse_buffers(
@@ -68,25 +68,25 @@ def reuse_buffers(
     buffers: list[Buffer] = []
     arenas: list[Arena] = []
     for device in devices:
-        stays = list(stays_of(graph, steps, device))
-        groups = _share_in_place(graph, steps, device, stays)
-        holdings = [_holding(stays, group) for group in groups]
-        offsets = [0] * len(stays)
-        blocks = _blocks(holdings, spans)
+        ranges = list(live_ranges_of(graph, steps, device))
+        groups = _share_in_place(graph, steps, device, ranges)
+        allocations = [_allocation(ranges, group) for group in groups]
+        offsets = [0] * len(ranges)
+        blocks = _blocks(allocations, spans)
         capacity_bytes = gpu_capacity_bytes if device is Device.GPU else None
         for group, offset in zip(groups, pack(blocks, capacity_bytes, effort), strict=True):
             for member in group:
                 offsets[member] = offset
         placed = [
             Buffer(s.name, s.kind, device, offset, s.size_bytes, s.first, s.last)
-            for s, offset in zip(stays, offsets, strict=True)
+            for s, offset in zip(ranges, offsets, strict=True)
         ]
-        for step, hazards in _hazards(stays, placed):
+        for step, hazards in _hazards(ranges, placed):
             needs[step] |= hazards
         buffers += placed
         size_bytes = max((align(b.end_bytes) for b in placed), default=0)
-        arenas.append(Arena(device, size_bytes, live_bound(_blocks(holdings))))
-    return set_waits(steps, needs), tuple(buffers), tuple(arenas)
+        arenas.append(Arena(device, size_bytes, live_bound(_blocks(allocations))))
+    return reduce_waits(steps, needs), tuple(buffers), tuple(arenas)
 
 
 def live_bytes_bound(graph: Graph, steps: Sequence[Step], device: Device, spans: Spans | None = None) -> int:
@@ -95,17 +95,17 @@ def live_bytes_bound(graph: Graph, steps: Sequence[Step], device: Device, spans:
     It is the most bytes that are held at one step, if each is over before the next one in the list begins;
     with `spans`, at one time. Stays that overwrite one another count once.
     """
-    return live_bound(_blocks(holdings_of(graph, steps, device), spans))
+    return live_bound(_blocks(allocations_of(graph, steps, device), spans))
 
 
-def holdings_of(graph: Graph, steps: Sequence[Step], device: Device) -> list[Holding]:
+def allocations_of(graph: Graph, steps: Sequence[Step], device: Device) -> list[Allocation]:
     """All that needs bytes of its own on the device."""
-    stays = list(stays_of(graph, steps, device))
-    return [_holding(stays, group) for group in _share_in_place(graph, steps, device, stays)]
+    ranges = list(live_ranges_of(graph, steps, device))
+    return [_allocation(ranges, group) for group in _share_in_place(graph, steps, device, ranges)]
 
 
-def stays_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[Stay]:
-    """Everything that needs bytes on the device; the stays of one tensor one after the other, in time."""
+def live_ranges_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[LiveRange]:
+    """Everything that needs bytes on the device; those of one tensor one after the other, in time."""
     uses: dict[str, list[list[int]]] = {}
     resident = resident_pairs(graph, steps)
     if device is Device.CPU:
@@ -114,29 +114,29 @@ def stays_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[St
     streamed = {s.tensor for s in steps if isinstance(s, Copy) and s.target is Device.GPU}
     for position, step in enumerate(steps):
         for name, is_written in _touched(graph, step, device).items():
-            stays = uses.setdefault(name, [])
-            if is_written or not stays:
-                stays.append([])
-            stays[-1].append(position)
+            found = uses.setdefault(name, [])
+            if is_written or not found:
+                found.append([])
+            found[-1].append(position)
         if isinstance(step, Run) and step.device is device:
             workspace_bytes = graph.kernel[step.kernel].workspace_bytes(device)
             if workspace_bytes:
                 kind = BufferKind.WORKSPACE
-                yield Stay(step.kernel, kind, workspace_bytes, position, position, (position,))
+                yield LiveRange(step.kernel, kind, workspace_bytes, position, position, (position,))
     outlive = set(graph.outputs) | {t.name for t in graph.tensors if t.role is Role.STATE}
     renewed = set(resident.values())
-    for name, stays in uses.items():
+    for name, found in uses.items():
         tensor = graph.tensor[name]
         kind = BufferKind.WEIGHT if tensor.role is Role.WEIGHT else BufferKind.TENSOR
-        for number, positions in enumerate(stays, start=1):
+        for number, positions in enumerate(found, start=1):
             first, last = positions[0], positions[-1]
             if kind is BufferKind.WEIGHT and name not in streamed:
                 first, last = -1, len(steps)
             elif name in resident:
                 first = -1
-            elif name in renewed or (device is Device.CPU and name in outlive and number == len(stays)):
+            elif name in renewed or (device is Device.CPU and name in outlive and number == len(found)):
                 last = len(steps)
-            yield Stay(name, kind, tensor.size_bytes, first, last, tuple(p for p in positions if p >= 0))
+            yield LiveRange(name, kind, tensor.size_bytes, first, last, tuple(p for p in positions if p >= 0))
 
 
 def _given(graph: Graph) -> Iterable[Tensor]:
@@ -157,9 +157,9 @@ def _touched(graph: Graph, step: Step, device: Device) -> dict[str, bool]:
 
 
 def _share_in_place(
-    graph: Graph, steps: Sequence[Step], device: Device, stays: Sequence[Stay]
+    graph: Graph, steps: Sequence[Step], device: Device, ranges: Sequence[LiveRange]
 ) -> list[list[int]]:
-    """Chains of stays that take over one another's bytes; most have one member.
+    """Chains of live ranges that take over one another's bytes; most have one member.
 
     An output takes the bytes of an input whose last step is this very one. Only where both take the
     same aligned bytes: a smaller output would hold on to the larger input's bytes for all its life. And
@@ -167,10 +167,10 @@ def _share_in_place(
     has come back since is no exception, so that the planner's simulation counts the same bytes.
     """
     copied = {s.tensor for s in steps if isinstance(s, Copy) and s.source is device}
-    index = {(s.name, p): i for i, s in enumerate(stays) if s.kind is BufferKind.TENSOR for p in s.uses}
-    group: dict[int, list[int]] = {i: [i] for i in range(len(stays))}
+    index = {(s.name, p): i for i, s in enumerate(ranges) if s.kind is BufferKind.TENSOR for p in s.uses}
+    group: dict[int, list[int]] = {i: [i] for i in range(len(ranges))}
     resident = resident_pairs(graph, steps) if device is Device.GPU else {}
-    at = {s.name: i for i, s in enumerate(stays) if s.kind is BufferKind.TENSOR}
+    at = {s.name: i for i, s in enumerate(ranges) if s.kind is BufferKind.TENSOR}
     for old, new in ((at[o], at[n]) for o, n in resident.items()):
         group[old].append(new)
         group[new] = group[old]
@@ -189,61 +189,61 @@ def _share_in_place(
             ):
                 continue  # copied away, a weight, or an input that is also read in another place
             new, old = index[output, position], index[source, position]
-            fits = 0 < stays[new].size_bytes <= stays[old].size_bytes
-            same = align(stays[new].size_bytes) == align(stays[old].size_bytes)
-            if fits and same and stays[old].last == position and not taken & {new, old}:
+            fits = 0 < ranges[new].size_bytes <= ranges[old].size_bytes
+            same = align(ranges[new].size_bytes) == align(ranges[old].size_bytes)
+            if fits and same and ranges[old].last == position and not taken & {new, old}:
                 taken |= {new, old}
                 group[old].append(new)
                 group[new] = group[old]
     return [members for first, members in group.items() if members[0] == first]
 
 
-def _holding(stays: Sequence[Stay], group: Sequence[int]) -> Holding:
-    uses = {use for member in group for use in stays[member].uses}
-    size_bytes = align(stays[group[0]].size_bytes)
-    return Holding(size_bytes, stays[group[0]].first, stays[group[-1]].last, tuple(sorted(uses)))
+def _allocation(ranges: Sequence[LiveRange], group: Sequence[int]) -> Allocation:
+    uses = {use for member in group for use in ranges[member].uses}
+    size_bytes = align(ranges[group[0]].size_bytes)
+    return Allocation(size_bytes, ranges[group[0]].first, ranges[group[-1]].last, tuple(sorted(uses)))
 
 
-def _blocks(holdings: Sequence[Holding], spans: Spans | None = None) -> list[Block]:
-    """What each holding is to `pack`: in steps of the list, or, with `spans`, in steps by their starts.
+def _blocks(allocations: Sequence[Allocation], spans: Spans | None = None) -> list[MemoryBlock]:
+    """The allocations as blocks for `pack`: in steps of the list, or, with `spans`, in steps by their starts.
 
     By starts a block lasts until no step starts any more before the last of its uses has ended.
     """
     if spans is None:
-        return [Block(h.size_bytes, h.first, h.last) for h in holdings]
+        return [MemoryBlock(h.size_bytes, h.first, h.last) for h in allocations]
     order = sorted(range(len(spans)), key=lambda position: spans[position][0])
     starts = [spans[position][0] for position in order]
     number = {position: i for i, position in enumerate(order)} | {-1: -1, len(spans): len(spans)}
-    blocks: list[Block] = []
-    for holding in holdings:
-        last = max(number[position] for position in (holding.last, *holding.uses))
-        end_us = max((spans[use][1] for use in holding.uses), default=0.0)
+    blocks: list[MemoryBlock] = []
+    for allocation in allocations:
+        last = max(number[position] for position in (allocation.last, *allocation.uses))
+        end_us = max((spans[use][1] for use in allocation.uses), default=0.0)
         last = max(last, bisect_left(starts, end_us) - 1)
-        blocks.append(Block(holding.size_bytes, number[holding.first], last))
+        blocks.append(MemoryBlock(allocation.size_bytes, number[allocation.first], last))
     return blocks
 
 
-def _hazards(stays: Sequence[Stay], placed: Sequence[Buffer]) -> Iterator[tuple[int, set[int]]]:
-    """For each stay's first step, the steps that used its bytes before: `(step, steps it must follow)`.
+def _hazards(ranges: Sequence[LiveRange], placed: Sequence[Buffer]) -> Iterator[tuple[int, set[int]]]:
+    """For each live range's first step, the steps that used its bytes before: `(step, steps it must follow)`.
 
-    Keeps for each range of bytes the stay that had it last. Those before that one need no mention: it
+    Keeps for each range of bytes the live range that had it last. Those before that one need no mention: it
     has already been ordered behind them.
     """
-    owners: list[tuple[int, int, int]] = []  # begin, end and stay, in the order of the bytes
-    for i in sorted(range(len(stays)), key=lambda i: stays[i].first):
+    owners: list[tuple[int, int, int]] = []  # begin, end and live range, in the order of the bytes
+    for i in sorted(range(len(ranges)), key=lambda i: ranges[i].first):
         start, end = placed[i].offset_bytes, placed[i].end_bytes
-        if start == end or (stays[i].kind is BufferKind.WEIGHT and stays[i].first < 0):
+        if start == end or (ranges[i].kind is BufferKind.WEIGHT and ranges[i].first < 0):
             continue
         first = bisect_right(owners, start, key=itemgetter(1))
         after = bisect_left(owners, end, lo=first, key=itemgetter(0))
         hazards: set[int] = set()
         kept: list[tuple[int, int, int]] = [(start, end, i)]
         for low, high, owner in owners[first:after]:
-            hazards.update(stays[owner].uses)
+            hazards.update(ranges[owner].uses)
             if low < start:
                 kept.insert(0, (low, start, owner))
             if end < high:
                 kept.append((end, high, owner))
         owners[first:after] = kept
-        if stays[i].first >= 0:
-            yield stays[i].first, hazards - {stays[i].first}
+        if ranges[i].first >= 0:
+            yield ranges[i].first, hazards - {ranges[i].first}

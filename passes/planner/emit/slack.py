@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hybridc.ir import Device, Graph, Lane, Step
-from hybridc.passes.planner.emit.offsets import Block, live_bound
-from hybridc.passes.planner.emit.reuse_buffers import Holding, Spans, holdings_of, stays_of
-from hybridc.passes.planner.emit.waits import set_waits
+from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound
+from hybridc.passes.planner.emit.reuse_buffers import Allocation, Spans, allocations_of, live_ranges_of
+from hybridc.passes.planner.emit.waits import reduce_waits
 
 _TRIAL_STEPS = 100_000
 """Steps that are given new times in all trials: half a second."""
@@ -26,7 +26,7 @@ _AT_PEAK = {Device.GPU: (Lane.H2D, Lane.GPU, Lane.D2H), Device.CPU: (Lane.D2H, L
 """Lanes whose steps touch bytes of a device: those that only take some, that do both, that only give back."""
 
 
-def hold_less(
+def reduce_peak(
     graph: Graph,
     steps: Sequence[Step],
     step_us: Sequence[float],
@@ -36,24 +36,25 @@ def hold_less(
     """The steps in another order, and when each runs: `(steps, spans)` for `reuse_buffers`.
 
     `steps` wait for data alone; `waiting` are the same steps with all waits of a plan, whose run is the
-    one to begin with. Ensures: no later end than that run's, where the stays of a tensor follow one
+    one to begin with. Ensures: no later end than that run's, where the live ranges of a tensor follow one
     another; at no time more bytes on a device; `live_bytes_bound` by the order of the list equals the one
     by spans, but where the peaks of both devices contradict each other.
     """
-    run = _run_of(graph, steps, step_us, devices)
+    run = _timed_steps_of(graph, steps, step_us, devices)
     follows = [(*f, *s.waits) for f, s in zip(run.follows, waiting, strict=True)]
     begun = replace(run, follows=tuple(follows)).starts([0.0] * len(steps))
-    starts = _delayed(run, begun)
+    starts = _with_lower_peaks(run, begun)
     return _relisted(run, starts)
 
 
-def fetch_late(
+def schedule_fetches_late(
     graph: Graph, steps: Sequence[Step], step_us: Sequence[float], spans: Spans, devices: Sequence[Device]
 ) -> tuple[tuple[Step, ...], Spans]:
-    """As `hold_less`, but for a run that is given by `spans`: each copy to the GPU starts as late as all that
-    follows it allows, and everything else when it did. Less lies side by side then, which is packed better.
+    """As `reduce_peak`, but for a run that is given by `spans`: each copy to the GPU starts as late as all
+    that follows it allows, and everything else when it did. Fewer bytes are live together then, which packs
+    better.
     """
-    run = _run_of(graph, steps, step_us, devices)
+    run = _timed_steps_of(graph, steps, step_us, devices)
     starts = [start_us for start_us, _ in spans]
     least_us = [run.makespan_us(starts)] * len(steps)
     for position in reversed(range(len(steps))):
@@ -68,14 +69,14 @@ def fetch_late(
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TimedSteps:
     """Steps whose times may still change; each lane keeps its order."""
 
     steps: Sequence[Step]
     step_us: Sequence[float]
     follows: tuple[tuple[int, ...], ...]
     """For each step those, listed before it, that must have ended."""
-    holdings: Mapping[Device, Sequence[Holding]]
+    allocations: Mapping[Device, Sequence[Allocation]]
 
     def starts(self, least_us: Sequence[float]) -> list[float]:
         """The earliest start of each step, given times before which it must not."""
@@ -100,15 +101,17 @@ class _Run:
     def makespan_us(self, starts: Sequence[float]) -> float:
         return max((s + us for s, us in zip(starts, self.step_us, strict=True)), default=0.0)
 
-    def end_us(self, holding: Holding, starts: Sequence[float]) -> float:
+    def end_us(self, allocation: Allocation, starts: Sequence[float]) -> float:
         """When its bytes are free again."""
-        if holding.last >= len(self.steps):
+        if allocation.last >= len(self.steps):
             return float("inf")
-        return max((starts[p] + self.step_us[p] for p in holding.uses), default=0.0)
+        return max((starts[p] + self.step_us[p] for p in allocation.uses), default=0.0)
 
 
-def _run_of(graph: Graph, steps: Sequence[Step], step_us: Sequence[float], devices: Sequence[Device]) -> _Run:
-    """Steps follow what they wait for, the one before on their lane, and the last stay of what they write."""
+def _timed_steps_of(
+    graph: Graph, steps: Sequence[Step], step_us: Sequence[float], devices: Sequence[Device]
+) -> _TimedSteps:
+    """Steps follow what they wait for, the one before on their lane, and what used the tensor they write."""
     follows = [set(step.waits) for step in steps]
     before: dict[Lane, int] = {}
     for position, step in enumerate(steps):
@@ -117,19 +120,21 @@ def _run_of(graph: Graph, steps: Sequence[Step], step_us: Sequence[float], devic
         before[step.lane] = position
     for device in devices:
         uses: dict[str, tuple[int, ...]] = {}
-        for stay in sorted(stays_of(graph, steps, device), key=lambda stay: stay.first):
-            if stay.first >= 0:
-                follows[stay.first].update(p for p in uses.get(stay.name, ()) if p < stay.first)
-            uses[stay.name] = stay.uses
-    holdings = {device: holdings_of(graph, steps, device) for device in devices}
-    return _Run(steps, step_us, tuple(tuple(sorted(f)) for f in follows), holdings)
+        for live_range in sorted(live_ranges_of(graph, steps, device), key=lambda r: r.first):
+            if live_range.first >= 0:
+                follows[live_range.first].update(
+                    p for p in uses.get(live_range.name, ()) if p < live_range.first
+                )
+            uses[live_range.name] = live_range.uses
+    allocations = {device: allocations_of(graph, steps, device) for device in devices}
+    return _TimedSteps(steps, step_us, tuple(tuple(sorted(f)) for f in follows), allocations)
 
 
 # --------------------------------------------------------------------------------------------- delays
 
 
 @dataclass(frozen=True, slots=True)
-class _Level:
+class _Occupancy:
     """How many bytes a device holds, at most."""
 
     peak_bytes: int
@@ -139,16 +144,16 @@ class _Level:
     """By how much it holds more than the limit, summed over the times at which it takes bytes."""
 
 
-def _delayed(run: _Run, starts: list[float]) -> list[float]:
+def _with_lower_peaks(run: _TimedSteps, starts: list[float]) -> list[float]:
     """Starts with lower peaks, as far as delays that cost no time lead; else the given ones."""
-    limits = {device: _listed_bytes(run, device, starts) for device in run.holdings}
+    limits = {device: _listed_bytes(run, device, starts) for device in run.allocations}
     makespan_us = run.makespan_us(starts)
     begun = _levels(run, limits, starts)
-    levels: Mapping[Device, _Level] = begun
+    levels: Mapping[Device, _Occupancy] = begun
     found = starts
     trials = _TRIAL_STEPS // max(len(starts), 1)
     while trials > 0:
-        best: tuple[list[float], Mapping[Device, _Level]] | None = None
+        best: tuple[list[float], Mapping[Device, _Occupancy]] | None = None
         release_us = -1.0
         for position, delay_us in _delays(run, limits, levels, found, makespan_us):
             if trials <= 0 or (best and delay_us > release_us):
@@ -167,9 +172,9 @@ def _delayed(run: _Run, starts: list[float]) -> list[float]:
 
 
 def _delays(
-    run: _Run,
+    run: _TimedSteps,
     limits: Mapping[Device, int],
-    levels: Mapping[Device, _Level],
+    levels: Mapping[Device, _Occupancy],
     starts: Sequence[float],
     makespan_us: float,
 ) -> Iterator[tuple[int, float]]:
@@ -178,7 +183,7 @@ def _delays(
     for device, level in levels.items():
         if level.peak_bytes <= limits[device]:
             continue
-        ends = [(h, run.end_us(h, starts)) for h in run.holdings[device]]
+        ends = [(h, run.end_us(h, starts)) for h in run.allocations[device]]
         held = [
             (h.first, end_us)
             for h, end_us in ends
@@ -190,21 +195,23 @@ def _delays(
                     yield first, release_us
 
 
-def _levels(run: _Run, limits: Mapping[Device, int], starts: Sequence[float]) -> dict[Device, _Level]:
+def _levels(
+    run: _TimedSteps, limits: Mapping[Device, int], starts: Sequence[float]
+) -> dict[Device, _Occupancy]:
     return {device: _level(run, device, limit, starts) for device, limit in limits.items()}
 
 
-def _level(run: _Run, device: Device, limit: int, starts: Sequence[float]) -> _Level:
+def _level(run: _TimedSteps, device: Device, limit: int, starts: Sequence[float]) -> _Occupancy:
     """The level of one device; bytes that are given back at one time may be taken at the same."""
     changes: list[tuple[float, int]] = []
     live = 0
-    for holding in run.holdings[device]:
-        end_us = run.end_us(holding, starts)
-        if holding.first < 0:
-            live += holding.size_bytes
+    for allocation in run.allocations[device]:
+        end_us = run.end_us(allocation, starts)
+        if allocation.first < 0:
+            live += allocation.size_bytes
         else:
-            changes.append((starts[holding.first], holding.size_bytes))
-        changes.append((end_us, -holding.size_bytes))
+            changes.append((starts[allocation.first], allocation.size_bytes))
+        changes.append((end_us, -allocation.size_bytes))
     peak, peak_us, excess = live, 0.0, 0
     for at_us, change in sorted(changes):
         live += change
@@ -212,11 +219,11 @@ def _level(run: _Run, device: Device, limit: int, starts: Sequence[float]) -> _L
             excess += max(0, live - limit)
         if live > peak:
             peak, peak_us = live, at_us
-    return _Level(peak, peak_us, excess)
+    return _Occupancy(peak, peak_us, excess)
 
 
 def _is_lower(
-    reached: Mapping[Device, _Level], before: Mapping[Device, _Level], limits: Mapping[Device, int]
+    reached: Mapping[Device, _Occupancy], before: Mapping[Device, _Occupancy], limits: Mapping[Device, int]
 ) -> bool:
     """Whether less is held beyond the limits, and the peak of no device is higher."""
     if any(r.peak_bytes > max(before[d].peak_bytes, limits[d]) for d, r in reached.items()):
@@ -224,14 +231,14 @@ def _is_lower(
     return sum(r.excess_bytes for r in reached.values()) < sum(b.excess_bytes for b in before.values())
 
 
-def _listed_bytes(run: _Run, device: Device, starts: Sequence[float]) -> int:
+def _listed_bytes(run: _TimedSteps, device: Device, starts: Sequence[float]) -> int:
     """What the device would hold if each step were over before the next one starts."""
     order = sorted(range(len(starts)), key=lambda p: starts[p])
     rank = {p: number for number, p in enumerate(order)} | {-1: -1, len(starts): len(starts)}
     return live_bound(
         [
-            Block(h.size_bytes, rank[h.first], max(rank[p] for p in (h.last, *h.uses)))
-            for h in run.holdings[device]
+            MemoryBlock(h.size_bytes, rank[h.first], max(rank[p] for p in (h.last, *h.uses)))
+            for h in run.allocations[device]
         ]
     )
 
@@ -239,12 +246,12 @@ def _listed_bytes(run: _Run, device: Device, starts: Sequence[float]) -> int:
 # ---------------------------------------------------------------------------------------------- order
 
 
-def _relisted(run: _Run, starts: Sequence[float]) -> tuple[tuple[Step, ...], Spans]:
+def _relisted(run: _TimedSteps, starts: Sequence[float]) -> tuple[tuple[Step, ...], Spans]:
     """Steps by their starts; but those that run at a device's peak, and give back bytes when they end, come
     after those that have taken bytes by then: at one of them all bytes are held that the peak consists of.
     """
     keys = [(start_us, 0) for start_us in starts]
-    for device in sorted(run.holdings, key=list(Device).index, reverse=True):  # the GPU has the last word
+    for device in sorted(run.allocations, key=list(Device).index, reverse=True):  # the GPU has the last word
         peak_us = _level(run, device, 0, starts).peak_us
         for position, (step, start_us) in enumerate(zip(run.steps, starts, strict=True)):
             if start_us <= peak_us < start_us + run.step_us[position] and step.lane in _AT_PEAK[device]:
@@ -255,4 +262,4 @@ def _relisted(run: _Run, starts: Sequence[float]) -> tuple[tuple[Step, ...], Spa
     listed = [run.steps[position] for position in order]
     needs = [[number[wait] for wait in step.waits] for step in listed]
     spans = [(starts[position], starts[position] + run.step_us[position]) for position in order]
-    return set_waits(listed, needs), spans
+    return reduce_waits(listed, needs), spans

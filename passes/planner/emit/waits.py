@@ -10,7 +10,7 @@ from hybridc.ir import Lane, Step
 _LANE_INDEX = {lane: index for index, lane in enumerate(Lane)}
 
 
-def set_waits(steps: Sequence[Step], needs: Sequence[Iterable[int]]) -> tuple[Step, ...]:
+def reduce_waits(steps: Sequence[Step], needs: Sequence[Iterable[int]]) -> tuple[Step, ...]:
     """The steps, each waiting for the earlier steps it needs, less what is implied.
 
     The clock of a step holds, per lane, the last position that has ended once the step has: a vector

@@ -34,14 +34,14 @@ def resolve_pins(graph: Graph, wishes: Sequence[tuple[str, Device]]) -> Pins:
                 raise PlanError(
                     "HC206",
                     f"the pins {_text(other, wanted)} and {_text(pattern, device)} contradict each other",
-                    where=_describe(kernel),
+                    where=describe_kernel(kernel),
                     remedy="make one of them narrower; nodes that are fused into one kernel run together",
                 )
             if device not in kernel.devices:
                 raise PlanError(
                     "HC207",
                     f"the pin {_text(pattern, device)} cannot be met: there is no code for the {device}",
-                    where=_describe(kernel),
+                    where=describe_kernel(kernel),
                     remedy="leave it out, or make it narrower",
                 )
     return {name: device for name, (_, device) in chosen.items()}
@@ -76,5 +76,6 @@ def _text(pattern: str, device: Device) -> str:
     return f"'{pattern}={device.value}'"
 
 
-def _describe(kernel: Kernel) -> str:
+def describe_kernel(kernel: Kernel) -> str:
+    """What an error calls a kernel: its name, and the ONNX nodes it computes."""
     return f"kernel {kernel.name!r} ({', '.join(kernel.origins) or kernel.function})"

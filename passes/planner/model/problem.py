@@ -17,6 +17,8 @@ from hybridc.ir.plan import align
 from hybridc.machine import Machine
 from hybridc.passes.planner.model.cost import copy_us, kernel_us
 
+UNLIMITED_BYTES = 2**62
+"""A budget that nothing exceeds; twice of it still fits the 64 bits that the C++ core counts in."""
 BEFORE_ALL = -1
 """The event before the first kernel: inputs and weights are in the host's memory then."""
 

@@ -30,7 +30,7 @@ def with_repeats(once: Problem) -> Problem:
         if count + len(chained) <= once.kernel_count:
             before[use] = sorted((*before.get(use, ()), *chained))
             count += len(chained)
-    return standing(
+    return expand(
         once,
         list(
             chain.from_iterable(
@@ -43,10 +43,10 @@ def with_repeats(once: Problem) -> Problem:
 
 def without_repeats(problem: Problem) -> Problem:
     """Each kernel once."""
-    return standing(problem, [(k, False) for k in _first_runs(problem)])
+    return expand(problem, [(k, False) for k in _first_runs(problem)])
 
 
-def lift(problem: Problem, once: Problem, decisions: Decisions) -> Decisions:
+def with_recompute_slots(problem: Problem, once: Problem, decisions: Decisions) -> Decisions:
     """Decisions about a problem without its repeats, as ones about it: no repeat runs."""
     position = _first_runs(problem)
     on_cpu = [True] * problem.kernel_count
@@ -61,14 +61,14 @@ def lift(problem: Problem, once: Problem, decisions: Decisions) -> Decisions:
     return Decisions(tuple(on_cpu), tuple(keep))
 
 
-def drop(problem: Problem, once: Problem, decisions: Decisions) -> Decisions:
+def without_recompute_slots(problem: Problem, once: Problem, decisions: Decisions) -> Decisions:
     """Decisions about a problem, as ones about it without its repeats: what was made again is not kept."""
     position = _first_runs(problem)
     keep = [_is_kept(problem, position, decisions, gap) for gap in once.gaps]
     return Decisions(tuple(decisions.on_cpu[place] for place in position), tuple(keep))
 
 
-def again_for_fetches(problem: Problem, decisions: Decisions) -> Decisions:
+def recompute_instead_of_fetch(problem: Problem, decisions: Decisions) -> Decisions:
     """Run again whatever is fetched instead, as decided, though it could be made again."""
     on_cpu, keep = list(decisions.on_cpu), list(decisions.keep)
     for repeat in sorted(problem.repeats, reverse=True):
@@ -128,7 +128,7 @@ def _chain(problem: Problem, kernel: int, use: int, depth: int) -> Iterator[int]
             yield from _chain(problem, problem.producer[tensor], use, depth - 1)
 
 
-def standing(once: Problem, stands: list[tuple[int, bool]]) -> Problem:
+def expand(once: Problem, stands: list[tuple[int, bool]]) -> Problem:
     """The problem with kernels in the given order: each once, and at will again, which is a repeat."""
     kernels = [kernel for kernel, _ in stands]
     return replace(

@@ -28,7 +28,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Stays of all tensors in the GPU's memory."""
+    """When each tensor is in the GPU's memory, and what has to be copied."""
 
     on_cpu: tuple[bool, ...]
     """Per kernel: as decided, but for those that can run on one device only. Of a repeat: it does not run."""
@@ -58,13 +58,13 @@ def residency_of(problem: Problem, decisions: Decisions) -> Residency:
     A kernel's output takes the bytes of an input where that is allowed, the GPU does not need the input
     any more, and it is not the source of a copy to the host, which may still be under way.
     """
-    stays = _Stays(problem, decisions)
+    builder = _ResidencyBuilder(problem, decisions)
     for tensor, gaps in enumerate(problem.gaps_of):
         if problem.is_weight[tensor] and gaps and decisions.keep[gaps[0]]:
-            stays.pin(tensor)
+            builder.pin(tensor)
         else:
-            stays.follow(tensor)
-    return stays.residency()
+            builder.follow(tensor)
+    return builder.residency()
 
 
 def host_bytes_of(problem: Problem, residency: Residency) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ def _reads_on_host(problem: Problem, residency: Residency, gap: int) -> bool:
     return residency.on_cpu[kernel] and kernel not in problem.repeats
 
 
-class _Stays:
+class _ResidencyBuilder:
     """The residency, under construction."""
 
     def __init__(self, problem: Problem, decisions: Decisions) -> None:

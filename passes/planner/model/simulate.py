@@ -53,7 +53,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedRun:
     """What decisions lead to."""
 
     feasible: bool
@@ -66,7 +66,7 @@ class Outcome:
     """By start; of those that start together, first the one that the others may depend on."""
 
 
-def simulate(problem: Problem, decisions: Decisions) -> Outcome:
+def simulate(problem: Problem, decisions: Decisions) -> SimulatedRun:
     """Predict a run with these decisions."""
     residency = residency_of(problem, decisions)
     peak_bytes = max(residency.held_bytes, default=0)
@@ -74,15 +74,15 @@ def simulate(problem: Problem, decisions: Decisions) -> Outcome:
         max(host_bytes_of(problem, residency), default=0) > problem.host_bytes
     )
     if peak_bytes > problem.budget_bytes or host_is_full:
-        return Outcome(False, math.inf, peak_bytes, ())
-    run = _Run(problem, residency)
+        return SimulatedRun(False, math.inf, peak_bytes, ())
+    run = _Simulation(problem, residency)
     run.run()
     events = tuple(sorted(run.events, key=lambda event: event.start_us))
     makespan_us = max((event.end_us for event in events), default=0.0)
-    return Outcome(True, makespan_us, int(run.load_bytes.max(initial=0)), events)
+    return SimulatedRun(True, makespan_us, int(run.load_bytes.max(initial=0)), events)
 
 
-class _Run:
+class _Simulation:
     """The run so far."""
 
     def __init__(self, problem: Problem, residency: Residency) -> None:

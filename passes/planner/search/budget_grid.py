@@ -1,284 +1,320 @@
 """From a budget to the best plan for it, such that more memory never makes a plan slower.
 
-Plans are searched at fixed budgets only, the rungs, which depend on graph and machine but not on the budget
-asked for. From the lowest rung up, each search begins with what the rung below found and with the simple
-ways that other systems use, and its result is taken only if it is no slower. A budget gets the plan of the
-highest rung that it reaches, or the fastest split in two that it has room for.
+Plans are searched at fixed budgets only, the grid points, which depend on graph and machine but not on the
+budget asked for. From the lowest grid point up, each search begins with what the point below found and with
+the simple ways that other systems use, and its result is taken only if it is no slower. A budget gets the
+plan of the highest grid point that it reaches, or the fastest split in two that it has room for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from operator import itemgetter
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import NamedTuple
 
-from hybridc.ir import Copy, Graph
-from hybridc.machine import Machine
+from hybridc.ir import Copy
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound, time_bound
-from hybridc.passes.planner.emit.materialize import SHORT, Draft, realise, tightened
+from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
+from hybridc.passes.planner.model.context import BUDGET_SHARES, PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
-from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.model.rematerialize import lift, with_repeats
+from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem
+from hybridc.passes.planner.model.rematerialize import with_recompute_slots, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
 from hybridc.passes.planner.search.policies import layer_splits
-from hybridc.passes.planner.search.search import Found, improve, search
+from hybridc.passes.planner.search.search import SearchResult, improve, search
 
-THOROUGH_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Shares of what the graph needs entirely on the GPU where most of the effort goes: what people ask for."""
-RUNGS_PER_OCTAVE = 3
+# Neighbours are a factor of 1.26 apart. More points give budgets between them plans that use more of the
+# memory, and cost a short search each: when there were more, packing them took half of the planning time.
+POINTS_PER_OCTAVE = 3
+# Six octaves below all memory the points end near the smallest of BUDGET_SHARES.
 OCTAVES = 6
 _LIGHT = 0.05
-"""Effort of the rungs between, which only improve on the rung below: a share of a thorough search."""
-_ROOM = (0.97, 0.94, 0.9, 0.85, 0.8, 0.7)
+"""Effort of the points between, which only improve on the one below: a share of a thorough search."""
+# Near their smallest budgets cut-up networks lost up to a third of the time found, waiting for bytes: with
+# less memory for the search the packed plan is faster. The smallest step comes first, since what is taken
+# from the memory is lost where packing would have left no hole.
+_PACKING_SHARES = (0.97, 0.94, 0.9, 0.85, 0.8, 0.7)
 """Shares of the memory to search with where what is found for all of it cannot be packed into it, or only by
 steps that wait for bytes: packing leaves holes."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
+# Four times SHORT: at 0.3 packing took most of a short compilation, for plans no faster.
 _PACKING = 0.02
 """Share of the usual effort for packing a plan that was searched for thoroughly."""
 _TIGHTENING = 0.05
-"""The same for the arenas of a plan that may be replaced at the next rung."""
+"""The same for the arenas of a plan that may be replaced at the next grid point."""
+# The larger, the more plans have to be packed for each budget. What packing gains beyond it is given up, so
+# that more memory is never slower.
 _TIED = 0.005
 """Share of its time that a plan may gain by being packed: what is closer to the best may overtake it."""
 _NARROWED = 0.2
-"""Effort of these searches, which begin with what was found: a share of a thorough one."""
+"""Effort of searches with less memory, which begin with what was found: a share of a thorough one."""
+# A trade of time for bytes on the link: plans within 0.1 % of each other count as equally fast.
 _HARDLY_SLOWER = 1.001
 """So much time may be given up for fewer copies."""
 _MARGIN = 1.02
-"""The top rung has a little more than all bytes that are ever live, so that packing does not fail there."""
+"""The top point has a little more than all bytes that are ever live, so that packing does not fail there."""
+# So near to a thorough point a search of its own hardly pays.
+_TOO_CLOSE = 0.05
+"""Light points this near to a thorough one, as a share of its bytes, are left out."""
 
 
-def climb(
-    graph: Graph,
-    machine: Machine,
-    problem: Problem,
+class GridPoint(NamedTuple):
+    """A budget that plans are searched for."""
+
+    budget_bytes: int
+    is_thorough: bool
+    """Whether by a search of its own, else by a short one that begins with the plan of the point below."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A split in two, and the problem of making it."""
+
+    us: float
+    """If memory were ample."""
+    problem: Problem
+    decisions: Decisions
+
+
+@dataclass(frozen=True, slots=True)
+class _PointSearch:
+    """What a search at one grid point starts from."""
+
+    context: PlanningContext
+    problem: Problem
+    """With the budget of the point."""
+    below: PlacedPlan
+    """The best plan of the points below."""
+    evaluations: int
+    is_thorough: bool
+
+    @property
+    def packing(self) -> float:
+        return _PACKING if self.is_thorough else SHORT
+
+
+def plan_all_budgets(
+    context: PlanningContext,
     budgets: Sequence[int],
-    smallest: Draft,
-    evaluations: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    smallest: PlacedPlan,
     *,
     all_bytes: int | None = None,
-) -> tuple[Draft, ...]:
-    """The best plan for each budget, in bytes; the problem's own does not matter.
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[PlacedPlan, ...]:
+    """The best plan for each budget, in bytes.
 
     Requires: `smallest` is a plan for the smallest budget that can be met, and fits all of them; it is given
     back, too, if the host has too little memory for whatever is found.
     Ensures: arenas as tight as can be; never slower with a larger budget, all else equal; the same for a
-    budget whatever others are asked for. `evaluations` are the simulations that a thorough search may use,
-    `all_bytes` what budgets are shares of, unless the problem itself tells.
+    budget whatever others are asked for. `all_bytes` is what budgets are shares of, unless the problem itself
+    tells; `report` hears of each grid point: (done, total).
     """
+    problem = replace(context.problem, host_bytes=context.host_bytes)
+    evaluations = context.effort.evaluations(problem.kernel_count)
     wide = with_repeats(problem)
     again = runs_again(wide)
-    lifted = replace(smallest, problem=wide, decisions=lift(wide, problem, smallest.decisions))
-    best = tightened(graph, machine, lifted, _TIGHTENING)
+    decisions = with_recompute_slots(wide, smallest.problem, smallest.decisions)
+    best = repacked(context, replace(smallest, problem=wide, decisions=decisions), _TIGHTENING)
     bound_us = {b: time_bound(replace(problem, budget_bytes=b), again=again).bound_us for b in budgets}
     history = [(0, best)]
-    rungs = [r for r in rungs_of(problem, smallest.gpu_bytes, all_bytes) if r[0] <= max(budgets)]
-    for number, (rung_bytes, is_thorough) in enumerate(rungs):
-        report(number, len(rungs))
-        if best.makespan_us <= bound_us[max(budgets)] and _fits_host(best, wide):
-            break  # no rung above can be faster
-        at_rung = replace(wide, budget_bytes=rung_bytes)
-        if is_thorough:
-            found = _improved(graph, machine, at_rung, best, evaluations)
-        else:
-            found = _refined(graph, machine, at_rung, best, int(evaluations * _LIGHT))
+    points = [
+        p for p in grid_points(problem, smallest.gpu_bytes, all_bytes) if p.budget_bytes <= max(budgets)
+    ]
+    for number, point in enumerate(points):
+        report(number, len(points))
+        if best.makespan_us <= bound_us[max(budgets)] and best.fits_host(context.host_bytes):
+            break  # no point above can be faster
+        found = _best_at(
+            _PointSearch(
+                context,
+                replace(wide, budget_bytes=point.budget_bytes),
+                best,
+                evaluations if point.is_thorough else int(evaluations * _LIGHT),
+                point.is_thorough,
+            )
+        )
         if found is not best:
             # before it is compared: it may become faster, too
-            best = tightened(graph, machine, found, _TIGHTENING)
-            history.append((rung_bytes, best))
-    tight = _all_packed(graph, machine, wide, history, budgets)
-    splits = _timed_splits(problem, [rung_bytes for rung_bytes, _ in rungs])
-    return tuple(
-        replace(_or_split(graph, machine, tight[b], splits, b), bound_us=bound_us[b]) for b in budgets
-    )
+            best = repacked(context, found, _TIGHTENING)
+            history.append((point.budget_bytes, best))
+    tight = _all_repacked(context, history, budgets)
+    splits = _timed_splits(problem, [point.budget_bytes for point in points])
+    return tuple(replace(_faster_split(context, tight[b], splits, b), bound_us=bound_us[b]) for b in budgets)
 
 
-def _all_packed(
-    graph: Graph,
-    machine: Machine,
-    problem: Problem,
-    history: Sequence[tuple[int, Draft]],
-    budgets: Sequence[int],
-) -> dict[int, Draft]:
-    """For each budget the fastest of the drafts that were best up to it, in arenas as tight as can be.
+def _all_repacked(
+    context: PlanningContext, history: Sequence[tuple[int, PlacedPlan]], budgets: Sequence[int]
+) -> dict[int, PlacedPlan]:
+    """For each budget the fastest of the plans that were best up to it, in arenas as tight as can be.
 
-    A draft may become faster when it is packed, so that the one before may overtake the best. More memory
+    A plan may become faster when it is packed, so that the one before may overtake the best. More memory
     gives no slower plan all the same: packing gains `_TIED` at most, and all that are as close are packed.
     """
-    packed: dict[int, Draft] = {}
-    found: dict[int, Draft] = {}
+    host_bytes = context.host_bytes
+    packed: dict[int, PlacedPlan] = {}  # by identity: plans have no hash that is quick
+    found: dict[int, PlacedPlan] = {}
     for b in budgets:
-        known = [draft for first_bytes, draft in history if first_bytes <= b]
+        known = [placed for first_bytes, placed in history if first_bytes <= b]
         best = known[-1]
         close = [
-            d
-            for d in known
-            if d.makespan_us * (1 - _TIED) < best.makespan_us
-            and (_fits_host(d, problem) or not _fits_host(best, problem))
+            p
+            for p in known
+            if p.makespan_us * (1 - _TIED) < best.makespan_us
+            and (p.fits_host(host_bytes) or not best.fits_host(host_bytes))
         ]
-        for draft in (*close, best):
-            if id(draft) not in packed:
-                packed[id(draft)] = _packed(graph, machine, draft)
-        found[b] = min((packed[id(d)] for d in reversed((*close, best))), key=lambda d: d.makespan_us)
+        for placed in (*close, best):
+            if id(placed) not in packed:
+                packed[id(placed)] = _repacked_once(context, placed)
+        # the latest of equals: it was found with the most memory
+        found[b] = min((packed[id(p)] for p in reversed((*close, best))), key=lambda p: p.makespan_us)
     return found
 
 
-def _packed(graph: Graph, machine: Machine, draft: Draft) -> Draft:
-    tight = tightened(graph, machine, draft)
-    return tight if tight.makespan_us >= draft.makespan_us * (1 - _TIED) else draft
+def _repacked_once(context: PlanningContext, placed: PlacedPlan) -> PlacedPlan:
+    tight = repacked(context, placed)
+    return tight if tight.makespan_us >= placed.makespan_us * (1 - _TIED) else placed
 
 
-def _timed_splits(problem: Problem, rungs: Iterable[int]) -> list[tuple[float, Problem, Decisions]]:
+def _timed_splits(problem: Problem, budgets: Iterable[int]) -> list[_Split]:
     """Splits in two, each once with room for all fetches ahead and once with the least memory that it needs.
 
-    The fastest first: each with its time, if memory were ample, and the problem of making it. Which kernels
-    are too large for the GPU depends on the memory: splits are made for that of each rung.
+    The fastest first. Which kernels are too large for the GPU depends on the memory: splits are made for
+    that of each grid point.
     """
-    ample, none = Core(replace(problem, budget_bytes=2**62)), Core(replace(problem, budget_bytes=-1))
-    splits = dict.fromkeys(split for r in rungs for split in layer_splits(replace(problem, budget_bytes=r)))
-    found = []
+    ample = Core(replace(problem, budget_bytes=UNLIMITED_BYTES))
+    none = Core(replace(problem, budget_bytes=-1))  # infeasible: `measure` tells the least bytes
+    splits = dict.fromkeys(split for b in budgets for split in layer_splits(replace(problem, budget_bytes=b)))
+    found: list[_Split] = []
     for split in splits:
         us, peak_bytes = ample.measure(split)
-        budgets = {peak_bytes, none.measure(split)[1]} if us < math.inf else set()
-        found += [(us, replace(problem, budget_bytes=b), split) for b in sorted(budgets, reverse=True)]
-    return sorted(found, key=itemgetter(0))
+        needed = {peak_bytes, none.measure(split)[1]} if us < math.inf else set()
+        found += [_Split(us, replace(problem, budget_bytes=b), split) for b in sorted(needed, reverse=True)]
+    return sorted(found, key=attrgetter("us"))
 
 
-def _or_split(
-    graph: Graph,
-    machine: Machine,
-    best: Draft,
-    splits: Sequence[tuple[float, Problem, Decisions]],
-    budget_bytes: int,
-) -> Draft:
-    """A split in two where it fits and is faster: between two rungs one more kernel may find room.
+def _faster_split(
+    context: PlanningContext, best: PlacedPlan, splits: Sequence[_Split], budget_bytes: int
+) -> PlacedPlan:
+    """A split in two where it fits and is faster: between two grid points one more kernel may find room.
 
     A split has two plans, whatever the budget, so that time falls with the budget here, too.
     """
-    for us, problem, split in splits:
-        best_us = best.makespan_us if _fits_host(best, problem) else math.inf
-        if us >= best_us:
-            break
-        if problem.budget_bytes <= budget_bytes and Core(problem).makespan_us(split) < best_us:
-            draft = tightened(graph, machine, realise(graph, machine, problem, split))
-            if _fits(draft, replace(problem, budget_bytes=budget_bytes)) and draft.makespan_us < best_us:
-                best = draft
+    host_bytes = context.host_bytes
+    for split in splits:
+        best_us = best.makespan_us if best.fits_host(host_bytes) else math.inf
+        if split.us >= best_us:
+            break  # they are sorted, and with less memory none is faster than with ample
+        if (
+            split.problem.budget_bytes <= budget_bytes
+            and Core(split.problem).makespan_us(split.decisions) < best_us
+        ):
+            placed = repacked(context, materialize(context, split.problem, split.decisions))
+            if placed.fits(budget_bytes, host_bytes) and placed.makespan_us < best_us:
+                best = placed
     return best
 
 
-def rungs_of(problem: Problem, smallest_bytes: int, all_bytes: int | None = None) -> list[tuple[int, bool]]:
-    """The budgets that plans are searched for, and whether thoroughly: from the least possible to all."""
+def grid_points(problem: Problem, smallest_bytes: int, all_bytes: int | None = None) -> list[GridPoint]:
+    """The budgets in bytes that plans are searched for, rising from the least possible to all memory.
+
+    Thorough ones are the smallest, `BUDGET_SHARES` of `all_bytes` (by default what the problem needs entirely
+    on the GPU), and a little more than all; light ones lie between them at equal ratios. The problem's own
+    budget does not matter.
+    """
     largest_bytes = resident_bytes_bound(problem)
-    shares = {int((all_bytes or largest_bytes) * share) for share in THOROUGH_SHARES}
+    shares = {int((all_bytes or largest_bytes) * share) for share in BUDGET_SHARES}
     thorough = shares | {int(largest_bytes * _MARGIN)}
-    steps = range(1, OCTAVES * RUNGS_PER_OCTAVE)
-    light = {int(largest_bytes * 2 ** (-i / RUNGS_PER_OCTAVE)) for i in steps}
-    between = {b for b in light if all(abs(b - t) > 0.05 * t for t in thorough)}
-    rungs = {smallest_bytes: True} | dict.fromkeys(between, False) | dict.fromkeys(thorough, True)
-    return sorted((b, is_thorough) for b, is_thorough in rungs.items() if b >= smallest_bytes)
+    steps = range(1, OCTAVES * POINTS_PER_OCTAVE)
+    light = {int(largest_bytes * 2 ** (-i / POINTS_PER_OCTAVE)) for i in steps}
+    between = {b for b in light if all(abs(b - t) > _TOO_CLOSE * t for t in thorough)}
+    points = {smallest_bytes: True} | dict.fromkeys(between, False) | dict.fromkeys(thorough, True)
+    return sorted(GridPoint(b, is_thorough) for b, is_thorough in points.items() if b >= smallest_bytes)
 
 
-def _improved(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
-    """A faster plan than that of the rung below, from a search of its own; or that."""
-    found = search(problem, evaluations, starts=[below.decisions])
-    return _best_packed(graph, machine, problem, below, found, evaluations, _PACKING)
+def _best_at(point: _PointSearch) -> PlacedPlan:
+    """A faster plan than that of the point below; or that."""
+    start = point.below.decisions
+    if point.is_thorough:
+        found = search(point.problem, point.evaluations, starts=[start])
+    else:
+        found = improve(point.problem, [start], point.evaluations)
+    return _best_packed(point, found)
 
 
-def _refined(graph: Graph, machine: Machine, problem: Problem, below: Draft, evaluations: int) -> Draft:
-    """A faster plan than that of the rung below, from a short search that begins with it; or that."""
-    found = improve(problem, [below.decisions], evaluations)
-    return _best_packed(graph, machine, problem, below, found, evaluations, SHORT)
-
-
-def _best_packed(
-    graph: Graph,
-    machine: Machine,
-    problem: Problem,
-    below: Draft,
-    found: Found | None,
-    evaluations: int,
-    packing: float,
-) -> Draft:
+def _best_packed(point: _PointSearch, found: SearchResult | None) -> PlacedPlan:
     """The fastest plan of what was found, searched again with less memory where that helps packing."""
-    if found is None or _is_no_better(found, below, problem):
+    problem, below, host_bytes = point.problem, point.below, point.context.host_bytes
+    if found is None or _is_no_better(found, below, host_bytes):
         return below
     known_us, narrowed, best = found.fastest_start_us, problem, below
-    for share in (*_ROOM, None):
-        draft = _realised(graph, machine, narrowed, found, below, problem.budget_bytes, packing)
-        if _fits(draft, problem):
-            best = _better(best, draft, known_us, problem)
-            if draft.makespan_us <= _WAITS * found.makespan_us:
+    for share in (*_PACKING_SHARES, None):
+        placed = _materialized(point, narrowed, found)
+        if placed.fits(problem.budget_bytes, host_bytes):
+            best = _better(best, placed, known_us, host_bytes)
+            if placed.makespan_us <= _WAITS * found.makespan_us:
                 break
         if share is None:
             break
-        narrowed = _with_less(narrowed, problem, share, draft)
-        found = _narrowed(narrowed, found, evaluations)
+        narrowed = _with_less(narrowed, problem, share, placed)
+        found = _narrowed(narrowed, found, point.evaluations)
         if found is None or (best is not below and found.makespan_us >= best.makespan_us):
             break
     return best
 
 
-def _narrowed(problem: Problem, found: Found, evaluations: int) -> Found | None:
+def _narrowed(problem: Problem, found: SearchResult, evaluations: int) -> SearchResult | None:
     """What a short search makes of what was found for more memory; None if it cannot be repaired."""
     start = Core(problem).repaired(found.decisions)
     return None if start is None else improve(problem, [start], int(evaluations * _NARROWED))
 
 
-def _is_no_better(found: Found, below: Draft, problem: Problem) -> bool:
-    """Whether a plan, once packed, could not replace that of the rung below, since it is hardly faster."""
-    if not _fits_host(below, problem):
+def _is_no_better(found: SearchResult, below: PlacedPlan, host_bytes: int | None) -> bool:
+    """Whether a plan, once packed, could not replace that of the point below, since it is hardly faster."""
+    if not below.fits_host(host_bytes):
         return False
     return below.makespan_us <= min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us)
 
 
-def _fits(draft: Draft, problem: Problem) -> bool:
-    return draft.gpu_bytes <= problem.budget_bytes and _fits_host(draft, problem)
-
-
-def _fits_host(draft: Draft, problem: Problem) -> bool:
-    return problem.host_bytes is None or draft.host_bytes <= problem.host_bytes
-
-
-def _with_less(narrowed: Problem, problem: Problem, share: float, draft: Draft) -> Problem:
-    """With a share of the GPU's memory, and on the host with less by what the draft exceeds it by."""
+def _with_less(narrowed: Problem, problem: Problem, share: float, placed: PlacedPlan) -> Problem:
+    """With a share of the GPU's memory, and on the host with less by what the plan exceeds it by."""
     gpu_bytes = int(problem.budget_bytes * share)
     if narrowed.host_bytes is None or problem.host_bytes is None:
         return replace(narrowed, budget_bytes=gpu_bytes)
-    host_bytes = narrowed.host_bytes - max(0, draft.host_bytes - problem.host_bytes)
+    host_bytes = narrowed.host_bytes - max(0, placed.host_bytes - problem.host_bytes)
     return replace(narrowed, budget_bytes=gpu_bytes, host_bytes=host_bytes)
 
 
-def _realised(
-    graph: Graph,
-    machine: Machine,
-    problem: Problem,
-    found: Found,
-    below: Draft,
-    most_bytes: int,
-    packing: float,
-) -> Draft:
-    """What was found, with fewer copies if that takes hardly more time, packed, too."""
+def _materialized(point: _PointSearch, problem: Problem, found: SearchResult) -> PlacedPlan:
+    """What was found for `problem`, with fewer copies if that takes hardly more time, packed, too."""
+    most_bytes = point.problem.budget_bytes
     limit_us = max(
         found.makespan_us,
-        min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us, below.makespan_us),
+        min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us, point.below.makespan_us),
     )
+
+    def packed(decisions: Decisions) -> PlacedPlan:
+        return materialize(
+            point.context, problem, decisions, packing=point.packing, capacity_bytes=most_bytes
+        )
+
     tidy = Core(problem).tidied(found.decisions, limit_us)[0]
-    draft = realise(graph, machine, problem, tidy, packing=packing, capacity_bytes=most_bytes)
-    if tidy == found.decisions or (draft.gpu_bytes <= most_bytes and draft.makespan_us <= limit_us):
-        return draft
-    untidied = realise(graph, machine, problem, found.decisions, packing=packing, capacity_bytes=most_bytes)
-    return min(untidied, draft, key=lambda d: (d.gpu_bytes > most_bytes, d.makespan_us))
+    placed = packed(tidy)
+    if tidy == found.decisions or (placed.gpu_bytes <= most_bytes and placed.makespan_us <= limit_us):
+        return placed
+    untidied = packed(found.decisions)
+    return min(untidied, placed, key=lambda p: (p.gpu_bytes > most_bytes, p.makespan_us))
 
 
-def _better(one: Draft, other: Draft, known_us: float, problem: Problem) -> Draft:
+def _better(one: PlacedPlan, other: PlacedPlan, known_us: float, host_bytes: int | None) -> PlacedPlan:
     """The other one if it is faster, or as fast and copies less; a little faster is not worth copies.
 
     Both are meant to be no slower than `known_us`, the time of simple ways. The other one fits the host.
     """
-    if not _fits_host(one, problem):
+    if not one.fits_host(host_bytes):
         return other
     if other.makespan_us > one.makespan_us:
         return one
@@ -286,6 +322,6 @@ def _better(one: Draft, other: Draft, known_us: float, problem: Problem) -> Draf
     return other if is_faster or _copied_bytes(other) <= _copied_bytes(one) else one
 
 
-def _copied_bytes(draft: Draft) -> int:
-    size_bytes = dict(zip(draft.problem.tensor_names, draft.problem.size_bytes, strict=True))
-    return sum(size_bytes[step.tensor] for step in draft.listed if isinstance(step, Copy))
+def _copied_bytes(placed: PlacedPlan) -> int:
+    size_bytes = dict(zip(placed.problem.tensor_names, placed.problem.size_bytes, strict=True))
+    return sum(size_bytes[step.tensor] for step in placed.listed if isinstance(step, Copy))

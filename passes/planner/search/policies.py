@@ -21,7 +21,7 @@ Policy = Callable[[Problem, Evaluate], Decisions]
 
 MOVED_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of all weights whose kernels go to the CPU."""
-RELUCTANCES = (1.0, 2.0, 4.0)
+CPU_TIME_FACTORS = (1.0, 2.0, 4.0)
 """How many times longer than it does a kernel is taken to need on the CPU."""
 _COARSE_CUTS = 128
 """Of a network with more kernels than this not every cut is tried, but every one near the best of these."""
@@ -123,8 +123,8 @@ def earliest_fills(problem: Problem) -> Iterator[Decisions]:
     List scheduling by earliest finish time (HEFT, Topcuoglu et al., TPDS 2002), in the problem's order.
     """
     order = sorted(range(len(problem.gaps)), key=lambda e: (_length(problem, problem.gaps[e]), e))
-    for reluctance in RELUCTANCES:
-        on_gpu = _earliest(problem, reluctance)
+    for cpu_factor in CPU_TIME_FACTORS:
+        on_gpu = _earliest(problem, cpu_factor)
         for reserve in (0.0, 0.2):
             yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
 
@@ -166,7 +166,7 @@ class _Side:
         return start_us, link_us
 
 
-def _earliest(problem: Problem, reluctance: float) -> list[bool]:
+def _earliest(problem: Problem, cpu_factor: float) -> list[bool]:
     """Which kernels the GPU would end first, if the CPU took longer by a factor."""
     given = [0.0 if producer == BEFORE_ALL else math.inf for producer in problem.producer]
     resident = [0.0 if weight else math.inf for weight in problem.is_weight]
@@ -174,8 +174,8 @@ def _earliest(problem: Problem, reluctance: float) -> list[bool]:
     cpu = _Side(problem.cpu_us, problem.d2h_us, given)
     on_gpu = kernels_that_fit(problem)
     for kernel in range(problem.kernel_count):
-        reluctant_us = cpu.end_us(problem, kernel, gpu) + (reluctance - 1) * problem.cpu_us[kernel]
-        on_gpu[kernel] = on_gpu[kernel] and gpu.end_us(problem, kernel, cpu) <= reluctant_us
+        weighted_cpu_us = cpu.end_us(problem, kernel, gpu) + (cpu_factor - 1) * problem.cpu_us[kernel]
+        on_gpu[kernel] = on_gpu[kernel] and gpu.end_us(problem, kernel, cpu) <= weighted_cpu_us
         here, there = (gpu, cpu) if on_gpu[kernel] else (cpu, gpu)
         here.run(problem, kernel, there)
     return on_gpu

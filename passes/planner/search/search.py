@@ -10,7 +10,12 @@ from hybridc.passes.planner.bounds.bound import Relaxation, simple_time_bound_us
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.model.rematerialize import again_for_fetches, drop, lift, without_repeats
+from hybridc.passes.planner.model.rematerialize import (
+    recompute_instead_of_fetch,
+    with_recompute_slots,
+    without_recompute_slots,
+    without_repeats,
+)
 from hybridc.passes.planner.search.policies import (
     BASELINES,
     earliest_fills,
@@ -24,12 +29,12 @@ _STARTS = 5
 _FIRST_SHARE = 0.12
 """Share of the effort that each of them gets."""
 _SEED = 1
-_MOST_RELAXED = 1000
+_MOST_ROUNDED_KERNELS = 1000
 """Kernels up to which the linear programme takes a second or so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The best decisions found for a problem, and what no decisions can be faster than."""
 
     decisions: Decisions
@@ -47,7 +52,7 @@ class Found:
 
 def search(
     problem: Problem, evaluations: int, *, starts: Iterable[Decisions] = (), seed: int = _SEED
-) -> Found | None:
+) -> SearchResult | None:
     """The best decisions that are found with the given number of simulations, or None if none fits.
 
     `starts` are decisions that are worth to begin with, besides our own; the result is at least as fast
@@ -81,18 +86,25 @@ def search(
         found, us = core.anneal(best, rest, seed + _STARTS, enough_us=relaxation.bound_us)
         if us < best_us:
             best, best_us = found, us
-    return Found(best, best_us, relaxation.bound_us, fastest_start_us)
+    return SearchResult(best, best_us, relaxation.bound_us, fastest_start_us)
 
 
-def _search_again(problem: Problem, evaluations: int, starts: Iterable[Decisions], seed: int) -> Found | None:
+def _search_again(
+    problem: Problem, evaluations: int, starts: Iterable[Decisions], seed: int
+) -> SearchResult | None:
     """First without running any kernel again; then from there, and from the starts, as much with that."""
     once, core = without_repeats(problem), Core(problem)
     given = list(starts)
-    first = search(once, evaluations, starts=[drop(problem, once, start) for start in given], seed=seed)
+    first = search(
+        once,
+        evaluations,
+        starts=[without_recompute_slots(problem, once, start) for start in given],
+        seed=seed,
+    )
     if first is None:
         return None
-    best = lift(problem, once, first.decisions)
-    fitting = map(core.repaired, [*given, again_for_fetches(problem, best)])
+    best = with_recompute_slots(problem, once, first.decisions)
+    fitting = map(core.repaired, [*given, recompute_instead_of_fetch(problem, best)])
     candidates = sorted([best, *(start for start in fitting if start is not None)], key=core.makespan_us)
     bound_us = simple_time_bound_us(once)  # holds with repeats, too
     each = int(evaluations * _FIRST_SHARE)
@@ -101,29 +113,29 @@ def _search_again(problem: Problem, evaluations: int, starts: Iterable[Decisions
     best, us = min((core.tidied(*found) for found in annealed), key=itemgetter(1))
     rest = int(evaluations * (1 - _FIRST_SHARE * len(candidates)))
     found, us = core.anneal(best, rest, seed + 1, enough_us=bound_us)
-    return Found(found, us, bound_us, first.fastest_start_us)
+    return SearchResult(found, us, bound_us, first.fastest_start_us)
 
 
 def improve(
     problem: Problem, starts: Iterable[Decisions], evaluations: int, seed: int = _SEED
-) -> Found | None:
+) -> SearchResult | None:
     """Decisions at least as fast as the starts and the baselines, or None if none fits. Deterministic."""
     core, once = Core(problem), without_repeats(problem)
     once_core = Core(once) if problem.repeats else core
     baselines = [policy(once, once_core.makespan_us) for policy in BASELINES.values()]
     if problem.repeats:
-        baselines = [lift(problem, once, decisions) for decisions in baselines]
+        baselines = [with_recompute_slots(problem, once, decisions) for decisions in baselines]
     fitting = [start for start in map(core.repaired, (*starts, *baselines)) if start is not None]
     if not fitting:
         return None
     fastest_start_us, start = min(((core.makespan_us(d), d) for d in fitting), key=itemgetter(0))
     found, us = core.anneal(start, evaluations, seed)
-    return Found(found, us, 0.0, fastest_start_us)
+    return SearchResult(found, us, 0.0, fastest_start_us)
 
 
 def _relaxed(problem: Problem) -> Relaxation:
     """A bound, and what to round; of a large problem the simple bound alone: the solver would be slow."""
-    if problem.kernel_count <= _MOST_RELAXED:
+    if problem.kernel_count <= _MOST_ROUNDED_KERNELS:
         return time_bound(problem)
     return Relaxation(simple_time_bound_us(problem), (), ())
 

@@ -18,7 +18,6 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.fuse.working_set import KernelGroup, kernel_groups, size_bytes
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -31,6 +30,7 @@ from hybridc.passes.program.program import (
 from hybridc.passes.tiling.batch.functions import SUM, BatchFunction, Label, unnumbered
 from hybridc.passes.tiling.batch.network import Network, samples_of
 from hybridc.passes.tiling.batch.statistics import statistics_apart
+from hybridc.passes.tiling.working_set import KernelGroup, kernel_groups, size_bytes
 
 MAX_PARTS = 32
 """Of a batch. More would gain little memory and cost a launch each; weights are what is left by then."""

@@ -17,7 +17,7 @@ from tvm import ir, relax, tirx
 from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient, operands
 from hybridc.passes.training.kernels.resize import gathered, resize_gradient
-from hybridc.schedules.cpu.core.nest import Block, loads, read_nest
+from hybridc.schedules.cpu.core.nest import NestBlock, loads, read_nest
 
 Terms = list[tuple[np.ndarray, np.ndarray]]
 """Factors, and the elements of the data along one axis that they multiply, for every position."""
@@ -76,7 +76,7 @@ def _axis_by_axis(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Ex
 class _Line:
     """A block along one axis, at the first position of the others."""
 
-    block: Block
+    block: NestBlock
     axis: int
 
     def gathered(self, extent: int, target: int) -> tuple[np.ndarray, np.ndarray]:

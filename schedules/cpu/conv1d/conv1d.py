@@ -27,6 +27,7 @@ from hybridc.schedules.cpu.conv1d.plan import Plan, plans_of
 from hybridc.schedules.cpu.conv2d.conv2d import Source, weight_source
 from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
     PARALLEL_WORK,
     Point,
     Tile,
@@ -42,19 +43,19 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish, loads
 from hybridc.schedules.cpu.core.register_tile import (
-    LINE_FLOATS,
     RegisterTile,
     Stream,
     reduction,
     register_tile,
 )
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _STEPS_TO_PREFETCH = 8
 """Shorter reductions end before a line could arrive."""
 _MOST_CHOICES = 8
 
 
+@schedule_rule(family="conv2d")
 def conv1d(request: Request) -> Scheduled | None:
     """Accepts convolutions along one axis of any stride, padding, dilation and groups.
 
@@ -215,14 +216,14 @@ class _Emitter:
         if self.data is None:
             return []
         ahead = plan.columns * conv.width.stride
-        lines = ceil_div(ahead, LINE_FLOATS)
+        lines = ceil_div(ahead, CACHE_LINE_FLOATS)
         share = ceil_div(conv.group_inputs * lines, plan.part_blocks * plan.tiles)
         start = (block.number + integer(1)) * integer(ahead) + integer(conv.width.reach * conv.width.stride)
 
         def line(outer: Point, n: ir.Expr) -> tirx.BufferLoad:
             place = (row_block * integer(plan.tiles) + number) * integer(share) + n
             channel = block.g * integer(conv.group_inputs) + tirx.floordiv(place, integer(lines))
-            column = tirx.floormod(place, integer(lines)) * integer(LINE_FLOATS)
+            column = tirx.floormod(place, integer(lines)) * integer(CACHE_LINE_FLOATS)
             return self._input(block.n, channel, start + column)
 
         return [Stream(0, share, line)]
@@ -232,11 +233,13 @@ class _Emitter:
         plan, conv = self.plan, self.plan.conv
         if conv.group_inputs * conv.width.taps < _STEPS_TO_PREFETCH:
             return []
-        lines = ceil_div(plan.tile_columns, LINE_FLOATS)
+        lines = ceil_div(plan.tile_columns, CACHE_LINE_FLOATS)
 
         def touched(n: ir.Expr) -> list[tirx.BufferLoad]:
             row = own * integer(plan.rows) + tirx.floordiv(n, integer(lines))
-            column = self._column(block, number) + tirx.floormod(n, integer(lines)) * integer(LINE_FLOATS)
+            column = self._column(block, number) + tirx.floormod(n, integer(lines)) * integer(
+                CACHE_LINE_FLOATS
+            )
             store = self._output(block, row, column, tirx.FloatImm("float32", 0.0))
             shape = [int(e) for e in store.buffer.shape]
             same = [load for load in loads(store.value) if [int(e) for e in load.source.shape] == shape]

@@ -36,7 +36,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _MOST_CHOICES = 8
 
@@ -51,6 +51,7 @@ class Source:
     parameter: tuple[int, ir.Var, Packing] | None = None
 
 
+@schedule_rule(family="conv2d")
 def conv2d(request: Request) -> Scheduled | None:
     """Accepts conv2d of any stride, padding, dilation and groups of more than one input channel.
 
@@ -70,7 +71,7 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     columns = conv.height.outputs * conv.width.outputs if flat else conv.width.outputs
     isa = request.target.isa
     tiles = rank_tiles(isa, conv.group_outputs, lines, columns, divide_rows=conv.groups > 1)[:_MOST_CHOICES]
-    ranked = {f"{tile.rows}x{tile.depth}x{tile.width} vectors": tile for tile in tiles}
+    ranked = {f"{tile.rows}x{tile.image_rows}x{tile.width} vectors": tile for tile in tiles}
     tile = pick(request, ranked)
     data = _flat_source(conv, tile, columns) if flat else _line_source(conv, tile)
     weight = weight_source(request, conv, tile.rows)
@@ -130,7 +131,7 @@ def _line_source(conv: Convolution, tile: Tile) -> Source:
     """The padded copy in which every tap is contiguous; see the module's docstring."""
     height, width = conv.height, conv.width
     channels = conv.groups * conv.group_inputs
-    rows = ceil_div(height.outputs, tile.depth) * tile.depth + height.reach
+    rows = ceil_div(height.outputs, tile.image_rows) * tile.image_rows + height.reach
     pitch = ceil_div(width.outputs, tile.columns) * tile.columns + width.reach
     shape = (conv.batches, channels, height.phases, width.phases, rows, pitch)
     copy = tirx.decl_buffer(shape, "float32", "lines")
@@ -210,7 +211,7 @@ class _Tiles:
         """
         conv, tile = self.conv, self.tile
         weights_inside = _weights_inside(conv, self.lines, self.columns)
-        lines, columns = ceil_div(self.lines, tile.depth), ceil_div(self.columns, tile.columns)
+        lines, columns = ceil_div(self.lines, tile.image_rows), ceil_div(self.columns, tile.columns)
         order = (lines, columns, self.row_blocks) if weights_inside else (self.row_blocks, lines, columns)
         sums: list[ir.Var] = []
 
@@ -249,7 +250,7 @@ class _Tile:
 
     def _data(self, k: Point, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
         (c, kh, kw), tile, conv = k, self.tiles.tile, self.tiles.conv
-        y = self.line * integer(tile.depth) + line
+        y = self.line * integer(tile.image_rows) + line
         channel = self.g * integer(conv.group_inputs) + c
         x = self.column * integer(tile.columns) + vector * integer(tile.lanes) + lane
         return self.tiles.data.read(self.n, channel, kh, kw, y, x)
@@ -259,15 +260,15 @@ class _Tile:
 
         def row(m: ir.Expr) -> tirx.Stmt:
             channel = self.block * integer(tile.rows) + m
-            depth = unrolled(tile.depth, lambda d: line(m, channel, d))
+            depth = unrolled(tile.image_rows, lambda d: line(m, channel, d))
             return when(channel < integer(outputs), depth, always=outputs % tile.rows == 0)
 
         def line(m: ir.Expr, channel: ir.Expr, d: ir.Expr) -> tirx.Stmt:
-            y = self.line * integer(tile.depth) + d
+            y = self.line * integer(tile.image_rows) + d
             vectors = unrolled(
                 tile.width, lambda v: self._write_vector(channel, y, v, lambda lane: sum_at(m, d, v, lane))
             )
-            return when(y < integer(lines), vectors, always=lines % tile.depth == 0)
+            return when(y < integer(lines), vectors, always=lines % tile.image_rows == 0)
 
         return unrolled(tile.rows, row)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hybridc.schedules.cpu.conv2d.conv2d import schedule_convolution
 from hybridc.schedules.cpu.conv2d.read import read_convolution
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="depthwise")
 def depthwise(request: Request) -> Scheduled | None:
     """Accepts grouped convolutions with one input channel a group, of one or two spatial axes.
 

@@ -31,6 +31,7 @@ from hybridc.schedules.cpu.conv2d_blocked.read import (
 from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Place, copy_rows, declare_buffers
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -38,22 +39,18 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     grid,
     integer,
     loop,
-)
-from hybridc.schedules.cpu.core.nest import finish, loads
-from hybridc.schedules.cpu.core.register_tile import (
-    LINE_FLOATS,
-    Stream,
-    reduction,
-    register_tile,
     sequence,
 )
+from hybridc.schedules.cpu.core.nest import finish, loads
+from hybridc.schedules.cpu.core.register_tile import Stream, reduction, register_tile
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 Fill = Callable[[Pass, ir.Var], tirx.Stmt]
 """Writes a buffer of the input that a pass reads."""
 
 
+@schedule_rule(family="conv2d")
 def conv2d_blocked(request: Request) -> Scheduled | None:
     """Accepts convolutions as passes/layout/operators.py writes them: any kernel, stride, dilation, padding,
     batch and groups.
@@ -106,10 +103,10 @@ def _word_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
     taps, lanes, group = (conv.height.taps, conv.width.taps), conv.output_lanes, plan.vectors * plan.lanes
     joined, parts = max(group // lanes, 1), max(lanes // group, 1)
     blocks = () if conv.plain else (conv.input_blocks,)
-    padded = (conv.output_blocks, *blocks, *taps, dot.count * conv.input_lanes, lanes)
-    inner = (conv.input_blocks, *taps, conv.input_lanes, dot.count)
+    padded = (conv.output_blocks, *blocks, *taps, dot.group_size * conv.input_lanes, lanes)
+    inner = (conv.input_blocks, *taps, conv.input_lanes, dot.group_size)
     split = (conv.output_blocks // joined, joined, *inner, parts, lanes // parts)
-    return Packing(padded, split, (0, 7, 2, 3, 4, 5, 1, 8, 6), words=dot.words)
+    return Packing(padded, split, (0, 7, 2, 3, 4, 5, 1, 8, 6), vnni_dtype=dot.operand_dtype)
 
 
 def _grouped_packing(conv: BlockedConvolution, plan: Plan) -> Packing:
@@ -262,11 +259,11 @@ def _next_inputs(at: _Tile) -> list[Stream]:
     """What comes next: this tile's share of the next group's weights, and the pixels of the next tile."""
     task, plan, conv = at.task, at.task.buffers.plan, at.task.buffers.conv
     depth = plan.chunk * conv.height.taps * conv.width.taps * conv.input_lanes
-    share = ceil_div(depth * plan.vectors * plan.lanes, LINE_FLOATS * tiles_of_task(conv, plan))
+    share = ceil_div(depth * plan.vectors * plan.lanes, CACHE_LINE_FLOATS * tiles_of_task(conv, plan))
     zeros = (integer(0),) * 4
 
     def ahead_of(first: tirx.BufferLoad, line: ir.Expr) -> tirx.BufferLoad:
-        inner = first.indices[-1] + line * integer(LINE_FLOATS)
+        inner = first.indices[-1] + line * integer(CACHE_LINE_FLOATS)
         return tirx.BufferLoad(first.source, [*first.indices[:-1], inner])
 
     def weight(outer: Point, n: ir.Expr) -> tirx.BufferLoad:
@@ -279,7 +276,7 @@ def _next_inputs(at: _Tile) -> list[Stream]:
     weights = Stream(0, share, weight)
     if not task.buffers.source.whole or conv.plain:
         return [weights]
-    return [weights, Stream(1, ceil_div(at.pixels * conv.input_lanes, LINE_FLOATS), pixels)]
+    return [weights, Stream(1, ceil_div(at.pixels * conv.input_lanes, CACHE_LINE_FLOATS), pixels)]
 
 
 def _next_rows(at: _Tile) -> list[Stream]:
@@ -294,8 +291,8 @@ def _next_rows(at: _Tile) -> list[Stream]:
         rows, block = plan.lines * conv.height.stride, 0
         overlap = (conv.height.taps - 1) * conv.height.dilation + 1 - conv.height.stride
         first = (task.part + integer(1)) * integer(rows) + integer(overlap - conv.height.before)
-    share = ceil_div(channels * rows * conv.width.inputs, LINE_FLOATS * tiles_of_task(conv, plan))
-    pixels = max(LINE_FLOATS // width, 1)
+    share = ceil_div(channels * rows * conv.width.inputs, CACHE_LINE_FLOATS * tiles_of_task(conv, plan))
+    pixels = max(CACHE_LINE_FLOATS // width, 1)
 
     def line(outer: Point, n: ir.Expr) -> tirx.BufferLoad:
         column = (at.number * integer(share) + n) * integer(pixels)
@@ -307,7 +304,7 @@ def _next_rows(at: _Tile) -> list[Stream]:
 def _outputs(at: _Tile) -> list[Stream]:
     """The lines that this tile will write, and those of residuals that it will add."""
     plan, conv = at.task.buffers.plan, at.task.buffers.conv
-    step = max(LINE_FLOATS // conv.output_lanes, 1)
+    step = max(CACHE_LINE_FLOATS // conv.output_lanes, 1)
     pixels = ceil_div(at.pixels, step)
 
     def touched(vector: int, n: ir.Expr) -> list[tirx.BufferLoad]:

@@ -27,7 +27,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     when,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 UNROLLED_TAPS = 200
 """Multiply-adds of a tile that are written out; LLVM takes a quarter of a second for it. A kernel for which
@@ -107,6 +107,7 @@ class _Kernel:
         return rows.conv.input_at(rows.image, rows.block, row, x, lane)[0]
 
 
+@schedule_rule(family="depthwise")
 def depthwise_blocked(request: Request) -> Scheduled | None:
     """Accepts depthwise convolutions of blocked data, of any window.
 

@@ -14,8 +14,8 @@ from tvm import ir, sym, tirx
 
 from hybridc.schedules.cpu.conv2d_blocked.groups import Grouping
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place
-from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, loop
-from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, sequence
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, loop, sequence
+from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream
 
 Use = tuple[int, int]
 """A pixel of the tile and a tap of the row."""

@@ -68,7 +68,7 @@ class BlockedConvolution:
     is_constant: bool = True
     """Whether weights are known when compiling, and may be packed then."""
     dot: Dot | None = None
-    """How narrow numbers are multiplied. Input lanes, of plain data channels, are then words of such numbers,
+    """How low-precision operands are multiplied. Input lanes, of plain data channels, are then VNNI groups,
     which a task packs into its copy of the input."""
 
     @property

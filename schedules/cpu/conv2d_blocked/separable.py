@@ -35,7 +35,7 @@ from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_b
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, declare_buffers
 from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop
 from hybridc.schedules.cpu.core.nest import finish, loads, read_nest
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 from hybridc.targets import Isa
 
 MINIMUM_GAIN = 0.025
@@ -65,6 +65,7 @@ class Separable:
         return rank_plans(self.pointwise, isa, lambda plan: _depthwise_cycles(self, plan, isa))
 
 
+@schedule_rule(family="conv2d")
 def separable(request: Request) -> Scheduled | None:
     """Accepts a depthwise convolution and a 1x1 convolution of its result, each with its epilogue.
 

@@ -9,8 +9,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, Source, group_count, source_of, tiles_of_task
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
-from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, integer, loop, vectorized
-from hybridc.schedules.cpu.core.register_tile import sequence
+from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, integer, loop, sequence, vectorized
 from hybridc.schedules.packing import Packing
 
 Place = tuple[ir.Expr, ir.Expr]

@@ -1,11 +1,12 @@
-"""Multiply-adds of narrow numbers: words of 32 bits hold two bf16 or four int8 numbers, which meet in one
-step.
+"""Dot products of low-precision operands: VNNI packing puts a pair of bf16 or a quad of int8 numbers into 32
+bits, and one step multiplies and adds them all.
 
     sums[lane] += sum over i of left[i] * right[lane][i]
 
-`left` is one word that is broadcast, `right` a vector of words, so a kernel treats words as it treats floats:
-as scalars of one factor and vectors of the other, and a reduction over channels has half or a quarter of the
-steps. (`vdpbf16ps` and `vpdpbusd` of AVX-512; Intel 64 and IA-32 Architectures Software Developer's Manual.)
+`left` is one pair or quad that is broadcast, `right` a vector of them, so a kernel treats a group as it
+treats a float: as a scalar of one factor and a vector's element of the other, and a reduction over channels
+has half or a quarter of the steps. (`vdpbf16ps` and `vpdpbusd` of AVX-512; Intel 64 and IA-32 Architectures
+Software Developer's Manual.)
 
 TVM has no type for bf16 vectors that LLVM would take, so these functions are LLVM's own text, inlined
 wherever they are called. Each has a second body without special instructions, for targets that emulate them.
@@ -15,25 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from tvm import ir, tirx
 
-from hybridc.options import BF16
+from hybridc.options import BF16, INT8
 from hybridc.targets import Isa
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """How numbers of one type are multiplied."""
+    """How low-precision operands of one type are multiplied."""
 
     precision: str
     """bf16: both factors bf16, sums float32. int8: left unsigned, right signed, sums int32."""
     emulated: bool = False
 
     @property
-    def count(self) -> int:
-        """Numbers in a word."""
+    def group_size(self) -> int:
+        """Operands in a VNNI group of 32 bits: a pair of bf16 or a quad of int8."""
         return 2 if self.precision == BF16 else 4
 
     @property
@@ -45,12 +46,12 @@ class Dot:
         return tirx.const(0, self.sum_dtype)
 
     @property
-    def words(self) -> str:
-        """What `Packing.words` is for the right factor."""
+    def operand_dtype(self) -> str:
+        """What `Packing.vnni_dtype` is for the right factor."""
         return "bfloat16" if self.precision == BF16 else "int8"
 
     def multiply_add(self, sums: ir.Expr, left: ir.Expr, right: ir.Expr) -> ir.Expr:
-        """`sums` and `right` are vectors, `left` is one word."""
+        """`sums + left * right`: `sums` and `right` are vectors, `left` is one group, which is broadcast."""
         lanes = int(str(right.ty.dtype).partition("x")[2])
         name = f"hybridc_{self.precision}_dot_{lanes}"
         return tirx.call_pure_extern(
@@ -64,7 +65,7 @@ class Dot:
 
 def dot_of(precision: str, isa: Isa) -> Dot | None:
     """None if the instruction set has no such instructions."""
-    return None if isa.narrow is None else Dot(precision, isa.narrow.are_emulated)
+    return None if isa.dot_product_unit is None else Dot(precision, isa.dot_product_unit.is_emulated)
 
 
 def with_llvm(text: str, body: tirx.Stmt) -> tirx.Stmt:
@@ -72,8 +73,8 @@ def with_llvm(text: str, body: tirx.Stmt) -> tirx.Stmt:
     return tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", ir.StringImm(text), body)
 
 
-def bf16_words(values: ir.Expr) -> ir.Expr:
-    """A vector of floats, rounded to nearest even, as a vector of half as many words.
+def bf16_pairs_of_neighbours(values: ir.Expr) -> ir.Expr:
+    """A vector of floats, rounded to nearest even, as a vector of half as many pairs of neighbours.
 
     Denormal numbers become zeros, as in the multiply-adds. Numbers that are bf16 already stay as they are.
     """
@@ -83,35 +84,35 @@ def bf16_words(values: ir.Expr) -> ir.Expr:
     return tirx.call_pure_extern(f"int32x{lanes // 2}", f"hybridc_bf16_words_{lanes}", values)
 
 
-def bf16_pairs(first: ir.Expr, second: ir.Expr) -> ir.Expr:
-    """Two vectors of floats, rounded as by `bf16_words`, as a vector of as many words: one of each in a
-    word."""
+def bf16_pairs_of(first: ir.Expr, second: ir.Expr) -> ir.Expr:
+    """Two vectors of floats, rounded as by `bf16_pairs_of_neighbours`, as a vector of as many pairs, each
+    with one number of either."""
     if _is_bf16(first) or _is_bf16(second):
-        return bf16_word(first, second)
+        return bf16_pair(first, second)
     lanes = int(str(first.ty.dtype).partition("x")[2])
     return tirx.call_pure_extern(f"int32x{lanes}", f"hybridc_bf16_pairs_{lanes}", first, second)
 
 
-def unsigned_words(words: ir.Expr) -> ir.Expr:
-    """128 added to each of four signed numbers."""
-    return words ^ tirx.const(-0x7F7F7F80, str(words.ty.dtype))
+def unsigned_quads(quads: ir.Expr) -> ir.Expr:
+    """128 added to each of four signed numbers: a change of their top bits."""
+    return quads ^ tirx.const(-0x7F7F7F80, str(quads.ty.dtype))
 
 
-def byte_word(numbers: Sequence[ir.Expr]) -> ir.Expr:
-    """Four 8-bit numbers as a word, the first lowest."""
-    word = tirx.const(0, "uint32")
+def int8_quad(numbers: Sequence[ir.Expr]) -> ir.Expr:
+    """Four 8-bit numbers as a quad, the first lowest."""
+    quad = tirx.const(0, "uint32")
     for i, number in enumerate(numbers):
         byte = tirx.Cast("uint32", tirx.Cast("uint8", number))
-        word = word | (byte << tirx.const(8 * i, "uint32"))
-    return tirx.reinterpret("int32", word)
+        quad = quad | (byte << tirx.const(8 * i, "uint32"))
+    return tirx.reinterpret("int32", quad)
 
 
-def bf16_word(first: ir.Expr, second: ir.Expr) -> ir.Expr:
-    """Two numbers (or two vectors of them), floats or bf16, as a word (or a vector of words)."""
+def bf16_pair(first: ir.Expr, second: ir.Expr) -> ir.Expr:
+    """Two numbers (or two vectors of them), floats or bf16, as a pair (or a vector of pairs)."""
     bits = bf16_bits(second)
     dtype = str(bits.ty.dtype)
-    word = bf16_bits(first) | (bits << tirx.const(16, dtype))
-    return tirx.reinterpret(dtype.replace("uint", "int"), word)
+    pair = bf16_bits(first) | (bits << tirx.const(16, dtype))
+    return tirx.reinterpret(dtype.replace("uint", "int"), pair)
 
 
 def bf16_bits(x: ir.Expr) -> ir.Expr:
@@ -135,12 +136,12 @@ def _is_bf16(x: ir.Expr) -> bool:
 
 @cache
 def llvm_functions(emulated: bool) -> str:
-    """The text of all functions that the calls of this module name."""
-    make = (_emulated_dot, _emulated_words) if emulated else (_dot, _words)
-    bodies = [function(lanes) for function in make for lanes in (8, 16)]
-    bodies += [_pairs(lanes) for lanes in (8, 16)]
-    quads = _emulated_quads if emulated else _quads
-    return "\n".join([*bodies, *(quads(lanes) for lanes in (8, 16))])
+    """The text of all functions that the calls of this module name, for vectors of 256 and 512 bits."""
+    bf16_dot = _emulated_bf16_dot if emulated else partial(_native_dot, precision=BF16)
+    neighbours = _emulated_bf16_neighbours if emulated else _bf16_neighbours
+    int8_dot = _emulated_int8_dot if emulated else partial(_native_dot, precision=INT8)
+    functions = (bf16_dot, neighbours, _bf16_pairs, int8_dot)
+    return "\n".join(function(lanes) for function in functions for lanes in (8, 16))
 
 
 def define(signature: str, *lines: str) -> str:
@@ -149,20 +150,24 @@ def define(signature: str, *lines: str) -> str:
     return f"define linkonce_odr hidden {result} @{rest} alwaysinline {{\n  " + "\n  ".join(lines) + "\n}"
 
 
-def _dot(lanes: int) -> str:
-    sums, words, numbers = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>"
-    intrinsic = f"@llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
+def _native_dot(lanes: int, precision: str) -> str:
+    """One instruction: `vdpbf16ps` for pairs, `vpdpbusd` for quads."""
+    groups, count = f"<{lanes} x i32>", 2 if precision == BF16 else 4
+    sums = f"<{lanes} x float>" if precision == BF16 else groups
+    numbers = f"<{count * lanes} x {'bfloat' if precision == BF16 else 'i8'}>"
+    name = "avx512bf16.dpbf16ps" if precision == BF16 else "avx512.vpdpbusd"
+    intrinsic = f"@llvm.x86.{name}.{32 * lanes}"
     return f"declare {sums} {intrinsic}({sums}, {numbers}, {numbers})\n" + define(
-        f"{sums} @hybridc_bf16_dot_{lanes}({sums} %sums, {words} %left, {words} %right)",
-        f"%a = bitcast {words} %left to {numbers}",
-        f"%b = bitcast {words} %right to {numbers}",
+        f"{sums} @hybridc_{precision}_dot_{lanes}({sums} %sums, {groups} %left, {groups} %right)",
+        f"%a = bitcast {groups} %left to {numbers}",
+        f"%b = bitcast {groups} %right to {numbers}",
         f"%r = call {sums} {intrinsic}({sums} %sums, {numbers} %a, {numbers} %b)",
         f"ret {sums} %r",
     )
 
 
-def _emulated_dot(lanes: int) -> str:
-    """Both halves of a word as floats."""
+def _emulated_bf16_dot(lanes: int) -> str:
+    """Both numbers of a pair as floats."""
     sums, words = f"<{lanes} x float>", f"<{lanes} x i32>"
 
     def halves(name: str) -> list[str]:
@@ -184,7 +189,8 @@ def _emulated_dot(lanes: int) -> str:
     )
 
 
-def _words(lanes: int) -> str:
+def _bf16_neighbours(lanes: int) -> str:
+    """LLVM's own rounding, which is one `vcvtneps2bf16`."""
     floats, numbers, words = f"<{lanes} x float>", f"<{lanes} x bfloat>", f"<{lanes // 2} x i32>"
     return define(
         f"{words} @hybridc_bf16_words_{lanes}({floats} %x)",
@@ -194,7 +200,8 @@ def _words(lanes: int) -> str:
     )
 
 
-def _emulated_words(lanes: int) -> str:
+def _emulated_bf16_neighbours(lanes: int) -> str:
+    """To nearest even in integer arithmetic; a NaN keeps its sign and becomes a quiet one."""
     floats, bits, words = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes // 2} x i32>"
     return define(
         f"{words} @hybridc_bf16_words_{lanes}({floats} %x)",
@@ -213,7 +220,7 @@ def _emulated_words(lanes: int) -> str:
     )
 
 
-def _pairs(lanes: int) -> str:
+def _bf16_pairs(lanes: int) -> str:
     """By `hybridc_bf16_words` of each."""
     floats, words, halves = f"<{lanes} x float>", f"<{lanes // 2} x i32>", f"<{lanes} x i16>"
     lines = []
@@ -232,20 +239,8 @@ def _pairs(lanes: int) -> str:
     )
 
 
-def _quads(lanes: int) -> str:
-    sums, numbers = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
-    intrinsic = f"@llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-    return f"declare {sums} {intrinsic}({sums}, {numbers}, {numbers})\n" + define(
-        f"{sums} @hybridc_int8_dot_{lanes}({sums} %sums, {sums} %left, {sums} %right)",
-        f"%a = bitcast {sums} %left to {numbers}",
-        f"%b = bitcast {sums} %right to {numbers}",
-        f"%r = call {sums} {intrinsic}({sums} %sums, {numbers} %a, {numbers} %b)",
-        f"ret {sums} %r",
-    )
-
-
-def _emulated_quads(lanes: int) -> str:
-    """Each byte of a word by itself, extended without sign on the left and with it on the right."""
+def _emulated_int8_dot(lanes: int) -> str:
+    """Each byte of a quad by itself, extended without sign on the left and with it on the right."""
     words, lines, total = f"<{lanes} x i32>", list[str](), "%sums"
     for i in range(4):
         lines += [

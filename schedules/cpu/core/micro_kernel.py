@@ -22,6 +22,9 @@ from hybridc.targets import Isa
 INDEX = "int64"
 Point = Sequence[ir.Expr]
 
+CACHE_LINE_BYTES = 64
+CACHE_LINE_FLOATS = CACHE_LINE_BYTES // 4
+"""A cache line of every x86 processor: what a prefetch fetches, and how far apart those of a stream are."""
 UNROLLED_MULTIPLY_ADDS = 96
 """A loop body is unrolled up to about this many vector instructions: enough to hide the loop, and LLVM
 takes well below a second for it."""
@@ -71,20 +74,22 @@ def grid(
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Accumulators of one micro-kernel: `rows` scalars times `depth` lines of `width` vectors of `lanes`."""
+    """Accumulators of one micro-kernel: `rows` scalars times `image_rows` x `width` vectors of `lanes`."""
 
     rows: int
-    depth: int
+    image_rows: int
+    """Rows of an image that share the scalars; 1 for a matrix."""
     width: int
     lanes: int
 
     @property
     def vectors(self) -> int:
-        return self.depth * self.width
+        """Of each scalar."""
+        return self.image_rows * self.width
 
     @property
     def columns(self) -> int:
-        """Elements of one line."""
+        """Elements of one image row, or of one row of a matrix."""
         return self.width * self.lanes
 
 
@@ -93,9 +98,9 @@ def ceil_div(value: int, step: int) -> int:
 
 
 def rank_tiles(
-    isa: Isa, rows: int, lines: int, columns: int, *, divide_rows: bool = False
+    isa: Isa, rows: int, image_rows: int, columns: int, *, divide_rows: bool = False
 ) -> tuple[Tile, ...]:
-    """Tiles for a `rows` x `lines` x `columns` output, the one of the least predicted time first.
+    """Tiles for a `rows` x `image_rows` x `columns` output, the one of the least predicted time first.
 
     Predicted time is padded work (tiles stick out at the edges) times the load of the pipeline: two
     vector loads or multiply-adds a cycle, of which each waits a few steps for its own result.
@@ -103,13 +108,13 @@ def rank_tiles(
     """
     narrow = columns * 2 <= isa.lanes()
     lanes = isa.lanes() // 2 if narrow and isa.lanes() > 8 else isa.lanes()
-    line_vectors = ceil_div(columns, lanes)
+    row_vectors = ceil_div(columns, lanes)
 
     def cost(tile: Tile) -> float:
         padded = (
             ceil_div(rows, tile.rows) * tile.rows
-            * ceil_div(lines, tile.depth) * tile.depth
-            * ceil_div(line_vectors, tile.width) * tile.width
+            * ceil_div(image_rows, tile.image_rows) * tile.image_rows
+            * ceil_div(row_vectors, tile.width) * tile.width
         )  # fmt: skip
         sums = tile.rows * tile.vectors
         loads = (tile.rows + tile.vectors) / sums
@@ -118,11 +123,11 @@ def rank_tiles(
     candidates = [
         Tile(m, d, w, lanes)
         for m in range(1, min(rows, 16) + 1)
-        for d in range(1, min(lines, 8) + 1)
-        for w in range(1, min(line_vectors, 8) + 1)
+        for d in range(1, min(image_rows, 8) + 1)
+        for w in range(1, min(row_vectors, 8) + 1)
         if m * d * w + d * w + 1 <= isa.vector_registers and not (divide_rows and rows % m)
     ]
-    return tuple(sorted(candidates, key=lambda tile: (cost(tile), tile.depth)))
+    return tuple(sorted(candidates, key=lambda tile: (cost(tile), tile.image_rows)))
 
 
 def micro_kernel(
@@ -134,21 +139,21 @@ def micro_kernel(
 ) -> tuple[tirx.Stmt, ir.Var]:
     """Zero the accumulators, run the reduction, write the result.
 
-    `left(k, m)` and `right(k, line, vector, lane)` give the factors, `write(sum_at)` the statement that
-    stores, where `sum_at(m, line, vector, lane)` is a finished sum. Returns the accumulators' buffer too,
-    which the function's root block must allocate.
+    `left(k, m)` and `right(k, image_row, vector, lane)` give the factors, `write(sum_at)` the statement that
+    stores, where `sum_at(m, image_row, vector, lane)` is a finished sum. Returns the accumulators' buffer,
+    which the function's root block must allocate, too.
     """
     sums = tirx.decl_buffer((tile.rows, tile.vectors, tile.lanes), "float32", "sums", scope="local")
 
-    def sum_indices(m: ir.Expr, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
-        return [m, line * integer(tile.width) + vector, lane]
+    def sum_indices(m: ir.Expr, y: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
+        return [m, y * integer(tile.width) + vector, lane]
 
-    def sum_at(m: ir.Expr, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
-        return tirx.BufferLoad(sums, sum_indices(m, line, vector, lane))
+    def sum_at(m: ir.Expr, y: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        return tirx.BufferLoad(sums, sum_indices(m, y, vector, lane))
 
     def each_vector(body: Callable[..., tirx.Stmt]) -> tirx.Stmt:
         def row(m: ir.Expr) -> tirx.Stmt:
-            return unrolled(tile.depth, lambda d: unrolled(tile.width, lambda w: vector(m, d, w)))
+            return unrolled(tile.image_rows, lambda d: unrolled(tile.width, lambda w: vector(m, d, w)))
 
         def vector(m: ir.Expr, d: ir.Expr, w: ir.Expr) -> tirx.Stmt:
             return vectorized(tile.lanes, lambda lane: body(m, d, w, lane))
@@ -195,7 +200,7 @@ def _reduction_loops(
 def write_columns(
     start: ir.Expr, columns: int, tile: Tile, vector: ir.Expr, body: Callable[[ir.Expr, ir.Expr], tirx.Stmt]
 ) -> tirx.Stmt:
-    """Write one vector that begins at column `start` of a line of `columns`: whole, or its part that exists.
+    """Write one vector that begins at column `start` of a row of `columns`: whole, or its part that exists.
 
     `body(column, lane)` writes one element. The part is cut in powers of two, each a vector of its own:
     an index that is only known at run time would force the accumulators out of the registers.
@@ -230,13 +235,14 @@ def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
 
 
-def prefetch(load: ir.Expr, locality: int) -> tirx.Stmt:
-    """Bring a cache line into L1 (locality 3) or L2 (2). It may lie past the end of its buffer."""
-    zero, one = tirx.IntImm("int32", 0), tirx.IntImm("int32", 1)
-    fetch = tirx.call_llvm_intrin(
-        "void", "llvm.prefetch", tirx.address_of(load), zero, tirx.IntImm("int32", locality), one
-    )
-    return tirx.Evaluate(fetch)
+def prefetch(load: ir.Expr, locality: int = 3, *, write: bool = False) -> tirx.Stmt:
+    """Bring a cache line into L1 (locality 3) or L2 (2), to be written if `write`.
+
+    The element may lie past the end of its buffer: an address that does not exist does no harm.
+    """
+    # the last operand of llvm.prefetch is the kind of cache: 1 for data
+    hints = [tirx.IntImm("int32", value) for value in (int(write), locality, 1)]
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(load), *hints))
 
 
 def when(condition: ir.Expr, body: tirx.Stmt, *, always: bool) -> tirx.Stmt:

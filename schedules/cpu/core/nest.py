@@ -2,7 +2,7 @@
 
 Relax hands over one block per operator: producers (padding), an anchor (the reduction) and an
 epilogue of element-wise blocks. A micro-kernel needs them as "the value at these indices", which is
-what `Block.value_at` gives; the nest around them is then ours to choose.
+what `NestBlock.value_at` gives; the nest around them is then ours to choose.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def uses(expr: ir.Expr, var: ir.Var) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class NestBlock:
     """One block: `buffer[indices] = value`, or a reduction over `reduce`, at every point of its iterators."""
 
     name: str
@@ -105,20 +105,20 @@ class Nest:
     """A function whose body is a sequence of perfect loop nests, one block each."""
 
     function: tirx.PrimFunc
-    blocks: tuple[Block, ...]
+    blocks: tuple[NestBlock, ...]
 
     @property
-    def reductions(self) -> tuple[Block, ...]:
+    def reductions(self) -> tuple[NestBlock, ...]:
         return tuple(block for block in self.blocks if block.reduce)
 
-    def producer(self, buffer: ir.Var) -> Block | None:
+    def producer(self, buffer: ir.Var) -> NestBlock | None:
         return next((block for block in self.blocks if block.buffer.same_as(buffer)), None)
 
     def parameter(self, buffer: ir.Var) -> int | None:
         """Position of a parameter, None for an intermediate."""
         return next((i for i, p in enumerate(self.function.params) if p.same_as(buffer)), None)
 
-    def inlined(self, expr: ir.Expr, stop: Block | None = None) -> ir.Expr:
+    def inlined(self, expr: ir.Expr, stop: NestBlock | None = None) -> ir.Expr:
         """`expr` with spatial intermediates replaced by what computes them, except the buffer of `stop`."""
 
         def value_at(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
@@ -143,7 +143,7 @@ def read_nest(function: tirx.PrimFunc) -> Nest | None:
     return Nest(function, tuple(blocks)) if blocks else None
 
 
-def read_block(block: s_tir.SBlock) -> Block | None:
+def read_block(block: s_tir.SBlock) -> NestBlock | None:
     """A block that stores one value at each of its points; None for others."""
     store = block.body
     if not isinstance(store, tirx.BufferStore) or block.match_buffers:
@@ -153,7 +153,7 @@ def read_block(block: s_tir.SBlock) -> Block | None:
         return None
     if not all(isinstance(v.dom.extent, tirx.IntImm) for v in block.iter_vars):
         return None
-    return Block(
+    return NestBlock(
         block.name_hint,
         tuple(v.var for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.DataPar),
         tuple(v.var for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.CommReduce),
@@ -169,7 +169,7 @@ class Contraction:
     """A sum of products and what follows it: `out = epilogue(sum over reduce of left * right)`."""
 
     nest: Nest
-    anchor: Block
+    anchor: NestBlock
     left: ir.TensorLoad
     right: ir.TensorLoad
 
@@ -231,7 +231,7 @@ def _eight_bits(factor: ir.Expr) -> ir.Expr:
     return factor.value if isinstance(factor, tirx.Cast) else factor
 
 
-def _summand(anchor: Block) -> tirx.Mul | None:
+def _summand(anchor: NestBlock) -> tirx.Mul | None:
     value = anchor.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return None
@@ -239,7 +239,7 @@ def _summand(anchor: Block) -> tirx.Mul | None:
     return value.b if own else None
 
 
-def _is_pointwise(nest: Nest, anchor: Block) -> bool:
+def _is_pointwise(nest: Nest, anchor: NestBlock) -> bool:
     """Everything after the anchor maps its element at a point to the output's element at that point."""
     start = nest.blocks.index(anchor)
     shape = [int(e) for e in anchor.buffer.shape]

@@ -13,13 +13,19 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import Point, integer, loop, unrolled, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import (
+    Point,
+    integer,
+    loop,
+    prefetch,
+    sequence,
+    unrolled,
+    vectorized,
+)
 
 UNROLLED_MULTIPLY_ADDS = 48
 """Vector multiply-adds of an unrolled loop body: enough to hide the loop; more only compiles longer."""
-LINE_FLOATS = 16
-"""A cache line holds this many elements."""
-LINES_AT_ONCE = 4
+PREFETCHES_AT_ONCE = 4
 """Prefetches that may follow each other without delaying the loads between them."""
 
 SumAt = Callable[[int, ir.Expr, ir.Expr], ir.Expr]
@@ -78,24 +84,24 @@ def register_tile(rows: int, vectors: int, lanes: int, dtype: str = "float32") -
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Cache lines to prefetch during a reduction: `lines` in each iteration of its loops outside of `axis`.
+    """Cache lines to prefetch during a reduction: `count` in each iteration of its loops outside of `axis`.
 
-    `line(outer, n)` is an element of the n-th of them, where `outer` are the indices of those loops.
+    `element(outer, n)` lies in the n-th of them, where `outer` are the indices of those loops.
     """
 
     axis: int
-    lines: int
-    line: Callable[[Point, ir.Expr], tirx.BufferLoad]
+    count: int
+    element: Callable[[Point, ir.Expr], tirx.BufferLoad]
     write: bool = False
 
     def at(self, axis: int, trips: Sequence[int], point: Point) -> list[tirx.Stmt]:
         """Its share of an iteration `point` of the loops up to `axis`: the coarsest that suffices has it."""
 
         def share(level: int) -> int:
-            return -(-self.lines // math.prod(trips[self.axis : level + 1]))
+            return -(-self.count // math.prod(trips[self.axis : level + 1]))
 
         levels = range(self.axis, len(trips))
-        if axis != next((level for level in levels if share(level) <= LINES_AT_ONCE), len(trips) - 1):
+        if axis != next((level for level in levels if share(level) <= PREFETCHES_AT_ONCE), len(trips) - 1):
             return []
         number: ir.Expr = integer(0)
         for extent, index in zip(trips[self.axis : axis + 1], point[self.axis :], strict=True):
@@ -103,15 +109,9 @@ class Stream:
         first = number * integer(share(axis))
         outer = point[: self.axis]
         numbers = [first + integer(j) for j in range(share(axis))]
-        if share(axis) * math.prod(trips[self.axis : axis + 1]) > self.lines:
-            numbers = [tirx.min(n, integer(self.lines - 1)) for n in numbers]
-        return [prefetch(self.line(outer, n), write=self.write) for n in numbers]
-
-
-def prefetch(element: tirx.BufferLoad, *, write: bool = False) -> tirx.Stmt:
-    """Bring the line of an element into the cache; an address that does not exist does no harm."""
-    hints = [tirx.IntImm("int32", value) for value in (int(write), 3, 1)]
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(element), *hints))
+        if share(axis) * math.prod(trips[self.axis : axis + 1]) > self.count:
+            numbers = [tirx.min(n, integer(self.count - 1)) for n in numbers]
+        return [prefetch(self.element(outer, n), write=self.write) for n in numbers]
 
 
 def reduction(
@@ -144,7 +144,3 @@ def reduction(
         return loop(trips[axis], body)
 
     return nest((), ())
-
-
-def sequence(stages: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    return stages[0] if len(stages) == 1 else tirx.SeqStmt(list(stages))

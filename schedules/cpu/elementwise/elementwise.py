@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, function_of
-from hybridc.schedules.cpu.core.nest import Block, Nest, finish, read_nest, replace_loads
-from hybridc.schedules.cpu.elementwise.index_maps import Walk, walk
-from hybridc.schedules.cpu.elementwise.loops import straight
+from hybridc.schedules.cpu.core.nest import Nest, NestBlock, finish, read_nest, replace_loads
+from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, iteration_space
+from hybridc.schedules.cpu.elementwise.loops import contiguous_runs
 from hybridc.schedules.cpu.elementwise.transpose import rearranged
 from hybridc.schedules.cpu.elementwise.upsample import upsampled
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.targets import Isa
 
 
+@schedule_rule(family="elementwise")
 def elementwise(request: Request) -> Scheduled | None:
     """Accepts functions whose blocks are all spatial.
 
-    Intermediates are computed where they are used. Each output is written in its own memory order, in lines
-    of vectors shared among tasks (`sweep.py`); operands that lie in another order go through
-    registers in tiles (`rearrange.py`, `upsample.py`).
+    Intermediates are computed where they are used. Each output is written in its own memory order, in
+    contiguous runs of vectors shared among tasks (`loops.py`); operands that lie in another order go
+    through registers in tiles (`transpose.py`, `upsample.py`).
     """
     nest = read_nest(request.function)
     if nest is None or nest.reductions:
@@ -37,18 +38,18 @@ def elementwise(request: Request) -> Scheduled | None:
     return finish(function, elementwise.__name__)
 
 
-def _written(nest: Nest, block: Block, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]]:
+def _written(nest: Nest, block: NestBlock, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Loops that write an output, and the registers they use."""
     if any(int(extent) == 0 for extent in block.buffer.shape):
         return tirx.Evaluate(0), []
-    output = _walk(nest, block)
+    output = _space_of(nest, block)
     found = rearranged(output, isa) or upsampled(output, isa.lanes())
-    return found or (straight(output, isa), [])
+    return found or (contiguous_runs(output, isa), [])
 
 
-def _walk(nest: Nest, block: Block) -> Walk:
+def _space_of(nest: Nest, block: NestBlock) -> IterationSpace:
     iterators = [tirx.Var(f"i{axis}", INDEX) for axis in range(len(block.indices))]
-    return walk(block.buffer, iterators, _inlined(nest, block.value_at(iterators)))
+    return iteration_space(block.buffer, iterators, _inlined(nest, block.value_at(iterators)))
 
 
 def _inlined(nest: Nest, value: ir.Expr) -> ir.Expr:

@@ -1,9 +1,9 @@
 """How the elements of every operand lie along the loops that write an output.
 
 An output of shape [E0, E1, ...] is written at row-major offsets. Reshapes, transposes, slices and tilings
-read at offsets that are sums of multiples of *digits* of the output's indices, `(i // lower) % extent`. Once
-each axis is split into the digits that its operands need, every offset is linear, and neighbouring digits
-along which all operands advance alike are one loop again.
+read at offsets that are sums of multiples of *splits* of the output's indices, `(i // lower_factor) % extent`
+(TVM's IterSplitExpr and IterSumExpr). Once each axis is split as its operands need, every offset is affine,
+and neighbouring splits along which all operands advance alike are fused into one loop again.
 """
 
 from __future__ import annotations
@@ -20,77 +20,77 @@ from hybridc.schedules.cpu.core.nest import loads, replace_loads, uses
 
 
 @dataclass(frozen=True, slots=True)
-class Digit:
-    """`(i // lower) % extent` of the index of an axis."""
+class IterSplit:
+    """`(i // lower_factor) % extent` of the index of an axis: TVM's IterSplitExpr."""
 
     axis: int
-    lower: int
+    lower_factor: int
     extent: int
 
     @property
-    def upper(self) -> int:
-        return self.lower * self.extent
+    def upper_factor(self) -> int:
+        return self.lower_factor * self.extent
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """`base` plus multiples of digits."""
+class AffineIndex:
+    """`base` plus multiples of splits: TVM's IterSumExpr."""
 
     base: int
-    terms: Mapping[Digit, int]
+    terms: Mapping[IterSplit, int]
 
     @property
-    def least(self) -> int:
+    def minimum(self) -> int:
         return self.base + sum(min(c * (d.extent - 1), 0) for d, c in self.terms.items())
 
     @property
-    def greatest(self) -> int:
+    def maximum(self) -> int:
         return self.base + sum(max(c * (d.extent - 1), 0) for d, c in self.terms.items())
 
-    def plus(self, other: Linear, factor: int = 1) -> Linear:
+    def plus(self, other: AffineIndex, factor: int = 1) -> AffineIndex:
         terms = dict(self.terms)
-        for digit, coefficient in other.terms.items():
-            terms[digit] = terms.get(digit, 0) + factor * coefficient
-        return Linear(self.base + factor * other.base, {d: c for d, c in terms.items() if c})
+        for split, coefficient in other.terms.items():
+            terms[split] = terms.get(split, 0) + factor * coefficient
+        return AffineIndex(self.base + factor * other.base, {d: c for d, c in terms.items() if c})
 
-    def divided(self, by: int) -> tuple[Linear, Linear] | None:
-        """Quotient and remainder, rounding down; None where they are not linear in digits."""
-        high: dict[Digit, int] = {}
-        low: dict[Digit, int] = {}
-        for digit, coefficient in self.terms.items():
-            for part, weight in _split_at(digit, coefficient, by):
+    def divided(self, by: int) -> tuple[AffineIndex, AffineIndex] | None:
+        """Quotient and remainder, rounding down; None where they are not affine in splits."""
+        high: dict[IterSplit, int] = {}
+        low: dict[IterSplit, int] = {}
+        for split, coefficient in self.terms.items():
+            for part, weight in _divided_term(split, coefficient, by):
                 (low if weight % by else high)[part] = weight
-        remainder = Linear(self.base % by, low)
-        if remainder.least < 0 or remainder.greatest >= by:
+        remainder = AffineIndex(self.base % by, low)
+        if remainder.minimum < 0 or remainder.maximum >= by:
             return None
-        return Linear(self.base // by, {d: c // by for d, c in high.items()}), remainder
+        return AffineIndex(self.base // by, {d: c // by for d, c in high.items()}), remainder
 
 
-def _split_at(digit: Digit, coefficient: int, by: int) -> list[tuple[Digit, int]]:
+def _divided_term(split: IterSplit, coefficient: int, by: int) -> list[tuple[IterSplit, int]]:
     """A term as two, where the upper one counts multiples of `by`, if it can be split so."""
     step = by // coefficient if coefficient > 0 and by % coefficient == 0 else 1
-    if step == 1 or step >= digit.extent or digit.extent % step:
-        return [(digit, coefficient)]
+    if step == 1 or step >= split.extent or split.extent % step:
+        return [(split, coefficient)]
     return [
-        (Digit(digit.axis, digit.lower, step), coefficient),
-        (Digit(digit.axis, digit.lower * step, digit.extent // step), by),
+        (IterSplit(split.axis, split.lower_factor, step), coefficient),
+        (IterSplit(split.axis, split.lower_factor * step, split.extent // step), by),
     ]
 
 
-def linear(expr: ir.Expr, iterators: Sequence[ir.Var], extents: Sequence[int]) -> Linear | None:
-    """An integer expression of the iterators in digits; None where it is not linear in them."""
+def affine_index(expr: ir.Expr, iterators: Sequence[ir.Var], extents: Sequence[int]) -> AffineIndex | None:
+    """An integer expression of the iterators in splits of them; None where it is not affine."""
 
-    def of(expr: ir.Expr) -> Linear | None:
-        return linear(expr, iterators, extents)
+    def of(expr: ir.Expr) -> AffineIndex | None:
+        return affine_index(expr, iterators, extents)
 
     match expr:
         case tirx.IntImm():
-            return Linear(int(expr), {})
+            return AffineIndex(int(expr), {})
         case ir.Var():
             axis = next((a for a, v in enumerate(iterators) if v.same_as(expr)), None)
             if axis is None:
                 return None
-            return Linear(0, {Digit(axis, 1, extents[axis]): 1} if extents[axis] > 1 else {})
+            return AffineIndex(0, {IterSplit(axis, 1, extents[axis]): 1} if extents[axis] > 1 else {})
         case tirx.Cast():
             return of(expr.value) if str(expr.value.ty.dtype).startswith("int") else None
         case tirx.Add() | tirx.Sub() | tirx.Mul() | tirx.Min() | tirx.Max():
@@ -100,25 +100,25 @@ def linear(expr: ir.Expr, iterators: Sequence[ir.Var], extents: Sequence[int]) -
             a, b = of(expr.a), of(expr.b)
             if a is None or b is None or b.terms or b.base <= 0:
                 return None
-            if isinstance(expr, tirx.Div | tirx.Mod) and a.least < 0:
+            if isinstance(expr, tirx.Div | tirx.Mod) and a.minimum < 0:
                 return None
             parts = a.divided(b.base)
             return None if parts is None else parts[isinstance(expr, tirx.FloorMod | tirx.Mod)]
     return None
 
 
-def _combined(expr: ir.Expr, a: Linear, b: Linear) -> Linear | None:
+def _combined(expr: ir.Expr, a: AffineIndex, b: AffineIndex) -> AffineIndex | None:
     match expr:
         case tirx.Add():
             return a.plus(b)
         case tirx.Sub():
             return a.plus(b, -1)
         case tirx.Mul() if not b.terms:
-            return Linear(0, {}).plus(a, b.base)
+            return AffineIndex(0, {}).plus(a, b.base)
         case tirx.Mul() if not a.terms:
-            return Linear(0, {}).plus(b, a.base)
+            return AffineIndex(0, {}).plus(b, a.base)
         case tirx.Min() | tirx.Max():
-            smaller = a if a.greatest <= b.least else b if b.greatest <= a.least else None
+            smaller = a if a.maximum <= b.minimum else b if b.maximum <= a.minimum else None
             if smaller is None:
                 return None
             return smaller if isinstance(expr, tirx.Min) else b if smaller is a else a
@@ -126,36 +126,36 @@ def _combined(expr: ir.Expr, a: Linear, b: Linear) -> Linear | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class OperandAccess:
     """A read: elements from the buffer's start are `offset` plus each of `rest` times its stride."""
 
     load: ir.TensorLoad
-    offset: Linear
+    offset: AffineIndex
     rest: tuple[tuple[ir.Expr, int], ...]
     guard: ir.Call | None
     """`if_then_else(condition, load, constant)`, where the load stands in one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
-    """A loop over one digit, or over neighbouring digits that all operands walk as one."""
+class FusedLoop:
+    """A loop over one split, or over neighbouring splits along which all operands advance as along one."""
 
     extent: int
-    digits: tuple[Digit, ...]
-    """Outermost first. More than one axis only where nothing but linear offsets depends on them."""
+    splits: tuple[IterSplit, ...]
+    """Outermost first. More than one axis only where nothing but affine offsets depends on them."""
     strides: tuple[int, ...]
     """Elements that each operand advances by."""
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class IterationSpace:
     """One output element's value and the loops over all of them, outermost first."""
 
     buffer: ir.Var
     iterators: tuple[ir.Var, ...]
     value: ir.Expr
-    operands: tuple[Operand, ...]
-    loops: tuple[Loop, ...]
+    operands: tuple[OperandAccess, ...]
+    loops: tuple[FusedLoop, ...]
 
     @property
     def elements(self) -> int:
@@ -163,7 +163,7 @@ class Walk:
 
     def depends(self, exprs: Iterable[ir.Expr], loop: int) -> bool:
         """Whether expressions use an index that the loop runs through."""
-        axes = {digit.axis for digit in self.loops[loop].digits}
+        axes = {split.axis for split in self.loops[loop].splits}
         return any(uses(expr, self.iterators[axis]) for expr in exprs for axis in axes)
 
     @property
@@ -173,7 +173,7 @@ class Walk:
         return set(strides) <= {0, 1} and not self.depends(self.indices, len(self.loops) - 1)
 
     def depends_on_index(self, loop: int, *, guards: bool) -> bool:
-        """Whether anything but linear offsets uses a loop's index; guards only count if asked for."""
+        """Whether anything but affine offsets uses a loop's index; guards only count if asked for."""
         known = [] if guards else [o.guard for o in self.operands if o.guard is not None]
 
         def call(node: ir.Call, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
@@ -186,7 +186,7 @@ class Walk:
 
     @property
     def indices(self) -> list[ir.Expr]:
-        """Indices of operands that are no sums of digits."""
+        """Indices of operands that are not affine."""
         return [expr for operand in self.operands for expr, _ in operand.rest]
 
     def output_stride(self, loop: int) -> int:
@@ -252,9 +252,9 @@ class Walk:
         return tvm_ffi.structural_mutate(expr, callbacks)
 
     def _index(self, axis: int, point: Sequence[ir.Expr]) -> ir.Expr:
-        """The axis' index, of loops that are digits of this axis alone; else of no meaning and not used."""
-        own = [(index, lp.digits) for index, lp in zip(point, self.loops, strict=True)]
-        return sum_of((i, ds[-1].lower) for i, ds in own if all(d.axis == axis for d in ds))
+        """The axis' index, of loops that are splits of this axis alone; else of no meaning and not used."""
+        own = [(index, lp.splits) for index, lp in zip(point, self.loops, strict=True)]
+        return sum_of((i, ds[-1].lower_factor) for i, ds in own if all(d.axis == axis for d in ds))
 
 
 def flat(buffer: ir.Var, offset: ir.Expr) -> list[ir.Expr]:
@@ -271,8 +271,8 @@ def sum_of(terms: Iterable[tuple[ir.Expr, int]]) -> ir.Expr:
     return total
 
 
-def walk(buffer: ir.Var, iterators: Sequence[ir.Var], value: ir.Expr) -> Walk:
-    """Split the axes of `buffer[iterators] = value` into digits, and merge what is walked alike."""
+def iteration_space(buffer: ir.Var, iterators: Sequence[ir.Var], value: ir.Expr) -> IterationSpace:
+    """Split the axes of `buffer[iterators] = value` as its operands need, and fuse what advances alike."""
     extents = [int(e) for e in buffer.shape]
     cuts: list[set[int]] = [{1, extent} for extent in extents]
     guards = _guards(value)
@@ -281,13 +281,13 @@ def walk(buffer: ir.Var, iterators: Sequence[ir.Var], value: ir.Expr) -> Walk:
     )
     opaque = [without_loads(value), *(without_loads(e) for o in operands for e, _ in o.rest)]
     locked = {a for a, v in enumerate(iterators) if any(uses(expr, v) for expr in opaque)}
-    digits = [
-        Digit(axis, low, high // low)
+    splits = [
+        IterSplit(axis, low, high // low)
         for axis, cut in enumerate(cuts)
         for high, low in itertools.pairwise(sorted(cut, reverse=True))
     ]
-    split = [Loop(d.extent, (d,), tuple(_stride(o.offset, d) for o in operands)) for d in digits]
-    return Walk(buffer, tuple(iterators), value, operands, tuple(_merged(split, locked)))
+    loops = [FusedLoop(d.extent, (d,), tuple(_stride(o.offset, d) for o in operands)) for d in splits]
+    return IterationSpace(buffer, tuple(iterators), value, operands, tuple(_merged(loops, locked)))
 
 
 def _guards(value: ir.Expr) -> dict[ir.TensorLoad, ir.Call]:
@@ -314,11 +314,11 @@ def _operand(
     iterators: Sequence[ir.Var],
     extents: Sequence[int],
     cuts: list[set[int]],
-) -> Operand:
+) -> OperandAccess:
     """Read a load and add where it cuts axes. An index that would cut across others stays as it is."""
-    offset, rest, stride = Linear(0, {}), [], 1
+    offset, rest, stride = AffineIndex(0, {}), [], 1
     for index, extent in reversed(list(zip(load.indices, load.source.shape, strict=True))):
-        found = linear(index, iterators, extents)
+        found = affine_index(index, iterators, extents)
         wanted = None if found is None else _cut(cuts, found.terms)
         if found is None or wanted is None:
             rest.append((index, stride))
@@ -326,29 +326,31 @@ def _operand(
             cuts[:] = wanted
             offset = offset.plus(found, stride)
         stride *= int(extent)
-    return Operand(load, offset, tuple(rest), guard)
+    return OperandAccess(load, offset, tuple(rest), guard)
 
 
-def _cut(cuts: Sequence[set[int]], digits: Iterable[Digit]) -> list[set[int]] | None:
-    """The cuts with those of more digits; None if an axis could then not be written in digits."""
+def _cut(cuts: Sequence[set[int]], splits: Iterable[IterSplit]) -> list[set[int]] | None:
+    """The cuts with those of more splits; None if an axis could then not be split so."""
     more = [set(cut) for cut in cuts]
-    for digit in digits:
-        more[digit.axis] |= {digit.lower, digit.upper}
+    for split in splits:
+        more[split.axis] |= {split.lower_factor, split.upper_factor}
     chains = all(high % low == 0 for cut in more for low, high in itertools.pairwise(sorted(cut)))
     return more if chains else None
 
 
-def _stride(offset: Linear, digit: Digit) -> int:
-    """What one step of `digit` adds to an offset whose own digits may be coarser."""
+def _stride(offset: AffineIndex, split: IterSplit) -> int:
+    """What one step of `split` adds to an offset whose own splits may be coarser."""
     return sum(
-        coefficient * digit.lower // d.lower
+        coefficient * split.lower_factor // d.lower_factor
         for d, coefficient in offset.terms.items()
-        if d.axis == digit.axis and d.lower <= digit.lower and digit.upper <= d.upper
+        if d.axis == split.axis
+        and d.lower_factor <= split.lower_factor
+        and split.upper_factor <= d.upper_factor
     )
 
 
-def _merged(loops: Sequence[Loop], locked: set[int]) -> list[Loop]:
-    merged: list[Loop] = []
+def _merged(loops: Sequence[FusedLoop], locked: set[int]) -> list[FusedLoop]:
+    merged: list[FusedLoop] = []
     for inner in loops:
         if merged and _continues(merged[-1], inner, locked):
             outer = merged.pop()
@@ -358,16 +360,16 @@ def _merged(loops: Sequence[Loop], locked: set[int]) -> list[Loop]:
     return merged
 
 
-def _continues(outer: Loop, inner: Loop, locked: set[int]) -> bool:
-    axes = {digit.axis for digit in (*outer.digits, *inner.digits)}
+def _continues(outer: FusedLoop, inner: FusedLoop, locked: set[int]) -> bool:
+    axes = {split.axis for split in (*outer.splits, *inner.splits)}
     if len(axes) > 1 and axes & locked:
         return False
     return all(o == i * inner.extent for o, i in zip(outer.strides, inner.strides, strict=True))
 
 
-def _joined(outer: Loop, inner: Loop) -> Loop:
-    last, first = outer.digits[-1], inner.digits[0]
+def _joined(outer: FusedLoop, inner: FusedLoop) -> FusedLoop:
+    last, first = outer.splits[-1], inner.splits[0]
     if last.axis == first.axis:
-        digits = (*outer.digits[:-1], Digit(last.axis, first.lower, last.extent * first.extent))
-        return Loop(outer.extent * inner.extent, (*digits, *inner.digits[1:]), inner.strides)
-    return Loop(outer.extent * inner.extent, (*outer.digits, *inner.digits), inner.strides)
+        splits = (*outer.splits[:-1], IterSplit(last.axis, first.lower_factor, last.extent * first.extent))
+        return FusedLoop(outer.extent * inner.extent, (*splits, *inner.splits[1:]), inner.strides)
+    return FusedLoop(outer.extent * inner.extent, (*outer.splits, *inner.splits), inner.strides)

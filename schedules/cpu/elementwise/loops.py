@@ -1,9 +1,9 @@
-"""Loops over all elements of an output: tasks, and straight lines of vectors.
+"""Loops over all elements of an output: tasks, and contiguous runs of vectors.
 
 for task: (parallel)
-    for line of the task:
-        for vector of the line
-        the line's tail, in vectors of half the size, a quarter, and so on
+    for run of the task:
+        for vector of the run
+        the run's tail, in vectors of half the size, a quarter, and so on
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, ceil_div, grid, integer, loop, vectorized
 from hybridc.schedules.cpu.core.nest import uses
-from hybridc.schedules.cpu.elementwise.index_maps import Digit, Walk, linear
+from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, IterSplit, affine_index
 from hybridc.targets import Isa
 
 TASK_ELEMENTS = 1 << 13
@@ -54,41 +54,41 @@ def _nest(extents: Sequence[int], body: Callable[[Point], tirx.Stmt]) -> tirx.St
     return loop(extents[0], lambda i: _nest(extents[1:], lambda rest: body((i, *rest))))
 
 
-def worth_threads(walk: Walk) -> bool:
-    return walk.elements >= PARALLEL_WORK
+def worth_threads(space: IterationSpace) -> bool:
+    return space.elements >= PARALLEL_WORK
 
 
-def lanes_of(walk: Walk, isa: Isa) -> int:
-    """Elements of a vector of the widest type that the walk reads or writes."""
-    buffers = [walk.buffer, *(operand.load.source for operand in walk.operands)]
+def lanes_of(space: IterationSpace, isa: Isa) -> int:
+    """Elements of a vector of the widest type that the space reads or writes."""
+    buffers = [space.buffer, *(operand.load.source for operand in space.operands)]
     return isa.lanes(max(8, *(dtype_bits(str(buffer.dtype)) for buffer in buffers)))
 
 
-def straight(walk: Walk, isa: Isa) -> tirx.Stmt:
-    """Lines along the innermost loop.
+def contiguous_runs(space: IterationSpace, isa: Isa) -> tirx.Stmt:
+    """Runs along the innermost loop.
 
-    A line is cut where a condition on its index changes, so that padding and concatenation leave no condition
-    inside. Where an operand is not contiguous along the line the loop is left to LLVM's vectoriser.
+    A run is cut where a condition on its index changes, so that padding and concatenation leave no condition
+    inside. Where an operand is not contiguous along the run the loop is left to LLVM's vectoriser.
     """
-    if not walk.loops:
-        return walk.store(())
-    *outer, inner = walk.loops
-    edges = breakpoints(walk)
-    lanes = lanes_of(walk, isa) if walk.is_contiguous and edges is not None else 1
+    if not space.loops:
+        return space.store(())
+    *outer, inner = space.loops
+    edges = breakpoints(space)
+    lanes = lanes_of(space, isa) if space.is_contiguous and edges is not None else 1
     edges = edges or [0, inner.extent]
     extents = [lp.extent for lp in outer]
     if len(edges) == 2 and inner.extent >= 2 * TASK_ELEMENTS:
-        return _long_lines(walk, extents, inner.extent, lanes)
+        return _long_runs(space, extents, inner.extent, lanes)
 
-    def line(point: Point) -> tirx.Stmt:
-        pieces = [_piece(walk, point, low, high - low, lanes) for low, high in itertools.pairwise(edges)]
+    def run(point: Point) -> tirx.Stmt:
+        pieces = [_piece(space, point, low, high - low, lanes) for low, high in itertools.pairwise(edges)]
         return tirx.SeqStmt(pieces) if len(pieces) > 1 else pieces[0]
 
-    return tasks(extents, inner.extent, line, parallel=worth_threads(walk))
+    return tasks(extents, inner.extent, run, parallel=worth_threads(space))
 
 
-def _long_lines(walk: Walk, extents: Sequence[int], length: int, lanes: int) -> tirx.Stmt:
-    """Lines that are tasks each in themselves; the last task of a line takes the tail too."""
+def _long_runs(space: IterationSpace, extents: Sequence[int], length: int, lanes: int) -> tirx.Stmt:
+    """Runs that are several tasks each; the last task of a run takes the tail too."""
     whole = length // lanes
     chunks = ceil_div(length, TASK_ELEMENTS)
     step = ceil_div(whole, chunks)
@@ -97,48 +97,50 @@ def _long_lines(walk: Walk, extents: Sequence[int], length: int, lanes: int) -> 
         *outer, at = point
         first = at * integer(step)
         count = integer(step) if whole % step == 0 else tirx.min(integer(step), integer(whole) - first)
-        vectors = loop(count, lambda v: _vector(walk, outer, (first + v) * integer(lanes), lanes))
+        vectors = loop(count, lambda v: _vector(space, outer, (first + v) * integer(lanes), lanes))
         if whole * lanes == length:
             return vectors
-        tail = _piece(walk, outer, whole * lanes, length - whole * lanes, lanes)
+        tail = _piece(space, outer, whole * lanes, length - whole * lanes, lanes)
         return tirx.SeqStmt([vectors, tirx.IfThenElse(tirx.EQ(at, integer(chunks - 1)), tail, None)])
 
     chunks = ceil_div(whole, step)
-    return tasks((*extents, chunks), TASK_ELEMENTS, chunk, parallel=worth_threads(walk))
+    return tasks((*extents, chunks), TASK_ELEMENTS, chunk, parallel=worth_threads(space))
 
 
-def _piece(walk: Walk, outer: Sequence[ir.Expr], start: int, length: int, lanes: int) -> tirx.Stmt:
-    """Part of a line: whole vectors, then vectors of half the size, a quarter, and so on."""
+def _piece(space: IterationSpace, outer: Sequence[ir.Expr], start: int, length: int, lanes: int) -> tirx.Stmt:
+    """Part of a run: whole vectors, then vectors of half the size, a quarter, and so on."""
     statements = []
     while length:
         count = length // lanes
         if count:
-            statements.append(_vectors(walk, outer, start, count, lanes))
+            statements.append(_vectors(space, outer, start, count, lanes))
             start, length = start + count * lanes, length - count * lanes
         lanes //= 2
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
-def _vectors(walk: Walk, outer: Sequence[ir.Expr], start: int, count: int, lanes: int) -> tirx.Stmt:
-    return loop(count, lambda v: _vector(walk, outer, integer(start) + v * integer(lanes), lanes))
+def _vectors(
+    space: IterationSpace, outer: Sequence[ir.Expr], start: int, count: int, lanes: int
+) -> tirx.Stmt:
+    return loop(count, lambda v: _vector(space, outer, integer(start) + v * integer(lanes), lanes))
 
 
-def _vector(walk: Walk, outer: Sequence[ir.Expr], start: ir.Expr, lanes: int) -> tirx.Stmt:
+def _vector(space: IterationSpace, outer: Sequence[ir.Expr], start: ir.Expr, lanes: int) -> tirx.Stmt:
     if lanes == 1:
-        return walk.store((*outer, start))
-    return vectorized(lanes, lambda lane: walk.store((*outer, start + lane)))
+        return space.store((*outer, start))
+    return vectorized(lanes, lambda lane: space.store((*outer, start + lane)))
 
 
-def breakpoints(walk: Walk) -> list[int] | None:
+def breakpoints(space: IterationSpace) -> list[int] | None:
     """Where along the innermost loop comparisons change, with its ends; None if that is not known."""
-    inner = walk.loops[-1]
+    inner = space.loops[-1]
     edges = {0, inner.extent}
-    axis = inner.digits[0].axis
-    if len(inner.digits) > 1:
+    axis = inner.splits[0].axis
+    if len(inner.splits) > 1:
         return sorted(edges)
-    for compared in _comparisons(walk.value):
-        if uses(compared, walk.iterators[axis]):
-            changes = _changes(compared, walk, inner.digits[0])
+    for compared in _comparisons(space.value):
+        if uses(compared, space.iterators[axis]):
+            changes = _changes(compared, space, inner.splits[0])
             if changes is None:
                 return None
             edges |= {edge for edge in changes if 0 < edge < inner.extent}
@@ -162,14 +164,14 @@ def _comparisons(value: ir.Expr) -> list[ir.Expr]:
     return found
 
 
-def _changes(compared: ir.Expr, walk: Walk, digit: Digit) -> set[int] | None:
-    """Values of a digit from which on a comparison holds, or no longer does; None if it is another kind."""
-    extents = [int(e) for e in walk.buffer.shape]
-    a, b = (linear(side, walk.iterators, extents) for side in (compared.a, compared.b))
+def _changes(compared: ir.Expr, space: IterationSpace, split: IterSplit) -> set[int] | None:
+    """Values of a split from which on a comparison holds, or no longer does; None if it is another kind."""
+    extents = [int(e) for e in space.buffer.shape]
+    a, b = (affine_index(side, space.iterators, extents) for side in (compared.a, compared.b))
     if a is None or b is None:
         return None
     gap = b.plus(a, -1)
-    slope = gap.terms.get(digit, 0)
+    slope = gap.terms.get(split, 0)
     if len(gap.terms) != 1 or abs(slope) != 1:
         return None
     root, holds = -gap.base * slope, _HOLDS[type(compared)]

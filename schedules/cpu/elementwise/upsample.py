@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, ceil_div, integer, loop, vectorized
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cpu.core.shuffles import picked
-from hybridc.schedules.cpu.elementwise.index_maps import Operand, Walk, flat, sum_of
+from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, OperandAccess, flat, sum_of
 from hybridc.schedules.cpu.elementwise.loops import Point, tasks, worth_threads
 
 FACTORS = range(2, 9)
@@ -73,47 +73,47 @@ class Enlarged:
     """For an operand and one of its `rest`, a step for each r."""
 
 
-def upsampled(walk: Walk, lanes: int) -> tuple[tirx.Stmt, list[ir.Var]] | None:
-    """Statements and registers for a walk whose innermost axis is enlarged; None for others."""
-    tables = _tables(walk)
-    if not tables or any(walk.overwrites(k) for k in range(len(walk.operands))):
+def upsampled(space: IterationSpace, lanes: int) -> tuple[tirx.Stmt, list[ir.Var]] | None:
+    """Statements and registers for an iteration space whose innermost axis is enlarged; None for others."""
+    tables = _tables(space)
+    if not tables or any(space.overwrites(k) for k in range(len(space.operands))):
         return None
-    found = next((e for s in FACTORS if (e := _enlarged(tables, s, walk.loops[-1].extent, lanes))), None)
+    found = next((e for s in FACTORS if (e := _enlarged(tables, s, space.loops[-1].extent, lanes))), None)
     if found is None:
         return None
-    kind = str(walk.buffer.dtype)
+    kind = str(space.buffer.dtype)
     registers = tirx.decl_buffer((found.factor, lanes), kind, "stream", scope="local")
-    *outer, inner = walk.loops
+    *outer, inner = space.loops
     count = ceil_div(found.high - found.low, lanes)
 
-    def line(point: Point) -> tirx.Stmt:
+    def run(point: Point) -> tirx.Stmt:
         def tile(number: ir.Expr) -> tirx.Stmt:
             first = tirx.min(integer(found.low) + number * integer(lanes), integer(found.high - lanes))
-            return _tile(walk, found, point, first, registers)
+            return _tile(space, found, point, first, registers)
 
         def rest(start: int, stop: int) -> list[tirx.Stmt]:
-            return [walk.store((*point, integer(x))) for x in range(start, stop)]
+            return [space.store((*point, integer(x))) for x in range(start, stop)]
 
         left = rest(0, found.low * found.factor)
         right = rest(found.high * found.factor, inner.extent)
         return tirx.SeqStmt([*left, loop(count, tile), *right])
 
     extents = [lp.extent for lp in outer]
-    return tasks(extents, inner.extent, line, parallel=worth_threads(walk)), [registers]
+    return tasks(extents, inner.extent, run, parallel=worth_threads(space)), [registers]
 
 
-def _tables(walk: Walk) -> dict[tuple[int, int], np.ndarray] | None:
+def _tables(space: IterationSpace) -> dict[tuple[int, int], np.ndarray] | None:
     """Indices of operands along the innermost loop, if it is one axis on which none depends otherwise."""
-    if not walk.loops or len(walk.loops[-1].digits) > 1:
+    if not space.loops or len(space.loops[-1].splits) > 1:
         return None
-    inner = walk.loops[-1]
-    axis = inner.digits[0].axis
-    variable = walk.iterators[axis]
-    others = [v for v in walk.iterators if not v.same_as(variable)]
-    if inner.extent != int(walk.buffer.shape[axis]) or any(inner.strides):
+    inner = space.loops[-1]
+    axis = inner.splits[0].axis
+    variable = space.iterators[axis]
+    others = [v for v in space.iterators if not v.same_as(variable)]
+    if inner.extent != int(space.buffer.shape[axis]) or any(inner.strides):
         return None
     tables = {}
-    for k, operand in enumerate(walk.operands):
+    for k, operand in enumerate(space.operands):
         for number, (expr, stride) in enumerate(operand.rest):
             if not uses(expr, variable):
                 continue
@@ -143,14 +143,16 @@ def _enlarged(
     return Enlarged(factor, low, high, {key: [int(d) for d in gap] for key, gap in middle.items()})
 
 
-def _tile(walk: Walk, enlarged: Enlarged, point: Point, first: ir.Expr, registers: ir.Var) -> tirx.Stmt:
+def _tile(
+    space: IterationSpace, enlarged: Enlarged, point: Point, first: ir.Expr, registers: ir.Var
+) -> tirx.Stmt:
     """One vector of each r, then all of them dealt out in turn."""
     factor, lanes = enlarged.factor, int(registers.shape[1])
 
     def stream(r: int) -> tirx.Stmt:
         column = tirx.Var("q", INDEX)
-        operands = (_at_column(k, operand, enlarged, r, column) for k, operand in enumerate(walk.operands))
-        at_r = replace(walk, operands=tuple(operands))
+        operands = (_at_column(k, operand, enlarged, r, column) for k, operand in enumerate(space.operands))
+        at_r = replace(space, operands=tuple(operands))
 
         def element(lane: ir.Expr) -> tirx.Stmt:
             q = first + lane
@@ -162,17 +164,19 @@ def _tile(walk: Walk, enlarged: Enlarged, point: Point, first: ir.Expr, register
     row = tirx.Ramp(integer(0), integer(1), lanes)
     vectors = [tirx.BufferLoad(registers, [integer(r), row]) for r in range(factor)]
     places = [divmod(element, factor) for element in range(factor * lanes)]
-    base = sum_of((index, walk.output_stride(k)) for k, index in enumerate((*point, first * integer(factor))))
+    base = sum_of(
+        (index, space.output_stride(k)) for k, index in enumerate((*point, first * integer(factor)))
+    )
 
     def dealt(number: int) -> tirx.Stmt:
         picks = [(r, lane) for lane, r in places[number * lanes :][:lanes]]
         target = tirx.Ramp(base + integer(number * lanes), integer(1), lanes)
-        return tirx.BufferStore(walk.buffer, picked(vectors, picks), flat(walk.buffer, target))
+        return tirx.BufferStore(space.buffer, picked(vectors, picks), flat(space.buffer, target))
 
     return tirx.SeqStmt([*map(stream, range(factor)), *map(dealt, range(factor))])
 
 
-def _at_column(k: int, operand: Operand, enlarged: Enlarged, r: int, column: ir.Var) -> Operand:
+def _at_column(k: int, operand: OperandAccess, enlarged: Enlarged, r: int, column: ir.Var) -> OperandAccess:
     """The operand with its enlarged index in terms of q, which is `column`."""
     rest = tuple(
         (column + integer(enlarged.steps[k, number][r]), stride)

@@ -90,7 +90,7 @@ def schedule_tiles(
 
 def accepts_tiles(conv: BlockedConvolution, isa: Isa) -> bool:
     """Whether there are tiles, and blocks that fill their rows."""
-    tiles = isa.narrow is not None and isa.narrow.are_tiles
+    tiles = isa.dot_product_unit is not None and isa.dot_product_unit.is_amx
     return tiles and not conv.plain and conv.output_lanes == SIDE
 
 
@@ -102,7 +102,7 @@ def _numbers(conv: BlockedConvolution) -> int:
 def _blocks_per_row(conv: BlockedConvolution) -> int:
     """Blocks of the data that fill a row of a tile."""
     assert conv.dot is not None
-    return SIDE * conv.dot.count // _numbers(conv)
+    return SIDE * conv.dot.group_size // _numbers(conv)
 
 
 def _depth(conv: BlockedConvolution) -> int:
@@ -115,8 +115,8 @@ def tile_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
     taps, each, numbers = (conv.height.taps, conv.width.taps), _blocks_per_row(conv), _numbers(conv)
     padded = (conv.output_blocks, _depth(conv) * each, *taps, numbers, SIDE)
     groups = conv.output_blocks // plan.vectors
-    split = (groups, plan.vectors, _depth(conv), each, *taps, numbers // dot.count, dot.count, SIDE)
-    return Packing(padded, split, (0, 2, 4, 5, 1, 3, 6, 8, 7), words=dot.words)
+    split = (groups, plan.vectors, _depth(conv), each, *taps, numbers // dot.group_size, dot.group_size, SIDE)
+    return Packing(padded, split, (0, 2, 4, 5, 1, 3, 6, 8, 7), vnni_dtype=dot.operand_dtype)
 
 
 # --------------------------------------------------------------------------------------------------- plans

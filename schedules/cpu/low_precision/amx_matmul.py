@@ -67,7 +67,7 @@ class _Layout:
 
 
 def accepts_tile_product(product: Product, isa: Isa) -> bool:
-    return isa.narrow is not None and isa.narrow.are_tiles and product.rows >= FEWEST_ROWS
+    return isa.dot_product_unit is not None and isa.dot_product_unit.is_amx and product.rows >= FEWEST_ROWS
 
 
 def schedule_tile_product(
@@ -96,7 +96,7 @@ def schedule_tile_product(
 
 def _lies_as_tiles(product: Product, dot: Dot, rows: int) -> bool:
     """Whether whole tiles of A, `rows` in all, are rows of words at one distance from each other."""
-    if not lies_as_words(product, dot) or product.depth % (SIDE * dot.count) or product.rows != rows:
+    if not lies_as_words(product, dot) or product.depth % (SIDE * dot.group_size) or product.rows != rows:
         return False
     source = product.left.source
     axes = zip(product.left.indices[:-1], source.shape[:-1], strict=True)
@@ -110,10 +110,10 @@ def _lies_as_tiles(product: Product, dot: Dot, rows: int) -> bool:
 
 def _tile_in_place(product: Product, dot: Dot) -> Left:
     """Of A itself."""
-    pitch = integer(ROW_BYTES // SIDE * product.depth // dot.count)
+    pitch = integer(ROW_BYTES // SIDE * product.depth // dot.group_size)
 
     def tile(depth: ir.Expr, row: ir.Expr) -> Address:
-        return product.left_at(integer(0), row, depth * integer(SIDE * dot.count)), pitch
+        return product.left_at(integer(0), row, depth * integer(SIDE * dot.group_size)), pitch
 
     return tile
 
@@ -126,19 +126,19 @@ def _layout(product: Product, dot: Dot) -> _Layout:
     vectors, tiles = ceil_div(product.columns, SIDE), ceil_div(product.rows, SIDE)
     rows, columns = tile_shape(vectors)
     rows = min(rows, tiles)
-    depth = ceil_div(product.depth, SIDE * dot.count)
+    depth = ceil_div(product.depth, SIDE * dot.group_size)
     return _Layout((rows, columns), ceil_div(tiles, rows), ceil_div(vectors, columns), depth)
 
 
 def tile_panels(product: Product, dot: Dot, vectors: int) -> Packing:
     """B as `[N / 16 / vectors, depth, vectors, 16 words, 16]`, zero behind its last row and column."""
-    width, size = vectors * SIDE, SIDE * dot.count
+    width, size = vectors * SIDE, SIDE * dot.group_size
     panels, depth = ceil_div(product.columns, width), ceil_div(product.depth, size)
-    padded, split = (depth * size, panels * width), (depth, SIDE, dot.count, panels, vectors, SIDE)
+    padded, split = (depth * size, panels * width), (depth, SIDE, dot.group_size, panels, vectors, SIDE)
     if product.right.indices[-1].same_as(product.k):
         transposed = (*split[3:], *split[:3])
-        return Packing(padded[::-1], transposed, (0, 3, 1, 4, 2, 5), words=dot.words)
-    return Packing(padded, split, (3, 0, 4, 1, 5, 2), words=dot.words)
+        return Packing(padded[::-1], transposed, (0, 3, 1, 4, 2, 5), vnni_dtype=dot.operand_dtype)
+    return Packing(padded, split, (3, 0, 4, 1, 5, 2), vnni_dtype=dot.operand_dtype)
 
 
 def _filled(product: Product, dot: Dot, words: ir.Var, word: Words, vector: Vector) -> tirx.Stmt:
@@ -148,7 +148,7 @@ def _filled(product: Product, dot: Dot, words: ir.Var, word: Words, vector: Vect
         return [tirx.floordiv(k, integer(SIDE)), row, tirx.floormod(k, integer(SIDE))]
 
     fill = fill_words(product, dot, words, word, vector, place)
-    written, depth = ceil_div(product.depth, dot.count), int(words.shape[0])
+    written, depth = ceil_div(product.depth, dot.group_size), int(words.shape[0])
     rest = depth * SIDE - written
     if rest == 0:
         return fill

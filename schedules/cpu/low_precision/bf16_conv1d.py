@@ -26,7 +26,7 @@ from hybridc.schedules.cpu.conv1d.conv1d import is_one_line
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import TRANSFORMS, read_source
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
 from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
-from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pairs, bf16_word, dot_of
+from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pair, bf16_pairs_of, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
@@ -53,7 +53,7 @@ from hybridc.schedules.cpu.low_precision.amx import (
 )
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.targets import Isa
 
 MOST_BLOCKS = 16
@@ -98,7 +98,7 @@ class Lines:
 
     @property
     def with_tiles(self) -> bool:
-        return self.isa.narrow is not None and self.isa.narrow.are_tiles
+        return self.isa.dot_product_unit is not None and self.isa.dot_product_unit.is_amx
 
     @property
     def parts(self) -> int:
@@ -144,6 +144,7 @@ class Lines:
         return self.conv.width.phases, self.depth, SIDE, pitch
 
 
+@schedule_rule(family="conv2d")
 def bf16_conv1d(request: Request) -> Scheduled | None:
     """Accepts convolutions along one axis of any stride, dilation and padding, without groups and with
     constant weights, if bf16 is asked for.
@@ -169,7 +170,7 @@ def bf16_conv1d(request: Request) -> Scheduled | None:
 
 def read_bf16_line(request: Request) -> Convolution | None:
     """None if there is no such kernel, or none is asked for."""
-    if request.precision != BF16 or request.target.isa.narrow is None:
+    if request.precision != BF16 or request.target.isa.dot_product_unit is None:
         return None
     conv = read_convolution(request.function)
     if conv is None or not is_one_line(conv) or conv.groups > 1 or conv.multiply_adds == 0:
@@ -211,7 +212,7 @@ def line_packing(lines: Lines) -> Packing:
     line = () if conv.height.output is None else (1,)
     padded = (lines.row_groups * rows * SIDE, channels, *line, taps)
     split = (lines.row_groups, rows, SIDE, lines.depth, lines.pairs, 2, lines.steps, lines.folded)
-    return Packing(padded, split, (0, 6, 3, 1, 2, 7, 4, 5), words="bfloat16")
+    return Packing(padded, split, (0, 6, 3, 1, 2, 7, 4, 5), vnni_dtype="bfloat16")
 
 
 def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
@@ -273,7 +274,7 @@ class _Block:
                     conv.padded(self.n, c, integer(0), at) if exists else tirx.FloatImm("float32", 0.0)
                     for c, exists in channels(block, row)
                 ]
-                return tirx.BufferStore(self.copy, bf16_word(*values), [phase, block, integer(row), x])
+                return tirx.BufferStore(self.copy, bf16_pair(*values), [phase, block, integer(row), x])
 
             return loop(pitch, word)
 
@@ -294,7 +295,7 @@ class _Block:
                     for c, exists in channels(block, row)
                 ]
                 ramp = tirx.Ramp(x, integer(1), SIDE)
-                return tirx.BufferStore(self.copy, bf16_pairs(*values), [phase, block, integer(row), ramp])
+                return tirx.BufferStore(self.copy, bf16_pairs_of(*values), [phase, block, integer(row), ramp])
 
             return loop(pitch // SIDE, words)
 

@@ -15,14 +15,15 @@ from hybridc.options import BF16
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import schedule_blocked
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
-from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
+from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.low_precision.amx_conv2d import accepts_tiles, schedule_tiles
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.winograd.winograd import direct_cost, least_cost
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="conv2d")
 def bf16_conv2d(request: Request) -> Scheduled | None:
     """Accepts what `conv2d_blocked` does, without groups and with constant weights, if bf16 is asked for.
 
@@ -34,7 +35,7 @@ def bf16_conv2d(request: Request) -> Scheduled | None:
     if conv is None:
         return None
     if accepts_tiles(conv, request.target.isa):
-        return schedule_tiles(request, conv, bf16_conv2d.__name__, bf16_words, filler=0)
+        return schedule_tiles(request, conv, bf16_conv2d.__name__, bf16_pairs_of_neighbours, filler=0)
     return schedule_blocked(request, conv, bf16_conv2d.__name__, _rounded_rows)
 
 
@@ -47,7 +48,7 @@ def read_bf16_convolution(request: Request) -> BlockedConvolution | None:
     conv = read_blocked_convolution(replace(request, function=widened.function))
     if conv is None or conv.depthwise or not conv.is_constant:
         return None
-    data, lanes = widened.kept(conv.data), ceil_div(conv.input_lanes, dot.count)
+    data, lanes = widened.kept(conv.data), ceil_div(conv.input_lanes, dot.group_size)
     return replace(conv, data=data, input_lanes=lanes, dot=dot)
 
 
@@ -58,7 +59,7 @@ def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
     """
     plain = read_blocked_convolution(request)
     isa = request.target.isa
-    if plain is None or not request.winograd or isa.narrow is None or isa.narrow.are_tiles:
+    if plain is None or not request.winograd or isa.dot_product_unit is None or isa.dot_product_unit.is_amx:
         return False
     cost = least_cost(plain, isa)
     return cost is not None and cost < direct_cost(conv)
@@ -77,7 +78,7 @@ def _rounded_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
             if channels % 2:
                 zero = tirx.const(0, str(conv.data.dtype))
                 values[1] = tirx.if_then_else(second < integer(channels), values[1], zero)
-            word = bf16_word(*values)
+            word = bf16_pair(*values)
         return tirx.BufferStore(copy, word, [block, row, column])
 
     def blocked(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:
@@ -85,7 +86,9 @@ def _rounded_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
         value: ir.Expr = tirx.Broadcast(tirx.const(0, "int32"), words)
         if place is not None:
             floats = tirx.Ramp(integer(0), integer(1), 2 * words)
-            value = bf16_words(tirx.BufferLoad(conv.data, [task.n, task.block(block), *place, floats]))
+            value = bf16_pairs_of_neighbours(
+                tirx.BufferLoad(conv.data, [task.n, task.block(block), *place, floats])
+            )
         return tirx.BufferStore(copy, value, [block, row, column, tirx.Ramp(integer(0), integer(1), words)])
 
     return copy_rows(task, copy, plain if conv.plain else blocked)

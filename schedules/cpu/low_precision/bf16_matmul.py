@@ -7,14 +7,15 @@ from dataclasses import replace
 from tvm import tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
+from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_words
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="matmul")
 def bf16_matmul(request: Request) -> Scheduled | None:
     """Accepts what `matmul` does, with a constant B, if bf16 is asked for. Tiling: see
     `word_matmul.py`, and `amx_matmul.py` where there are tiles.
@@ -24,12 +25,12 @@ def bf16_matmul(request: Request) -> Scheduled | None:
         return None
     name = bf16_matmul.__name__
     schedule = schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_words
-    return schedule(request, product, dot, name, lambda pair: bf16_word(*pair), bf16_words)
+    return schedule(request, product, dot, name, lambda pair: bf16_pair(*pair), bf16_pairs_of_neighbours)
 
 
 def read_bf16_product(request: Request) -> Product | None:
     """None if there is no such kernel, or none is asked for."""
-    if request.precision != BF16 or request.target.isa.narrow is None:
+    if request.precision != BF16 or request.target.isa.dot_product_unit is None:
         return None
     widened = without_widening(request.function)
     product = read_product(widened.function)

@@ -11,13 +11,14 @@ from hybridc.options import INT8
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import schedule_blocked
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, blocked_convolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
-from hybridc.schedules.cpu.core.dot_products import byte_word, dot_of, unsigned_words
+from hybridc.schedules.cpu.core.dot_products import dot_of, int8_quad, unsigned_quads
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.nest import read_integer_contraction, substitute
 from hybridc.schedules.cpu.low_precision.amx_conv2d import accepts_tiles, schedule_tiles
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="conv2d")
 def int8_conv2d(request: Request) -> Scheduled | None:
     """Accepts convolutions of 8-bit numbers with constant weights, written by passes/precision/quantized.py.
 
@@ -31,7 +32,7 @@ def int8_conv2d(request: Request) -> Scheduled | None:
     conv = blocked_convolution(contraction, request.constants)
     if conv is None or conv.depthwise or not conv.is_constant:
         return None
-    words = replace(conv, input_lanes=ceil_div(conv.input_lanes, dot.count), dot=dot)
+    words = replace(conv, input_lanes=ceil_div(conv.input_lanes, dot.group_size), dot=dot)
     filler = _filler(conv)
     if accepts_tiles(words, request.target.isa):
         return schedule_tiles(request, words, int8_conv2d.__name__, _packed, filler)
@@ -53,7 +54,7 @@ def _packed(numbers: tirx.BufferLoad) -> ir.Expr:
     """Words of a vector of numbers."""
     lanes = int(str(numbers.ty.dtype).partition("x")[2])
     words = tirx.reinterpret(f"int32x{lanes // 4}", numbers)
-    return unsigned_words(words) if _is_signed(numbers.source) else words
+    return unsigned_quads(words) if _is_signed(numbers.source) else words
 
 
 def _padding(conv: BlockedConvolution) -> int:
@@ -90,7 +91,7 @@ def _rows(task: Pass, copy: ir.Var, filler: int) -> tirx.Stmt:
                         channel < integer(channels), value, tirx.const(0, str(conv.data.dtype))
                     )
                 numbers.append(value)
-            word = unsigned_words(byte_word(numbers)) if is_signed else byte_word(numbers)
+            word = unsigned_quads(int8_quad(numbers)) if is_signed else int8_quad(numbers)
         return tirx.BufferStore(copy, word, [block, row, column])
 
     def blocked(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:

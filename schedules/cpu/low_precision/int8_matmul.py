@@ -5,14 +5,15 @@ from __future__ import annotations
 from tvm import ir, tirx
 
 from hybridc.options import INT8
-from hybridc.schedules.cpu.core.dot_products import byte_word, dot_of, unsigned_words
+from hybridc.schedules.cpu.core.dot_products import dot_of, int8_quad, unsigned_quads
 from hybridc.schedules.cpu.core.nest import read_integer_contraction
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.vnni_matmul import VECTOR_WORDS, schedule_words
 from hybridc.schedules.cpu.matmul.read import is_constant_matrix, read_product
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="matmul")
 def int8_matmul(request: Request) -> Scheduled | None:
     """Accepts products of 8-bit numbers as `passes/precision/quantized.py` writes them, with a constant B.
 
@@ -32,11 +33,11 @@ def int8_matmul(request: Request) -> Scheduled | None:
     is_signed = str(product.left.source.dtype) == "int8"
 
     def unsigned(words: ir.Expr) -> ir.Expr:
-        return unsigned_words(words) if is_signed else words
+        return unsigned_quads(words) if is_signed else words
 
     def vector(numbers: ir.Expr) -> ir.Expr:
         return unsigned(tirx.reinterpret(f"int32x{VECTOR_WORDS}", numbers))
 
     name = int8_matmul.__name__
     schedule = schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_words
-    return schedule(request, product, dot, name, lambda quad: unsigned(byte_word(quad)), vector)
+    return schedule(request, product, dot, name, lambda quad: unsigned(int8_quad(quad)), vector)

@@ -18,7 +18,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.matmul.kernel import rank_tiles
+from hybridc.schedules.cpu.matmul.kernel import rank_gemm_tiles
 from hybridc.schedules.cpu.matmul.matmul import OFFERED, Panels, tile_loops
 from hybridc.schedules.cpu.matmul.read import Product
 from hybridc.schedules.packing import Packing
@@ -44,10 +44,10 @@ def schedule_words(
     A is made words of in front of the product, in a buffer of their own: that is a pass over it, and the
     product reads each element once for every panel. A that lies as words is read in its place.
     """
-    tiles = rank_tiles(request.target.isa, product.rows, product.columns)[:OFFERED]
+    tiles = rank_gemm_tiles(request.target.isa, product.rows, product.columns)[:OFFERED]
     ranked = {f"{tile.rows}x{tile.width}": tile for _, tile in tiles}
     tile = pick(request, ranked)
-    words = tirx.decl_buffer((product.rows, ceil_div(product.depth, dot.count)), "int32", "words")
+    words = tirx.decl_buffer((product.rows, ceil_div(product.depth, dot.group_size)), "int32", "words")
     if lies_as_words(product, dot):
         panels = _panels(request, product, tile, dot, lambda row, k: _word_in_place(product, dot, row, k))
         stages, buffers = [], []
@@ -63,11 +63,11 @@ def schedule_words(
 def lies_as_words(product: Product, dot: Dot) -> bool:
     """Whether rows of A are words: of numbers as the instructions take them, side by side."""
     narrow = str(product.left.source.dtype) in ("uint16", "uint8")
-    return narrow and product.depth % dot.count == 0 and product.left.indices[-1].same_as(product.k)
+    return narrow and product.depth % dot.group_size == 0 and product.left.indices[-1].same_as(product.k)
 
 
 def _word_in_place(product: Product, dot: Dot, row: ir.Expr, k: ir.Expr) -> ir.Expr:
-    numbers = tirx.Ramp(k * integer(dot.count), integer(1), dot.count)
+    numbers = tirx.Ramp(k * integer(dot.group_size), integer(1), dot.group_size)
     return tirx.reinterpret("int32", product.left_at(integer(0), row, numbers))
 
 
@@ -94,20 +94,27 @@ def _panels(
 
 def panel_packing(product: Product, width: int, dot: Dot) -> Packing:
     """B as `[N / width, K / count, width]` words, zero behind its last row and column."""
-    steps, panels = ceil_div(product.depth, dot.count), ceil_div(product.columns, width)
-    depth, columns = steps * dot.count, panels * width
+    steps, panels = ceil_div(product.depth, dot.group_size), ceil_div(product.columns, width)
+    depth, columns = steps * dot.group_size, panels * width
     if product.right.indices[-1].same_as(product.k):
-        return Packing((columns, depth), (panels, width, steps, dot.count), (0, 2, 1, 3), words=dot.words)
-    return Packing((depth, columns), (steps, dot.count, panels, width), (2, 0, 3, 1), words=dot.words)
+        return Packing(
+            (columns, depth),
+            (panels, width, steps, dot.group_size),
+            (0, 2, 1, 3),
+            vnni_dtype=dot.operand_dtype,
+        )
+    return Packing(
+        (depth, columns), (steps, dot.group_size, panels, width), (2, 0, 3, 1), vnni_dtype=dot.operand_dtype
+    )
 
 
 def fill_words(
     product: Product, dot: Dot, words: ir.Var, word: Words, vector: Vector, place: Place
 ) -> tirx.Stmt:
     """Write the words of A, `place(row, k / count)`; behind the last depth of a word stand zeros."""
-    size = VECTOR_WORDS * dot.count
+    size = VECTOR_WORDS * dot.group_size
     vectors = product.depth // size if product.left.indices[-1].same_as(product.k) else 0
-    whole, rest = divmod(product.depth, dot.count)
+    whole, rest = divmod(product.depth, dot.group_size)
     none, start = integer(0), vectors * VECTOR_WORDS
 
     def element(row: ir.Expr, k: ir.Expr) -> ir.Expr:
@@ -120,15 +127,15 @@ def fill_words(
         return tirx.BufferStore(words, vector(element(row, elements)), at)
 
     def word_at(row: ir.Expr, k: ir.Expr, count: int) -> tirx.Stmt:
-        found = [element(row, k * integer(dot.count) + integer(i)) for i in range(count)]
+        found = [element(row, k * integer(dot.group_size) + integer(i)) for i in range(count)]
         zero = tirx.const(0, str(product.left.source.dtype))
-        return tirx.BufferStore(words, word([*found, *[zero] * (dot.count - count)]), place(row, k))
+        return tirx.BufferStore(words, word([*found, *[zero] * (dot.group_size - count)]), place(row, k))
 
     def line(point: Sequence[ir.Expr]) -> tirx.Stmt:
         (row,) = point
         parts = [loop(vectors, lambda i: vector_at(row, i))] if vectors else []
         if whole > start:
-            parts.append(loop(whole - start, lambda i: word_at(row, i + integer(start), dot.count)))
+            parts.append(loop(whole - start, lambda i: word_at(row, i + integer(start), dot.group_size)))
         if rest:
             parts.append(word_at(row, integer(whole), rest))
         return sequence(parts)

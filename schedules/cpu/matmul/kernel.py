@@ -9,6 +9,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
     UNROLLED_MULTIPLY_ADDS,
     Tile,
     ceil_div,
@@ -27,13 +28,11 @@ Ahead = Callable[[ir.Expr, int], Sequence[tirx.Stmt]]
 """Statements beside one iteration of the reduction, given its number and how many there are."""
 
 ZERO = integer(0)
-LINE = 16
-"""Elements of a cache line."""
 SPARE_REGISTERS = 3
 """Registers that LLVM fills ahead where it has 32 of them; a tile that leaves fewer spills accumulators."""
 
 
-def rank_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> list[tuple[float, Tile]]:
+def rank_gemm_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> list[tuple[float, Tile]]:
     """All tiles with their predicted time for each step of the reduction, the least first.
 
     Predicted time is padded work, in each of so many `halves` of both sides, times the load of the
@@ -74,7 +73,7 @@ def gemm_kernel(
     """`initial(m, vector, lane)`, by default zero, `+ sum over k of left(k, m) * right(k, vector, lane)`,
     given to `write`.
 
-    With `dot` the factors are words of narrow numbers.
+    With `dot` the factors are VNNI-packed low-precision operands.
     Returns the accumulators' buffers too, which the function's root block must allocate. They are one a row
     and of global scope: TVM puts on the stack, from where LLVM moves them into registers whatever else the
     loop does, only what is in that scope and below 1 KiB.
@@ -131,9 +130,11 @@ def prefetch_next(
     """
 
     def ahead(number: ir.Expr, count: int) -> Sequence[tirx.Stmt]:
-        together = ceil_div(elements, LINE * count * parts)
+        together = ceil_div(elements, CACHE_LINE_FLOATS * count * parts)
         first = (part * integer(count) + number) * integer(together)
-        lines = (integer(elements) + (first + integer(i)) * integer(LINE) for i in range(together))
+        lines = (
+            integer(elements) + (first + integer(i)) * integer(CACHE_LINE_FLOATS) for i in range(together)
+        )
         return [prefetch(element(at), locality=2) for at in lines]
 
     return ahead

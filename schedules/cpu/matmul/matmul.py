@@ -25,12 +25,12 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, prefetch_next, rank_tiles
+from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, prefetch_next, rank_gemm_tiles
 from hybridc.schedules.cpu.matmul.panel import copy_panel
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 TASKS = 32
 """Tasks that a product is cut into if its size allows: enough for the cores of one socket to share evenly."""
@@ -58,9 +58,10 @@ class Panels:
     left: Callable[[ir.Expr, ir.Expr], ir.Expr] | None = None
     """A's element at row and k, if a copy of it is read."""
     dot: Dot | None = None
-    """If A and the panels hold words of narrow numbers, which make `depth` shorter."""
+    """If A and the panels hold VNNI-packed pairs or quads, which make `depth` shorter."""
 
 
+@schedule_rule(family="matmul")
 def matmul(request: Request) -> Scheduled | None:
     """Accepts a product with one reduction axis whose last output axis is a column of the right factor.
 
@@ -84,11 +85,11 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
     isa, rows, columns, depth = request.target.isa, product.rows, product.columns, product.depth
     found = [
         (steps * depth, f"{tile.rows}x{tile.width}", direct, tile)
-        for steps, tile in rank_tiles(isa, rows, columns)[:OFFERED]
+        for steps, tile in rank_gemm_tiles(isa, rows, columns)[:OFFERED]
     ]
     halved = [
         (strassen_cost(product, steps), f"strassen {tile.rows}x{tile.width}", _by_strassen, tile)
-        for steps, tile in rank_tiles(isa, rows, columns, halves=2)
+        for steps, tile in rank_gemm_tiles(isa, rows, columns, halves=2)
         if accepts_strassen(request, product, tile)
     ]
     found += halved[:OFFERED]
@@ -218,7 +219,7 @@ def _tile(
 
     blocks, depth = ceil_div(rows, tile.rows), product.depth
     if panels.dot is not None:
-        depth = ceil_div(depth, panels.dot.count)
+        depth = ceil_div(depth, panels.dot.group_size)
     if not panels.packings or blocks < FEWEST_BLOCKS:
         return gemm_kernel(tile, depth, left, right, write, dot=panels.dot)
     ahead = prefetch_next(element, depth * tile.columns, block, blocks)

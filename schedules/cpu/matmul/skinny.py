@@ -27,7 +27,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, reduction, register_tile
 from hybridc.schedules.cpu.matmul.read import Product, read_product
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.targets import Isa
 
 MOST_ROWS = 32
@@ -41,6 +41,7 @@ STREAMS = 8
 """Rows of a transposed matrix that are read side by side: enough sums to hide the multiply-adds' latency."""
 
 
+@schedule_rule(family="matmul")
 def few_rows(request: Request) -> Scheduled | None:
     """Accepts a product of 2 to `MOST_ROWS` rows with a large two-dimensional parameter.
 

@@ -34,7 +34,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.matmul.kernel import ZERO, Element, gemm_kernel, prefetch_next
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix
-from hybridc.schedules.packing import Packing, Transform
+from hybridc.schedules.packing import LinearMap, Packing
 from hybridc.schedules.rule import Request
 
 LEFT = (
@@ -95,7 +95,7 @@ class _Plan:
     @property
     def packing(self) -> Packing:
         depth, columns, width = self.product.depth, self.panels * 2 * self.tile.columns, self.tile.columns
-        combined = Transform(RIGHT, (1,))
+        combined = LinearMap(RIGHT, (1,))
         if self.product.right.indices[-1].same_as(self.product.k):
             shape = (self.panels, 2, width, 2, self.half_depth)
             return Packing((columns, depth), shape, (0, 3, 1, 4, 2), combined=combined)

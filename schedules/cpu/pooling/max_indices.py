@@ -20,7 +20,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 Span = tuple[ir.Expr, ir.Expr]
 
@@ -56,6 +56,7 @@ class Axis:
         return min(first, self.outputs), max(min(last, self.outputs), min(first, self.outputs))
 
 
+@schedule_rule(family="pooling")
 def max_pool_indices(request: Request) -> Scheduled | None:
     """Accepts `max_pool_with_indices` of `passes/layout/max_pool.py`.
 

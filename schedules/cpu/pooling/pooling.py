@@ -23,7 +23,7 @@ from hybridc.schedules.cpu.core.nest import finish, loads, substitute
 from hybridc.schedules.cpu.pooling.read import Axis, Windows, read_windows
 from hybridc.schedules.cpu.reduction.read import read_rows
 from hybridc.schedules.cpu.reduction.vectors import Registers, Values, element, lanes_of, tail_pieces
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 VECTORS = 4
 """Accumulators in flight: they hide the latency of a maximum or a sum."""
@@ -31,6 +31,7 @@ LONG_LINE_BYTES = 2 * 4096
 """Prefetchers follow streams within a page: for longer lines it does not matter that several alternate."""
 
 
+@schedule_rule(family="pooling")
 def pooling(request: Request) -> Scheduled | None:
     """Accepts `out[..., y, x] = epilogue(reduction over windows of in[..., y * s + i - p, x * s + j - p])`.
 

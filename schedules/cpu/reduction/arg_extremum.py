@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
-from hybridc.schedules.cpu.core.nest import Block, Nest, finish, read_block, replace_loads
+from hybridc.schedules.cpu.core.nest import Nest, NestBlock, finish, read_block, replace_loads
 from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
 from hybridc.schedules.cpu.reduction.read import Rows, rows_of
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="reduction")
 def arg_extremum(request: Request) -> Scheduled | None:
     """Accepts `out = epilogue(first k where x[k] is the maximum, or the minimum, of x)` along the last axis.
 
@@ -45,7 +46,9 @@ def _read(function: tirx.PrimFunc) -> Rows | None:
         return tirx.Cast(str(carried.dtype), found)
 
     blocks = [
-        Block(b.name, b.spatial, b.reduce, b.extents, b.buffer, b.indices, replace_loads(b.value, value_at))
+        NestBlock(
+            b.name, b.spatial, b.reduce, b.extents, b.buffer, b.indices, replace_loads(b.value, value_at)
+        )
         for b in rest
         if b is not None
     ]
@@ -53,7 +56,7 @@ def _read(function: tirx.PrimFunc) -> Rows | None:
     return rows_of(Nest(function, (extremum, position, *blocks)), identities)
 
 
-def _identity(extremum: Block) -> ir.Expr:
+def _identity(extremum: NestBlock) -> ir.Expr:
     dtype = str(extremum.buffer.dtype)
     is_maximum = isinstance(extremum.value, tirx.Max)
     if "float" in dtype:
@@ -61,7 +64,7 @@ def _identity(extremum: Block) -> ir.Expr:
     return tirx.min_value(dtype) if is_maximum else tirx.max_value(dtype)
 
 
-def _as_two_reductions(block: s_tir.SBlock) -> tuple[Block, Block, ir.Var] | None:
+def _as_two_reductions(block: s_tir.SBlock) -> tuple[NestBlock, NestBlock, ir.Var] | None:
     """The extremum, its position, and the buffer in which TVM carries the position."""
     statements = list(block.body) if isinstance(block.body, tirx.SeqStmt) else []
     reduce = [v for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.CommReduce]
@@ -89,8 +92,8 @@ def _as_two_reductions(block: s_tir.SBlock) -> tuple[Block, Block, ir.Var] | Non
     here = tirx.Select(tirx.EQ(operand, own), tirx.Cast("int32", k), length)
     least = tirx.Min(tirx.BufferLoad(positions, carried.indices), here)
 
-    def reduction(name: str, buffer: ir.Var, value: ir.Expr) -> Block:
-        return Block(name, spatial, (k,), extents, buffer, tuple(carried.indices), value)
+    def reduction(name: str, buffer: ir.Var, value: ir.Expr) -> NestBlock:
+        return NestBlock(name, spatial, (k,), extents, buffer, tuple(carried.indices), value)
 
     extremum = reduction("extremum", value.buffer, combine(own, operand))
     return extremum, reduction("position", positions, least), carried.buffer

@@ -30,6 +30,7 @@ from tvm import ir, tirx
 
 from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_BYTES,
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -57,7 +58,6 @@ from hybridc.schedules.cpu.reduction.vectors import (
 )
 from hybridc.targets import Isa
 
-CACHE_LINE_BYTES = 64
 TASKS = 16
 """A multiple of common numbers of threads."""
 LEAST_TASK_ROWS, MOST_TASK_ROWS = 4, 32

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tvm import ir, s_tir, sym, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, integer
-from hybridc.schedules.cpu.core.nest import Block, Nest, loads, read_nest, replace_loads, substitute, uses
+from hybridc.schedules.cpu.core.nest import Nest, NestBlock, loads, read_nest, replace_loads, substitute, uses
 
 Combine = type[tirx.Add] | type[tirx.Mul] | type[tirx.Max] | type[tirx.Min]
 
@@ -153,7 +153,7 @@ class _Reader:
         """The first stage that can use a result or a kept value, by the variable that stands for it."""
         self.kept: dict[ir.Var, tuple[Kept, list[ir.Expr]]] = {}
 
-    def read(self, output: Block) -> Rows:
+    def read(self, output: NestBlock) -> Rows:
         if not self.line:
             raise _Mismatch
         reductions = [self._reduction(block) for block in self.nest.reductions]
@@ -185,7 +185,7 @@ class _Reader:
             writes_line=writes_line,
         )
 
-    def _reduction(self, block: Block) -> Reduction:
+    def _reduction(self, block: NestBlock) -> Reduction:
         spatial, reduced = _extents(block, block.spatial), _extents(block, block.reduce)
         value = block.value
         combine = next((c for c in (tirx.Add, tirx.Mul, tirx.Max, tirx.Min) if isinstance(value, c)), None)
@@ -199,7 +199,7 @@ class _Reader:
         self.ready[result] = self._needs(operand) + 1
         return Reduction(combine, self.identities[block.buffer], operand, result)
 
-    def _output_point(self, output: Block) -> tuple[dict[ir.Var, ir.Expr], bool]:
+    def _output_point(self, output: NestBlock) -> tuple[dict[ir.Var, ir.Expr], bool]:
         """Which of the output's axes are the row's, which the line's: it reads results at the row's.
 
         An axis of which a quotient is the row's is both: groups of channels that are reduced together.
@@ -267,7 +267,7 @@ class _Reader:
         self._require_equal(indices, at)
         return kept.var
 
-    def _is_kept(self, block: Block) -> bool:
+    def _is_kept(self, block: NestBlock) -> bool:
         readers = [b for b in self.nest.blocks if any(x.source.same_as(block.buffer) for x in loads(b.value))]
         elements = math.prod(block.extents[v] for v in block.spatial)
         whole = elements == math.prod(self.row_extents) * math.prod(self.line_extents)
@@ -290,11 +290,11 @@ def _quotient(index: ir.Expr) -> tuple[ir.Expr, int]:
     return index, 1
 
 
-def _extents(block: Block, axes: Sequence[ir.Var]) -> tuple[int, ...]:
+def _extents(block: NestBlock, axes: Sequence[ir.Var]) -> tuple[int, ...]:
     return tuple(block.extents[v] for v in axes if block.extents[v] > 1)
 
 
-def _point(block: Block, axes: Sequence[ir.Var], values: Sequence[ir.Expr]) -> dict[ir.Var, ir.Expr]:
+def _point(block: NestBlock, axes: Sequence[ir.Var], values: Sequence[ir.Expr]) -> dict[ir.Var, ir.Expr]:
     """Iterators that have more than one value take `values` in order, the others are zero."""
     rest = iter(values)
     return {v: next(rest) if block.extents[v] > 1 else integer(0) for v in axes}

@@ -12,9 +12,10 @@ from hybridc.schedules.cpu.core.nest import Nest, finish, loads, read_contractio
 from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
 from hybridc.schedules.cpu.reduction.read import Rows, read_rows
 from hybridc.schedules.cpu.reduction.strided import schedule_columns
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="reduction")
 def reduction(request: Request) -> Scheduled | None:
     """Accepts functions with reductions, each block a perfect nest.
 

@@ -11,7 +11,7 @@ from tvm_ffi import structural_equal
 
 from hybridc.schedules.cpu.reduction.read import Reduction, Rows, Stage, read_rows
 from hybridc.schedules.cpu.reduction.reduction import schedule_rows
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 _ROUND_WITH_BIAS = 12582912.0 + 127.0
 """1.5 * 2**23 + 127: added to y it leaves round(y) + 127, the exponent of 2**round(y), in the low bits."""
@@ -22,6 +22,7 @@ _POWERS_OF_TWO = (1.3264727e-3, 9.6715130e-3, 5.5507336e-2, 2.4022242e-1, 6.9314
 """2**f for |f| <= 1/2, highest power first: least relative error, 1e-7, of polynomials that are 1 at 0."""
 
 
+@schedule_rule(family="reduction")
 def softmax(request: Request) -> Scheduled | None:
     """Accepts softmax, log-softmax and other functions of exp(x - max of x) along rows or across them.
 

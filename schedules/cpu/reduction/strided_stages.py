@@ -20,7 +20,15 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import Point, integer, loop, prefetch, sequence, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
+    Point,
+    integer,
+    loop,
+    prefetch,
+    sequence,
+    vectorized,
+)
 from hybridc.schedules.cpu.core.nest import loads, substitute
 from hybridc.schedules.cpu.reduction.read import Kept, Reduction, Rows, Stage
 from hybridc.schedules.cpu.reduction.strided_chunks import BLOCK_VECTORS, Columns, even_width, nested
@@ -33,7 +41,6 @@ CHUNK_BLOCKS = 16
 NEAR_LINES = 32
 """So many lines of a block take a quarter of a first-level cache, into which they are fetched; more go to the
 second level."""
-CACHE_LINE_BYTES = 64
 
 
 def staged(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
@@ -133,7 +140,7 @@ class _Block:
                 tirx.BufferLoad(place.source, [substitute(i, at) for i in place.indices]), locality
             )
 
-        return [fetch(p, column) for p in places for column in range(size, 2 * size, CACHE_LINE_BYTES // 4)]
+        return [fetch(p, column) for p in places for column in range(size, 2 * size, CACHE_LINE_FLOATS)]
 
     def _is_stream(self, load: ir.TensorLoad) -> bool:
         """Whether it has a value for every element, and is not broadcast."""

@@ -35,9 +35,10 @@ from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
 from hybridc.schedules.cpu.wgrad.operands import Operand, data_operand, gradient_operand
 from hybridc.schedules.cpu.wgrad.plan import Plan, Reach, plan_of
 from hybridc.schedules.cpu.wgrad.read import WeightGradient, read_weight_gradient
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="conv2d")
 def conv_wgrad(request: Request) -> Scheduled | None:
     """Accepts weight gradients as `passes/training` writes them, of plain or blocked operands.
 

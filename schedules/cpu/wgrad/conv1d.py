@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -38,21 +39,16 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     when,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.core.register_tile import (
-    LINE_FLOATS,
-    RegisterTile,
-    Stream,
-    reduction,
-    register_tile,
-)
+from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, reduction, register_tile
 from hybridc.schedules.cpu.core.shuffles import sums_of_lanes
 from hybridc.schedules.cpu.wgrad.conv1d_plan import Operand, Plan, plans_of
 from hybridc.schedules.cpu.wgrad.read import read_weight_gradient
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _MOST_CHOICES = 8
 
 
+@schedule_rule(family="conv2d")
 def conv1d_wgrad(request: Request) -> Scheduled | None:
     """Accepts weight gradients of convolutions along one axis of plain operands: any stride, padding,
     dilation and groups.
@@ -191,7 +187,7 @@ class _Emitter:
     def _next(self, block: _Block, at: Point) -> list[Stream]:
         """This tile's share of what the next block reads."""
         plan, of, (row_block, c, tap_block) = self.plan, self.plan.of, at
-        lines = ceil_div(plan.columns, LINE_FLOATS)
+        lines = ceil_div(plan.columns, CACHE_LINE_FLOATS)
         number = (row_block * integer(of.shifted.channels) + c) * integer(plan.tap_blocks) + tap_block
 
         def stream(operand: Operand, start: ir.Expr, length: int) -> Stream:
@@ -200,7 +196,7 @@ class _Emitter:
             def line(outer: Point, n: ir.Expr) -> tirx.BufferLoad:
                 place = number * integer(share) + n
                 channel = block.group * integer(operand.channels) + tirx.floordiv(place, integer(length))
-                x = start + tirx.floormod(place, integer(length)) * integer(LINE_FLOATS)
+                x = start + tirx.floormod(place, integer(length)) * integer(CACHE_LINE_FLOATS)
                 return tirx.BufferLoad(operand.buffer, [block.n, channel, x])
 
             return Stream(0, share, line)

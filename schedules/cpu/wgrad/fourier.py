@@ -30,11 +30,12 @@ from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
 from hybridc.schedules.cpu.wgrad.conv1d_plan import direct_cost
 from hybridc.schedules.cpu.wgrad.fourier_plan import Operand, Plan, read_plans
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _MOST_CHOICES = 6
 
 
+@schedule_rule(family="winograd")
 def fast_conv1d_wgrad(request: Request) -> Scheduled | None:
     """Accepts weight gradients of convolutions along one axis of plain operands, of any dilation, without
     stride and groups, if they are predicted to take less time than direct ones.

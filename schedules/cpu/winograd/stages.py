@@ -19,6 +19,8 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv2d_blocked.read import Axis, BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_BYTES,
+    CACHE_LINE_FLOATS,
     UNROLLED_MULTIPLY_ADDS,
     Tile,
     ceil_div,
@@ -31,8 +33,6 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     when,
 )
 from hybridc.schedules.cpu.winograd.toom_cook import ToomCook
-
-CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Planes:
     @staticmethod
     def of(name: str, count: int, blocks: int, tiles: int, lanes: int) -> Planes:
         lines = ceil_div(blocks * tiles * lanes * 4, CACHE_LINE_BYTES) | 1
-        return Planes(tirx.decl_buffer((count, lines * CACHE_LINE_BYTES // 4), "float32", name), tiles, lanes)
+        return Planes(tirx.decl_buffer((count, lines * CACHE_LINE_FLOATS), "float32", name), tiles, lanes)
 
     def index(self, xi: ir.Expr, block: ir.Expr, tile: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
         return [xi, (block * integer(self.tiles) + tile) * integer(self.lanes) + lane]
@@ -85,10 +85,7 @@ class Weight:
         count = ceil_div(steps * self.step_bytes, CACHE_LINE_BYTES * self.shares)
         lines = [chunk * integer(count) + integer(n) for n in range(count)]
         zero = integer(0)
-        at = [
-            [group, zero, zero, zero, integer(start) + line * integer(CACHE_LINE_BYTES // 4)]
-            for line in lines
-        ]
+        at = [[group, zero, zero, zero, integer(start) + line * integer(CACHE_LINE_FLOATS)] for line in lines]
         return [prefetch(tirx.BufferLoad(self.buffer, [*self.at, *a]), 2) for a in at]
 
 

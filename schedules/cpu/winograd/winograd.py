@@ -27,8 +27,8 @@ from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.winograd.stages import Planes, Stages, Weight, tile_counts
 from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
 from hybridc.schedules.cpu.winograd.weights import transform_weights
-from hybridc.schedules.packing import Packing, Transform
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.packing import LinearMap, Packing
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 from hybridc.targets import Isa
 
 SCRATCH_SHARE = 0.625
@@ -77,6 +77,7 @@ class Plan:
         return self.input_bytes(conv) + self.algorithm.points**2 * self.tiles * outputs * 4
 
 
+@schedule_rule(family="winograd")
 def winograd(request: Request) -> Scheduled | None:
     """Accepts 3x3 convolutions with stride and dilation one of blocked data, where predicted to be faster.
 
@@ -203,7 +204,7 @@ def _packed_weight(conv: BlockedConvolution, plan: Plan) -> tuple[ir.Var, Packin
     padded = (passes * plan.pass_groups * width, ib, n, n, i, lanes)
     axes = (0, 4, 5, 1, 3, 6, 2, 7)
     packed = tirx.decl_buffer(tuple(split[a] for a in axes), "float32", "packed_weight")
-    return packed, Packing(padded, split, axes, Transform(plan.algorithm.filter_matrix(), (2, 3)))
+    return packed, Packing(padded, split, axes, LinearMap(plan.algorithm.filter_matrix(), (2, 3)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import by_dlight, cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, thread_per_result
 from hybridc.schedules.cuda.matmul.matmul import SMALLEST_SIDE, TiledMatmul
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 FEW_OUTPUTS = 2048
 """Below this many outputs a thread for each leaves a GPU idle: let a block share the reduction."""
 
 
+@schedule_rule(family="conv2d")
 def conv2d(request: Request) -> Scheduled | None:
     """Accepts a product in which a window slides: convolution 1-D to 3-D, transposed, dilated, grouped.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.gpu.matmul import IterKind, detect_iter_traits
+from tvm.s_tir.schedule import ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def find_anchor(function: tirx.PrimFunc) -> Anchor | None:
     schedule = s_tir.Schedule(function)
     try:
         blocks = [schedule.get(b) for b in schedule.get_child_blocks(schedule.get_sblock("root"))]
-    except Exception:
+    except ScheduleError:  # a body that is not made of blocks has no root
         return None
     reductions = [b for b in blocks if math.prod(_axes(b, tirx.IterVar.CommReduce)) > 1]
     others_are_elementwise = all(

@@ -11,6 +11,7 @@ from tvm.s_tir.analysis import verify_gpu_code
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm_ffi import WalkResult
 
+from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.workspace import lift_workspace
 from hybridc.targets import Target
@@ -68,9 +69,8 @@ def cuda_target(target: Target, **attributes: object) -> tvm.target.Target:
 def runs_on_gpu(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
     """Whether every access is made by a bound thread, and every launch stays within the limits."""
     named = function.with_attr("global_symbol", "kernel").with_attr("target", target)
-    try:
-        lowered = _LOWER(tvm.IRModule({"kernel": named}))["kernel"]
-    except Exception:
+    lowered = attempt("lowering for a GPU", lambda: _LOWER(tvm.IRModule({"kernel": named}))["kernel"])
+    if lowered is None:
         return False
     return _leaves_nothing_to_the_host(lowered) and verify_gpu_code(lowered, _LIMITS) and _fits_grid(lowered)
 
@@ -142,19 +142,27 @@ def by_dlight(candidates: tuple[GPUScheduleRule, ...], request: Request, rule: s
     """The first of TVM's dlight rules that accepts the function and whose result a GPU can run.
 
     dlight means its rules for language models; on other functions they may raise instead of
-    returning None, which is "not mine" too.
+    returning None, which is "not mine" too (`attempt`).
     """
     if reduces_nothing(request.function):
         return None
     target = cuda_target(request.target)
     for candidate in candidates:
-        try:
-            with target:
-                schedule = candidate.apply(request.function, target, False)
-        except Exception:
-            continue
-        if isinstance(schedule, s_tir.Schedule):
-            scheduled = finish(schedule, rule, target)
-            if scheduled is not None:
-                return scheduled
+        schedule = apply_dlight(candidate, request.function, target)
+        scheduled = None if schedule is None else finish(schedule, rule, target)
+        if scheduled is not None:
+            return scheduled
     return None
+
+
+def apply_dlight(
+    rule: GPUScheduleRule, function: tirx.PrimFunc, target: tvm.target.Target
+) -> s_tir.Schedule | None:
+    """The function as one of dlight's rules schedules it; None where it does not apply."""
+
+    def apply() -> object:
+        with target:
+            return rule.apply(function, target, False)
+
+    schedule = attempt(type(rule).__name__, apply)
+    return schedule if isinstance(schedule, s_tir.Schedule) else None

@@ -6,9 +6,10 @@ from tvm import s_tir
 
 from hybridc.schedules.cuda.core.launch import cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, is_single_store, launch_alone
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
+@schedule_rule(family="elementwise")
 def elementwise(request: Request) -> Scheduled | None:
     """Accepts functions without a reduction: arithmetic, concat, split, slice, gather, resize, transpose.
 

@@ -8,7 +8,7 @@ from tvm.target import Target
 
 from hybridc.schedules.cuda.core.anchor import Anchor, find_anchor
 from hybridc.schedules.cuda.core.launch import by_dlight
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 SMALLEST_SIDE = 4
 """Below this many rows or columns a tile is mostly padding, and a product is bound by memory anyway."""
@@ -64,6 +64,7 @@ def tile_columns(anchor: Anchor) -> int:
     return min((64, 32, 16, 128), key=padded)
 
 
+@schedule_rule(family="matmul")
 def matmul(request: Request) -> Scheduled | None:
     """Accepts one product of two matrices, batched or not, with element-wise producers and epilogue.
 

@@ -9,12 +9,13 @@ from tvm.s_tir.dlight.analysis import SBlockInfo
 
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, launch_alone
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 LONG_ROW = 1 << 8
 """Elements from which on a block of threads shares a row."""
 
 
+@schedule_rule(family="reduction")
 def long_reductions(request: Request) -> Scheduled | None:
     """Accepts functions of several reductions, one of which has long rows, that no other rule takes.
 

@@ -10,12 +10,13 @@ from tvm.s_tir.dlight.gpu import GeneralReduction, Reduction
 
 from hybridc.schedules.cuda.core.launch import WARP, by_dlight, cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, thread_per_result
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 MANY_RESULTS = 1 << 16
 """With this many results a thread for each already fills a GPU."""
 
 
+@schedule_rule(family="reduction")
 def reduction(request: Request) -> Scheduled | None:
     """Accepts a chain of reductions over the same rows, with element-wise work before and after.
 

@@ -15,10 +15,10 @@ from tvm import ir, s_tir, te, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 
 from hybridc.schedules.cuda.core.anchor import find_anchor
-from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
+from hybridc.schedules.cuda.core.launch import apply_dlight, cuda_target, finish_function
 from hybridc.schedules.cuda.core.loops import launch_alone
 from hybridc.schedules.cuda.matmul.matmul import MICRO, SMALLEST_SIDE, TILE_THREADS, TiledMatmul
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 BLOCKS = 256
 """Of threads, that keep every multiprocessor of a GPU busy."""
@@ -53,6 +53,7 @@ class _Gradient:
         return math.prod(_shape(self.weight)[1:])
 
 
+@schedule_rule(family="conv2d")
 def conv_wgrad(request: Request) -> Scheduled | None:
     """Accepts weight gradients as `passes/training` writes them, if they have too few tiles for a GPU.
 
@@ -71,12 +72,8 @@ def conv_wgrad(request: Request) -> Scheduled | None:
     anchor = find_anchor(products)
     if anchor is None:
         return None
-    try:
-        with target:
-            first = TiledMatmul(anchor).apply(products, target, False)
-    except Exception:  # dlight raises on what it does not know
-        return None
-    if not isinstance(first, s_tir.Schedule):
+    first = apply_dlight(TiledMatmul(anchor), products, target)
+    if first is None:
         return None
     second = s_tir.Schedule(_sums(gradient, splits))
     (info,) = normalize_prim_func(second) or []

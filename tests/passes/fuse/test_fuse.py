@@ -7,8 +7,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.errors import ModelError
-from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.program.program import Program, is_op
+from hybridc.passes.fuse.fuse import MAX_GROUP, fuse
+from hybridc.passes.program.program import Program, ProgramBuilder, is_op
 from tests.support.programs import drawn, program_of, run_llvm
 
 
@@ -138,6 +138,33 @@ def test_a_result_that_others_read_or_the_user_asked_for_is_not_fused_away():
     after = fuse(program_of(Before, {"w": drawn(0, 8, 8)}))
     assert calls(after)[:2] == ["matmul", "relu"]
     assert calls(after)[2:] == ["matmul_exp_add"] or calls(after)[2:] == ["exp", "matmul_add"]
+
+
+@pytest.mark.parametrize("operators", [32, 33, 100])
+def test_a_long_chain_is_split_into_kernels_of_at_most_32_operators(operators):
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    builder = ProgramBuilder([x])
+    y = x
+    for i in range(operators):
+        y = builder.emit(relax.op.tanh(y), [f"node_{i}"], f"t{i}")
+    after = fuse(builder.finish([y]))
+    sizes = [len(origins) for origins in after.origins.values()]
+    assert sum(sizes) == operators and max(sizes) <= MAX_GROUP
+    assert len(sizes) == -(-operators // MAX_GROUP)
+
+
+def test_a_join_of_two_long_chains_is_at_most_32_operators():
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    builder = ProgramBuilder([x])
+    ends = []
+    for chain in range(2):
+        y = x
+        for i in range(20):
+            y = builder.emit(relax.op.tanh(y), [f"node_{chain}_{i}"], f"t{chain}_{i}")
+        ends.append(y)
+    joined = builder.emit(relax.op.add(*ends), ["node_join"], "join")
+    after = fuse(builder.finish([joined]))
+    assert sorted(len(origins) for origins in after.origins.values()) == [20, 21]
 
 
 def test_two_anchors_never_share_a_kernel():

@@ -8,9 +8,11 @@ import pytest
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
-from hybridc.passes.planner.choose_tilings import UNLIMITED_BYTES, Tiling, choose_tilings
+from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plan, make_plans
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import GraphBuilder, machine
 
 BOTH = (Device.GPU, Device.CPU)

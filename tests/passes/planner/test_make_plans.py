@@ -10,7 +10,8 @@ from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.ir.verify import verify
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.make_plans import make_plan, make_plans
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import GraphBuilder, chain, machine
 
 BOTH = (Device.GPU, Device.CPU)

@@ -10,9 +10,9 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.fuse.working_set import kernel_groups, largest_working_set_bytes
 from hybridc.passes.program.program import Program, operator_name, tensor_shape
 from hybridc.passes.tiling.tile import tile
+from hybridc.passes.tiling.working_set import kernel_groups, largest_working_set_bytes
 from tests.support.programs import drawn, program_of
 from tests.support.tiled import Network, assert_same_results
 

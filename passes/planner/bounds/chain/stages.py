@@ -21,7 +21,7 @@ WEIGHTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ChainStage:
     """A kernel that all others come before or after, or those between two such."""
 
     kernels: tuple[int, ...]
@@ -124,13 +124,13 @@ class Counted:
 
     def _stages(
         self, groups: list[list[int]], first: dict[int, int]
-    ) -> tuple[tuple[tuple[int, float], ...], list[Stage]]:
+    ) -> tuple[tuple[tuple[int, float], ...], list[ChainStage]]:
         problem = self.problem
         to_come: list[tuple[int, float]] = []
-        stages: list[Stage] = []
+        stages: list[ChainStage] = []
         for i, kernels in reversed(list(enumerate(groups))):
             before = groups[i - 1][0] if i and self.is_single[i - 1] else None
-            stages.append(Stage(tuple(kernels), before, tuple(to_come)))
+            stages.append(ChainStage(tuple(kernels), before, tuple(to_come)))
             for k in kernels:
                 tensors = [problem.gaps[e].tensor for e in self.ending[k]] + self.weights[k]
                 tensors += [

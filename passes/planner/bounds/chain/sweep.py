@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridc.passes.planner.bounds.chain.frontier import Grid, Vector, most_link_us
-from hybridc.passes.planner.bounds.chain.stages import Counted, Stage
+from hybridc.passes.planner.bounds.chain.stages import ChainStage, Counted
 
 WHOLE = 4
 """Kernels of a stage that are on one device, those with most weights; others take their faster time."""
@@ -77,7 +77,9 @@ class Sweep:
         ends = [value[:, 0] + (out_us if on_gpu else 0.0) for (on_gpu, _), value in states.items()]
         return np.asarray(np.min(ends, axis=0)) if ends else np.full(len(self.cells), math.inf)
 
-    def _single(self, i: int, stage: Stage, state: State, frontier: Vector) -> Iterator[tuple[State, Vector]]:
+    def _single(
+        self, i: int, stage: ChainStage, state: State, frontier: Vector
+    ) -> Iterator[tuple[State, Vector]]:
         """A kernel that all others come before or after."""
         (k,), problem, counted, grid = stage.kernels, self.problem, self.counted, self.grid
         on_gpu, stays = state
@@ -104,7 +106,7 @@ class Sweep:
                 yield (1, behind.union(more)), value
 
     def _several(
-        self, i: int, stage: Stage, state: State, frontier: Vector
+        self, i: int, stage: ChainStage, state: State, frontier: Vector
     ) -> Iterator[tuple[State, Vector]]:
         """Kernels between two such: some on given devices, the other ones free."""
         counted, (on_gpu, stays) = self.counted, state
@@ -118,7 +120,13 @@ class Sweep:
                 yield (None, stays), value
 
     def _placed(
-        self, i: int, stage: Stage, placed: dict[int, int], on_gpu: int | None, frontier: Vector, staying: int
+        self,
+        i: int,
+        stage: ChainStage,
+        placed: dict[int, int],
+        on_gpu: int | None,
+        frontier: Vector,
+        staying: int,
     ) -> Vector:
         problem = self.problem
         kernels = [k for k, gpu in placed.items() if gpu]
@@ -139,7 +147,7 @@ class Sweep:
             best = np.minimum(best, value)
         return best
 
-    def _longest_path_us(self, stage: Stage, placed: dict[int, int], on_gpu: int | None) -> float:
+    def _longest_path_us(self, stage: ChainStage, placed: dict[int, int], on_gpu: int | None) -> float:
         """From the end of the kernel before; kernels that are not placed take their faster time."""
         problem, device = self.problem, dict(placed)
         end_us: dict[int, float] = {}

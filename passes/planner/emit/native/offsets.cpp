@@ -26,7 +26,7 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
 
 enum class Outcome { kRefuted = 0, kPacked = 1, kGivenUp = 2 };
 
-struct Block {
+struct MemoryBlock {
   int64_t size = 0;
   int first = 0;  // sections, both included
   int last = 0;
@@ -46,7 +46,7 @@ struct Section {
 
 class Search {
  public:
-  Search(std::vector<Block> blocks, int section_count, int64_t capacity)
+  Search(std::vector<MemoryBlock> blocks, int section_count, int64_t capacity)
       : blocks_(std::move(blocks)),
         sections_(section_count),
         is_changed_(section_count),
@@ -108,7 +108,7 @@ class Search {
 
   // By size; by size times sections, an area; or by what lies between.
   void RankBlocks(int attempt) {
-    for (Block& block : blocks_) {
+    for (MemoryBlock& block : blocks_) {
       double sections = block.last - block.first + 1;
       double factor[] = {1, sections, std::sqrt(sections)};
       double noise = attempt < 2 ? 1 : Noise(kRankNoise);
@@ -170,13 +170,13 @@ class Search {
   }
 
   void RaiseBlock(int i, int64_t lowest, int except_section = -1) {
-    Block& block = blocks_[i];
+    MemoryBlock& block = blocks_[i];
     Set(block.lowest, lowest);
     for (int s = block.first; s <= block.last; ++s)
       if (s != except_section) MarkChanged(s);
   }
 
-  bool FitsInHole(const Block& block) const {
+  bool FitsInHole(const MemoryBlock& block) const {
     int64_t top = kNever, bottom = 0;
     for (int s = block.first; s <= block.last; ++s) {
       top = std::min(top, sections_[s].floor);
@@ -187,7 +187,7 @@ class Search {
   }
 
   bool Place(int i) {
-    Block& block = blocks_[i];
+    MemoryBlock& block = blocks_[i];
     int64_t end = block.lowest + block.size;
     for (int s = block.first; s <= block.last; ++s) {
       Section& section = sections_[s];
@@ -285,7 +285,7 @@ class Search {
   }
 
   bool IsWorthTrying(int i) const {
-    const Block& block = blocks_[i];
+    const MemoryBlock& block = blocks_[i];
     const Section& section = sections_[block.first];
     bool rests = false;
     for (int s = block.first; s <= block.last && !rests; ++s) rests = sections_[s].solid == block.lowest;
@@ -293,11 +293,11 @@ class Search {
     for (int k = 0; k < section.unplaced; ++k)  // equal blocks are placed in order
       if (section.blocks[k] < i && IsEqual(blocks_[section.blocks[k]], block)) return false;
     if (section.under < 0 || section.solid != block.lowest) return true;
-    const Block& under = blocks_[section.under];
+    const MemoryBlock& under = blocks_[section.under];
     return under.first != block.first || under.last != block.last || under.size >= block.size;
   }
 
-  static bool IsEqual(const Block& one, const Block& other) {
+  static bool IsEqual(const MemoryBlock& one, const MemoryBlock& other) {
     return one.first == other.first && one.last == other.last && one.size == other.size;
   }
 
@@ -309,7 +309,7 @@ class Search {
       lowest.push_back(kNever);
       for (int t = blocks_[i].first; t <= blocks_[i].last; ++t)
         for (int k = 0; k < sections_[t].unplaced; ++k) {
-          const Block& other = blocks_[sections_[t].blocks[k]];
+          const MemoryBlock& other = blocks_[sections_[t].blocks[k]];
           if (other.last < s || s < other.first)
             lowest.back() = std::min(lowest.back(), other.lowest + other.size);
         }
@@ -324,7 +324,7 @@ class Search {
     return Propagate();
   }
 
-  std::vector<Block> blocks_;
+  std::vector<MemoryBlock> blocks_;
   std::vector<Section> sections_;
   std::vector<char> is_changed_;
   std::vector<int> changed_;
@@ -359,7 +359,7 @@ extern "C" __attribute__((visibility("default"))) int hybridc_pack(
     int count, const int64_t* size, const int64_t* first, const int64_t* last, int64_t capacity,
     int64_t effort, int64_t* offset) {
   std::vector<int64_t> steps = SectionSteps(count, first, last);
-  std::vector<Block> blocks(count);
+  std::vector<MemoryBlock> blocks(count);
   auto begin = steps.begin(), end = steps.end();
   for (int i = 0; i < count; ++i) {
     blocks[i].size = size[i];

@@ -39,7 +39,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.rule import Request, Scheduled, pick
+from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 from hybridc.targets import Isa
 
 TRANSFORMS = tuple(
@@ -139,6 +139,7 @@ class Source:
         return Plan(conv, signal, cut, transform, self.isa, self.constant)
 
 
+@schedule_rule(family="winograd")
 def fast_conv1d(request: Request) -> Scheduled | None:
     """Accepts convolutions along one axis of any dilation, without stride and groups, if they are predicted
     to take less time than direct ones: in long signals from about 5 taps on. Weights that are not constant

@@ -18,14 +18,20 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv1d.fourier.dft import Plane
-from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, loop, prefetch, sequence, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
+    ceil_div,
+    integer,
+    loop,
+    prefetch,
+    sequence,
+    vectorized,
+)
 from hybridc.schedules.cpu.core.nest import loads
 
 _PARTS = 2
 _SEGMENT_COST = 40.0
 """Operations that beginning and ending a contiguous segment takes, in or out."""
-_LINE_ELEMENTS = 16
-"""Floats of a cache line."""
 _LOCALITY = 2
 """Prefetch into the second level of cache: the work plane fills most of the first."""
 _LARGE_ELEMENTS = 1 << 16
@@ -334,7 +340,7 @@ def _each_line(
     fetch: Callable[[Piece, ir.Expr], list[tirx.Stmt]],
 ) -> tirx.Stmt:
     """`fetch(piece, x)` for about each cache line of `count` samples of every piece."""
-    step = max(_LINE_ELEMENTS // cut.phases, 1)
+    step = max(CACHE_LINE_FLOATS // cut.phases, 1)
 
     def line(piece: Piece, i: ir.Expr) -> tirx.Stmt:
         p = first + i * integer(step)

@@ -11,8 +11,7 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.conv1d.fourier.dft import Plane, Transform
 from hybridc.schedules.cpu.conv2d.read import Convolution
 from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, clamp, grid, integer, loop, vectorized
-from hybridc.schedules.packing import Packing
-from hybridc.schedules.packing import Transform as LinearMap
+from hybridc.schedules.packing import LinearMap, Packing
 
 
 @dataclass(frozen=True, slots=True)

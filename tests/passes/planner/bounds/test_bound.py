@@ -112,7 +112,7 @@ def test_no_kernels_take_no_time() -> None:
 
 
 def test_bound_of_a_huge_problem_is_the_simple_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridc.passes.planner.bounds.bound.MOST_RELAXED", 2)
+    monkeypatch.setattr("hybridc.passes.planner.bounds.bound.MOST_RELAXED_KERNELS", 2)
     problem = gpu_chain(budget_bytes=100)
     found = time_bound(problem)
     assert found.bound_us == simple_time_bound_us(problem) > 0

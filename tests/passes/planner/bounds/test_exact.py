@@ -61,11 +61,11 @@ def test_no_decisions_are_faster_and_the_plan_is_right(seed: int) -> None:
     found = solve_exactly(problem, known_us=best_us)
     assert in_order is not None and found is not None
     assert in_order.is_optimal and found.is_optimal
-    assert found.outcome.makespan_us <= in_order.outcome.makespan_us * (1 + 1e-4) <= best_us * (1 + 2e-4)
+    assert found.run.makespan_us <= in_order.run.makespan_us * (1 + 1e-4) <= best_us * (1 + 2e-4)
     for plan in (in_order, found):
-        assert violations(plan.problem, plan.outcome) == []
-        assert plan.bound_us == pytest.approx(plan.outcome.makespan_us, rel=1e-4)
-        assert plan.outcome.peak_gpu_bytes <= problem.budget_bytes
+        assert violations(plan.problem, plan.run) == []
+        assert plan.bound_us == pytest.approx(plan.run.makespan_us, rel=1e-4)
+        assert plan.run.peak_gpu_bytes <= problem.budget_bytes
 
 
 def test_order_is_chosen_where_the_graph_leaves_it_free() -> None:
@@ -77,8 +77,8 @@ def test_order_is_chosen_where_the_graph_leaves_it_free() -> None:
     problem = build.problem(100)
     free, fixed = solve_exactly(problem), solve_exactly(problem, keep_order=True)
     assert free is not None and fixed is not None
-    assert free.outcome.makespan_us == pytest.approx(10 + 1 + 50)
-    assert fixed.outcome.makespan_us == pytest.approx(50 + 10 + 1 + 50)
+    assert free.run.makespan_us == pytest.approx(10 + 1 + 50)
+    assert fixed.run.makespan_us == pytest.approx(50 + 10 + 1 + 50)
     assert free.order[0] == 1
     assert free.problem == reordered(problem, free.order)
 
@@ -90,8 +90,8 @@ def test_overwriting_saves_the_bytes_that_are_missing() -> None:
     b = build.kernel(a, size=6, gpu_us=1, cpu_us=100, overwrites=a)
     found = solve_exactly(build.problem(6, wanted=(b,)))
     assert found is not None and found.is_optimal
-    assert found.outcome.makespan_us == pytest.approx(6 + 1 + 1 + 6)
-    assert found.outcome.peak_gpu_bytes == 6
+    assert found.run.makespan_us == pytest.approx(6 + 1 + 1 + 6)
+    assert found.run.peak_gpu_bytes == 6
 
 
 def test_no_plan_fits() -> None:
@@ -115,8 +115,8 @@ def test_times_of_zero_are_planned() -> None:
     a = build.kernel(size=0, gpu_us=0, cpu_us=0)
     build.kernel(a, size=0, gpu_us=0, cpu_us=0)
     found = solve_exactly(build.problem(10))
-    assert found is not None and found.outcome.makespan_us == 0 and found.bound_us == 0
-    assert violations(found.problem, found.outcome) == []
+    assert found is not None and found.run.makespan_us == 0 and found.bound_us == 0
+    assert violations(found.problem, found.run) == []
 
 
 def test_reordering_by_any_order_and_back_gives_the_same_problem() -> None:
@@ -136,5 +136,5 @@ def test_up_to_fourteen_kernels_the_optimum_is_proven(kernels: int, budget_bytes
         assert known is not None
         found = solve_exactly(problem, known_us=known.makespan_us)
         assert found is not None and found.is_optimal
-        assert violations(found.problem, found.outcome) == []
-        assert found.outcome.makespan_us <= known.makespan_us * (1 + 1e-4)
+        assert violations(found.problem, found.run) == []
+        assert found.run.makespan_us <= known.makespan_us * (1 + 1e-4)

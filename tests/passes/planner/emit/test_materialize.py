@@ -7,8 +7,9 @@ import pytest
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.ir.verify import verify
-from hybridc.passes.planner.emit.materialize import realise, tightened
+from hybridc.passes.planner.emit.materialize import materialize, repacked
 from hybridc.passes.planner.make_plans import assemble
+from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.simulate import simulate
@@ -29,7 +30,7 @@ def streamed(budget_bytes: int) -> tuple[Problem, Decisions]:
 
 def test_draft_takes_as_long_as_simulated_where_nothing_waits_for_bytes() -> None:
     problem, decisions = streamed(1 << 20)
-    draft = realise(chain(4), machine(), problem, decisions)
+    draft = materialize(PlanningContext(chain(4), machine()), problem, decisions)
     outcome = simulate(problem, decisions)
     assert draft.makespan_us == pytest.approx(outcome.makespan_us)
     assert draft.spans == [(event.start_us, event.end_us) for event in outcome.events]
@@ -42,7 +43,7 @@ def test_budget_is_met_where_the_live_bytes_fill_it() -> None:
     problem, decisions = streamed(12 * UNIT)
     outcome = simulate(problem, decisions)
     assert outcome.peak_gpu_bytes == 12 * UNIT  # two activations, two weights
-    draft = realise(chain(4), machine(), problem, decisions)
+    draft = materialize(PlanningContext(chain(4), machine()), problem, decisions)
     assert draft.gpu_bytes <= 12 * UNIT
     assert draft.makespan_us == pytest.approx(outcome.makespan_us)
     verify(chain(4), assemble(chain(4), machine(), 12 * UNIT, draft.steps, draft.buffers, draft.arenas))
@@ -50,7 +51,9 @@ def test_budget_is_met_where_the_live_bytes_fill_it() -> None:
 
 def test_only_the_cpu_has_an_arena_on_a_target_without_gpu() -> None:
     problem = problem_of(chain(3), machine(), 0)
-    draft = realise(chain(3), machine(), problem, with_gpu_kernels(problem, [False] * 3), devices=(CPU,))
+    draft = materialize(
+        PlanningContext(chain(3), machine(), devices=(CPU,)), problem, with_gpu_kernels(problem, [False] * 3)
+    )
     assert [arena.device for arena in draft.arenas] == [CPU]
     assert draft.gpu_bytes == 0 and names(draft.steps) == ["k0@cpu", "k1@cpu", "k2@cpu"]
 
@@ -58,14 +61,14 @@ def test_only_the_cpu_has_an_arena_on_a_target_without_gpu() -> None:
 def test_outcome_may_be_given() -> None:
     problem, decisions = streamed(1 << 20)
     outcome = simulate(problem, decisions)
-    draft = realise(chain(4), machine(), problem, decisions, outcome=outcome)
-    assert draft == realise(chain(4), machine(), problem, decisions)
+    draft = materialize(PlanningContext(chain(4), machine()), problem, decisions, run=outcome)
+    assert draft == materialize(PlanningContext(chain(4), machine()), problem, decisions)
 
 
 def test_decisions_that_do_not_fit_are_refused() -> None:
     problem, decisions = streamed(9 * UNIT)
     with pytest.raises(AssertionError, match="exceed the budget"):
-        realise(chain(4), machine(), problem, decisions)
+        materialize(PlanningContext(chain(4), machine()), problem, decisions)
 
 
 def test_tightening_makes_nothing_slower_or_larger() -> None:
@@ -81,7 +84,7 @@ def test_tightening_makes_nothing_slower_or_larger() -> None:
     graph = build.graph(value)
     problem = problem_of(graph, machine(), 1 << 30)
     decisions = with_gpu_kernels(problem, [i % 4 != 2 for i in range(12)], keep=True)
-    draft = realise(graph, machine(), problem, decisions)
-    tight = tightened(graph, machine(), draft)
+    draft = materialize(PlanningContext(graph, machine()), problem, decisions)
+    tight = repacked(PlanningContext(graph, machine()), draft)
     assert tight.gpu_bytes <= draft.gpu_bytes and tight.makespan_us <= draft.makespan_us
     verify(graph, assemble(graph, machine(), None, tight.steps, tight.buffers, tight.arenas))

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridc.passes.planner.emit import offsets as offsets_module
-from hybridc.passes.planner.emit.offsets import Block, live_bound, pack
+from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound, pack
 from tests.support.minimalloc import capacity_bytes, instance_files, read_blocks
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the search is built by g++")
@@ -30,19 +30,19 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-def blocks(most: int, steps: int, sizes: int) -> st.SearchStrategy[list[Block]]:
-    def block(size_bytes: int, first: int, more: int) -> Block:
-        return Block(size_bytes, first, first + more)
+def blocks(most: int, steps: int, sizes: int) -> st.SearchStrategy[list[MemoryBlock]]:
+    def block(size_bytes: int, first: int, more: int) -> MemoryBlock:
+        return MemoryBlock(size_bytes, first, first + more)
 
     one = st.builds(block, st.integers(0, sizes), st.integers(-1, steps), st.integers(0, steps // 2))
     return st.lists(one, max_size=most)
 
 
-def total_bytes(blocks: Sequence[Block], offsets: Sequence[int]) -> int:
+def total_bytes(blocks: Sequence[MemoryBlock], offsets: Sequence[int]) -> int:
     return max((o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)), default=0)
 
 
-def overlaps(blocks: Sequence[Block], offsets: Sequence[int]) -> list[tuple[int, int]]:
+def overlaps(blocks: Sequence[MemoryBlock], offsets: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of blocks that are live together and share a byte."""
     return [
         (i, j)
@@ -53,10 +53,10 @@ def overlaps(blocks: Sequence[Block], offsets: Sequence[int]) -> list[tuple[int,
     ]
 
 
-def smallest_total_bytes(blocks: Sequence[Block]) -> int:
+def smallest_total_bytes(blocks: Sequence[MemoryBlock]) -> int:
     """By trying every order: some smallest packing has each block on the ground or on another one."""
 
-    def stacked(order: Sequence[Block]) -> int:
+    def stacked(order: Sequence[MemoryBlock]) -> int:
         ends: list[int] = []
         for i, block in enumerate(order):
             below = (
@@ -73,7 +73,7 @@ quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_sc
 
 @quick
 @given(blocks=blocks(most=60, steps=20, sizes=40))
-def test_blocks_live_together_share_no_byte(way: str, blocks: list[Block]) -> None:
+def test_blocks_live_together_share_no_byte(way: str, blocks: list[MemoryBlock]) -> None:
     offsets = pack(blocks)
     assert len(offsets) == len(blocks)
     assert all(offset >= 0 for offset in offsets)
@@ -83,21 +83,21 @@ def test_blocks_live_together_share_no_byte(way: str, blocks: list[Block]) -> No
 
 @quick
 @given(blocks=blocks(most=40, steps=12, sizes=60))
-def test_same_blocks_same_offsets(way: str, blocks: list[Block]) -> None:
+def test_same_blocks_same_offsets(way: str, blocks: list[MemoryBlock]) -> None:
     assert pack(blocks) == pack(list(blocks))
 
 
 @needs_compiler
 @settings(max_examples=150)
 @given(blocks=blocks(most=6, steps=6, sizes=12))
-def test_few_blocks_are_packed_as_small_as_any_order_packs_them(blocks: list[Block]) -> None:
+def test_few_blocks_are_packed_as_small_as_any_order_packs_them(blocks: list[MemoryBlock]) -> None:
     assert total_bytes(blocks, pack(blocks)) == smallest_total_bytes(blocks)
 
 
 @needs_compiler
 def test_blocks_that_cannot_be_packed_within_the_live_bound_end_at_the_optimum() -> None:
     lives = [(3, 0, 0), (2, 0, 1), (1, 0, 4), (1, 1, 3), (1, 1, 2), (1, 1, 2), (1, 2, 3), (1, 2, 2)]
-    blocks = [Block(*life) for life in (*lives, (3, 3, 4), (2, 4, 4))]
+    blocks = [MemoryBlock(*life) for life in (*lives, (3, 3, 4), (2, 4, 4))]
     assert live_bound(blocks) == 6
     assert total_bytes(blocks, pack(blocks)) == 7
 
@@ -118,12 +118,12 @@ def test_capacity_below_the_live_bound_gives_a_packing_all_the_same(way: str) ->
 def test_capacity_counts_blocks_that_are_held_all_the_time() -> None:
     path = instance_files()[1]
     steps = [step for b in read_blocks(path) for step in (b.first, b.last)]
-    blocks = [*read_blocks(path), Block(512, min(steps), max(steps))]
+    blocks = [*read_blocks(path), MemoryBlock(512, min(steps), max(steps))]
     assert total_bytes(blocks, pack(blocks, capacity_bytes(path) + 512)) <= capacity_bytes(path) + 512
 
 
 def test_blocks_held_all_the_time_are_at_the_bottom_in_their_order() -> None:
-    assert pack([Block(5, 1, 2), Block(3, 0, 9), Block(4, 0, 9)]) == (7, 0, 3)
+    assert pack([MemoryBlock(5, 1, 2), MemoryBlock(3, 0, 9), MemoryBlock(4, 0, 9)]) == (7, 0, 3)
 
 
 def test_more_blocks_than_the_search_takes_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_more_blocks_than_the_search_takes_are_packed(monkeypatch: pytest.Monkey
 
 def test_nothing_to_pack() -> None:
     assert pack([]) == ()
-    assert pack([Block(0, 0, 3), Block(0, 1, 2)]) == (0, 0)
+    assert pack([MemoryBlock(0, 0, 3), MemoryBlock(0, 1, 2)]) == (0, 0)
 
 
 @needs_compiler

@@ -12,9 +12,10 @@ from hybridc.ir import Device, Graph
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.recover import recover
 from hybridc.passes.planner.make_plans import make_plan
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import chain, graphs, machine, machines
 
 GPU, CPU = Device.GPU, Device.CPU

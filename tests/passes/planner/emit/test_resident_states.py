@@ -16,8 +16,9 @@ from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.make_plans import make_plan, make_plans
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.order import best_order, renewing_order
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import GraphBuilder, graphs, machine, machines, with_updates
 from tests.support.simulator import run_adversarially
 

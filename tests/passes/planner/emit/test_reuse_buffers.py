@@ -8,7 +8,7 @@ import pytest
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.passes.planner.emit.offsets import Block, live_bound, pack
+from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound, pack
 from hybridc.passes.planner.emit.reuse_buffers import live_bytes_bound, reuse_buffers
 from tests.support.graphs import GraphBuilder, chain
 from tests.support.placements import steps_of
@@ -208,7 +208,7 @@ def test_long_skips_of_unequal_sizes_pack_close_to_the_live_bound() -> None:
 def test_packed_blocks_live_at_one_step_share_no_byte(seed: int) -> None:
     random = Random(seed)
     firsts = [random.randint(-1, 30) for _ in range(80)]
-    blocks = [Block(random.choice([0, 1, 2, 3, 5, 8, 13]), f, f + random.randint(0, 9)) for f in firsts]
+    blocks = [MemoryBlock(random.choice([0, 1, 2, 3, 5, 8, 13]), f, f + random.randint(0, 9)) for f in firsts]
     offsets = pack(blocks)
     for i, one in enumerate(blocks):
         for j, other in enumerate(blocks[:i]):

@@ -7,7 +7,7 @@ import pytest
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.planner.emit.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
-from hybridc.passes.planner.emit.slack import hold_less
+from hybridc.passes.planner.emit.slack import reduce_peak
 from hybridc.passes.planner.emit.timeline import timeline
 from tests.support.graphs import GraphBuilder
 
@@ -38,7 +38,7 @@ def test_copy_waits_for_bytes_where_that_costs_no_time() -> None:
     step_us = [1, 1, 3, 1, 3, 1, 1]
     makespan_us, spans = timeline(steps, step_us)
     assert live_bytes_bound(graph, steps, GPU, spans) == 18 * UNIT  # both weights during k0
-    listed, later = hold_less(graph, steps, step_us, steps, (GPU, CPU))
+    listed, later = reduce_peak(graph, steps, step_us, steps, (GPU, CPU))
     assert started(listed, later)["w2"] == started(listed, later)["k1"] == 5
     assert max(end_us for _, end_us in later) == makespan_us
     assert live_bytes_bound(graph, listed, GPU, later) == live_bytes_bound(graph, listed, GPU) == 10 * UNIT
@@ -51,7 +51,7 @@ def test_peak_shows_in_the_list_where_no_time_can_be_lost() -> None:
     step_us = [1, 1, 3, 9, 1, 1, 1]
     _, spans = timeline(steps, step_us)
     assert live_bytes_bound(graph, steps, GPU) < 18 * UNIT
-    listed, same = hold_less(graph, steps, step_us, steps, (GPU, CPU))
+    listed, same = reduce_peak(graph, steps, step_us, steps, (GPU, CPU))
     assert started(listed, same) == started(tuple(steps), spans)
     assert listed.index(Copy("w2", CPU, GPU)) < next(
         i for i, s in enumerate(listed) if s == Run("k0", GPU, s.waits)
@@ -72,7 +72,7 @@ def test_peak_of_the_host_shows_in_the_list() -> None:
         *(Copy("a", GPU, CPU, (3,)), Run("k3", CPU, (4,))),
     ]
     step_us = [1, 1, 4, 1, 9, 1]
-    listed, spans = hold_less(graph, steps, step_us, steps, (GPU, CPU))
+    listed, spans = reduce_peak(graph, steps, step_us, steps, (GPU, CPU))
     assert started(listed, spans)["a"] == 2 and started(listed, spans)["k2"] == 1
     assert live_bytes_bound(graph, steps, CPU) == 10 * UNIT
     # x is an input, which is on the host until its last use
@@ -83,7 +83,7 @@ def test_run_begins_with_the_waits_of_a_plan() -> None:
     graph, steps = two_weights()
     waiting, _, _ = reuse_buffers(graph, steps, (GPU, CPU))  # w2 takes the bytes of w0
     step_us = [1, 1, 3, 9, 1, 1, 1]
-    listed, spans = hold_less(graph, steps, step_us, waiting, (GPU, CPU))
+    listed, spans = reduce_peak(graph, steps, step_us, waiting, (GPU, CPU))
     assert started(listed, spans)["w2"] == 5
     assert live_bytes_bound(graph, listed, GPU, spans) == 10 * UNIT
 
@@ -97,11 +97,11 @@ def test_second_stay_of_a_tensor_comes_after_the_first() -> None:
         *(Copy("x", CPU, GPU), Copy("w", CPU, GPU), Run("k0", GPU, (0, 1)), Run("k1", GPU)),
         *(Copy("w", CPU, GPU), Run("k2", GPU, (4,)), Copy("c", GPU, CPU, (5,))),
     ]
-    listed, spans = hold_less(graph, steps, [1, 1, 3, 3, 1, 1, 1], steps, (GPU,))
+    listed, spans = reduce_peak(graph, steps, [1, 1, 3, 3, 1, 1, 1], steps, (GPU,))
     copies = [spans[i][0] for i, step in enumerate(listed) if step == Copy("w", CPU, GPU)]
     assert copies == [1, 5]
 
 
 @pytest.mark.parametrize("devices", [(CPU,), (GPU, CPU)])
 def test_nothing_to_run(devices: tuple[Device, ...]) -> None:
-    assert hold_less(GraphBuilder().graph(), [], [], [], devices) == ((), [])
+    assert reduce_peak(GraphBuilder().graph(), [], [], [], devices) == ((), [])

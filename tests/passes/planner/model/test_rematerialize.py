@@ -8,11 +8,11 @@ from dataclasses import replace
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import (
-    again_for_fetches,
-    drop,
-    lift,
-    standing,
+    expand,
+    recompute_instead_of_fetch,
+    with_recompute_slots,
     with_repeats,
+    without_recompute_slots,
     without_repeats,
 )
 from hybridc.passes.planner.model.residency import residency_of
@@ -63,9 +63,12 @@ def test_what_is_made_again_is_not_copied_and_holds_no_bytes_meanwhile() -> None
     once = hourglass()
     wide = with_repeats(once)
     keep = tuple(gap.start >= 0 and gap.tensor != 2 for gap in once.gaps)
-    fetched = lift(wide, once, Decisions((False,) * once.kernel_count, keep))
-    assert simulate(wide, fetched).makespan_us == simulate(once, drop(wide, once, fetched)).makespan_us
-    again = again_for_fetches(wide, fetched)
+    fetched = with_recompute_slots(wide, once, Decisions((False,) * once.kernel_count, keep))
+    assert (
+        simulate(wide, fetched).makespan_us
+        == simulate(once, without_recompute_slots(wide, once, fetched)).makespan_us
+    )
+    again = recompute_instead_of_fetch(wide, fetched)
     outcome = simulate(wide, again)
     assert [wide.kernel_names[e.index] for e in outcome.events if e.kind is EventKind.RUN_GPU][-2:] == [
         "k1",
@@ -73,7 +76,7 @@ def test_what_is_made_again_is_not_copied_and_holds_no_bytes_meanwhile() -> None
     ]
     assert {e.index for e in outcome.events if e.kind is not EventKind.RUN_GPU} == {0, 1}  # x, and a for k1
     assert max(residency_of(wide, again).held_bytes[2:7]) == 20
-    assert drop(wide, once, again) == Decisions((False,) * once.kernel_count, keep)
+    assert without_recompute_slots(wide, once, again) == Decisions((False,) * once.kernel_count, keep)
 
 
 def test_an_input_is_kept_for_a_repeat_if_its_later_use_keeps_it() -> None:
@@ -87,9 +90,11 @@ def test_an_input_is_kept_for_a_repeat_if_its_later_use_keeps_it() -> None:
     value = build.kernel(value, saved, size=10, gpu_us=10, cpu_us=math.inf)
     build.kernel(value, a, size=10, gpu_us=10, cpu_us=math.inf)
     once = build.problem(80)
-    wide = standing(once, [(k, False) for k in range(7)] + [(1, True), (7, False), (8, False)])
+    wide = expand(once, [(k, False) for k in range(7)] + [(1, True), (7, False), (8, False)])
     keep = tuple(gap.start >= 0 and gap.tensor != saved for gap in once.gaps)
-    again = again_for_fetches(wide, lift(wide, once, Decisions((False,) * once.kernel_count, keep)))
+    again = recompute_instead_of_fetch(
+        wide, with_recompute_slots(wide, once, Decisions((False,) * once.kernel_count, keep))
+    )
     outcome = simulate(wide, again)
     assert outcome.feasible and outcome.peak_gpu_bytes == 80
     assert [e.kind for e in outcome.events if e.kind is not EventKind.RUN_GPU] == [EventKind.FETCH]

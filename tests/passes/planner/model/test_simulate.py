@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.residency import host_bytes_of, residency_of
-from hybridc.passes.planner.model.simulate import EventKind, Outcome, simulate
+from hybridc.passes.planner.model.simulate import EventKind, SimulatedRun, simulate
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu
 
 Row = tuple[str, int, float, float]
 
 
-def rows(outcome: Outcome) -> list[Row]:
+def rows(outcome: SimulatedRun) -> list[Row]:
     return [(event.kind.value, event.index, event.start_us, event.end_us) for event in outcome.events]
 
 
@@ -223,7 +223,7 @@ def test_a_working_set_beyond_the_budget_is_infeasible() -> None:
 
 
 def test_no_kernels_take_no_time() -> None:
-    assert simulate(ProblemBuilder().problem(0), Decisions((), ())) == Outcome(True, 0, 0, ())
+    assert simulate(ProblemBuilder().problem(0), Decisions((), ())) == SimulatedRun(True, 0, 0, ())
 
 
 def test_the_host_holds_what_it_reads_until_then_and_results_to_the_end() -> None:

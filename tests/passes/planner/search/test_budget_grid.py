@@ -9,11 +9,12 @@ import pytest
 from hybridc.ir import Copy, Graph
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound
-from hybridc.passes.planner.emit.materialize import Draft, realise
+from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize
+from hybridc.passes.planner.model.context import BUDGET_SHARES, Effort, PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem, problem_of
-from hybridc.passes.planner.search import budget_grid as ladder
-from hybridc.passes.planner.search.budget_grid import THOROUGH_SHARES, climb, rungs_of
+from hybridc.passes.planner.search import budget_grid as grid
+from hybridc.passes.planner.search.budget_grid import grid_points, plan_all_budgets
 from hybridc.passes.planner.search.policies import all_cpu, layer_splits
 from tests.support.graphs import GraphBuilder, machine
 
@@ -33,59 +34,65 @@ GRAPH = heavy_chain(8)
 ALL_BYTES = (8 * 16_000 + 8) * UNIT
 
 
-def least() -> tuple[Problem, Draft]:
+def context(evaluations: int = 200) -> PlanningContext:
+    """Of the graph, with so many simulations for a thorough search."""
+    per_second = Effort(0.1).evaluations(len(GRAPH.kernels)) / 0.1
+    return PlanningContext(GRAPH, machine(), effort=Effort((evaluations + 0.5) / per_second))
+
+
+def least() -> tuple[Problem, PlacedPlan]:
     problem = problem_of(GRAPH, machine(), 0)
-    return problem, realise(GRAPH, machine(), problem, all_cpu(problem, lambda _: 0.0))
+    return problem, materialize(context(), problem, all_cpu(problem, lambda _: 0.0))
 
 
-def test_rungs_rise_from_the_least_to_a_little_more_than_all() -> None:
+def test_grid_points_rise_from_the_least_to_a_little_more_than_all() -> None:
     problem, _ = least()
     assert resident_bytes_bound(problem) == ALL_BYTES
-    rungs = rungs_of(problem, 0)
-    sizes = [size for size, _ in rungs]
+    points = grid_points(problem, 0)
+    sizes = [size for size, _ in points]
     assert sizes == sorted(set(sizes)) and sizes[0] == 0
     assert ALL_BYTES < sizes[-1] < 1.1 * ALL_BYTES
-    thorough = {size for size, is_thorough in rungs if is_thorough}
-    assert {int(ALL_BYTES * share) for share in THOROUGH_SHARES} <= thorough
-    assert len(rungs) > len(thorough)
+    thorough = {size for size, is_thorough in points if is_thorough}
+    assert {int(ALL_BYTES * share) for share in BUDGET_SHARES} <= thorough
+    assert len(points) > len(thorough)
 
 
-def test_no_rung_lies_below_the_smallest_budget() -> None:
+def test_no_grid_point_lies_below_the_smallest_budget() -> None:
     problem, _ = least()
-    sizes = [size for size, _ in rungs_of(problem, 40_000 * UNIT)]
+    sizes = [size for size, _ in grid_points(problem, 40_000 * UNIT)]
     assert min(sizes) == 40_000 * UNIT
 
 
-def test_rungs_do_not_depend_on_the_problems_own_budget() -> None:
+def test_grid_points_do_not_depend_on_the_problems_own_budget() -> None:
     other = problem_of(GRAPH, machine(), 12_345)
-    assert rungs_of(least()[0], 0) == rungs_of(other, 0)
+    assert grid_points(least()[0], 0) == grid_points(other, 0)
 
 
-def test_budget_gets_the_plan_of_the_highest_rung_that_it_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder, "_timed_splits", lambda problem, rungs: [])  # these are for budgets between
+def test_budget_gets_the_plan_of_the_highest_grid_point_that_it_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])  # these are for budgets between
     problem, smallest = least()
-    rungs = [size for size, _ in rungs_of(problem, 0)]
-    budgets = [rungs[8], rungs[8] + 1, rungs[9] - 1, rungs[9]]
-    drafts = climb(GRAPH, machine(), problem, budgets, smallest, evaluations=200)
+    points = [size for size, _ in grid_points(problem, 0)]
+    budgets = [points[8], points[8] + 1, points[9] - 1, points[9]]
+    drafts = plan_all_budgets(context(), budgets, smallest)
     assert drafts[0].steps == drafts[1].steps == drafts[2].steps
     assert drafts[3].makespan_us <= drafts[2].makespan_us
-    assert all(draft.gpu_bytes <= rungs[8] for draft in drafts[:3])
+    assert all(draft.gpu_bytes <= points[8] for draft in drafts[:3])
 
 
-def test_a_budget_below_the_second_rung_gets_the_smallest_plan() -> None:
+def test_a_budget_below_the_second_grid_point_gets_the_smallest_plan() -> None:
     problem, smallest = least()
-    second = rungs_of(problem, 0)[1][0]
-    (draft,) = climb(GRAPH, machine(), problem, [second - 1], smallest, evaluations=200)
+    second = grid_points(problem, 0)[1][0]
+    (draft,) = plan_all_budgets(context(), [second - 1], smallest)
     assert (draft.steps, draft.makespan_us) == (smallest.steps, smallest.makespan_us)
     assert 0 < draft.bound_us <= draft.makespan_us
 
 
-def test_climbing_ends_where_nothing_can_be_faster() -> None:
-    problem, smallest = least()
+def test_the_search_ends_where_nothing_can_be_faster() -> None:
+    _problem, smallest = least()
     seen: list[int] = []
-    (draft,) = climb(
-        GRAPH, machine(), problem, [1 << 40], smallest, 200, report=lambda done, total: seen.append(done)
-    )
+    (draft,) = plan_all_budgets(context(), [1 << 40], smallest, report=lambda done, total: seen.append(done))
     assert draft.makespan_us <= draft.bound_us * (1 + 1e-6)
     assert seen == list(range(len(seen)))
 
@@ -95,7 +102,7 @@ def test_no_split_in_two_that_fits_is_faster_whatever_the_budget() -> None:
     core = Core(replace(problem, budget_bytes=1 << 40))
     measured = [core.measure(split) for split in layer_splits(problem)]
     budgets = sorted({max(peak_bytes, smallest.gpu_bytes) for _, peak_bytes in measured})
-    drafts = climb(GRAPH, machine(), problem, budgets, smallest, evaluations=1)
+    drafts = plan_all_budgets(context(1), budgets, smallest)
     for budget_bytes, draft in zip(budgets, drafts, strict=True):
         fastest_us = min(us for us, peak_bytes in measured if peak_bytes <= budget_bytes)
         assert draft.gpu_bytes <= budget_bytes
@@ -105,6 +112,6 @@ def test_no_split_in_two_that_fits_is_faster_whatever_the_budget() -> None:
 
 
 def test_with_all_memory_no_weight_is_copied() -> None:
-    problem, smallest = least()
-    (draft,) = climb(GRAPH, machine(), problem, [1 << 40], smallest, evaluations=200)
+    _problem, smallest = least()
+    (draft,) = plan_all_budgets(context(), [1 << 40], smallest)
     assert not [step for step in draft.steps if isinstance(step, Copy) and step.tensor.startswith("w")]

@@ -10,10 +10,10 @@ from hybridc.errors import PlanError
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.planner.make_plans import make_plan
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.order import level_order
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.partition import (
-    Effort,
     all_gpu_peak_bytes,
     choose_order,
     partition,
@@ -35,7 +35,9 @@ def devices(steps: tuple[Step, ...]) -> Mapping[str, Device]:
 
 def placement(graph: Graph, budget_bytes: int | None) -> list[Device]:
     """Device of each kernel, in the graph's order."""
-    (draft,) = partition(graph, machine(), [1 << 40 if budget_bytes is None else budget_bytes], effort=BRIEF)
+    (draft,) = partition(
+        PlanningContext(graph, machine(), effort=BRIEF), [1 << 40 if budget_bytes is None else budget_bytes]
+    )
     chosen = devices(draft.steps)
     return [chosen[kernel.name] for kernel in graph.kernels]
 
@@ -55,8 +57,8 @@ def test_everything_runs_on_the_gpu_if_it_fits_to_the_byte() -> None:
     peak_bytes = all_gpu_peak_bytes(graph, machine())
     assert peak_bytes == (6 * 16_000 + 2 * 4) * UNIT
     assert placement(graph, peak_bytes) == placement(graph, None) == [GPU] * 6
-    (everything,) = partition(graph, machine(), [peak_bytes], effort=BRIEF)
-    (less,) = partition(graph, machine(), [peak_bytes - 9 * UNIT], effort=BRIEF)
+    (everything,) = partition(PlanningContext(graph, machine(), effort=BRIEF), [peak_bytes])
+    (less,) = partition(PlanningContext(graph, machine(), effort=BRIEF), [peak_bytes - 9 * UNIT])
     assert everything.makespan_us < less.makespan_us
 
 
@@ -82,7 +84,7 @@ def test_memory_is_used_unless_more_of_it_could_not_help() -> None:
     graph = heavy_chain(16)
     for percent in (90, 75, 50, 25):
         budget_bytes = all_gpu_peak_bytes(graph, machine()) * percent // 100
-        (draft,) = partition(graph, machine(), [budget_bytes], effort=Effort(seconds=0.2))
+        (draft,) = partition(PlanningContext(graph, machine(), effort=Effort(seconds=0.2)), [budget_bytes])
         is_full = draft.gpu_bytes >= budget_bytes - 16_000 * UNIT
         assert is_full or draft.makespan_us == pytest.approx(draft.bound_us)
 
@@ -112,7 +114,7 @@ def test_kernel_whose_weight_is_large_and_whose_work_is_small_leaves_the_gpu_fir
 
 def test_weights_stream_past_kernels_that_take_longer_than_they() -> None:
     """Sixteen weights, room for two: each is copied while the kernel before it computes."""
-    (draft,) = partition(heavy_chain(16, weight=50), machine(), [110 * UNIT], effort=BRIEF)
+    (draft,) = partition(PlanningContext(heavy_chain(16, weight=50), machine(), effort=BRIEF), [110 * UNIT])
     assert set(devices(draft.steps).values()) == {GPU}
     copied = {s.tensor for s in draft.steps if isinstance(s, Copy) and s.target is GPU}
     assert len(copied & {f"w{i}" for i in range(16)}) >= 14
@@ -123,7 +125,7 @@ def test_more_memory_never_makes_a_plan_slower() -> None:
     graph = heavy_chain(32)
     peak_bytes = all_gpu_peak_bytes(graph, machine())
     budgets = [peak_bytes * percent // 100 for percent in (0, 5, 10, 25, 26, 50, 75, 100, 200)]
-    drafts = partition(graph, machine(), budgets, effort=BRIEF)
+    drafts = partition(PlanningContext(graph, machine(), effort=BRIEF), budgets)
     times = [draft.makespan_us for draft in drafts]
     assert times == sorted(times, reverse=True)
     assert all(draft.gpu_bytes <= budget for draft, budget in zip(drafts, budgets, strict=True))
@@ -133,8 +135,8 @@ def test_more_memory_never_makes_a_plan_slower() -> None:
 def test_plan_of_a_budget_does_not_depend_on_others_asked_for() -> None:
     graph = heavy_chain(12)
     peak_bytes = all_gpu_peak_bytes(graph, machine())
-    both = partition(graph, machine(), [peak_bytes // 3, peak_bytes], effort=BRIEF)
-    (alone,) = partition(graph, machine(), [peak_bytes // 3], effort=BRIEF)
+    both = partition(PlanningContext(graph, machine(), effort=BRIEF), [peak_bytes // 3, peak_bytes])
+    (alone,) = partition(PlanningContext(graph, machine(), effort=BRIEF), [peak_bytes // 3])
     assert both[0] == alone
 
 
@@ -153,7 +155,7 @@ def test_restricted_kernels_stay_where_they_have_code() -> None:
 
 def test_refusal_names_the_kernel_and_the_smallest_budget_which_then_works() -> None:
     with pytest.raises(PlanError) as refused:
-        partition(restricted(), machine(), [10 * UNIT])
+        partition(PlanningContext(restricted(), machine()), [10 * UNIT])
     error = refused.value
     assert (error.code, error.smallest_budget_bytes) == ("HC203", 11 * UNIT)
     assert f"peak GPU memory {11 * UNIT:,} bytes exceeds the budget of {10 * UNIT:,} bytes" in error.what
@@ -165,11 +167,11 @@ def test_refusal_names_the_kernel_and_the_smallest_budget_which_then_works() -> 
 
 def test_refusal_says_that_the_kernel_is_pinned() -> None:
     with pytest.raises(PlanError, match="is pinned there") as refused:
-        partition(chain(3), machine(), [3 * UNIT], pins={"k1": GPU})
+        partition(PlanningContext(chain(3), machine(), pins={"k1": GPU}), [3 * UNIT])
     assert "'k1'" in refused.value.where
     needed_bytes = smallest_budget_bytes(chain(3), machine(), {"k1": GPU})
     assert refused.value.smallest_budget_bytes == needed_bytes == 10 * UNIT
-    (draft,) = partition(chain(3), machine(), [needed_bytes], pins={"k1": GPU}, effort=BRIEF)
+    (draft,) = partition(PlanningContext(chain(3), machine(), pins={"k1": GPU}, effort=BRIEF), [needed_bytes])
     assert devices(draft.steps)["k1"] is GPU
 
 
@@ -198,7 +200,7 @@ def test_plan_is_as_fast_as_every_baseline_and_no_faster_than_the_bound() -> Non
     graph = heavy_chain(16)
     for percent in (75, 50, 25, 10):
         budget_bytes = all_gpu_peak_bytes(graph, machine()) * percent // 100
-        (draft,) = partition(graph, machine(), [budget_bytes], effort=BRIEF)
+        (draft,) = partition(PlanningContext(graph, machine(), effort=BRIEF), [budget_bytes])
         problem = draft.problem
         for policy in BASELINES.values():
             chosen = policy(problem, lambda decisions, p=problem: simulate(p, decisions).makespan_us)  # type: ignore[misc]
@@ -210,7 +212,9 @@ def test_progress_is_reported() -> None:
     seen: list[tuple[int, int]] = []
     graph = heavy_chain(16)
     partition(
-        graph, machine(), [1 << 40], effort=BRIEF, report=lambda done, total: seen.append((done, total))
+        PlanningContext(graph, machine(), effort=BRIEF),
+        [1 << 40],
+        report=lambda done, total: seen.append((done, total)),
     )
     assert seen == sorted(seen) and all(0 <= done <= total for done, total in seen) and seen
 
@@ -224,10 +228,10 @@ def test_order_is_that_with_the_shorter_times(monkeypatch: pytest.MonkeyPatch) -
         times_us = {None: frugal_us, level_order(graph): levels_us}
         monkeypatch.setattr(
             "hybridc.passes.planner.search.partition.rough_time_us",
-            lambda *_, order, times_us=times_us, **__: times_us[order],
+            lambda context, _, times_us=times_us: times_us[context.order],
         )
-        assert choose_order(graph, machine(), [1000, 2000]) == chosen
-    assert choose_order(heavy_chain(20), machine(), [1000]) is None  # there is only one
+        assert choose_order(PlanningContext(graph, machine()), [1000, 2000]) == chosen
+    assert choose_order(PlanningContext(heavy_chain(20), machine()), [1000]) is None  # there is only one
 
 
 def test_plans_run_kernels_in_the_order_that_is_asked_for() -> None:
@@ -236,17 +240,17 @@ def test_plans_run_kernels_in_the_order_that_is_asked_for() -> None:
         build.kernel((build.input(f"x{i}", 1),), {f"y{i}": 1})
     graph = build.graph(*(f"y{i}" for i in range(20)))
     order = tuple(reversed(range(20)))
-    (draft,) = partition(graph, machine(), [0], order=order, effort=BRIEF)
+    (draft,) = partition(PlanningContext(graph, machine(), order=order, effort=BRIEF), [0])
     assert [step.kernel for step in draft.steps if isinstance(step, Run)] == [f"k{i}" for i in order]
 
 
 def test_of_a_huge_graph_each_budget_gets_a_plan_and_more_memory_is_not_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hybridc.passes.planner.search.partition.MOST_CLIMBED", 10)
+    monkeypatch.setattr("hybridc.passes.planner.search.partition.MOST_GRID_KERNELS", 10)
     graph = heavy_chain(16)
     budgets = [all_gpu_peak_bytes(graph, machine()) * percent // 100 for percent in (25, 100, 50)]
-    drafts = partition(graph, machine(), budgets, effort=BRIEF)
+    drafts = partition(PlanningContext(graph, machine(), effort=BRIEF), budgets)
     assert all(draft.gpu_bytes <= budget for draft, budget in zip(drafts, budgets, strict=True))
     quarter, everything, half = (draft.makespan_us for draft in drafts)
     assert drafts[0].bound_us <= everything <= half <= quarter

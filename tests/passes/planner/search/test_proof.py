@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridc.passes.planner.model.simulate import Event, EventKind, Outcome
+from hybridc.passes.planner.model.simulate import Event, EventKind, SimulatedRun
 from hybridc.passes.planner.search.proof import without_idle_offloads
 from tests.support.planner_problems import ProblemBuilder
 
@@ -16,5 +16,5 @@ def test_copies_to_the_host_that_nothing_reads_are_left_out() -> None:
     problem = build.problem(100, wanted=(wanted,))
     offloads = [Event(EventKind.OFFLOAD, t, 10.0 * t, 10.0 * t + 2) for t in (idle, read, fetched, wanted)]
     others = (Event(EventKind.FETCH, fetched, 60.0, 62.0, 3), Event(EventKind.RUN_CPU, 2, 70.0, 75.0))
-    outcome = without_idle_offloads(problem, Outcome(True, 100.0, 50, (*offloads, *others)))
-    assert outcome == Outcome(True, 100.0, 50, (*offloads[1:], *others))
+    outcome = without_idle_offloads(problem, SimulatedRun(True, 100.0, 50, (*offloads, *others)))
+    assert outcome == SimulatedRun(True, 100.0, 50, (*offloads[1:], *others))

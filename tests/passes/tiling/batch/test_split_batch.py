@@ -12,10 +12,10 @@ from tvm import relax
 from hybridc.frontend import read_model
 from hybridc.models.builder import GraphBuilder
 from hybridc.passes.canonicalize.canonicalize import canonicalize
-from hybridc.passes.fuse.working_set import kernel_groups, largest_working_set_bytes
 from hybridc.passes.program.program import Program, operator_name, tensor_dtype, tensor_shape
 from hybridc.passes.tiling.batch.split_batch import split_batch
 from hybridc.passes.tiling.tile import tile
+from hybridc.passes.tiling.working_set import kernel_groups, largest_working_set_bytes
 from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from hybridc.passes.training.step import training_programs
 from tests.support.programs import run_llvm

@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from hybridc.schedules.cpu.core.dot_products import bf16_word, bf16_words, dot_of
+from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import integer, loop
 from hybridc.schedules.rule import Scheduled
 from tests.schedules.cpu.conftest import Harness
@@ -34,11 +34,11 @@ def test_words_hold_the_nearest_even_numbers(isa, by_vector):
 
     def vector(i: tirx.Var) -> tirx.Stmt:
         load = tirx.BufferLoad(x, [tirx.Ramp(i * integer(LANES), integer(1), LANES)])
-        return tirx.BufferStore(y, bf16_words(load), [tirx.Ramp(i * integer(8), integer(1), 8)])
+        return tirx.BufferStore(y, bf16_pairs_of_neighbours(load), [tirx.Ramp(i * integer(8), integer(1), 8)])
 
     def word(i: tirx.Var) -> tirx.Stmt:
         pair = [tirx.BufferLoad(x, [i * integer(2) + integer(k)]) for k in (0, 1)]
-        return tirx.BufferStore(y, bf16_word(*pair), [i])
+        return tirx.BufferStore(y, bf16_pair(*pair), [i])
 
     dot = dot_of("bf16", harness.isa)
     assert dot is not None

@@ -8,8 +8,8 @@ import pytest
 import tvm
 from tvm import sym, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import function_of, integer
-from hybridc.schedules.cpu.core.register_tile import LINES_AT_ONCE, Stream, prefetch, reduction, register_tile
+from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, prefetch
+from hybridc.schedules.cpu.core.register_tile import PREFETCHES_AT_ONCE, Stream, reduction, register_tile
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -30,8 +30,8 @@ def test_every_line_of_a_stream_is_prefetched_in_each_outer_iteration(axis, line
     for outer in itertools.product(*(range(extent) for extent in trips[:axis])):
         numbers = [n for where, n in asked if where == outer]
         assert set(numbers) == set(range(lines))
-    if lines <= LINES_AT_ONCE * 20:
-        assert max(at_once) <= LINES_AT_ONCE
+    if lines <= PREFETCHES_AT_ONCE * 20:
+        assert max(at_once) <= PREFETCHES_AT_ONCE
 
 
 def test_sums_are_no_heap_allocations_even_with_prefetches(harness):

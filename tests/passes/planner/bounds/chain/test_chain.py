@@ -124,4 +124,4 @@ def test_exact_plans_of_chains_are_no_faster(seed: int | range) -> None:
             at_budget = replace(problem, budget_bytes=budget_bytes)
             found = solve_exactly(at_budget, keep_order=True)
             if found is not None:
-                assert chain_time_bound_us(at_budget) <= found.outcome.makespan_us * ROUNDING
+                assert chain_time_bound_us(at_budget) <= found.run.makespan_us * ROUNDING

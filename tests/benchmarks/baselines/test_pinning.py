@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from hybridc.passes.planner.pinning import (
+from benchmarks.baselines.pinning import (
     Candidate,
     Pinning,
     are_nested,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridc.cli.files import existing_file, read_array, safe_file_names, write_array, written_whole
+from hybridc.cli.support.files import existing_file, read_array, safe_file_names, write_array, written_whole
 from hybridc.errors import UsageError
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hybridc.cli.interrupts import noted_interrupts
+from hybridc.cli.support.interrupts import noted_interrupts
 
 _DEAF = """
 import sys, threading, time
 from pathlib import Path
-from hybridc.cli.interrupts import noted_interrupts
+from hybridc.cli.support.interrupts import noted_interrupts
 from hybridc.scratch import scratch_folder
 
 with noted_interrupts(), scratch_folder("half-done-", Path(sys.argv[1])):

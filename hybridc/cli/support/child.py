@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridc.cli.files import write_array
+from hybridc.cli.support.files import write_array
 from hybridc.errors import HybridcError, InternalError
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from training_steps import NETWORKS, cut_up, network, smallest_on_gpu
 
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.cost import kernel_us
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes, partition
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, partition
+from training.steps import NETWORKS, cut_up, network, smallest_on_gpu
 
 CUT = 4
 """Kernels are cut up to this fraction of what is needed entirely on the GPU."""
@@ -54,7 +55,9 @@ def memory(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[
 def _time_us(graph: Graph, machine: Machine, budget_bytes: int, seconds: float) -> float:
     """Of a plan for one budget, searched for at that budget alone; infinite if there is none."""
     try:
-        [draft] = partition(graph, machine, [budget_bytes], effort=Effort(seconds), first_bytes=budget_bytes)
+        [draft] = partition(
+            PlanningContext(graph, machine, effort=Effort(seconds)), [budget_bytes], first_bytes=budget_bytes
+        )
     except PlanError:
         return math.inf
     return draft.makespan_us

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridc.cli.feeds import gather_feeds, numpy_dtype, random_feeds
+from hybridc.cli.support.feeds import gather_feeds, numpy_dtype, random_feeds
 from hybridc.errors import UsageError
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from hybridc.cli.files import read_array
-from hybridc.cli.suggest import did_you_mean
+from hybridc.cli.support.files import read_array
+from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import UsageError
 
 _DTYPE_OF_TYPE = {"float": "float32", "double": "float64"}

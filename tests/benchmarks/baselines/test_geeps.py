@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from hybridc.passes.planner.geeps import place
+from benchmarks.baselines.geeps import place
 
 
 def test_nothing_is_pinned_where_only_the_double_buffer_fits() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from training_steps import Step, build, cut_up, programs_of, smallest_on_gpu, step_of
 
 from hybridc import models
 from hybridc.compiler import compile_model
@@ -18,6 +17,7 @@ from hybridc.machine import load_machine
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.targets import parse_target
+from training.steps import Step, build, cut_up, programs_of, smallest_on_gpu, step_of
 
 SMALL_DEVICE_BYTES = 512 << 20
 FACTOR = 8

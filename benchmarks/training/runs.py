@@ -21,8 +21,6 @@ import common  # noqa: F401  makes tests.support importable
 import numpy as np
 import onnx
 import torch
-from training_digits import digits_worker
-from training_steps import build
 
 from hybridc.machine import load_machine
 from hybridc.options import CompileOptions, parse_budgets
@@ -42,8 +40,11 @@ from tests.support.training_cases import (
     smooth_feeds,
     torch_gradients,
 )
+from training.digits import digits_worker
+from training.steps import build
 
-FOLDER = Path(__file__).parent
+SCRIPT = Path(__file__).parent.with_suffix(".py")
+"""`training.py`, which runs a worker in a process of its own."""
 LARGEST_ERROR = 1e-4
 CURVE_TOLERANCE = 1e-3
 STEPS = 50
@@ -292,7 +293,7 @@ WORKERS = {"curve": curve_worker, "time": time_worker, "digits": digits_worker}
 
 def run_worker(kind: str, *arguments: str) -> dict[str, Any]:
     """One of `WORKERS` in a process of its own: an emulated GPU has one size, threads of engines spin."""
-    command = [sys.executable, str(FOLDER / "training.py"), "--worker", kind, *arguments]
+    command = [sys.executable, str(SCRIPT), "--worker", kind, *arguments]
     environment = os.environ | {"TVM_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

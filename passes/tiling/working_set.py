@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from tvm import relax
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.passes.fuse.fuse import VIEWS, form_groups
+from hybridc.passes.fuse.fuse import form_groups
+from hybridc.passes.program.operators import Fact, has_fact, name_has_fact
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import (
     Program,
-    is_op,
     operator_name,
     tensor_dtype,
     tensor_shape,
     variables,
 )
-from hybridc.passes.tiling.slice_rules import ELEMENTWISE
 
-MOVEMENTS = ("concat", "strided_slice", "permute_dims", "halo", "rows", "pad", "split", *VIEWS)
-"""Operators, without namespace, that only move data."""
+MOVING_FUNCTIONS = ("halo", "rows")
+"""Functions of `tile` that only move data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,14 @@ def _kernel(members: tuple[relax.VarBinding, ...]) -> KernelGroup:
     read = dict.fromkeys(v for member in members for v in variables(member.value))
     inputs = tuple(v for v in read if v not in own)
     last = members[-1]
-    is_view = not isinstance(last.value, relax.Call) or is_op(last.value, *VIEWS)
-    only_moves = is_view or all(operator_name(member.value) in MOVEMENTS for member in members)
+    is_view = not isinstance(last.value, relax.Call) or has_fact(last.value, Fact.VIEW)
+    only_moves = is_view or all(_only_moves(operator_name(member.value)) for member in members)
     bytes_moved = 0 if is_view else sum(map(size_bytes, (*inputs, last.var)))
     return KernelGroup(members, inputs, bytes_moved, is_view, only_moves)
+
+
+def _only_moves(name: str) -> bool:
+    return name in MOVING_FUNCTIONS or name_has_fact(name, Fact.VIEW | Fact.MOVEMENT)
 
 
 def size_bytes(var: relax.Expr) -> int:
@@ -78,5 +81,5 @@ def _pattern(binding: relax.VarBinding, _: Program) -> Pattern:
     """As `fuse` would find it by legalising the operator, told by its name."""
     if not isinstance(binding.var.ty, relax.TensorType):
         return Pattern.OPAQUE
-    simple = operator_name(binding.value) in ELEMENTWISE
+    simple = name_has_fact(operator_name(binding.value), Fact.ELEMENTWISE)
     return Pattern.ELEMENTWISE if simple else Pattern.OUT_ELEMENTWISE_FUSABLE

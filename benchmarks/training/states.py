@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from training_steps import build, programs_of
-
 from hybridc.ir import Device
 from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import load_machine
@@ -16,9 +14,10 @@ from hybridc.options import CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
-from hybridc.passes.planner.search.partition import Effort
+from hybridc.passes.planner.model.context import Effort
 from hybridc.progress import Silent
 from hybridc.targets import parse_target
+from training.steps import build, programs_of
 
 BATCHES = {"cifar_quick": 100, "alexnet": 16, "resnet18": 32}
 MACHINES = ("laptop-4gb", "desktop-12gb", "h100")

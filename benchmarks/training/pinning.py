@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import scipy.optimize
-from training_steps import Step, network
+from baselines.geeps import place
+from baselines.pinning import Candidate, are_nested, pin, pin_nested
 
 from hybridc.ir.graph import Role
-from hybridc.passes.planner.geeps import place
-from hybridc.passes.planner.pinning import Candidate, are_nested, pin, pin_nested
+from training.steps import Step, network
 
 PINNED_SHARES = (0.25, 0.5, 0.75)
 LEAST_GRADIENT_REDUCTION = {"alexnet": 0.75, "vgg16": 0.75, "cifar_quick": 0.0}

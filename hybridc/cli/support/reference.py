@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridc.cli.feeds import random_feeds
+from hybridc.cli.support.feeds import random_feeds
 from hybridc.errors import UsageError
 from hybridc.options import CompileOptions
 

@@ -1,0 +1,220 @@
+"""The tables of docs/benchmarks.md, as Markdown, from benchmarks/results/*.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from common import RESULTS
+
+MIB = 1 << 20
+
+
+def tables() -> str:
+    """The tables as Markdown."""
+    floats, narrow = ("avx512", "avx2"), ("avx512_bf16", "amx")
+    cpu, conv1d, precision = (
+        [read(f"{kind}_{isa}") for isa in isas if (RESULTS / f"{kind}_{isa}.json").exists()]
+        for kind, isas in (("cpu", floats), ("conv1d", (*floats, *narrow)), ("precision", narrow))
+    )
+    accuracy, memory, plans, resnet = (
+        read(name) for name in ("accuracy", "memory", "plans", "resnet50_avx512")
+    )
+    where = f"{resnet['date']}, {resnet['cores']} cores of an {resnet['processor']}"
+    [row] = resnet["rows"]
+    return "\n\n".join(
+        [
+            "## Budgets and results",
+            f"Every network within its budget and in agreement with ONNX Runtime ({accuracy['date']}; "
+            "GPU emulated with exactly the budget as its memory; errors relative to the largest output):",
+            accuracy_table(accuracy["rows"]),
+            "## Memory",
+            "Bytes of the arena over the live-bytes lower bound, the largest over all targets and "
+            f"budgets, and those of TVM's own planner for the same kernels ({memory['date']}):",
+            memory_table(memory["rows"]),
+            "## Plans",
+            "Predicted time: how much slower than a proven bound, and how much faster than the best of "
+            "a layer split (as `-ngl`), offloading with prefetch (as vDNN) and the CPU alone, all simulated "
+            f"({plans['date']}; profile of a laptop's GPU with 4 GB):",
+            plans_table(plans["rows"]),
+            "## CPU",
+            f"ResNet-50 for `avx512` compiles in {row['compile_s']:.1f} s and runs in "
+            f"{row['run_ms']:.0f} ms: {row['speedup_over_unscheduled']:.0f} times faster than TVM's "
+            f"unscheduled pipeline ({row['tvm_unscheduled_ms']:.0f} ms), "
+            f"{row['run_ms'] / row['onnxruntime_ms']:.2f} times the time of ONNX Runtime "
+            f"({row['onnxruntime_ms']:.0f} ms) in the same run ({where}).",
+            *(part for result in cpu for part in cpu_tables(result)),
+            *(part for result in conv1d for part in conv1d_table(result)),
+            *(part for result in precision for part in precision_table(result)),
+            *training_tables(),
+        ]
+    )
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def accuracy_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| network | needs on GPU | held at 100 % | at 50 % | at 25 % | largest error |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(row["model"] for row in rows):
+        of_model = [row for row in rows if row["model"] == name]
+        gpu = [row for row in of_model if row["budget_bytes"] is not None]
+        held = " | ".join(
+            f"{row['allocated_bytes'] / MIB:.1f} of {row['budget_bytes'] / MIB:.1f} MiB" for row in gpu
+        )
+        worst = max(row["max_rel_error"] for row in of_model)
+        lines.append(f"| {name} | {gpu[0]['budget_bytes'] / MIB:.1f} MiB | {held} | {worst:.1e} |")
+    return "\n".join(lines)
+
+
+def cpu_tables(result: dict[str, Any]) -> list[str]:
+    """Networks of one instruction set against the peers, and what the kernels reach of the machine."""
+    isa = result["benchmark"].removeprefix("cpu_")
+    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    rows = [row for row in result["rows"] if row["table"] == "models"]
+    ratios, *kernels = (row for row in result["rows"] if row["table"] == "summary")
+    engines = list(rows[0]["ms"])
+    lines = [
+        f"| network | {' | '.join(f'{engine}, ms' for engine in engines)} | faster peer over hybridc |",
+        "|---" * (len(engines) + 2) + "|",
+    ]
+    for row in rows:
+        times = " | ".join(f"{row['ms'][engine]:.1f}" for engine in engines)
+        lines.append(f"| {row['model']} | {times} | {row['ratio']:.2f} |")
+    held = ", OpenVINO held to AVX2" if isa == "avx2" else ""
+    parts = [
+        f"Whole networks on the CPU for `{isa}`{held} ({where}):",
+        "\n".join(lines),
+        f"Geometric mean {ratios['geometric_mean']:.2f}, worst {ratios['worst']:.2f}.",
+    ]
+    return parts + [kernel_table(kernels)] * bool(kernels)
+
+
+def kernel_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| single kernels, cold caches | | median | least |", "|---|---|---|---|"]
+    for row in rows:
+        limit = "of the multiply-add peak" if row["measure"] == "percent_of_peak" else "of a copy's bandwidth"
+        lines.append(f"| {row['what']} | {limit} | {row['median']:.0f} % | {row['least']:.0f} % |")
+    return "\n".join(lines)
+
+
+def memory_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| network | hybridc | TVM StaticPlanBlockMemory |", "|---|---|---|"]
+    for name in dict.fromkeys(row["model"] for row in rows):
+        ours = max(row["ratio"] for row in rows if row["model"] == name and "planner" not in row)
+        theirs = next(row["ratio"] for row in rows if row["model"] == name and "planner" in row)
+        lines.append(f"| {name} | {ours:.3f} | {theirs:.3f} |")
+    return "\n".join(lines)
+
+
+def plans_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| share of the memory it needs | networks | mean gap, untiled | mean gap, tiled kernels "
+        "| times faster, tiled kernels | worst |",
+        "|---|---|---|---|---|---|",
+    ]
+    for share in dict.fromkeys(row["share"] for row in rows):
+        whole, cut_up = (
+            [r for r in rows if r["share"] == share and r["whole"] is kind] for kind in (True, False)
+        )
+        gaps = (sum(row["gap"] for row in group) / len(group) for group in (whole, cut_up))
+        ratios = [row["best_baseline_us"] / row["time_us"] for row in cut_up]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        shown = " | ".join(f"{gap:.1%}" for gap in gaps)
+        lines.append(f"| {share:.0%} | {len(whole)} | {shown} | {mean:.2f} | {min(ratios):.2f} |")
+    return "\n".join(lines)
+
+
+def conv1d_table(result: dict[str, Any]) -> list[str]:
+    """Dilated 1-D convolutions: what the direct algorithm reaches of the machine, and the peers."""
+    isa = result["benchmark"].removeprefix("conv1d_")
+    rows = [row for row in result["rows"] if row["table"] == "summary"]
+    lines = [
+        "| | peak reached by the direct algorithm, AtacWorks layer | median of 15 channels and more "
+        "| times faster than PyTorch | least | than OpenVINO | least |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        peers = (row["ratios"].get(engine) for engine in ("torch", "openvino"))
+        ratios = " | ".join(f"{p['geometric_mean']:.1f} | {p['least']:.2f}" if p else " | " for p in peers)
+        shares = (row["atacworks_direct_percent_of_peak"], row["wide_median_direct_percent_of_peak"])
+        shown = " | ".join(f"{share:.0f} %" for share in shares)
+        lines.append(f"| {row['operation'].replace('_', ' ')} | {shown} | {ratios} |")
+    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    narrow = (
+        ", in bf16 like the peers (shares of the peak of float32)" if isa in ("avx512_bf16", "amx") else ""
+    )
+    return [
+        f"Dilated 1-D convolutions for `{isa}`{narrow}, "
+        f"{rows[0]['points']} points of the grid of Chaudhary et al. (2021); the faster of the direct "
+        "and the FFT algorithm "
+        f"against the peers ({where}):",
+        "\n".join(lines),
+    ]
+
+
+def precision_table(result: dict[str, Any]) -> list[str]:
+    """Whole networks with `--precision bf16`."""
+    isa = result["benchmark"].removeprefix("precision_")
+    rows = [row for row in result["rows"] if row["table"] == "models"]
+    engines = list(rows[0]["ms"])
+    names = [engine.replace("_", " ") for engine in engines]
+    lines = [
+        f"| network | {' | '.join(f'{name}, ms' for name in names)} | error of bf16 |",
+        "|---" * (len(engines) + 2) + "|",
+    ]
+    for row in rows:
+        times = " | ".join(f"{row['ms'][engine]:.1f}" for engine in engines)
+        lines.append(f"| {row['model']} | {times} | {row['relative_error']:.1e} |")
+    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    return [
+        f"Whole networks on the CPU for `{isa}`, in float32 and with `--precision bf16` ({where}):",
+        "\n".join(lines),
+    ]
+
+
+def training_tables() -> list[str]:
+    """Training steps: time compared with PyTorch, memory with Caffe's blobs, and resident states."""
+    speed, memory, states = (read(f"training_{part}") for part in ("speed", "memory", "states"))
+    times = ["| training step | hybridc, ms | PyTorch, ms | times faster |", "|---|---|---|---|"]
+    for row in speed["rows"]:
+        if row["model"] != "digits":
+            figures = f"{row['hybridc_ms']:.0f} | {row['torch_ms']:.0f} | {row['speed']:.2f}"
+            times.append(f"| {row['model']}:{row['batch']} | {figures} |")
+    bytes_ = [
+        "| training step | Caffe-like | all on the GPU | smallest plan | saved against Caffe-like "
+        "| slowdown against all on the GPU, at 58.2 % less memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in memory["rows"]:
+        sizes = (row[key] / MIB for key in ("baseline_bytes", "all_gpu_bytes", "smallest_bytes"))
+        shown = " | ".join(f"{size:,.0f} MiB" for size in sizes)
+        share = f"{row['reduction']:.1%} | {row['slowdown']:+.1%}"
+        bytes_.append(f"| {row['model']}:{row['batch']} | {shown} | {share} |")
+    kept = [
+        "| training step | profile | states | kept on the GPU | predicted, ms | all on the host, ms "
+        "| times faster |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in states["rows"]:
+        sizes = (row[key] / MIB for key in ("state_bytes", "resident_bytes"))
+        shown = " | ".join(f"{size:,.1f} MiB" for size in sizes)
+        times_ms = f"{row['time_us'] / 1e3:.2f} | {row['host_us'] / 1e3:.2f} | {row['speedup']:.2f}"
+        kept.append(f"| {row['model']}:{row['batch']} | {row['machine']} | {shown} | {times_ms} |")
+    where = f"{speed['date']}, {speed['cores']} cores of an {speed['processor']}"
+    return [
+        "## Training",
+        f"Training steps on the CPU for `{speed['rows'][-1]['target']}` compared with PyTorch ({where}):",
+        "\n".join(times),
+        "GPU memory of planned training steps, and predicted time on the profile of a K40 "
+        f"({memory['date']}; Caffe-like: data and gradient of every blob, ReLU in place):",
+        "\n".join(bytes_),
+        f"Predicted steps with momentum where the GPU's memory has no limit ({states['date']}): parameters "
+        "and moments are kept on the GPU between steps, or all are on the host:",
+        "\n".join(kept),
+    ]

@@ -1,0 +1,201 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hybridc.options import (
+    BF16_ERROR,
+    DEFAULT_PLAN_SECONDS,
+    FP32,
+    PRECISIONS,
+    CompileOptions,
+    parse_budget,
+    parse_budgets,
+    parse_bytes,
+    parse_count,
+    parse_dim,
+    parse_effort,
+    parse_pin,
+    parse_seconds,
+    parse_shape,
+)
+from hybridc.targets import parse_target
+
+DEFAULT_TUNE_SECONDS = 60.0
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document, byte counts as integers"
+    )
+
+
+def add_threads(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    parser.add_argument(
+        "--threads",
+        type=parse_count,
+        default=default,
+        metavar="N",
+        help="CPU threads (default: one per core)",
+    )
+
+
+def add_host_memory(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    parser.add_argument(
+        "--host-memory",
+        type=parse_bytes,
+        default=default,
+        metavar="8GiB",
+        help="host bytes that arena and staging of a run may take together (default: what there is)",
+    )
+
+
+def add_compile_options(parser: argparse.ArgumentParser) -> None:
+    """Everything a plan depends on but the budget, under the names of `hybridc.keywords`.
+
+    An option that is not given is not stored: `CompileOptions` has the defaults.
+    """
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    add(
+        "--target",
+        metavar="TARGET",
+        help="[cuda[:sm_80,sm_90]+]ISA, with ISA one of avx2, avx512, avx512_bf16, amx, native"
+        " (default: native)",
+    )
+    add(
+        "--shape",
+        dest="shapes",
+        type=parse_shape,
+        action="append",
+        metavar="NAME=1x3x224x224",
+        help="fix the shape of an input; may be repeated",
+    )
+    add(
+        "--dim",
+        dest="dims",
+        type=parse_dim,
+        action="append",
+        metavar="NAME=8",
+        help="fix a named dimension wherever it occurs; may be repeated",
+    )
+    add(
+        "--machine",
+        metavar="NAME|FILE.json",
+        help="profile of the machine to plan for; `hybridc machine show` lists them",
+    )
+    add(
+        "--pin",
+        dest="pins",
+        type=parse_pin,
+        action="append",
+        metavar="NODE=cpu|gpu",
+        help="where a node must run; NODE may hold * and ?; may be repeated",
+    )
+    add(
+        "--plan-seconds",
+        type=parse_effort,
+        metavar="SECONDS",
+        help="effort of the planner, in seconds of a nominal machine: the same plan results on every one"
+        f" (default: {DEFAULT_PLAN_SECONDS:g})",
+    )
+    add_host_memory(parser, argparse.SUPPRESS)
+    add_threads(parser, argparse.SUPPRESS)
+    add(
+        "--no-fast-algorithms",
+        dest="fast_algorithms",
+        action="store_false",
+        help="do not use Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger",
+    )
+    add("--no-winograd", dest="fast_algorithms", action="store_false", help=argparse.SUPPRESS)  # deprecated
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        help="bf16: round factors of matrix products and convolutions on the CPU, and add up in fp32; int8:"
+        f" compute quantized ones as integers (default: {FP32})",
+    )
+    add(
+        "--bf16-error",
+        type=float,
+        metavar="FRACTION",
+        help="kernels whose result bf16 would change by more, as measured for random inputs, stay in fp32"
+        f" (default: {BF16_ERROR:g})",
+    )
+    add(
+        "--profile-kernels",
+        action="store_true",
+        help="measure each distinct kernel on this computer, and plan with these times: give --machine the"
+        " profile that `hybridc machine calibrate` wrote here",
+    )
+
+
+def add_tuning(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tune",
+        dest="tune_seconds",
+        default=argparse.SUPPRESS,
+        type=parse_seconds,
+        nargs="?",
+        const=DEFAULT_TUNE_SECONDS,
+        metavar="SECONDS",
+        help="measure the tiles that a CPU kernel could have on this machine, for about this long"
+        " (default: %(const)g), and take the fastest",
+    )
+    parser.add_argument(
+        "--tune-record",
+        default=argparse.SUPPRESS,
+        type=Path,
+        metavar="FILE.json",
+        help="take what was measured before from this file, and with --tune add to it"
+        " (default with --tune: one in the user's cache)",
+    )
+
+
+def add_gpu_memory(parser: argparse.ArgumentParser) -> None:
+    """One budget."""
+    parser.add_argument(
+        "--gpu-memory",
+        type=lambda text: (parse_budget(text),),
+        default=argparse.SUPPRESS,
+        metavar="64MiB|50%",
+        help="GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU"
+        " (default: no limit)",
+    )
+
+
+def add_gpu_budgets(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """A list of budgets."""
+    parser.add_argument(
+        "--gpu-memory",
+        type=parse_budgets,
+        default=argparse.SUPPRESS,
+        metavar="64MiB|50%|A,B,C",
+        help=purpose,
+    )
+
+
+def compile_options(arguments: argparse.Namespace, **more: Any) -> CompileOptions:
+    """The options that the command line gives; `more` are fields of `CompileOptions`."""
+    from hybridc.machine import load_machine
+
+    given = given_options(arguments)
+    for name, read in (("target", parse_target), ("machine", load_machine)):
+        if name in given:
+            given[name] = read(given[name])
+    if "host_memory" in given:
+        given["host_memory_bytes"] = given.pop("host_memory")
+    return CompileOptions(**given | more)
+
+
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of a compilation that the command line gives, under the names of `hybridc.keywords`."""
+    from hybridc.keywords import CompileKeywords
+
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+        if name in CompileKeywords.__annotations__
+    }

@@ -1,0 +1,103 @@
+"""Options of a compilation as keyword arguments of the Python API.
+
+Every option is named once, here. `hybridc.compile`, `plan` and `compile_training` take them as `**options`;
+the command line stores its own under the same names. An option that is not given has the default of
+`CompileOptions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from hybridc.ir import Device
+from hybridc.machine import load_machine
+from hybridc.options import CompileOptions, parse_budgets, parse_bytes, parse_pin
+from hybridc.targets import parse_target
+
+
+class PlanKeywords(TypedDict, total=False):
+    """What a plan depends on. None stands for the default, as if the keyword were left out."""
+
+    target: str | None
+    """`[cuda[:ARCH,...]+]ISA`, for example `"cuda+avx2"`."""
+    gpu_memory: str | None
+    """Budget: bytes with a unit, `"64MiB"`, or a percentage of what the model needs entirely on the GPU,
+    `"50%"`. There is a plan for each of several, `"256MiB,1GiB"`. None: one plan without a limit."""
+    host_memory: str | None
+    """What a run may hold of the host's memory, `"8GiB"`."""
+    shapes: Mapping[str, tuple[int, ...]] | None
+    """Shapes of inputs whose dimensions the model leaves open, by name."""
+    dims: Mapping[str, int] | None
+    """Sizes of named dimensions."""
+    machine: str | Path | None
+    """Name of a machine profile, or its file, whose speeds the planner weighs."""
+    pins: Mapping[str, str] | None
+    """Devices that nodes must run on, `{"encoder/*": "gpu"}`."""
+    plan_seconds: float | None
+    """Effort of the search for a plan."""
+    threads: int | None
+    """CPU threads of a run."""
+    fast_algorithms: bool | None
+    """False: no Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger."""
+    precision: str | None
+    """`"bf16"`: the CPU rounds operands of products to bf16 where `bf16_error` allows it; `"int8"`: it
+    multiplies quantized numbers as integers."""
+    bf16_error: float | None
+    """How much bf16 may change a kernel's result, as a fraction of it, measured on random inputs."""
+    profile_kernels: bool | None
+    """Whether the planner takes times of kernels measured on this machine instead of predictions."""
+
+
+class CompileKeywords(PlanKeywords, total=False):
+    """What generated code depends on, too."""
+
+    tune_seconds: float | None
+    """Time to measure tiles of CPU kernels on this machine."""
+    tune_record: str | Path | None
+    """File of such measurements, which are used and added to."""
+
+
+def options_of(
+    keywords: Mapping[str, Any], known: type[PlanKeywords] = CompileKeywords, **more: Any
+) -> CompileOptions:
+    """The options that keyword arguments stand for; `more` are fields of `CompileOptions`.
+
+    Raises TypeError for a keyword that is not one of `known`, and HybridcError for an invalid value.
+    """
+    unknown = next((name for name in keywords if name not in known.__annotations__), None)
+    if unknown is not None:
+        raise TypeError(f"got an unexpected keyword argument {unknown!r}")
+    fields = {}
+    for name, value in keywords.items():
+        if value is not None:
+            field, read = _READERS.get(name, (name, _as_given))
+            fields[field] = read(value)
+    return CompileOptions(**fields, **more)
+
+
+def _as_given(value: Any) -> Any:
+    return value
+
+
+def _read_shapes(shapes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, tuple(s) if isinstance(s, list) else s) for name, s in dict(shapes).items())
+
+
+def _read_pins(pins: Mapping[str, str]) -> tuple[tuple[str, Device], ...]:
+    return tuple(parse_pin(f"{name}={device}") for name, device in dict(pins).items())
+
+
+_READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "target": ("target", parse_target),
+    "gpu_memory": ("gpu_memory", parse_budgets),
+    "host_memory": ("host_memory_bytes", parse_bytes),
+    "shapes": ("shapes", _read_shapes),
+    "dims": ("dims", lambda dims: tuple(dict(dims).items())),
+    "machine": ("machine", load_machine),
+    "pins": ("pins", _read_pins),
+    "tune_record": ("tune_record", Path),
+}
+"""The field of `CompileOptions` that a keyword sets, and how its value is read. Others set the field of their
+own name to the value itself."""

@@ -1,0 +1,124 @@
+"""The Python API takes what the command line takes: the same options under the same names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hybridc
+from hybridc import keywords, models
+from hybridc.cli.main import build_parser
+from hybridc.errors import UsageError
+from hybridc.options import Budget, CompileOptions
+
+SHOWN_ONLY = {"help", "json", "all", "html", "trace", "measured"}
+"""Options of how a result is shown."""
+TRAINING = {"train", "loss", "optimizer", "batch", "accumulate", "freeze"}
+
+
+def stored(command: str) -> set[str]:
+    """Names under which a command's options are stored."""
+    return {action.dest for action in build_parser()[1][command]._actions} - SHOWN_ONLY
+
+
+def parameters(function: Callable[..., Any]) -> set[str]:
+    """Names of parameters, those of `**options` included."""
+    names = set()
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            names |= getattr(
+                keywords, parameter.annotation.removeprefix("Unpack[")[:-1]
+            ).__annotations__.keys()
+        else:
+            names.add(parameter.name)
+    return names
+
+
+def test_plan_takes_the_options_of_the_command() -> None:
+    assert parameters(hybridc.plan) - {"model"} == stored("plan") - {"source"}
+
+
+def test_compile_takes_the_options_of_the_command() -> None:
+    assert parameters(hybridc.compile) == stored("compile") - TRAINING
+
+
+def test_compile_training_takes_the_options_of_the_command() -> None:
+    several_programs = {"stop_after", "dump_ir"}  # refused with --train
+    assert parameters(hybridc.compile_training) == stored("compile") - {"train"} - several_programs
+
+
+@pytest.mark.parametrize("command", ["explain", "sweep", "compare"])
+def test_commands_that_plan_take_all_that_a_plan_depends_on(command: str) -> None:
+    assert keywords.PlanKeywords.__annotations__.keys() <= stored(command)
+
+
+def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: Path) -> None:
+    words = (
+        "--target cuda+avx2 --gpu-memory 25%,1MiB --host-memory 1GiB --shape x=1x3 --dim N=4 --machine h100"
+        " --pin Conv*=cpu --plan-seconds 3 --threads 2 --bf16-error 0.02 --profile-kernels"
+    )
+    assert cli("plan", model, *words.split()).code == 0
+    given = keywords.options_of(
+        {
+            "target": "cuda+avx2",
+            "gpu_memory": "25%,1MiB",
+            "host_memory": "1GiB",
+            "shapes": {"x": (1, 3)},
+            "dims": {"N": 4},
+            "machine": "h100",
+            "pins": {"Conv*": "cpu"},
+            "plan_seconds": 3,
+            "threads": 2,
+            "bf16_error": 0.02,
+            "profile_kernels": True,
+        }
+    )
+    assert fakes.options == [given]
+
+
+def test_what_is_left_out_or_none_has_the_default(cli: Any, fakes: Any, model: Path) -> None:
+    assert cli("plan", model).code == 0
+    nothing = dict.fromkeys(keywords.CompileKeywords.__annotations__)
+    assert fakes.options == [CompileOptions()] == [keywords.options_of(nothing)]
+
+
+def test_plan_hands_its_keywords_on(fakes: Any) -> None:
+    hybridc.plan("m.onnx", gpu_memory="25%,50%", host_memory="2KiB", threads=3)
+    [options] = fakes.options
+    assert options.gpu_memory == (Budget(percent=25), Budget(percent=50))
+    assert (options.host_memory_bytes, options.threads, str(options.target)) == (
+        2048,
+        3,
+        "cuda:sm_80,sm_90+avx2",
+    )
+
+
+@pytest.mark.isa("avx2")
+def test_plan_with_effort_for_its_bound() -> None:
+    model = models.build("encoder", batch=1, tokens=8, layers=2, hidden=64, heads=2, vocabulary=50)
+    options: Any = {"gpu_memory": "50%", "plan_seconds": 0.1}
+    loose, tight = hybridc.plan(model, **options), hybridc.plan(model, bound_seconds=2, **options)
+    assert loose.plan.steps == tight.plan.steps
+    assert loose.plan.time_bound_us <= tight.plan.time_bound_us <= tight.plan.makespan_us
+    with pytest.raises(UsageError) as refusal:
+        hybridc.plan(model, target="avx2", bound_seconds=2)
+    assert refusal.value.code == "HC515"
+
+
+def test_unknown_keywords_are_refused() -> None:
+    unknown: Any = {"gpu_memry": "50%"}
+    with pytest.raises(TypeError, match="'gpu_memry'"):
+        hybridc.plan("m.onnx", **unknown)
+    tuning: Any = {"tune_seconds": 1}
+    with pytest.raises(TypeError, match="'tune_seconds'"):  # nothing is compiled
+        hybridc.plan("m.onnx", **tuning)
+
+
+def test_training_in_less_than_fp32_is_refused_in_python_too(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refusal:
+        hybridc.compile_training("m.onnx", tmp_path / "s.hyb", target="avx512_bf16", precision="bf16")
+    assert refusal.value.code == "HC525"
