@@ -21,7 +21,7 @@ from hybridc.codegen.generate import check_tools, generate_code
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
-from hybridc.passes.planner.tighten_bound import with_tight_bounds
+from hybridc.passes.stages import tighten_bounds
 from hybridc.progress import Progress, Silent, Stopwatch
 from hybridc.results import Compiled, Planned
 from hybridc.runtime.staging import arena_limit_bytes, check_host_memory
@@ -76,8 +76,7 @@ def plan_model(
     check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
     if bound_seconds is not None:
         progress.stage("bound")
-        tightened = with_tight_bounds(made.chosen, made.machine, made.plans, bound_seconds)
-        made = replace(made, plans=tightened)
+        made = tighten_bounds(made, bound_seconds)
     return Planned.of(made)
 
 

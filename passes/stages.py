@@ -27,8 +27,10 @@ from hybridc.passes.phases import (
 )
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
-from hybridc.passes.planner.search.partition import Effort, all_gpu_peak_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
+from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.precision.precision import mark_integers, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES
 from hybridc.passes.program.program import Program
@@ -205,6 +207,12 @@ def verify_network(c: PlannedNetwork, _: Progress) -> PlannedNetwork:
     for graph, plan in zip(c.graphs, c.plans, strict=True):
         verify(graph, plan)
     return c
+
+
+def tighten_bounds(c: PlannedNetwork, seconds: float) -> PlannedNetwork:
+    """With the best bounds on the times of its plans that `seconds` of a nominal machine find for each."""
+    pairs = zip(c.chosen, c.plans, strict=True)
+    return replace(c, plans=tuple(with_tight_bound(t, c.machine, plan, seconds) for t, plan in pairs))
 
 
 def lower_network(c: PlannedNetwork, _: Progress) -> LoweredNetwork:

@@ -7,7 +7,6 @@ Their effort is counted, as everywhere in the planner: the same arguments give t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hybridc.ir import Plan
@@ -31,14 +30,6 @@ _ROOT_SECONDS, _NODE_SECONDS = 0.1, 0.01
 """Per kernel, what the root of the branch and bound takes, and every further node; likewise."""
 _MOST_BRANCHED = 300
 """Kernels up to which the root takes half a minute: its time grows faster than their number."""
-
-
-def with_tight_bounds(
-    tilings: Sequence[Tiling], machine: Machine, plans: Sequence[Plan], seconds: float
-) -> tuple[Plan, ...]:
-    """`with_tight_bound` of each plan, whose tiling has the same position."""
-    pairs = zip(tilings, plans, strict=True)
-    return tuple(with_tight_bound(tiling, machine, plan, seconds) for tiling, plan in pairs)
 
 
 def with_tight_bound(tiling: Tiling, machine: Machine, plan: Plan, seconds: float) -> Plan:

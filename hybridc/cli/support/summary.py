@@ -12,8 +12,8 @@ from hybridc.report import report_plan, report_to_json
 from hybridc.report.table import format_us, plural
 
 if TYPE_CHECKING:
-    from hybridc.compiler import Compiled
     from hybridc.ir import Graph, Plan
+    from hybridc.results import Compiled
     from hybridc.training.compile import CompiledTraining
 
 _NAMED = 4
