@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.shapes import index_shape
 
 
 def sum_in_blocks(expr: relax.Expr, context: Context) -> relax.Expr | None:
@@ -48,7 +49,7 @@ def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: boo
     extent = shape[axis]
     block = math.isqrt(max(extent - 1, 0)) + 1
     blocks = -(-extent // block)
-    x = te.placeholder(_extents(shape), name="data", dtype=dtype)
+    x = te.placeholder(index_shape(shape), name="data", dtype=dtype)
     zero = tirx.const(0, dtype)
 
     def total(*at: te.Var) -> te.Expr:
@@ -56,7 +57,7 @@ def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: boo
         place = at[axis] * block + k
         return te.sum(tirx.if_then_else(place < extent, x[_with(at, axis, place)], zero), axis=k)
 
-    totals = te.compute(_extents(_with(shape, axis, blocks)), total, name="totals")
+    totals = te.compute(index_shape(_with(shape, axis, blocks)), total, name="totals")
 
     def before(*at: te.Var) -> te.Expr:
         k = te.reduce_axis((0, tirx.IntImm("int64", block)), "k")
@@ -65,7 +66,7 @@ def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: boo
         inside = k < place if exclusive else k <= place
         return te.sum(whole + tirx.if_then_else(inside, x[_with(at, axis, own * block + k)], zero), axis=k)
 
-    return te.create_prim_func([x, te.compute(_extents(shape), before, name="sums")])
+    return te.create_prim_func([x, te.compute(index_shape(shape), before, name="sums")])
 
 
 def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str) -> tirx.PrimFunc:
@@ -76,7 +77,7 @@ def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str)
     index at a rank is then a sum with a single term that is not zero.
     """
     extent = shape[axis]
-    x = te.placeholder(_extents(shape), name="data", dtype=dtype)
+    x = te.placeholder(index_shape(shape), name="data", dtype=dtype)
     one, zero, floats = tirx.const(1, "int64"), tirx.const(0, "int64"), "float" in dtype
 
     def precedes(a: te.Expr, b: te.Expr) -> te.Expr:
@@ -93,18 +94,14 @@ def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str)
         first = tirx.any(precedes(other, own), tirx.all(j < at[axis], equals(other, own)))
         return te.sum(tirx.Select(first, one, zero), axis=j)
 
-    ranks = te.compute(_extents(shape), rank, name="ranks")
+    ranks = te.compute(index_shape(shape), rank, name="ranks")
 
     def place(*at: te.Var) -> te.Expr:
         i = te.reduce_axis((0, tirx.IntImm("int64", extent)), "i")
         return te.sum(tirx.Select(ranks[_with(at, axis, i)] == at[axis], i, zero), axis=i)
 
-    places = te.compute(_extents(_with(shape, axis, k)), place, name="places")
+    places = te.compute(index_shape(_with(shape, axis, k)), place, name="places")
     return te.create_prim_func([x, places])
-
-
-def _extents(shape: tuple[int, ...]) -> list[tirx.IntImm]:
-    return [tirx.IntImm("int64", extent) for extent in shape]
 
 
 def _with(values: tuple[Any, ...], axis: int, value: Any) -> tuple[Any, ...]:

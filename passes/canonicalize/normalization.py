@@ -18,6 +18,7 @@ from tvm import relax, te, tirx
 from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.shapes import index_shape
 
 
 def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon: float) -> tirx.PrimFunc:
@@ -27,7 +28,7 @@ def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon
     The variance is the mean of squared distances to the mean, so that the error relative to float64 is that
     of the mean, some roundings of the largest element, divided by the deviation.
     """
-    x = te.placeholder([tirx.IntImm("int64", extent) for extent in shape], name="data")
+    x = te.placeholder(index_shape(shape), name="data")
     per_group = shape[1] // groups if groups > 1 else 1
     reduced = [*([1] if groups > 1 else []), *axes]
     kept = [axis for axis in range(len(shape)) if axis not in axes]

@@ -15,6 +15,7 @@ from tvm import ir, s_tir, te, tirx
 
 from hybridc.passes.layout.operators import extents, sum_over
 from hybridc.schedules.cpu.core.nest import Nest, NestBlock, read_nest, replace_loads, substitute
+from hybridc.schedules.shapes import shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def in_blocks(function: tirx.PrimFunc, channels: Channels) -> tirx.PrimFunc | No
     tensors: dict[ir.Var, te.Tensor] = {}
     for number, parameter in enumerate(function.params):
         if parameter not in written:
-            shape = channels.shape(_shape(parameter))
+            shape = channels.shape(shape_of(parameter))
             tensors[parameter] = te.placeholder(extents(*shape), str(parameter.dtype), f"p{number}")
     notes = _annotations(function, nest)
     try:
@@ -69,10 +70,6 @@ def in_blocks(function: tirx.PrimFunc, channels: Channels) -> tirx.PrimFunc | No
 
 class _NotChannelwise(Exception):
     """A TensorIR block mixes channels."""
-
-
-def _shape(buffer: ir.Var) -> tuple[int, ...]:
-    return tuple(int(e) for e in buffer.shape)
 
 
 def _annotations(function: tirx.PrimFunc, nest: Nest) -> dict[str, dict[str, Any]]:
@@ -89,7 +86,7 @@ class _Rewriter:
     tensors: Mapping[ir.Var, te.Tensor]
 
     def tensor(self, annotations: dict[str, Any]) -> te.Tensor:
-        block, shape = self.block, _shape(self.block.buffer)
+        block, shape = self.block, shape_of(self.block.buffer)
         axis = self.channels.axis(shape)
         reduce = {v: sum_over(block.extents[v], v.name) for v in block.reduce}
 
@@ -116,7 +113,7 @@ class _Rewriter:
         missing: list[ir.Var] = []
 
         def load(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
-            axis, moved = self.channels.axis(_shape(buffer)), [substitute(i, at) for i in indices]
+            axis, moved = self.channels.axis(shape_of(buffer)), [substitute(i, at) for i in indices]
             own = axis is None or (channel is not None and indices[axis].same_as(channel))
             if buffer not in self.tensors or not own:
                 missing.append(buffer)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import te, tirx
 
 from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.schedules.shapes import index_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,7 @@ class Piece:
 
 def stacked(shapes: Sequence[Sequence[int]], pieces: Sequence[Piece], axis: int, dtype: str) -> tirx.PrimFunc:
     """Pieces of sources of these shapes, which are equal but along `axis`, in the order given along it."""
-    sources = [
-        te.placeholder([tirx.IntImm("int64", e) for e in shape], dtype, f"x{i}")
-        for i, shape in enumerate(shapes)
-    ]
+    sources = [te.placeholder(index_shape(shape), dtype, f"x{i}") for i, shape in enumerate(shapes)]
     total = sum(piece.extent for piece in pieces)
     extents = [tirx.IntImm("int64", total if a == axis else e) for a, e in enumerate(shapes[0])]
 

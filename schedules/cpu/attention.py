@@ -38,7 +38,7 @@ from hybridc.schedules.cpu.core.nest import (
     substitute,
 )
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, rank_gemm_tiles
+from hybridc.schedules.cpu.matmul.kernel import Element, GemmAccess, gemm_kernel, rank_gemm_tiles
 from hybridc.schedules.cpu.reduction.softmax import exp_of_nonpositive
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -285,7 +285,7 @@ class _QueryBlock:
 
             return sequence([unrolled(first.width, partial(vector, m)) for m in range(first.rows)])
 
-        body, sums = gemm_kernel(first, found.depth, query, key, write)
+        body, sums = gemm_kernel(first, found.depth, GemmAccess(query, key, write))
         self.buffers.extend(sums)
         return body
 
@@ -322,7 +322,7 @@ class _QueryBlock:
 
             return sequence([line(m) for m in range(second.rows)])
 
-        body, sums = gemm_kernel(second, found.columns, weight, value, write)
+        body, sums = gemm_kernel(second, found.columns, GemmAccess(weight, value, write))
         self.buffers.extend(sums)
         return body
 

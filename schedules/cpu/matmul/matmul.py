@@ -26,7 +26,13 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.sharing import at_least_one_each, idleness
-from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, prefetch_next, rank_gemm_tiles
+from hybridc.schedules.cpu.matmul.kernel import (
+    Element,
+    GemmAccess,
+    gemm_kernel,
+    prefetch_next,
+    rank_gemm_tiles,
+)
 from hybridc.schedules.cpu.matmul.panel import copy_panel
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
@@ -238,7 +244,8 @@ def _tile(
     blocks, depth = ceil_div(rows, tile.rows), product.depth
     if panels.dot is not None:
         depth = ceil_div(depth, panels.dot.group_size)
+    access = GemmAccess(left, right, write)
     if not panels.packings or blocks < FEWEST_BLOCKS:
-        return gemm_kernel(tile, depth, left, right, write, dot=panels.dot)
+        return gemm_kernel(tile, depth, access, dot=panels.dot)
     ahead = prefetch_next(element, depth * tile.columns, block, blocks)
-    return gemm_kernel(tile, depth, left, right, write, ahead=[ahead], dot=panels.dot)
+    return gemm_kernel(tile, depth, access, ahead=[ahead], dot=panels.dot)

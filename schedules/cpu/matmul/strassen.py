@@ -33,7 +33,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.sharing import at_least_one_each
-from hybridc.schedules.cpu.matmul.kernel import ZERO, Element, gemm_kernel, prefetch_next
+from hybridc.schedules.cpu.matmul.kernel import ZERO, Element, GemmAccess, gemm_kernel, prefetch_next
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix
 from hybridc.schedules.packing import LinearMap, Packing
 from hybridc.schedules.rule import Request
@@ -283,7 +283,9 @@ def _multiply(
             prefetch_next(lambda e: right(ZERO, ZERO, e), plan.half_depth * tile.columns, i, plan.blocks),
             prefetch_next(lambda e: left(e, 0), tile.rows * stride),
         )
-        body, accumulators = gemm_kernel(tile, plan.half_depth, left, right, write, initial, ahead)
+        body, accumulators = gemm_kernel(
+            tile, plan.half_depth, GemmAccess(left, right, write, initial), ahead
+        )
         sums.extend(accumulators)
         return body
 
