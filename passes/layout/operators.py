@@ -17,6 +17,12 @@ from dataclasses import dataclass
 from tvm import te, tirx
 
 from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.schedules.annotation import (
+    BLOCKED_CONV2D,
+    BLOCKED_DEPTHWISE,
+    BLOCKED_GROUPED_CONV2D,
+    ConvAnnotation,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,11 @@ class ConvWindow:
         """Positions of a kernel of `taps` along an axis (0: rows, 1: columns) of `extent`."""
         padded = extent + self.padding[axis] + self.padding[axis + 2]
         return (padded - (taps - 1) * self.dilation[axis] - 1) // self.strides[axis] + 1
+
+    def attributes(self, operator: str, groups: int = 1, group_outputs: int = 0) -> dict[str, object]:
+        """For `te.compute`: what the schedule rule of an operator reads."""
+        window = self.strides, self.padding, self.dilation
+        return ConvAnnotation(operator, *window, groups, group_outputs).attributes()
 
 
 def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: ConvWindow) -> tirx.PrimFunc:
@@ -64,7 +75,8 @@ def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: ConvWindo
             return te.sum(value * w[ob, cb, a, b, c, o], axis=[cb, a, b, c])
 
         body = blocked
-    out = te.compute(extents(data[0], blocks, rows, columns, lanes), body, name="conv2d")
+    shape = extents(data[0], blocks, rows, columns, lanes)
+    out = te.compute(shape, body, name="conv2d", attrs=window.attributes(BLOCKED_CONV2D))
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
 
@@ -89,7 +101,9 @@ def blocked_grouped_conv2d(
         value = padded[n, channel // data[4], y * sh + a * dh, z * sw + b * dw, channel % data[4]]
         return te.sum(value * w[output, c, a, b], axis=[c, a, b])
 
-    out = te.compute(extents(data[0], outputs // lanes, rows, columns, lanes), at, name="grouped_conv2d")
+    shape = extents(data[0], outputs // lanes, rows, columns, lanes)
+    attributes = window.attributes(BLOCKED_GROUPED_CONV2D, -(-outputs // group_outputs), group_outputs)
+    out = te.compute(shape, at, name="grouped_conv2d", attrs=attributes)
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
 
@@ -107,6 +121,7 @@ def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: ConvWi
             padded[n, cb, y * sh + a * dh, z * sw + b * dw, c] * w[cb, a, b, c], axis=[a, b]
         ),
         name="depthwise",
+        attrs=window.attributes(BLOCKED_DEPTHWISE),
     )
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
@@ -130,8 +145,7 @@ def blocked_conv2d_wgrad(
         value = padded[(n, block, y * sh + a * dh, z * sw + b * dw, *lane)]
         return te.sum(dy[n, o // lanes, y, z, o % lanes] * value, axis=[n, y, z])
 
-    attributes: dict[str, object] = {"operator": "conv2d_wgrad", "strides": list(window.strides)}
-    attributes |= {"padding": list(window.padding), "dilation": list(window.dilation), "groups": groups}
+    attributes = window.attributes("conv2d_wgrad", groups)
     out = te.compute(extents(*weight), at, name="conv2d_wgrad", attrs=attributes)
     return _function([x, dy, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 

@@ -13,6 +13,7 @@ from hybridc.passes.layout.max_pool import blocked_max_pool_with_indices
 from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d_wgrad
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.program.program import is_op, operator_name, tensor_dtype, tensor_shape
+from hybridc.schedules.annotation import read_annotation
 
 NARROW_INPUT = 8
 """With fewer channels, data stay plain and are read one channel at a time: a block would be mostly
@@ -32,15 +33,14 @@ def _weight_gradient(layout: Layout, binding: relax.VarBinding) -> relax.Var | N
     if data not in layout.blocked and gradient not in layout.blocked:
         return None
     schedule = s_tir.Schedule(_called(layout, call))
-    notes = schedule.get(schedule.get_sblock("conv2d_wgrad")).annotations
-    (sh, sw), (top, left, bottom, right), (dh, dw) = (
-        [int(v) for v in notes[name]] for name in ("strides", "padding", "dilation")
-    )
+    notes = read_annotation(schedule.get(schedule.get_sblock("conv2d_wgrad")).annotations, "conv2d_wgrad")
+    assert notes is not None
+    (sh, sw), (top, left, bottom, right), (dh, dw) = notes.strides, notes.padding, notes.dilation
     window = ConvWindow((sh, sw), (top, left, bottom, right), (dh, dw))
     dy = _blocked(layout, gradient)
-    narrow = data not in layout.blocked and tensor_shape(data)[1] < NARROW_INPUT and int(notes["groups"]) == 1
+    narrow = data not in layout.blocked and tensor_shape(data)[1] < NARROW_INPUT and notes.groups == 1
     x = layout.as_plain(data) if narrow else _blocked(layout, data)
-    key = tensor_shape(x), tensor_shape(dy), tensor_shape(binding.var), window, int(notes["groups"])
+    key = tensor_shape(x), tensor_shape(dy), tensor_shape(binding.var), window, notes.groups
     return layout.call(
         ("conv2d_wgrad", *key), lambda: blocked_conv2d_wgrad(*key), [x, dy], tensor_shape(binding.var)
     )

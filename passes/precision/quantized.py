@@ -24,6 +24,7 @@ from hybridc.passes.layout.training_functions import NARROW_INPUT
 from hybridc.passes.layout.weights import ConvWeight
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.annotation import BLOCKED_CONV2D
 
 UNSIGNED_SHIFT = 128
 """Added to signed activations: kernels multiply unsigned by signed numbers."""
@@ -232,7 +233,12 @@ def int8_conv2d(
 
     cb = sum_over(weight[1], "cb")
     shape = extents(data[0], blocks, rows, columns, lanes)
-    out = te.compute(shape, plain if len(data) == 4 else blocked, name="int8_conv2d")
+    out = te.compute(
+        shape,
+        plain if len(data) == 4 else blocked,
+        name="int8_conv2d",
+        attrs=window.attributes(BLOCKED_CONV2D),
+    )
     return _function([x, w, out])
 
 

@@ -9,6 +9,7 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.program.program import tensor_shape
 from hybridc.passes.training.gradients import extents, placeholder
+from hybridc.schedules.annotation import ConvAnnotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,8 @@ class Window:
 
     def attributes(self, operator: str) -> dict[str, object]:
         """For `te.compute`: what a schedule rule reads off the block's annotations."""
-        return {
-            "operator": operator,
-            "strides": list(self.strides),
-            "padding": self.padding,
-            "dilation": list(self.dilation),
-            "groups": self.groups,
-        }
+        annotation = ConvAnnotation(operator, self.strides, tuple(self.padding), self.dilation, self.groups)
+        return annotation.attributes()
 
 
 def convolution_weight_gradient(

@@ -8,7 +8,8 @@ what `NestBlock.value_at` gives; the nest around them is then ours to choose.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
@@ -78,6 +79,7 @@ class NestBlock:
     buffer: ir.Var
     indices: tuple[ir.Expr, ...]
     value: ir.Expr
+    annotations: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def writes_identity(self) -> bool:
@@ -164,6 +166,7 @@ def read_block(block: s_tir.SBlock) -> NestBlock | None:
         store.buffer,
         tuple(store.indices),
         store.value,
+        dict(block.annotations),
     )
 
 

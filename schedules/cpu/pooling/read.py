@@ -1,4 +1,9 @@
-"""Reading functions that reduce windows: `out[o] = reduction over k of in[o * stride + k - before]`."""
+"""Reading functions that reduce windows: `out[o] = reduction over k of in[o * stride + k - before]`.
+
+Read off the indices, as Relax's legalisation writes them: whatever reduces a window is accepted, pooling of
+plain and blocked tensors, and sums that come from other operators. What passes annotate, maxima with their
+positions, `max_indices.py` reads.
+"""
 
 from __future__ import annotations
 
