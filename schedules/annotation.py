@@ -40,7 +40,15 @@ def read_annotation(annotations: Mapping[str, Any], *operators: str) -> ConvAnno
     operator = str(annotations.get("operator", ""))
     if operator not in operators:
         return None
-    lists = (tuple(int(v) for v in annotations[key]) for key in ("strides", "padding", "dilation"))
+
+    def integers(key: str) -> tuple[int, ...]:
+        return tuple(int(value) for value in annotations[key])
+
     return ConvAnnotation(
-        operator, *lists, groups=int(annotations["groups"]), group_outputs=int(annotations["group_outputs"])
+        operator,
+        integers("strides"),
+        integers("padding"),
+        integers("dilation"),
+        int(annotations["groups"]),
+        int(annotations["group_outputs"]),
     )
