@@ -59,6 +59,7 @@ def main() -> None:
 
 def kernel_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     import tvm
+    from hybridc.passes.cost import kernel_us
 
     from hybridc.codegen.cuda import compile_fatbin
     from hybridc.codegen.library import build_gpu_functions
@@ -66,7 +67,6 @@ def kernel_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from hybridc.ir import Device
     from hybridc.machine import load_machine
     from hybridc.options import CompileOptions
-    from hybridc.passes.cost import kernel_us
     from hybridc.passes.pipeline import run_stages
     from hybridc.progress import Silent
     from hybridc.targets import parse_target
