@@ -56,6 +56,7 @@ def _streamed(columns: StridedRows) -> tuple[tirx.Stmt, list[ir.Var]]:
     """One pass over the rows, a chunk of columns at a time."""
     rows, reductions = columns.rows, columns.rows.stages[0].reductions
     width = even_width(columns, CHUNK_COLUMNS, TASKS)
+    # whole rows of memory are one stream; grouping elements would make several of it
     streams = width == columns.columns > UNROLLED_VECTORS * columns.lanes
     group = 1 if streams else GROUP
     registers = Registers("global" if rows.row_count > width else "local")

@@ -47,6 +47,7 @@ def staged(columns: StridedRows) -> tuple[tirx.Stmt, list[ir.Var]]:
     """All stages of a block of columns, then of the next one."""
     rows, lanes = columns.rows, columns.lanes
     block = BLOCK_VECTORS * lanes
+    # long chunks: the fetching ahead starts anew in each
     width = even_width(columns, CHUNK_BLOCKS * block, TASKS)
     registers = Registers("global" if rows.row_count > width else "local")
     kept = {
@@ -128,6 +129,7 @@ class _ColumnBlock:
     def _fetch_next(self, reduced: Point) -> list[tirx.Stmt]:
         """Fetch what the next block reads of an element and, where columns are short, writes."""
         rows = self.columns.rows
+        # into L1 while a block of so many elements fits beside the next one
         locality = 3 if rows.reduced_length <= NEAR_ELEMENTS else 2
         size = sum(v.width for v in self.vectors)
         places = [ld for r in rows.stages[0].reductions for ld in loads(r.operand) if self._is_stream(ld)]
