@@ -19,6 +19,7 @@ class LinearMap:
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Computed in float64, rounded once."""
+        # done once, when compiling, so that precision costs a run nothing
         result = array.astype(np.float64)
         for axis in self.axes:
             result = np.moveaxis(np.tensordot(np.asarray(self.matrix), result, (1, axis)), 0, axis)

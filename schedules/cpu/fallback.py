@@ -8,6 +8,7 @@ from tvm.s_tir.schedule import ScheduleError
 from hybridc.schedules.cpu.core.nest import result
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
+# as PARALLEL_WORK: below it a parallel region costs more than it saves
 PARALLEL_ITERATIONS = 1 << 15
 
 

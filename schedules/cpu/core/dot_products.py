@@ -97,6 +97,7 @@ def bf16_pairs_of(first: ir.Expr, second: ir.Expr) -> ir.Expr:
 
 def unsigned_quads(quads: ir.Expr) -> ir.Expr:
     """128 added to each of four signed numbers: a change of their top bits."""
+    # 0x80808080 as a signed number
     return quads ^ tirx.const(-0x7F7F7F80, str(quads.ty.dtype))
 
 
@@ -128,7 +129,9 @@ def bf16_bits(x: ir.Expr) -> ir.Expr:
 
     bits = tirx.reinterpret(dtype, x)
     upper = bits >> number(16)
+    # half a unit of what stays, less one, and one more if that is odd: ties go to even
     rounded = (bits + number(0x7FFF) + (upper & number(1))) >> number(16)
+    # the quiet bit: a NaN whose other bits are cut off would become infinity
     return tirx.Select(tirx.isnan(x), upper | number(0x40), rounded)
 
 

@@ -96,6 +96,7 @@ class NestBlock:
 
     def value_at(self, indices: Sequence[ir.Expr]) -> ir.Expr:
         """The value written at `indices`; only for a block that `writes_identity`."""
+        # iterators that no index names have one value
         values: dict[ir.Var, ir.Expr] = {v: tirx.const(0, str(v.ty.dtype)) for v in self.spatial}
         values |= {
             axis: at for axis, at in zip(self.indices, indices, strict=True) if isinstance(axis, ir.Var)
@@ -151,6 +152,7 @@ def read_nest(function: tirx.PrimFunc) -> Nest | None:
 def read_block(block: s_tir.SBlock) -> NestBlock | None:
     """A block that stores one value at each of its points; None for others."""
     store = block.body
+    # matched buffers are views of others, which an expression cannot name
     if not isinstance(store, tirx.BufferStore) or block.match_buffers:
         return None
     kinds = {int(v.iter_type) for v in block.iter_vars}
@@ -208,6 +210,7 @@ def _contraction(
     function: tirx.PrimFunc, dtype: str, factor_of: Callable[[ir.Expr], ir.Expr]
 ) -> Contraction | None:
     nest = read_nest(function)
+    # with two reductions there is no single sum that an epilogue could follow
     if nest is None or len(nest.reductions) != 1:
         return None
     anchor = nest.reductions[0]
@@ -232,6 +235,7 @@ def _contraction(
 
 def _eight_bits(factor: ir.Expr) -> ir.Expr:
     """What is extended to 32 bits, perhaps after 128 was added; for anything else the factor itself."""
+    # signed numbers are made unsigned by 128, as `vpdpbusd` wants its left operand
     if isinstance(factor, tirx.Add) and isinstance(factor.b, tirx.IntImm) and int(factor.b) == 128:
         factor = factor.a
     return factor.value if isinstance(factor, tirx.Cast) else factor
@@ -252,6 +256,7 @@ def _is_pointwise(nest: Nest, anchor: NestBlock) -> bool:
     outputs = [b for b in nest.blocks if nest.parameter(b.buffer) is not None]
     if len(outputs) != 1 or outputs[0] is not nest.blocks[-1]:
         return False
+    # reads of inputs may be at any index; those of results have to be at the point itself
     inner = [anchor.buffer, *(b.buffer for b in nest.blocks[start + 1 :])]
     for block in nest.blocks[start + 1 :]:
         if [int(e) for e in block.buffer.shape] != shape:

@@ -32,6 +32,7 @@ def tasks(
     """A nest over `extents`: the outer part fused into tasks, the inner part loops of a task."""
     if not parallel:
         return _nest(extents, body)
+    # inner loops belong to a task until it has enough elements; divisors keep tasks equal
     budget = max(TASK_ELEMENTS // elements_each, 1)
     inner: list[int] = []
     for extent in reversed(extents):
@@ -62,6 +63,7 @@ def worth_threads(space: IterationSpace) -> bool:
 def lanes_of(space: IterationSpace, isa: Isa) -> int:
     """Elements of a vector of the widest type that the space reads or writes."""
     buffers = [space.buffer, *(operand.load.source for operand in space.operands)]
+    # booleans count as one bit and take a byte
     return isa.lanes(max(8, *(dtype_bits(str(buffer.dtype)) for buffer in buffers)))
 
 
@@ -75,9 +77,11 @@ def contiguous_runs(space: IterationSpace, isa: Isa) -> tirx.Stmt:
         return space.store(())
     *outer, inner = space.loops
     edges = breakpoints(space)
+    # a lane alone where operands are strided: LLVM decides whether gathers pay
     lanes = lanes_of(space, isa) if space.is_contiguous and edges is not None else 1
     edges = edges or [0, inner.extent]
     extents = [lp.extent for lp in outer]
+    # shorter runs are shared among tasks whole
     if len(edges) == 2 and inner.extent >= 2 * TASK_ELEMENTS:
         return _long_runs(space, extents, inner.extent, lanes)
 
@@ -116,6 +120,7 @@ def _piece(space: IterationSpace, outer: Sequence[ir.Expr], start: int, length: 
         if count:
             statements.append(_vectors(space, outer, start, count, lanes))
             start, length = start + count * lanes, length - count * lanes
+        # the rest in halves: no element is computed twice, which an output over its input forbids
         lanes //= 2
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 

@@ -133,11 +133,13 @@ def _enlarged(
     gaps = {
         key: table.reshape(columns, factor) - np.arange(columns)[:, None] for key, table in tables.items()
     }
+    # away from the edges, where clamping does not act
     middle = {key: gap[columns // 2] for key, gap in gaps.items()}
     regular = np.all([(gap == middle[key]).all(1) for key, gap in gaps.items()], axis=0)
     (odd,) = np.nonzero(~regular)
     low = int(odd[odd < columns // 2].max(initial=-1)) + 1
     high = int(odd[odd > columns // 2].min(initial=columns))
+    # edges are written out element by element
     if high - low < lanes or columns - (high - low) > 4:  # more edge than is worth writing out
         return None
     return Enlarged(factor, low, high, {key: [int(d) for d in gap] for key, gap in middle.items()})

@@ -88,6 +88,7 @@ def _reduced(x: ir.Expr, body: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> ir.Expr
         return named(first, lambda a: named(second, lambda b: near(modulo_four(a), b, rest)))
 
     def modulo_four(a: ir.Expr) -> ir.Expr:
+        # whole turns drop out: only the quadrant modulo four counts
         return a - constant(a, 4.0) * llvm("rint", a * constant(a, 0.25))
 
     def near(a: ir.Expr, b: ir.Expr, rest: ir.Expr) -> ir.Expr:
@@ -112,6 +113,7 @@ def _part(size: ir.Expr, number: int) -> ir.Expr:
 
 def _bits_of_two_over_pi(number: int, dropped: int) -> float:
     """29 bits as a float64; of part 2 as many as a float64 has."""
+    # 24 bits of the argument times 29 of 2/pi are 53, all that a float64 holds exactly
     below = _BITS - _PART_BITS * (dropped + number)
     rest = _TWO_OVER_PI & ((1 << below) - 1)
     if number < 2:

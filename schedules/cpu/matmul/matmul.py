@@ -136,6 +136,7 @@ def _panels(request: Request, product: Product, tile: Tile) -> Panels:
     params = tuple(request.function.params)
     if is_constant_matrix(request, product):
         return _packed_when_compiling(request, product, tile)
+    # read in place where rows are too few to pay for a copy
     contiguous = product.right.indices[-1].same_as(product.column)
     if contiguous and product.columns % tile.columns == 0 and product.rows < PACKED_ROWS:
         return Panels(
@@ -150,6 +151,7 @@ def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> Pa
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
     depth, width, count = product.depth, tile.columns, ceil_div(product.columns, tile.columns)
+    # stored by columns, as fully connected layers have their weights
     transposed = product.right.indices[-1].same_as(product.k)
     padded = (count * width, depth) if transposed else (depth, count * width)
     split = (count, width, depth) if transposed else (depth, count, width)
@@ -175,6 +177,7 @@ def _copied(request: Request, product: Product, tile: Tile) -> Panels:
 def tile_loops(product: Product, tile: Tile, panels: Panels, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Tasks: batch x panel x rows, a panel's tasks next to each other so that it stays in cache."""
     blocks, count = ceil_div(product.rows, tile.rows), ceil_div(product.columns, tile.columns)
+    # without a copy to share, a tile is a task: the finest split balances best
     per_task = _blocks_per_task(product, tile, threads) if panels.copy else 1
     sums: list[ir.Var] = []
 
@@ -188,6 +191,7 @@ def tile_loops(product: Product, tile: Tile, panels: Panels, threads: int) -> tu
 
         if panels.copy is None:
             return block(integer(0))
+        # the last group may be short
         left = tirx.min(integer(blocks) - group * integer(per_task), integer(per_task))
         extent = per_task if blocks % per_task == 0 else left
         return tirx.SeqStmt([panels.copy(b, panel), loop(extent, block)])

@@ -124,9 +124,11 @@ def read_product(
     anchor, output = contraction.anchor, nest.blocks[-1].buffer
     factors = [contraction.nest.inlined(load) for load in (contraction.left, contraction.right)]
     (k,), column = anchor.reduce, anchor.spatial[-1]
+    # multiplication commutes: either factor may be the one with the columns
     for left, right in (factors, factors[::-1]):
         if not isinstance(left, ir.TensorLoad) or not isinstance(right, ir.TensorLoad):
             return None
+        # panels of B are addressed by k and column themselves, not by functions of them
         direct = all(any(i.same_as(v) for i in right.indices) for v in (column, k))
         if direct and not _uses(left, column) and _uses(left, k):
             batch = tuple(v for v in anchor.spatial[:-1] if _uses(right, v))
@@ -147,6 +149,7 @@ def _final_transposition(nest: Nest) -> tuple[int | None, ...] | None:
     if last.reduce or not isinstance(source, ir.TensorLoad) or nest.producer(source.source) is None:
         return None
     order = tuple(next((j for j, i in enumerate(source.indices) if i.same_as(v)), None) for v in last.indices)
+    # axes of one element may be dropped or added on the way
     wide = {j for j, extent in enumerate(source.source.shape) if int(extent) > 1}
     return order if order and order[-1] == len(source.indices) - 1 and wide <= set(order) else None
 

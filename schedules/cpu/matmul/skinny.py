@@ -97,7 +97,9 @@ def _left_columns(product: Product, width: int) -> tuple[ir.Var, tirx.Stmt]:
 
 def _strips(product: Product, isa: Isa, threads: int) -> tuple[list[ir.Var], list[tirx.Stmt]]:
     lanes, vectors = isa.lanes(), product.columns // isa.lanes()
+    # narrower strips would be read in pieces too short for the prefetcher
     tasks = max(min(vectors // STRIP_VECTORS, at_least_one_each(MOST_TASKS, threads)), 1)
+    # a sum for each row; three are left for the matrix's vector, the scalar and one to spare
     tiles = ceil_div(product.rows, isa.vector_registers - 3)
     rows = ceil_div(product.rows, tiles)
     left, transpose = _left_columns(product, tiles * rows)
@@ -176,8 +178,10 @@ class _Strip:
 
 
 def _transposed(product: Product, isa: Isa) -> tuple[list[ir.Var], list[tirx.Stmt]]:
+    # half vectors of AVX-512 where they hold all rows: the other half would be padding
     lanes = isa.lanes() if product.rows > isa.lanes() // 2 or isa.lanes() == 8 else isa.lanes() // 2
     vectors = ceil_div(product.rows, lanes)
+    # all streams' sums, the rows' vectors and one broadcast have to fit the registers
     streams = min(STREAMS, (isa.vector_registers - vectors - 1) // vectors)
     left, transpose = _left_columns(product, vectors * lanes)
 

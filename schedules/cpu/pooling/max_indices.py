@@ -82,6 +82,7 @@ def max_pool_indices(request: Request) -> Scheduled | None:
                 def step(lane: ir.Expr) -> tirx.Stmt:
                     place = [n, block, rows.source(y, a), columns.source(x, b), lane]
                     value, old = tirx.BufferLoad(data, place), tirx.BufferLoad(best, [lane])
+                    # the first of equal values wins, and every NaN
                     wins = tirx.any(value > old, tirx.isnan(value))
                     tap_number = (a * integer(columns.taps) + b).astype("int32")
                     kept = tirx.Select(wins, tap_number, tirx.BufferLoad(number, [lane]))

@@ -121,6 +121,7 @@ def _axis(rows: RowReductions, load: ir.TensorLoad, position: int, tap: ir.Var) 
     def at(o: int, k: int) -> int:
         return int(analyzer.simplify(substitute(index, {output: integer(o), tap: integer(k)})))
 
+    # an affine index is known by its values at two points; it is proved below
     before, stride = -at(0, 0), at(1, 0) - at(0, 0)
     expected = output * integer(stride) + tap - integer(before)
     if stride < 1 or before < 0 or not analyzer.can_prove_equal(index, expected):

@@ -171,6 +171,7 @@ class _Reader:
         else:
             value = self._inlined(substitute(output.value, at))
         depth = max(self.ready[r.result] for r in reductions)
+        # a value that no stage can compute before the output is written
         if any(self.ready[k.var] >= depth for k, _ in self.kept.values()):
             raise _OtherForm
         stages = tuple(
@@ -280,6 +281,7 @@ class _Reader:
     def _is_kept(self, block: NestBlock) -> bool:
         readers = [b for b in self.nest.blocks if any(x.source.same_as(block.buffer) for x in loads(b.value))]
         elements = math.prod(block.extents[v] for v in block.spatial)
+        # values of a row alone are computed again, which costs little beside its elements
         whole = elements == math.prod(self.row_extents) * math.prod(self.reduced_extents)
         return whole and len(readers) > 1 and any(f"T.{name}(" in str(block.value) for name in _COSTLY)
 

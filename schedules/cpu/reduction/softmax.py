@@ -58,6 +58,7 @@ def with_cheap_exponentials(rows: RowReductions) -> RowReductions | None:
     def quotient(division: tirx.Div) -> ir.Expr:
         if not _is_one_of(division.b, sums):
             return division
+        # one division a row instead of one an element, of which processors start few
         return division.a * (tirx.const(1.0, str(division.b.ty.dtype)) / division.b)
 
     def rewritten(expr: ir.Expr) -> ir.Expr:
@@ -110,6 +111,7 @@ def exp_of_nonpositive(x: ir.Expr) -> ir.Expr:
         value = constant(_POWERS_OF_TWO[0])
         for coefficient in _POWERS_OF_TWO[1:]:
             value = value * f + constant(coefficient)
+        # the sum's low bits hold the biased exponent already
         two_to_n = tirx.reinterpret("float32", tirx.reinterpret("int32", shifted) << tirx.const(23, "int32"))
         return tirx.Select(x < constant(_EXPONENT_LIMIT), constant(0.0), value * two_to_n)
 

@@ -57,6 +57,7 @@ def _streamed(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Va
     """One pass over the rows, a chunk of columns at a time."""
     rows, reductions = columns.rows, columns.rows.stages[0].reductions
     width = even_width(columns, CHUNK_COLUMNS, threads)
+    # whole rows of memory are one stream; grouping elements would make several of it
     streams = width == columns.columns > UNROLLED_VECTORS * columns.lanes
     group = 1 if streams else GROUP
     registers = Registers("global" if rows.row_count > width else "local")

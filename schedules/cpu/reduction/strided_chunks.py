@@ -68,6 +68,7 @@ def even_width(columns: StridedRows, limit: int, least_tasks: int) -> int:
     """Columns of a chunk: whole vectors, no more than `limit`, and fewer if there were too few tasks."""
     tasks = math.prod(columns.outer)
     wanted = ceil_div(columns.columns, max(least_tasks // tasks, 1))
+    # fewer vectors would wait for their own sums
     width = max(min(limit, wanted), BLOCK_VECTORS * columns.lanes)
     return min(ceil_div(width, columns.lanes) * columns.lanes, columns.columns)
 

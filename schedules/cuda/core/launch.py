@@ -30,6 +30,7 @@ _LIMITS = {
     "max_shared_memory_per_block": MAX_SHARED_BYTES,
     "max_thread_x": MAX_THREADS,
     "max_thread_y": MAX_THREADS,
+    # CUDA's own limit, less than those of x and y
     "max_thread_z": 64,
 }
 

@@ -41,6 +41,7 @@ def bind(schedule: s_tir.Schedule, loops: list[LoopRV]) -> LoopRV:
     """
     loop = schedule.fuse(*loops)
     iterations = extent(schedule, [loop])
+    # whole warps: a part of one takes as long
     threads = min(BLOCK_THREADS, -(-iterations // WARP) * WARP)
     outer, inner = schedule.split(loop, factors=[None, threads])
     schedule.bind(outer, "blockIdx.x")

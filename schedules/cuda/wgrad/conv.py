@@ -65,6 +65,7 @@ def conv_wgrad(request: Request) -> Scheduled | None:
         return None
     depth = math.prod(gradient.positions)
     tiles = -(-gradient.rows * gradient.columns // (TILE_THREADS * MICRO * MICRO))
+    # as many blocks as keep the GPU busy, unless a split would be too short
     splits = min(BLOCKS // tiles, depth // SPLIT_DEPTH)
     if splits < 2:
         return None
