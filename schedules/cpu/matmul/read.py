@@ -1,7 +1,7 @@
 """Reading matrix products: which iterators are batch, rows, columns and depth; where results go.
 
 Their blocks are those of Relax's legalisation, of any number of batch axes and with transpositions fused in
-front and behind, so that the roles of iterators have to be found in the indices: no annotation could say them.
+front and behind, so that only the indices say which iterators are rows, columns and depth.
 """
 
 from __future__ import annotations
