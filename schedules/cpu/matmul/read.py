@@ -1,7 +1,7 @@
 """Reading matrix products: which iterators are batch, rows, columns and depth; where results go.
 
 Their blocks are those of Relax's legalisation, of any number of batch axes and with transpositions fused in
-front and behind, so that the roles of iterators have to be found in the indices: no annotation gives them.
+front and behind, so that only the indices say which iterators are rows, columns and depth.
 """
 
 from __future__ import annotations
@@ -40,32 +40,26 @@ class Product:
     """For each axis of `output` the axis of the product that it is; None for an axis of one element."""
 
     def extent(self, *iterators: ir.Var) -> int:
-        """Elements that some iterators span together."""
         return math.prod(self.contraction.anchor.extents[v] for v in iterators)
 
     @property
     def batches(self) -> int:
-        """Products of the same shape."""
         return self.extent(*self.batch)
 
     @property
     def rows(self) -> int:
-        """Rows of A, of all its row axes together."""
         return self.extent(*self.row)
 
     @property
     def columns(self) -> int:
-        """Columns of B."""
         return self.extent(self.column)
 
     @property
     def depth(self) -> int:
-        """Steps of the reduction: K."""
         return self.extent(self.k)
 
     @property
     def multiply_adds(self) -> int:
-        """Of all batches together."""
         return self.batches * self.rows * self.columns * self.depth
 
     def rows_at(self, batch: ir.Expr, row: ir.Expr) -> dict[ir.Var, ir.Expr]:
@@ -73,11 +67,9 @@ class Product:
         return {**self._unflatten(batch, self.batch), **self._unflatten(row, self.row)}
 
     def left_at(self, batch: ir.Expr, row: ir.Expr, k: ir.Expr) -> ir.Expr:
-        """A's element; rows are counted through all row axes."""
         return _load(self.left, {**self.rows_at(batch, row), self.k: k})
 
     def right_at(self, batch: ir.Expr, k: ir.Expr, column: ir.Expr) -> ir.Expr:
-        """B's element."""
         return _load(self.right, {**self._unflatten(batch, self.batch), self.k: k, self.column: column})
 
     def store(self, batch: ir.Expr, row: ir.Expr, column: ir.Expr, accumulated: ir.Expr) -> tirx.Stmt:
@@ -124,11 +116,9 @@ def read_product(
     anchor, output = contraction.anchor, nest.blocks[-1].buffer
     factors = [contraction.nest.inlined(load) for load in (contraction.left, contraction.right)]
     (k,), column = anchor.reduce, anchor.spatial[-1]
-    # multiplication commutes: either factor may be the one with the columns
     for left, right in (factors, factors[::-1]):
         if not isinstance(left, ir.TensorLoad) or not isinstance(right, ir.TensorLoad):
             return None
-        # panels of B are addressed by k and column themselves, not by functions of them
         direct = all(any(i.same_as(v) for i in right.indices) for v in (column, k))
         if direct and not _uses(left, column) and _uses(left, k):
             batch = tuple(v for v in anchor.spatial[:-1] if _uses(right, v))
@@ -149,7 +139,6 @@ def _final_transposition(nest: Nest) -> tuple[int | None, ...] | None:
     if last.reduce or not isinstance(source, ir.TensorLoad) or nest.producer(source.source) is None:
         return None
     order = tuple(next((j for j, i in enumerate(source.indices) if i.same_as(v)), None) for v in last.indices)
-    # axes of one element may be dropped or added on the way
     wide = {j for j, extent in enumerate(source.source.shape) if int(extent) > 1}
     return order if order and order[-1] == len(source.indices) - 1 and wide <= set(order) else None
 
