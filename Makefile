@@ -44,22 +44,22 @@ metrics:
 wheel-smoke: $(VENV)/.installed
 	bash .ci/wheel_smoke
 
-# Measurements, one after the other; JSON under benchmarks/results/. Let nothing else run beside them.
+# Measurements, one after the other; JSON under benchmarks/results/. Run nothing else meanwhile. All of them take
+# about three hours on two cores, an hour of which is `plans`: choose some with PARTS="memory cpu-avx2".
+BENCHMARKS := accuracy memory offsets plans resnet50 cpu-avx512 cpu-avx2 sessions \
+    conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision training
+PARTS ?= $(BENCHMARKS)
+
+define run_part
+$(BIN)/python benchmarks/$(subst -,.py --isa ,$(1))$(if $(findstring -,$(1)),,.py)
+
+endef
+
 bench: $(VENV)/.installed
+	@echo 'Runs $(PARTS).'
+	@echo 'All benchmarks take about three hours on two cores; choose some with PARTS="memory cpu-avx2".'
 	$(BIN)/pip install --quiet --editable ".[bench,oracle]"
-	$(BIN)/python benchmarks/accuracy.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/offsets.py
-	$(BIN)/python benchmarks/plans.py
-	$(BIN)/python benchmarks/resnet50.py
-	$(BIN)/python benchmarks/cpu.py --isa avx512
-	$(BIN)/python benchmarks/cpu.py --isa avx2
-	$(BIN)/python benchmarks/sessions.py
-	$(BIN)/python benchmarks/conv1d.py --isa avx512
-	$(BIN)/python benchmarks/conv1d.py --isa avx2
-	$(BIN)/python benchmarks/conv1d.py --isa avx512_bf16
-	$(BIN)/python benchmarks/precision.py
-	$(BIN)/python benchmarks/training.py
+	$(foreach part,$(PARTS),$(call run_part,$(part)))
 	$(BIN)/python benchmarks/readme.py
 
 clean:

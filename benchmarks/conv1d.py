@@ -40,8 +40,7 @@ from common import write_result
 from conv1d_engines import FAST
 from conv1d_plot import ratios_to_svg
 
-from hybridc.runtime.libraries import available_threads
-from hybridc.targets import native_isa
+from hybridc.targets import available_threads, native_isa
 
 CHANNELS = (1, 4, 8, 10, 15, 16, 32, 64)
 WIDTHS = tuple(range(1, 52, 2))

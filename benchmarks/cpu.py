@@ -29,8 +29,7 @@ import onnx
 from common import suite_feeds, write_result
 
 from hybridc import models
-from hybridc.runtime.libraries import available_threads
-from hybridc.targets import native_isa
+from hybridc.targets import available_threads, native_isa
 
 SUITE: dict[str, dict[str, Any]] = {
     "resnet50": {},

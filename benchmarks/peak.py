@@ -9,8 +9,7 @@ import argparse
 import sys
 
 from hybridc.calibrate.peaks import copy_gb_s, peak_gflops
-from hybridc.runtime.libraries import available_threads
-from hybridc.targets import ISAS, native_isa
+from hybridc.targets import ISAS, available_threads, native_isa
 from hybridc.tuning.measure import use_threads
 
 

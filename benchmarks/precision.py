@@ -28,8 +28,7 @@ from common import suite_feeds, suite_model, write_result
 import hybridc
 from hybridc import models
 from hybridc.results import Compiled
-from hybridc.runtime.libraries import available_threads
-from hybridc.targets import parse_target
+from hybridc.targets import available_threads, parse_target
 
 SUITE: dict[str, dict[str, Any]] = {
     "resnet50": {},

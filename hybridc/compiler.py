@@ -13,14 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.artifact.assemble import contents_of
 from hybridc.artifact.store import Contents, check_destination, store
 from hybridc.calibrate.profile import profiler_of
 from hybridc.calibrate.rounding import rounding_errors_of
+from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_tools, generate_code
-from hybridc.emulator import image_key, preload
-from hybridc.errors import UsageError
-from hybridc.options import CompileOptions, check_bound_seconds
+from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.stages import tighten_bounds
@@ -87,7 +85,7 @@ def _artifact_path(output: str | Path | None, options: CompileOptions) -> Path |
     if options.stop_after is not None:
         return None
     if output is None:
-        raise UsageError("HC522", "no output is named", remedy="give -o OUT.hyb, or stop early: --stop-after")
+        raise missing_output()
     check_destination(Path(output))
     check_tools(options.target)
     return Path(output)
@@ -110,9 +108,5 @@ def _with_measurements(
 
 
 def _build(model: ImportedModel, made: LoweredNetwork, progress: Progress, folder: Path) -> Contents:
-    target = made.job.options.target
-    if target.has_gpu:
-        preload()  # TVM embeds a CUDA image only where a driver can be loaded, a stub will do
-    library = generate_code(made.lowered.module, target, folder, progress.kernels)
-    cuda_image_key = None if library.cuda_image is None else image_key(library.cuda_image)
-    return contents_of(model, made, library.cuda_source, cuda_image_key)
+    library = generate_code(made.lowered.module, made.job.options.target, folder, progress.kernels)
+    return contents_of(model, made, library)

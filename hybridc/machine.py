@@ -100,8 +100,8 @@ def load_machine(name_or_path: str | Path = DEFAULT_MACHINE) -> Machine:
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise UsageError(
             "HC540",
-            f"there is no machine profile {text!r}",
-            remedy=f"{hint}known are {', '.join(machine_names())}, or give the path of a .json file",
+            f"unknown machine profile {text!r}",
+            remedy=f"{hint}choose from {', '.join(machine_names())}, or give the path of a .json file",
         )
     try:
         data = json.loads(path.read_text())
@@ -131,7 +131,7 @@ def machine_to_json(machine: Machine) -> dict[str, Any]:
 
 
 def _wrong(
-    what: str, where: str, remedy: str = "compare with what `hybridc machine show --json` prints"
+    what: str, where: str, remedy: str = "compare with the output of `hybridc machine show --json`"
 ) -> UsageError:
     return UsageError("HC541", what, where=where, remedy=remedy)
 
@@ -166,7 +166,9 @@ def _link(data: Any, where: str) -> Link:
     h2d, d2h, latency = (_number(data, key, where) for key in required)
     share = _number({"both_directions": 1.0} | data, "both_directions", where)
     if share > 1:
-        raise _wrong(f"{share!r} is no share of the bandwidth", f"{where}.both_directions")
+        raise _wrong(
+            f"{share!r} is not a fraction of the bandwidth between 0 and 1", f"{where}.both_directions"
+        )
     return Link(h2d, d2h, latency, share)
 
 
@@ -183,13 +185,13 @@ def _check_keys(data: Any, required: tuple[str, ...], optional: tuple[str, ...],
             raise _wrong(
                 f"unknown key {key!r}",
                 where,
-                f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}",
+                f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}",
             )
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise _wrong(f"{value!r} is not a text", where)
+        raise _wrong(f"{value!r} is not a string", where)
     return value
 
 

@@ -34,12 +34,12 @@ def build_library(source: Path, name: str) -> ctypes.CDLL | None:
     """
     compiler = shutil.which("g++")
     if compiler is None:
-        _log.info("no g++: %s runs as Python, which is slower", name)
+        _log.info("g++ not found: %s runs as slower Python code", name)
         return None
     try:
         return ctypes.CDLL(str(_built(compiler, source, name)))
     except (OSError, subprocess.CalledProcessError) as error:
-        _log.info("%s runs as Python, which is slower: %s", name, getattr(error, "stderr", None) or error)
+        _log.info("%s runs as slower Python code: %s", name, getattr(error, "stderr", None) or error)
         return None
 
 

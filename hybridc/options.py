@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
-from hybridc.targets import Target, parse_target
+from hybridc.targets import Target, default_threads, parse_target
 
 if TYPE_CHECKING:
     from hybridc.machine import Machine
@@ -77,12 +77,14 @@ def parse_budget(text: str) -> Budget:
     if unit == "%":
         return Budget(percent=float(number))
     if not unit:
-        raise _refuse_amount(text, "has no unit", f"bytes are written {match[0]}B, mebibytes {match[0]}MiB")
+        raise _refuse_amount(
+            text, "has no unit", f"write {match[0]}B for bytes, or {match[0]}MiB for mebibytes"
+        )
     if unit.lower() not in _BYTES_OF_UNIT:
         raise _refuse_amount(text, f"has the unknown unit {unit!r}")
     size_bytes = int(number * _BYTES_OF_UNIT[unit.lower()])
     if size_bytes > _LARGEST_BYTES:
-        raise _refuse_amount(text, "is more than any machine has")
+        raise _refuse_amount(text, "is larger than any memory")
     return Budget(size_bytes=size_bytes)
 
 
@@ -144,7 +146,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not equals or not name or None in sizes:
         raise UsageError(
             "HC511",
-            f"{text!r} is not an input shape",
+            f"invalid input shape {text!r}",
             remedy="write NAME=1x3x224x224, all dimensions positive",
         )
     return name, tuple(size for size in sizes if size is not None)
@@ -156,7 +158,7 @@ def parse_dim(text: str) -> tuple[str, int]:
     size = _dimension(digits)
     if not name or size is None:
         raise UsageError(
-            "HC512", f"{text!r} is not the size of a dimension", remedy="write NAME=8, a positive size"
+            "HC512", f"invalid size of a dimension {text!r}", remedy="write NAME=8, a positive size"
         )
     return name, size
 
@@ -175,31 +177,35 @@ def check_threads(count: int) -> int:
     """Refuse an impossible number of threads. Raises UsageError HC557."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAXIMUM_THREADS:
         what = f"threads must be from 1 to {MAXIMUM_THREADS}, not {count!r}"
-        raise UsageError("HC557", what, remedy="leave them out to use every core")
+        raise UsageError("HC557", what, remedy="omit --threads to use every core")
     return count
 
 
 def check_precision(precision: str, bf16_error: float, target: Target) -> None:
-    """Refuse what is no precision, or none that the target has. Raises UsageError HC526."""
+    """Refuse an unknown precision, or one that the target does not have. Raises UsageError HC526."""
     if precision not in PRECISIONS:
-        what, remedy = f"there is no precision {precision!r}", f"known are {', '.join(PRECISIONS)}"
+        what, remedy = f"unknown precision {precision!r}", f"choose from {', '.join(PRECISIONS)}"
         raise UsageError("HC526", what, remedy=remedy)
     if precision != FP32 and target.isa.dot_product_unit is None:
-        what = f"--precision {precision} is given, but {target.isa.name} has no instructions for it"
+        what = f"--precision {precision} requires instructions that {target.isa.name} does not have"
         raise UsageError("HC526", what, remedy="compile for --target avx512_bf16 or amx")
     if precision == INT8 and target.has_gpu:
-        what = f"--precision int8 is given, but the target {target} has a GPU, whose kernels compute in fp32"
+        what = f"--precision int8 is not supported with a GPU, and the target is {target}"
         raise UsageError("HC526", what, remedy=f"compile for --target {target.isa.name}")
     if not 0 <= bf16_error < math.inf:
-        raise UsageError("HC526", f"{bf16_error!r} is no bound of an error", remedy="give a fraction: 0.01")
+        raise UsageError(
+            "HC526",
+            f"invalid --bf16-error {bf16_error!r}: must be a fraction of at least 0",
+            remedy="for example 0.01",
+        )
 
 
 def check_seconds(seconds: float, purpose: str = "tuning") -> float:
     """Refuse an impossible time for tuning or planning. Raises UsageError HC518."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < math.inf:
-        what = f"{seconds!r} is no time for {purpose}"
-        raise UsageError("HC518", what, remedy="give a number of seconds: 60")
+        what = f"invalid {purpose} time {seconds!r}"
+        raise UsageError("HC518", what, remedy="give a positive number of seconds, for example 60")
     return float(seconds)
 
 
@@ -208,7 +214,7 @@ def check_bound_seconds(seconds: float, target: Target) -> float:
     if not target.has_gpu:
         what = f"--bound-seconds {seconds!r} is given, but the target {target} has no GPU"
         raise UsageError("HC515", what, remedy=f"plan for --target cuda+{target.isa.name}")
-    return check_seconds(seconds, "a bound")
+    return check_seconds(seconds, "bound")
 
 
 def parse_seconds(text: str) -> float:
@@ -216,16 +222,16 @@ def parse_seconds(text: str) -> float:
     try:
         return check_seconds(float(text))
     except ValueError:
-        remedy = "write --tune=60, or --tune behind the model"
-        raise UsageError("HC518", f"{text!r} is not a number of seconds", remedy=remedy) from None
+        remedy = "write --tune=60, or put --tune after the model"
+        raise UsageError("HC518", f"invalid number of seconds {text!r}", remedy=remedy) from None
 
 
 def parse_pin(text: str) -> tuple[str, Device]:
     """Read `Conv_3=cpu` or `encoder/*=gpu`; the name may hold `=`. Raises UsageError HC519."""
     pattern, _, device = text.rpartition("=")
     if not pattern or device.lower() not in {d.value for d in Device}:
-        remedy = "write NODE=cpu or NODE=gpu, where NODE may hold * and ?"
-        raise UsageError("HC519", f"{text!r} is not a pin", remedy=remedy)
+        remedy = "write NODE=cpu or NODE=gpu, where NODE may contain * and ?"
+        raise UsageError("HC519", f"invalid pin {text!r}", remedy=remedy)
     return pattern, Device(device.lower())
 
 
@@ -234,22 +240,26 @@ def parse_effort(text: str) -> float:
     try:
         return check_seconds(float(text), "planning")
     except ValueError:
-        raise UsageError(
-            "HC518", f"{text!r} is not a number of seconds", remedy="write for example 60"
-        ) from None
+        raise UsageError("HC518", f"invalid number of seconds {text!r}", remedy="for example 60") from None
+
+
+def missing_output() -> UsageError:
+    """The error of a compilation that goes to the end, and was given no folder to write: HC522."""
+    remedy = "give -o OUT.hyb, or --stop-after STAGE"
+    return UsageError("HC522", "missing output path", remedy=remedy)
 
 
 def parse_count(text: str) -> int:
     """Read a whole number of at least 1, such as a number of threads. Raises UsageError HC513."""
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
-        raise UsageError("HC513", f"{text!r} is not a count", remedy="give a whole number of at least 1")
+        raise UsageError("HC513", f"invalid count {text!r}", remedy="give a whole number of at least 1")
     return int(text)
 
 
 def parse_seed(text: str) -> int:
     """Read a whole number of at least 0. Raises UsageError HC513."""
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
-        raise UsageError("HC513", f"{text!r} is not a seed", remedy="give a whole number of at least 0")
+        raise UsageError("HC513", f"invalid seed {text!r}", remedy="give a whole number of at least 0")
     return int(text)
 
 
@@ -283,11 +293,11 @@ class CompileOptions:
     plan_seconds: float = DEFAULT_PLAN_SECONDS
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
     threads: int | None = None
-    """CPU threads of a session, unless it is loaded with others; None: one per core. Plans do not depend on
-    it."""
+    """CPU threads that kernels are scheduled for, and that a session then uses unless it is loaded with
+    others; None: see `cpu_threads`."""
     fast_algorithms: bool = True
-    """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few times
-    larger."""
+    """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few
+    times larger."""
     precision: str = FP32
     """Of PRECISIONS; where the CPU has instructions for it, and errors stay within the tolerance."""
     bf16_error: float = BF16_ERROR
@@ -305,21 +315,31 @@ class CompileOptions:
     dump_ir: Path | None = None
     """Folder that gets the IR after every stage."""
 
+    @property
+    def cpu_threads(self) -> int:
+        """CPU threads that the schedules of kernels count on: as many as given, else as many cores as the
+        process may use, or `targets.DEFAULT_THREADS` if the processor cannot run the target's code."""
+        return self.threads or default_threads(self.target.isa)
+
     def __post_init__(self) -> None:
         for option, pairs in (("--shape", self.shapes), ("--dim", self.dims)):
             names = [name for name, _ in pairs]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
-                raise UsageError("HC514", f"{option} names {twice!r} more than once", remedy="name it once")
+                raise UsageError(
+                    "HC514", f"{option} specifies {twice!r} more than once", remedy="specify it once"
+                )
         for name, shape in self.shapes:
             if not isinstance(shape, tuple) or not all(map(_is_dimension, shape)):
                 raise UsageError(
-                    "HC511", f"{shape!r} is no shape of {name!r}", remedy="write (1, 3, 224, 224)"
+                    "HC511",
+                    f"invalid shape {shape!r} for input {name!r}",
+                    remedy="for example (1, 3, 224, 224)",
                 )
         for name, size in self.dims:
             if not _is_dimension(size):
                 raise UsageError(
-                    "HC512", f"{size!r} is no size of {name!r}", remedy="write a positive integer"
+                    "HC512", f"invalid size {size!r} for dimension {name!r}", remedy="give a positive integer"
                 )
         if self.threads is not None:
             check_threads(self.threads)

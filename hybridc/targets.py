@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -103,6 +104,10 @@ ISAS = {
 
 DEFAULT_ARCHITECTURES = ("sm_80", "sm_90")
 
+DEFAULT_THREADS = 8
+"""Threads that kernels are scheduled for if none are given and this processor cannot run the target's code:
+the cores of a common desktop processor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -136,6 +141,17 @@ def missing_flags(isa: Isa, flags: frozenset[str] | None = None) -> tuple[str, .
     return tuple(flag for flag in isa.cpu_flags if flag not in present)
 
 
+def available_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def default_threads(isa: Isa) -> int:
+    """Threads to schedule kernels for when nobody gives a number: as many as a session would use here, or
+    `DEFAULT_THREADS` if this processor cannot run `isa`."""
+    return DEFAULT_THREADS if missing_flags(isa) else available_threads()
+
+
 def native_isa() -> Isa:
     """The richest ISA that this processor has. Raises DeviceError HC401 if it has not even AVX2."""
     flags = cpu_flags()
@@ -145,7 +161,7 @@ def native_isa() -> Isa:
     raise DeviceError(
         "HC401",
         f"this processor lacks {', '.join(missing_flags(ISAS['avx2'], flags))}",
-        remedy="AVX2 is the least hybridc needs",
+        remedy="hybridc requires at least AVX2",
     )
 
 
@@ -177,6 +193,6 @@ def parse_target(text: str) -> Target:
         raise refuse(
             f"unknown instruction set {isa_text!r}"
             if isa_text != "cuda"
-            else "a target needs a CPU instruction set too"
+            else "a target needs a CPU instruction set as well"
         )
     return Target(architectures, ISAS[isa_text])

@@ -1,4 +1,4 @@
-"""Read the `Graph` off the fused Relax function: kernels, tensors, costs, what may be overwritten."""
+"""Make the `Graph` of a fused program: kernels, tensors, costs, what may be overwritten."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def read_graph(
     scheduled: Mapping[tuple[str, Device], Scheduled],
     carried: Sequence[tuple[int, int]] = (),
 ) -> Graph:
-    """The graph of a fused program. `carried` are positions of inputs, and of outputs that take their places.
+    """The graph of a fused program. `carried` are positions of inputs, and of the outputs whose
+    values they have in the next run.
 
     Requires: every binding of `main` is a `call_tir`, a reshape or a projection; `scheduled` holds the
-    functions for each device of the target (it tells the workspace).
-    Ensures: views own no tensor: kernels and outputs name the tensor whose bytes they see.
+    functions for each device of the target, with their workspace.
+    Ensures: views have no tensor of their own: kernels and outputs name the tensor whose bytes they see.
     """
     functions = {g.name_hint: f for g, f in program.module.functions.items() if isinstance(f, tirx.PrimFunc)}
     facts = {name: _facts(name, function, scheduled) for name, function in functions.items()}
@@ -64,7 +65,7 @@ def read_graph(
 
 
 def _carried(graph: Graph, pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    """Pairs of tensors of one type, of which a kernel writes the output, for nobody but this pair."""
+    """Pairs of tensors of one type whose output is written by a kernel and is an output only once."""
     for old, new in ((graph.inputs[i], graph.outputs[o]) for i, o in pairs):
         types = [(graph.tensor[name].shape, graph.tensor[name].dtype) for name in (old, new)]
         alone = graph.outputs.count(new) == 1 and old not in graph.outputs
@@ -124,7 +125,7 @@ def _kernel(
 
 
 def _states_first(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Kernel:
-    """With pairs of an output and an input of the model first: new states take the place of old ones."""
+    """The kernel with pairs of a model's output and input first: new states overwrite old ones."""
 
     def is_other(pair: tuple[str, str]) -> bool:
         return [tensors[name].role for name in pair] != [Role.OUTPUT, Role.INPUT]
@@ -133,7 +134,7 @@ def _states_first(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Kernel:
 
 
 def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Device], Scheduled]) -> Kernel:
-    """What every call of a function has in common."""
+    """What all calls of a function have in common."""
     workspace = {
         device: sum(align(size) for size in scheduled[name, device].workspace_bytes)
         for device in Device
@@ -158,7 +159,7 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
 
 
 def _family(name: str, scheduled: Mapping[tuple[str, Device], Scheduled]) -> str:
-    """By the CPU's rule, for its rules tell more kinds apart than the GPU's."""
+    """As the CPU's rule declares, since the CPU's rules distinguish more families than the GPU's."""
     made = scheduled.get((name, Device.CPU)) or scheduled.get((name, Device.GPU))
     return OTHER_FAMILY if made is None else made.family
 
@@ -178,7 +179,7 @@ def bytes_moved(function: tirx.PrimFunc) -> int:
 
 
 def _most_read(function: tirx.PrimFunc, sizes: Sequence[int]) -> float:
-    """Elements of all outputs; infinite where there is a reduction, or what is written is not known."""
+    """Elements of all outputs; infinite if there is a reduction, or if no output is written by a block."""
     blocks: list[s_tir.SBlock] = []
     structural_walk(function.body, (s_tir.SBlock, blocks.append))
     if any(v.iter_type == tirx.IterVar.CommReduce for block in blocks for v in block.iter_vars):
@@ -219,7 +220,7 @@ def _same_element(output: tirx.Var, source: tirx.Var, blocks: list, written: lis
 
 
 def _is_elementwise(block: s_tir.SBlock, source: tirx.Var) -> bool:
-    """Whether a block reads of a tensor only the element that it writes."""
+    """Whether a block reads only that element of a tensor which it writes of its result."""
     reads = [r.region for r in block.reads if r.source.same_as(source)]
     writes = [w.region for w in block.writes]
     return (

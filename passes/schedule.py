@@ -1,4 +1,4 @@
-"""Schedule: each distinct PrimFunc once for each device of the target."""
+"""Stage `schedule`: each distinct PrimFunc once for each device of the target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridc.ir import Device
 from hybridc.passes.program.program import Program, is_op
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
-from hybridc.targets import Target
+from hybridc.targets import DEFAULT_THREADS, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Tunable:
     name: str
     request: Request
     scheduled: Scheduled
-    """As it is predicted to be best."""
+    """With the tile that is predicted to be best."""
     flops: int
-    """Of all its calls together: its share of a run."""
+    """Of all its calls in a run together."""
 
     def version(self, label: str) -> Scheduled:
         """The function with another one of `scheduled.choices`."""
@@ -36,7 +36,7 @@ class Tunable:
 
 
 Chooser = Callable[[Sequence[Tunable]], Mapping[str, str]]
-"""Labels to take, by function; one that is left out stays as it is predicted to be best."""
+"""Labels to use, by function; a function without one keeps the tile that is predicted to be best."""
 
 
 def schedule_functions(
@@ -45,15 +45,16 @@ def schedule_functions(
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     winograd: bool = True,
+    threads: int = DEFAULT_THREADS,
     chooser: Chooser | None = None,
     known: Mapping[tuple[str, Device], Scheduled] = MappingProxyType({}),
 ) -> dict[tuple[str, Device], Scheduled]:
     """The scheduled form of every function of the program, by its name and device.
 
     Requires: `program` fused, so that calls of one function agree on which arguments are weights.
-    Ensures: a function that no rule of a device accepts (it calls into the host, say) is left out
-    there, and its kernels run on the other one. `chooser` decides among the ways that a rule offers.
-    What is `known` of functions that another program shares is taken as it is.
+    Ensures: a function that no rule of a device accepts (because it calls into the host, for example) has no
+    entry for that device, and its kernels run on the other one. `chooser` decides among the tiles that a rule
+    offers. Entries of `known`, of functions shared with another program, are reused unchanged.
     """
     constants = constant_arguments(program)
     devices = (Device.GPU, Device.CPU) if target.has_gpu else (Device.CPU,)
@@ -61,39 +62,35 @@ def schedule_functions(
     known = {key: made for key, made in known.items() if key[0] in functions}
     functions = {name: f for name, f in functions.items() if all((name, d) not in known for d in Device)}
     scheduled: dict[tuple[str, Device], Scheduled] = {}
+    requests: dict[str, Request] = {}
     done = 0
     for device in devices:
         for name, function in functions.items():
             progress(done, len(devices) * len(functions))
-            made = schedule(Request(function, constants[name], target, winograd=winograd), device)
+            request = Request(function, constants[name], target, winograd=winograd, threads=threads)
+            requests[name] = request
+            made = schedule(request, device)
             if made is not None:
                 scheduled[name, device] = made
             done += 1
     progress(done, done)
     if chooser is not None:
-        tunables = _tunables(program, target, constants, scheduled, winograd=winograd)
+        tunables = _tunables(program, requests, scheduled)
         for name, label in chooser(list(tunables.values())).items():
             scheduled[name, Device.CPU] = tunables[name].version(label)
     return {**known, **scheduled}
 
 
 def _tunables(
-    program: Program,
-    target: Target,
-    constants: Mapping[str, frozenset[int]],
-    scheduled: Mapping[tuple[str, Device], Scheduled],
-    *,
-    winograd: bool,
+    program: Program, requests: Mapping[str, Request], scheduled: Mapping[tuple[str, Device], Scheduled]
 ) -> dict[str, Tunable]:
     """Functions of the CPU with more than one choice, by name."""
     calls = Counter(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
     found = {}
     for (name, device), made in scheduled.items():
         if device is Device.CPU and len(made.choices) > 1:
-            function = program.module[name]
-            flops = int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": function})))
-            request = Request(function, constants[name], target, winograd=winograd)
-            found[name] = Tunable(name, request, made, flops * calls[name])
+            flops = int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": requests[name].function})))
+            found[name] = Tunable(name, requests[name], made, flops * calls[name])
     return found
 
 

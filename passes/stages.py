@@ -80,7 +80,9 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
 def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
     """Where a CPU runs alone; after `fuse`, which has put their epilogues into both convolutions."""
     target = c.job.options.target
-    return c if target.has_gpu else replace(c, program=fuse_separable(c.program, target=target))
+    if target.has_gpu:
+        return c
+    return replace(c, program=fuse_separable(c.program, target, c.job.options.cpu_threads))
 
 
 def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
@@ -92,7 +94,14 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
     if c.job.rounding is None:
         raise ValueError("bf16 needs a measurement of rounding errors")
     errors, winograd = c.job.rounding, options.fast_algorithms
-    program = reduce_precision(c.program, options.target, options.bf16_error, errors, winograd=winograd)
+    program = reduce_precision(
+        c.program,
+        options.target,
+        options.bf16_error,
+        errors,
+        winograd=winograd,
+        threads=options.cpu_threads,
+    )
     return replace(c, program=program)
 
 
@@ -103,6 +112,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         options.target,
         progress.kernels,
         winograd=options.fast_algorithms,
+        threads=options.cpu_threads,
         chooser=c.job.chooser,
         known=known,
     )

@@ -51,6 +51,7 @@ class Packing:
         return shape if self.vnni_dtype is None else shape[:-1]
 
     def apply(self, array: np.ndarray) -> np.ndarray:
+        """The packed array. `array` has the shape that the model gives it; the result is contiguous."""
         if self.transform is not None:
             array = self.transform.apply(array)
         pad = [(0, big - small) for small, big in zip(array.shape, self.padded, strict=True)]

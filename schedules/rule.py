@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from hybridc.ir.graph import FAMILIES, OTHER_FAMILY
 from hybridc.schedules.packing import Packing
-from hybridc.targets import Target
+from hybridc.targets import DEFAULT_THREADS, Target
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -33,6 +33,8 @@ class Request:
     """Label of the tile to take, one of `Scheduled.choices`; None takes the one predicted to be best."""
     winograd: bool = True
     """Whether fast convolution and fast matrix products, whose rounding errors are larger, may be used."""
+    threads: int = DEFAULT_THREADS
+    """Threads that are going to share the tasks of the function on a CPU."""
 
     @property
     def precision(self) -> str:

@@ -50,7 +50,7 @@ def test_unknown_name_is_refused_with_the_closest_one() -> None:
         ("peak_gflops", True, "not a number"),
         ("peak_gflops", 10**400, "not a number"),
         ("memory_bytes", 1.5, "whole number"),
-        ("name", 3, "not a text"),
+        ("name", 3, "not a string"),
         ("bandwith", 3, "unknown key"),
     ],
 )
@@ -121,5 +121,5 @@ def test_wrong_efficiency_is_refused_by_name(efficiencies: Any, where: str, what
 def test_share_of_the_bandwidth_in_both_directions_is_at_most_one() -> None:
     data = machine_to_json(load_machine())
     data["link"]["both_directions"] = 1.5
-    with pytest.raises(UsageError, match="no share"):
+    with pytest.raises(UsageError, match="not a fraction"):
         machine_from_json(data)

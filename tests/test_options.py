@@ -22,7 +22,7 @@ from hybridc.options import (
     parse_seed,
     parse_shape,
 )
-from hybridc.targets import parse_target
+from hybridc.targets import DEFAULT_THREADS, parse_target
 
 MIB = 1024**2
 
@@ -194,7 +194,7 @@ def test_counts_and_seeds() -> None:
 
 
 def test_options_refuse_two_shapes_for_one_input() -> None:
-    with pytest.raises(UsageError, match="--shape names 'x' more than once"):
+    with pytest.raises(UsageError, match="--shape specifies 'x' more than once"):
         CompileOptions(target=parse_target("avx2"), shapes=(("x", (1,)), ("x", (2,))))
 
 
@@ -233,3 +233,14 @@ def test_options_that_no_compilation_can_have_are_refused(code: str, options: di
     with pytest.raises(UsageError) as refusal:
         CompileOptions(target=parse_target("avx2"), **options)
     assert refusal.value.code == code
+
+
+def test_kernels_are_scheduled_for_the_threads_that_will_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridc.targets.available_threads", lambda: 3)
+    target = parse_target("avx512")
+    monkeypatch.setattr("hybridc.targets.cpu_flags", lambda: frozenset(target.isa.cpu_flags))
+    assert CompileOptions(target=target).cpu_threads == 3
+    assert CompileOptions(target=target, threads=64).cpu_threads == 64
+    monkeypatch.setattr("hybridc.targets.cpu_flags", lambda: frozenset[str]())
+    assert CompileOptions(target=target).cpu_threads == DEFAULT_THREADS
+    assert CompileOptions(target=target, threads=2).cpu_threads == 2

@@ -7,6 +7,7 @@ from typing import Any
 
 from hybridc.ir import Graph, Plan
 from hybridc.ir.graph import graph_from_json, graph_to_json
+from hybridc.ir.json_values import as_count, as_list, as_object
 from hybridc.ir.plan import plan_from_json, plan_to_json
 
 
@@ -25,9 +26,10 @@ def plans_to_json(graphs: Sequence[Graph], plans: Sequence[Plan]) -> dict[str, A
 
 def plans_from_json(data: dict[str, Any]) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
     """Read graphs and plans back. Raises KeyError, TypeError or ValueError on anything else."""
-    distinct = [graph_from_json(graph) for graph in data["graphs"]]
-    plans = tuple(plan_from_json(plan) for plan in data["plans"])
-    numbers = [plan["graph"] for plan in data["plans"]]
-    if not all(isinstance(number, int) and 0 <= number < len(distinct) for number in numbers):
-        raise ValueError(f"plans are of graphs {numbers}, and there are {len(distinct)}")
+    data = as_object(data)
+    distinct = [graph_from_json(graph) for graph in as_list(data["graphs"])]
+    plans = tuple(plan_from_json(plan) for plan in as_list(data["plans"]))
+    numbers = [as_count(plan["graph"]) for plan in data["plans"]]
+    if any(number >= len(distinct) for number in numbers):
+        raise ValueError(f"plans refer to graphs {numbers}, but there are {len(distinct)}")
     return tuple(distinct[number] for number in numbers), plans

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,11 +33,14 @@ from hybridc.artifact.manifest import (
 from hybridc.errors import ArtifactError, DeviceError, UsageError
 from hybridc.ir import BufferKind, Device, Graph, Plan, Role
 from hybridc.ir.graph import dtype_bits
+from hybridc.ir.plan import DRIVER_PAGE_BYTES, reserved_bytes
 from hybridc.options import format_budget
 from hybridc.targets import cpu_flags
 
 _AGAIN = "compile the model again"
 _FILES = frozenset({PLAN, LIBRARY, CUDA_SOURCE, WEIGHTS})
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What reading and comparing values raises that are not what they should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +97,19 @@ class Artifact:
         """With the plan of the largest budget of at most so many bytes. Raises UsageError HC558."""
         chosen = self._largest(lambda plan: promised_bytes(plan) <= gpu_memory_bytes)
         if chosen is None:
-            what = f"no plan of the artifact keeps to {gpu_memory_bytes:,} bytes of GPU memory"
-            remedy = f"it has plans for {self.budgets}; compile it with a smaller --gpu-memory"
+            what = f"no plan of the artifact fits {gpu_memory_bytes:,} bytes of GPU memory"
+            remedy = f"its plans are for {self.budgets}; compile with a smaller --gpu-memory"
             raise UsageError("HC558", what, where=str(self.path), remedy=remedy)
         return chosen
 
-    def fitting(self, free_bytes: int) -> Artifact:
-        """With the plan of the largest budget whose arena has so many bytes; else with the smallest."""
-        chosen = self._largest(lambda plan: plan.arena_bytes(Device.GPU) <= free_bytes)
+    def fitting(self, free_bytes: int, page_bytes: int = DRIVER_PAGE_BYTES) -> Artifact:
+        """With the plan of the largest budget whose arena has so many bytes; else with the smallest.
+
+        An arena needs what a driver that reserves pages of `page_bytes` reserves for it.
+        """
+        chosen = self._largest(
+            lambda plan: reserved_bytes(plan.arena_bytes(Device.GPU), page_bytes) <= free_bytes
+        )
         return chosen or replace(self, number=0)
 
     def _largest(self, suits: Callable[[Plan], bool]) -> Artifact | None:
@@ -135,7 +144,7 @@ def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: b
     _check_schema(data, folder)
     try:
         manifest = manifest_from_json(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _MALFORMED as error:
         raise _malformed(folder / MANIFEST, error) from None
     _check_names(folder, manifest)
     if check_host:
@@ -166,7 +175,7 @@ def _damaged(where: Path, what: str) -> ArtifactError:
 
 def _unreadable(where: Path, error: OSError) -> ArtifactError:
     if isinstance(error, PermissionError):
-        return ArtifactError("HC304", "may not be read", where=str(where), remedy="check its permissions")
+        return ArtifactError("HC304", "permission denied", where=str(where), remedy="check its permissions")
     return _damaged(where, f"cannot be read: {error.strerror}")
 
 
@@ -174,7 +183,7 @@ def _read_json(folder: Path, name: str) -> Any:
     try:
         return json.loads((folder / name).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        what = "there is no such artifact" if not folder.exists() else f"no artifact: it has no {name}"
+        what = "the artifact does not exist" if not folder.exists() else f"not an artifact: {name} is missing"
         remedy = "compile a model first"
         if (folder / TRAINING_MANIFEST).exists():
             what, remedy = "this is a training step", "use `hybridc train`, or load_training in Python"
@@ -187,7 +196,8 @@ def _read_json(folder: Path, name: str) -> Any:
 
 def _check_schema(data: dict[str, Any], folder: Path) -> None:
     if data.get("schema_version") != SCHEMA_VERSION:
-        what = f"artifact schema {data.get('schema_version')!r}, but this hybridc reads {SCHEMA_VERSION}"
+        found = reprlib.repr(data.get("schema_version"))
+        what = f"artifact schema {found}, but this hybridc reads {SCHEMA_VERSION}"
         raise ArtifactError("HC302", what, where=str(folder), remedy=_AGAIN)
 
 
@@ -231,7 +241,7 @@ def _check_file(folder: Path, file: StoredFile, *, check_hash: bool) -> None:
     try:
         found = path.stat().st_size
         if found != file.size_bytes:
-            raise _damaged(path, f"has {found:,} bytes, but {file.size_bytes:,} were written")
+            raise _damaged(path, f"has {found:,} bytes, but {file.size_bytes:,} are expected")
         if not check_hash:
             return
         with path.open("rb") as stream:
@@ -239,7 +249,7 @@ def _check_file(folder: Path, file: StoredFile, *, check_hash: bool) -> None:
     except OSError as error:
         raise _unreadable(path, error) from None
     if digest != file.sha256:
-        raise _damaged(path, "its bytes are not those that were written (SHA-256 differs)")
+        raise _damaged(path, "its content has changed (the SHA-256 hash differs)")
 
 
 def _check_weight_tables(folder: Path, manifest: Manifest) -> None:
@@ -247,7 +257,7 @@ def _check_weight_tables(folder: Path, manifest: Manifest) -> None:
 
     def check(weight: StoredWeight) -> None:
         if weight.size_bytes * 8 != math.prod(weight.shape) * dtype_bits(weight.dtype):
-            raise ValueError(f"weight {weight.tensor!r} has not the bytes of its shape")
+            raise ValueError(f"weight {weight.tensor!r} has a size that does not match its shape")
         end = weight.offset_bytes + weight.size_bytes
         if weight.offset_bytes % WEIGHT_ALIGNMENT_BYTES or end > file_bytes:
             raise ValueError(f"weight {weight.tensor!r} lies outside {WEIGHTS} or is not aligned")
@@ -256,7 +266,7 @@ def _check_weight_tables(folder: Path, manifest: Manifest) -> None:
         for plan in manifest.plans:
             for weight in (*plan.host_weights, *plan.streamed_weights, *plan.gpu_weights):
                 check(weight)
-    except ValueError as error:
+    except _MALFORMED as error:
         raise _malformed(folder / MANIFEST, error) from None
 
 
@@ -266,9 +276,9 @@ def _read_plans(folder: Path) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
         graphs, plans = plans_from_json(data)
         budgets = [plan.budget_bytes or 0 for plan in plans]
         if not budgets or budgets != sorted(set(budgets)):
-            raise ValueError("there must be plans for increasing budgets")
+            raise ValueError("the plans must be for increasing budgets")
         return graphs, plans
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _MALFORMED as error:
         raise _malformed(folder / PLAN, error) from None
 
 
@@ -280,7 +290,7 @@ def _check_agreement(
         for stored, graph, plan in zip(manifest.plans, graphs, plans, strict=True):
             _check_ports(manifest, graph)
             _check_stored_plan(stored, graph, plan)
-    except (KeyError, ValueError) as error:
+    except _MALFORMED as error:
         raise _malformed(where, error) from None
 
 
@@ -290,7 +300,7 @@ def _check_ports(manifest: Manifest, graph: Graph) -> None:
         # a port may see its tensor through a reshape, so only the number of elements must agree
         types = [(math.prod(t.shape), t.dtype) for t in tensors]
         if types != [(math.prod(p.shape), p.dtype) for p in ports]:
-            raise ValueError("its inputs and outputs are not those of the plan")
+            raise ValueError("its inputs and outputs do not match the plan")
 
 
 def _check_stored_plan(stored: StoredPlan, graph: Graph, plan: Plan) -> None:
@@ -298,10 +308,10 @@ def _check_stored_plan(stored: StoredPlan, graph: Graph, plan: Plan) -> None:
     weights = [b for b in plan.buffers if b.kind is BufferKind.WEIGHT and b.device is Device.GPU]
     resident = [b for b in weights if b.first_step < 0]
     if uploads != sorted((b.tensor, b.offset_bytes, b.size_bytes) for b in resident):
-        raise ValueError("its GPU weights are not those of the plan")
+        raise ValueError("its GPU weights do not match the plan")
     streamed = [(w.tensor, w.size_bytes) for w in stored.streamed_weights]
     if sorted(streamed) != sorted({(b.tensor, b.size_bytes) for b in weights if b.first_step >= 0}):
-        raise ValueError("its streamed weights are not those of the plan")
+        raise ValueError("its streamed weights do not match the plan")
     plain = {w.tensor for w in stored.host_weights if not w.packed}
     if any(graph.tensor[n].role is Role.WEIGHT and n not in plain for n in graph.outputs):
         raise ValueError("a weight that is an output is missing")

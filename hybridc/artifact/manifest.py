@@ -9,6 +9,7 @@ from typing import Any
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
+from hybridc.ir.json_values import as_count, as_list, as_number, as_object, as_text
 from hybridc.machine import Machine, machine_from_json, machine_to_json
 
 FORMAT = "hybridc-artifact"
@@ -133,44 +134,48 @@ def manifest_from_json(data: dict[str, Any]) -> Manifest:
     key = data["cuda_image_key"]
     threads, host_memory = data["threads"], data["host_memory_bytes"]
     return Manifest(
-        versions=Versions(*(_text(data["versions"][k]) for k in ("hybridc", "tvm", "tvm_ffi"))),
-        target=_text(data["target"]),
+        versions=Versions(*(as_text(data["versions"][k]) for k in ("hybridc", "tvm", "tvm_ffi"))),
+        target=as_text(data["target"]),
         cpu_flags=_texts(data["cpu_flags"]),
         cuda_architectures=_texts(data["cuda_architectures"]),
-        threads=None if threads is None else _count(threads),
-        inputs=tuple(_port(p) for p in data["inputs"]),
-        outputs=tuple(_port(p) for p in data["outputs"]),
+        threads=None if threads is None else as_count(threads),
+        inputs=tuple(_port(p) for p in as_list(data["inputs"])),
+        outputs=tuple(_port(p) for p in as_list(data["outputs"])),
         source=Source(
-            _text(data["source"]["name"]), _text(data["source"]["sha256"]), _count(data["source"]["opset"])
+            as_text(data["source"]["name"]),
+            as_text(data["source"]["sha256"]),
+            as_count(data["source"]["opset"]),
         ),
         machine=_machine(data["machine"], data["measured_us"]),
-        host_memory_bytes=None if host_memory is None else _count(host_memory),
-        plans=tuple(_plan(p) for p in data["plans"]),
+        host_memory_bytes=None if host_memory is None else as_count(host_memory),
+        plans=tuple(_plan(p) for p in as_list(data["plans"])),
         cuda_image_key=None if key is None else _hexadecimal(key, 16),
-        files=tuple(_file(f) for f in data["files"]),
+        files=tuple(_file(f) for f in as_list(data["files"])),
     )
 
 
 def _port(data: dict[str, Any]) -> Port:
-    return Port(_text(data["name"]), _shape(data["shape"]), _text(data["dtype"]))
+    return Port(as_text(data["name"]), _shape(data["shape"]), as_text(data["dtype"]))
 
 
-def _machine(data: Any, measured: list[dict[str, Any]]) -> Machine:
+def _machine(data: Any, measured: object) -> Machine:
     try:
         machine = machine_from_json(data, MANIFEST)
     except UsageError as error:
         raise ValueError(str(error)) from None
-    times_us = {(_text(m["function"]), Device(m["device"])): float(m["us"]) for m in measured}
+    times_us = {
+        (as_text(m["function"]), Device(as_text(m["device"]))): as_number(m["us"]) for m in as_list(measured)
+    }
     return replace(machine, measured_us=times_us)
 
 
 def _plan(data: dict[str, Any]) -> StoredPlan:
     return StoredPlan(
-        event_count=_count(data["event_count"]),
-        host_weights=tuple(_weight(w) for w in data["host_weights"]),
-        streamed_weights=tuple(_weight(w) for w in data["streamed_weights"]),
-        gpu_weights=tuple(_weight(w) for w in data["gpu_weights"]),
-        pins={_text(kernel): Device(device) for kernel, device in data["pins"].items()},
+        event_count=as_count(data["event_count"]),
+        host_weights=tuple(_weight(w) for w in as_list(data["host_weights"])),
+        streamed_weights=tuple(_weight(w) for w in as_list(data["streamed_weights"])),
+        gpu_weights=tuple(_weight(w) for w in as_list(data["gpu_weights"])),
+        pins={kernel: Device(as_text(device)) for kernel, device in as_object(data["pins"]).items()},
     )
 
 
@@ -179,42 +184,30 @@ def _weight(data: dict[str, Any]) -> StoredWeight:
     if not isinstance(data["packed"], bool):
         raise TypeError(f"packed is {data['packed']!r}")
     return StoredWeight(
-        tensor=_text(data["tensor"]),
-        dtype=_text(data["dtype"]),
+        tensor=as_text(data["tensor"]),
+        dtype=as_text(data["dtype"]),
         shape=_shape(data["shape"]),
-        offset_bytes=_count(data["offset_bytes"]),
-        size_bytes=_count(data["size_bytes"]),
+        offset_bytes=as_count(data["offset_bytes"]),
+        size_bytes=as_count(data["size_bytes"]),
         packed=data["packed"],
-        arena_offset_bytes=None if arena_offset is None else _count(arena_offset),
+        arena_offset_bytes=None if arena_offset is None else as_count(arena_offset),
     )
 
 
 def _file(data: dict[str, Any]) -> StoredFile:
-    return StoredFile(_text(data["name"]), _count(data["size_bytes"]), _hexadecimal(data["sha256"], 64))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
-    return value
+    return StoredFile(as_text(data["name"]), as_count(data["size_bytes"]), _hexadecimal(data["sha256"], 64))
 
 
 def _hexadecimal(value: object, digits: int) -> str:
-    text = _text(value)
+    text = as_text(value)
     if not re.fullmatch(f"[0-9a-f]{{{digits}}}", text):
         raise ValueError(f"{text!r} is not a hexadecimal number of {digits} digits")
     return text
 
 
-def _texts(values: list[object]) -> tuple[str, ...]:
-    return tuple(_text(v) for v in values)
+def _texts(values: object) -> tuple[str, ...]:
+    return tuple(as_text(v) for v in as_list(values))
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not a count")
-    return value
-
-
-def _shape(values: list[object]) -> tuple[int, ...]:
-    return tuple(_count(v) for v in values)
+def _shape(values: object) -> tuple[int, ...]:
+    return tuple(as_count(v) for v in as_list(values))

@@ -99,15 +99,15 @@ def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[
 def cannot_write(destination: Path, error: OSError) -> UsageError:
     what = f"the artifact cannot be written: {error.strerror or error}"
     no_space = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    free = "free space there and where temporary files go, or " * no_space
-    return UsageError("HC562", what, where=str(destination), remedy=f"{free}choose another place")
+    free = "free space there and for temporary files, or " * no_space
+    return UsageError("HC562", what, where=str(destination), remedy=f"{free}choose another location")
 
 
 def check_destination(destination: Path) -> None:
     """Raise UsageError HC561 if something else than an artifact or an empty folder is there, HC562 if no
     folder can be made there."""
     if destination.name in ("", ".."):
-        what = "the output has no name of its own"
+        what = "the output path has no file name"
         raise UsageError("HC561", what, where=str(destination), remedy="choose a name for the artifact")
     try:
         _try_place(destination.absolute().parent)

@@ -86,5 +86,5 @@ def _call(function: str, *arguments: object) -> None:
     if code != 0:
         library.cudaGetErrorString.restype = ctypes.c_char_p
         reason = library.cudaGetErrorString(code).decode()
-        remedy = "see whether the GPU is in order and has free memory"
+        remedy = "check that the GPU works and has free memory"
         raise DeviceError("HC407", f"the device failed: {function}: {reason}", remedy=remedy)

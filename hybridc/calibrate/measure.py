@@ -39,13 +39,13 @@ def calibrate(
     cpu_timer = CpuTimer(target, threads)
     timer = gpu_timer(target) if gpu_from is None and target.has_gpu else None
     progress.stage("schedule samples")
-    samples = subjects(target)
+    samples = subjects(target, threads)
     progress.stage("measure CPU")
     cpu = measure_processor(cpu_timer, target, samples, cpu_name, memory_bytes, progress.kernels)
     source = f"Measured by hybridc {__version__} on {datetime.date.today()}, {threads} CPU threads."
     if timer is None:
         other = gpu_from or load_machine()
-        source += f" GPU and link are not measured, but those of the profile {other.name}: {other.source}"
+        source += f" GPU and link are not measured, but taken from the profile {other.name}: {other.source}"
         return Machine(name, other.gpu, cpu, other.link, source)
     progress.stage("measure GPU")
     gpu_name, gpu_bytes = gpu_identity()

@@ -10,7 +10,6 @@ from hybridc.ir import Device
 from hybridc.options import CompileOptions
 from hybridc.passes.phases import Profiler
 from hybridc.progress import Progress
-from hybridc.runtime.libraries import available_threads
 from hybridc.schedules.rule import Scheduled
 
 
@@ -22,7 +21,7 @@ def profiler_of(options: CompileOptions, progress: Progress) -> Profiler | None:
     """
     if not options.profile_kernels:
         return None
-    timers: list[Timer] = [CpuTimer(options.target, options.threads or available_threads())]
+    timers: list[Timer] = [CpuTimer(options.target, options.cpu_threads)]
     gpu = gpu_timer(options.target) if options.target.has_gpu and not emulator.is_active() else None
     if gpu is not None:
         timers.append(gpu)

@@ -25,11 +25,10 @@ from hybridc.passes.precision.precision import Factors
 from hybridc.passes.program.program import Program, count_uses, is_op, tensor_dtype, tensor_shape, variables
 from hybridc.passes.schedule import constant_arguments
 from hybridc.progress import Progress
-from hybridc.runtime.libraries import available_threads
 from hybridc.schedules.cpu.math.intrinsics import install as install_vector_functions
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
-from hybridc.targets import Target, native_isa
+from hybridc.targets import Target, available_threads, native_isa
 from hybridc.tuning.measure import compiled, use_threads
 
 SEED = 0
@@ -144,9 +143,10 @@ class _Run:
 
 def _scheduled(program: Program) -> dict[str, Scheduled]:
     """Functions for this processor, without fast algorithms, whose errors are of another kind."""
-    found, target = {}, Target((), native_isa())
+    found, target, threads = {}, Target((), native_isa()), available_threads()
     for name, constants in constant_arguments(program).items():
-        made = schedule(Request(program.module[name], constants, target, winograd=False), Device.CPU)
+        request = Request(program.module[name], constants, target, winograd=False, threads=threads)
+        made = schedule(request, Device.CPU)
         assert made is not None
         found[name] = made
     return found

@@ -29,9 +29,11 @@ class Subject:
     scheduled: Mapping[Device, Scheduled]
 
 
-def subjects(target: Target) -> tuple[Subject, ...]:
-    """The distinct functions of `sample_model`, scheduled for each device of the target."""
-    _, start = import_model(sample_model().SerializeToString(), CompileOptions(target=target))
+def subjects(target: Target, threads: int) -> tuple[Subject, ...]:
+    """The distinct functions of `sample_model`, scheduled for each device of the target and so many threads
+    of the CPU."""
+    options = CompileOptions(target=target, threads=threads)
+    _, start = import_model(sample_model().SerializeToString(), options)
     done: GraphedNetwork = run_stages(start, Silent(), stop_after="graph")
     by_function = {kernel.function: kernel for kernel in done.graph.kernels}
     return tuple(

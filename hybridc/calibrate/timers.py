@@ -155,7 +155,7 @@ def gpu_timer(target: Target) -> GpuTimer | None:
     Raises DeviceError HC409 if the GPU of this process is an emulated one.
     """
     if emulator.is_active():
-        what = "an emulated GPU cannot be measured: its times say nothing about any GPU"
+        what = "an emulated GPU cannot be measured: its times do not represent any GPU"
         raise DeviceError("HC409", what, remedy="measure in a process that does not emulate one")
     if not emulator.has_real_driver():
         return None

@@ -1,7 +1,7 @@
 """Compare a model's results with ONNX Runtime at each of several GPU budgets.
 
-One artifact has a plan for each budget. Errors are relative to the largest value of the output they are
-in. Without a GPU it runs on an emulated one that has exactly the budget. Needs onnxruntime.
+One artifact has a plan for each budget. Errors are relative to the largest value of their
+output. Without a GPU it runs on an emulated one that has exactly the budget. Needs onnxruntime.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Comparison:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     add_compile_options(parser)
-    add_gpu_budgets(parser, "budgets, such as 64MiB or 50%% (default: one run without a limit)")
+    add_gpu_budgets(parser, "GPU memory budgets, such as 64MiB,50%% (default: one run without a limit)")
     parser.add_argument(
         "--tolerance",
         type=_parse_tolerance,
@@ -62,9 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{_TOLERANCE_OF_HALVES:g} if outputs are 16-bit floats)",
     )
     parser.add_argument(
-        "--seed", type=parse_seed, default=0, metavar="N", help="of the inputs (default: %(default)s)"
+        "--seed", type=parse_seed, default=0, metavar="N", help="seed of the inputs (default: %(default)s)"
     )
-    parser.add_argument("--emulate-gpu", action="store_true", help="emulate the GPU even where there is one")
+    parser.add_argument(
+        "--emulate-gpu", action="store_true", help="use the emulated GPU even if there is a real one"
+    )
     add_json(parser)
 
 
@@ -199,5 +201,5 @@ def _parse_tolerance(text: str) -> float:
     except ValueError:
         tolerance = math.nan
     if not 0 <= tolerance < math.inf:
-        raise UsageError("HC513", f"{text!r} is not a tolerance", remedy="write a number such as 1e-4")
+        raise UsageError("HC513", f"invalid tolerance {text!r}", remedy="give a number such as 1e-4")
     return tolerance

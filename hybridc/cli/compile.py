@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.cli.support.arguments import (
+    BUDGET_HELP,
     add_compile_options,
     add_gpu_budgets,
     add_json,
@@ -19,7 +20,7 @@ from hybridc.cli.support.arguments import (
 )
 from hybridc.cli.support.files import existing_file, print_json
 from hybridc.cli.support.train_options import add_training, check_training, training_spec
-from hybridc.errors import UsageError
+from hybridc.options import missing_output
 from hybridc.progress import terminal_progress
 
 if TYPE_CHECKING:
@@ -40,17 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="OUT.hyb",
-        help="folder to write; needed unless --stop-after is given",
+        help="folder to write; required unless --stop-after is given",
     )
     add_compile_options(parser)
     add_gpu_budgets(
         parser,
-        "GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU; of"
-        " several each gets a plan, and a run takes one (default: no limit)",
+        f"{BUDGET_HELP}; a list gives a plan for each budget, of which a run uses one (default: no limit)",
     )
     add_tuning(parser)
     add_training(parser)
-    parser.add_argument("--stop-after", metavar="STAGE", help="end after this stage, and write no artifact")
+    parser.add_argument(
+        "--stop-after", metavar="STAGE", help="stop after this stage, without writing an artifact"
+    )
     parser.add_argument(
         "--dump-ir", type=Path, metavar="DIR", help="write the IR after every stage into a folder"
     )
@@ -65,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         check_destination(arguments.output)
     elif arguments.output is None and arguments.stop_after is None:
-        raise UsageError("HC500", "no output is named", remedy="give -o OUT.hyb, or --stop-after STAGE")
+        raise missing_output()
     options = compile_options(arguments, stop_after=arguments.stop_after, dump_ir=arguments.dump_ir)
     return _compile_training(arguments, options) if arguments.train else _compile(arguments, options)
 

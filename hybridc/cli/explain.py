@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compile_options(parser)
     add_gpu_memory(parser)
     parser.add_argument(
-        "--all", action="store_true", help="explain every kernel, where many compute parts of the node"
+        "--all", action="store_true", help="explain every kernel if several compute parts of the node"
     )
     add_json(parser)
 

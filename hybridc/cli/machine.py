@@ -1,7 +1,7 @@
-"""Show a machine profile, which the planner reckons with, and this computer, or measure this computer.
+"""Show a machine profile, which the planner uses, and this computer, or measure this computer.
 
-A measured profile is given to other commands as --machine FILE.json. Let nothing else run meanwhile. GPU and
-link are measured if there is an NVIDIA GPU, else taken from another profile.
+Other commands take a measured profile as --machine FILE.json. Run nothing else while measuring. GPU and
+link are measured if there is an NVIDIA GPU, otherwise taken from another profile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="the profile, and this computer", allow_abbrev=False)
     show.add_argument(
-        "name", nargs="?", metavar="NAME|FILE.json", help="a profile (default: the one plans are made for)"
+        "name",
+        nargs="?",
+        metavar="NAME|FILE.json",
+        help="a profile (default: the one that plans use by default)",
     )
     add_json(show)
     calibrate = actions.add_parser(
@@ -46,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         default="cuda+native",
         metavar="TARGET",
-        help="what kernels are compiled for, as for `hybridc compile` (default: %(default)s)",
+        help="target that kernels are compiled for, as in `hybridc compile` (default: %(default)s)",
     )
     add_threads(calibrate)
     calibrate.add_argument(
         "--gpu-from",
         metavar="NAME|FILE.json",
-        help="measure the CPU alone, and take GPU and link from this profile",
+        help="measure only the CPU, and take GPU and link from this profile",
     )
     add_json(calibrate)
 
@@ -94,8 +97,10 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
     output: Path | None = arguments.output
     if output is not None and output.suffix != ".json":
-        remedy = f"name it {output}.json: that is how --machine tells files from names"
-        raise UsageError("HC500", "a profile's file ends in .json", where=str(output), remedy=remedy)
+        remedy = f"use {output}.json: --machine recognises files by this suffix"
+        raise UsageError(
+            "HC500", "the file name of a profile must end in .json", where=str(output), remedy=remedy
+        )
     target = parse_target(arguments.target)
     gpu_from = load_machine(arguments.gpu_from) if arguments.gpu_from else None
     from hybridc.calibrate.measure import calibrate

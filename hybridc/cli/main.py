@@ -25,8 +25,8 @@ EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"
 
 _EPILOG = """\
-Exit codes: 0 done, 1 internal error or failed comparison, 2 wrong use, 3 model or artifact refused,
-4 no plan fits the budget, 5 a device or instruction set is missing.
+Exit codes: 0 done, 1 internal error or failed comparison, 2 usage error, 3 model or artifact refused,
+4 no plan fits the budget, 5 missing device or instruction set.
 
 A first tour:
   hybridc models export resnet resnet.onnx
@@ -86,7 +86,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="store_true", help="print the version and end")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     of_command: dict[str, argparse.ArgumentParser] = {}
     for name in COMMANDS:
@@ -136,7 +136,7 @@ def _check_command(argv: list[str]) -> None:
     if words and words[0] not in COMMANDS:
         raise UsageError(
             "HC500",
-            f"there is no command {words[0]!r}",
+            f"unknown command {words[0]!r}",
             remedy=did_you_mean(words[0], COMMANDS, "commands are"),
         )
 
@@ -148,7 +148,7 @@ def _unknown_arguments(unknown: list[str], parser: argparse.ArgumentParser) -> U
         return UsageError("HC500", f"unexpected argument {first!r}", remedy=f"see {parser.prog} -h")
     option = first.split("=")[0]
     return UsageError(
-        "HC500", f"there is no option {option}", remedy=did_you_mean(option, options, "options are")
+        "HC500", f"unknown option {option}", remedy=did_you_mean(option, options, "options are")
     )
 
 
@@ -157,13 +157,13 @@ def _as_hybridc_error(error: Exception) -> HybridcError:
         return error
     if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
         free = "free some space" if error.filename else "free some space, also for caches and temporary files"
-        remedy = free if error.errno in NO_SPACE else "choose another place"
+        remedy = free if error.errno in NO_SPACE else "choose another location"
         return UsageError("HC531", str(error.strerror), where=str(error.filename or ""), remedy=remedy)
     first_line = next(iter(str(error).splitlines()), "")
     return InternalError(
         "HC900",
         f"internal error: {type(error).__name__}: {first_line}",
-        remedy=f"this is a fault of hybridc; set {TRACEBACK_VARIABLE}=1 for the traceback and report it",
+        remedy=f"this is a bug in hybridc; set {TRACEBACK_VARIABLE}=1 for the traceback and report it",
     )
 
 

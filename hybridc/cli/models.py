@@ -79,7 +79,7 @@ def _export(arguments: argparse.Namespace) -> None:
 def _split_parameter(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UsageError("HC517", f"{text!r} is not a parameter", remedy="write KEY=VALUE")
+        raise UsageError("HC517", f"invalid parameter {text!r}", remedy="write KEY=VALUE")
     return key, value
 
 
@@ -98,7 +98,7 @@ def _read_value(key: str, text: str, default: Any) -> Any:
     if default is not None and type(value) is not type(default):
         raise UsageError(
             "HC517",
-            f"{text!r} is no value of {key!r}",
-            remedy=f"it is of type {type(default).__name__}: {key}={default}",
+            f"invalid value {text!r} for parameter {key!r}",
+            remedy=f"it must be of type {type(default).__name__}, for example {key}={default}",
         )
     return value

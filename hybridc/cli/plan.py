@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.support.arguments import add_compile_options, add_gpu_budgets, add_json
+from hybridc.cli.support.arguments import BUDGET_HELP, add_compile_options, add_gpu_budgets, add_json
 from hybridc.cli.support.files import existing_file, measured_to_json, print_json, read_json, write_text
 from hybridc.cli.support.planned import plans_of
 from hybridc.errors import UsageError
@@ -32,19 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_compile_options(parser)
     add_gpu_budgets(
         parser,
-        "GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU; of"
-        " several each gets a plan (default: no limit)",
+        f"{BUDGET_HELP}; a list gives a plan for each budget (default: no limit)",
     )
     parser.add_argument(
         "--bound-seconds",
         type=parse_effort,
         metavar="SECONDS",
-        help="effort to tighten the bound on the time of each plan, in seconds of a nominal machine"
-        " (default: the bound that the search gives)",
+        help="effort to tighten the time bound of each plan, in seconds of a nominal machine (default: the"
+        " bound that"
+        " the search gives)",
     )
     parser.add_argument("--all", action="store_true", help="show every row of long tables")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write one page with time, memory and placement"
+        "--html", type=Path, metavar="FILE", help="write an HTML page with time, memory and placement"
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write the predicted run for Perfetto, ui.perfetto.dev"
@@ -53,19 +53,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measured",
         type=Path,
         metavar="TRACE",
-        help="show on the page what `hybridc run --trace TRACE` measured, too",
+        help="also show on that page what `hybridc run --trace TRACE` measured",
     )
     add_json(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     if arguments.measured is not None and arguments.html is None:
-        remedy = "give --html FILE, or leave out --measured"
-        raise UsageError("HC500", "--measured is for the page, and none is asked for", remedy=remedy)
+        remedy = "add --html FILE, or remove --measured"
+        raise UsageError("HC500", "--measured requires --html", remedy=remedy)
     found = plans_of(arguments, arguments.bound_seconds)
     if len(found) > 1 and (arguments.html is not None or arguments.trace is not None):
-        what = f"--html and --trace show one plan, and there are {len(found)}"
-        raise UsageError("HC500", what, remedy="give one budget")
+        what = f"--html and --trace show one plan, but there are {len(found)}"
+        raise UsageError("HC500", what, remedy="give a single budget")
     _write_files(found[-1], arguments)
     if arguments.json:
         print_json(_to_json(found))
@@ -112,8 +112,8 @@ def _measured(path: Path, step_count: int) -> tuple[Span, ...]:
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             "HC536",
-            f"this is no measured run of the plan: {error}",
+            f"not a measured run of this plan: {error}",
             where=str(path),
             remedy="measure with `hybridc run OUT.hyb --trace FILE`, and show the plan of that artifact;"
-            " where it has several, both choose one with the same --gpu-memory",
+            " if it has several, give both commands the same --gpu-memory",
         ) from None

@@ -1,7 +1,7 @@
 """Run a compiled artifact, on inputs from .npy files or drawn at random.
 
 The GPU is the computer's own, or an emulated one of a given size: same artifact, same results,
-but no speed.
+but meaningless times.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE.npy",
-        help="an input and its array; may be repeated",
+        help="an input and the file of its array; may be repeated",
     )
-    parser.add_argument("--random", action="store_true", help="draw the inputs that have no file")
+    parser.add_argument("--random", action="store_true", help="draw inputs without a file at random")
     parser.add_argument(
-        "--seed", type=parse_seed, default=0, metavar="N", help="of --random (default: %(default)s)"
+        "--seed", type=parse_seed, default=0, metavar="N", help="seed of --random (default: %(default)s)"
     )
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="folder for the outputs, one .npy file each"
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory",
         type=parse_bytes,
         metavar="1GiB",
-        help="run the plan of the largest budget of at most this (default: that fits the GPU's free memory)",
+        help="use the plan with the largest budget up to this (default: up to the GPU's free memory)",
     )
     add_host_memory(parser)
     parser.add_argument(
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_count,
         default=1,
         metavar="N",
-        help="run this often, and time it (default: once)",
+        help="number of timed runs (default: %(default)s)",
     )
     parser.add_argument(
         "--trace",
@@ -123,7 +123,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _parse_gpu_size(text: str) -> int:
     size_bytes = parse_bytes(text)
     if size_bytes == 0:
-        raise UsageError("HC510", f"{text!r} is no size of a GPU", remedy="write for example 64MiB")
+        raise UsageError("HC510", f"invalid GPU size {text!r}", remedy="for example 64MiB")
     return size_bytes
 
 
@@ -131,7 +131,7 @@ def _split_input(text: str) -> tuple[str, Path]:
     """Names may hold `=`, so the file begins after the last one."""
     name, _, path = text.rpartition("=")
     if not name or not path:
-        raise UsageError("HC533", f"{text!r} is not an input", remedy="write --input NAME=FILE.npy")
+        raise UsageError("HC533", f"invalid input {text!r}", remedy="write --input NAME=FILE.npy")
     return name, Path(path)
 
 

@@ -30,14 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_parse_sweep,
         default=_parse_range("10%..100%"),
         metavar="10%..100%|A,B,C",
-        help="smallest and largest budget, both in bytes or both in percent of what the model needs entirely"
-        " on the GPU, or a list of budgets (default: 10%%..100%%)",
+        help="smallest and largest budget, both in bytes or both in percent of what the model needs when"
+        " fully"
+        " GPU-resident, or a list of budgets (default: 10%%..100%%)",
     )
     parser.add_argument(
         "--points",
         type=parse_count,
         metavar="N",
-        help=f"budgets of a range to plan for (default: {_POINTS})",
+        help=f"number of budgets in a range (default: {_POINTS})",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.svg|FILE.json", help="write the curve to a file"
@@ -83,13 +84,13 @@ def _parse_range(text: str) -> _Range:
     low, dots, high = text.partition("..")
     if not dots:
         remedy = "write 10%..100%, or a list: 25%,50%"
-        raise UsageError("HC510", f"{text!r} is not a range of budgets", remedy=remedy)
+        raise UsageError("HC510", f"invalid range of budgets {text!r}", remedy=remedy)
     ends = parse_budget(low), parse_budget(high)
     if (ends[0].percent is None) != (ends[1].percent is None):
         what = f"{text!r} mixes bytes and percent"
         raise UsageError("HC510", what, remedy="write for example 10%..100% or 64MiB..1GiB")
     if _amount(ends[0]) > _amount(ends[1]):
-        raise UsageError("HC510", f"{text!r} ends below its begin", remedy=f"write {high}..{low}")
+        raise UsageError("HC510", f"the range {text!r} is reversed", remedy=f"write {high}..{low}")
     return _Range(*ends)
 
 
@@ -103,8 +104,8 @@ def _budgets(wanted: _Range | tuple[Budget, ...], points: int | None) -> tuple[B
     """Those of a list; or `points` of a range, in even steps: a single one is the larger end."""
     if not isinstance(wanted, _Range):
         if points is not None:
-            what = "--points divides a range, and --gpu-memory gives a list"
-            raise UsageError("HC500", what, remedy="leave --points out, or write a range: 10%..100%")
+            what = "--points requires a range of budgets, but --gpu-memory is a list"
+            raise UsageError("HC500", what, remedy="remove --points, or give a range: 10%..100%")
         return wanted
     count, first, last = points or _POINTS, _amount(wanted.low), _amount(wanted.high)
     amounts = [last - (last - first) * i / max(count - 1, 1) for i in reversed(range(count))]
@@ -117,7 +118,7 @@ def _check_output(path: Path | None) -> None:
     if path is not None and path.suffix not in _SUFFIXES:
         raise UsageError(
             "HC537",
-            f"a curve is written as {' or '.join(_SUFFIXES)}",
+            f"the file name of a curve must end in {' or '.join(_SUFFIXES)}",
             where=str(path),
-            remedy=f"name it {path.with_suffix('.svg').name}",
+            remedy=f"for example {path.with_suffix('.svg').name}",
         )

@@ -1,6 +1,6 @@
 """Train with a compiled training step, on examples from a file.
 
-Ctrl-C ends after the present step, with a checkpoint if there is a folder for them; --resume goes on
+Ctrl-C stops after the current step, with a checkpoint if --checkpoint names a folder; --resume continues
 from it as if there had been no interruption. The GPU is the computer's own, or an emulated one.
 """
 
@@ -41,30 +41,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE.npz|DIR",
-        help="examples: arrays named like the model's inputs and targets (x and y will do for one of each),"
+        help="examples: arrays named like the model's inputs and targets (or x and y if there is one of"
+        " each),"
         " or a folder with CIFAR-10's binary files",
     )
     parser.add_argument(
-        "--val", type=Path, metavar="FILE.npz|FILE.bin", help="held-out examples, looked at after each epoch"
+        "--val", type=Path, metavar="FILE.npz|FILE.bin", help="held-out examples, evaluated after each epoch"
     )
-    parser.add_argument("--epochs", type=parse_count, default=1, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--lr", type=_positive, metavar="RATE", help="instead of the optimizer's learning rate"
+        "--epochs", type=parse_count, default=1, metavar="N", help="number of epochs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--lr", type=_positive, metavar="RATE", help="learning rate that replaces the optimizer's"
     )
     parser.add_argument(
         "--schedule",
         type=parse_schedule,
         default=parse_schedule("constant"),
         metavar="SCHEDULE",
-        help="of the learning rate: constant, step:every=30,factor=0.1 or cosine:end=0, each with warmup=N;"
-        " times are in epochs (default: constant)",
+        help="learning rate schedule: constant, step:every=30,factor=0.1 or cosine:end=0, each with warmup=N;"
+        " every and warmup count epochs (default: constant)",
     )
     parser.add_argument(
         "--seed",
         type=parse_seed,
         default=0,
         metavar="N",
-        help="of the examples' order and of dropout (default: %(default)s)",
+        help="seed of the order of examples and of dropout (default: %(default)s)",
     )
     _add_results(parser)
     parser.add_argument(
@@ -75,7 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_threads(parser)
     parser.add_argument(
-        "--gpu-memory", type=parse_bytes, metavar="1GiB", help="run plans of budgets of at most this"
+        "--gpu-memory",
+        type=parse_bytes,
+        metavar="1GiB",
+        help="use the plans with the largest budget up to this",
     )
     add_host_memory(parser)
     add_json(parser)
@@ -87,11 +93,14 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every",
         type=parse_count,
         metavar="STEPS",
-        help="steps between two checkpoints (default: one each epoch)",
+        help="steps between checkpoints (default: one checkpoint per epoch)",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint if there is one")
     parser.add_argument(
-        "--curve", type=Path, metavar="FILE.svg", help="draw the losses (default: in the --checkpoint folder)"
+        "--curve",
+        type=Path,
+        metavar="FILE.svg",
+        help="plot of the losses (default: in the --checkpoint folder)",
     )
     parser.add_argument(
         "--export", type=Path, metavar="OUT.onnx", help="write the model with the trained weights"
@@ -104,7 +113,7 @@ def _positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise UsageError("HC513", f"{text!r} is not a learning rate", remedy="give a positive number: 0.1")
+        raise UsageError("HC513", f"invalid learning rate {text!r}", remedy="give a positive number: 0.1")
     return value
 
 
@@ -182,8 +191,8 @@ def _report(progress: Progress, teller: Teller) -> dict[str, Any]:
 def _farewell(arguments: argparse.Namespace, progress: Progress) -> str:
     where = f"stopped after {len(progress.losses)} steps"
     if arguments.checkpoint is None:
-        return f"{where}; nothing was kept, for want of --checkpoint"
-    return f"{where}; go on with --resume --checkpoint {arguments.checkpoint}"
+        return f"{where}; nothing was saved, as there is no --checkpoint"
+    return f"{where}; continue with --resume --checkpoint {arguments.checkpoint}"
 
 
 class Teller:

@@ -34,7 +34,7 @@ def check_architectures(architectures: tuple[str, ...]) -> None:
     _check(nvrtc, status)
     for name in architectures:
         if int(re.sub(r"\D", "", name)) not in known:
-            remedy = f"it compiles for {', '.join(f'sm_{number}' for number in known)}"
+            remedy = f"it supports {', '.join(f'sm_{number}' for number in known)}"
             raise UsageError("HC501", f"the installed NVRTC cannot compile for {name}", remedy=remedy)
 
 
@@ -76,7 +76,7 @@ def _include_paths() -> tuple[Path, ...]:
 
 def _missing(what: str) -> DeviceError:
     remedy = "pip install 'hybridc[cuda]'"
-    return DeviceError("HC431", f"compiling for CUDA needs {what}, which are not installed", remedy=remedy)
+    return DeviceError("HC431", f"compiling for CUDA requires {what}, which are not installed", remedy=remedy)
 
 
 def _compile(nvrtc: Any, source: str, architecture: str, includes: tuple[Path, ...]) -> _Image:
@@ -93,7 +93,7 @@ def _compile(nvrtc: Any, source: str, architecture: str, includes: tuple[Path, .
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
             log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0\n").decode(errors="replace")
-            raise InternalError("HC920", f"NVRTC refuses the CUDA source for {architecture}:\n{log}")
+            raise InternalError("HC920", f"NVRTC rejects the CUDA source for {architecture}:\n{log}")
         _check(nvrtc, status)
         return _Image(architecture, _read(nvrtc, program, "CUBIN"), _read(nvrtc, program, "PTX"))
     finally:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from hybridc.emulator.device import (
     DeviceStatistics,
     ThreadOrder,
+    guard_arena,
+    guards_tensors,
     has_real_driver,
     is_active,
     last_failure,
@@ -18,14 +20,18 @@ from hybridc.emulator.device import (
     register_image,
     reset,
     reset_peak,
-    start,
     statistics,
 )
+from hybridc.emulator.guards import guard_plan
 from hybridc.emulator.kernels import image_key
+from hybridc.emulator.process import start
 
 __all__ = [
     "DeviceStatistics",
     "ThreadOrder",
+    "guard_arena",
+    "guard_plan",
+    "guards_tensors",
     "has_real_driver",
     "image_key",
     "is_active",

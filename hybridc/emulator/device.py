@@ -10,13 +10,13 @@ import ctypes
 import enum
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridc.emulator.kernels import compile_kernels
 from hybridc.emulator.toolchain import NATIVE_FOLDER, build_library, cuda_include_folder
 from hybridc.errors import DeviceError
-from hybridc.runtime import images
 
 _DRIVER_NAME = "libcuda.so.1"
 _RUNTIME_NAME = "libcudart.so.13"
@@ -63,7 +63,14 @@ class _Configuration(ctypes.Structure):
         ("thread_order", ctypes.c_int32),
         ("lazy_streams", ctypes.c_int32),
         ("worker_count", ctypes.c_int32),
+        ("guard_tensors", ctypes.c_int32),
     )
+
+
+class _TensorRange(ctypes.Structure):
+    """Mirrors TensorRange in native/memory.h."""
+
+    _fields_ = (("offset_bytes", ctypes.c_uint64), ("size_bytes", ctypes.c_uint64))
 
 
 class _Statistics(ctypes.Structure):
@@ -85,22 +92,15 @@ _process = _Process()
 _images: dict[str, Path] = {}
 
 
-def start(
+def configure(
     memory_bytes: int,
     *,
     thread_order: ThreadOrder = ThreadOrder.FORWARD,
     lazy_streams: bool = False,
+    guard_tensors: bool = False,
     compute_capability: tuple[int, int] = (8, 0),
 ) -> None:
-    """Give this process an emulated NVIDIA GPU with `memory_bytes` of memory, as `tvm.cuda(0)`.
-
-    Works before and after `import tvm`. A second call changes the running device. With `lazy_streams`
-    the work of a stream waits, like on a slow GPU, until something waits for it, so that a forgotten
-    event shows as wrong data.
-
-    Raises DeviceError HC420 where a real GPU driver is loaded, HC421 to HC423 where the device cannot
-    be built, HC424 if more than `memory_bytes` is in use.
-    """
+    """What `start` does for the device: see there."""
     if memory_bytes <= 0:
         raise ValueError(f"memory_bytes must be positive, not {memory_bytes}")
     library = _load()
@@ -111,16 +111,35 @@ def start(
         int(thread_order),
         int(lazy_streams),
         min(os.cpu_count() or 1, _MAXIMUM_WORKERS),
+        int(guard_tensors),
     )
     used_bytes = library.hybridc_emulator_configure(ctypes.byref(wanted))
     if used_bytes:
         raise DeviceError(
             "HC424",
             f"the emulated GPU cannot shrink to {memory_bytes} bytes: {used_bytes} bytes are in use",
-            remedy="release what is on the device first",
+            remedy="free device memory first",
         )
     _process.configuration = wanted
-    images.add_listener(provide_kernels)
+
+
+def guards_tensors() -> bool:
+    """Whether `guard_arena` is to be called for arenas."""
+    return _process.configuration is not None and bool(_process.configuration.guard_tensors)
+
+
+def guard_arena(address: int, steps: Iterable[tuple[str, Iterable[tuple[int, int]]]]) -> None:
+    """Tell of the allocation at `address` what each step that launches kernels may touch, until it is freed.
+
+    A step is the name of its function's first CUDA kernel, with offset and size in bytes of each tensor.
+    """
+    library = _started_library()
+    for kernel, tensors in steps:
+        ranges = [_TensorRange(*tensor) for tensor in tensors]
+        table = (_TensorRange * len(ranges))(*ranges)
+        arena = ctypes.c_void_p(address)
+        if library.hybridc_emulator_add_tensors(arena, kernel.encode(), table, ctypes.c_uint64(len(ranges))):
+            raise ValueError(f"there is no allocation at {address:#x}")
 
 
 def preload() -> None:
@@ -285,6 +304,6 @@ def _refuse_real_driver() -> None:
     if _is_real_driver_mapped():
         raise DeviceError(
             "HC420",
-            "the emulated GPU cannot start beside a real NVIDIA driver, which this process has loaded",
+            "the emulated GPU cannot start because this process has loaded a real NVIDIA driver",
             remedy="use the real GPU, or start the emulated one in a process of its own before importing tvm",
         )

@@ -32,8 +32,8 @@ def cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "set XDG_CACHE_HOME to a folder that can be written"
-        raise DeviceError("HC427", f"no place for built libraries: {error}", remedy=remedy) from None
+        remedy = "set XDG_CACHE_HOME to a writable folder"
+        raise DeviceError("HC427", f"cannot create the cache folder: {error}", remedy=remedy) from None
     return folder
 
 
@@ -43,7 +43,7 @@ def _compiler() -> tuple[str, str]:
     path = shutil.which("g++")
     if path is None:
         raise DeviceError(
-            "HC421", "the emulated GPU needs g++, which is not installed", remedy=_INSTALL_COMPILER
+            "HC421", "the emulated GPU requires g++, which is not installed", remedy=_INSTALL_COMPILER
         )
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     return path, version.partition("\n")[0]
@@ -60,7 +60,7 @@ def cuda_include_folder() -> Path:
             return root / "include"
     raise DeviceError(
         "HC422",
-        "the emulated GPU needs the CUDA headers, which are not installed",
+        "the emulated GPU requires the CUDA headers, which are not installed",
         remedy="pip install hybridc[cuda]",
     )
 
@@ -74,7 +74,8 @@ def _run_compiler(arguments: Sequence[str], subject: str) -> None:
             "HC423",
             f"g++ cannot compile {subject} for the emulated GPU",
             where="\n      ".join(errors[:5]) or result.stderr[-500:],
-            remedy=f"{_INSTALL_COMPILER}; with that, the kernel uses a CUDA feature that the emulator lacks",
+            remedy=f"{_INSTALL_COMPILER}; if it is, the kernel uses a CUDA feature that the emulator does"
+            " not support",
         )
 
 

@@ -3,7 +3,7 @@
 Codes of refusals are listed in `hybridc.frontend.codes`.
 """
 
-from hybridc.frontend.model import ImportedModel, Source, ValueInfo
+from hybridc.frontend.model import ImportedModel, ModelFile, ValueInfo
 from hybridc.frontend.reader import read_model
 
-__all__ = ["ImportedModel", "Source", "ValueInfo", "read_model"]
+__all__ = ["ImportedModel", "ModelFile", "ValueInfo", "read_model"]

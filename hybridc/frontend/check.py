@@ -59,7 +59,7 @@ def _check_domains(model: onnx.ModelProto, name: str) -> None:
     if unknown:
         raise ModelError(
             codes.UNKNOWN_DOMAIN,
-            f"operators of unknown domains: {', '.join(unknown)}",
+            f"operators from unknown domains: {', '.join(unknown)}",
             where=f"{name}: node {next(iter(unknown.values()))[0]!r}",
             remedy="export with standard ONNX operators only",
         )
@@ -129,9 +129,9 @@ def check_interface(loaded: Loaded) -> None:
             if value.type.tensor_type.elem_type not in SUPPORTED_TYPES:
                 raise ModelError(
                     codes.UNSUPPORTED_TYPE,
-                    f"{kind} {value.name!r} is not a tensor of numbers",
+                    f"{kind} {value.name!r} is not a numeric tensor",
                     where=f"{name}: {kind} {value.name!r}",
-                    remedy="use bool, integers of whole bytes, or floating point of two bytes or more",
+                    remedy="use bool, integers of at least 8 bits, or floating point of at least 16 bits",
                 )
 
 
@@ -190,7 +190,7 @@ def _sort_nodes(graph: GraphProto, name: str) -> None:
             codes.CYCLE,
             "the graph has a cycle",
             where=_at(name, graph.node[stuck]),
-            remedy="ONNX graphs must be acyclic: a node cannot need its own output",
+            remedy="ONNX graphs must be acyclic: a node cannot depend on its own output",
         )
     if order != sorted(order):
         nodes = [graph.node[i] for i in order]
@@ -224,9 +224,10 @@ def _run_onnx_checker(model: onnx.ModelProto, name: str) -> None:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             codes.CHECKER,
-            f"the ONNX checker refuses the model: {lines[0]}",
+            f"the ONNX checker rejects the model: {lines[0]}",
             where=name,
-            remedy="export the network again; onnx.checker.check_model(model, full_check=True) tells more",
+            remedy="export the network again; onnx.checker.check_model(model, full_check=True) gives more"
+            " details",
         ) from error
 
 

@@ -83,7 +83,7 @@ def _batch_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir
 
 
 def _training_batch_norm(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
-    """By the batch's statistics. The running ones stand among the operands, for their new values."""
+    """By the batch's statistics. The running ones are operands too, to compute their new values."""
     operands = [importer._nodes[name] for name in proto.input]
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     share = 1.0 - node.attributes.get_float("momentum", 0.9)
@@ -156,7 +156,7 @@ def _prelu(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> rela
 
 
 def _reduce_log_sum_exp(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """The largest element is subtracted, but never an infinity: infinity minus itself is no number."""
+    """The largest element is subtracted, but never an infinity: infinity minus itself is NaN."""
     given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
     axes = given.tolist() if given is not None else node.attributes.get_ints("axes", [])
     hands_through = node.attributes.get_int("noop_with_empty_axes", 0)

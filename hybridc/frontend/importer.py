@@ -160,7 +160,7 @@ class _GraphImporter:
     def _bind(self, output: str, declared: ir.Value) -> None:
         """Converters return nested expressions; a variable keeps users from emitting them again.
 
-        The result is held against what ONNX infers: a converter may forget the type, or get the shape wrong.
+        The result is compared with what ONNX infers: a converter may forget the type, or get the shape wrong.
         """
         value = self.tvm._nodes[output] = self._of_type(self.tvm._nodes[output], declared)
         if not isinstance(value, (relax.Var, tvm.ir.GenericConst, relax.ShapeExpr)) and isinstance(
@@ -191,7 +191,7 @@ class _GraphImporter:
         return proto
 
     def _origin(self, node: ir.Node) -> str:
-        """The node of the user's file: a pass may have put a new one in its place."""
+        """The node of the user's file: a pass may have replaced it."""
         names = (self.node_names.get(output.name or "") for output in node.outputs)
         return next(filter(None, names), node.name or node.op_type)
 

@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
-from hybridc.frontend.model import Source
+from hybridc.frontend.model import ModelFile
 
 MAX_MODEL_BYTES = 2**31 - 1
-"""Protobuf's own limit. Larger models keep their weights beside the file, as external data."""
+"""Protobuf's own limit. Larger models keep their weights in other files, as external data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Loaded:
     """A parsed model that belongs to hybridc: it may be changed in place."""
 
     proto: onnx.ModelProto
-    source: Source
+    source: ModelFile
     folder: Path | None
     """Where external data may lie; None if the model did not come from a file."""
 
 
 def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
-    """Parse a model. Raises ModelError HC101 if it is none, HC102 if it cannot be read or is too large."""
+    """Parse a model. Raises ModelError HC101 if it is not one, HC102 if it cannot be read or is too large."""
     if isinstance(source, onnx.ModelProto):
         proto = onnx.ModelProto()
         proto.CopyFrom(source)
@@ -46,9 +46,9 @@ def _read(path: Path) -> bytes:
         if size_bytes > MAX_MODEL_BYTES:
             raise ModelError(
                 codes.UNREADABLE,
-                f"the file has {size_bytes} bytes, and an ONNX file can have at most {MAX_MODEL_BYTES}",
+                f"the file has {size_bytes} bytes, but an ONNX file can have at most {MAX_MODEL_BYTES}",
                 where=str(path),
-                remedy="save its weights beside it: onnx.save(..., save_as_external_data=True)",
+                remedy="save its weights as external data: onnx.save(..., save_as_external_data=True)",
             )
         return path.read_bytes()
     except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ def _parse(data: bytes, name: str) -> onnx.ModelProto:
     try:
         proto.ParseFromString(data)
     except (DecodeError, RuntimeError, ValueError) as error:
-        raise _not_onnx(name, "the bytes do not parse as protobuf") from error
+        raise _not_onnx(name, "the content is not valid protobuf") from error
     return proto
 
 
@@ -81,13 +81,13 @@ def _serialized(proto: onnx.ModelProto) -> bytes:
 
 def _loaded(proto: onnx.ModelProto, data: bytes, name: str, folder: Path | None) -> Loaded:
     if not proto.HasField("graph") or not proto.opset_import:
-        raise _not_onnx(name, "it holds no graph or names no opset")
+        raise _not_onnx(name, "it has no graph or no opset")
     if not proto.graph.output:
         raise _not_onnx(name, "its graph has no outputs")
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
     producer = f"{proto.producer_name} {proto.producer_version}".strip()
     sha256 = hashlib.sha256(data).hexdigest()
-    return Loaded(proto, Source(name, sha256, proto.ir_version, opset, producer), folder)
+    return Loaded(proto, ModelFile(name, sha256, proto.ir_version, opset, producer), folder)
 
 
 def _not_onnx(name: str, why: str) -> ModelError:

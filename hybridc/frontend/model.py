@@ -1,4 +1,4 @@
-"""What the frontend hands on: a Relax function whose every binding knows its ONNX nodes."""
+"""The frontend's result: a Relax function, and the ONNX nodes of each of its bindings."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ValueInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """The model that was read."""
+class ModelFile:
+    """The file that the model was read from."""
 
     name: str
     """File name, `<bytes>` or `<ModelProto>`."""
@@ -52,9 +52,9 @@ class ImportedModel:
     outputs: tuple[ValueInfo, ...]
     origins: Mapping[str, tuple[str, ...]]
     """Names of the ONNX nodes that each binding's variable was made from."""
-    source: Source
+    source: ModelFile
     parameters: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """For training: values of the weights that are inputs instead, behind the model's own, by their names in
+    """For training: values of the weights that are inputs instead, after the model's own, by their names in
     the file; running statistics of BatchNorm among them."""
     carried: tuple[tuple[int, int], ...] = ()
     """For training: positions of inputs, and of the outputs that the next run takes in their places."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 MAX_NAME_LENGTH = 64
+"""Keeps generated sources and reports readable; ONNX names can be of any length."""
 
 # C++, CUDA and the few macros that generated sources see; Python's, because TVMScript is printed.
 _WORDS = """
@@ -27,8 +28,8 @@ _RESERVED = frozenset(_WORDS.split())
 def safe_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
     """A distinct identifier for each distinct name, none of them in `taken`.
 
-    Identifiers match `[A-Za-z_][A-Za-z0-9_]*`, have at most `MAX_NAME_LENGTH` characters and are no
-    word of C, CUDA or Python. A name that is safe already keeps itself, whatever the others are.
+    Identifiers match `[A-Za-z_][A-Za-z0-9_]*`, have at most `MAX_NAME_LENGTH` characters and are not
+    words of C, CUDA or Python. A name that is safe already is kept, whatever the others are.
     """
     distinct = list(dict.fromkeys(names))
     used = set(taken)
@@ -43,7 +44,7 @@ def safe_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """The names in order, repeated ones told apart by a number that no other name has."""
+    """The names in order, repeated ones made unique by a number."""
     wanted = list(names)
     reserved = set(wanted)
     seen: set[str] = set()

@@ -92,7 +92,7 @@ class _Normalizer:
         return value
 
     def _hoist(self, constant: tvm.ir.GenericConst) -> relax.Var:
-        """The weight parameter that stands for a constant."""
+        """The weight parameter that replaces a constant."""
         if constant not in self.hoisted:
             array = constant.value.numpy()
             (identifier,) = safe_names(["constant"], self.taken).values()
@@ -142,7 +142,7 @@ class _Normalizer:
     def _data_dependent(self, origin: str) -> ModelError:
         return ModelError(
             codes.DATA_DEPENDENT_SHAPE,
-            "the shape of a value depends on data, or it is no tensor",
+            "the shape of a value depends on data, or the value is not a tensor",
             where=f"{self.name}: node {origin!r}" if origin else self.name,
             remedy="export the network without it: every shape must follow from the shapes of the inputs",
         )

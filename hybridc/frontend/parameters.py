@@ -22,7 +22,7 @@ TRAINING_BATCH_NORM, TRAINING_DROPOUT = "TrainingBatchNormalization", "TrainingD
 """Operators that no file can have: `to_training_form` makes them of ONNX's."""
 
 _SETTINGS = frozenset({"Resize", "Upsample", "RoiAlign", "QuantizeLinear", "DequantizeLinear"})
-"""Their float operands but the first are no parameters."""
+"""Their float operands after the first are not parameters."""
 
 
 def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
@@ -40,9 +40,10 @@ def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
     if not chosen:
         raise ModelError(
             codes.NO_PARAMETERS,
-            "the model has no parameters that may be trained",
+            "the model has no trainable parameters",
             where=loaded.source.name,
-            remedy="parameters are float32 initializers of rank 1 or more that --freeze does not name",
+            remedy="trainable parameters are float32 initializers of rank 1 or more that --freeze does not"
+            " match",
         )
     tensors = [tensor for tensor in graph.initializer if tensor.name in chosen]
     values = {tensor.name: _value(tensor, loaded.folder) for tensor in tensors}
@@ -88,8 +89,8 @@ def _value(tensor: TensorProto, folder: Path | None) -> np.ndarray:
 def to_training_form(graph: ir.Graph, name: str) -> None:
     """BatchNorm by the batch's own statistics where running ones are inputs, and Dropout that drops.
 
-    Where the running statistics are frozen BatchNorm goes by them, whatever mode the file asks for. Dropout
-    drops in any case: what it is for in a file that is trained. Second outputs that nobody reads go.
+    Frozen running statistics are used by BatchNorm in whatever mode the file asks for. Dropout always drops,
+    since the file is trained. Unused second outputs are removed.
     Raises ModelError HC114 for Dropout whose mask is read or whose rate is not known.
     """
     inputs = set(graph.inputs)
@@ -121,7 +122,7 @@ def _dropout_ratio(node: ir.Node) -> float | None:
 def _dropout_refusal(node: ir.Node, name: str) -> ModelError:
     return ModelError(
         codes.WRONG_RESULT,
-        "Dropout whose mask is read, or whose rate is computed, cannot be trained",
+        "Dropout whose mask is used, or whose rate is computed, cannot be trained",
         where=f"{name}: node {node.name!r} (Dropout)",
         remedy="export the network without it",
     )
@@ -143,7 +144,7 @@ _COPIED_ELEMENTS = 64
 
 
 def check_export(loaded: Loaded, values: Mapping[str, np.ndarray]) -> None:
-    """Refuse models that would train otherwise than the network they were exported from.
+    """Refuse models that would not train like the network they were exported from.
 
     `values` are those of `promote`. Raises ModelError HC120 or HC121.
     """
@@ -162,25 +163,26 @@ def _check_norms(graph: onnx.GraphProto, where: str, values: Mapping[str, np.nda
         if node.input[1].startswith("onnx::Conv") or node.output[0].partition("_")[0] == "getitem":
             raise ModelError(
                 codes.FOLDED_NORM,
-                f"the exporter has folded BatchNorm into {node.input[1]!r}: it would not train as it did",
+                f"the exporter has folded BatchNorm into {node.input[1]!r}, which changes how the model"
+                " trains",
                 where=f"{where}: node {node.name!r} ({node.op_type})",
                 remedy=f"{_REMEDY}; or freeze such weights: --freeze '{node.input[1]}'",
             )
 
 
 def _check_merged(graph: onnx.GraphProto, where: str, values: Mapping[str, np.ndarray]) -> None:
-    """Outside of training PyTorch's exporter makes one of parameters that only happen to be equal."""
+    """If not told to train, PyTorch's exporter merges parameters that only happen to be equal."""
     for node in graph.node:
         if node.op_type == "Identity" and node.input[0] in values:
             raise _changed_ties(
-                f"the exporter has made one parameter of {node.input[0]!r} and {node.output[0]!r}, which were"
-                " equal at that time",
+                f"the exporter has merged {node.input[0]!r} and {node.output[0]!r} into one parameter, as"
+                " their values were equal",
                 f"{where}: node {node.name!r} (Identity)",
             )
 
 
 def _check_copies(where: str, values: Mapping[str, np.ndarray]) -> None:
-    """A tied weight that one reader wants transposed becomes two by constant folding."""
+    """Constant folding copies a tied weight that one of its readers transposes."""
     seen: dict[tuple[tuple[int, ...], bytes], str] = {}
     for name, array in values.items():
         if array.ndim != 2 or array.size < _COPIED_ELEMENTS or array.min() == array.max():

@@ -1,4 +1,4 @@
-"""The way of a model through the frontend."""
+"""The frontend's steps in order: load, check, simplify, import, bring into normal form."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def read_model(
     dims: Mapping[str, int] = {},
     parameters: Chooser | None = None,
 ) -> ImportedModel:
-    """Read an ONNX model that nobody vouches for.
+    """Read an ONNX model from an untrusted source.
 
     `shapes` fixes inputs by name, `dims` named dimensions; all shapes are static afterwards. With
-    `parameters`, which tells by name what is trained, the model is read for training: what it chooses are
-    inputs instead of weights, Dropout drops, and BatchNorm goes by the batch. Raises
+    `parameters`, which says by name what is trained, the model is read for training: what it chooses are
+    inputs instead of weights, Dropout drops, and BatchNorm uses the batch's statistics. Raises
     ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model.
     """
     try:
@@ -41,7 +41,7 @@ def read_model(
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(
             codes.NOT_ONNX,
-            f"not an ONNX model: a name is no text: {error}",
+            f"not an ONNX model: a name is not valid text: {error}",
             remedy="export the network again",
         ) from error
 

@@ -1,4 +1,4 @@
-"""Uses of operators that TVM's importer accepts and computes wrong: refused instead."""
+"""Refuse uses of operators that TVM's importer accepts and computes wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridc.frontend.values import SUPPORTED_TYPES, constant_array, static_shap
 MAX_ELEMENTS = 1 << 38
 """Of one value: no machine that hybridc compiles for holds more."""
 MAX_RANGE_ELEMENTS = 1 << 26
-"""TVM's importer makes constant ranges at once."""
+"""Of a constant `Range`, which TVM's importer computes when it imports the node: 512 MiB of int64."""
 
 
 def check_sizes(graph: ir.Graph, name: str) -> None:
@@ -26,9 +26,9 @@ def check_sizes(graph: ir.Graph, name: str) -> None:
         if elements > (MAX_RANGE_ELEMENTS if node.op_type == "Range" else MAX_ELEMENTS):
             raise ModelError(
                 codes.TOO_LARGE,
-                f"{node.op_type} makes {elements} values",
+                f"{node.op_type} produces {elements} values",
                 where=f"{name}: node {node.name!r} ({node.op_type})",
-                remedy="check the shapes that it is given",
+                remedy="check its input shapes",
             )
 
 
@@ -41,7 +41,7 @@ def check_types(graph: ir.Graph, name: str) -> None:
                     codes.UNSUPPORTED_TYPE,
                     f"value {value.name!r} has type {value.dtype.name}",
                     where=f"{name}: node {node.name!r} ({node.op_type})",
-                    remedy="use bool, integers of whole bytes, or floating point of two bytes or more",
+                    remedy="use bool, integers of at least 8 bits, or floating point of at least 16 bits",
                 )
 
 
@@ -80,17 +80,19 @@ def _resize(node: ir.Node) -> str | None:
     if scales is not None and scales.size:
         axes = node.attributes.get_ints("axes", range(len(source)))
         if any(float(s) * source[axis] != target[axis] for s, axis in zip(scales, axes, strict=True)):
-            return "with scales that do not give whole sizes is not supported"
+            return "with scales that give fractional sizes is not supported"
     if coordinates == "align_corners" and any(n == 1 != o for o, n in zip(source, target, strict=True)):
         return "to one pixel with align_corners is not supported"
     mode = _text(node, "mode", "nearest")
     if mode != "nearest" and any(n < o and o % n for o, n in zip(source, target, strict=True)):
-        return f"({mode}) shrinks by a factor that is no integer"
+        return f"({mode}) downscales by a factor that is not an integer"
     return None
 
 
 def _layer_normalization(node: ir.Node) -> str | None:
-    return "with its mean or deviation used is not supported" if _uses_output(node, 1) else None
+    return (
+        "whose mean or standard deviation output is used is not supported" if _uses_output(node, 1) else None
+    )
 
 
 def _is_inf(node: ir.Node) -> str | None:
@@ -142,7 +144,7 @@ def _dropout(node: ir.Node) -> str | None:
 
 
 def _batch_normalization(node: ir.Node) -> str | None:
-    return "with its statistics used is not supported" if _uses_output(node, 1) else None
+    return "whose statistics outputs are used is not supported" if _uses_output(node, 1) else None
 
 
 _RULES: dict[str, Callable[[ir.Node], str | None]] = {

@@ -47,7 +47,7 @@ def _check_names(
                 if dim_names
                 else "it has no named dimension"
             )
-            raise _contradiction(f"there is no dimension {given!r} in any input", name, listed)
+            raise _contradiction(f"no input has a dimension {given!r}", name, listed)
     for given, sizes in (*shapes.items(), *((d, (size,)) for d, size in dims.items())):
         if any(size < 1 for size in sizes):
             raise _contradiction(f"{given!r} is given as {_text(sizes)}", name, "dimensions must be positive")
@@ -103,7 +103,7 @@ def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int]) -> N
 
 
 def _forget_inferred(model: onnx.ModelProto) -> None:
-    """Shapes written by an exporter may be symbolic, or just wrong; they are inferred anew."""
+    """Shapes written by an exporter may be symbolic, or just wrong; they are inferred again."""
     del model.graph.value_info[:]
     known = {value.name: value.type for value in model.graph.input}
     for output in model.graph.output:

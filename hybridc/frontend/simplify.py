@@ -30,16 +30,16 @@ _REARRANGING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"
 def simplify(
     model: onnx.ModelProto, name: str, folder: Path | None, *, for_training: bool = False
 ) -> ir.Model:
-    """The same computation with fewer nodes, none of a model-local function.
+    """The same computation with fewer nodes, and none that calls a model-local function.
 
-    `for_training` keeps Dropout, and both it and BatchNorm in the form that trains.
+    `for_training` keeps Dropout, and keeps it and BatchNorm in training form.
 
     Requires: the model is checked, input shapes are static, every node has a unique name.
     Ensures: constants are initializers of the graph, all used; values have names, nodes have names,
     shapes are inferred where they can be. Raises ModelError HC116 if a pass fails, HC118 if
     constants are too large.
     """
-    # What cannot be evaluated is left as it is: no reason for a warning.
+    # What cannot be evaluated stays a node, which needs no warning.
     log = logging.getLogger(folding.__name__)
     was_disabled, log.disabled = log.disabled, True
     try:
@@ -117,7 +117,8 @@ def _make_initializers(graph: ir.Graph, name: str) -> None:
 def _too_large(dims: np.ndarray, node: ir.Node, name: str) -> ModelError:
     return ModelError(
         codes.TOO_LARGE,
-        f"a constant of shape {dims.tolist()} is asked for; the limit of all is {MAX_GENERATED_BYTES} bytes",
+        f"generates a constant of shape {dims.tolist()}; the limit for all constants is"
+        f" {MAX_GENERATED_BYTES} bytes",
         where=f"{name}: node {node.name!r} (ConstantOfShape)",
         remedy="store weights in the model",
     )
@@ -135,7 +136,7 @@ def _replace_by_array(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None
 
 
 def _drop_no_ops(graph: ir.Graph) -> None:
-    """Identity, inference Dropout and Cast to the same type hand on their input."""
+    """Identity, inference Dropout and Cast to the same type are replaced by their input."""
     for node in list(graph):
         if node.inputs and node.inputs[0] is not None and _is_no_op(node):
             ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0], replace_graph_outputs=True)
@@ -159,7 +160,7 @@ def _is_no_op(node: ir.Node) -> bool:
 def _should_fold(node: ir.Node) -> bool | None:
     """Fold only what is known to be small before it is computed, or what replaces a weight of one use.
 
-    None leaves the decision to the pass, whose limits hold for the inputs.
+    None leaves the decision to the pass, whose limits concern the inputs.
     """
     elements = _known_elements(node)
     if elements is None:
@@ -173,7 +174,7 @@ def _should_fold(node: ir.Node) -> bool | None:
 
 
 def _known_elements(node: ir.Node) -> int | None:
-    """Elements of all outputs, None if a shape is not known or one of them is no tensor."""
+    """Elements of all outputs, None if a shape is not known or one of them is not a tensor."""
     shapes = [static_shape(output) for output in node.outputs]
     known = [shape for shape in shapes if shape is not None]
     return sum(math.prod(shape) for shape in known) if len(known) == len(shapes) else None

@@ -16,6 +16,7 @@ from hybridc.frontend import codes
 from hybridc.frontend.load import Loaded
 
 MAX_TENSOR_BYTES = 1 << 40
+"""Of one tensor: 1 TiB is more than any machine that hybridc compiles for holds."""
 
 # Elements that one entry of a typed field holds; complex numbers and strings are refused before.
 _FIELD_OF: dict[int, str] = {
@@ -80,7 +81,7 @@ def _check_attribute(attribute: AttributeProto, where: str) -> None:
 def _check_tensor(tensor: TensorProto, where: str, folder: Path | None, *, is_initializer: bool) -> None:
     size_bytes = _size_bytes(tensor, where)
     if tensor.HasField("segment"):
-        raise _malformed("it is split into segments, which no ONNX runtime supports", where)
+        raise _malformed("it is split into segments, which is not supported", where)
     if tensor.data_location == TensorProto.EXTERNAL:
         if not is_initializer:
             raise _external("only initializers of the main graph may have external data", where)
@@ -120,7 +121,9 @@ def _check_typed_data(tensor: TensorProto, where: str) -> None:
     expected = elements if bits >= 8 else -(-elements * bits // 8)
     lengths = {name: len(getattr(tensor, name)) for name in _DATA_FIELDS}
     if any(length for name, length in lengths.items() if name != field):
-        raise _malformed(f"values of type {ir.DataType(tensor.data_type).name} belong into {field}", where)
+        raise _malformed(
+            f"values of type {ir.DataType(tensor.data_type).name} must be stored in {field}", where
+        )
     if lengths[field] != expected:
         raise _malformed(
             f"its shape {list(tensor.dims)} needs {expected} values, but it has {lengths[field]}", where
@@ -137,20 +140,20 @@ def _check_external(tensor: TensorProto, size_bytes: int, where: str, folder: Pa
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", str(size_bytes)))
     except ValueError as error:
-        raise _external(f"its offset or length is no number: {error}", where) from error
+        raise _external(f"its offset or length is not a number: {error}", where) from error
     if length != size_bytes:
         raise _malformed(f"its shape needs {size_bytes} bytes, but its external data has {length}", where)
     file_bytes = path.stat().st_size
     if offset < 0 or offset + length > file_bytes:
         raise _external(
-            f"bytes {offset} to {offset + length} are asked for, but {path.name} has {file_bytes}", where
+            f"it refers to bytes {offset} to {offset + length}, but {path.name} has {file_bytes}", where
         )
 
 
 def _resolve_inside(folder: Path, location: str, where: str) -> Path:
     """The regular file at `location`, links followed, if it lies inside `folder`."""
     if not location or "\0" in location or os.path.isabs(location) or ".." in Path(location).parts:
-        raise _external(f"location {location!r} is not a path below the model's folder", where)
+        raise _external(f"location {location!r} is not a path inside the model's folder", where)
     root = folder.resolve()
     path = Path(os.path.realpath(root / location))
     if not path.is_relative_to(root):
@@ -169,7 +172,7 @@ def _malformed(why: str, where: str) -> ModelError:
 def _external(why: str, where: str) -> ModelError:
     return ModelError(
         codes.EXTERNAL_DATA,
-        f"external data refused: {why}",
+        f"external data rejected: {why}",
         where=where,
         remedy="give the model's path and keep its data files in the same folder",
     )

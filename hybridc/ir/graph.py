@@ -9,6 +9,8 @@ from enum import StrEnum
 from functools import cache, cached_property
 from typing import Any
 
+from hybridc.ir.json_values import as_count, as_list, as_object, as_text
+
 
 class Device(StrEnum):
     """A place where kernels run and buffers live."""
@@ -179,34 +181,39 @@ def _precision_to_json(kernel: Kernel) -> dict[str, str]:
 def graph_from_json(data: dict[str, Any]) -> Graph:
     """Read a graph back. Raises KeyError, TypeError or ValueError on anything that is not one."""
 
-    def names(values: list[Any]) -> tuple[str, ...]:
-        return tuple(str(v) for v in values)
+    def names(values: object) -> tuple[str, ...]:
+        return tuple(as_text(v) for v in as_list(values))
+
+    def pairs(values: object) -> tuple[tuple[str, str], ...]:
+        return tuple((one, other) for one, other in map(names, as_list(values)))
 
     def tensor(t: dict[str, Any]) -> Tensor:
-        return Tensor(str(t["name"]), tuple(int(n) for n in t["shape"]), str(t["dtype"]), Role(t["role"]))
+        shape = tuple(as_count(n) for n in as_list(t["shape"]))
+        return Tensor(as_text(t["name"]), shape, as_text(t["dtype"]), Role(as_text(t["role"])))
 
     def kernel(k: dict[str, Any]) -> Kernel:
         return Kernel(
-            name=str(k["name"]),
-            function=str(k["function"]),
+            name=as_text(k["name"]),
+            function=as_text(k["function"]),
             inputs=names(k["inputs"]),
             outputs=names(k["outputs"]),
-            may_overwrite=tuple((str(output), str(source)) for output, source in k["may_overwrite"]),
-            flops=int(k["flops"]),
-            bytes_moved=int(k["bytes_moved"]),
-            gpu_workspace_bytes=int(k["gpu_workspace_bytes"]),
-            cpu_workspace_bytes=int(k["cpu_workspace_bytes"]),
-            devices=tuple(Device(d) for d in k["devices"]),
+            may_overwrite=pairs(k["may_overwrite"]),
+            flops=as_count(k["flops"]),
+            bytes_moved=as_count(k["bytes_moved"]),
+            gpu_workspace_bytes=as_count(k["gpu_workspace_bytes"]),
+            cpu_workspace_bytes=as_count(k["cpu_workspace_bytes"]),
+            devices=tuple(Device(d) for d in names(k["devices"])),
             origins=names(k["origins"]),
-            family=str(k.get("family", OTHER_FAMILY)),
-            precision=str(k.get("precision", "fp32")),
-            precision_note=str(k.get("precision_note", "")),
+            family=as_text(k.get("family", OTHER_FAMILY)),
+            precision=as_text(k.get("precision", "fp32")),
+            precision_note=as_text(k.get("precision_note", "")),
         )
 
+    data = as_object(data)
     return Graph(
-        kernels=tuple(kernel(k) for k in data["kernels"]),
-        tensors=tuple(tensor(t) for t in data["tensors"]),
+        kernels=tuple(kernel(as_object(k)) for k in as_list(data["kernels"])),
+        tensors=tuple(tensor(as_object(t)) for t in as_list(data["tensors"])),
         inputs=names(data["inputs"]),
         outputs=names(data["outputs"]),
-        carried=tuple((str(old), str(new)) for old, new in data.get("carried", ())),
+        carried=pairs(data.get("carried", [])),
     )

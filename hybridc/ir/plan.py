@@ -26,10 +26,15 @@ from enum import StrEnum
 from typing import Any
 
 from hybridc.ir.graph import Device, Graph
+from hybridc.ir.json_values import as_count, as_list, as_number, as_object, as_text, as_whole
 
 SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 512
-"""Offsets and sizes of arenas are multiples of this: the granularity in which CUDA counts an allocation."""
+"""Offsets of buffers and sizes of arenas are multiples of this. It is no less than the 256 bytes to which
+cudaMalloc aligns, so that buffers are aligned as allocations are, and the emulated GPU counts in it. A real
+driver does not: it reserves `DRIVER_PAGE_BYTES` at a time."""
+DRIVER_PAGE_BYTES = 2 << 20
+"""NVIDIA's drivers reserve allocations in whole pages of this size, but for small ones, which share one."""
 
 
 class Lane(StrEnum):
@@ -165,6 +170,11 @@ def align(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+def reserved_bytes(size_bytes: int, page_bytes: int = DRIVER_PAGE_BYTES) -> int:
+    """What a driver with such pages reserves for an allocation; less than a page may find room in one."""
+    return size_bytes if size_bytes < page_bytes else -(-size_bytes // page_bytes) * page_bytes
+
+
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain JSON values; `plan_from_json` is its inverse."""
 
@@ -199,42 +209,46 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
-    """Read a plan back. Raises KeyError, TypeError or ValueError on anything that is not one."""
-    if data["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"plan schema {data['schema_version']} is not {SCHEMA_VERSION}")
+    """Read a plan back: every value is of its type, but may be wrong, which only the verifier tells.
+
+    Raises KeyError, TypeError or ValueError on anything else.
+    """
+    data = as_object(data)
+    version = as_whole(data["schema_version"])
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"plan schema {version} is not {SCHEMA_VERSION}")
 
     def step(s: dict[str, Any]) -> Step:
-        waits = tuple(_whole(w) for w in s["waits"])
+        waits = tuple(as_whole(w) for w in as_list(s["waits"]))
         if "run" in s:
-            return Run(s["run"], Device(s["device"]), waits)
-        return Copy(s["copy"], Device(s["source"]), Device(s["target"]), waits)
+            return Run(as_text(s["run"]), _device(s["device"]), waits)
+        return Copy(as_text(s["copy"]), _device(s["source"]), _device(s["target"]), waits)
 
     def buffer(b: dict[str, Any]) -> Buffer:
         return Buffer(
-            b["tensor"],
-            BufferKind(b["kind"]),
-            Device(b["device"]),
-            _whole(b["offset_bytes"]),
-            _whole(b["size_bytes"]),
-            _whole(b["first_step"]),
-            _whole(b["last_step"]),
+            as_text(b["tensor"]),
+            BufferKind(as_text(b["kind"])),
+            _device(b["device"]),
+            as_whole(b["offset_bytes"]),
+            as_whole(b["size_bytes"]),
+            as_whole(b["first_step"]),
+            as_whole(b["last_step"]),
         )
 
+    def arena(a: dict[str, Any]) -> Arena:
+        return Arena(_device(a["device"]), as_whole(a["size_bytes"]), as_whole(a["lower_bound_bytes"]))
+
+    steps = [as_object(s) for s in as_list(data["steps"])]
     return Plan(
-        steps=tuple(step(s) for s in data["steps"]),
-        buffers=tuple(buffer(b) for b in data["buffers"]),
-        arenas=tuple(
-            Arena(Device(a["device"]), _whole(a["size_bytes"]), _whole(a["lower_bound_bytes"]))
-            for a in data["arenas"]
-        ),
-        budget_bytes=None if data["budget_bytes"] is None else _whole(data["budget_bytes"]),
-        step_us=tuple(float(s["us"]) for s in data["steps"]),
-        makespan_us=float(data["makespan_us"]),
-        time_bound_us=float(data["time_bound_us"]),
+        steps=tuple(step(s) for s in steps),
+        buffers=tuple(buffer(as_object(b)) for b in as_list(data["buffers"])),
+        arenas=tuple(arena(as_object(a)) for a in as_list(data["arenas"])),
+        budget_bytes=None if data["budget_bytes"] is None else as_count(data["budget_bytes"]),
+        step_us=tuple(as_number(s["us"]) for s in steps),
+        makespan_us=as_number(data["makespan_us"]),
+        time_bound_us=as_number(data["time_bound_us"]),
     )
 
 
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a whole number")
-    return value
+def _device(value: object) -> Device:
+    return Device(as_text(value))

@@ -35,11 +35,12 @@ def verify(graph: Graph, plan: Plan) -> None:
     _check_graph(graph)
     _check_steps(graph, plan)
     _check_arenas(plan)
+    _check_buffer_types(plan)
     _Verifier(graph, plan).check()
 
 
 def _refuse(code: str, what: str, where: str) -> PlanError:
-    remedy = "the plan is damaged, or a fault of hybridc: compile again"
+    remedy = "corrupted plan, or a hybridc bug: compile the model again"
     return PlanError(code, what, where=where, remedy=remedy)
 
 
@@ -94,17 +95,21 @@ def _check_steps(graph: Graph, plan: Plan) -> None:
     ran: set[str] = set()
     for position, step in enumerate(plan.steps):
         where = _describe(position, step)
-        if not all(isinstance(wait, int) and 0 <= wait < position for wait in step.waits):
+        if not isinstance(step.waits, tuple):
+            raise _refuse("HC212", f"waits for {step.waits!r}", where)
+        if not all(_is_whole(wait) and 0 <= wait < position for wait in step.waits):
             raise _refuse("HC212", f"waits for {list(step.waits)}, not only for earlier steps", where)
         if isinstance(step, Copy):
             if not isinstance(step.tensor, str) or step.tensor not in graph.tensor:
                 raise _refuse("HC210", f"copies the unknown tensor {step.tensor!r}", where)
+            if not (isinstance(step.source, Device) and isinstance(step.target, Device)):
+                raise _refuse("HC210", "copies between unknown devices", where)
             if step.source is step.target:
                 raise _refuse("HC210", f"copies from the {step.source} to itself", where)
             continue
         if not isinstance(step.kernel, str) or step.kernel not in graph.kernel:
             raise _refuse("HC210", f"runs the unknown kernel {step.kernel!r}", where)
-        if step.device not in graph.kernel[step.kernel].devices:
+        if not isinstance(step.device, Device) or step.device not in graph.kernel[step.kernel].devices:
             raise _refuse("HC211", f"the kernel has no code for the {step.device}", where)
         ran.add(step.kernel)
     for kernel in graph.kernels:
@@ -113,17 +118,39 @@ def _check_steps(graph: Graph, plan: Plan) -> None:
 
 
 def _check_arenas(plan: Plan) -> None:
+    budget = plan.budget_bytes
+    if budget is not None and not _is_whole(budget):
+        raise _refuse("HC210", f"impossible budget {budget!r}", "the plan")
     devices = [arena.device for arena in plan.arenas]
+    if not all(isinstance(device, Device) for device in devices):
+        raise _refuse("HC210", "an unknown device", "the arenas")
     if len(set(devices)) != len(devices):
         raise _refuse("HC210", "a device has two arenas", f"arenas of {', '.join(devices)}")
     for arena in plan.arenas:
         where = f"arena of the {arena.device}"
-        if not 0 <= arena.size_bytes < _LARGEST_BYTES:
-            raise _refuse("HC210", f"impossible size {arena.size_bytes}", where)
-        budget_bytes = plan.budget_bytes if arena.device is Device.GPU else None
+        if not _is_whole(arena.size_bytes) or not 0 <= arena.size_bytes < _LARGEST_BYTES:
+            raise _refuse("HC210", f"impossible size {arena.size_bytes!r}", where)
+        budget_bytes = budget if arena.device is Device.GPU else None
         if budget_bytes is not None and arena.size_bytes > budget_bytes:
             what = f"{arena.size_bytes:,} bytes exceed the budget of {budget_bytes:,} bytes"
             raise _refuse("HC217", what, where)
+
+
+def _check_buffer_types(plan: Plan) -> None:
+    """Before names go into sets and numbers are compared."""
+    for buffer in plan.buffers:
+        where = f"buffer of {buffer.tensor!r}"
+        if not isinstance(buffer.tensor, str):
+            raise _refuse("HC210", "the name is no text", where)
+        if not (isinstance(buffer.kind, BufferKind) and isinstance(buffer.device, Device)):
+            raise _refuse("HC210", "of an unknown kind or device", where)
+        numbers = (buffer.offset_bytes, buffer.size_bytes, buffer.first_step, buffer.last_step)
+        if not all(map(_is_whole, numbers)):
+            raise _refuse("HC210", f"{numbers} are not all whole numbers", where)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class _Verifier:
@@ -160,11 +187,11 @@ class _Verifier:
         """The buffer holds something of the graph, of its size, in its arena, for a possible time."""
         where = f"{buffer.kind} buffer of {buffer.tensor!r} on the {buffer.device}"
         if buffer.kind is BufferKind.WORKSPACE:
-            if not isinstance(buffer.tensor, str) or (buffer.tensor, buffer.device) not in self.runs:
+            if (buffer.tensor, buffer.device) not in self.runs:
                 raise _refuse("HC215", "no such kernel runs there", where)
             size_bytes = self.graph.kernel[buffer.tensor].workspace_bytes(buffer.device)
         else:
-            if not isinstance(buffer.tensor, str) or buffer.tensor not in self.graph.tensor:
+            if buffer.tensor not in self.graph.tensor:
                 raise _refuse("HC210", "unknown tensor", where)
             tensor = self.graph.tensor[buffer.tensor]
             size_bytes = tensor.size_bytes

@@ -56,7 +56,7 @@ def render_curve(points: Sequence[Point], all_gpu_peak_bytes: int, title: str) -
         )
         for point in points
     ]
-    note = f"Entirely on the GPU the model needs {format_bytes(all_gpu_peak_bytes)}: a share of 100%."
+    note = f"When fully GPU-resident the model needs {format_bytes(all_gpu_peak_bytes)}: a share of 100%."
     return "\n".join([title, "", *(f"  {line}" for line in render_table(columns, rows)), "", note]) + "\n"
 
 

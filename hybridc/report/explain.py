@@ -89,7 +89,7 @@ def find_kernels(graph: Graph, node: str) -> tuple[Kernel, ...]:
         names = dict.fromkeys(name for k in graph.kernels for name in (*k.origins, k.name))
         close = difflib.get_close_matches(node, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`hybridc plan SOURCE --all` lists the nodes"
-        raise UsageError("HC538", f"no kernel computes a node {node!r}", remedy=hint)
+        raise UsageError("HC538", f"no kernel computes a node named {node!r}", remedy=hint)
     return found
 
 
@@ -155,13 +155,17 @@ class _Story:
             start_us, end_us = self.spans[last]
             yield f"copied to the {device.upper()} from {format_us(start_us)} to {format_us(end_us)}"
             early_us = self.spans[self.position][0] - end_us
-            yield f"there {format_us(early_us)} before it is read" if early_us > 0 else "and read at once"
+            yield (
+                f"available {format_us(early_us)} before it is read"
+                if early_us > 0
+                else "and read immediately"
+            )
         elif last is not None:
             maker = self.plan.steps[last]
             assert isinstance(maker, Run)
-            yield f"made there by {maker.kernel}{', and kept' if device is Device.GPU else ''}"
+            yield f"computed there by {maker.kernel}{', and kept' if device is Device.GPU else ''}"
         elif device is Device.GPU:
-            yield "resident on the GPU all the time"
+            yield "resident on the GPU throughout the run"
         else:
             yield "on the host from the beginning"
 
@@ -249,8 +253,8 @@ class _Trial:
         try:
             found, us = Core(bound).anneal(start, _EVALUATIONS, 1)
         except ValueError:
-            return Alternative(what, None, None, "it does not fit the budget")
-        return self._compared(what, found, us, "with the rest of the plan fitted to it")
+            return Alternative(what, None, None, "does not fit the budget")
+        return self._compared(what, found, us, "with the rest of the plan adapted to it")
 
     def other_weight(self, tensor: int) -> Alternative:
         """A weight streamed instead of resident, or the reverse."""
@@ -265,7 +269,7 @@ class _Trial:
         name = self.problem.tensor_names[self.problem.gaps[gap].tensor]
         user = self.problem.kernel_names[self.problem.gaps[gap].end]
         is_kept = self.decisions.keep[gap]
-        action = "give up {} and fetch it" if is_kept else "keep {} on the GPU"
+        action = "evict {} and fetch it" if is_kept else "keep {} on the GPU"
         return self._with_gaps(f"{action.format(name)} for {user}", range(gap, gap + 1), not is_kept)
 
     def is_on_gpu_before(self, gap: int) -> bool:
@@ -279,13 +283,13 @@ class _Trial:
         changed = replace(self.decisions, keep=tuple(kept))
         us, _ = self.core.measure(changed)
         if us < math.inf:
-            return self._compared(what, changed, us, "with all else as it is")
+            return self._compared(what, changed, us, "with everything else unchanged")
         fitting = [self.core.repaired(changed, seed) for seed in _SEEDS]
         holding = [d for d in fitting if d is not None and all(d.keep[g] == keep for g in gaps)]
         if not holding:
-            return Alternative(what, None, None, "it does not fit the budget")
+            return Alternative(what, None, None, "does not fit the budget")
         best = min(holding, key=self.core.makespan_us)
-        return self._compared(what, best, self.core.makespan_us(best), "giving up what must leave for it")
+        return self._compared(what, best, self.core.makespan_us(best), "evicting what it displaces")
 
     def _moved(self, kernel: int, there: Device) -> Decisions:
         """The kernel on the other device, and what it shares with kernels there kept there."""

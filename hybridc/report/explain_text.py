@@ -26,7 +26,7 @@ def render_explanation(explanation: Explanation) -> str:
         lines += ["Tensors", *(line for fact in explanation.tensors for line in _tensor(fact)), ""]
     if explanation.alternatives:
         rows = [_cells(alternative) for alternative in explanation.alternatives]
-        lines += ["What else could have been decided, by simulation"]
+        lines += ["Simulated alternatives"]
         lines += [f"  {line}" for line in render_table(_COLUMNS, rows)]
         notes = {a.note: None for a in explanation.alternatives if a.change_us is not None}
         lines += [f"  Each {note}." for note in notes] if len(notes) == 1 else []
@@ -52,7 +52,7 @@ def _placement(explanation: Explanation) -> str:
     if explanation.precision != "fp32":
         words.append(f"It multiplies {explanation.precision} numbers.")
     elif explanation.precision_note:
-        words.append(f"It stayed in fp32, as {explanation.precision_note}.")
+        words.append(f"It was kept in fp32, as {explanation.precision_note}.")
     if explanation.device_us[Device.GPU] is None:
         return " ".join(words)
     needs = f"The GPU needs {format_bytes(explanation.footprint_bytes)} to run it"

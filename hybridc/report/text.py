@@ -140,7 +140,7 @@ def summary_lines(report: Report) -> list[str]:
     """Sentences with the figures that matter most."""
     lines = []
     if report.all_gpu_peak_bytes is not None and any(row.device is Device.GPU for row in report.devices):
-        line = f"Entirely on the GPU the model needs {format_bytes(report.all_gpu_peak_bytes)}"
+        line = f"When fully GPU-resident the model needs {format_bytes(report.all_gpu_peak_bytes)}"
         if report.smallest_budget_bytes is not None:
             smallest = format_budget(report.smallest_budget_bytes)
             works = f"the smallest budget that works is {smallest}" if report.smallest_budget_bytes else ""

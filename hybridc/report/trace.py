@@ -44,9 +44,9 @@ def measured_spans(trace: Any, step_count: int) -> tuple[Span, ...]:
             start_us = float(event["ts"])
             spans[event["args"]["step"]] = start_us, start_us + float(event["dur"])
     if not spans:
-        raise ValueError("it holds no measured run")
+        raise ValueError("it contains no measured run")
     if sorted(spans) != list(range(step_count)):
-        raise ValueError(f"it has {len(spans)} measured steps, and the plan has {step_count}")
+        raise ValueError(f"it has {len(spans)} measured steps, but the plan has {step_count}")
     return tuple(spans[i] for i in range(step_count))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import tvm_ffi
 
 from hybridc.errors import DeviceError
+from hybridc.targets import available_threads
 
 CUDA_RUNTIME = "libcudart.so.13"
 SPINS = 1000
@@ -46,13 +47,8 @@ def load_runtime(*, cuda: bool) -> None:
 
 def no_gpu(reason: str) -> DeviceError:
     """The error for an artifact that needs a GPU where there is none."""
-    remedy = "install the NVIDIA driver, or run on the emulated GPU: --emulate-gpu 1GiB"
-    return DeviceError("HC402", f"no GPU can be used: {reason}", remedy=remedy)
-
-
-def available_threads() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    remedy = "install the NVIDIA driver, or use the emulated GPU: --emulate-gpu 1GiB"
+    return DeviceError("HC402", f"no usable GPU: {reason}", remedy=remedy)
 
 
 def limit_threads(count: int) -> None:

@@ -18,8 +18,8 @@ from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import StoredWeight
 from hybridc.errors import ArtifactError, DeviceError
 from hybridc.ir import Device, Lane
-from hybridc.ir.plan import align
-from hybridc.runtime import images
+from hybridc.ir.plan import DRIVER_PAGE_BYTES, align
+from hybridc.runtime.emulation import emulated_gpu
 from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_persistent_thread
 from hybridc.runtime.staging import available_host_bytes, choose_staging
 from hybridc.runtime.tiles import enable_amx
@@ -58,6 +58,7 @@ class Program:
         host_bytes = artifact.plan.arena_bytes(Device.CPU)
         self._staging = choose_staging(sizes, host_bytes, host_memory_bytes, available_host_bytes())
         self._gpu_arena = self._allocate_on_gpu(artifact) if artifact.needs_gpu else None
+        _announce_plan(artifact, self._gpu_arena)
         with _device_errors():
             self._prepare(artifact)
 
@@ -146,9 +147,9 @@ class Program:
         try:
             return self._helper("device_arena")(_GPU_INDEX, needed_bytes)
         except RuntimeError as error:
-            what = f"the artifact needs {needed_bytes:,} bytes of GPU memory, and {free_bytes:,} are free"
+            what = f"the artifact needs {needed_bytes:,} bytes of GPU memory, but {free_bytes:,} are free"
             load = "load" if artifact.number else "compile"  # there are plans for less
-            remedy = f"end other programs on the GPU, or {load} with a smaller --gpu-memory"
+            remedy = f"stop other programs on the GPU, or {load} with a smaller --gpu-memory"
             raise DeviceError("HC405", what, remedy=remedy) from error
 
     def _view(self, weight: StoredWeight, offset_bytes: int, arena: Any) -> Any:
@@ -210,6 +211,12 @@ def free_gpu_bytes(library: Any) -> int:
         raise no_gpu(str(error).strip().splitlines()[-1]) from None
 
 
+def gpu_page_bytes() -> int:
+    """In which the GPU's driver reserves memory. CUDA does not tell; of an emulated GPU it is known."""
+    gpu = emulated_gpu()
+    return DRIVER_PAGE_BYTES if gpu is None else gpu.page_bytes
+
+
 def _helper(library: Any, name: str) -> Any:
     return library.get_function(f"hybridc_{name}", query_imports=True)
 
@@ -221,14 +228,20 @@ def _device_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         what = f"the device failed: {str(error).strip().splitlines()[-1]}"
-        remedy = "see whether the GPU is in order and has free memory; if so, this is a fault of hybridc"
+        remedy = "check that the GPU works and has free memory; if so, this is a bug in hybridc"
         raise DeviceError("HC407", what, remedy=remedy) from error
 
 
 def _announce_image(artifact: Artifact) -> None:
-    source, key = artifact.cuda_source(), artifact.manifest.cuda_image_key
-    if source is not None and key is not None:
-        images.announce(key, source)
+    gpu, source, key = emulated_gpu(), artifact.cuda_source(), artifact.manifest.cuda_image_key
+    if gpu is not None and source is not None and key is not None:
+        gpu.provide_kernels(key, source)
+
+
+def _announce_plan(artifact: Artifact, arena: Any) -> None:
+    gpu = emulated_gpu()
+    if gpu is not None and arena is not None:
+        gpu.guard_plan(artifact.graph, artifact.plan, arena.data_ptr())
 
 
 def _load_library(path: Path) -> Any:

@@ -17,8 +17,8 @@ from hybridc.errors import ArtifactError, PlanError, UsageError
 from hybridc.ir import Buffer, BufferKind, Device
 from hybridc.ir.verify import verify
 from hybridc.options import check_threads
-from hybridc.runtime.libraries import available_threads
-from hybridc.runtime.program import Program, free_gpu_bytes, open_library
+from hybridc.runtime.program import Program, free_gpu_bytes, gpu_page_bytes, open_library
+from hybridc.targets import available_threads
 
 _TYPES = {"float32": "float", "float64": "double"}
 """What onnxruntime calls differently than numpy."""
@@ -92,10 +92,10 @@ class Session:
         artifact = open_artifact(path, check_weights=check_weights)
         if gpu_memory_bytes is not None:
             artifact = artifact.within(gpu_memory_bytes)
-        _verify(artifact)
+        verify_plans(artifact)
         library = open_library(artifact)
         if gpu_memory_bytes is None and len(artifact.plans) > 1 and artifact.has_gpu_code:
-            artifact = artifact.fitting(free_gpu_bytes(library))
+            artifact = artifact.fitting(free_gpu_bytes(library), gpu_page_bytes())
         count = check_threads(wanted or artifact.manifest.threads or available_threads())
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         self._artifact = artifact
@@ -255,7 +255,9 @@ class Session:
         if names is None:
             return list(self._artifact.manifest.outputs)
         if isinstance(names, str):
-            raise UsageError("HC555", f"{names!r} is not a list of outputs", remedy=f"ask for [{names!r}]")
+            raise UsageError(
+                "HC555", f"output names must be a list, not {names!r}", remedy=f"pass [{names!r}]"
+            )
         for name in names:
             if name not in ports:
                 raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
@@ -265,7 +267,11 @@ class Session:
         """The feeds by tensor name, each known, complete and of the right type."""
         ports = {port.name: port for port in self._artifact.manifest.inputs}
         if not isinstance(feeds, Mapping):
-            raise UsageError("HC551", f"feeds are a {type(feeds).__name__}", remedy="feed {name: array}")
+            raise UsageError(
+                "HC551",
+                f"feeds must be a dictionary, not a {type(feeds).__name__}",
+                remedy="pass {name: array}",
+            )
         for name in feeds:
             if name not in ports:
                 raise UsageError("HC551", f"unknown input {name!r}", remedy=f"inputs are {_list(ports)}")
@@ -289,12 +295,13 @@ class Session:
         return _array(program.weight_bytes(weight), port).copy()
 
 
-def _verify(artifact: Artifact) -> None:
+def verify_plans(artifact: Artifact) -> None:
+    """Let the verifier check every plan of an artifact. Raises ArtifactError HC306."""
     try:
         for graph, plan in zip(artifact.graphs, artifact.plans, strict=True):
             verify(graph, plan)
     except PlanError as error:
-        what = f"its plan is refused ({error.code}): {error.what}"
+        what = f"its plan is rejected ({error.code}): {error.what}"
         raise ArtifactError("HC306", what, where=error.where, remedy="compile the model again") from error
 
 
@@ -321,7 +328,9 @@ def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
     try:
         array = np.asarray(feed)
     except ValueError:
-        raise UsageError("HC553", f"input {port.name!r} is no array", remedy=f"feed {_type(port)}") from None
+        raise UsageError(
+            "HC553", f"input {port.name!r} is not an array", remedy=f"feed {_type(port)}"
+        ) from None
     if array.dtype.name != port.dtype:
         what = f"input {port.name!r} has dtype {array.dtype.name}"
         raise UsageError("HC553", what, remedy=f"feed {_type(port)}")

@@ -49,8 +49,8 @@ def choose_staging(
     smallest_bytes = min(largest_bytes, SMALLEST_SLOT_BYTES)
     if slot_bytes < smallest_bytes and limit_bytes is not None:
         needed_bytes = least_host_bytes(weight_bytes, arena_bytes)
-        what = f"a run holds at least {needed_bytes:,} bytes of host memory, and {limit_bytes:,} are allowed"
-        raise DeviceError("HC408", what, remedy="allow more, or compile with a larger --gpu-memory")
+        what = f"a run needs at least {needed_bytes:,} bytes of host memory, but {limit_bytes:,} are allowed"
+        raise DeviceError("HC408", what, remedy="raise the limit, or compile with a larger --gpu-memory")
     return Staging(SLOTS * max(slot_bytes, smallest_bytes), SLOTS)
 
 
@@ -77,11 +77,11 @@ def check_host_memory(graphs: Sequence[Graph], plans: Sequence[Plan], limit_byte
         needed_bytes = least_host_bytes(sizes, plan.arena_bytes(Device.CPU))
         if limit_bytes is not None and needed_bytes > limit_bytes:
             budget = "" if plan.budget_bytes is None else f" for {plan.budget_bytes:,} bytes of GPU memory"
-            what = f"the plan{budget} holds at least {needed_bytes:,} bytes of host memory"
+            what = f"the plan{budget} needs at least {needed_bytes:,} bytes of host memory"
             raise PlanError(
                 "HC204",
-                f"{what}, and {limit_bytes:,} are allowed",
-                remedy=f"allow --host-memory {format_budget(needed_bytes)}, or more --gpu-memory",
+                f"{what}, but {limit_bytes:,} are allowed",
+                remedy=f"raise --host-memory to {format_budget(needed_bytes)}, or raise --gpu-memory",
             )
 
 

@@ -32,7 +32,7 @@ def enable_amx(cpu_flags: Collection[str], ask: Callable[[], int] = _ask) -> Non
         return
     error = ask()
     if error:
-        what = f"the system does not let this process use AMX: {os.strerror(error)}"
+        what = f"the system does not allow this process to use AMX: {os.strerror(error)}"
         raise DeviceError(
             "HC410", what, remedy="use Linux 5.16 or newer, or compile for --target avx512_bf16"
         )

@@ -22,7 +22,7 @@ from hybridc.artifact.manifest import TRAINING_MANIFEST as MANIFEST
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError
 from hybridc.passes.training.spec import TrainingSpec, spec_from_json, spec_to_json
-from hybridc.passes.training.splits import Split, Splits, whole_names
+from hybridc.passes.training.splits import SplitParameter, Splits, whole_names
 
 FORMAT, SCHEMA_VERSION = "hybridc-training", 2
 STATES, MODEL_FOLDER = "states.bin", "model"
@@ -141,7 +141,7 @@ def open_training(path: str | Path) -> TrainingArtifact:
     except (OSError, ValueError, RecursionError):
         data = None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        what = "this is not a compiled training step" if folder.exists() else "there is no such artifact"
+        what = "this is not a compiled training step" if folder.exists() else "the artifact does not exist"
         remedy = "compile one: hybridc compile MODEL.onnx --train -o STEP.hyb"
         raise ArtifactError("HC310", what, where=str(folder), remedy=remedy)
     if data.get("schema_version") != SCHEMA_VERSION:
@@ -169,7 +169,7 @@ def _check_hash(path: Path, expected: str) -> None:
     except OSError:
         is_whole = False
     if not is_whole:
-        what = "missing, or its bytes are not those that were written"
+        what = "missing, or its content has changed"
         raise ArtifactError("HC312", what, where=str(path), remedy=f"copy the artifact again, or {_AGAIN}")
 
 
@@ -189,29 +189,29 @@ def _manifest(data: dict[str, Any]) -> TrainingManifest:
     )
     names = {state.name for state in manifest.states}
     if not names.issuperset(whole_names(manifest.splits)):
-        raise ValueError("a split state has parts that are no states")
+        raise ValueError("a split state has parts that are not states")
     if Path(manifest.model).name != manifest.model:
-        raise ValueError(f"{manifest.model!r} is no file name")
+        raise ValueError(f"{manifest.model!r} is not a file name")
     return manifest
 
 
 def _state(data: dict[str, Any]) -> StoredState:
     shape = tuple(data["shape"])
     if data["kind"] not in KINDS or not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise ValueError(f"{data['name']!r} is no state")
+        raise ValueError(f"{data['name']!r} is not a state")
     return StoredState(_text(data["name"]), data["kind"], shape, np.dtype(_text(data["dtype"])).name)
 
 
-def _split(data: dict[str, Any]) -> Split:
+def _split(data: dict[str, Any]) -> SplitParameter:
     axis, parts, ends = data["axis"], tuple(map(_text, data["parts"])), tuple(data["ends"])
     if not all(isinstance(n, int) and n >= 0 for n in (axis, *ends)) or not 0 < len(parts) == len(ends):
-        raise ValueError(f"{parts} are no parts")
-    return Split(axis, parts, ends)
+        raise ValueError(f"{parts} is not a number of parts")
+    return SplitParameter(axis, parts, ends)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 

@@ -109,7 +109,9 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
             )
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         what = f"the checkpoint cannot be read: {error}"
-        raise UsageError("HC578", what, where=str(path), remedy="remove it to start anew") from None
+        raise UsageError(
+            "HC578", what, where=str(path), remedy="remove it to start from the beginning"
+        ) from None
 
 
 def _remove_abandoned(folder: Path) -> None:

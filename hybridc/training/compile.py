@@ -112,10 +112,11 @@ def compile_training(
 def _check_options(options: CompileOptions) -> None:
     """Raises UsageError HC525 for options that a training step cannot have."""
     if options.stop_after is not None or options.dump_ir is not None:
-        what = "--train compiles several programs, and ends with an artifact"
-        raise UsageError("HC525", what, remedy="leave --stop-after and --dump-ir out")
+        what = "--stop-after and --dump-ir cannot be used with --train"
+        raise UsageError("HC525", what, remedy="remove them")
     if options.precision != FP32:
-        raise UsageError("HC525", "training steps are computed in fp32", remedy="leave --precision out")
+        what = f"--precision {options.precision} is not supported for training"
+        raise UsageError("HC525", what, remedy="remove --precision: training steps compute in fp32")
 
 
 def _fill(
@@ -191,8 +192,8 @@ def _check_patterns(spec: TrainingSpec, names: list[str]) -> None:
     for pattern in spec.freeze:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-            remedy = f"write names as in the model, with * and ?, such as {', '.join(near)}"
-            raise UsageError("HC580", f"no parameter is named {pattern!r}", remedy=remedy)
+            remedy = f"use names from the model, which may contain * and ?, such as {', '.join(near)}"
+            raise UsageError("HC580", f"no parameter matches {pattern!r}", remedy=remedy)
 
 
 def _fix_batch(
@@ -214,5 +215,5 @@ def _fix_batch(
         raise UsageError(
             "HC575",
             f"the model is exported for a batch of {first_sizes[0]}, not of {batch}",
-            remedy="export it with an open batch dimension, or leave --batch out",
+            remedy="export it with a dynamic batch dimension, or remove --batch",
         )

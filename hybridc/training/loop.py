@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from hybridc.errors import UsageError
+from hybridc.passes.training.spec import loss_to_text, optimizer_to_text
 from hybridc.training.checkpoint import Checkpoint, Evaluated, Progress, read_checkpoint, write_checkpoint
 from hybridc.training.data import Dataset
-from hybridc.training.schedule import Schedule
-from hybridc.training.session import TrainingSession
+from hybridc.training.schedule import Schedule, schedule_to_text
+from hybridc.training.session import Evaluation, TrainingSession
 
 
 class Listener(Protocol):
@@ -93,7 +96,7 @@ class _Loop:
         self.losses: list[float] = []
         self.progress = Progress(run.seed)
         if self.steps < 1:
-            what = f"{data.size} examples are fewer than a batch of {session.batch}"
+            what = f"{data.size} examples are less than a batch of {session.batch}"
             raise UsageError("HC579", what, remedy="give more, or compile for a smaller --batch")
 
     def run(self) -> Progress:
@@ -109,16 +112,28 @@ class _Loop:
         if found is None:
             return
         if not self.settings.resume:
-            remedy = "go on from it with --resume, or name another folder"
-            raise UsageError("HC579", "there is a checkpoint already", where=str(folder), remedy=remedy)
-        for name, value in self._identity().items():
-            if found.identity.get(name) != value:
-                other = found.identity.get(name)
-                what = f"the checkpoint is of another run: its {name} is {other!r}, not {value!r}"
-                raise UsageError("HC579", what, where=str(folder), remedy="resume with the same arguments")
+            remedy = "continue from it with --resume, or choose another folder"
+            raise UsageError("HC579", "a checkpoint already exists", where=str(folder), remedy=remedy)
+        self._check_identity(found.identity, str(folder))
         self.session.load_state_dict(found.model)
         self.session.load_optimizer_state_dict(found.optimizer)
         self.progress, self.losses = found.progress, list(found.progress.losses)
+
+    def _check_identity(self, found: Mapping[str, object], where: str) -> None:
+        """Nothing is taken for granted that a checkpoint does not tell, as those of older versions."""
+        missing = [name for name in self._identity if name not in found]
+        if missing:
+            what = f"the checkpoint does not tell its {', '.join(missing)}: an older hybridc wrote it"
+            remedy = "finish the run with that version, or name another folder to start anew"
+            raise UsageError("HC579", what, where=where, remedy=remedy)
+        different = [
+            f"its {name} is {found[name]!r}, not {value!r}"
+            for name, value in self._identity.items()
+            if found[name] != value
+        ]
+        if different:
+            what = f"the checkpoint is of another run: {'; '.join(different)}"
+            raise UsageError("HC579", what, where=where, remedy="resume with the same arguments")
 
     def _epoch(self) -> bool:
         """Make what is left of the present epoch; False if it was stopped."""
@@ -150,9 +165,11 @@ class _Loop:
         self.listener.epoch_ended(epoch, float(np.mean(self.losses[-self.steps :])), evaluated)
 
     def _rate(self) -> float:
-        base = self.session.spec.optimizer.lr if self.settings.lr is None else self.settings.lr
         step = self.progress.epoch * self.steps + self.progress.position
-        return base * self.settings.schedule.factor_at(step, self.steps, self.settings.epochs)
+        return self._base_rate() * self.settings.schedule.factor_at(step, self.steps, self.settings.epochs)
+
+    def _base_rate(self) -> float:
+        return self.session.spec.optimizer.lr if self.settings.lr is None else self.settings.lr
 
     def _is_due(self) -> bool:
         every = self.settings.checkpoint_every
@@ -162,47 +179,68 @@ class _Loop:
         if self.settings.checkpoint is None:
             return
         states = self.session.state_dict(), self.session.optimizer_state_dict()
-        checkpoint = Checkpoint(*states, self._now(), self._identity())
+        checkpoint = Checkpoint(*states, self._now(), self._identity)
         try:
             write_checkpoint(self.settings.checkpoint, checkpoint)
         except OSError as error:
             what = f"the checkpoint cannot be written: {error.strerror or error}"
-            remedy = "free some space, or name another --checkpoint folder"
+            remedy = "free some space, or choose another --checkpoint folder"
             raise UsageError("HC562", what, where=str(self.settings.checkpoint), remedy=remedy) from None
 
     def _now(self) -> Progress:
         return replace(self.progress, losses=tuple(self.losses))
 
-    def _identity(self) -> dict[str, Any]:
-        manifest = self.session.artifact.manifest
+    @cached_property
+    def _identity(self) -> dict[str, str | int | float | None]:
+        """All that the losses of a run follow from. More epochs are no other run."""
+        spec = self.session.spec
         return {
-            "model": manifest.model_sha256,
+            "model": self.session.artifact.manifest.model_sha256,
+            "loss": loss_to_text(spec.loss),
+            "optimizer": optimizer_to_text(replace(spec.optimizer, lr=self._base_rate())),
+            "schedule": schedule_to_text(self.settings.schedule),
+            "frozen": ", ".join(spec.freeze),
             "batch": self.session.batch,
+            "accumulate": spec.accumulate,
             "examples": self.data.size,
+            "data": self.data.digest(),
             "seed": self.settings.seed,
+            "dropout seed": self.session.dropout_seed,
         }
 
 
 def evaluate(session: TrainingSession, data: Dataset) -> Evaluated:
-    """Loss, and accuracy where the loss is one softmax cross entropy.
+    """Loss, and accuracy where the loss is one softmax cross entropy: every example counts once.
 
-    The last batch is filled up with examples from the front, which count for the loss once more.
+    The loss must be a mean over the batch of what each example adds, as those of `--loss` are.
     """
     batch = session.batch // session.spec.accumulate
-    losses, right = [], 0
+
+    def filled(rows: np.ndarray) -> Evaluation:
+        """Of a batch of these examples again and again."""
+        return session.evaluate(*data.batch(np.resize(rows, batch)))
+
+    def total(rows: np.ndarray, loss: float) -> float:
+        """The sum of these examples' losses; `loss` is that of the batch filled with them.
+
+        It has all of them some times, and the first few once more. What these add is found in the same way:
+        there are ever fewer, until they fit the batch a whole number of times.
+        """
+        times, rest = divmod(batch, len(rows))
+        more = total(rows[:rest], filled(rows[:rest]).loss) if rest else 0.0
+        return (batch * loss - more) / times
+
+    totals, right = [], []
     for first in range(0, data.size, batch):
-        rows = np.arange(first, first + batch) % data.size
-        inputs, targets = data.batch(rows)
-        result = session.evaluate(inputs, targets)
-        losses.append(result.loss)
+        rows = np.arange(first, min(first + batch, data.size))
+        result = filled(rows)
+        totals.append(total(rows, result.loss))
         if _is_classifier(session):
-            output = _classified(session, result.outputs)
-            (target,) = targets.values()
-            right += int(np.sum((output.argmax(axis=1) == target)[: data.size - first]))
-    (shape,) = {array.shape[1:] for array in data.targets.values()} if _is_classifier(session) else {()}
-    total = data.size * int(np.prod(shape))
-    accuracy = right / total if _is_classifier(session) else None
-    return Evaluated(session.step_count, float(np.mean(losses)), accuracy)
+            (target,) = data.targets.values()
+            classes = _classified(session, result.outputs).argmax(axis=1)
+            right.append(classes[: len(rows)] == target[rows])
+    accuracy = float(np.mean(np.concatenate(right))) if right else None
+    return Evaluated(session.step_count, math.fsum(totals) / data.size, accuracy)
 
 
 def _is_classifier(session: TrainingSession) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hybridc.errors import UsageError
-from hybridc.passes.training.spec import parse_call
+from hybridc.passes.training.spec import call_to_text, parse_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ def parse_schedule(text: str) -> Schedule:
     kind, options = parse_call(text, "learning rate schedule", _OPTIONS)
     schedule = Schedule(kind, **options)
     if schedule.every <= 0 or schedule.warmup < 0:
-        remedy = "write for example step:every=10,factor=0.1,warmup=1; every and warmup count epochs"
-        raise UsageError("HC570", f"{text!r} is no learning rate schedule", remedy=remedy)
+        remedy = "for example step:every=10,factor=0.1,warmup=1; every and warmup count epochs"
+        raise UsageError("HC570", f"{text!r} is not a learning rate schedule", remedy=remedy)
     return schedule
+
+
+def schedule_to_text(schedule: Schedule) -> str:
+    """What `parse_schedule` reads as this schedule."""
+    return call_to_text(schedule.kind, schedule, _OPTIONS)

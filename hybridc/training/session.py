@@ -93,6 +93,11 @@ class TrainingSession:
         return self.spec.accumulate * (first.shape[0] if first is not None else 1)
 
     @property
+    def dropout_seed(self) -> int | None:
+        """None where nothing is drawn."""
+        return None if self._artifact.manifest.seed is None else self._seed
+
+    @property
     def step_count(self) -> int:
         """Steps made so far."""
         return self._step_count
@@ -108,18 +113,19 @@ class TrainingSession:
         values = self.spec.optimizer.scalar_values(learning_rate, number)
         names = self._artifact.manifest.scalars
         scalars = {names[name]: np.array(value, np.float32) for name, value in values.items()}
-        new: dict[str, np.ndarray] = {}
+        # sums of gradients and running statistics of the parts so far: they are no states of the session
+        # before the whole step is made, and sums never, so that every step begins with zeros
+        made: dict[str, np.ndarray] = {}
         losses = []
         for place, part in enumerate(parts[:-1]):
             draw = self._draw(place, len(parts))
-            loss, sums = self._run(ACCUMULATE, {**self._states, **new, **scalars, **part}, draw)
-            new.update(sums)
+            loss, results = self._run(ACCUMULATE, {**self._states, **made, **scalars, **part}, draw)
+            made.update(results)
             losses.append(loss)
         with uninterrupted():
-            self._put(new)
             draw = self._draw(len(parts) - 1, len(parts))
-            loss, results = self._step({**self._states, **scalars, **parts[-1]}, draw)
-            self._put(results | self._zero_sums())
+            loss, results = self._step({**self._states, **scalars, **parts[-1]}, made, draw)
+            self._put(results)
             self._step_count = number
         return math.fsum([*losses, loss]) / len(parts)
 
@@ -189,19 +195,20 @@ class TrainingSession:
     # ------------------------------------------------------------------------------------- the rest
 
     def _step(
-        self, values: Mapping[str, np.ndarray | np.generic], draw: int
+        self, values: Mapping[str, np.ndarray | np.generic], made: Mapping[str, np.ndarray], draw: int
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """As `_run`; afterwards residents are on the GPU alone."""
+        """As `_run`, with what the parts before have `made`; afterwards residents are on the GPU alone."""
         self._check_not_lost()
         on_gpu = self._resident if self._are_on_gpu else frozenset()
         left = self._placed.keys() | self._resident
         try:
-            made = self._run(STEP, values, draw, kept=self._placed.keys() | on_gpu, left=left)
+            kept = (self._placed.keys() | on_gpu) - made.keys()
+            loss, results = self._run(STEP, {**values, **made}, draw, kept=kept, left=left)
         except DeviceError:
             self._are_lost = self._are_on_gpu
             raise
         self._are_on_gpu = bool(self._resident)
-        return made
+        return loss, results
 
     def _fetch(self) -> None:
         """Make the states on the host the present ones. Raises DeviceError HC411 if they are lost."""
@@ -212,8 +219,8 @@ class TrainingSession:
 
     def _check_not_lost(self) -> None:
         if self._are_lost:
-            what = "the GPU failed in a step, and had the only copy of the parameters"
-            raise DeviceError("HC411", what, remedy="load the artifact again, and the last checkpoint")
+            what = "the GPU, which held the only copy of the parameters, failed in a step"
+            raise DeviceError("HC411", what, remedy="load the artifact and the last checkpoint again")
 
     def _run(
         self,
@@ -265,7 +272,7 @@ class TrainingSession:
             size = ports[0].shape[0] * (count or 1)
             many = "" if count else "a multiple of "
             what = f"a batch has {many}{size} examples, and {sizes}"
-            raise UsageError("HC577", what, remedy="give whole batches, or compile for another --batch")
+            raise UsageError("HC577", what, remedy="pass whole batches, or compile for another --batch")
         rows = {port.name: port.shape[0] for port in ports}
 
         def part(place: int) -> dict[str, np.ndarray]:
@@ -275,10 +282,6 @@ class TrainingSession:
             }
 
         return [part(place) for place in range(int(found))]
-
-    def _zero_sums(self) -> dict[str, np.ndarray]:
-        sums = (state for state in self._artifact.manifest.states if state.kind == "sum")
-        return {state.name: np.zeros(state.shape, state.dtype) for state in sums}
 
     def _copies(self, *, is_of_model: bool) -> dict[str, np.ndarray]:
         """Of what the user has, whole."""
@@ -350,7 +353,7 @@ def _named(arrays: Arrays | None, ports: Sequence[Port], what: str) -> dict[str,
         return {}
     if len(ports) != 1:
         names = ", ".join(repr(port.name) for port in ports) or "none"
-        raise UsageError("HC577", f"{what} must be given by name", remedy=f"{what} are {names}")
+        raise UsageError("HC577", f"{what} must be passed by name", remedy=f"{what} are {names}")
     return {ports[0].name: np.asarray(arrays)}
 
 
@@ -359,4 +362,4 @@ def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _refusal(what: str) -> UsageError:
-    return UsageError("HC576", what, remedy="take the states of the same model, optimizer and frozen weights")
+    return UsageError("HC576", what, remedy="use the states of the same model, optimizer and frozen weights")

@@ -74,11 +74,11 @@ def read_record(path: Path) -> dict[str, Entry]:
     try:
         return _parse(path.read_text())
     except FileNotFoundError as error:
-        reason, remedy = str(error.strerror), "make one: --tune --tune-record FILE"
+        reason, remedy = str(error.strerror), "create one: --tune --tune-record FILE"
     except OSError as error:
-        reason, remedy = str(error.strerror), "name another --tune-record"
+        reason, remedy = str(error.strerror), "choose another --tune-record"
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        reason, remedy = "it is damaged or of another version", "delete it, or name another --tune-record"
+        reason, remedy = "it is damaged or of another version", "delete it, or choose another --tune-record"
     raise UsageError("HC523", f"cannot read the tuning record: {reason}", where=str(path), remedy=remedy)
 
 
@@ -96,7 +96,7 @@ def add_to_record(path: Path, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         return known
     except OSError as error:
         what = f"cannot write the tuning record: {error.strerror or error}"
-        raise UsageError("HC524", what, where=str(path), remedy="name another --tune-record") from error
+        raise UsageError("HC524", what, where=str(path), remedy="choose another --tune-record") from error
 
 
 def _parse(text: str) -> dict[str, Entry]:

@@ -9,7 +9,6 @@ from hybridc.errors import DeviceError
 from hybridc.options import CompileOptions
 from hybridc.passes.schedule import Tunable
 from hybridc.progress import Progress
-from hybridc.runtime.libraries import available_threads
 from hybridc.targets import Isa, missing_flags
 from hybridc.tuning.measure import Measurer
 from hybridc.tuning.record import default_path
@@ -41,7 +40,7 @@ class Tuner:
 
     def __call__(self, tunables: Sequence[Tunable]) -> Mapping[str, str]:
         """Raises UsageError HC523 or HC524."""
-        isa, threads = self._options.target.isa, self._options.threads or available_threads()
+        isa, threads = self._options.target.isa, self._options.cpu_threads
         conditions = Conditions(isa.name, threads, this_processor(), __version__)
         if self._options.tune_seconds is not None:
             self._progress.stage("tune")

@@ -1,6 +1,7 @@
-"""Canonicalize: fold BatchNorm and whatever depends on weights alone, so that only real work is left.
+"""Canonicalize: fold BatchNorm and every operator of weights alone, so that no work is left to a run that can
+be done at compile time.
 
-Activations keep the model's own layout here; `layout.py` changes it where a CPU runs alone.
+Activations keep the model's own layout here; stage `layout` changes it where there is no GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from hybridc.passes.program.program import (
 )
 
 SHARED_FOLD_LIMIT_BYTES = 1 << 20
-"""A weight that others read too is folded into a second copy only when the copy is this small."""
+"""A weight with other readers is folded into a second copy only if the copy is no larger. 1 MiB is little
+compared with the weights of a network, and tied embeddings are tens of MiB."""
 
 
 def canonicalize(program: Program) -> Program:
@@ -90,8 +92,8 @@ def _result_shape(call: relax.Call) -> tuple[int, ...]:
 def _fold_weight_views(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """A reshape, transpose, cast or broadcast of a weight is a weight.
 
-    Views share the array. A large weight that somebody else reads as it is (tied embeddings) is not
-    copied: the transpose then stays for the kernel that consumes it.
+    Views share the array. A large weight that is also read unchanged (tied embeddings) is not
+    copied: the transpose then stays in the graph, for the kernel that consumes it.
     """
     if not (isinstance(expr, relax.Call) and is_op(expr, *_NUMPY)):
         return None
@@ -109,7 +111,7 @@ def _fold_weight_views(expr: relax.Expr, context: Context) -> relax.Expr | None:
 def _fold_batch_norm(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """BatchNorm of inference is a scale and a shift per channel.
 
-    After a convolution that nobody else reads they go into its weights and one bias; else they stay
+    After a convolution without other readers they are folded into its weights and one bias; else they stay
     as a multiply and an add, which fuse with what follows.
     """
     if not is_op(expr, "nn.batch_norm") or expr.attrs.training:

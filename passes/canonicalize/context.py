@@ -1,4 +1,4 @@
-"""What the rewrites of `canonicalize` may ask and emit."""
+"""The interface of the rewrites of `canonicalize`: what they may ask and emit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridc.passes.program.program import ProgramBuilder, tensor_shape
 
 @dataclass
 class Context:
-    """What a rule may ask about the expression at hand; variables are those of the new function."""
+    """State of the rewriting of one binding after the other; variables are those of the new function."""
 
     builder: ProgramBuilder
     values: dict[relax.Var, relax.Expr]
@@ -25,6 +25,7 @@ class Context:
     """Reads of each variable of the new function, counted on the old one."""
     origins: tuple[str, ...] = ()
     name: str = ""
+    """Origins and name of the binding that is rewritten."""
     functions: dict[tuple[object, ...], tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(default_factory=dict)
     """PrimFuncs that rules call, by what they compute."""
 
@@ -39,6 +40,7 @@ class Context:
         return self.values.get(expr) if isinstance(expr, relax.Var) else None
 
     def emit(self, expr: relax.Expr) -> relax.Var:
+        """Bind an expression to a new variable, with the origins and the name of the current binding."""
         var = self.builder.emit(expr, self.origins, self.name)
         self.values[var] = expr
         return var

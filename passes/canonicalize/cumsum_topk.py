@@ -1,7 +1,7 @@
 """Cumulative sums and the largest elements of rows: rules of canonicalize.
 
-TVM has them as calls of library functions, which neither fuse nor run on both devices. Here each element
-of the result is a reduction, so that they are kernels like all others.
+TVM implements them by calls of library functions, which neither fuse nor run on both devices. Here each
+element of the result is a reduction, so that they are ordinary kernels.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.shapes import index_shape
 
 
 def sum_in_blocks(expr: relax.Expr, context: Context) -> relax.Expr | None:
@@ -28,7 +29,7 @@ def sum_in_blocks(expr: relax.Expr, context: Context) -> relax.Expr | None:
 
 
 def select_by_rank(expr: relax.Expr, context: Context) -> relax.Expr | None:
-    """`topk` with values and places, of which ONNX's has both."""
+    """`topk` that returns values and indices, as ONNX's does."""
     if not is_op(expr, "topk") or str(expr.attrs.ret_type) != "both":
         return None
     data, axis = expr.args[0], int(expr.attrs.axis) % len(tensor_shape(expr.args[0]))
@@ -40,15 +41,15 @@ def select_by_rank(expr: relax.Expr, context: Context) -> relax.Expr | None:
 
 
 def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: bool) -> tirx.PrimFunc:
-    """Sums of what comes before each element of `axis`, itself included if not `exclusive`.
+    """Prefix sums along `axis`; each includes its own element if not `exclusive`.
 
-    n elements are summed in about sqrt(n) blocks first; an element then adds the blocks before its own and
-    what is before it in its own, 2 sqrt(n) numbers instead of n.
+    The n elements are first summed in about sqrt(n) chunks; each result then adds the chunks before its own
+    and the elements before it within its own: 2 sqrt(n) terms instead of n.
     """
     extent = shape[axis]
     block = math.isqrt(max(extent - 1, 0)) + 1
     blocks = -(-extent // block)
-    x = te.placeholder(_extents(shape), name="data", dtype=dtype)
+    x = te.placeholder(index_shape(shape), name="data", dtype=dtype)
     zero = tirx.const(0, dtype)
 
     def total(*at: te.Var) -> te.Expr:
@@ -56,7 +57,7 @@ def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: boo
         place = at[axis] * block + k
         return te.sum(tirx.if_then_else(place < extent, x[_with(at, axis, place)], zero), axis=k)
 
-    totals = te.compute(_extents(_with(shape, axis, blocks)), total, name="totals")
+    totals = te.compute(index_shape(_with(shape, axis, blocks)), total, name="totals")
 
     def before(*at: te.Var) -> te.Expr:
         k = te.reduce_axis((0, tirx.IntImm("int64", block)), "k")
@@ -65,18 +66,18 @@ def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: boo
         inside = k < place if exclusive else k <= place
         return te.sum(whole + tirx.if_then_else(inside, x[_with(at, axis, own * block + k)], zero), axis=k)
 
-    return te.create_prim_func([x, te.compute(_extents(shape), before, name="sums")])
+    return te.create_prim_func([x, te.compute(index_shape(shape), before, name="sums")])
 
 
 def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str) -> tirx.PrimFunc:
-    """Where the first `k` elements of `axis` in order are, int64. Of equal ones the first comes first; NaN
-    comes last.
+    """Indices, int64, of the first `k` elements of `axis` in sorted order. The sort is stable; NaN comes
+    last.
 
-    An element's rank is the number of those before it in order: n comparisons each, which need no order
-    of execution; a place then is the sum of the one index that has its rank.
+    An element's rank is the number of elements sorted before it: n comparisons each, all independent. The
+    index at a rank is then a sum with a single term that is not zero.
     """
     extent = shape[axis]
-    x = te.placeholder(_extents(shape), name="data", dtype=dtype)
+    x = te.placeholder(index_shape(shape), name="data", dtype=dtype)
     one, zero, floats = tirx.const(1, "int64"), tirx.const(0, "int64"), "float" in dtype
 
     def precedes(a: te.Expr, b: te.Expr) -> te.Expr:
@@ -84,7 +85,7 @@ def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str)
         return tirx.any(better, tirx.all(tirx.isnan(b), tirx.Not(tirx.isnan(a)))) if floats else better
 
     def equals(a: te.Expr, b: te.Expr) -> te.Expr:
-        # not "neither precedes": TVM takes `not (a > b)` for `a <= b`, which NaN makes another thing
+        # not "neither precedes": TVM takes `not (a > b)` for `a <= b`, which differs for NaN
         return tirx.any(tirx.EQ(a, b), tirx.all(tirx.isnan(a), tirx.isnan(b))) if floats else tirx.EQ(a, b)
 
     def rank(*at: te.Var) -> te.Expr:
@@ -93,18 +94,14 @@ def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str)
         first = tirx.any(precedes(other, own), tirx.all(j < at[axis], equals(other, own)))
         return te.sum(tirx.Select(first, one, zero), axis=j)
 
-    ranks = te.compute(_extents(shape), rank, name="ranks")
+    ranks = te.compute(index_shape(shape), rank, name="ranks")
 
     def place(*at: te.Var) -> te.Expr:
         i = te.reduce_axis((0, tirx.IntImm("int64", extent)), "i")
         return te.sum(tirx.Select(ranks[_with(at, axis, i)] == at[axis], i, zero), axis=i)
 
-    places = te.compute(_extents(_with(shape, axis, k)), place, name="places")
+    places = te.compute(index_shape(_with(shape, axis, k)), place, name="places")
     return te.create_prim_func([x, places])
-
-
-def _extents(shape: tuple[int, ...]) -> list[tirx.IntImm]:
-    return [tirx.IntImm("int64", extent) for extent in shape]
 
 
 def _with(values: tuple[Any, ...], axis: int, value: Any) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""Normalisation spelled out in several operators, or by a difference of squares, becomes one kernel.
+"""Normalisation that is decomposed into several operators, or computed by a difference of squares, becomes
+one kernel.
 
 Exporters write layer and instance normalisation as a chain of means, differences and a root; each reduction
 in it would be a kernel that reads the whole tensor again. TVM's own group normalisation computes the variance
@@ -17,6 +18,7 @@ from tvm import relax, te, tirx
 from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.shapes import index_shape
 
 
 def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon: float) -> tirx.PrimFunc:
@@ -26,7 +28,7 @@ def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon
     The variance is the mean of squared distances to the mean, so that the error relative to float64 is that
     of the mean, some roundings of the largest element, divided by the deviation.
     """
-    x = te.placeholder([tirx.IntImm("int64", extent) for extent in shape], name="data")
+    x = te.placeholder(index_shape(shape), name="data")
     per_group = shape[1] // groups if groups > 1 else 1
     reduced = [*([1] if groups > 1 else []), *axes]
     kept = [axis for axis in range(len(shape)) if axis not in axes]
@@ -100,7 +102,7 @@ def standardize_groups(expr: relax.Expr, context: Context) -> relax.Expr | None:
     if groups == 1:
         axes = [1, *axes]
     elif groups == shape[1]:
-        groups = 1  # each channel by itself
+        groups = 1  # each channel is normalised separately
     wanted = [
         (operator, context.weight(value))
         for operator, value, is_wanted in (

@@ -1,15 +1,15 @@
 """Transposed convolutions as ordinary ones: rules of canonicalize.
 
-A transposed convolution of stride s writes every s-th output with the same taps. Outputs at equal place in
-their group of s, a *phase*, are an ordinary convolution with each s-th tap of the kernel; so all phases are
+A transposed convolution of stride s writes every s-th output with the same taps. Outputs whose positions
+are equal modulo s, a *phase*, are an ordinary convolution with each s-th tap of the kernel; so all phases are
 one convolution of stride 1 with s times the output channels for each axis, whose results are interleaved:
 
     out[n, c, s * y + p] = convolved[n, p * C + c, y]          (depth to space, as ONNX's mode DCR)
 
-That is s times less arithmetic for each axis than convolving data with s - 1 zeros between its elements (Shi
+For each axis that takes 1/s of the arithmetic of convolving data with s - 1 zeros between its elements (Shi
 et al., "Is the deconvolution layer the same as a convolutional layer?", 2016).
 
-Weights that are not known are brought into this order by a function, each time: gradients of convolutions
+Weights that are not known at compile time are reordered by a function in every run: gradients of convolutions
 with respect to their data are transposed convolutions.
 """
 
@@ -45,13 +45,14 @@ class _Phases:
 
     @property
     def window(self) -> int:
+        """Taps of the new kernel."""
         return len(self.taps[0])
 
     def tap_of(self, phase: tirx.Expr, place: tirx.Expr) -> tuple[tirx.Expr, bool]:
-        """The old tap of a phase at a place of the new kernel, and whether every phase has all.
+        """The old tap at a position of a phase's new kernel, and whether that exists for every position and
+        phase.
 
-        It is affine: a place further is a stride back, a phase further one tap on or, where the phase begins
-        with the next input, so much less.
+        It is affine in the position: one position further is `stride` taps back.
         """
         known = [(p, j, k) for p, taps in enumerate(self.taps) for j, k in enumerate(taps) if k >= 0]
         firsts = {p: k + self.stride * j for p, j, k in known}
@@ -89,7 +90,7 @@ def split_transposed_convolution(expr: relax.Expr, context: Context) -> relax.Ex
 
 
 def _phases(extent: int, taps: int, stride: int, before: int, after: int, extra: int) -> _Phases:
-    """The alignment of phases with the fewest taps, and of these the one with the least to cut off."""
+    """The alignment of phases with the fewest taps; among equals the one that crops least."""
     outputs = (extent - 1) * stride + taps - before - after + extra
 
     def aligned(first: int) -> _Phases:
@@ -108,7 +109,7 @@ def _phases(extent: int, taps: int, stride: int, before: int, after: int, extra:
 
 
 def _convolve(call: relax.Call, axes: Sequence[_Phases], context: Context) -> relax.Var:
-    """All phases as the output channels, in each group phase by phase, of one convolution."""
+    """One convolution whose output channels, within each group, are those of all phases in order."""
     padding = [a.before for a in axes] + [a.after for a in axes]
     return _emit_convolution(call, _kernel(call, axes, context), padding, [1] * len(axes), context)
 
@@ -224,8 +225,8 @@ def emit_before_interleaving(context: Context, expr: relax.Expr) -> relax.Var:
 def interleave_later(expr: relax.Expr, context: Context) -> relax.Var | None:
     """An element-wise operator after an interleaving is done before it, as part of what computes its input.
 
-    Accepts operators of one operand, and of two where the other is known and one number for a channel or
-    for all.
+    Accepts unary operators, and binary ones whose other operand is known and has one number per channel or
+    one for all.
     """
     if not isinstance(expr, relax.Call) or not has_fact(expr, Fact.EPILOGUE):
         return None
@@ -248,8 +249,8 @@ def interleave_later(expr: relax.Expr, context: Context) -> relax.Var | None:
 
 
 def _interleaving(operand: relax.Expr, context: Context) -> list[relax.Call] | None:
-    """The operators, first one first, that interleave phases and cut off what is too much; None if `operand`
-    is something else, or if others read it or the phases."""
+    """The operators, in order, that interleave phases and crop the result; None if `operand` is something
+    else, or if it or the phases have other readers."""
     names = ["reshape", "permute_dims", "reshape"]
     if is_op(context.definition(operand), "strided_slice"):
         names.append("strided_slice")
@@ -270,12 +271,12 @@ def _interleaving(operand: relax.Expr, context: Context) -> list[relax.Call] | N
 
 
 def _pairs(rank: int) -> list[int]:
-    """Where `[N, phases..., C, positions...]` has the position and the phase of each axis in turn."""
+    """Axes of `[N, phases..., C, positions...]`: position and phase of the first axis, then of the second."""
     return [axis for i in range(rank) for axis in (rank + 2 + i, 1 + i)]
 
 
 def _phase_by_phase(operand: relax.Expr, steps: Sequence[relax.Call], context: Context) -> relax.Expr | None:
-    """A constant for each channel, or one for all, as a constant for the channels of all phases."""
+    """A constant per channel, or one for all, as a constant for the channels of all phases."""
     value = context.weight(operand)
     if value is None:
         return None

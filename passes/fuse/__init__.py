@@ -1,4 +1,5 @@
 """Stages `attention`, `fuse` and `separable`: which operators are one kernel.
 
-`fuse.py` groups operators; `attention.py` and `separable.py` join what a CPU alone computes faster together.
+`fuse.py` groups operators; `attention.py` and `separable.py` join operators that are faster as one kernel on
+a CPU without a GPU.
 """

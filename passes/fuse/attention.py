@@ -1,4 +1,4 @@
-"""Attention: scaled dot-product attention becomes one kernel, so that its scores never are a tensor.
+"""Attention: scaled dot-product attention becomes one kernel, which never stores its scores as a tensor.
 
     softmax(query @ key^T [* scale] [+ mask]) @ value
 
@@ -6,7 +6,7 @@ A row of scores needs all keys but only its own query, so it can live in a cache
 second (Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021). Transpositions of the operands
 and of the result become part of the kernel's indices.
 
-Only for programs that a CPU runs alone; a GPU has no schedule for it.
+Only for targets without a GPU, for which there is no schedule.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ from hybridc.passes.program.program import (
 )
 
 SCORE_STEPS = ("divide", "multiply", "add", "subtract")
-"""What may be done to the scores before the softmax, with a number or a mask."""
+"""Operators that may be applied to the scores before the softmax, with a number or a mask."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
-    """A tensor and where the axes of the product's operand are in it: axis `i` is the tensor's `axes[i]`."""
+class TransposedOperand:
+    """An operand of a product that is a transposed tensor: its axis `i` is the tensor's axis `axes[i]`."""
 
     tensor: relax.Var
     axes: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of the tensor, before the transposition."""
         return tensor_shape(self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One match: operands, the operators on the scores, and the bindings it stands for."""
+    """One match: operands, the operators on the scores, and the bindings that the kernel replaces."""
 
-    query: Operand
-    key: Operand
+    query: TransposedOperand
+    key: TransposedOperand
     """Axes batch..., depth, key position."""
-    value: Operand
+    value: TransposedOperand
     steps: tuple[relax.Call, ...]
     scores: relax.Var
     result_axes: tuple[int, ...]
@@ -160,8 +161,8 @@ def _carries_scores(operand: relax.Expr, values: dict[relax.Var, Any], shape: tu
 
 def _operand(
     var: relax.Var, values: dict[relax.Var, Any], uses: Counter[relax.Var], members: list[relax.Var]
-) -> Operand:
-    """The tensor that a factor is a transposition of, if nobody else reads the transposed one."""
+) -> TransposedOperand:
+    """A factor as the transposition of another tensor, if the transposed one has no other readers."""
     rank = len(tensor_shape(var))
     axes = tuple(range(rank))
     while is_op(values.get(var), "permute_dims") and uses[var] == 1:
@@ -169,7 +170,7 @@ def _operand(
         axes = tuple(permutation[a] for a in axes)
         members.insert(0, var)
         var = values[var].args[0]
-    return Operand(var, axes)
+    return TransposedOperand(var, axes)
 
 
 def _permutation(call: relax.Call, rank: int) -> tuple[int, ...]:
@@ -199,7 +200,7 @@ def _call(
 
 
 def _is_mask(operand: relax.Expr, match: Attention) -> bool:
-    """Everything that is neither the scores nor a number."""
+    """Whether an operand is neither the scores nor a number."""
     if isinstance(operand, GenericConst):
         return operand.value.ndim > 0
     return not operand.same_as(match.scores) and operand not in match.members
@@ -213,7 +214,7 @@ def attention_function(match: Attention) -> tirx.PrimFunc:
     d, t = sum_over(depth, "d"), sum_over(columns, "t")
     u, v = sum_over(columns, "u"), sum_over(columns, "v")
 
-    def read(tensor: te.Tensor, operand: Operand, *indices: te.Var) -> te.Expr:
+    def read(tensor: te.Tensor, operand: TransposedOperand, *indices: te.Var) -> te.Expr:
         placed = dict(zip(operand.axes, indices, strict=True))
         return tensor[tuple(placed[i] for i in range(len(indices)))]
 

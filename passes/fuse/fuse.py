@@ -33,7 +33,7 @@ PatternOf = Callable[[relax.VarBinding, Program], Pattern]
 """How the loops of a binding relate to its inputs."""
 
 ANCHORS = (Pattern.INJECTIVE, Pattern.REDUCTION, Pattern.OUT_ELEMENTWISE_FUSABLE)
-"""What an element-wise epilogue may be attached to."""
+"""Patterns to which an element-wise epilogue may be attached."""
 
 
 @dataclass(slots=True)
@@ -43,10 +43,11 @@ class Group:
     members: list[int]
     pattern: Pattern
     anchors: set[int]
-    """Members that do more than element-wise work; what they read is never computed inside them."""
+    """Members that are not element-wise; their inputs are never fused into the kernel."""
 
     @property
     def last(self) -> int:
+        """The member that gives the result."""
         return self.members[-1]
 
 
@@ -110,7 +111,7 @@ def _joinable_producers(
     readers: dict[relax.Var, set[int]],
     group_of: dict[int, Group],
 ) -> Iterator[Group]:
-    """Producers that the caller then merges into `group`, one after the other, nearest first."""
+    """Producers that the caller merges into `group` before it asks for the next one; the nearest first."""
     call = bindings[group.last].value
     if is_op(call, "matmul"):
         yield from _transposed_weight(call, bindings, position, readers, group_of)
@@ -150,8 +151,8 @@ def _transposed_weight(
     readers: dict[relax.Var, set[int]],
     group_of: dict[int, Group],
 ) -> Iterator[Group]:
-    """The transpose of a weight that others read untransposed (tied embeddings), or that is an input because
-    it is trained, is done by the matmul: the weight would be written once more, each time.
+    """The transpose of a weight that is also read untransposed (tied embeddings), or that is an input because
+    it is trained, is done by the matmul: else every run would write the transposed weight.
     """
     weight = call.args[1]
     if not (isinstance(weight, relax.Var) and weight in position and len(readers[weight]) == 1):
@@ -168,7 +169,7 @@ def _halos(
     readers: dict[relax.Var, set[int]],
     group_of: dict[int, Group],
 ) -> Iterator[Group]:
-    """A convolution of a band reads the border rows of its neighbours where they are (`tile`)."""
+    """A convolution of a tile reads the border rows of the neighbouring tiles in place (stage `tile`)."""
 
     def is_halo(var: relax.Expr) -> bool:
         value = bindings[position[var]].value if var in position and len(readers[var]) == 1 else None
@@ -220,5 +221,5 @@ def _emit(program: Program, groups: list[Group], functions: FunctionTable) -> Pr
 
 
 def _hint(group: Group, bindings: list[relax.VarBinding]) -> str:
-    """Name a result after the operator that gives the kernel its cost: the last that is no epilogue."""
+    """Name a result after the operator that determines the kernel's cost: the last before the epilogue."""
     return operator_name(bindings[max(group.anchors, default=group.members[0])].value)

@@ -1,7 +1,7 @@
-"""Separable: a depthwise convolution and the 1x1 convolution that alone reads its result become one kernel.
+"""Separable: a depthwise convolution and the 1x1 convolution that is its only reader become one kernel.
 
-Only for programs that a CPU runs alone, where both work on blocks of channels, and only where one kernel is
-predicted to be faster than two: the schedule rule knows.
+Only for targets without a GPU, where both work on blocked data (`layout`), and only where the schedule rule
+predicts one kernel to be faster than two.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 
 
-def fuse_separable(program: Program, target: Target) -> Program:
-    """Replace pairs of calls by calls of one function.
+def fuse_separable(program: Program, target: Target, threads: int) -> Program:
+    """Replace pairs of calls by calls of one function, where that is faster on so many threads.
 
     Requires: `program` fused.
     Ensures: every function is called; every binding has origins; inputs and outputs of `main` as they were.
     Raises: nothing of its own.
     """
-    pairs = _pairs(program, target)
+    pairs = _pairs(program, target, threads)
     if not pairs:
         return program
     builder = ProgramBuilder(program.inputs)
@@ -52,7 +52,7 @@ def fuse_separable(program: Program, target: Target) -> Program:
     return without_uncalled(builder.finish(outputs, {**program.functions, **table.functions}))
 
 
-def _pairs(program: Program, target: Target) -> dict[relax.Var, relax.VarBinding]:
+def _pairs(program: Program, target: Target, threads: int) -> dict[relax.Var, relax.VarBinding]:
     """The depthwise convolution that each 1x1 convolution, known by its result, is joined with."""
     uses = count_uses(program)
     producers = {b.var: b for b in program.bindings if _is_blocked_call(b) and uses[b.var] == 1}
@@ -76,7 +76,7 @@ def _pairs(program: Program, target: Target) -> dict[relax.Var, relax.VarBinding
                 continue
             position = both.pointwise.contraction.nest.parameter(both.pointwise.data)
             reads = binding.value.args[1].fields[position].same_as(source.var)
-            if reads and is_faster(both, target.isa):
+            if reads and is_faster(both, target.isa, threads):
                 found[binding.var] = source
     return found
 

@@ -1,5 +1,9 @@
-"""Stage `layout`: channels in blocks of one vector, where a CPU runs alone.
+"""Stage `layout`: the blocked layout of convolutional networks, for targets without a GPU.
 
-`layout.py` is the stage, `state.py` what it knows of each tensor; the others say how operators, weights and
-functions of training steps compute on blocked tensors.
+`layout.py` is the stage, `state.py` records the forms of each tensor; the others make operators, weights and
+functions of training steps for blocked tensors.
+
+Terms: *plain* data are NCHW, `[N, C, H, W]`; *blocked* data are NCHWc, `[N, ceil(C / b), H, W, b]`, as in
+oneDNN. A *block* is b channels, b being the *lanes* (elements of float32) of a vector register or of half of
+one. *Filling* are the channels that pad the last block where b does not divide C.
 """

@@ -1,4 +1,4 @@
-"""Groups of channels of a convolution, and how many of them have to be joined to fit vectors and blocks."""
+"""Groups of a grouped convolution, and how many must be merged so that they fit vectors and blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hybridc.targets import Isa
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Weights `[O, C, KH, KW]` of `count` groups: outputs o of a group sum over its C inputs."""
+    """Weights `[O, C, KH, KW]` of `count` groups: each output sums over the C inputs of its group."""
 
     weight: np.ndarray
     count: int
@@ -25,13 +25,14 @@ class Groups:
 
     @property
     def outputs(self) -> int:
-        """Channels that a group gives."""
+        """Channels that a group computes."""
         return len(self.weight) // self.count
 
     def joined(self, number: int) -> Groups:
-        """The same with `number` groups in one, zero between channels that did not belong together.
+        """The same convolution with each `number` groups merged; weights between different old groups are
+        zero.
 
-        NaN and infinities spread to all outputs of the wider groups.
+        NaN and infinities then spread to all outputs of a merged group.
         """
         outputs, inputs, *taps = self.weight.shape
         wide = np.zeros((outputs, number, inputs, *taps), self.weight.dtype)
@@ -40,7 +41,7 @@ class Groups:
         return Groups(wide.reshape(outputs, number * inputs, *taps), self.count // number)
 
     def filled(self, lanes: int) -> np.ndarray:
-        """The weights with outputs that fill blocks of `lanes`."""
+        """The weights with zero outputs appended up to a multiple of `lanes`."""
         outputs = len(self.weight)
         filled = np.zeros((-(-outputs // lanes) * lanes, *self.weight.shape[1:]), self.weight.dtype)
         filled[:outputs] = self.weight
@@ -48,7 +49,8 @@ class Groups:
 
 
 def joining(groups: Groups, input_lanes: int, isa: Isa) -> tuple[int, int]:
-    """How many groups to join at least for blocks of `input_lanes`, and the lanes of the result's blocks."""
+    """The least number of groups to merge for blocks of `input_lanes` channels, and the result's block
+    size."""
     outputs = len(groups.weight)
     widths = tuple(dict.fromkeys((lanes_of(outputs, isa), 8)))
     for number in (n for n in range(1, groups.count) if groups.count % n == 0):
@@ -61,7 +63,7 @@ def joining(groups: Groups, input_lanes: int, isa: Isa) -> tuple[int, int]:
 
 
 def _fit(groups: Groups, number: int, input_lanes: int, lanes: int) -> bool:
-    """Whether what fills the last blocks is made of whole groups, whose inputs exist."""
+    """Whether the padding of the last blocks consists of whole groups, whose inputs exist."""
     inputs, outputs = groups.count * groups.inputs, len(groups.weight)
     filled_inputs, filled_outputs = -(-inputs // input_lanes) * input_lanes, -(-outputs // lanes) * lanes
     count, rest = divmod(filled_outputs, number * groups.outputs)

@@ -1,8 +1,8 @@
-"""Functions of training on blocked activations: what they compute channel by channel, in another layout.
+"""Rewrite PrimFuncs of training that compute each channel from itself alone to the blocked layout.
 
-Gradients of pooling and normalisation, statistics, derivatives of activations: each block of such a function
-computes an element `[n, c, y, x]`, or one number for a channel, `[c]`, from elements of the same channel.
-With c = cb * b + lane it does the same for `[n, cb, y, x, lane]` and `[cb, lane]`.
+Gradients of pooling and normalisation, statistics, derivatives of activations: each TensorIR block of such a
+function computes an element `[n, c, y, x]`, or one number per channel `[c]`, from elements of the same
+channel. With c = cb * b + lane it does the same for `[n, cb, y, x, lane]` and `[cb, lane]`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from tvm import ir, s_tir, te, tirx
 
 from hybridc.passes.layout.operators import extents, sum_over
 from hybridc.schedules.cpu.core.nest import Nest, NestBlock, read_nest, replace_loads, substitute
+from hybridc.schedules.shapes import shape_of
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """So many channels in blocks of `lanes`, which divide them."""
+    """A number of channels, and the size `lanes` of their blocks, which divides it."""
 
     count: int
     lanes: int
 
     @property
     def blocks(self) -> int:
+        """How many blocks there are."""
         return self.count // self.lanes
 
     def axis(self, shape: Sequence[int]) -> int | None:
-        """Which axis of a tensor is the channels'."""
+        """The axis of the channels in a tensor of this shape; None if it has none."""
         if len(shape) == 4 and shape[1] == self.count:
             return 1
         return 0 if tuple(shape) == (self.count,) else None
 
     def shape(self, plain: Sequence[int]) -> tuple[int, ...]:
-        """A tensor's shape in blocks: the lanes are the last axis."""
+        """The blocked shape of a tensor: the lanes are the last axis."""
         axis = self.axis(plain)
         if axis is None:
             return tuple(plain)
@@ -43,7 +45,7 @@ class Channels:
 
 
 def in_blocks(function: tirx.PrimFunc, channels: Channels) -> tirx.PrimFunc | None:
-    """The function of blocked tensors; None if it does not work channel by channel, or in another form.
+    """The function of blocked tensors; None if it mixes channels, or has a form that is not recognised.
 
     Tensors `[N, C, H, W]` become `[N, CB, H, W, b]` and `[C]` become `[CB, b]`; others stay as they are.
     """
@@ -54,24 +56,20 @@ def in_blocks(function: tirx.PrimFunc, channels: Channels) -> tirx.PrimFunc | No
     tensors: dict[ir.Var, te.Tensor] = {}
     for number, parameter in enumerate(function.params):
         if parameter not in written:
-            shape = channels.shape(_shape(parameter))
+            shape = channels.shape(shape_of(parameter))
             tensors[parameter] = te.placeholder(extents(*shape), str(parameter.dtype), f"p{number}")
     notes = _annotations(function, nest)
     try:
         for block in nest.blocks:
             tensors[block.buffer] = _Rewriter(block, channels, tensors).tensor(notes[block.name])
-    except _Mismatch:
+    except _NotChannelwise:
         return None
     made = te.create_prim_func([tensors[parameter] for parameter in function.params])
     return made.with_attr("tirx.noalias", True)
 
 
-class _Mismatch(Exception):
-    """A block does something else."""
-
-
-def _shape(buffer: ir.Var) -> tuple[int, ...]:
-    return tuple(int(e) for e in buffer.shape)
+class _NotChannelwise(Exception):
+    """A TensorIR block mixes channels."""
 
 
 def _annotations(function: tirx.PrimFunc, nest: Nest) -> dict[str, dict[str, Any]]:
@@ -81,14 +79,14 @@ def _annotations(function: tirx.PrimFunc, nest: Nest) -> dict[str, dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class _Rewriter:
-    """One block, and what its operands have become."""
+    """One TensorIR block, and the blocked form of its operands."""
 
     block: NestBlock
     channels: Channels
     tensors: Mapping[ir.Var, te.Tensor]
 
     def tensor(self, annotations: dict[str, Any]) -> te.Tensor:
-        block, shape = self.block, _shape(self.block.buffer)
+        block, shape = self.block, shape_of(self.block.buffer)
         axis = self.channels.axis(shape)
         reduce = {v: sum_over(block.extents[v], v.name) for v in block.reduce}
 
@@ -115,7 +113,7 @@ class _Rewriter:
         missing: list[ir.Var] = []
 
         def load(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
-            axis, moved = self.channels.axis(_shape(buffer)), [substitute(i, at) for i in indices]
+            axis, moved = self.channels.axis(shape_of(buffer)), [substitute(i, at) for i in indices]
             own = axis is None or (channel is not None and indices[axis].same_as(channel))
             if buffer not in self.tensors or not own:
                 missing.append(buffer)
@@ -127,7 +125,7 @@ class _Rewriter:
 
         value = substitute(replace_loads(self._operand(), load), at)
         if missing:  # an exception does not keep its class on its way through TVM's walk
-            raise _Mismatch
+            raise _NotChannelwise
         return value
 
     def _operand(self) -> ir.Expr:
@@ -136,5 +134,5 @@ class _Rewriter:
             return value
         own = isinstance(value, tirx.Add) and isinstance(value.a, ir.TensorLoad)
         if not own or not value.a.source.same_as(self.block.buffer):
-            raise _Mismatch
+            raise _NotChannelwise
         return value.b

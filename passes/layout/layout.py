@@ -1,10 +1,10 @@
-"""Layout: keep activations of convolutional networks in blocks of channels, `[N, C / b, H, W, b]`.
+"""Layout: keep activations of convolutional networks in the blocked layout `[N, C / b, H, W, b]`.
 
-One pass over the bindings. A convolution that is worth it asks for blocked input and gives blocked output;
-operators that work channel by channel follow the layout of what they read; everything else asks for plain
-NCHW. A conversion is emitted where the two meet, once per tensor, so a chain of convolutions has none.
+One pass over the bindings. A convolution that gains by it takes blocked input and gives blocked output;
+operators that treat each channel separately follow the layout of their operands; all others take plain NCHW.
+Conversions are emitted between the two, once per tensor, so a chain of convolutions has none.
 
-Only for programs that a CPU runs alone: a GPU beside it reads the same tensors, and its kernels expect NCHW.
+Only for targets without a GPU: a GPU would read the same tensors, and its kernels expect NCHW.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.layout.channel_groups import Groups, joining
 from hybridc.passes.layout.operators import (
-    Window,
+    ConvWindow,
+    DepthToSpace,
     blocked_conv2d,
     blocked_depth_to_space,
     blocked_depthwise,
@@ -27,26 +28,26 @@ from hybridc.passes.layout.operators import (
 )
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import FUNCTION_RULES, NARROW_INPUT
-from hybridc.passes.layout.weights import Weight
+from hybridc.passes.layout.weights import ConvWeight
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
 from hybridc.targets import Isa
 
 MINIMUM_REUSE = 24
-"""Multiply-adds for each element that a convolution reads and writes, from which on it pays for the
-conversion of its own input and output."""
+"""Multiply-adds for each element that a convolution reads and writes, from which on it gains more than the
+conversion of its input and output costs."""
 PLAIN_GROUPS, BLOCKED_GROUPS = 1.7, 1.2
-"""Time of a convolution in groups of plain and of blocked data, in multiply-adds at full speed for each."""
+"""Time per multiply-add of a grouped convolution of plain and of blocked data, relative to a dense one's."""
 MOST_SEPARATE_GROUPS = 8
-"""Each is a kernel of its own."""
+"""Most groups that are computed one by one: each is a kernel of its own."""
 
 Rule = Callable[[Layout, relax.VarBinding], Blocked | relax.Var | None]
-"""Gives a binding's result, or None if it is not the rule's."""
+"""Gives a binding's result, blocked or a plain variable; None if the rule does not accept the binding."""
 POOLS = ("nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d", "image.resize2d")
 
 
 def choose_layout(program: Program, isa: Isa, rules: Sequence[Rule] = ()) -> Program:
-    """Replace convolutions, and what lies between them, by their blocked form. `rules` are tried before
+    """Replace convolutions and the operators between them by their blocked form. `rules` are tried before
     RULES.
 
     Requires: `main` canonical.
@@ -79,10 +80,10 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     if not is_op(call, "nn.conv2d") or tensor_dtype(binding.var) != "float32":
         return None
     attrs = call.attrs
-    data, weight = call.args[0], Weight(call.args[1], layout.weight(call.args[1]))
+    data, weight = call.args[0], ConvWeight(call.args[1], layout.weight(call.args[1]))
     if (attrs.data_layout, attrs.kernel_layout) != ("NCHW", "OIHW"):
         return None
-    window, groups, result = window_of(attrs), int(attrs.groups), tensor_shape(binding.var)
+    window, groups, result = conv_window_of(attrs), int(attrs.groups), tensor_shape(binding.var)
     if groups > 1:
         if weight.shape[1] == 1 and groups == weight.shape[0]:
             return _depthwise(layout, data, weight, window, result)
@@ -94,11 +95,12 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     return _dense(layout, data, weight, window, result)
 
 
-def window_of(attrs: Any) -> Window:
+def conv_window_of(attrs: Any) -> ConvWindow:
+    """Strides, padding and dilation of a two-dimensional convolution's attributes."""
     sh, sw = (int(stride) for stride in attrs.strides)
     top, left, bottom, right = (int(pad) for pad in attrs.padding)
     dh, dw = (int(step) for step in attrs.dilation)
-    return Window((sh, sw), (top, left, bottom, right), (dh, dw))
+    return ConvWindow((sh, sw), (top, left, bottom, right), (dh, dw))
 
 
 def _pays(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> bool:
@@ -108,7 +110,7 @@ def _pays(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> 
 
 
 def _dense(
-    layout: Layout, data: relax.Expr, weight: Weight, window: Window, result: Sequence[int]
+    layout: Layout, data: relax.Expr, weight: ConvWeight, window: ConvWindow, result: Sequence[int]
 ) -> Blocked:
     outputs, inputs, *_ = weight.shape
     lanes = lanes_of(outputs, layout.isa)
@@ -126,7 +128,7 @@ def _dense(
 
 
 def _depthwise(
-    layout: Layout, data: relax.Expr, weight: Weight, window: Window, result: Sequence[int]
+    layout: Layout, data: relax.Expr, weight: ConvWeight, window: ConvWindow, result: Sequence[int]
 ) -> Blocked | None:
     source = layout.blocked.get(data)
     if source is None:
@@ -139,9 +141,9 @@ def _depthwise(
 
 
 def _grouped(
-    layout: Layout, data: relax.Expr, groups: Groups, window: Window, result: Sequence[int]
+    layout: Layout, data: relax.Expr, groups: Groups, window: ConvWindow, result: Sequence[int]
 ) -> Blocked | None:
-    """In blocks if joining groups, until they fit vectors, costs less time than conversions would."""
+    """Blocked if joining groups until they fit vectors takes less time than converting the layout would."""
     shape, found = tensor_shape(data), layout.blocked.get(data)
     input_lanes = lanes_of(shape[1], layout.isa) if found is None else found.lanes
     number, lanes = joining(groups, input_lanes, layout.isa)
@@ -151,7 +153,7 @@ def _grouped(
         return None
     joined = groups.joined(number)
     if joined.count == 1:
-        return _dense(layout, data, Weight(None, joined.weight), window, result)
+        return _dense(layout, data, ConvWeight(None, joined.weight), window, result)
     source, weight = layout.as_blocked(data, input_lanes).var, joined.filled(lanes)
     key = tensor_shape(source), weight.shape, window, joined.outputs, lanes
     arguments = [source, layout.builder.weight(weight, "weight")]
@@ -161,9 +163,15 @@ def _grouped(
 
 
 def _group_by_group(
-    layout: Layout, data: relax.Expr, weight: Weight, groups: int, window: Window, result: Sequence[int]
+    layout: Layout,
+    data: relax.Expr,
+    weight: ConvWeight,
+    groups: int,
+    window: ConvWindow,
+    result: Sequence[int],
 ) -> Blocked | None:
-    """Of weights known at run time only: a convolution for each of a few groups that fill their blocks."""
+    """Weights known only at run time: one convolution per group, for few groups whose channels fill
+    blocks."""
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     lanes, input_lanes = (lanes_of(channels, layout.isa) for channels in (outputs, inputs))
     if groups > MOST_SEPARATE_GROUPS or outputs % lanes or inputs % input_lanes:
@@ -208,7 +216,7 @@ def _elementwise(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
 
 
 def _operand(layout: Layout, operand: relax.Expr, leader: Blocked, shape: Sequence[int]) -> relax.Expr | None:
-    """An operand of an element-wise operator beside a blocked one; None if it has no such form."""
+    """The other operand of an element-wise operator with a blocked one; None if it has no blocked form."""
     if not isinstance(operand, relax.Var | GenericConst):
         return operand  # a number of clip
     value = layout.weight(operand)
@@ -238,7 +246,7 @@ def _per_channel(layout: Layout, value: np.ndarray, leader: Blocked) -> relax.Ex
 
 
 def _pool(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
-    """Pooling and resizing, which Relax has for blocked layouts."""
+    """Pooling and resizing, for which Relax has operators on blocked layouts."""
     call = binding.value
     if not is_op(call, *POOLS) or call.args[0] not in layout.blocked or call.attrs.layout != "NCHW":
         return None
@@ -276,7 +284,7 @@ def _mean(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
 
 
 def _concat(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
-    """Concatenation along the channels, where every part fills its blocks."""
+    """Concatenation along the channels, if the channels of every operand are a multiple of the block size."""
     call = binding.value
     if not is_op(call, "concat") or len(tensor_shape(binding.var)) != 4 or int(call.attrs.axis) % 4 != 1:
         return None
@@ -293,10 +301,10 @@ def _concat(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
 
 
 def _depth_to_space(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
-    """`reshape(permute_dims(reshape(x)))` that moves channels into squares of pixels, or a part of the image
-    that it gives; x is blocked.
+    """`reshape(permute_dims(reshape(x)))` of blocked x that moves channels into squares of pixels, or a slice
+    of the resulting image.
 
-    What the inner operators made of plain data is dropped with all that nobody reads.
+    The results of the inner operators for plain data are dropped as unused bindings.
     """
     outer, first = binding.value, _first_pixel(binding)
     if first is not None:
@@ -313,32 +321,20 @@ def _depth_to_space(layout: Layout, binding: relax.VarBinding) -> Blocked | None
     if not (depth_first or axes == (0, 1, 4, 2, 5, 3)) or block != other:
         return None
     image = binding.var if first is None else binding.value.args[0]
-    if tensor_shape(inner.args[0])[2:] != (h, w) or tensor_shape(image) != (
-        n,
-        channels,
-        h * block,
-        w * block,
-    ):
+    whole = (n, channels, h * block, w * block)
+    if tensor_shape(inner.args[0])[2:] != (h, w) or tensor_shape(image) != whole:
         return None
-    lanes, data, size = (
-        lanes_of(channels, layout.isa),
-        tensor_shape(source.var),
-        tensor_shape(binding.var)[2:],
-    )
-    corner = first or (0, 0)
-
-    def make() -> tirx.PrimFunc:
-        return blocked_depth_to_space(
-            data, channels, block, lanes, depth_first=depth_first, first=corner, size=(size[0], size[1])
-        )
-
-    key = ("depth_to_space", *data, channels, block, lanes, depth_first, corner, size)
-    shape = (n, -(-channels // lanes), *size, lanes)
-    return Blocked(layout.call(key, make, [source.var], shape), channels)
+    lanes, data = lanes_of(channels, layout.isa), tensor_shape(source.var)
+    _, _, rows, columns = tensor_shape(binding.var)
+    moved = DepthToSpace(channels, block, depth_first, first or (0, 0), (rows, columns))
+    key = ("depth_to_space", data, lanes, moved)
+    shape = (n, -(-channels // lanes), rows, columns, lanes)
+    made = layout.call(key, lambda: blocked_depth_to_space(data, lanes, moved), [source.var], shape)
+    return Blocked(made, channels)
 
 
 def _first_pixel(binding: relax.VarBinding) -> tuple[int, int] | None:
-    """Where the rectangle begins that a `strided_slice` cuts out of images; None for anything else."""
+    """The first pixel of the rectangle that a `strided_slice` takes of images; None for anything else."""
     call = binding.value
     if not is_op(call, "strided_slice") or len(call.args) != 4:
         return None
@@ -355,4 +351,4 @@ RULES: tuple[Rule, ...] = (
     _depth_to_space,
     *FUNCTION_RULES,
 )
-"""Each gives a binding's result, blocked or a plain variable, or None: the binding then stays as it is."""
+"""Tried in this order on every binding; a binding that no rule accepts is copied."""

@@ -1,4 +1,4 @@
-"""Max pooling of blocked activations that remembers where the maxima were, as training needs it."""
+"""Max pooling of blocked activations with the indices of the maxima, for training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def blocked_max_pool_with_indices(
 ) -> tirx.PrimFunc:
     """`[N, CB, H, W, c]` to the maxima `[N, CB, Y, X, c]` and the number of each first maximum's tap.
 
-    `window` is taps, strides, padding in front and dilation of both axes. Padding never wins; a NaN does.
+    `window` is taps, strides, padding before the data and dilation of both axes. Padding never wins; a NaN
+    does.
     """
     x = te.placeholder(extents(*data), "float32", "data")
     taps, strides, before, dilation = window

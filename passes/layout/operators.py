@@ -1,11 +1,11 @@
-"""Operators on blocked activations, as TensorIR: what the layout pass puts in the place of Relax's own.
+"""Operators on blocked activations, as TensorIR, with which the layout pass replaces those of Relax.
 
 A blocked activation is `[N, C / b, H, W, b]`: `b` channels of a pixel lie side by side and fill a vector, so
-that convolution, pooling and whatever is done channel by channel need no other vector than one pixel's
+that convolution, pooling and element-wise operators need no shuffles within vectors
 (Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures", SC 2018).
-Where `b` does not divide C the last block is filled up with finite values that nobody reads.
+If `b` does not divide C, the last block is padded with finite values that are never used.
 
-Weights come in blocks too, zero where a channel does not exist: packed when compiling, or else each time by
+Weights are blocked too, zero where a channel does not exist: packed at compile time, or in every run by
 `pack_weight`.
 """
 
@@ -17,11 +17,17 @@ from dataclasses import dataclass
 from tvm import te, tirx
 
 from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.schedules.annotation import (
+    BLOCKED_CONV2D,
+    BLOCKED_DEPTHWISE,
+    BLOCKED_GROUPED_CONV2D,
+    ConvAnnotation,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """How a kernel of `taps` slides over the two spatial axes."""
+class ConvWindow:
+    """How a kernel slides over the two spatial axes."""
 
     strides: tuple[int, int]
     padding: tuple[int, int, int, int]
@@ -29,11 +35,17 @@ class Window:
     dilation: tuple[int, int]
 
     def outputs(self, axis: int, extent: int, taps: int) -> int:
+        """Positions of a kernel of `taps` along an axis (0: rows, 1: columns) of `extent`."""
         padded = extent + self.padding[axis] + self.padding[axis + 2]
         return (padded - (taps - 1) * self.dilation[axis] - 1) // self.strides[axis] + 1
 
+    def attributes(self, operator: str, groups: int = 1, group_outputs: int = 0) -> dict[str, object]:
+        """For `te.compute`: what the schedule rule of an operator reads."""
+        window = self.strides, self.padding, self.dilation
+        return ConvAnnotation(operator, *window, groups, group_outputs).attributes()
 
-def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: Window) -> tirx.PrimFunc:
+
+def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: ConvWindow) -> tirx.PrimFunc:
     """Convolution of blocked data, `[N, IB, H, W, i]`, or of plain data, `[N, I, H, W]`, to blocked data.
 
     Weights are `[OB, IB, KH, KW, i, o]`, for plain data `[OB, KH, KW, I, o]`; the result is
@@ -63,12 +75,13 @@ def blocked_conv2d(data: Sequence[int], weight: Sequence[int], window: Window) -
             return te.sum(value * w[ob, cb, a, b, c, o], axis=[cb, a, b, c])
 
         body = blocked
-    out = te.compute(extents(data[0], blocks, rows, columns, lanes), body, name="conv2d")
+    shape = extents(data[0], blocks, rows, columns, lanes)
+    out = te.compute(shape, body, name="conv2d", attrs=window.attributes(BLOCKED_CONV2D))
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
 
 def blocked_grouped_conv2d(
-    data: Sequence[int], weight: Sequence[int], window: Window, group_outputs: int, lanes: int
+    data: Sequence[int], weight: Sequence[int], window: ConvWindow, group_outputs: int, lanes: int
 ) -> tirx.PrimFunc:
     """Convolution of blocked data, `[N, IB, H, W, i]`, in groups of `group_outputs` output channels.
 
@@ -88,11 +101,13 @@ def blocked_grouped_conv2d(
         value = padded[n, channel // data[4], y * sh + a * dh, z * sw + b * dw, channel % data[4]]
         return te.sum(value * w[output, c, a, b], axis=[c, a, b])
 
-    out = te.compute(extents(data[0], outputs // lanes, rows, columns, lanes), at, name="grouped_conv2d")
+    shape = extents(data[0], outputs // lanes, rows, columns, lanes)
+    attributes = window.attributes(BLOCKED_GROUPED_CONV2D, -(-outputs // group_outputs), group_outputs)
+    out = te.compute(shape, at, name="grouped_conv2d", attrs=attributes)
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
 
-def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window) -> tirx.PrimFunc:
+def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: ConvWindow) -> tirx.PrimFunc:
     """Depthwise convolution of `[N, CB, H, W, c]` with weights `[CB, KH, KW, c]`."""
     x, w = _tensor(data, "data"), _tensor(weight, "weight")
     padded = _padded(x, window.padding)
@@ -106,12 +121,13 @@ def blocked_depthwise(data: Sequence[int], weight: Sequence[int], window: Window
             padded[n, cb, y * sh + a * dh, z * sw + b * dw, c] * w[cb, a, b, c], axis=[a, b]
         ),
         name="depthwise",
+        attrs=window.attributes(BLOCKED_DEPTHWISE),
     )
     return _function([x, w, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
 
 def blocked_conv2d_wgrad(
-    data: Sequence[int], gradient: Sequence[int], weight: Sequence[int], window: Window, groups: int = 1
+    data: Sequence[int], gradient: Sequence[int], weight: Sequence[int], window: ConvWindow, groups: int = 1
 ) -> tirx.PrimFunc:
     """The gradient `[O, C / groups, KH, KW]` of the weights of a convolution of `data` whose result has
     `gradient`.
@@ -129,8 +145,7 @@ def blocked_conv2d_wgrad(
         value = padded[(n, block, y * sh + a * dh, z * sw + b * dw, *lane)]
         return te.sum(dy[n, o // lanes, y, z, o % lanes] * value, axis=[n, y, z])
 
-    attributes: dict[str, object] = {"operator": "conv2d_wgrad", "strides": list(window.strides)}
-    attributes |= {"padding": list(window.padding), "dilation": list(window.dilation), "groups": groups}
+    attributes = window.attributes("conv2d_wgrad", groups)
     out = te.compute(extents(*weight), at, name="conv2d_wgrad", attrs=attributes)
     return _function([x, dy, out], Pattern.OUT_ELEMENTWISE_FUSABLE)
 
@@ -190,35 +205,38 @@ def to_plain(blocked: Sequence[int], channels: int, dtype: str = "float32") -> t
     return _function([x, out], Pattern.INJECTIVE)
 
 
-def blocked_depth_to_space(
-    data: Sequence[int],
-    channels: int,
-    block: int,
-    lanes: int,
-    *,
-    depth_first: bool,
-    first: tuple[int, int],
-    size: tuple[int, int],
-) -> tirx.PrimFunc:
-    """Depth to space by `block`: `[N, CB, H, W, i]` to `[N, ceil(channels / lanes), *size, lanes]`.
+@dataclass(frozen=True, slots=True)
+class DepthToSpace:
+    """Moves groups of `block * block` channels into squares of pixels, and keeps a rectangle of the image."""
 
-    An input channel is `(py * block + px) * channels + c` if `depth_first` (ONNX's mode DCR), else
-    `(c * block + py) * block + px` (CRD), for output channel c at place (py, px) of its square. Of the image,
-    `[H * block, W * block]`, what begins at `first` and is `size` large is kept.
-    """
+    channels: int
+    """Of the result."""
+    block: int
+    depth_first: bool
+    """Input channel `(py * block + px) * channels + c` goes to pixel (py, px) of the square of output channel
+    c (ONNX's mode DCR); else `(c * block + py) * block + px` does (CRD)."""
+    first: tuple[int, int]
+    """Row and column of the first pixel kept, of the image `[H * block, W * block]`."""
+    size: tuple[int, int]
+    """Rows and columns kept."""
+
+
+def blocked_depth_to_space(data: Sequence[int], lanes: int, moved: DepthToSpace) -> tirx.PrimFunc:
+    """Depth to space: `[N, CB, H, W, i]` to `[N, ceil(channels / lanes), *size, lanes]`."""
     x = _tensor(data, "data")
     n, _, _, _, width = data
+    channels, block = moved.channels, moved.block
 
     def at(b: te.Var, cb: te.Var, y: te.Var, z: te.Var, lane: te.Var) -> te.Expr:
-        y, z = y + first[0], z + first[1]
+        y, z = y + moved.first[0], z + moved.first[1]
         c, py, px = cb * lanes + lane, y % block, z % block
-        channel = (py * block + px) * channels + c if depth_first else (c * block + py) * block + px
+        channel = (py * block + px) * channels + c if moved.depth_first else (c * block + py) * block + px
         value = x[b, channel // width, y // block, z // block, channel % width]
         return (
             value if channels % lanes == 0 else tirx.if_then_else(c < channels, value, tirx.const(0, x.dtype))
         )
 
-    shape = extents(n, -(-channels // lanes), *size, lanes)
+    shape = extents(n, -(-channels // lanes), *moved.size, lanes)
     return _function([x, te.compute(shape, at, name="depth_to_space")], Pattern.INJECTIVE)
 
 
@@ -227,11 +245,13 @@ def _tensor(shape: Sequence[int], name: str, dtype: str = "float32") -> te.Tenso
 
 
 def extents(*shape: int) -> list[tirx.IntImm]:
-    """Relax counts in int64, and functions are only fused with others that do."""
+    """A shape for TE with 64-bit indices: functions are fused only with others of the same index type,
+    Relax's."""
     return [tirx.IntImm("int64", int(extent)) for extent in shape]
 
 
 def sum_over(extent: int, name: str) -> tirx.IterVar:
+    """A reduction axis from 0 to `extent`, with 64-bit indices."""
     return te.reduce_axis((tirx.IntImm("int64", 0), tirx.IntImm("int64", int(extent))), name)
 
 

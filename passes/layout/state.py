@@ -1,4 +1,4 @@
-"""What the layout pass has written so far: where each tensor is, plain or in blocks of channels."""
+"""State of the layout pass: in which forms, plain (NCHW) or blocked (NCHWc), each tensor exists so far."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from hybridc.passes.program.program import ProgramBuilder, substitute, tensor_dt
 from hybridc.targets import Isa
 
 WASTED_LANES = 0.2
-"""Fraction of a tensor that may be filling before narrower blocks are taken."""
+"""Fraction of a tensor that may be padding before blocks of half a vector are chosen."""
 
 
 def lanes_of(channels: int, isa: Isa) -> int:
-    """Channels in a block: a whole vector, or half of one of 512 bits where that would be mostly filling."""
+    """Channels per block: a whole vector, or half of a 512-bit one where whole ones would be too much
+    padding."""
     widths = [isa.lanes(), 8]
     fitting = (b for b in widths if -(-channels // b) * b <= channels * (1 + WASTED_LANES))
     return next(fitting, widths[-1])
@@ -28,23 +29,25 @@ def lanes_of(channels: int, isa: Isa) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A tensor `[N, channels, H, W]` of the old program as it is in the new one."""
+    """The blocked form `[N, ceil(channels / lanes), H, W, lanes]` of a tensor `[N, channels, H, W]`."""
 
     var: relax.Expr
     channels: int
 
     @property
     def lanes(self) -> int:
+        """Channels per block: the lanes of a vector that holds one pixel of a block."""
         return tensor_shape(self.var)[4]
 
     @property
     def is_filled(self) -> bool:
+        """Whether the last block is padded."""
         return self.channels % self.lanes != 0
 
 
 @dataclass
 class Layout:
-    """The new program as far as it is written, and where each tensor of the old one is."""
+    """The new program as far as it is written, and the forms there of each tensor of the old one."""
 
     builder: ProgramBuilder
     isa: Isa
@@ -59,7 +62,7 @@ class Layout:
     tuples: dict[relax.Var, relax.Var] = field(default_factory=dict)
     """The new program's tuples, some of whose fields are blocked, by the old ones."""
     rewritten: dict[tuple[object, ...], tirx.PrimFunc | None] = field(default_factory=dict)
-    """Functions for blocked operands, by key; None for those that cannot be."""
+    """Functions rewritten for blocked operands, by key; None for those that cannot be rewritten."""
     _by_key: dict[tuple[object, ...], tvm.ir.GlobalVar] = field(default_factory=dict)
 
     def renamed(self, expr: relax.Expr) -> relax.Expr:
@@ -74,6 +77,7 @@ class Layout:
         return self.builder.weights.get(var.name) if isinstance(var, relax.Var) else None
 
     def as_plain(self, var: relax.Var) -> relax.Expr:
+        """The tensor in plain layout; converted on first use if only its blocked form exists."""
         if var not in self.plain:
             source = self.blocked[var]
             n, _, h, w, _ = tensor_shape(source.var)
@@ -89,7 +93,7 @@ class Layout:
         return self.plain[var]
 
     def as_blocked(self, var: relax.Expr, lanes: int) -> Blocked:
-        """The tensor in blocks of `lanes`; converted if there is no such form of it yet."""
+        """The tensor in blocks of `lanes` channels; converted on first use if that form does not exist."""
         found = self.blocked.get(var)
         if found is None or found.lanes != lanes:
             plain = self.as_plain(var)
@@ -103,6 +107,7 @@ class Layout:
         return found
 
     def emit(self, expr: relax.Expr, hint: str) -> relax.Var:
+        """Bind an expression, with the origins of the current binding, to a new variable."""
         return self.builder.emit(expr, self.origins, hint)
 
     def call(

@@ -1,4 +1,4 @@
-"""Layout of calls of functions: gradients and statistics, which training computes, on blocked operands."""
+"""Rules for calls of the functions of training steps, gradients and statistics, on blocked operands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.passes.layout.functions import Channels, in_blocks
 from hybridc.passes.layout.max_pool import blocked_max_pool_with_indices
-from hybridc.passes.layout.operators import Window, blocked_conv2d_wgrad
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d_wgrad
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.program.program import is_op, operator_name, tensor_dtype, tensor_shape
+from hybridc.schedules.annotation import read_annotation
 
 NARROW_INPUT = 8
-"""Fewer channels of data are read one by one from plain data: a block would be mostly empty."""
+"""With fewer channels, data stay plain and are read one channel at a time: a block would be mostly
+padding."""
 
 
 def _called(layout: Layout, call: Any) -> tirx.PrimFunc:
@@ -23,7 +25,7 @@ def _called(layout: Layout, call: Any) -> tirx.PrimFunc:
 
 
 def _weight_gradient(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
-    """`conv2d_wgrad` of data and dy, of which one is blocked; the result is plain."""
+    """`conv2d_wgrad` of data and dy, one of them blocked; the result is plain."""
     call = binding.value
     if not is_op(call, "call_tir") or operator_name(call) != "conv2d_wgrad":
         return None
@@ -31,22 +33,21 @@ def _weight_gradient(layout: Layout, binding: relax.VarBinding) -> relax.Var | N
     if data not in layout.blocked and gradient not in layout.blocked:
         return None
     schedule = s_tir.Schedule(_called(layout, call))
-    notes = schedule.get(schedule.get_sblock("conv2d_wgrad")).annotations
-    (sh, sw), (top, left, bottom, right), (dh, dw) = (
-        [int(v) for v in notes[name]] for name in ("strides", "padding", "dilation")
-    )
-    window = Window((sh, sw), (top, left, bottom, right), (dh, dw))
+    notes = read_annotation(schedule.get(schedule.get_sblock("conv2d_wgrad")).annotations, "conv2d_wgrad")
+    assert notes is not None
+    (sh, sw), (top, left, bottom, right), (dh, dw) = notes.strides, notes.padding, notes.dilation
+    window = ConvWindow((sh, sw), (top, left, bottom, right), (dh, dw))
     dy = _blocked(layout, gradient)
-    narrow = data not in layout.blocked and tensor_shape(data)[1] < NARROW_INPUT and int(notes["groups"]) == 1
+    narrow = data not in layout.blocked and tensor_shape(data)[1] < NARROW_INPUT and notes.groups == 1
     x = layout.as_plain(data) if narrow else _blocked(layout, data)
-    key = tensor_shape(x), tensor_shape(dy), tensor_shape(binding.var), window, int(notes["groups"])
+    key = tensor_shape(x), tensor_shape(dy), tensor_shape(binding.var), window, notes.groups
     return layout.call(
         ("conv2d_wgrad", *key), lambda: blocked_conv2d_wgrad(*key), [x, dy], tensor_shape(binding.var)
     )
 
 
 def _max_pool(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
-    """`max_pool_with_indices` of images: a value and the number of a tap, both in blocks.
+    """`max_pool_with_indices` of images: maxima and the numbers of their taps, both blocked.
 
     Plain images whose channels fill blocks are worth a conversion: windows are vectors only there.
     """
@@ -88,7 +89,7 @@ def _blocked(layout: Layout, var: relax.Expr) -> relax.Expr:
 
 
 def _channel_by_channel(layout: Layout, binding: relax.VarBinding) -> Blocked | relax.Var | None:
-    """A function with a blocked operand that can be written for blocks of channels, without filling."""
+    """A function with a blocked operand that can be rewritten for blocked data; only without filling."""
     call = binding.value
     if not is_op(call, "call_tir"):
         return None
@@ -112,7 +113,7 @@ def _channel_by_channel(layout: Layout, binding: relax.VarBinding) -> Blocked | 
 
 
 def _operand(layout: Layout, operand: relax.Expr, channels: Channels) -> relax.Expr | None:
-    """An argument in the form that the rewritten function takes; None if it cannot be brought into it."""
+    """An argument in the layout that the rewritten function takes; None if it cannot be converted to it."""
     shape = tensor_shape(operand)
     plain = operand if isinstance(operand, GenericConst) else None
     if channels.axis(shape) is None:
@@ -132,14 +133,14 @@ def _type(plain: relax.TensorType, channels: Channels) -> relax.TensorType:
 
 
 def _result(layout: Layout, made: relax.Var, plain: Sequence[int], channels: Channels) -> Blocked | relax.Var:
-    """What a function gave for a tensor of this shape."""
+    """The result of a function that has this plain shape."""
     if channels.axis(plain) == 1:
         return Blocked(made, channels.count)
     return made if channels.axis(plain) is None else layout.emit(relax.op.reshape(made, plain), "view")
 
 
 def _item(layout: Layout, binding: relax.VarBinding) -> Blocked | relax.Var | None:
-    """A field of what a rewritten function gave."""
+    """A field of a rewritten function's result."""
     item = binding.value
     if not isinstance(item, relax.TupleGetItem) or item.tuple_value not in layout.tuples:
         return None

@@ -1,4 +1,5 @@
-"""Weights of blocked convolutions: packed when compiling if they are known, else by a function."""
+"""Weights of blocked convolutions: packed at compile time if they are known, else by a function in every
+run."""
 
 from __future__ import annotations
 
@@ -13,16 +14,17 @@ from hybridc.passes.program.program import tensor_shape
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class ConvWeight:
     """Weights `[O, I, KH, KW]`."""
 
     expr: relax.Expr | None
-    """In the old program."""
+    """Their variable in the old program."""
     value: np.ndarray | None
-    """If it is known when compiling."""
+    """If it is known at compile time."""
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """`(O, I, KH, KW)`."""
         return tensor_shape(self.expr) if self.value is None else self.value.shape
 
     def packed(self, layout: Layout, lanes: int, input_lanes: int | None) -> relax.Var:

@@ -1,27 +1,13 @@
-"""The planner: from a graph, a machine and a budget to the fastest plan that can be found, and a bound.
+"""The planner: from a graph, a machine and a GPU memory budget to the fastest plan found, and a bound on it.
 
-What is decided, and what comes of it:
-problem     kernels in an order, tensors, gaps between their uses, as flat tuples
-decisions   a device for each kernel; for each gap whether the tensor stays in the GPU's memory
-residency   decisions -> when each tensor is on the GPU, and what has to be copied
-simulate    decisions -> when every kernel and copy runs, and the bytes that are held
-core        the same in C++, with repair, annealing, and tidying up copies: what searches call
-materialize     decisions -> steps, and places for their buffers
-slack       later times for steps where fewer bytes are held then, and nothing takes longer
+No TVM inside: all is counted in microseconds and bytes. `make_plans.py` is the way in. Folders, each of
+which imports only those above it, and none imports the files here:
 
-How it is decided:
-order       an order of the kernels that needs few bytes
-repeats     kernels that may run again instead of their results being kept or fetched
-policies    other systems' ways, to compare with; starts for the search
-search      the best decisions found: from the best starts, simulated annealing
-ladder      searches at fixed budgets from low to high, so that more memory is never slower
-proof       a small graph's fastest plan of all instead
+model/      what is decided (Problem, Decisions), and what comes of it (simulate -> SimulatedRun)
+bounds/     what no plan can beat: a linear programme, the optimum of small graphs, a tighter bound of chains
+emit/       decisions -> steps and buffers: materialize -> PlacedPlan
+search/     the best decisions for each budget: search -> SearchResult, plan_all_budgets over the budget grid
 
-What is proven:
-bound       no plan is faster, none needs fewer bytes
-chain       a tighter bound for chains of kernels: a dynamic programme over stages, by sweep on a frontier
-relaxation  the planning problem as a linear programme, which linear solves
-exact       the fastest plan by CP-SAT in a child process; retime gives its jobs their real times
-
-No TVM inside.
+`choose_tilings.py` chooses the tilings of the network that are worth planning, `tighten_bound.py` spends
+time on a better bound (`--bound-seconds`).
 """

@@ -1,4 +1,4 @@
-"""Tensors between bf16 kernels: half as many bytes, rounded once where they are written."""
+"""Tensors between bf16 kernels are stored as bf16: half as many bytes, rounded once when they are written."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from hybridc.schedules.rule import PRECISION
 
 
 def keep_in_bf16(program: Program, data: Mapping[str, int]) -> Program:
-    """Let bf16 kernels write bf16 numbers where bf16 kernels alone read them, as data.
+    """Let bf16 kernels store results as bf16 that only bf16 kernels read, and only as data.
 
-    Requires: `program` fused, for a CPU alone; `data` tells which argument of a function is rounded to bf16
-    before it is multiplied, for functions that read such tensors.
-    Ensures: the same results, bit for bit, as numbers are rounded only earlier (but denormal ones, which the
-    instructions take for zeros anyway).
+    Requires: `program` fused, for a target without a GPU; `data` gives, for functions that may read such
+    tensors, the position of the argument that is rounded to bf16 before it is multiplied.
+    Ensures: the same results, bit for bit, since numbers are only rounded earlier (except denormal numbers,
+    which the instructions treat as zeros anyway).
     Raises: nothing of its own.
     """
     kept = _kept(program, data)
@@ -60,7 +60,8 @@ def keep_in_bf16(program: Program, data: Mapping[str, int]) -> Program:
 def _kept(program: Program, data: Mapping[str, int]) -> set[relax.Var]:
     """Results of bf16 functions that nothing reads but bf16 functions, and those only as data.
 
-    The functions that write them have to end point by point, as rules read no more behind a transposition.
+    The functions that write them must have an element-wise epilogue, since schedule rules accept nothing
+    after a transposition.
     """
     reads_once = {name for name, position in data.items() if _loads(program.module[name], position) == 1}
     writes = {name for name in data if read_contraction(program.module[name]) is not None}
@@ -117,7 +118,7 @@ def _group(
     stored: Mapping[relax.Var, relax.Var],
     conversions: _Conversions,
 ) -> list[relax.VarBinding]:
-    """A call with what widens its data in front and what rounds its result behind."""
+    """A call, preceded by the widening of its data and followed by the rounding of its result."""
     name, members = _called(binding), []
     operand = binding.value.args[1].fields[data[name]] if name in data else None
     if operand is not None and operand in stored:

@@ -1,8 +1,8 @@
 """Precision: which kernels multiply bf16 instead of float32 numbers.
 
-A kernel does where its factors are read by instructions of the target that multiply bf16 numbers and add up
-in float32, unless rounding its factors was measured to change its result by more than the bf16_error, or fp32
-is faster there. What bf16 kernels pass on to each other they write as bf16 (`bf16_tensors.py`).
+A kernel does if the target has instructions that multiply bf16 operands and accumulate in float32 for it,
+unless rounding its operands was measured to change its result by more than `bf16_error`, or fp32 is predicted
+to be faster. Tensors between two bf16 kernels are stored as bf16 (`bf16_storage.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
-from hybridc.targets import Target
+from hybridc.targets import DEFAULT_THREADS, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,20 @@ over that of the result, of the worst call."""
 
 
 def reduce_precision(
-    program: Program, target: Target, bf16_error: float, errors: Errors, *, winograd: bool = True
+    program: Program,
+    target: Target,
+    bf16_error: float,
+    errors: Errors,
+    *,
+    winograd: bool = True,
+    threads: int = DEFAULT_THREADS,
 ) -> Program:
     """Mark functions for bf16.
 
     Requires: `program` fused, a target that multiplies bf16 numbers.
-    Ensures: of the functions that add up products those that may round their factors have the attribute
-    PRECISION, the others PRECISION_NOTE, which tells why not. Where no GPU takes part, tensors that only they
-    write and read are bf16.
+    Ensures: functions that sum products have the attribute PRECISION if they may round their operands, else
+    PRECISION_NOTE, which says why not. Without a GPU, tensors that only bf16 functions write and read are
+    bf16.
     Raises: what `errors` raises.
     """
     constants = constant_arguments(program)
@@ -62,7 +68,7 @@ def reduce_precision(
     factors: dict[str, Factors] = {}
     for name in products:
         function = program.module[name].with_attr(PRECISION, BF16)
-        found = _factors(Request(function, constants[name], target, winograd=winograd))
+        found = _factors(Request(function, constants[name], target, winograd=winograd, threads=threads))
         if isinstance(found, Factors):
             factors[name] = found
         else:
@@ -88,7 +94,7 @@ def adds_up_products(function: tirx.PrimFunc) -> bool:
 
 
 def _factors(request: Request) -> Factors | str:
-    """Or why the function stays in fp32."""
+    """The factors that are rounded to bf16, or why the function stays in fp32."""
     conv = read_bf16_convolution(request)
     if conv is not None:
         if winograd_is_faster(request, conv):
@@ -99,7 +105,7 @@ def _factors(request: Request) -> Factors | str:
     if line is not None:
         if fourier_is_faster(request, line):
             return "Fourier transforms in fp32 are predicted to be faster"
-        if floats_are_faster(line, request.target.isa):
+        if floats_are_faster(line, request.target.isa, request.threads):
             return "fp32 is predicted to be faster"
         found = line_data(line)
         assert found is not None
@@ -118,11 +124,11 @@ def _positions(nest: Nest, left: tirx.Var, right: tirx.Var) -> Factors | str:
 
 
 def mark_integers(program: Program) -> Program:
-    """Note which functions multiply integers.
+    """Mark functions that multiply integers.
 
-    Requires: `program` fused, with what `passes/precision/quantized.py` wrote.
-    Ensures: of the functions that add up products those of 8-bit integers have the attribute PRECISION, the
-    others PRECISION_NOTE.
+    Requires: `program` fused, after the rules of `passes/precision/quantized.py`.
+    Ensures: functions that sum products have the attribute PRECISION if they multiply 8-bit integers, else
+    PRECISION_NOTE.
     Raises: nothing of its own.
     """
     functions = {g.name_hint: f for g, f in program.functions.items()}

@@ -2,10 +2,10 @@
 
     sum of s_x (x - z_x) s_w w  =  s_x s_w (sum of x w - z_x sum of w)
 
-for 8-bit numbers x and w: the sum of products is int32 and exact, z_x times the sum of w is known when
-compiling, and the scales, the bias, the activation and what quantizes again are an epilogue. (Jacob et al.,
+for 8-bit numbers x and w: the sum of products is int32 and exact, z_x times the sum of w is known at
+compile time, and scales, bias, activation and requantization are an epilogue. (Jacob et al.,
 "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018.)
-Rules of `layout.py`, for `--precision int8`.
+These are rules of stage `layout`, for `--precision int8`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from hybridc.passes.layout.layout import Rule, window_of
-from hybridc.passes.layout.operators import Window, extents, sum_over
+from hybridc.passes.layout.layout import Rule, conv_window_of
+from hybridc.passes.layout.operators import ConvWindow, extents, sum_over
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import NARROW_INPUT
-from hybridc.passes.layout.weights import Weight
+from hybridc.passes.layout.weights import ConvWeight
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.annotation import BLOCKED_CONV2D
 
 UNSIGNED_SHIFT = 128
 """Added to signed activations: kernels multiply unsigned by signed numbers."""
@@ -40,6 +41,7 @@ class Activation:
 
     @property
     def shift(self) -> int:
+        """Added to the values so that they are unsigned."""
         return UNSIGNED_SHIFT if tensor_dtype(self.values) == "int8" else 0
 
 
@@ -71,7 +73,8 @@ def _activation(layout: Layout, var: relax.Expr) -> Activation | None:
 
 
 def _factor(layout: Layout, var: relax.Expr, axis: int) -> Factor | None:
-    """With a scale for each element of `axis`; a transposition of two axes is followed."""
+    """The factor that a weight is, with a scale for each element of `axis`; transposed matrices are
+    recognised."""
     call: Any = layout.values.get(var)
     if is_op(call, "permute_dims") and len(tensor_shape(var)) == 2:
         inner = _factor(layout, call.args[0], 1 - axis)
@@ -101,13 +104,17 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     if x.shape != tensor_shape(x.values):
         return None
     outputs, inputs = w.values.shape[:2]
-    lanes, window, result = lanes_of(outputs, layout.isa), window_of(call.attrs), tensor_shape(binding.var)
+    lanes, window, result = (
+        lanes_of(outputs, layout.isa),
+        conv_window_of(call.attrs),
+        tensor_shape(binding.var),
+    )
     if x.values not in layout.blocked and inputs < NARROW_INPUT:
         source, input_lanes = layout.as_plain(x.values), None
     else:
         found = layout.blocked.get(x.values) or layout.as_blocked(x.values, lanes_of(inputs, layout.isa))
         source, input_lanes = found.var, found.lanes
-    packed = Weight(None, w.values).packed(layout, lanes, input_lanes)
+    packed = ConvWeight(None, w.values).packed(layout, lanes, input_lanes)
     key = tensor_shape(source), tensor_shape(packed), window, tensor_dtype(source), x.zero
     blocks = -(-outputs // lanes)
     shape = (result[0], blocks, result[2], result[3], lanes)
@@ -141,7 +148,7 @@ def _matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
 
 
 def _offsets(x: Activation, w: Factor) -> np.ndarray:
-    """What is to be added to the sums of each output, which have unsigned numbers in the place of x - z."""
+    """The correction of each output's sums, in which unsigned numbers were multiplied instead of x - z."""
     return -np.int32(x.zero + x.shift) * w.sums
 
 
@@ -202,11 +209,12 @@ QUANTIZED_RULES: tuple[Rule, ...] = (_known, _convolution, _matmul, _blocked_con
 
 
 def int8_conv2d(
-    data: Sequence[int], weight: Sequence[int], window: Window, dtype: str, zero: int
+    data: Sequence[int], weight: Sequence[int], window: ConvWindow, dtype: str, zero: int
 ) -> tirx.PrimFunc:
-    """Sums, int32, of a convolution of 8-bit data and int8 weights; shapes as in `blocked.blocked_conv2d`.
+    """Sums, int32, of a convolution of 8-bit data and int8 weights; shapes as in
+    `layout.operators.blocked_conv2d`.
 
-    `zero` stands for zero around the image. To signed data 128 is added.
+    `zero` is the value of the padding around the image. 128 is added to signed data.
     """
     x, w = te.placeholder(extents(*data), dtype, "data"), te.placeholder(extents(*weight), "int8", "weight")
     padded = _padded(x, window.padding, zero)
@@ -225,13 +233,18 @@ def int8_conv2d(
 
     cb = sum_over(weight[1], "cb")
     shape = extents(data[0], blocks, rows, columns, lanes)
-    out = te.compute(shape, plain if len(data) == 4 else blocked, name="int8_conv2d")
+    out = te.compute(
+        shape,
+        plain if len(data) == 4 else blocked,
+        name="int8_conv2d",
+        attrs=window.attributes(BLOCKED_CONV2D),
+    )
     return _function([x, w, out])
 
 
 def int8_matmul(left: Sequence[int], right: Sequence[int], dtype: str) -> tirx.PrimFunc:
-    """Sums, int32, of a product of 8-bit `[..., K]` and int8 `[K, N]`; to signed numbers on the left 128 is
-    added."""
+    """Sums, int32, of a product of 8-bit `[..., K]` and int8 `[K, N]`; 128 is added to a signed left
+    operand."""
     x, w = te.placeholder(extents(*left), dtype, "left"), te.placeholder(extents(*right), "int8", "right")
     k = sum_over(right[0], "k")
 

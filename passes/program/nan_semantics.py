@@ -1,10 +1,10 @@
-"""Maxima of infinities and of NaN, as IEEE 754 and ONNX have them.
+"""Maxima and minima of infinities and NaN, with the semantics of IEEE 754 and ONNX.
 
-Maxima begin at minus infinity, and not at the least finite number as in TVM: the maximum of a row of minus
-infinities (a fully masked row of attention) would be about -3.4e38, and the position of its maximum -1.
+Reductions by maximum start at minus infinity, not at the least finite number as in TVM: else the maximum of a
+row of minus infinities (a fully masked row of attention) would be about -3.4e38, and its index -1.
 
-Relu, Clip, Max and Min of NaN are NaN. x86's `maxps` gives its second operand where one is NaN, so that it is
-enough to put the number that may be NaN there; between two such numbers one more comparison is needed.
+Relu, Clip, Max and Min of NaN are NaN. x86's `maxps` returns its second operand if one is NaN, so it is
+enough to make that the operand that may be NaN; if both may be, one more comparison is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm import ir, s_tir, tirx
 
 
 def with_infinite_bounds(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with the initial values of its maxima and minima (and of their positions) put right."""
+    """The function with infinite initial values of its maxima and minima, and valid ones of their indices."""
     renewed: list[tuple[tirx.BufferStore, tirx.BufferStore]] = []
 
     def note(block: s_tir.SBlock) -> None:
@@ -38,7 +38,7 @@ def with_infinite_bounds(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def with_propagated_nan(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with NaN passed on by maxima and minima, those of reductions excepted."""
+    """The function with maxima and minima that propagate NaN, except in reductions."""
 
     def keep(block: s_tir.SBlock, mutator: tvm_ffi.StructuralMutator) -> s_tir.SBlock:
         return block if block.init is not None else mutator.default_mutate(block)
@@ -58,7 +58,7 @@ def _propagating(extremum: tirx.Max | tirx.Min) -> ir.Expr:
     if isinstance(b, tirx.FloatImm):
         return type(extremum)(b, a)
     infinity = tirx.const(math.inf, str(a.ty.dtype))
-    return tirx.Select(tirx.abs(a) <= infinity, extremum, a)  # `a == a` is taken for true by TVM
+    return tirx.Select(tirx.abs(a) <= infinity, extremum, a)  # TVM simplifies `a == a` to true
 
 
 def _is_finite_bound(store: tirx.BufferStore, results: int) -> bool:
@@ -78,7 +78,7 @@ def _bounded(store: tirx.BufferStore) -> tirx.BufferStore:
 
 
 def _register_reducers() -> None:
-    """Let schedules factor such reductions: they know a maximum by its initial value."""
+    """Let schedules apply `rfactor` to such reductions: TVM recognises a maximum by its initial value."""
     register = tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")
     for combine, bound in ((tirx.max, -math.inf), (tirx.min, math.inf)):
         register(1, _immortal(_combiner(combine)), _immortal(_identity(bound)))

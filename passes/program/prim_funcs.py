@@ -36,10 +36,11 @@ class FunctionTable:
     """The function of a key, and which of the group's arguments each of its parameters takes."""
     functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
-    """Names that no new function gets."""
+    """Names in use."""
     _patterns: dict[str, Pattern] = field(default_factory=dict)
 
     def pattern(self, binding: relax.VarBinding, program: Program) -> Pattern:
+        """The pattern of one operator; OPAQUE where TVM has no single PrimFunc for it."""
         key, _ = _describe([binding], program)
         if key not in self._patterns:
             legal = _legalize([binding], [], program)
@@ -107,12 +108,12 @@ def _is_scalar(expr: relax.Expr) -> bool:
 
 
 def _takes_literals(call: relax.Call) -> bool:
-    """Whether legalisation writes scalar constants into the kernel; a kernel cannot hold them as tensors."""
+    """Whether legalisation writes scalar constants into the kernel, so that they are no arguments."""
     return has_fact(call, Fact.LITERAL) and not all(map(_is_scalar, call.args))
 
 
 def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program) -> tvm.IRModule:
-    """A module whose `main` is the group alone, its operators replaced by calls of PrimFuncs."""
+    """A module whose `main` consists of the group, its operators replaced by calls of PrimFuncs."""
     if not arguments:
         _, arguments = _describe(members, program)
     parameters = [relax.Var(f"p{i}", a.ty) for i, a in enumerate(arguments)]

@@ -18,8 +18,8 @@ class Program:
     """One Relax function `main` and what it needs.
 
     `main` is a single block of bindings without control flow. Its parameters are the inputs and then
-    the weights, whose values stand in `weights` by parameter name; it returns a tuple of variables.
-    Functions that it calls stand beside it in `module`.
+    the weights, whose values are in `weights` by parameter name; it returns a tuple of variables.
+    `module` also holds the functions that it calls.
     """
 
     module: tvm.IRModule
@@ -29,24 +29,27 @@ class Program:
 
     @property
     def main(self) -> relax.Function:
+        """The network."""
         return self.module["main"]
 
     @property
     def inputs(self) -> list[relax.Var]:
-        """Parameters of `main` that are no weights."""
+        """Parameters of `main` that are not weights."""
         return [v for v in self.main.params if v.name not in self.weights]
 
     @property
     def functions(self) -> dict[tvm.ir.GlobalVar, tirx.PrimFunc]:
-        """What `main` calls by `call_tir`."""
+        """PrimFuncs that `main` calls by `call_tir`."""
         return {g: f for g, f in self.module.functions.items() if isinstance(f, tirx.PrimFunc)}
 
     @property
     def bindings(self) -> list[relax.VarBinding]:
+        """Of `main`, in order."""
         return [binding for block in self.main.body.blocks for binding in block.bindings]
 
     @property
     def outputs(self) -> list[relax.Expr]:
+        """What `main` returns, field by field."""
         body = resolve(self.main.body.body, {b.var: b.value for b in self.bindings})
         return list(body.fields) if isinstance(body, relax.Tuple) else [self.main.body.body]
 
@@ -102,7 +105,7 @@ def substitute(expr: relax.Expr, operand: Callable[[relax.Var], relax.Expr]) -> 
 
 
 def content_number(content: bytes) -> int:
-    """A number for names that tell what they name: the same for equal bytes, else another one."""
+    """A hash, for names by content: equal for equal bytes."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=7).digest())
 
 
@@ -112,7 +115,7 @@ def constant_name(value: np.ndarray) -> str:
 
 
 def part_name(whole: relax.Var | relax.Constant, axis: int, begin: int, end: int) -> str:
-    """Of what a weight is from `begin` to `end`. A network is cut up in several ways, which share weights."""
+    """The name of a weight's slice from `begin` to `end`; tilings of a network share slices by it."""
     name = whole.name if isinstance(whole, relax.Var) else constant_name(whole.value.numpy())
     return f"{name}.{axis}_{begin}_{end}"
 
@@ -128,7 +131,7 @@ def count_uses(program: Program) -> Counter[relax.Var]:
 
 
 def without_uncalled(program: Program) -> Program:
-    """Drop functions that `main` calls no more."""
+    """Drop functions that `main` does not call."""
     called = {b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir")}
     kept = {g: f for g, f in program.module.functions.items() if g.name_hint in {"main", *called}}
     return replace(program, module=tvm.IRModule(kept))
@@ -185,7 +188,7 @@ class ProgramBuilder:
         return var
 
     def take_parameters(self, program: Program) -> dict[relax.Var, relax.Expr]:
-        """What stands for each parameter of `program` here: inputs for themselves, weights for weights."""
+        """The parameter here for each parameter of `program`: inputs are shared, weights become new ones."""
         weights = {v: program.weights.get(v.name) for v in program.main.params}
         return {v: v if w is None else self.weight(w, v.name) for v, w in weights.items()}
 

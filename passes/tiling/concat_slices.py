@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import te, tirx
 
 from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.schedules.shapes import index_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,7 @@ def concat_slices(
 
     The parameters have these shapes, which are equal except along `axis`, and this dtype.
     """
-    sources = [
-        te.placeholder([tirx.IntImm("int64", e) for e in shape], dtype, f"x{i}")
-        for i, shape in enumerate(shapes)
-    ]
+    sources = [te.placeholder(index_shape(shape), dtype, f"x{i}") for i, shape in enumerate(shapes)]
     total = sum(sliced.extent for sliced in slices)
     extents = [tirx.IntImm("int64", total if a == axis else e) for a, e in enumerate(shapes[0])]
 

@@ -25,24 +25,26 @@ MOVING_FUNCTIONS = ("halo", "rows")
 
 @dataclass(frozen=True, slots=True)
 class KernelGroup:
-    """Bindings that `fuse` makes one kernel of."""
+    """Bindings that `fuse` makes one kernel."""
 
     members: tuple[relax.VarBinding, ...]
     inputs: tuple[relax.Var, ...]
-    """What they read of others and of the weights, each once."""
+    """Variables that they read and do not define, each once."""
     size_bytes: int
-    """What the kernel reads and writes."""
+    """Of all that the kernel reads and writes."""
     is_view: bool
-    """Whether there is no kernel to it."""
+    """Whether it needs no kernel."""
     only_moves: bool
+    """Whether it only moves data."""
 
     @property
     def result(self) -> relax.Var:
+        """The variable that the last member defines."""
         return self.members[-1].var
 
 
 def largest_working_set_bytes(program: Program) -> int:
-    """Of all kernels of a program that is not yet fused.
+    """The largest of all kernels of a program that is not yet fused.
 
     Requires: `program` canonical.
     """
@@ -50,7 +52,7 @@ def largest_working_set_bytes(program: Program) -> int:
 
 
 def kernel_groups(program: Program) -> list[KernelGroup]:
-    """The kernels to come, in an executable order."""
+    """The kernels that `fuse` will form, in an executable order."""
     bindings = program.bindings
     return [_kernel(tuple(bindings[i] for i in g.members)) for g in form_groups(program, _pattern)]
 
@@ -71,14 +73,14 @@ def _only_moves(name: str) -> bool:
 
 
 def size_bytes(var: relax.Expr) -> int:
-    """Of a tensor, or of all tensors of a tuple."""
+    """Bytes of a tensor, or of all tensors of a tuple."""
     if isinstance(var.ty, relax.TupleType):
         return sum(size_bytes(relax.Var("field", field)) for field in var.ty.fields)
     return math.prod(tensor_shape(var)) * dtype_bits(tensor_dtype(var)) // 8
 
 
 def _pattern(binding: relax.VarBinding, _: Program) -> Pattern:
-    """As `fuse` would find it by legalising the operator, told by its name."""
+    """The pattern that `fuse` finds by legalising the operator, here estimated by its name."""
     if not isinstance(binding.var.ty, relax.TensorType):
         return Pattern.OPAQUE
     simple = name_has_fact(operator_name(binding.value), Fact.ELEMENTWISE)

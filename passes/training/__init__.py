@@ -1,4 +1,4 @@
-"""Training: a step forward, backward and the update of the parameters is a program like any other."""
+"""Training: forward pass, backward pass and update of the parameters become an ordinary program."""
 
 from hybridc.passes.training.differentiate import Differentiated, differentiate
 from hybridc.passes.training.gradients import Emitter, Reverse

@@ -1,10 +1,10 @@
 """Reverse-mode differentiation of a program, in time linear in its bindings.
 
 The forward pass is copied, with operators replaced by the forms that save what the backward pass needs
-(pooling with indices, BatchNorm with batch statistics, dropout). Then the copied calls are gone through in
+(pooling with indices, BatchNorm with batch statistics, dropout). Then the copied calls are visited in
 reverse; each adds to the gradients of its arguments by the rule of its operator (Griewank and Walther,
-Evaluating Derivatives, 2nd ed., chapter 3). Distinct functions are made once, so that a deep network of few
-kinds of layers has few.
+Evaluating Derivatives, 2nd ed., chapter 3). Each distinct function is made once, so that a deep network with
+few kinds of layers has few functions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Update = Callable[[Emitter, relax.Var, relax.Expr], Sequence[relax.Expr]]
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """A program that computes gradients, or what is made of them."""
+    """A program that computes gradients, or what `update` makes of them."""
 
     program: Program
     """Returns what the given program does, and then the results of all parameters."""
@@ -62,12 +62,12 @@ def differentiate(
 ) -> Differentiated:
     """The gradient of the output at position `loss`, a scalar, with respect to inputs, by name.
 
-    `update` is called when a parameter's gradient is complete, right behind the last kernel that reads the
+    `update` is called when a parameter's gradient is complete, right after the last kernel that reads the
     old parameter; what it returns are the parameter's results. By default that is the gradient itself.
 
     Requires: `main` normalised, straight-line, static shapes.
     Raises: ModelError HC160 where an operator between a parameter and the loss has no gradient, HC161 where
-    the loss depends on no parameter, HC162 where it is no scalar.
+    the loss depends on no parameter, HC162 where it is not a scalar.
     """
     return _Differentiator(program, parameters).run(
         loss, update or (lambda emitter, parameter, gradient: [gradient])
@@ -141,7 +141,7 @@ class _Differentiator:
                 remedy="name parameters of the network, or freeze fewer",
             )
         if math.prod(tensor_shape(loss)) != 1:
-            raise ModelError("HC162", f"the loss is no scalar: it has shape {tensor_shape(loss)}")
+            raise ModelError("HC162", f"the loss is not a scalar: it has shape {tensor_shape(loss)}")
         one = np.ones(tensor_shape(loss), tensor_dtype(loss))
         self.adjoints[loss] = relax.const(one, one.dtype.name)
         complete = self._completed(tape)
@@ -155,7 +155,7 @@ class _Differentiator:
         return results
 
     def _completed(self, tape: list[Recorded]) -> dict[int, list[relax.Var]]:
-        """Parameters by the position of their first reader: behind it, in reverse, nobody reads them."""
+        """Parameters by the position of their first reader: in reverse order nothing reads them after it."""
         first: dict[relax.Var, int] = {}
         parameters = set(self.parameters)
         for position, recorded in enumerate(tape):
@@ -188,7 +188,7 @@ class _Differentiator:
             self._add(argument, gradient)
 
     def _taken(self, var: relax.Var) -> Gradient:
-        """The gradient with respect to a variable, which nobody adds to any more."""
+        """The gradient with respect to a variable, complete."""
         return self.tuple_adjoints.pop(var, None) or self.adjoints.pop(var, None)
 
     def _add(self, argument: relax.Expr, gradient: Gradient) -> None:
@@ -210,7 +210,7 @@ class _Differentiator:
 def _no_gradient(recorded: Recorded) -> ModelError:
     return ModelError(
         "HC160",
-        f"{rule_name(recorded.value)} has no gradient, and a parameter's way to the loss goes through it",
+        f"{rule_name(recorded.value)} has no gradient, and lies between a trained parameter and the loss",
         where=f"node {', '.join(recorded.origins)}",
         remedy="freeze the parameters before it (--freeze), or export the network without it",
     )

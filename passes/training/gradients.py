@@ -2,7 +2,7 @@
 
 A rule gets the call of an operator as it was emitted forward, its result y and the gradient dy of the loss
 with respect to y; it emits the gradients with respect to the call's arguments. What a rule reads of arguments
-and result is what stays in memory from the forward to the backward pass: so it reads the least that will do.
+and result stays in memory from the forward to the backward pass, so it should read as little as possible.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Emitter:
     name: str = ""
     """Hint for the names of variables where none is given."""
     library: dict[str, tirx.PrimFunc] = field(default_factory=dict)
-    """All functions by name: those that the program brought along, and those made here."""
+    """All functions by name: the program's own, and those made here."""
     values: dict[relax.Var, relax.Expr] = field(default_factory=dict)
     """What each emitted variable was bound to."""
 
@@ -79,8 +79,8 @@ class Emitter:
     ) -> relax.Var:
         """Call a PrimFunc, made once for each key, whose first element is the function's name.
 
-        A list of result types makes a tuple. The key must tell all that `make` depends on but the types of
-        the arguments, which belong to it.
+        A list of result types makes a tuple. The key must determine all that `make` depends on but the types
+        of the arguments, which belong to it.
         """
         key = (*key, *((tensor_shape(a), tensor_dtype(a)) for a in arguments))
         if key not in self.functions:
@@ -111,7 +111,7 @@ class Emitter:
         return self.library[call.args[0].name_hint].attrs[name]
 
     def elementwise(self, name: str, body: Callable[..., tirx.Expr], *arguments: relax.Expr) -> relax.Var:
-        """`body` of each element of tensors of one shape; `name` must tell all that `body` depends on.
+        """`body` of each element of tensors of one shape; `name` must determine all that `body` depends on.
 
         One function instead of a chain of operators. The result is of the first argument's type.
         """
@@ -165,7 +165,7 @@ class Recorded:
 
 @dataclass
 class Reverse(Emitter):
-    """What a gradient rule is given besides the call."""
+    """What a gradient rule may ask and emit."""
 
     active: set[relax.Var] = field(default_factory=set)
     """Variables that depend on a parameter."""
@@ -185,12 +185,12 @@ class Reverse(Emitter):
         return var
 
     def _depends(self, var: relax.Var) -> bool:
-        """Only floating point numbers have gradients; of tuples, their fields tell."""
+        """Only floating point numbers have gradients; a tuple is judged by its fields."""
         numeric = not isinstance(var.ty, relax.TensorType) or is_floating(var)
         return numeric and any(v in self.active for v in variables(self.values[var]))
 
     def wanted(self, argument: relax.Expr) -> bool:
-        """Whether the gradient of an argument leads to a parameter: it need not be computed else."""
+        """Whether the gradient of an argument leads to a parameter: else it need not be computed."""
         if isinstance(argument, relax.Tuple):
             return any(self.wanted(item) for item in argument.fields)
         return isinstance(argument, relax.Var) and argument in self.active
@@ -238,7 +238,7 @@ def rule_name(call: relax.Call) -> str:
 
 
 def operands(call: relax.Call) -> list[relax.Expr]:
-    """What a call computes with: of `call_tir`, the arguments of the function."""
+    """Operands of a call; for `call_tir` the arguments of the function."""
     return list(call.args[1].fields) if is_op(call, "call_tir") else list(call.args)
 
 
@@ -254,6 +254,7 @@ def placeholder(like: relax.Expr, name: str) -> te.Tensor:
 
 
 def extents(shape: Sequence[int]) -> list[tirx.IntImm]:
+    """A shape for TE, with 64-bit indices."""
     return [tirx.IntImm("int64", extent) for extent in shape]
 
 

@@ -47,5 +47,5 @@ def bce_with_logits(emitter: Emitter, logits: relax.Expr, targets: relax.Expr) -
 
 
 def _mean_of(emitter: Emitter, name: str, output: relax.Expr, target: relax.Expr) -> relax.Var:
-    """Nothing but the two tensors is kept for the backward pass."""
+    """Only the two tensors are stored for the backward pass."""
     return emitter.emit(op.mean(emitter.elementwise(name, ELEMENT_LOSSES[name], output, target)), "loss")

@@ -1,4 +1,4 @@
-"""A network copied into a new program: as it trains, or as it is evaluated."""
+"""A network copied into a new program, for training or for evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridc.passes.training.gradients import Emitter, constant
 
 @dataclass
 class NetworkCopy:
-    """The network's bindings in a new program, some of them written anew."""
+    """The network's bindings in a new program, some of them rewritten."""
 
     emitter: Emitter
     old: Program
@@ -30,7 +30,7 @@ class NetworkCopy:
         return NetworkCopy(emitter, program, emitter.builder.take_parameters(program))
 
     def run(self, rewrite: Callable[[NetworkCopy, relax.Expr], relax.Expr | None]) -> None:
-        """`rewrite` gives what stands for a binding's value, or None to take it as it is."""
+        """`rewrite` gives the new value of a binding, or None to copy it."""
         for binding in self.old.bindings:
             self.emitter.origins = self.old.origins.get(binding.var.name, ())
             self.emitter.name = binding.var.name
@@ -53,13 +53,15 @@ class NetworkCopy:
 
 
 def is_training_norm(expr: relax.Expr) -> bool:
+    """Whether this is a BatchNorm that uses the batch's statistics."""
     return is_op(expr, "nn.batch_norm") and bool(expr.attrs.training)
 
 
 def with_statistics(
     copy: NetworkCopy, call: relax.Expr, statistics: dict[str, relax.Expr]
 ) -> relax.Expr | None:
-    """BatchNorm that trains; `statistics` gets its new running ones. One applied twice adds to them twice."""
+    """BatchNorm in training; `statistics` receives its new running ones. One that is applied twice updates
+    them twice."""
     if not is_training_norm(call):
         return None
     running = [statistics.get(argument.name, argument) for argument in call.args[3:]]
@@ -70,7 +72,7 @@ def with_statistics(
 
 
 def evaluated(copy: NetworkCopy, call: relax.Expr) -> relax.Expr | None:
-    """Dropout hands on; BatchNorm scales and shifts by its running statistics."""
+    """Dropout is the identity; BatchNorm scales and shifts by its running statistics."""
     if is_op(call, "nn.dropout"):
         return relax.Tuple([call.args[0], call.args[0]])
     if not is_op(call, "nn.batch_norm"):

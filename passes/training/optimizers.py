@@ -19,7 +19,7 @@ from hybridc.passes.training.kernels.updates import Element, update
 Elements = Mapping[str, tirx.Expr]
 
 
-class Optimizer(Protocol):
+class UpdateRule(Protocol):
     """What a training step asks of an optimizer."""
 
     @property
@@ -35,7 +35,7 @@ class Optimizer(Protocol):
 
 
 def emit_update(
-    optimizer: Optimizer,
+    optimizer: UpdateRule,
     emitter: Emitter,
     parameter: relax.Expr,
     gradient: relax.Expr,

@@ -1,8 +1,8 @@
-"""What follows from a kept tensor by cheap arithmetic is computed again in the backward pass, not kept too.
+"""Recompute in the backward pass, instead of storing, what follows from a stored tensor cheaply.
 
-Exporters spell activations and normalisation out: GELU is a division, erf, an addition and two products, and
-the backward pass reads four of these five results. All follow from the first operand. Computed again, each is
-part of the kernel that reads it; and in the forward pass the chain, whose results nobody else reads any more,
+Exporters decompose activations and normalisation: GELU is a division, erf, an addition and two products, and
+the backward pass reads four of these five results. All follow from the first operand. Recomputed, each is
+part of the kernel that reads it; and in the forward pass the chain, whose results have no other readers then,
 becomes one kernel. (Larger recomputation is the planner's, which weighs time against memory.)
 """
 
@@ -16,14 +16,14 @@ from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, ProgramBuilder, substitute, variables
 
 LONGEST = 8
-"""Operators from a kept tensor to what is computed again."""
+"""Operators from a stored tensor to a recomputed one: GELU has five, and each reader computes all of them."""
 
 
 def recompute_cheap(program: Program, forward: Set[relax.Var]) -> Program:
-    """Give every reader in the backward pass its own copy of what it reads, where that is cheap.
+    """Let every reader in the backward pass recompute what it reads, where that is cheap.
 
     Requires: `forward` holds the variables of the forward pass, which comes first.
-    Ensures: the same results; no parameter is read behind where it was.
+    Ensures: the same results; no parameter is read later than before.
     """
     read = {v for b in program.bindings if b.var not in forward for v in variables(b.value)}
     recipes = _recipes(program, forward, read)
@@ -32,11 +32,11 @@ def recompute_cheap(program: Program, forward: Set[relax.Var]) -> Program:
     builder = ProgramBuilder(program.inputs)
     new = builder.take_parameters(program)
 
-    def again(var: relax.Var, origins: tuple[str, ...]) -> relax.Expr:
-        """A variable, or what it is computed from, at this place."""
+    def recomputed(var: relax.Var, origins: tuple[str, ...]) -> relax.Expr:
+        """A variable, recomputed at this place if it has a recipe."""
         if var not in recipes:
             return new[var]
-        value = substitute(recipes[var], lambda v: again(v, origins))
+        value = substitute(recipes[var], lambda v: recomputed(v, origins))
         return builder.emit(value, origins, var.name)
 
     for binding in program.bindings:
@@ -44,7 +44,7 @@ def recompute_cheap(program: Program, forward: Set[relax.Var]) -> Program:
         if binding.var in forward:
             operands = {v: new[v] for v in variables(binding.value)}
         else:
-            operands = {v: again(v, origins) for v in dict.fromkeys(variables(binding.value))}
+            operands = {v: recomputed(v, origins) for v in dict.fromkeys(variables(binding.value))}
         value = substitute(binding.value, operands.__getitem__)
         new[binding.var] = builder.emit(value, origins, binding.var.name)
     outputs = [substitute(output, lambda v: new[v]) for output in program.outputs]
@@ -52,7 +52,7 @@ def recompute_cheap(program: Program, forward: Set[relax.Var]) -> Program:
 
 
 def _recipes(program: Program, forward: Set[relax.Var], read: Set[relax.Var]) -> dict[relax.Var, relax.Expr]:
-    """Values, by variable, of what need not be kept and of what lies between that and what is kept.
+    """Values, by variable, of what need not be stored and of the steps to it from what is.
 
     `read` are variables that the backward pass reads.
     """

@@ -1,4 +1,4 @@
-"""What is trained, and how: loss, optimizer, batch; and the texts they are written as."""
+"""Loss, optimizer and batch of a training step, and how the texts of options are parsed to them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LossTerm:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Formulas and defaults are PyTorch's."""
+    """An optimizer and its settings; formulas and defaults are PyTorch's."""
 
     kind: str = "sgd"
     """`sgd`, `adam` or `adamw`."""
@@ -51,7 +51,7 @@ class Optimizer:
     def scalar_values(self, learning_rate: float, step: int) -> dict[str, float]:
         """What the update needs besides tensors, at step `step`, counted from 1.
 
-        Of Adam the corrections of its moments' bias, which start at zero (Kingma and Ba, 2015).
+        For Adam the bias corrections of its moments, which start at zero (Kingma and Ba, 2015).
         """
         if self.kind == "sgd":
             return {"learning_rate": learning_rate}
@@ -64,7 +64,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
-    """A training step, apart from the model and what it is compiled for."""
+    """A training step, apart from the model and the target."""
 
     loss: tuple[LossTerm, ...] = ()
     """Empty: the model's first output is the loss."""
@@ -78,8 +78,8 @@ class TrainingSpec:
 
     def __post_init__(self) -> None:
         if self.accumulate < 1 or (self.batch is not None and self.batch % self.accumulate):
-            what = f"a batch of {self.batch} cannot be gone through in {self.accumulate} equal parts"
-            raise UsageError("HC573", what, remedy="give --accumulate a divisor of --batch")
+            what = f"a batch of {self.batch} cannot be split into {self.accumulate} equal micro-batches"
+            raise UsageError("HC573", what, remedy="--accumulate must divide --batch")
 
     @property
     def micro_batch(self) -> int | None:
@@ -109,13 +109,13 @@ def parse_loss(text: str) -> tuple[LossTerm, ...]:
         if position == len(text):
             break
         if text[position] != "+":
-            raise _refusal(text, "loss", f"{text[position:]!r} is left over")
+            raise _refusal(text, "loss", f"{text[position:]!r} is unexpected")
         position += 1
     outputs = [term.output for term in terms]
     if len(terms) > 1 and None in outputs:
-        raise _refusal(text, "loss", "say of which output each summand is: 2*mse(out1)+l1(out2)")
+        raise _refusal(text, "loss", "name the output of every term: 2*mse(out1)+l1(out2)")
     if any(not 0 <= term.label_smoothing < 1 for term in terms):
-        raise _refusal(text, "loss", "label_smoothing is from 0 to less than 1")
+        raise _refusal(text, "loss", "label_smoothing must be at least 0 and less than 1")
     return tuple(terms)
 
 
@@ -126,12 +126,29 @@ def parse_optimizer(text: str) -> Optimizer:
         options["nesterov"] = bool(options["nesterov"])
     optimizer = Optimizer(kind, **(_OPTIMIZER_DEFAULTS[kind] | options))
     if optimizer.nesterov and not optimizer.momentum:
-        raise _refusal(text, "optimizer", "nesterov needs momentum: sgd:lr=0.1,momentum=0.9,nesterov=1")
+        raise _refusal(text, "optimizer", "nesterov requires momentum: sgd:lr=0.1,momentum=0.9,nesterov=1")
     if not 0 <= optimizer.beta1 < 1 or not 0 <= optimizer.beta2 < 1:
-        raise _refusal(text, "optimizer", "beta1 and beta2 are from 0 to less than 1")
+        raise _refusal(text, "optimizer", "beta1 and beta2 must be at least 0 and less than 1")
     if min(optimizer.lr, optimizer.momentum, optimizer.eps, optimizer.weight_decay) < 0:
-        raise _refusal(text, "optimizer", "none of its numbers may be negative")
+        raise _refusal(text, "optimizer", "no value may be negative")
     return optimizer
+
+
+def loss_to_text(terms: tuple[LossTerm, ...]) -> str:
+    """What `parse_loss` reads as these terms; empty for the model's own loss."""
+
+    def written(term: LossTerm) -> str:
+        kind, colon, options = call_to_text(term.kind, term, _LOSS_OPTIONS).partition(":")
+        weight = "" if term.weight == 1.0 else f"{term.weight!r}*"
+        output = "" if term.output is None else f"({term.output})"
+        return f"{weight}{kind}{output}{colon}{options}"
+
+    return "+".join(map(written, terms))
+
+
+def optimizer_to_text(optimizer: Optimizer) -> str:
+    """What `parse_optimizer` reads as this optimizer."""
+    return call_to_text(optimizer.kind, optimizer, _OPTIMIZER_OPTIONS)
 
 
 _LOSS_OPTIONS = {kind: ("label_smoothing",) * (kind == "softmax_cross_entropy") for kind in LOSSES}
@@ -152,7 +169,7 @@ def parse_call(text: str, what: str, options: Mapping[str, tuple[str, ...]]) -> 
     """Read `KIND:OPTION=NUMBER,OPTION=NUMBER`; `options` has those of each kind. Raises UsageError HC570."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in options:
-        raise _refusal(text, what, f"there are {', '.join(options)}")
+        raise _refusal(text, what, f"known ones are {', '.join(options)}")
     values: dict[str, Any] = {}
     for part in rest.split(",") if colon else ():
         name, _, number = (word.strip() for word in part.partition("="))
@@ -166,6 +183,12 @@ def parse_call(text: str, what: str, options: Mapping[str, tuple[str, ...]]) -> 
     return kind, values
 
 
+def call_to_text(kind: str, value: object, options: Mapping[str, tuple[str, ...]]) -> str:
+    """What `parse_call` reads: all options of the kind, with the numbers that the value has for them."""
+    numbers = ",".join(f"{name}={float(getattr(value, name))!r}" for name in options[kind])
+    return f"{kind}:{numbers}" if numbers else kind
+
+
 def _number(text: str) -> float | None:
     try:
         value = float({"true": "1", "false": "0"}.get(text.lower(), text))
@@ -175,16 +198,16 @@ def _number(text: str) -> float | None:
 
 
 def _refusal(text: str, what: str, remedy: str) -> UsageError:
-    return UsageError("HC570", f"{text!r} is no {what}", remedy=remedy)
+    return UsageError("HC570", f"invalid {what} {text!r}", remedy=remedy)
 
 
 def spec_to_json(spec: TrainingSpec) -> dict[str, Any]:
-    """As plain JSON values; `spec_from_json` is the inverse."""
+    """The spec as plain JSON values; `spec_from_json` is the inverse."""
     return asdict(spec)
 
 
 def spec_from_json(data: dict[str, Any]) -> TrainingSpec:
-    """Raises KeyError, TypeError or ValueError on anything else than a spec."""
+    """The inverse of `spec_to_json`. Raises KeyError, TypeError or ValueError for anything else."""
     return replace(
         TrainingSpec(**{**data, "loss": (), "optimizer": Optimizer(**data["optimizer"])}),
         loss=tuple(LossTerm(**term) for term in data["loss"]),

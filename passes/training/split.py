@@ -1,4 +1,5 @@
-"""A fully connected layer that has most of the parameters is split, so that its gradient is never whole.
+"""Split a fully connected layer that has most of the parameters, so that its gradient never exists as a
+whole.
 
 A gradient lives until its parameter is updated, so what all gradients take is what the largest takes. Where
 that is of one fully connected layer, its outputs are computed in parts, each with a parameter of its own:
@@ -26,19 +27,19 @@ from hybridc.passes.program.program import (
     tensor_dtype,
     tensor_shape,
 )
-from hybridc.passes.training.splits import Split, cut
+from hybridc.passes.training.splits import SplitParameter, cut
 
 MOST_SHARE = 1 / 16
-"""Of the elements of all parameters that one may have."""
+"""Largest share of all parameters' elements that one parameter may have before it is split."""
 LEAST_ELEMENTS = 1 << 18
-"""Gradients of 1 MiB are small enough for every device."""
+"""Parameters below 1 MiB are never split: their gradients fit every device."""
 OUTPUTS = 16
 """Parts have a multiple of this many outputs: vectors of every device divide it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """`matmul` with a parameter, or its transpose, that nobody else reads."""
+    """`matmul` with a parameter, or its transpose, that has no other readers."""
 
     parameter: relax.Var
     transpose: relax.Var | None
@@ -46,10 +47,10 @@ class _Layer:
     """Of the parameter, along which outputs lie."""
 
 
-def split_model(model: ImportedModel) -> tuple[ImportedModel, dict[str, Split]]:
+def split_model(model: ImportedModel) -> tuple[ImportedModel, dict[str, SplitParameter]]:
     """A model, read for training, with the parameters of dominating layers in parts, and how they are split.
 
-    Both go by the user's names: the parts of `w` are `w#part0`, `w#part1` and so on.
+    Both use the user's names: the parts of `w` are `w#part0`, `w#part1` and so on.
     """
     program = Program(model.module, model.weights, model.origins)
     trained = [v.variable for v in model.inputs if v.name in model.parameters]
@@ -57,7 +58,7 @@ def split_model(model: ImportedModel) -> tuple[ImportedModel, dict[str, Split]]:
     if not found:
         return model, {}
     inputs: list[ValueInfo] = []
-    splits: dict[str, Split] = {}
+    splits: dict[str, SplitParameter] = {}
     for value in model.inputs:
         split = found.get(value.variable)
         if split is None:
@@ -80,7 +81,7 @@ def split_model(model: ImportedModel) -> tuple[ImportedModel, dict[str, Split]]:
 
 def split_dominating(
     program: Program, parameters: Sequence[str], *, least_elements: int = LEAST_ELEMENTS
-) -> tuple[Program, dict[str, Split]]:
+) -> tuple[Program, dict[str, SplitParameter]]:
     """Split the parameters, inputs by name, of fully connected layers that exceed `MOST_SHARE`.
 
     Parts have about `least_elements` or more. Inputs that are split are replaced, at their place, by their
@@ -94,13 +95,13 @@ def split_dominating(
         for matmul, layer in _layers(program).items()
         if sizes.get(layer.parameter.name, 0) > limit
     }
-    splits: dict[str, Split] = {}
+    splits: dict[str, SplitParameter] = {}
     taken = {v.name for v in program.main.params}
     for layer in layers.values():
         ends = _ends(tensor_shape(layer.parameter), layer.axis, limit)
         if len(ends) > 1:
             names = tuple(_fresh(f"{layer.parameter.name}_part{i}", taken) for i in range(len(ends)))
-            splits[layer.parameter.name] = Split(layer.axis, names, ends)
+            splits[layer.parameter.name] = SplitParameter(layer.axis, names, ends)
     chosen = {matmul: layer for matmul, layer in layers.items() if layer.parameter.name in splits}
     return (_rewritten(program, chosen, splits) if splits else program), splits
 
@@ -141,7 +142,9 @@ def _ends(shape: tuple[int, ...], axis: int, limit: float) -> tuple[int, ...]:
     return tuple(min(end, outputs) for end in range(width, outputs + width, width))
 
 
-def _rewritten(program: Program, layers: Mapping[relax.Var, _Layer], splits: Mapping[str, Split]) -> Program:
+def _rewritten(
+    program: Program, layers: Mapping[relax.Var, _Layer], splits: Mapping[str, SplitParameter]
+) -> Program:
     parts = {v.name: _parts(v, splits[v.name]) for v in program.inputs if v.name in splits}
     builder = ProgramBuilder([part for v in program.inputs for part in parts.get(v.name, [v])])
     new = builder.take_parameters(program)
@@ -167,7 +170,7 @@ def _rewritten(program: Program, layers: Mapping[relax.Var, _Layer], splits: Map
     return builder.finish(outputs, program.functions)
 
 
-def _parts(parameter: relax.Var, split: Split) -> list[relax.Var]:
+def _parts(parameter: relax.Var, split: SplitParameter) -> list[relax.Var]:
     shapes, dtype = _shapes(tensor_shape(parameter), split), tensor_dtype(parameter)
     return [
         relax.Var(name, relax.TensorType(shape, dtype))
@@ -175,7 +178,7 @@ def _parts(parameter: relax.Var, split: Split) -> list[relax.Var]:
     ]
 
 
-def _shapes(whole: tuple[int, ...], split: Split) -> list[tuple[int, ...]]:
-    """Of the parts."""
+def _shapes(whole: tuple[int, ...], split: SplitParameter) -> list[tuple[int, ...]]:
+    """Shapes of the parts."""
     counts = [end - begin for begin, end in zip((0, *split.ends), split.ends, strict=False)]
     return [(*whole[: split.axis], count, *whole[split.axis + 1 :]) for count in counts]

@@ -1,4 +1,4 @@
-"""Parameters that a compiled step has in parts: the user sees them whole."""
+"""Parameters that a compiled step holds in several parts; the user sees them whole."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """A parameter, or the optimizer's state of one, that became several; joined along `axis` they are it."""
+class SplitParameter:
+    """A parameter, or optimizer state of one, that was split into several along `axis`."""
 
     axis: int
     parts: tuple[str, ...]
     """Names, in order."""
     ends: tuple[int, ...]
-    """Index along `axis` behind the last of each part."""
+    """Index along `axis` after the last of each part."""
 
     def cut(self, whole: np.ndarray) -> dict[str, np.ndarray]:
         """The parts of an array, contiguous."""
@@ -24,15 +24,16 @@ class Split:
         return {name: np.ascontiguousarray(part) for name, part in zip(self.parts, arrays, strict=True)}
 
     def joined(self, parts: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The whole array of its parts by name."""
         return np.concatenate([parts[name] for name in self.parts], self.axis)
 
 
-Splits = Mapping[str, Split]
+Splits = Mapping[str, SplitParameter]
 """By the name of the whole."""
 
 
 def cut(values: Mapping[str, np.ndarray], splits: Splits) -> dict[str, np.ndarray]:
-    """Values as the step has them: those that are split in parts."""
+    """Values as the step has them: the parts of those that are split, the others whole."""
     parts: dict[str, np.ndarray] = {}
     for name, value in values.items():
         parts |= splits[name].cut(value) if name in splits else {name: value}
@@ -51,5 +52,5 @@ def joined(values: Mapping[str, np.ndarray], splits: Splits) -> dict[str, np.nda
 
 
 def whole_names(splits: Splits) -> dict[str, str]:
-    """By the names of parts."""
+    """Names of whole parameters by the names of their parts."""
     return {part: name for name, split in splits.items() for part in split.parts}

@@ -3,7 +3,7 @@
 Three programs are made of a network. All take its inputs, targets and states, and return the loss first:
 
 - the step: with the optimizer's scalars, returns the new states;
-- the accumulation, where a batch is gone through in parts: returns the new sums of gradients;
+- the accumulation, where a batch is processed in parts: returns the new sums of gradients;
 - the evaluation: BatchNorm by its running statistics and without dropout, returns the network's outputs.
 """
 
@@ -24,21 +24,21 @@ from hybridc.passes.training import spec as specs
 from hybridc.passes.training.differentiate import SEED, Differentiated, Update, differentiate
 from hybridc.passes.training.gradients import Emitter, constant
 from hybridc.passes.training.network import NetworkCopy, evaluated, is_training_norm, with_statistics
-from hybridc.passes.training.optimizers import Adam, Optimizer, Sgd, emit_update
+from hybridc.passes.training.optimizers import Adam, Sgd, UpdateRule, emit_update
 from hybridc.passes.training.spec import NEW, LossTerm, TrainingSpec
 from hybridc.passes.training.split import split_model
-from hybridc.passes.training.splits import Split, Splits
+from hybridc.passes.training.splits import SplitParameter, Splits
 
 PARAMETER, STATISTIC, MOMENT, SUM = "parameter", "statistic", "moment", "sum"
 """Kinds of states: a weight, BatchNorm's running mean or variance, the optimizer's, a sum of gradients."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A tensor that lives from step to step."""
+class TrainingState:
+    """A tensor that is kept from step to step."""
 
     name: str
-    """Of a parameter or statistic, as in the user's model; else that, and behind a `#` what it is."""
+    """That of a parameter or statistic in the user's model; of optimizer state that, `#`, and its kind."""
     kind: str
     shape: tuple[int, ...]
     dtype: str
@@ -46,13 +46,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrograms:
-    """What is compiled. The new value of a state is the output of its name with `NEW` behind it."""
+    """The programs to compile. The new value of a state is the output of its name with `NEW` appended."""
 
     step: ImportedModel
     evaluation: ImportedModel
     accumulation: ImportedModel | None
     """None unless batches are gone through in parts."""
-    states: tuple[State, ...]
+    states: tuple[TrainingState, ...]
     targets: tuple[ValueInfo, ...]
     loss: str
     """Name of the first output of each program."""
@@ -93,7 +93,7 @@ def training_programs(
     )
 
 
-def _splits_of_states(splits: Splits, suffixes: Sequence[str]) -> dict[str, Split]:
+def _splits_of_states(splits: Splits, suffixes: Sequence[str]) -> dict[str, SplitParameter]:
     """Moments are split as their parameters are."""
     return {
         _state_name(name, suffix): replace(
@@ -104,7 +104,7 @@ def _splits_of_states(splits: Splits, suffixes: Sequence[str]) -> dict[str, Spli
     }
 
 
-def _optimizer(spec: specs.Optimizer) -> Optimizer:
+def _optimizer(spec: specs.Optimizer) -> UpdateRule:
     if spec.kind == "sgd":
         return Sgd(momentum=spec.momentum, nesterov=spec.nesterov, weight_decay=spec.weight_decay)
     return Adam(spec.beta1, spec.beta2, spec.eps, spec.weight_decay, decoupled=spec.kind == "adamw")
@@ -112,16 +112,16 @@ def _optimizer(spec: specs.Optimizer) -> Optimizer:
 
 @dataclass
 class _Network:
-    """A network read for training, and everything that its programs have in common."""
+    """A network read for training, and what its programs have in common."""
 
     model: ImportedModel
     spec: TrainingSpec
-    optimizer: Optimizer
+    optimizer: UpdateRule
     terms: tuple[tuple[LossTerm, int], ...]
     """With the position of the output that each is about."""
     targets: tuple[ValueInfo, ...]
     loss_name: str
-    states: dict[str, State] = field(default_factory=dict)
+    states: dict[str, TrainingState] = field(default_factory=dict)
     extra: dict[str, ValueInfo] = field(default_factory=dict)
     """Inputs that the model has not: scalars, moments and sums, by scalar's name or by state's name."""
 
@@ -133,7 +133,7 @@ class _Network:
         for value in model.inputs:
             if value.name in model.parameters:
                 kind = STATISTIC if value.variable in network.statistics else PARAMETER
-                network.states[value.name] = State(value.name, kind, value.shape, value.dtype)
+                network.states[value.name] = TrainingState(value.name, kind, value.shape, value.dtype)
         network._add_extra_inputs()
         return network
 
@@ -160,7 +160,7 @@ class _Network:
         for parameter in self.parameters:
             for suffix, kind in self._suffixes():
                 name = f"{parameter.name}#{suffix}"
-                self.states[name] = State(name, kind, parameter.shape, parameter.dtype)
+                self.states[name] = TrainingState(name, kind, parameter.shape, parameter.dtype)
                 wanted[name] = parameter.shape, parameter.dtype
         variables = safe_names(wanted, taken)
         for name, (shape, dtype) in wanted.items():
@@ -249,7 +249,7 @@ class _Network:
         return total
 
     def _imported(self, program: Program, outputs: list[str], more: Iterable[ValueInfo]) -> ImportedModel:
-        """A program with the user's names, as what the compiler takes."""
+        """A program with the user's names, in the form of an imported model."""
         infos = {v.variable: v for v in (*self.model.inputs, *more)}
         variables = program.inputs
         results = [
@@ -292,7 +292,7 @@ def _output_position(term: LossTerm, model: ImportedModel) -> int:
         return 0
     if term.output not in names:
         what = (
-            "the loss does not say of which output it is"
+            "the loss does not name its output"
             if term.output is None
             else (f"the model has no output {term.output!r}")
         )

@@ -16,7 +16,7 @@ from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.cpu.matmul.matmul import matmul
-from hybridc.schedules.cpu.matmul.skinny import few_rows
+from hybridc.schedules.cpu.matmul.skinny import skinny_gemm
 from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling.pooling import pooling
 from hybridc.schedules.cpu.reduction.arg_extremum import arg_extremum
@@ -46,7 +46,7 @@ RULES: tuple[Rule, ...] = (
     conv1d,
     conv2d,
     depthwise,
-    few_rows,
+    skinny_gemm,
     matmul,
     elementwise,
     pooling,

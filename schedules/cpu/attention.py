@@ -38,7 +38,7 @@ from hybridc.schedules.cpu.core.nest import (
     substitute,
 )
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, rank_gemm_tiles
+from hybridc.schedules.cpu.matmul.kernel import Element, GemmAccess, gemm_kernel, rank_gemm_tiles
 from hybridc.schedules.cpu.reduction.softmax import exp_of_nonpositive
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -46,7 +46,7 @@ BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
+class _AttentionBlocks:
     """The blocks by name; `scores` has iterators batch..., row, column and `depth`."""
 
     nest: Nest
@@ -132,13 +132,13 @@ def attention(request: Request) -> Scheduled | None:
     )
 
 
-def _read(request: Request) -> _Attention | None:
+def _read(request: Request) -> _AttentionBlocks | None:
     names = {block.name for block in nest.blocks} if (nest := read_nest(request.function)) else set()
     if nest is None or names != set(BLOCKS) or len(nest.blocks) != len(BLOCKS):
         return None
     if any(str(p.dtype) != "float32" for p in request.function.params):
         return None
-    return _Attention(nest, {block.name: block for block in nest.blocks})
+    return _AttentionBlocks(nest, {block.name: block for block in nest.blocks})
 
 
 def _value_tile(first: Tile, width: int, lanes: int, registers: int) -> Tile | None:
@@ -151,7 +151,7 @@ def _value_tile(first: Tile, width: int, lanes: int, registers: int) -> Tile | N
     return None if found is None else Tile(first.rows, 1, found, lanes)
 
 
-def _pack_keys(found: _Attention, keys: ir.Var, lanes: int) -> tirx.Stmt:
+def _pack_keys(found: _AttentionBlocks, keys: ir.Var, lanes: int) -> tirx.Stmt:
     """Panels of columns, each with the whole depth; columns that do not exist repeat the last one.
 
     One vector of columns at a time: more rows of the keys than a cache has ways would evict each other.
@@ -196,7 +196,7 @@ def _pack_keys(found: _Attention, keys: ir.Var, lanes: int) -> tirx.Stmt:
     return grid((batches, panels, columns // lanes), vector, parallel=work >= PARALLEL_WORK)
 
 
-def _fetch_row(found: _Attention, batch: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
+def _fetch_row(found: _AttentionBlocks, batch: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
     """Bring a row of the queries and of the values into L2."""
     column, zero = clamp(row, found.columns, inside=False), integer(0)
     query_row = clamp(row, found.rows, inside=False)
@@ -211,7 +211,9 @@ def _fetch_row(found: _Attention, batch: Sequence[ir.Expr], row: ir.Expr) -> tir
     return sequence([prefetch(load, locality=2) for load in (*queries, *values)])
 
 
-def _rows(found: _Attention, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]) -> tirx.Stmt:
+def _rows(
+    found: _AttentionBlocks, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]
+) -> tirx.Stmt:
     """The parallel loop over blocks of query rows; scratch it needs is added to `buffers`."""
     pitch = int(keys.shape[1]) * first.columns
     scores = tirx.decl_buffer((first.rows, pitch), "float32", "block_scores")
@@ -222,7 +224,7 @@ def _rows(found: _Attention, first: Tile, second: Tile, keys: ir.Var, buffers: l
     buffers += [scores, totals, peaks, sums, top]
 
     def task(point: Point) -> tirx.Stmt:
-        block = _Block(found, first, second, keys, scores, totals, point, buffers)
+        block = _QueryBlock(found, first, second, keys, scores, totals, point, buffers)
         softmax = loop(first.rows, lambda m: _row_weights(scores, totals, (peaks, sums, top), m, first.lanes))
         missing = [loop(first.rows, block.no_scores)] if pitch > found.columns else []
         panels = loop(pitch // first.columns, block.panel_scores)
@@ -234,10 +236,10 @@ def _rows(found: _Attention, first: Tile, second: Tile, keys: ir.Var, buffers: l
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _QueryBlock:
     """A task: the query rows of one block, `point` being batch and block."""
 
-    found: _Attention
+    found: _AttentionBlocks
     first: Tile
     second: Tile
     keys: ir.Var
@@ -283,7 +285,7 @@ class _Block:
 
             return sequence([unrolled(first.width, partial(vector, m)) for m in range(first.rows)])
 
-        body, sums = gemm_kernel(first, found.depth, query, key, write)
+        body, sums = gemm_kernel(first, found.depth, GemmAccess(query, key, write))
         self.buffers.extend(sums)
         return body
 
@@ -320,7 +322,7 @@ class _Block:
 
             return sequence([line(m) for m in range(second.rows)])
 
-        body, sums = gemm_kernel(second, found.columns, weight, value, write)
+        body, sums = gemm_kernel(second, found.columns, GemmAccess(weight, value, write))
         self.buffers.extend(sums)
         return body
 

@@ -23,6 +23,7 @@ from hybridc.artifact.store import check_destination
 from hybridc.errors import ArtifactError, DeviceError, HybridcError, UsageError
 from hybridc.ir import Device, Plan
 from hybridc.ir.graph import graph_from_json, graph_to_json
+from hybridc.ir.plan import reserved_bytes
 from hybridc.machine import load_machine
 from hybridc.passes.lower.bind import WeightLayout, bind
 from hybridc.passes.lower.lower import LoweredPlan
@@ -34,6 +35,8 @@ from tests.support.artifacts import (
     streaming_model,
     weight_array,
 )
+
+MIB = 1024**2
 
 
 def contents_of(model: Model) -> Contents:
@@ -188,7 +191,7 @@ def test_place_without_a_name_is_refused_even_if_it_is_empty(
 ) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
-    with pytest.raises(UsageError, match="no name") as caught:
+    with pytest.raises(UsageError, match="no file name") as caught:
         write(Path(name))
     assert caught.value.code == "HC561"
 
@@ -366,6 +369,24 @@ def test_free_memory_is_compared_with_arenas_and_not_with_budgets(tmp_path: Path
     assert numbers == [0, 0, 0, 1, 1]
 
 
+def test_free_memory_is_compared_with_the_pages_that_a_driver_reserves(tmp_path: Path) -> None:
+    opened = open_artifact(write(tmp_path / "model.hyb", model_for_two_budgets()))
+    sizes = (5 * MIB, 9 * MIB + 512)
+    plans = [
+        replace(plan, arenas=tuple(replace(a, size_bytes=size) for a in plan.arenas))
+        for plan, size in zip(opened.plans, sizes, strict=True)
+    ]
+    opened = replace(opened, plans=tuple(plans))
+    numbers = [opened.fitting(free).number for free in (sizes[1], 10 * MIB - 1, 10 * MIB)]
+    assert numbers == [0, 0, 1]
+    numbers = [opened.fitting(free, page_bytes=512).number for free in (sizes[1] - 1, sizes[1])]
+    assert numbers == [0, 1]
+
+
+def test_allocation_takes_whole_pages_or_a_part_of_one() -> None:
+    assert [reserved_bytes(n) for n in (0, 512, 2 * MIB, 2 * MIB + 1)] == [0, 512, 2 * MIB, 4 * MIB]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -402,7 +423,7 @@ def test_every_missing_manifest_field_is_refused(artifact: Path) -> None:
 
 
 def test_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="no such artifact"):
+    with pytest.raises(ArtifactError, match="the artifact does not exist"):
         open_artifact(tmp_path / "nothing.hyb")
 
 

@@ -16,7 +16,7 @@ import pytest
 from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import FORMAT
 from hybridc.cli import main
-from hybridc.ir import Arena, Copy, Device, Graph, Kernel, Plan, Role, Run, Tensor
+from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, Plan, Role, Run, Tensor
 from hybridc.machine import load_machine
 from hybridc.options import CompileOptions
 from hybridc.progress import Progress
@@ -32,7 +32,7 @@ def small_graph() -> Graph:
     return Graph(
         kernels=(
             Kernel("k0", "f", ("x",), ("a",), origins=("Relu_0",)),
-            Kernel("k1", "f", ("a",), ("y",), origins=("Relu_1",)),
+            Kernel("k1", "f", ("a",), ("y",), (("y", "a"),), origins=("Relu_1",)),
         ),
         tensors=(
             Tensor("x", (2, 3), "float32", Role.INPUT),
@@ -52,7 +52,13 @@ def small_plan(budget_bytes: int | None) -> Plan:
             Run("k1", Device.GPU, (1,)),
             Copy("y", Device.GPU, Device.CPU, (2,)),
         ),
-        buffers=(),
+        buffers=(
+            Buffer("x", BufferKind.TENSOR, Device.CPU, 0, 24, -1, 0),
+            Buffer("a", BufferKind.TENSOR, Device.CPU, 512, 24, 0, 1),
+            Buffer("a", BufferKind.TENSOR, Device.GPU, 0, 24, 1, 2),
+            Buffer("y", BufferKind.TENSOR, Device.GPU, 0, 24, 2, 3),
+            Buffer("y", BufferKind.TENSOR, Device.CPU, 0, 24, 3, 4),
+        ),
         arenas=(Arena(Device.GPU, 512, 512), Arena(Device.CPU, 768, 768)),
         budget_bytes=budget_bytes,
         step_us=(1.0, 2.0, 3.0, 4.0),

@@ -51,7 +51,7 @@ def test_profile_is_printed_as_json(cli: Any, calls: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["-o", "mine"], "ends in .json"),
+        (["-o", "mine"], "must end in .json"),
         (["--gpu-from", "h10"], "did you mean 'h100'?"),
         (["--target", "avx3"], "unknown instruction set"),
     ],

@@ -100,7 +100,7 @@ def test_compile_tunes_for_the_time_it_is_given(cli: Any, fakes: Any, model: Pat
     out = [cli(*place, *more).out for more in ((), ("--tune",), ("--tune=2.5", "--tune-record", record))]
     assert [o.tune_seconds for o in fakes.options] == [None, 60.0, 2.5]
     assert [o.tune_record for o in fakes.options] == [None, None, record]
-    assert ["1 function with a tile that was measured to be faster" in text for text in out] == [0, 1, 1]
+    assert ["1 function with a faster tile found by tuning" in text for text in out] == [0, 1, 1]
     assert cli(*place, "--tune", "--json").json()["tuned"] == {"f": "8x3"}
 
 
@@ -119,6 +119,7 @@ def test_compile_needs_an_output_only_where_it_goes_to_the_end(cli: Any, fakes: 
     assert cli("compile", model, "--target", "avx2", "--stop-after", "fuse").code == 0
     refused = cli("compile", model, "--target", "avx2")
     assert refused.code == 2 and "give -o OUT.hyb" in refused.err
+    assert "error[HC522]: missing output path" in refused.err, "the code that hybridc.compile() gives, too"
 
 
 def test_compile_of_an_artifact_asks_for_its_model(cli: Any, artifact: Path, tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_compile_refuses_to_replace_what_is_no_artifact(
 
 def test_compile_says_at_once_that_its_output_cannot_be_written(cli: Any, fakes: Any, model: Path) -> None:
     outcome = cli("compile", model, "-o", model / "o.hyb", "--tune=60")
-    assert outcome.code == 2 and "error[HC562]" in outcome.err and "choose another place" in outcome.err
+    assert outcome.code == 2 and "error[HC562]" in outcome.err and "choose another location" in outcome.err
     assert fakes.options == []
 
 
@@ -180,7 +181,7 @@ def test_plan_for_several_budgets(cli: Any, fakes: Any, model: Path, tmp_path: P
     assert [plan["budget_bytes"] for plan in data["plans"]] == [2 * MIB, 4 * MIB]
     assert data["budget_bytes"] == 4 * MIB, "the figures beside them are those of the largest"
     refused = cli(*words, "--html", tmp_path / "p.html")
-    assert refused.code == 2 and "give one budget" in refused.err
+    assert refused.code == 2 and "give a single budget" in refused.err
     assert list(tmp_path.glob("*.html")) == []
 
 
@@ -217,7 +218,7 @@ def test_plan_of_an_artifact_is_one_of_those_it_has(cli: Any, fakes: Any, artifa
     fakes.artifact_budgets = (MIB, 2 * MIB)
     assert cli("plan", artifact, "--json").json()["budget_bytes"] == 2 * MIB
     chosen = cli("plan", artifact, "--gpu-memory", "1.5MiB")
-    assert chosen.out.startswith(f"Plan of {artifact}, number 1 of those for 1MiB, 2MiB\n")
+    assert chosen.out.startswith(f"Plan of {artifact}, 1 of 2, for the budgets 1MiB, 2MiB\n")
     refused = cli("plan", artifact, "--gpu-memory", "1000kB")
     assert refused.code == 2 and "error[HC558]" in refused.err and "1MiB, 2MiB" in refused.err
     assert "not a percentage" in cli("plan", artifact, "--gpu-memory", "50%").err
@@ -274,11 +275,11 @@ def test_run_starts_the_emulator_with_the_given_size(cli: Any, fakes: Any, artif
     ("argv", "text"),
     [
         ([], "no value for 'in=x'"),
-        (["--input", "x"], "'x' is not an input"),
+        (["--input", "x"], "invalid input 'x'"),
         (["--input", "inx=x.npy"], "did you mean 'in=x'?"),
         (["--random", "--emulate-gpu", "50%"], "not a percentage"),
-        (["--random", "--emulate-gpu", "0B"], "no size of a GPU"),
-        (["--random", "--seed", "-1"], "not a seed"),
+        (["--random", "--emulate-gpu", "0B"], "invalid GPU size"),
+        (["--random", "--seed", "-1"], "invalid seed"),
         (["--random", "--repeat", "0"], "at least 1"),
     ],
 )

@@ -136,7 +136,7 @@ def test_compare_without_onnxruntime_says_so(
     ("argv", "text"),
     [
         (["--gpu-memory", "1MiB,x"], "error[HC510]"),
-        (["--gpu-memory", "1MiB", "--tolerance", "nan"], "not a tolerance"),
+        (["--gpu-memory", "1MiB", "--tolerance", "nan"], "invalid tolerance"),
         (["--gpu-memory", "1MiB", "--target", "cuda+avx2"], "--dim N=1"),
     ],
 )

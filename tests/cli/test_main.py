@@ -140,7 +140,7 @@ def test_interrupt_is_quiet(cli: Any, fakes: Any, model: Path) -> None:
 def test_interrupt_that_was_turned_into_another_error_is_quiet_too(
     cli: Any, fakes: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose_the_interrupt(*_: Any) -> None:
+    def lose_the_interrupt(*_: Any, **__: Any) -> None:
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:

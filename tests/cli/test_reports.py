@@ -43,7 +43,7 @@ def test_plan_of_a_model_writes_a_page_and_a_trace(cli: Any, fakes: Any, model: 
 
 def test_measured_needs_a_page(cli: Any, fakes: Any, artifact: Path) -> None:
     outcome = cli("plan", artifact, "--measured", "t.json")
-    assert outcome.code == 2 and "give --html FILE" in outcome.err
+    assert outcome.code == 2 and "--measured requires --html" in outcome.err
 
 
 @pytest.mark.parametrize("text", ["nonsense", "[]", "{}", '{"traceEvents": []}'])

@@ -15,8 +15,10 @@ import pytest
 
 import hybridc
 from hybridc import emulator
+from hybridc.artifact import open_artifact
 from hybridc.emulator import ThreadOrder
 from hybridc.errors import DeviceError
+from hybridc.ir import Device
 from hybridc.models import build
 from tests.support.light_models import random_feeds
 
@@ -59,8 +61,10 @@ def with_kernels(artifact: Path, source: str, folder: Path) -> Path:
     return copy
 
 
-def run(artifact: Path, model: onnx.ModelProto, order: ThreadOrder) -> np.ndarray:
-    emulator.start(CAP_BYTES, thread_order=order)
+def run(
+    artifact: Path, model: onnx.ModelProto, order: ThreadOrder, *, guard_tensors: bool = False
+) -> np.ndarray:
+    emulator.start(CAP_BYTES, thread_order=order, guard_tensors=guard_tensors)
     with hybridc.load(artifact) as session:
         return session.run(None, random_feeds(model))[0]
 
@@ -92,7 +96,9 @@ def barriers(source: str) -> list[int]:
 def test_the_kernels_have_barriers_and_are_right_in_every_thread_order(artifact, model, expected, device):
     assert len(barriers((artifact / "kernels.cu").read_text())) >= 2
     for order in ThreadOrder:
-        np.testing.assert_allclose(run(artifact, model, order), expected, rtol=1e-4, atol=1e-4)
+        for guard_tensors in (False, True):
+            found = run(artifact, model, order, guard_tensors=guard_tensors)
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -126,3 +132,48 @@ def test_an_index_off_by_one_inside_the_arena_gives_a_wrong_result(
     source = (artifact / "kernels.cu").read_text()
     mutated = source.replace("(p0_ptr + (", "(p0_ptr + (1 + ", 1)
     assert is_caught(with_kernels(artifact, mutated, tmp_path), model, expected)
+
+
+def test_harm_to_no_tensor_in_the_arena_is_caught_where_tensors_are_guarded(
+    artifact, model, expected, device, tmp_path
+):
+    """The last kernel writes one number past its result, where the model's input was and is not needed."""
+    plan = open_artifact(artifact).plan
+    (output,) = (b for b in plan.buffers if (b.tensor, b.device) == ("matmul_1", Device.GPU))
+    assert all(
+        b.end_bytes <= output.end_bytes or b.offset_bytes >= output.end_bytes + 4 or b.last_step < 2
+        for b in plan.buffers
+        if b.device is Device.GPU
+    )
+    assert plan.arena_bytes(Device.GPU) >= output.end_bytes + 4
+    mutated = with_statement(
+        artifact, "matmul_add_gpu_kernel", f"T_add_intermediate_ptr[{output.size_bytes // 4}] = 1;", tmp_path
+    )
+    assert not is_caught(mutated, model, expected)
+    with pytest.raises(
+        DeviceError, match=r"kernel matmul_add_gpu_kernel: out-of-bounds access at .* a tensor"
+    ):
+        run(mutated, model, ThreadOrder.FORWARD, guard_tensors=True)
+
+
+def test_read_of_another_tensor_is_caught_where_tensors_are_guarded(
+    artifact, model, expected, device, tmp_path
+):
+    """A weight's neighbour in the arena is read, and has no say in the result."""
+    mutated = with_statement(
+        artifact,
+        "matmul_add_gpu_kernel",
+        "if (p1_ptr[80 * 48] == 1e30f) T_add_intermediate_ptr[0] = 1;",
+        tmp_path,
+    )
+    assert not is_caught(mutated, model, expected)
+    with pytest.raises(DeviceError, match=r"0 bytes past the end of a tensor of 15360 bytes"):
+        run(mutated, model, ThreadOrder.FORWARD, guard_tensors=True)
+
+
+def with_statement(artifact: Path, kernel: str, statement: str, folder: Path) -> Path:
+    """A copy of the artifact in which every thread of a kernel begins with a statement."""
+    source = (artifact / "kernels.cu").read_text()
+    mutated = re.sub(rf"({kernel}\([^)]*\) {{)", rf"\1 {statement}", source)
+    assert mutated != source
+    return with_kernels(artifact, mutated, folder)

@@ -120,7 +120,7 @@ def test_sweep_shows_what_compile_would_plan(
         for plan in open_artifact(artifact).plans
     ]
     assert main(["plan", str(artifact), "--gpu-memory", f"{points[0]['gpu_memory_bytes']}B"]) == 0
-    assert "number 1 of those" in capsys.readouterr().out
+    assert ", 1 of 2, for the budgets" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from tests.support.gpu_program import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     CudaError,
+    Program,
     address,
     allocate,
     call,
@@ -120,3 +121,82 @@ def test_memory_can_be_set() -> None:
     pointer = allocate(400)
     call("cudaMemset", pointer, 0, ctypes.c_size_t(400))
     np.testing.assert_array_equal(download(pointer, 100), np.zeros(100))
+
+
+ADD_ONE = """
+extern "C" __global__ void add_gpu_kernel(float* x, float* y, int n, long long stray) {
+  if (threadIdx.x < n) y[threadIdx.x] = x[threadIdx.x + stray] + 1;
+}
+extern "C" __global__ void add_gpu_kernel_1(float* x, float* y, int n, long long stray) {
+  if (threadIdx.x < n) x[threadIdx.x + stray] = y[threadIdx.x] + 1;
+}
+"""
+TENSOR_BYTES = 1024
+"""Of two tensors, one behind the other in an arena."""
+
+
+@pytest.fixture
+def arena() -> ctypes.c_void_p:
+    emulator.start(emulator.statistics().capacity_bytes, guard_tensors=True)
+    pointer = upload(np.arange(3 * TENSOR_BYTES // 4, dtype=np.float32))
+    assert pointer.value is not None
+    tensors = [(0, TENSOR_BYTES), (TENSOR_BYTES, TENSOR_BYTES)]
+    emulator.guard_arena(pointer.value, [("add_gpu_kernel", tensors)])
+    return pointer
+
+
+def launch(kernel: str, arena: ctypes.c_void_p, x: int, y: int, stray: int = 0) -> None:
+    """With tensors at these offsets."""
+    assert arena.value is not None
+    tensors = (ctypes.c_void_p(arena.value + x), ctypes.c_void_p(arena.value + y))
+    arguments = (*tensors, ctypes.c_int(256), ctypes.c_longlong(stray))
+    assert Program(ADD_ONE).launch(kernel, arguments, block=256) == 0
+    call("cudaDeviceSynchronize")
+
+
+def test_guarded_tensors_change_no_result(arena: ctypes.c_void_p) -> None:
+    used_bytes = emulator.statistics().used_bytes
+    launch("add_gpu_kernel", arena, 0, TENSOR_BYTES)
+    launch("add_gpu_kernel_1", arena, 0, TENSOR_BYTES)
+    expected = np.concatenate([np.arange(256) + 2, np.arange(256) + 1, np.arange(512, 768)])
+    np.testing.assert_array_equal(download(arena, 768), expected)
+    launch("add_gpu_kernel", arena, 0, 0)
+    np.testing.assert_array_equal(download(arena, 256), np.arange(256) + 3)
+    assert emulator.statistics().used_bytes == used_bytes
+
+
+@pytest.mark.parametrize("stray", [1, 100, -256, -257])
+def test_write_from_one_tensor_into_another_is_reported(arena: ctypes.c_void_p, stray: int) -> None:
+    with pytest.raises(
+        CudaError, match=r"kernel add_gpu_kernel_1: out-of-bounds access at .* a tensor of 1024"
+    ):
+        launch("add_gpu_kernel_1", arena, TENSOR_BYTES, 0, stray)
+
+
+def test_read_of_another_tensor_is_reported_or_gives_nan(arena: ctypes.c_void_p) -> None:
+    launch("add_gpu_kernel", arena, TENSOR_BYTES, 0, -1)
+    assert np.isnan(download(arena, 1)).all()
+    with pytest.raises(CudaError, match="bytes past the end of a tensor of 1024"):
+        launch("add_gpu_kernel", arena, 0, TENSOR_BYTES, 1)
+
+
+@pytest.mark.parametrize("x", [2 * TENSOR_BYTES, 4])
+def test_address_of_no_tensor_of_the_kernel_is_reported(arena: ctypes.c_void_p, x: int) -> None:
+    with pytest.raises(CudaError, match="kernel add_gpu_kernel: no step of the plan gives it tensors"):
+        launch("add_gpu_kernel", arena, x, 0)
+
+
+def test_kernel_of_no_step_is_reported(arena: ctypes.c_void_p) -> None:
+    emulator.guard_arena(arena.value or 0, [])
+    other = Program("""extern "C" __global__ void adder_gpu_kernel(float* x) { x[threadIdx.x] = 0; }""")
+    assert other.launch("adder_gpu_kernel", (arena,)) == 0
+    with pytest.raises(CudaError, match="kernel adder_gpu_kernel: no step"):
+        call("cudaDeviceSynchronize")
+
+
+def test_tensors_are_guarded_only_if_asked_for(arena: ctypes.c_void_p) -> None:
+    emulator.start(emulator.statistics().capacity_bytes)
+    launch("add_gpu_kernel_1", arena, TENSOR_BYTES, 0, 1)
+    assert not emulator.guards_tensors()
+    with pytest.raises(ValueError, match="no allocation"):
+        emulator.guard_arena(4096, [("add_gpu_kernel", [])])

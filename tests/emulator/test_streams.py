@@ -145,6 +145,24 @@ def test_pageable_upload_may_be_overwritten_and_pinned_may_not(streams: list[cty
     call("cudaFreeHost", pointer)
 
 
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+def test_synchronous_upload_of_pageable_memory_may_end_after_the_call(
+    program: Program, streams: list[ctypes.c_void_p], is_pinned: bool, waits: bool
+) -> None:
+    pageable = np.ones(32, np.float32)
+    pointer, _ = pinned(pageable)
+    x, y = allocate(BYTES), allocate(BYTES)
+    source = pointer if is_pinned else address(pageable)
+    call("cudaMemcpy", x, source, ctypes.c_size_t(BYTES), HOST_TO_DEVICE)
+    if waits:
+        call("cudaStreamSynchronize", None)
+    program.launch("add", [x, y], stream=streams[0])
+    result = download(y, 32, streams[0])
+    assert (result == 2).all() if is_pinned or waits else np.isnan(result).all()
+    call("cudaFreeHost", pointer)
+
+
 def test_pinned_download_comes_late_and_pageable_at_once(
     program: Program, streams: list[ctypes.c_void_p]
 ) -> None:

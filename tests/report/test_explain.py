@@ -66,7 +66,7 @@ def test_changes_are_those_of_the_plan_with_that_decision() -> None:
     changes = {a.what: (a.change_us, a.change_bytes) for a in explanation.alternatives}
     assert [s.device for s in plan.steps if isinstance(s, Run)] == [GPU, GPU]
     copy_us = 1 + 400 * 512 / 12e3
-    us, _ = changes["give up a and fetch it for k1"]
+    us, _ = changes["evict a and fetch it for k1"]
     assert us == pytest.approx(2 * copy_us)  # there and back
     us, _ = changes["run it on the CPU"]
     assert us is not None and us > 0
@@ -85,7 +85,7 @@ def test_change_beyond_the_budget_is_said_not_to_fit() -> None:
     graph = chain(1, size=400, weight=300)
     plan = make_plan(graph, machine(), 512, (GPU, CPU), effort=Effort(0.01))
     (alternative,) = explain(graph, plan, machine(), {}, graph.kernels[0]).alternatives
-    assert (alternative.change_us, alternative.note) == (None, "it does not fit the budget")
+    assert (alternative.change_us, alternative.note) == (None, "does not fit the budget")
 
 
 def test_no_single_change_improves_a_plan_that_is_at_its_bound() -> None:

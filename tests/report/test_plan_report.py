@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, Plan, Role, Run, Step, Tensor
 from hybridc.machine import Link, Machine, Processor
 from hybridc.report import render_text, report_plan, report_to_json
-from hybridc.report.reasons import footprint_bytes
+from hybridc.report.reasons import faster, footprint_bytes
 
 MIB = 1024**2
 GPU, CPU = Device.GPU, Device.CPU
@@ -145,10 +145,20 @@ def test_reasons_name_what_forced_or_allowed_a_device() -> None:
 def test_kernel_that_is_slower_where_it_runs_stays_for_its_copies_or_for_room() -> None:
     graph, plan = handmade_graph(), handmade_plan(budget_bytes=64 * MIB)
     reasons = [row.reason for row in report_plan(graph, plan, machine=laptop()).kernels]
-    assert reasons[:2] == ["moving would cost copies", "moving would cost copies"]
+    assert reasons[:2] == ["transfer cost outweighs the gain", "transfer cost outweighs the gain"]
     fast_link = dataclasses.replace(laptop(), link=Link(1e6, 1e6, 0.0))
     reasons = [row.reason for row in report_plan(graph, plan, machine=fast_link).kernels]
-    assert reasons[:2] == ["as the kernels around it", "leaves room on the GPU"]
+    assert reasons[:2] == ["same device as its neighbours", "leaves room on the GPU"]
+
+
+def test_reason_of_a_faster_kernel_says_how_much_faster() -> None:
+    assert [faster(there, 10.0) for there in (10.0, 10.4, 16.0, 1234.0)] == [
+        "slightly faster",
+        "slightly faster",
+        "faster there: 1.6x",
+        "faster there: 123x",
+    ]
+    assert faster(1.0, 0.0) == "slightly faster"
 
 
 def test_reason_of_a_pinned_kernel_is_its_pin() -> None:

@@ -41,7 +41,7 @@ def test_measured_run_survives_a_file() -> None:
 def test_trace_of_another_plan_or_without_a_measured_run_is_refused() -> None:
     with pytest.raises(ValueError, match="no measured run"):
         measured_spans(trace_to_json(handmade_graph(), handmade_plan()), 6)
-    with pytest.raises(ValueError, match="6 measured steps, and the plan has 7"):
+    with pytest.raises(ValueError, match="6 measured steps, but the plan has 7"):
         measured_spans(trace_to_json(handmade_graph(), handmade_plan(), SPANS), 7)
     not_traces: tuple[Any, ...] = ([], {}, {"traceEvents": [{"ph": "X", "pid": MEASURED}]})
     for nonsense in not_traces:

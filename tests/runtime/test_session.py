@@ -166,7 +166,7 @@ def test_ragged_feed_is_refused(cpu_artifact: Path) -> None:
 
 
 def test_single_output_name_is_not_taken_for_its_letters(cpu_artifact: Path) -> None:
-    with load(cpu_artifact) as session, pytest.raises(UsageError, match="is not a list") as refusal:
+    with load(cpu_artifact) as session, pytest.raises(UsageError, match="must be a list") as refusal:
         session.run("out/0", {"the/x": drawn()})
     assert refusal.value.code == "HC555"
 

@@ -26,6 +26,6 @@ def test_permission_is_asked_for_code_with_tiles_alone() -> None:
 
 
 def test_refusal_says_what_to_do() -> None:
-    with pytest.raises(DeviceError, match="does not let this process use AMX") as refusal:
+    with pytest.raises(DeviceError, match="does not allow this process to use AMX") as refusal:
         enable_amx(ISAS["amx"].cpu_flags, lambda: errno.EPERM)
     assert refusal.value.code == "HC410" and "avx512_bf16" in refusal.value.remedy

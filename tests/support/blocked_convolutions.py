@@ -9,7 +9,7 @@ import numpy as np
 from tvm import tirx
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import Window, blocked_conv2d
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d
 from tests.support.fusion import fused_behind
 
 
@@ -30,8 +30,8 @@ class Case:
     plain: bool = False
 
     @property
-    def window(self) -> Window:
-        return Window(self.strides, self.padding, self.dilation)
+    def window(self) -> ConvWindow:
+        return ConvWindow(self.strides, self.padding, self.dilation)
 
     @property
     def data(self) -> tuple[int, ...]:

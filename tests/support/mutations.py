@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -137,6 +138,45 @@ MUTATIONS: tuple[Mutation, ...] = (
     extend_lifetime,
     shrink_arena,
 )
+
+
+Place = tuple[str | int, ...]
+"""Keys and positions that lead to a value inside JSON data."""
+HOSTILE_VALUES: tuple[Any, ...] = (
+    [],
+    {},
+    None,
+    True,
+    "x",
+    "gpu",
+    0,
+    -1,
+    0.5,
+    float("inf"),
+    float("nan"),
+    10**400,
+    [[], {"x": [None]}],
+    {"run": {"waits": [-1]}},
+)
+"""Of every type that JSON has, with numbers out of range; a file's 1e400 is read as infinity."""
+
+
+def places(data: Any, place: Place = ()) -> Iterator[Place]:
+    """Of every value inside JSON data, containers included."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inside:
+        yield (*place, key)
+        yield from places(value, (*place, key))
+
+
+def with_value(data: Any, place: Place, value: Any) -> Any:
+    """A copy of JSON data with another value at a place."""
+    changed = copy.deepcopy(data)
+    inner = changed
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return changed
 
 
 def _other(device: Device) -> Device:

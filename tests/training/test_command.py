@@ -77,7 +77,7 @@ def test_interrupt_ends_after_the_step_with_a_checkpoint(
     assert process.returncode == 128 + number and err == ""
     found = read_checkpoint(run)
     assert found is not None
-    assert f"stopped after {len(found.progress.losses)} steps; go on with --resume" in out
+    assert f"stopped after {len(found.progress.losses)} steps; continue with --resume" in out
 
 
 def test_wrong_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hybridc.artifact.manifest import Port
 from hybridc.errors import UsageError
-from hybridc.training.data import load_dataset, read_cifar10
+from hybridc.training.data import Dataset, load_dataset, read_cifar10
 
 INPUTS, TARGETS = (Port("images", (4, 1, 2, 2), "float32"),), (Port("target", (4,), "int64"),)
 
@@ -32,6 +32,24 @@ def test_arrays_are_found_by_name_and_put_into_the_models_type(tmp_path: Path) -
         assert inputs["images"].dtype == np.float32 and targets["target"].dtype == np.int64
         np.testing.assert_array_equal(inputs["images"], images[[4, 1]])
         np.testing.assert_array_equal(targets["target"], [4, 1])
+
+
+def test_digest_tells_names_types_and_every_value() -> None:
+    values = np.arange(12, dtype=np.float32).reshape(6, 2)
+    labels = np.arange(6)
+    data = Dataset({"x": values}, {"y": labels})
+    assert data.digest() == Dataset({"x": values.copy(order="F")}, {"y": labels.copy()}).digest()
+    changed = values.copy()
+    changed[5, 1] += 1
+    others = [
+        Dataset({"x": changed}, {"y": labels}),
+        Dataset({"x": values[::-1]}, {"y": labels}),
+        Dataset({"x": values.view(np.int32)}, {"y": labels}),
+        Dataset({"x": values.reshape(6, 1, 2)}, {"y": labels}),
+        Dataset({"z": values}, {"y": labels}),
+        Dataset({"x": values}, {"y": np.roll(labels, 1)}),
+    ]
+    assert len({data.digest(), *(other.digest() for other in others)}) == 1 + len(others)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hybridc.errors import UsageError
-from hybridc.training.schedule import parse_schedule
+from hybridc.training.schedule import parse_schedule, schedule_to_text
 
 STEPS, EPOCHS = 5, 6
 
@@ -45,6 +45,11 @@ def test_warm_up_rises_linearly_and_shifts_what_follows() -> None:
     assert rates("step:every=1,factor=0.1,warmup=1")[STEPS : 3 * STEPS] == pytest.approx(
         [1.0] * 5 + [0.1] * 5
     )
+
+
+@pytest.mark.parametrize("text", ["constant", "step:every=2,warmup=1", "cosine:end=0.1"])
+def test_schedule_is_written_as_it_is_read(text: str) -> None:
+    assert parse_schedule(schedule_to_text(parse_schedule(text))) == parse_schedule(text)
 
 
 @pytest.mark.parametrize("text", ["linear", "step:every=0", "cosine:warmup=-1", "constant:every=2", "step:"])

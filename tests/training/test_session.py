@@ -13,12 +13,12 @@ import onnxruntime
 import pytest
 
 import hybridc
-from hybridc.errors import ArtifactError, UsageError
+from hybridc.errors import ArtifactError, DeviceError, UsageError
 from hybridc.passes.training.spec import NEW
 from hybridc.runtime import Session
-from hybridc.training.artifact import MANIFEST, STATES, STEP, open_training
+from hybridc.training.artifact import ACCUMULATE, MANIFEST, STATES, STEP, open_training
 from hybridc.training.session import TrainingSession
-from tests.training.conftest import BATCH, examples, network
+from tests.training.conftest import BATCH, LOSS, OPTIMIZER, examples, network
 
 pytestmark = pytest.mark.isa("avx2")
 
@@ -150,6 +150,49 @@ def test_failed_step_changes_nothing(session: TrainingSession) -> None:
         session.step(images.astype(np.float64), labels)
     for name, value in session.state_dict().items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.fixture(scope="module")
+def accumulating_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("accumulating") / "small.hyb"
+    made = hybridc.compile_training(
+        network(), path, loss=LOSS, optimizer=OPTIMIZER, batch=BATCH, accumulate=4, target="avx2"
+    )
+    return made.path
+
+
+@pytest.mark.parametrize("failing", [ACCUMULATE, STEP])
+@pytest.mark.parametrize("reload", [False, True])
+def test_failed_part_of_a_batch_leaves_neither_sums_nor_statistics(
+    accumulating_artifact: Path, monkeypatch: pytest.MonkeyPatch, failing: str, reload: bool
+) -> None:
+    with hybridc.load_training(accumulating_artifact) as session:
+        expected_losses = losses(session, 3)
+        expected = session.state_dict() | session.optimizer_state_dict()
+    run, calls = Session.run, []
+
+    def short_of_memory(self: Session, *arguments: Any, **options: Any) -> Any:
+        kind = self.artifact.path.name
+        calls.append(kind)
+        if kind == failing and calls.count(kind) == (2 if failing == ACCUMULATE else 1):
+            raise DeviceError("HC405", "another process has taken the GPU's memory")
+        return run(self, *arguments, **options)
+
+    with hybridc.load_training(accumulating_artifact) as session:
+        before = session.state_dict()
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "run", short_of_memory)
+            with pytest.raises(DeviceError):
+                losses(session, 1, seed=5)
+        assert failing in calls and session.step_count == 0
+        after = session.state_dict()
+        for name, value in before.items():
+            np.testing.assert_array_equal(after[name], value)
+        if reload:
+            session.load_state_dict(before)
+        assert losses(session, 3) == expected_losses
+        for name, value in (session.state_dict() | session.optimizer_state_dict()).items():
+            np.testing.assert_array_equal(value, expected[name])
 
 
 def test_export_is_the_users_model_with_other_weights(session: TrainingSession, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from hybridc.passes.training.spec import (
     LossTerm,
     Optimizer,
     TrainingSpec,
+    loss_to_text,
+    optimizer_to_text,
     parse_loss,
     parse_optimizer,
     spec_from_json,
@@ -77,6 +79,21 @@ def test_spec_survives_json() -> None:
     assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["mse", "0.5*mse(a)+l1(b)", "softmax_cross_entropy:label_smoothing=0.1", "2*softmax_cross_entropy(y)"],
+)
+def test_loss_is_written_as_it_is_read(text: str) -> None:
+    assert parse_loss(loss_to_text(parse_loss(text))) == parse_loss(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["sgd:lr=0.1,momentum=0.9,nesterov=1", "adam:beta1=0.8,eps=1e-6", "adamw:weight_decay=0.3"]
+)
+def test_optimizer_is_written_as_it_is_read(text: str) -> None:
+    assert parse_optimizer(optimizer_to_text(parse_optimizer(text))) == parse_optimizer(text)
+
+
 def test_frozen_parameters_are_named_by_patterns() -> None:
     spec = TrainingSpec(freeze=("layer1.*", "onnx::Conv_?"))
     names = ("layer1.0.weight", "layer2.0.weight", "onnx::Conv_1", "onnx::Conv_10")
@@ -85,5 +102,5 @@ def test_frozen_parameters_are_named_by_patterns() -> None:
 
 def test_batch_must_be_a_multiple_of_its_parts() -> None:
     assert TrainingSpec(batch=64, accumulate=4).micro_batch == 16
-    with pytest.raises(UsageError, match="in 3 equal parts"):
+    with pytest.raises(UsageError, match="into 3 equal micro-batches"):
         TrainingSpec(batch=64, accumulate=3)

@@ -123,7 +123,7 @@ def test_folder_in_place_of_a_record_is_refused(
     for code, use in uses.items():
         with pytest.raises(UsageError, match="Is a directory") as refusal:
             use()
-        assert (refusal.value.code, refusal.value.remedy) == (code, "name another --tune-record")
+        assert (refusal.value.code, refusal.value.remedy) == (code, "choose another --tune-record")
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 

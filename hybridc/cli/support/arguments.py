@@ -23,9 +23,13 @@ from hybridc.options import (
     parse_seconds,
     parse_shape,
 )
-from hybridc.targets import parse_target
+from hybridc.targets import DEFAULT_THREADS, parse_target
 
 DEFAULT_TUNE_SECONDS = 60.0
+BUDGET_HELP = (
+    "GPU memory that is never exceeded, in bytes or as a percentage of what the model needs when fully"
+    " GPU-resident"
+)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +54,7 @@ def add_host_memory(parser: argparse.ArgumentParser, default: str | None = None)
         type=parse_bytes,
         default=default,
         metavar="8GiB",
-        help="host bytes that arena and staging of a run may take together (default: what there is)",
+        help="host memory that a run may use for arena and staging buffers (default: no limit)",
     )
 
 
@@ -80,7 +84,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         type=parse_dim,
         action="append",
         metavar="NAME=8",
-        help="fix a named dimension wherever it occurs; may be repeated",
+        help="fix a named dimension in all inputs; may be repeated",
     )
     add(
         "--machine",
@@ -93,17 +97,23 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         type=parse_pin,
         action="append",
         metavar="NODE=cpu|gpu",
-        help="where a node must run; NODE may hold * and ?; may be repeated",
+        help="device that a node must run on; NODE may contain * and ?; may be repeated",
     )
     add(
         "--plan-seconds",
         type=parse_effort,
         metavar="SECONDS",
-        help="effort of the planner, in seconds of a nominal machine: the same plan results on every one"
+        help="planning effort, in seconds of a nominal machine: every machine finds the same plan"
         f" (default: {DEFAULT_PLAN_SECONDS:g})",
     )
     add_host_memory(parser, argparse.SUPPRESS)
-    add_threads(parser, argparse.SUPPRESS)
+    add(
+        "--threads",
+        type=parse_count,
+        metavar="N",
+        help="CPU threads that kernels are scheduled for and that a run of the artifact uses (default:"
+        f" one per core; {DEFAULT_THREADS} if this processor cannot run the target)",
+    )
     add(
         "--no-fast-algorithms",
         dest="fast_algorithms",
@@ -114,21 +124,24 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--precision",
         choices=PRECISIONS,
-        help="bf16: round factors of matrix products and convolutions on the CPU, and add up in fp32; int8:"
-        f" compute quantized ones as integers (default: {FP32})",
+        help="bf16: round the operands of matrix products and convolutions on the CPU, and accumulate in"
+        " fp32;"
+        f" int8: compute quantized ones with integers (default: {FP32})",
     )
     add(
         "--bf16-error",
         type=float,
         metavar="FRACTION",
-        help="kernels whose result bf16 would change by more, as measured for random inputs, stay in fp32"
+        help="largest relative change of a kernel's result by bf16, measured on random inputs; others stay"
+        " in fp32"
         f" (default: {BF16_ERROR:g})",
     )
     add(
         "--profile-kernels",
         action="store_true",
-        help="measure each distinct kernel on this computer, and plan with these times: give --machine the"
-        " profile that `hybridc machine calibrate` wrote here",
+        help="measure each distinct kernel on this computer, and plan with these times; use the --machine"
+        " profile"
+        " that `hybridc machine calibrate` wrote here",
     )
 
 
@@ -141,16 +154,17 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=DEFAULT_TUNE_SECONDS,
         metavar="SECONDS",
-        help="measure the tiles that a CPU kernel could have on this machine, for about this long"
-        " (default: %(const)g), and take the fastest",
+        help="measure candidate tiles of CPU kernels on this machine for about this long (default:"
+        " %(const)g), and"
+        " use the fastest",
     )
     parser.add_argument(
         "--tune-record",
         default=argparse.SUPPRESS,
         type=Path,
         metavar="FILE.json",
-        help="take what was measured before from this file, and with --tune add to it"
-        " (default with --tune: one in the user's cache)",
+        help="file of measured tiles to use; --tune adds to it (default with --tune: a file in the user's"
+        " cache)",
     )
 
 
@@ -161,8 +175,7 @@ def add_gpu_memory(parser: argparse.ArgumentParser) -> None:
         type=lambda text: (parse_budget(text),),
         default=argparse.SUPPRESS,
         metavar="64MiB|50%",
-        help="GPU bytes never to be exceeded, or a percentage of what the model needs entirely on the GPU"
-        " (default: no limit)",
+        help=f"{BUDGET_HELP} (default: no limit)",
     )
 
 

@@ -48,7 +48,7 @@ def gather_feeds(
                 "HC533", f"the model has no input {name!r}", remedy=did_you_mean(name, names, "inputs are")
             )
         if name in given:
-            raise UsageError("HC533", f"--input names {name!r} more than once", remedy="name it once")
+            raise UsageError("HC533", f"--input specifies {name!r} more than once", remedy="specify it once")
         given[name] = read_array(path)
     missing = [name for name in names if name not in drawn and name not in given]
     if missing:
@@ -90,5 +90,5 @@ def numpy_dtype(onnx_type: str) -> np.dtype:
             return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(_DTYPE_OF_TYPE.get(name, name))
     except TypeError:
-        what = f"no array has the type {onnx_type}"
+        what = f"unsupported input type {onnx_type}"
         raise UsageError("HC533", what, remedy="give --input NAME=FILE.npy for every input") from None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hybridc.ir import Device
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_ELSEWHERE = "choose another place"
+_ELSEWHERE = "choose another location"
 _MANIFEST = "manifest.json"
 _LONGEST_STEM = 100
 
@@ -31,8 +31,8 @@ def existing_file(path: Path, what: str) -> Path:
     _check_exists(path, what)
     if not path.is_file():
         is_artifact = (path / _MANIFEST).is_file()
-        of_artifact = "it is a compiled artifact; name the ONNX model it was made from"
-        remedy = of_artifact if is_artifact else "name a file"
+        of_artifact = "it is a compiled artifact; give the ONNX model it was compiled from"
+        remedy = of_artifact if is_artifact else "give a file"
         raise UsageError("HC530", f"{what} is not a file", where=str(path), remedy=remedy)
     if not os.access(path, os.R_OK):
         raise UsageError("HC530", f"{what} cannot be read", where=str(path), remedy="check its permissions")
@@ -45,7 +45,7 @@ def existing_artifact(path: Path) -> Path:
     if not path.is_dir():
         raise UsageError(
             "HC530",
-            "this is a file, and an artifact is a folder",
+            "expected the folder of an artifact, found a file",
             where=str(path),
             remedy=f"compile a model first: hybridc compile MODEL.onnx -o {path.stem}.hyb",
         )
@@ -57,7 +57,7 @@ def make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"cannot make the folder: {error.strerror}"
+        what = f"cannot create the folder: {error.strerror}"
         raise UsageError("HC531", what, where=str(path), remedy=_ELSEWHERE) from None
     return path
 
@@ -70,7 +70,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises UsageError HC531 if the disk is full or the place cannot be written.
     """
     if path.is_dir():
-        raise UsageError("HC531", "the output is a folder", where=str(path), remedy="name a file")
+        raise UsageError("HC531", "the output is a folder", where=str(path), remedy="give a file")
     make_folder(path.parent)
     try:
         with scratch_folder(".hybridc-", path.parent) as folder:
@@ -111,12 +111,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises UsageError HC536 if it is none."""
+    """What a JSON file contains. Raises UsageError HC536 if it is not one."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         what = f"cannot read JSON: {error}"
-        raise UsageError("HC536", what, where=str(path), remedy="name a file that hybridc wrote") from None
+        raise UsageError("HC536", what, where=str(path), remedy="give a file written by hybridc") from None
 
 
 def safe_file_names(names: Iterable[str], suffix: str) -> dict[str, str]:

@@ -92,11 +92,13 @@ def _of_artifact(arguments: argparse.Namespace, bound_seconds: float | None) -> 
             "HC516",
             "an artifact's plans are fixed",
             where=str(arguments.source),
-            remedy="give options of planning with the ONNX model",
+            remedy="planning options apply to ONNX models only",
         )
     from hybridc.artifact import open_artifact
+    from hybridc.runtime.session import verify_plans
 
     artifact = open_artifact(arguments.source, check_weights=False, check_host=False)
+    verify_plans(artifact)  # reports take names and positions of a plan for granted
     chosen = {a.number: a for a in (artifact.within(exact_bytes(budget)) for budget in budgets)}
     return tuple(_stored(arguments, chosen[number]) for number in sorted(chosen)) or (
         _stored(arguments, artifact),
@@ -106,5 +108,5 @@ def _of_artifact(arguments: argparse.Namespace, bound_seconds: float | None) -> 
 def _stored(arguments: argparse.Namespace, artifact: Artifact) -> PlanOf:
     title = f"Plan of {arguments.source}"
     if len(artifact.plans) > 1:
-        title += f", number {artifact.number + 1} of those for {artifact.budgets}"
+        title += f", {artifact.number + 1} of {len(artifact.plans)}, for the budgets {artifact.budgets}"
     return PlanOf(artifact.graph, artifact.plan, artifact.manifest.machine, artifact.stored_plan.pins, title)

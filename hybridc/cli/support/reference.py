@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a model, and how far other results are from it."""
+"""ONNX Runtime's results for a model, and how far other results are from them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _open(model: Path, threads: int | None) -> onnxruntime.InferenceSession:
     except ImportError:
         raise UsageError(
             "HC534",
-            "onnxruntime is not installed, and it is what results are compared with",
+            "onnxruntime, the reference of the comparison, is not installed",
             remedy="pip install onnxruntime",
         ) from None
     session_options = onnxruntime.SessionOptions()

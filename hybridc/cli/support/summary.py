@@ -70,7 +70,7 @@ def compiled_summary(compiled: Compiled, target: str) -> str:
         f"  {kernels} ({functions}), compiled in {sum(compiled.seconds.values()):.1f} s",
     ]
     if data["tuned"]:
-        lines.append(f"  {plural(len(data['tuned']), 'function')} with a tile that was measured to be faster")
+        lines.append(f"  {plural(len(data['tuned']), 'function')} with a faster tile found by tuning")
     if data["measured_us"]:
         lines.append(f"  planned with {plural(len(data['measured_us']), 'measured time')}")
     lines += precision_summary(compiled.graphs[-1])

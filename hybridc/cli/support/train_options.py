@@ -14,7 +14,9 @@ _OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze")
 def add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
-        "--train", action="store_true", help="compile a training step, for `hybridc train`, instead of a run"
+        "--train",
+        action="store_true",
+        help="compile a training step for `hybridc train` instead of inference",
     )
     group.add_argument(
         "--loss",
@@ -31,20 +33,21 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "beta2=0.999,eps=1e-8,weight_decay=0.01 (default: sgd:lr=0.01)",
     )
     group.add_argument(
-        "--batch", type=parse_count, metavar="N", help="examples a step (default: as in the model)"
+        "--batch", type=parse_count, metavar="N", help="examples per step (default: as in the model)"
     )
     group.add_argument(
         "--accumulate",
         type=parse_count,
         metavar="N",
-        help="go through a batch in so many parts, whose gradients are summed up (default: 1)",
+        help="split a batch into this many micro-batches and accumulate their gradients (default: 1)",
     )
     group.add_argument(
         "--freeze",
         action="append",
         metavar="PATTERN",
-        help="parameters that stay as they are, with * and ?; BatchNorm goes by running statistics where"
-        " these are frozen; may be repeated",
+        help="parameters that are not trained; PATTERN may contain * and ?; BatchNorm uses its running"
+        " statistics"
+        " where these are frozen; may be repeated",
     )
 
 
@@ -52,7 +55,7 @@ def check_training(arguments: argparse.Namespace) -> None:
     """Raises UsageError HC525 for options of training without `--train`."""
     given = [f"--{option}" for option in _OPTIONS if getattr(arguments, option) is not None]
     if given and not arguments.train:
-        raise UsageError("HC525", f"{given[0]} is an option of training", remedy="add --train")
+        raise UsageError("HC525", f"{given[0]} requires --train", remedy="add --train")
 
 
 def training_spec(arguments: argparse.Namespace) -> TrainingSpec:

@@ -5,7 +5,7 @@
 namespace emulator {
 
 Configuration& configuration() {
-  static Configuration value{0, 0, 8, 0, kForward, 0, 1};
+  static Configuration value{0, 0, 8, 0, kForward, 0, 1, 0};
   return value;
 }
 

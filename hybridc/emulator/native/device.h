@@ -19,6 +19,7 @@ struct Configuration {
   int32_t thread_order;
   int32_t lazy_streams;
   int32_t worker_count;
+  int32_t guard_tensors;
 };
 
 // Mirrored by ctypes in device.py.

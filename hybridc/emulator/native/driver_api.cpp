@@ -12,6 +12,7 @@
 #include "fibers.h"
 #include "image.h"
 #include "launch.h"
+#include "memory.h"
 #include "streams.h"
 
 using namespace emulator;
@@ -179,6 +180,12 @@ CONTROL_API uint64_t hybridc_emulator_configure(const Configuration* wanted) {
 CONTROL_API void hybridc_emulator_register_image(uint64_t key, const char* library_path) {
   DeviceLock lock(device_mutex());
   images()[key] = library_path;
+}
+
+CONTROL_API int hybridc_emulator_add_tensors(void* arena, const char* kernel, const TensorRange* tensors,
+                                             uint64_t count) {
+  DeviceLock lock(device_mutex());
+  return add_tensors(arena, kernel, {tensors, tensors + count});
 }
 
 CONTROL_API void hybridc_emulator_statistics(Statistics* result) {

@@ -212,13 +212,28 @@ std::string describe(const Failure& failure) {
   return "out-of-bounds access at " + describe_address(failure.address);
 }
 
+// Any argument of a pointer's size may be one; numbers hardly look like addresses in the arena.
+std::vector<void**> pointers_among(const KernelEntry& kernel, const std::vector<void*>& arguments) {
+  std::vector<void**> pointers;
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (kernel.argument_bytes[i] == sizeof(void*)) pointers.push_back(static_cast<void**>(arguments[i]));
+  return pointers;
+}
+
 }  // namespace
 
 void run_launch(Launch& launch) {
   static auto& pool = *new WorkerPool;
   install_fault_handlers();
+  std::vector<uint64_t> words = launch.argument_words;  // the launch may be made again
   std::vector<void*> arguments;
-  for (size_t offset : launch.argument_offsets) arguments.push_back(&launch.argument_words[offset]);
+  for (size_t offset : launch.argument_offsets) arguments.push_back(&words[offset]);
+  const std::string prefix = std::string("kernel ") + launch.kernel->name + ": ";
+  GuardedTensors guarded;
+  if (configuration().guard_tensors) {
+    const std::string error = guarded.replace(launch.kernel->name, pointers_among(*launch.kernel, arguments));
+    if (!error.empty()) return fail_device(cudaErrorIllegalAddress, prefix + error);
+  }
   Job job;
   job.launch = &launch;
   job.arguments = arguments.data();
@@ -226,7 +241,6 @@ void run_launch(Launch& launch) {
   const auto worker_count = std::min<unsigned long>(configuration().worker_count, launch.grid.count());
   pool.run(job, static_cast<int>(worker_count));
 
-  const std::string prefix = std::string("kernel ") + launch.kernel->name + ": ";
   if (job.has_failed) {
     const bool is_address = job.failure.signal == SIGSEGV || job.failure.signal == SIGBUS;
     fail_device(is_address ? cudaErrorIllegalAddress : cudaErrorLaunchFailure,
@@ -234,7 +248,9 @@ void run_launch(Launch& launch) {
     return;
   }
   const std::string overrun = find_overrun();
-  if (!overrun.empty()) fail_device(cudaErrorIllegalAddress, prefix + "out-of-bounds access at " + overrun);
+  if (!overrun.empty())
+    return fail_device(cudaErrorIllegalAddress, prefix + "out-of-bounds access at " + overrun);
+  guarded.write_back();
 }
 
 }  // namespace emulator

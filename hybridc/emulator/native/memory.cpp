@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <utility>
 
 namespace emulator {
 namespace {
@@ -25,6 +26,8 @@ struct Allocation {
   size_t requested_bytes, charged_bytes;
   char* mapping;
   size_t mapping_bytes;
+  const char* kind;  // for reports
+  std::vector<std::pair<std::string, std::vector<TensorRange>>> launches;  // what kernels may touch of it
 
   char* slack() const { return mapping + kGuardBytes; }
   char* end() const { return data + requested_bytes; }
@@ -60,6 +63,55 @@ bool is_overrun(char* first, char* last) {
   return true;
 }
 
+// Memory between guard pages, filled; nullptr if the system has none.
+char* map_guarded(size_t size_bytes, const char* kind) {
+  const size_t charged = round_up(size_bytes, kAllocationGranularity);
+  const size_t body = round_up(charged, kPage), total = body + 2 * kGuardBytes;
+  void* mapping = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  char* start = static_cast<char*>(mapping);
+  if (mprotect(start + kGuardBytes, body, PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapping, total);
+    return nullptr;
+  }
+  std::memset(start + kGuardBytes, kFill, body);
+  char* data = start + kGuardBytes + body - charged;
+  allocations()[data] = {data, size_bytes, charged, start, total, kind, {}};
+  return data;
+}
+
+void unmap_guarded(Allocations::iterator found) {
+  munmap(found->second.mapping, found->second.mapping_bytes);
+  allocations().erase(found);
+}
+
+// A function has a kernel, or several with numbers behind the name of the first.
+bool is_kernel_of(const std::string& kernel, const std::string& first) {
+  return kernel.compare(0, first.size(), first) == 0 &&
+         (kernel.size() == first.size() || kernel[first.size()] == '_');
+}
+
+constexpr size_t kNowhere = SIZE_MAX;
+
+// Sizes of the tensors at these offsets, as the steps have them that give the kernel tensors at all of them;
+// none if there is no such step. These steps run one function, so their tensors have the same sizes.
+std::vector<size_t> sizes_at(const Allocation& arena, const std::string& kernel,
+                             const std::vector<size_t>& offsets) {
+  std::vector<size_t> sizes;
+  for (const auto& [name, tensors] : arena.launches) {
+    if (!is_kernel_of(kernel, name)) continue;
+    std::vector<size_t> found(offsets.size(), kNowhere);
+    for (size_t i = 0; i < offsets.size(); ++i)
+      for (const TensorRange& tensor : tensors)
+        if (tensor.offset_bytes == offsets[i])
+          found[i] = found[i] == kNowhere ? tensor.size_bytes : std::max(found[i], tensor.size_bytes);
+    if (std::find(found.begin(), found.end(), kNowhere) != found.end()) continue;
+    sizes.resize(offsets.size(), 0);
+    for (size_t i = 0; i < offsets.size(); ++i) sizes[i] = std::max(sizes[i], found[i]);
+  }
+  return sizes;
+}
+
 }  // namespace
 
 cudaError_t allocate_device(void** pointer, size_t size_bytes) {
@@ -70,17 +122,8 @@ cudaError_t allocate_device(void** pointer, size_t size_bytes) {
   const size_t capacity = configuration().capacity_bytes;
   if (charged < size_bytes || charged > capacity || counters.used_bytes > capacity - charged)
     return cudaErrorMemoryAllocation;
-  const size_t body = round_up(charged, kPage), total = body + 2 * kGuardBytes;
-  void* mapping = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping == MAP_FAILED) return cudaErrorMemoryAllocation;
-  char* start = static_cast<char*>(mapping);
-  if (mprotect(start + kGuardBytes, body, PROT_READ | PROT_WRITE) != 0) {
-    munmap(mapping, total);
-    return cudaErrorMemoryAllocation;
-  }
-  std::memset(start + kGuardBytes, kFill, body);
-  char* data = start + kGuardBytes + body - charged;
-  allocations()[data] = {data, size_bytes, charged, start, total};
+  char* data = map_guarded(size_bytes, "device allocation");
+  if (data == nullptr) return cudaErrorMemoryAllocation;
   counters.used_bytes += charged;
   counters.peak_bytes = std::max(counters.peak_bytes, counters.used_bytes);
   ++counters.allocations;
@@ -93,8 +136,7 @@ cudaError_t release_device(void* pointer) {
   auto found = allocations().find(static_cast<const char*>(pointer));
   if (found == allocations().end()) return cudaErrorInvalidValue;
   statistics().used_bytes -= found->second.charged_bytes;
-  munmap(found->second.mapping, found->second.mapping_bytes);
-  allocations().erase(found);
+  unmap_guarded(found);
   return cudaSuccess;
 }
 
@@ -123,6 +165,53 @@ bool is_pinned_memory(const void* pointer, size_t size_bytes) {
   return static_cast<const char*>(pointer) + size_bytes <= found->first + found->second;
 }
 
+cudaError_t add_tensors(void* arena, const char* kernel, std::vector<TensorRange> tensors) {
+  auto found = allocations().find(static_cast<const char*>(arena));
+  if (found == allocations().end()) return cudaErrorInvalidValue;
+  found->second.launches.emplace_back(kernel, std::move(tensors));
+  return cudaSuccess;
+}
+
+std::string GuardedTensors::replace(const std::string& kernel, const std::vector<void**>& pointers) {
+  for (auto& [data, arena] : allocations()) {
+    if (arena.launches.empty()) continue;
+    std::vector<size_t> offsets;
+    std::vector<void**> inside;
+    for (void** pointer : pointers) {
+      if (*pointer < arena.data || *pointer >= arena.end()) continue;
+      inside.push_back(pointer);
+      offsets.push_back(static_cast<char*>(*pointer) - arena.data);
+    }
+    if (inside.empty()) continue;
+    const std::vector<size_t> sizes = sizes_at(arena, kernel, offsets);
+    if (sizes.empty()) return "no step of the plan gives it tensors at these places";
+    for (size_t i = 0; i < inside.size(); ++i) {
+      *inside[i] = copy_of(arena.data + offsets[i], sizes[i]);
+      if (*inside[i] == nullptr) return "no memory for guarded tensors";
+    }
+    return "";
+  }
+  return "";
+}
+
+char* GuardedTensors::copy_of(char* tensor, size_t size_bytes) {
+  for (const Copy& known : copies_)
+    if (known.tensor == tensor) return known.copy;  // an output that takes the place of an input
+  char* copy = map_guarded(size_bytes, "tensor");
+  if (copy == nullptr) return nullptr;
+  std::memcpy(copy, tensor, size_bytes);
+  copies_.push_back({tensor, copy, size_bytes});
+  return copy;
+}
+
+void GuardedTensors::write_back() const {
+  for (const Copy& copy : copies_) std::memcpy(copy.tensor, copy.copy, copy.size_bytes);
+}
+
+GuardedTensors::~GuardedTensors() {
+  for (const Copy& copy : copies_) unmap_guarded(allocations().find(copy.copy));
+}
+
 std::string describe_address(const void* address) {
   const char* target = static_cast<const char*>(address);
   const Allocation* nearest = nullptr;
@@ -135,11 +224,11 @@ std::string describe_address(const void* address) {
   if (nearest == nullptr || distance > (ptrdiff_t{1} << 32)) {
     std::snprintf(text, sizeof text, "%p, far from any device memory", address);
   } else if (target < nearest->data) {
-    std::snprintf(text, sizeof text, "%p, %td bytes before a device allocation of %zu bytes", address,
-                  distance, nearest->requested_bytes);
+    std::snprintf(text, sizeof text, "%p, %td bytes before a %s of %zu bytes", address, distance,
+                  nearest->kind, nearest->requested_bytes);
   } else {
-    std::snprintf(text, sizeof text, "%p, %td bytes past the end of a device allocation of %zu bytes",
-                  address, distance, nearest->requested_bytes);
+    std::snprintf(text, sizeof text, "%p, %td bytes past the end of a %s of %zu bytes", address, distance,
+                  nearest->kind, nearest->requested_bytes);
   }
   return text;
 }
@@ -150,7 +239,7 @@ std::string find_overrun() {
     const bool before = is_overrun(allocation.slack(), allocation.data);
     const bool after = is_overrun(allocation.end(), charged_end);
     if (before || after)
-      return std::string("just ") + (before ? "before" : "past the end of") + " a device allocation of " +
+      return std::string("just ") + (before ? "before" : "past the end of") + " a " + allocation.kind + " of " +
              std::to_string(allocation.requested_bytes) + " bytes";
   }
   return "";

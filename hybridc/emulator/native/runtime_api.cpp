@@ -191,11 +191,14 @@ CUDA_API cudaMemcpyAsync(void* target, const void* source, size_t size, cudaMemc
   return finish();
 }
 
+// Of pageable memory it returns when the bytes are staged: their way to the device may last until something
+// waits for the default stream.
 CUDA_API cudaMemcpy(void* target, const void* source, size_t size, cudaMemcpyKind kind) {
   DeviceLock lock(device_mutex());
   const cudaError_t error = cudaMemcpyAsync(target, source, size, kind, nullptr);
   if (error != cudaSuccess) return error;
-  run_stream(find_stream(nullptr));
+  const bool is_upload = actual_kind(target, source, size, kind) == cudaMemcpyHostToDevice;
+  if (!is_upload || is_pinned_memory(source, size)) run_stream(find_stream(nullptr));
   return finish();
 }
 

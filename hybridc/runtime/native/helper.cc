@@ -115,8 +115,11 @@ int64_t FreeDeviceBytes(int64_t device) {
   return static_cast<int64_t>(available);
 }
 
+// From pageable memory cudaMemcpy may return before all bytes are on the GPU, and the lanes' streams do not wait
+// for the default stream, which it uses.
 void Upload(ffi::Tensor source, ffi::Tensor target) {
   HYBRIDC_CUDA(memcpy, Bytes(target), Bytes(source), SizeBytes(target), kMemcpyDefault);
+  HYBRIDC_CUDA(stream_synchronize, nullptr);
 }
 
 }  // namespace hybridc

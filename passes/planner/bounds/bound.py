@@ -46,6 +46,7 @@ def time_bound(
     """
     if not can_be_planned(problem):
         return Relaxation(math.inf, (), ())
+    # also the unit of time below: the programme's numbers are near one then
     simple_us = simple_time_bound_us(problem)
     if problem.kernel_count > MOST_RELAXED_KERNELS:
         return Relaxation(simple_us, (), ())
@@ -55,6 +56,7 @@ def time_bound(
     model = relax(
         problem,
         unit_us=simple_us,
+        # on the CPU a kernel runs again only with `recompute`: repeats of a problem are on the GPU
         gpu_again=every if recompute else again,
         cpu_again=every if recompute else (),
     )
@@ -65,6 +67,7 @@ def time_bound(
         integers=(*model.on_gpu, *model.keep) if nodes else (),
         nodes=nodes,
     )
+    # no solver is trusted: without multipliers its bound may be worse than the simple one
     bound_us = max(simple_us, found.bound * simple_us)
     if not found.values.size:
         return Relaxation(bound_us, (), ())
@@ -92,8 +95,10 @@ def simple_time_bound_us(problem: Problem) -> float:
     for kernel, inputs in enumerate(problem.inputs):
         makers = (problem.producer[t] for t in inputs if problem.producer[t] != BEFORE_ALL)
         end_us.append(best_us[kernel] + max((end_us[maker] for maker in makers), default=0.0))
+    # what has no code for a device, or is pinned to the other one
     only_gpu = [us == math.inf for us in problem.cpu_us]
     only_cpu = [us == math.inf for us in problem.gpu_us]
+    # fsum: rounded once, however many kernels there are
     gpu_us = math.fsum(us for us, only in zip(problem.gpu_us, only_gpu, strict=True) if only)
     cpu_us = math.fsum(us for us, only in zip(problem.cpu_us, only_cpu, strict=True) if only)
     h2d_us = math.fsum(
@@ -141,6 +146,7 @@ def resident_bytes_bound(problem: Problem) -> int:
     largest = weight_bytes
     for kernel, beside in enumerate(accumulate(change[:-1])):
         if on_gpu[kernel]:
+            # these are in the working set and among the resident weights
             own = sum(problem.size_bytes[t] for t in problem.inputs[kernel] if problem.is_weight[t])
             largest = max(largest, weight_bytes + beside + smallest_working_set_bytes(problem, kernel) - own)
     return largest

@@ -23,10 +23,13 @@ from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import SimulatedRun
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
 
+# Orders, devices and copies multiply: the time of a proof grows exponentially with the kernels.
 LARGEST_KERNEL_COUNT = 14
 """Up to here an optimum is proven in seconds, as a rule."""
+# Finer ticks tighten the bound (a job is rounded by less than one) and widen what the solver searches.
 _TICKS = 1 << 20
 """Units of time in the longest plan considered."""
+# Several times what a unit takes: it ends a proof on a computer that is too busy or slow.
 _PATIENCE_S = 20.0
 """Seconds for each unit of effort after which the solver, which counts its effort itself, is given up."""
 
@@ -49,6 +52,7 @@ class ExactSolution:
 
 
 def has_solver() -> bool:
+    """Whether OR-tools is installed (extra `exact`)."""
     return find_spec("ortools") is not None
 
 
@@ -68,6 +72,7 @@ def solve_exactly(
     """
     if not has_solver():
         return None
+    # the shorter the longest plan of interest, the finer a tick
     ticks = _Ticks.of(problem, min(known_us, _one_by_one_us(problem)))
     request = _request(problem, ticks) | {
         "keep_order": keep_order,
@@ -76,6 +81,7 @@ def solve_exactly(
     }
     try:
         child = subprocess.run(
+            # a process of its own: OR-tools and HiGHS cannot be loaded into one
             [sys.executable, "-m", "hybridc.passes.planner.bounds.exact_child"],
             input=json.dumps(request),
             capture_output=True,
@@ -88,6 +94,7 @@ def solve_exactly(
     answer = json.loads(child.stdout)
     if answer["schedule"] is None:
         return None
+    # jobs shorter than a tick take one: so much the solver's bound may be too high
     bound_us = max(least_us, (answer["bound"] - ticks.raised) * ticks.unit_us)
     return _timed(problem, answer["schedule"] | {"down": request["down"]}, bound_us, answer["is_optimal"])
 
@@ -103,6 +110,7 @@ class _Ticks:
     @staticmethod
     def of(problem: Problem, longest_us: float) -> _Ticks:
         times = [*problem.gpu_us, *problem.cpu_us, *problem.h2d_us, *problem.d2h_us]
+        # not 0 where nothing takes time
         unit_us = max(longest_us / _TICKS, sys.float_info.min)
         short = sum(1 for us in times if us < unit_us)
         fetches = sum(len(uses) for t, uses in enumerate(problem.uses) if problem.h2d_us[t] < unit_us)
@@ -110,6 +118,7 @@ class _Ticks:
 
     def floor(self, us: float) -> int:
         """Rounded down, at least one, and clipped where it is longer than any plan of interest."""
+        # so that jobs have an order; too long a job is excluded however long it is
         return max(1, math.floor(min(us / self.unit_us, 2.0 * _TICKS)))
 
 

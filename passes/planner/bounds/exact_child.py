@@ -18,22 +18,30 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
+# with one worker and a seed the same request has the same answer
 _SEED = 1
 
 
 def main() -> None:
+    """Answer one request: `solve` from stdin to stdout."""
     json.dump(solve(json.load(sys.stdin)), sys.stdout)
 
 
 def solve(request: dict[str, Any]) -> dict[str, Any]:
-    """Build the model, solve it, and say where everything lies in time."""
+    """Build the model of a request (`exact._request`), solve it, and say where everything lies in time.
+
+    Times are whole ticks. The method is CP-SAT of OR-tools: optional intervals, no-overlap of lanes and a
+    cumulative constraint of bytes. `schedule` is None if no plan was found within the effort.
+    """
     model = _Model(request)
     solver = cp_model.CpSolver()
+    # several workers would race, and answers depend on who wins
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = _SEED
     solver.parameters.cp_model_probing_level = 0  # probing times creeps from tick to tick
     solver.parameters.linearization_level = 0  # relaxations of big-M rows cost more than they tell
     solver.parameters.max_deterministic_time = request["effort"]
+    # FEASIBLE: the effort ended before the proof did
     status = solver.solve(model.cp)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     return {
@@ -106,6 +114,7 @@ class _Model:
                     cp.add(start >= self.end[self.producer[t]])
         cp.add_no_overlap(gpu_lane)
         cp.add_no_overlap(cpu_lane)
+        # redundant with the lanes: a bound that the solver need not derive
         cp.add(self.makespan >= sum(gpu_work))
         cp.add(self.makespan >= sum(cpu_work))
         cp.add(self.makespan >= self.request["least"])
@@ -244,6 +253,7 @@ class _Model:
                 if start.index == time.index:
                     held.append(size * holding)
                     continue
+                # a holder counts at this time unless it has ended before or begins later
                 before, behind, counts = (cp.new_bool_var("") for _ in range(3))
                 cp.add(end <= time).only_enforce_if(before)
                 cp.add(start >= time + 1).only_enforce_if(behind)

@@ -49,11 +49,13 @@ class LinearProgramme:
         self._row(terms, lower, math.inf)
 
     def at_most(self, terms: Iterable[Term], upper: float = 0.0) -> None:
+        """Require the sum of terms, whose variables may repeat, to be `upper` or less."""
         self._row(terms, -math.inf, upper)
 
     def _row(self, terms: Iterable[Term], lower: float, upper: float) -> None:
         merged: dict[int, float] = {}
         for variable, factor in terms:
+            # HiGHS takes each variable once in a row
             merged[variable] = merged.get(variable, 0.0) + factor
         self.columns += merged.keys()
         self.factors += merged.values()
@@ -90,6 +92,7 @@ def minimise(
     solver = _solver(programme, method, iterations)
     solver.run()
     solution = solver.getSolution()
+    # zeros are multipliers, too: a weak bound, but a true one
     multipliers = np.array(solution.row_dual) if solution.dual_valid else np.zeros(len(programme.row_lower))
     bound = lagrange_bound(programme, multipliers)
     values = np.array(solution.col_value) if solution.value_valid else np.empty(0)
@@ -115,6 +118,7 @@ def lagrange_bound(programme: LinearProgramme, multipliers: Vector) -> float:
     Less what rounding may have added. Any multipliers, one for each row, give a true lower bound.
     """
     row_lower, row_upper = np.array(programme.row_lower), np.array(programme.row_upper)
+    # a multiplier against an infinite side would make the bound minus infinity
     usable = np.where(multipliers > 0, np.isfinite(row_lower), np.isfinite(row_upper))
     duals = np.where(usable & np.isfinite(multipliers), multipliers, 0.0)
     sides = np.where(duals > 0, row_lower, np.where(duals < 0, row_upper, 0.0))
@@ -122,6 +126,7 @@ def lagrange_bound(programme: LinearProgramme, multipliers: Vector) -> float:
     products = np.repeat(duals, np.diff(programme.row_start)) * np.array(programme.factors)
     cost, lower, upper = np.array(programme.cost), np.array(programme.lower), np.array(programme.upper)
     reduced = cost - np.bincount(columns, products, len(cost))
+    # each variable at the end of its box that costs least
     terms = np.concatenate([duals * sides, reduced * np.where(reduced > 0, lower, upper)])
     # a sum of n products is wrong by at most n + 2 roundings of their absolute sum
     gross = np.abs(cost) + np.bincount(columns, np.abs(products), len(cost))
@@ -134,8 +139,10 @@ def _solver(programme: LinearProgramme, method: str, iterations: int | None) -> 
     solver = highspy.Highs()
     options: dict[str, bool | int | str] = {
         "output_flag": False,
+        # one thread: with more the path of the solver, and so the bound, depends on timing
         "threads": 1,
         "solver": method,
+        # no vertex is needed: any multipliers prove a bound
         "run_crossover": "off",
     }
     if iterations is not None:

@@ -59,10 +59,13 @@ from hybridc.passes.planner.bounds.linear import LinearProgramme, Term
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Gap, Problem
 from hybridc.passes.planner.model.structure import cuts, smallest_working_set_bytes
 
+# A running sum costs a variable and a row at each end, a row's terms one for each kernel inside.
 _LONG_GAP = 24
 """Gaps around more kernels enter a running sum of kept bytes instead of every kernel's row."""
+# All pairs would make the programme quadratic in the length of gaps; any subset gives a bound.
 _CONFLICTS = 6
 """So many conflicts of a gap are stated, those nearest to its end."""
+# The same for the rows about time.
 _TIMED_CONFLICTS = 2
 
 
@@ -110,6 +113,7 @@ class _Rows:
         self.lp = lp = LinearProgramme()
         count, tensors, gaps = problem.kernel_count, range(len(problem.tensor_names)), problem.gaps
         kernels = range(count)
+        # in shares of the budget, so that the numbers are near one
         scale = max(problem.budget_bytes, 1)
         self.bytes = [size / scale for size in problem.size_bytes]
         self.gpu = [0.0 if us == math.inf else us / unit_us for us in problem.gpu_us]
@@ -195,6 +199,7 @@ class _Rows:
             for use in uses if self.problem.producer[tensor] != BEFORE_ALL else ():
                 between.setdefault((self.problem.producer[tensor], use), []).append(tensor)
         for (maker, user), tensors in between.items():
+            # the faster way to pass a result on: its copy, or its kernel once more
             up = min(sum(self.up[t] for t in tensors), self.gpu_again_us[maker])
             down = min(sum(self.down[t] for t in tensors), self.cpu_again_us[maker])
             less, least = self._less_duration(user)
@@ -216,6 +221,7 @@ class _Rows:
             since: list[Term] = [] if last is None else [(self.end[last], -1.0)]
             inside = range(work_from, cut)
             if inside:
+                # what the GPU does not run the CPU does: sum of c (1 - x)
                 cpu = [(self.x[k], self.cpu[k]) for k in inside]
                 lp.at_least([(self.start[cut], 1.0), *since, *cpu], sum(self.cpu[k] for k in inside))
                 lp.at_least([(self.start[cut], 1.0), *since, *((self.x[k], -self.gpu[k]) for k in inside)])
@@ -262,6 +268,7 @@ class _Rows:
         """Tensors that are copied to the host hold their bytes until then."""
         lp, problem, size = self.lp, self.problem, self.bytes[tensor]
         producer = problem.producer[tensor]
+        # inputs and weights are on the host already
         if producer == BEFORE_ALL or size == 0:
             return
         gaps = problem.gaps_of[tensor]
@@ -322,6 +329,7 @@ class _Rows:
         """Bytes a kernel touches, less what its outputs overwrite: of inputs that do not stay behind it."""
         whole = self.problem.working_set_bytes[kernel] / max(self.problem.budget_bytes, 1)
         shared = whole - self.least_bytes[kernel]
+        # bytes of inputs that may be overwritten, and the flags that say they are needed further
         ends, behind = 0.0, []
         for source in {source for _, source in self.problem.may_overwrite[kernel]}:
             gap = self.problem.gap_at[kernel, source] + 1
@@ -387,6 +395,7 @@ class _Rows:
             size, up, down = (of[gap.tensor] for of in (self.bytes, self.up, self.down))
             inside = least[gap.start + 1 : gap.end]
             found = gap.start + 1 + np.flatnonzero((inside <= 1) & (inside + size > 1 + 1e-9))
+            # from the end of the gap: nearest to where the tensor is needed
             for rank, k in enumerate(found[::-1][:_CONFLICTS].tolist()):
                 lp.at_most([(self.y[e], 1.0), (self.x[k], 1.0)], 1.0)
                 if rank < _TIMED_CONFLICTS:

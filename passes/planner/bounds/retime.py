@@ -47,7 +47,7 @@ class TickSchedule:
 
 
 def decisions_of(schedule: TickSchedule) -> Decisions:
-    """The schedule without its times."""
+    """The schedule without its times: devices of kernels, and for each gap whether an interval spans it."""
     keep = [gap.tensor in schedule.pinned for gap in schedule.problem.gaps]
     for interval in schedule.intervals:
         events = (*_making(schedule, interval), *interval.uses)
@@ -58,13 +58,17 @@ def decisions_of(schedule: TickSchedule) -> Decisions:
 
 
 def run_of(schedule: TickSchedule) -> SimulatedRun:
-    """The schedule in real time."""
+    """The schedule in real time, in microseconds: every job as early as those that it must follow allow.
+
+    Ensures: feasible, and at no time more bytes on the GPU than at some tick of the schedule.
+    """
     jobs = sorted(_jobs(schedule), key=lambda job: job.start)
     holders = list(_holders(schedule))
     times: dict[_Key, tuple[float, float]] = {}
     lane_free_us = dict.fromkeys(EventKind, 0.0)
     events: list[Event] = []
     for job in jobs:
+        # whoever had given its bytes back in the schedule may have left them to this job
         given_back = {
             other
             for holder in holders
@@ -74,6 +78,7 @@ def run_of(schedule: TickSchedule) -> SimulatedRun:
             for other in earlier.last
         }
         after = (times[other][1] for other in (*job.follows, *given_back))
+        # as early as lane, data and bytes allow
         start_us = max([lane_free_us[job.key.kind], *after])
         end_us = start_us + job.us
         times[job.key] = start_us, end_us
@@ -166,6 +171,7 @@ def _holders(schedule: TickSchedule) -> Iterator[_Holder]:
             yield _Holder(size_bytes, key, schedule.start[kernel], schedule.end[kernel], (key,))
     made = {interval.tensor: interval for interval in schedule.intervals if interval.fetched is None}
     heirs = {(kernel, source): made[output] for (kernel, source), output in schedule.taken.items()}
+    # these hold no bytes of their own, but those of the input they overwrite
     handed_on = {output for output in schedule.taken.values()}
     for interval in schedule.intervals:
         if interval.fetched is None and interval.tensor in handed_on:
@@ -176,6 +182,7 @@ def _holders(schedule: TickSchedule) -> Iterator[_Holder]:
             else interval.fetched
         )
         last = interval
+        # along the chain of overwriting: the bytes are free when its last one is done
         while last.uses and (last.uses[-1], last.tensor) in heirs:
             last = heirs[last.uses[-1], last.tensor]
         until, keys = _end(schedule, last)
@@ -203,5 +210,6 @@ def _peak_bytes(
         if any(schedule.on_gpu[use] for use in schedule.problem.uses[t])
     )
     spans = [(times[h.taker][0], max(times[key][1] for key in h.last), h.size_bytes) for h in holders]
+    # the most is held at some begin: only there bytes are taken
     held = (sum(size for start, end, size in spans if start <= at < end) for at, _, _ in spans)
     return resident + max(held, default=0)

@@ -1,6 +1,6 @@
-"""From decisions to a plan: steps on lanes, and places for their buffers.
+"""From decisions to a placed plan: steps on lanes, and places for their buffers.
 
-`materialize.py` is the way in: `insert_copies.py` makes the steps, `reuse_buffers.py` and `offsets.py` pack
-their buffers, `slack.py` shortens live ranges; `resident_states.py` and `recover.py` start from a plan that
-exists.
+`materialize.py` is the way in: `insert_copies.py` makes the steps, `waits.py` drops waits that others imply,
+`reuse_buffers.py` and `offsets.py` pack the buffers, `slack.py` shortens live ranges, `timeline.py` says when
+each step runs; `resident_states.py` and `recover.py` start from a plan that exists.
 """

@@ -30,7 +30,9 @@ def with_data_waits(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
     needs: list[set[int]] = []
     for position, step in enumerate(steps):
         read, written = _touched(graph, step)
+        # what is not in `put` is there before the first step: inputs on the host, weights
         needs.append({put[place] for place in read if place in put})
+        # the latest writer: a tensor that comes back is read from its new place
         put |= dict.fromkeys(written, position)
     return reduce_waits(steps, needs)
 

@@ -48,12 +48,12 @@ class PlacedPlan:
 
     @property
     def gpu_bytes(self) -> int:
-        """Size of the GPU's arena; 0 on a target without a GPU."""
+        """Size of the GPU's arena in bytes; 0 on a target without a GPU."""
         return self._bytes_of(Device.GPU)
 
     @property
     def host_bytes(self) -> int:
-        """Size of the host's arena."""
+        """Size of the host's arena in bytes."""
         return self._bytes_of(Device.CPU)
 
     def fits_host(self, host_bytes: int | None) -> bool:
@@ -96,7 +96,7 @@ def materialize(
         if timed.gpu_bytes <= capacity_bytes:
             return timed
     waiting = _packed(context, PlacedPlan(problem, decisions, listed, None), capacity_bytes, packing)
-    return _without_needless_waits(context, waiting, max(capacity_bytes, waiting.gpu_bytes))
+    return without_needless_waits(context, waiting, max(capacity_bytes, waiting.gpu_bytes))
 
 
 def repacked(context: PlanningContext, placed: PlacedPlan, effort: float = 1.0) -> PlacedPlan:
@@ -109,7 +109,7 @@ def repacked(context: PlanningContext, placed: PlacedPlan, effort: float = 1.0) 
     graph, best = context.graph, placed
     # late fetches twice: the second time they are late in a run that is better packed already
     for fetches_are_late in (False, True, True):
-        again = _retimed(context, best)
+        again = retimed(context, best)
         if fetches_are_late and again.spans is not None:
             step_us = step_times_us(graph, again.listed, context.machine)
             listed, spans = schedule_fetches_late(graph, again.listed, step_us, again.spans, context.devices)
@@ -140,25 +140,32 @@ def without_copies(
         for i in kept
     )
     listed = with_data_waits(context.graph, [placed.listed[i] for i in kept])
-    shorter = _retimed(context, replace(placed, listed=listed, steps=waiting))
+    shorter = retimed(context, replace(placed, listed=listed, steps=waiting))
     packed = _packed(context, shorter, capacity_bytes, SHORT)
     if packed.gpu_bytes > capacity_bytes:
         packed = _packed(context, replace(shorter, spans=None), capacity_bytes, SHORT)
-    return _without_needless_waits(context, packed, max(capacity_bytes, packed.gpu_bytes))
+    return without_needless_waits(context, packed, max(capacity_bytes, packed.gpu_bytes))
 
 
-def _without_needless_waits(context: PlanningContext, placed: PlacedPlan, most_bytes: int) -> PlacedPlan:
-    """Packed by the times that the plan has come to, as long as that makes it faster and fits."""
+def without_needless_waits(context: PlanningContext, placed: PlacedPlan, most_bytes: int) -> PlacedPlan:
+    """The plan packed again by the times that it has come to, as long as that makes it faster.
+
+    A step that waited for bytes may not have to if they are placed elsewhere: each round knows better when
+    they are free. Ensures: the GPU's arena has at most `most_bytes`, if it had before.
+    """
     for _ in range(REPACK_ROUNDS):
-        again = _packed(context, _retimed(context, placed), most_bytes, SHORT)
+        again = _packed(context, retimed(context, placed), most_bytes, SHORT)
         if again.gpu_bytes > most_bytes or again.makespan_us >= placed.makespan_us:
             break
         placed = again
     return placed
 
 
-def _retimed(context: PlanningContext, placed: PlacedPlan) -> PlacedPlan:
-    """With the times that its waits lead to, or later ones that hold fewer bytes; not yet packed by them."""
+def retimed(context: PlanningContext, placed: PlacedPlan) -> PlacedPlan:
+    """The plan with the times that its waits lead to, or later ones that hold fewer bytes at once.
+
+    Its buffers are those of before: to be packed again by the new times.
+    """
     step_us = step_times_us(context.graph, placed.listed, context.machine)
     listed, spans = reduce_peak(context.graph, placed.listed, step_us, placed.steps, context.devices)
     return replace(placed, listed=listed, spans=spans)

@@ -26,6 +26,7 @@ _STEP_EFFORT = 30_000_000
 _PRECISION = 1000
 """Steps end when what was not reached and what was found differ by less than one in so many."""
 
+# Of the repair alone, which takes the place of the search where that cannot be built.
 _REPAIR_ROUNDS = 24
 """How often the blocks that stand highest are put first; later rounds rarely help."""
 
@@ -50,6 +51,7 @@ class MemoryBlock:
 
 def live_bound(blocks: Sequence[MemoryBlock]) -> int:
     """The largest sum of sizes that are live at one step: no packing can be smaller."""
+    # differences at the steps where something changes; an interval ends after its last step
     change: dict[int, int] = {}
     for block in blocks:
         change[block.first] = change.get(block.first, 0) + block.size_bytes
@@ -68,8 +70,9 @@ def pack(
 
     Ends as soon as all blocks lie within `capacity_bytes`, or, without it, within the live bound; if
     no such packing is found, gives the smallest one that was. `effort` below one searches for less long
-    than some seconds. Blocks held all the time, such as
-    weights, are stacked at the bottom, which costs nothing; the others go on top of them.
+    than some seconds. Blocks held all the time, such as weights, are stacked at the bottom, which costs
+    nothing; the others go on top of them. Offline dynamic storage allocation, which is NP-hard (Garey and
+    Johnson 1979, problem SR2): best fit in several orders, then a complete search that is cut short.
     """
     begin = min((b.first for b in blocks), default=0)
     end = max((b.last for b in blocks), default=0)
@@ -79,6 +82,7 @@ def pack(
         if block.first == begin and block.last == end:
             offsets[i] = floor
             floor += block.size_bytes
+        # empty ones may lie anywhere, and stay at offset 0
         elif block.size_bytes > 0:
             passing.append(i)
     packed = _pack_passing([blocks[i] for i in passing], (capacity_bytes or 0) - floor, effort)
@@ -98,11 +102,14 @@ def _pack_passing(blocks: Sequence[MemoryBlock], capacity_bytes: int, effort: fl
     if not blocks:
         return []
     bound = live_bound(blocks)
+    # below the live bound nothing is to be found
     goal = max(bound, capacity_bytes)
     library = build_library(_SOURCE, "offsets")
     place = _placer(library, blocks)
     best: _Packing | None = None
+    # the orders take milliseconds: the search below is for what none of them packs
     for key in _ORDERS:
+        # ties by position, so that the result does not depend on the platform
         order = sorted(range(len(blocks)), key=lambda i: (key(blocks[i]), i))
         found = place(order)
         if best is None or found.total_bytes < best.total_bytes:
@@ -112,6 +119,7 @@ def _pack_passing(blocks: Sequence[MemoryBlock], capacity_bytes: int, effort: fl
     assert best is not None
     if library is None or len(blocks) > _MOST_SEARCHED:
         return _repair(blocks, place, best, goal, effort).offsets
+    # a capacity that may be reached is worth more than a bound that may not
     most = _CAPACITY_EFFORT if capacity_bytes >= bound else _BOUND_EFFORT
     found_offsets = _search_within(library, blocks, goal, int(most * effort))
     return found_offsets or _approach(library, blocks, best, goal, int(_STEP_EFFORT * effort))
@@ -123,6 +131,7 @@ def _approach(
     """The smallest packing that short searches find, by bisection between what was missed and the best."""
     offsets, total_bytes = best.offsets, best.total_bytes
     while total_bytes - missed_bytes > max(1, total_bytes // _PRECISION):
+        # what is missed was not found with this effort; that is no proof
         middle = (missed_bytes + total_bytes) // 2
         found = _search_within(library, blocks, middle, effort)
         if found is None:
@@ -165,9 +174,11 @@ def _repair(
             best = found
         if best.total_bytes <= goal:
             return best
+    # seeded: the same blocks get the same offsets everywhere
     random = Random(0)
     for _ in range(int(_LOCAL_PLACEMENTS * effort) // len(blocks)):
         order = list(best.order)
+        # also to equally good orders: a plateau is left that way
         order.insert(random.randrange(len(order)), order.pop(random.randrange(len(order))))
         found = place(order)
         if found.total_bytes <= best.total_bytes:
@@ -189,11 +200,11 @@ _Place = Callable[[list[int]], _Packing]
 """Places blocks in the given order, one after the other."""
 
 _ORDERS: tuple[Callable[[MemoryBlock], tuple[int, ...]], ...] = (
-    lambda b: (-b.size_bytes, b.first),
-    lambda b: (b.first - b.last, -b.size_bytes),
-    lambda b: (-b.size_bytes * (b.last - b.first + 1), b.first),
-    lambda b: (b.first, b.first - b.last, -b.size_bytes),
-    lambda b: (-b.last, b.first - b.last, -b.size_bytes),
+    lambda b: (-b.size_bytes, b.first),  # by size
+    lambda b: (b.first - b.last, -b.size_bytes),  # by lifetime
+    lambda b: (-b.size_bytes * (b.last - b.first + 1), b.first),  # by area
+    lambda b: (b.first, b.first - b.last, -b.size_bytes),  # by begin
+    lambda b: (-b.last, b.first - b.last, -b.size_bytes),  # by end, from behind
 )
 
 
@@ -226,6 +237,7 @@ def _conflicts(blocks: Sequence[MemoryBlock]) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in blocks]
     live: list[int] = []
     for i in sorted(range(len(blocks)), key=lambda i: blocks[i].first):
+        # those that ended before this one begins conflict with nothing later
         live = [j for j in live if blocks[j].last >= blocks[i].first]
         for j in live:
             found[i].append(j)
@@ -243,8 +255,10 @@ def _best_fit(
     for i in order:
         size = blocks[i].size_bytes
         top, best, best_hole = 0, -1, -1
+        # holes between the blocks that are placed and live together with this one
         for start, end in sorted((offsets[j], ends[j]) for j in conflicts[i] if offsets[j] >= 0):
             hole = start - top
+            # the tightest hole leaves the large ones for large blocks
             if hole >= size and (best < 0 or hole < best_hole):
                 best, best_hole = top, hole
             top = max(top, end)

@@ -9,9 +9,7 @@ from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.model.decisions import Decisions
-from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem, problem_of
-
-UNLIMITED_BYTES = 2**62
+from hybridc.passes.planner.model.problem import BEFORE_ALL, UNLIMITED_BYTES, Problem, problem_of
 
 
 def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisions]:
@@ -24,10 +22,12 @@ def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisi
     first_run: dict[str, int] = {}
     for position, step in enumerate(plan.steps):
         if isinstance(step, Run):
+            # a later run of the same kernel is a repeat
             first_run.setdefault(step.kernel, position)
     order = sorted(range(len(graph.kernels)), key=lambda i: first_run[graph.kernels[i].name])
     budget_bytes = UNLIMITED_BYTES if plan.budget_bytes is None else plan.budget_bytes
     pairs = resident_pairs(graph, plan.steps)
+    # what states hold all the time is not there for the rest
     budget_bytes -= sum(align(graph.tensor[old].size_bytes) for old in pairs)
     problem = problem_of(without_bytes(graph, {*pairs, *pairs.values()}), machine, budget_bytes, order=order)
     on_cpu = tuple(plan.steps[first_run[name]].lane is Lane.CPU for name in problem.kernel_names)
@@ -42,6 +42,7 @@ def _arrivals(graph: Graph, plan: Plan) -> dict[str, list[int]]:
         if isinstance(step, Copy) and step.target is Device.GPU:
             found.setdefault(step.tensor, []).append(position)
         elif isinstance(step, Run):
+            # the first run makes a tensor, a later one brings it back
             for name in graph.kernel[step.kernel].outputs if step.kernel in ran else ():
                 found.setdefault(name, []).append(position)
             ran.add(step.kernel)
@@ -60,6 +61,7 @@ def _kept(
     keep = [False] * len(problem.gaps)
     for tensor, gaps in enumerate(problem.gaps_of):
         name = problem.tensor_names[tensor]
+        # resident weights have a buffer from before the first step
         if problem.is_weight[tensor] and name in resident:
             keep[gaps.start : gaps.stop] = [True] * len(gaps)
             continue
@@ -68,6 +70,7 @@ def _kept(
         since, first = first_run[problem.kernel_names[producer]] if is_there else -1, gaps.start
         for gap in gaps:
             user = problem.gaps[gap].end
+            # the gap goes on: a use on the CPU says nothing of the GPU's copy
             if on_cpu[user]:
                 continue
             now = first_run[problem.kernel_names[user]]

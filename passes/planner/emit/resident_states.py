@@ -51,6 +51,7 @@ def with_gpu_resident_states(context: PlanningContext, placed: PlacedPlan, capac
         kept = without_copies(context, placed, names, capacity_bytes)
         if kept.gpu_bytes <= capacity_bytes:
             return repacked(context, kept)
+        # at least one pair less, so that the trials end
         count = min(count - 1, _fitting(graph, movable[:count], kept.gpu_bytes - capacity_bytes))
     return placed
 
@@ -81,10 +82,12 @@ def _movable(graph: Graph, steps: Sequence[Step]) -> list[tuple[str, str]]:
             return False
         if any(target is Device.CPU for _, target in copies.get(old, ())) or old not in copies:
             return False
+        # exactly its one copy to the host, which falls away
         if [target for _, target in copies.get(new, ())] != [Device.CPU]:
             return False
         kernel = graph.kernels[graph.producer[new]]
         written, last_read = runs[new][0][0], runs[old][-1][0]
+        # the kernel that writes the new value reads the old one: it must be able to overwrite it
         if last_read == written:
             return (new, old) in kernel.may_overwrite and kernel.inputs.count(old) == 1
         times = sum(isinstance(step, Run) and step.kernel == kernel.name for step in steps)

@@ -64,6 +64,7 @@ def reuse_buffers(
     use is predicted to end: no wait then delays the predicted run, but the arenas may be larger. Arenas
     are packed as tightly as `effort` finds; the GPU's only until it has `gpu_capacity_bytes`, if given.
     """
+    # grows by hazards: steps that used the same bytes before
     needs = [set(step.waits) for step in steps]
     buffers: list[Buffer] = []
     arenas: list[Arena] = []
@@ -73,6 +74,7 @@ def reuse_buffers(
         allocations = [_allocation(ranges, group) for group in groups]
         offsets = [0] * len(ranges)
         blocks = _blocks(allocations, spans)
+        # the host's arena has no capacity: it is packed as tightly as it gets
         capacity_bytes = gpu_capacity_bytes if device is Device.GPU else None
         for group, offset in zip(groups, pack(blocks, capacity_bytes, effort), strict=True):
             for member in group:
@@ -99,7 +101,7 @@ def live_bytes_bound(graph: Graph, steps: Sequence[Step], device: Device, spans:
 
 
 def allocations_of(graph: Graph, steps: Sequence[Step], device: Device) -> list[Allocation]:
-    """All that needs bytes of its own on the device."""
+    """All that needs bytes of its own on the device: live ranges, chained where one overwrites another."""
     ranges = list(live_ranges_of(graph, steps, device))
     return [_allocation(ranges, group) for group in _share_in_place(graph, steps, device, ranges)]
 
@@ -111,10 +113,12 @@ def live_ranges_of(graph: Graph, steps: Sequence[Step], device: Device) -> Itera
     if device is Device.CPU:
         # the session writes all inputs before the first step, also those that nobody reads
         uses = {t.name: [[-1]] for t in _given(graph) if t.name not in resident}
+    # a weight that is copied at all is not resident
     streamed = {s.tensor for s in steps if isinstance(s, Copy) and s.target is Device.GPU}
     for position, step in enumerate(steps):
         for name, is_written in _touched(graph, step, device).items():
             found = uses.setdefault(name, [])
+            # what writes a tensor begins a live range; so does the first use of what is there before
             if is_written or not found:
                 found.append([])
             found[-1].append(position)
@@ -128,6 +132,7 @@ def live_ranges_of(graph: Graph, steps: Sequence[Step], device: Device) -> Itera
     for name, found in uses.items():
         tensor = graph.tensor[name]
         kind = BufferKind.WEIGHT if tensor.role is Role.WEIGHT else BufferKind.TENSOR
+        # the last one on the host lasts to the end if the tensor outlives the run
         for number, positions in enumerate(found, start=1):
             first, last = positions[0], positions[-1]
             if kind is BufferKind.WEIGHT and name not in streamed:
@@ -166,6 +171,7 @@ def _share_in_place(
     only inputs that the device never copies away, since the kernel would have to wait for that copy; one that
     has come back since is no exception, so that the planner's simulation counts the same bytes.
     """
+    # by name, not by live range: the simulation does not tell them apart either
     copied = {s.tensor for s in steps if isinstance(s, Copy) and s.source is device}
     index = {(s.name, p): i for i, s in enumerate(ranges) if s.kind is BufferKind.TENSOR for p in s.uses}
     group: dict[int, list[int]] = {i: [i] for i in range(len(ranges))}
@@ -174,11 +180,13 @@ def _share_in_place(
     for old, new in ((at[o], at[n]) for o, n in resident.items()):
         group[old].append(new)
         group[new] = group[old]
+    # their place is decided: chained already
     settled = resident.keys() | resident.values()
     for position, step in enumerate(steps):
         if isinstance(step, Copy) or step.device is not device:
             continue
         kernel = graph.kernel[step.kernel]
+        # an output takes one input's place, an input gives its place to one output
         taken: set[int] = set()
         for output, source in kernel.may_overwrite:
             if (
@@ -217,7 +225,9 @@ def _blocks(allocations: Sequence[Allocation], spans: Spans | None = None) -> li
     blocks: list[MemoryBlock] = []
     for allocation in allocations:
         last = max(number[position] for position in (allocation.last, *allocation.uses))
+        # all uses, not the last listed: lanes run side by side
         end_us = max((spans[use][1] for use in allocation.uses), default=0.0)
+        # a step that starts at the very end of the last use may have the bytes
         last = max(last, bisect_left(starts, end_us) - 1)
         blocks.append(MemoryBlock(allocation.size_bytes, number[allocation.first], last))
     return blocks
@@ -232,14 +242,17 @@ def _hazards(ranges: Sequence[LiveRange], placed: Sequence[Buffer]) -> Iterator[
     owners: list[tuple[int, int, int]] = []  # begin, end and live range, in the order of the bytes
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i].first):
         start, end = placed[i].offset_bytes, placed[i].end_bytes
+        # resident weights never change hands, empty buffers have no bytes
         if start == end or (ranges[i].kind is BufferKind.WEIGHT and ranges[i].first < 0):
             continue
+        # the owners that overlap, found by bisection: going through all takes quadratic time
         first = bisect_right(owners, start, key=itemgetter(1))
         after = bisect_left(owners, end, lo=first, key=itemgetter(0))
         hazards: set[int] = set()
         kept: list[tuple[int, int, int]] = [(start, end, i)]
         for low, high, owner in owners[first:after]:
             hazards.update(ranges[owner].uses)
+            # what sticks out on either side keeps its owner
             if low < start:
                 kept.insert(0, (low, start, owner))
             if end < high:

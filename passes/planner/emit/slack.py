@@ -18,8 +18,10 @@ from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound
 from hybridc.passes.planner.emit.reuse_buffers import Allocation, Spans, allocations_of, live_ranges_of
 from hybridc.passes.planner.emit.waits import reduce_waits
 
+# A descent that is cut short keeps what it has: the limit trades bytes for time of planning.
 _TRIAL_STEPS = 100_000
 """Steps that are given new times in all trials: half a second."""
+# Later ones free bytes, too, but delay the step further than it needs.
 _RELEASES = 3
 """A delay ends when bytes are given back: one of so many next times."""
 _AT_PEAK = {Device.GPU: (Lane.H2D, Lane.GPU, Lane.D2H), Device.CPU: (Lane.D2H, Lane.CPU, Lane.H2D)}
@@ -60,7 +62,8 @@ def schedule_fetches_late(
     for position in reversed(range(len(steps))):
         if steps[position].lane is Lane.H2D:
             late_us = least_us[position] - step_us[position]
-            while late_us + step_us[position] > least_us[position]:  # by rounding
+            # the sum is rounded: step back by one float until it ends in time
+            while late_us + step_us[position] > least_us[position]:
                 late_us = math.nextafter(late_us, -math.inf)
             starts[position] = max(starts[position], late_us)
         for other in run.follows[position]:
@@ -99,6 +102,7 @@ class _TimedSteps:
         return [end_us - us for end_us, us in zip(ends, self.step_us, strict=True)]
 
     def makespan_us(self, starts: Sequence[float]) -> float:
+        """When the last step ends, given all starts."""
         return max((s + us for s, us in zip(starts, self.step_us, strict=True)), default=0.0)
 
     def end_us(self, allocation: Allocation, starts: Sequence[float]) -> float:
@@ -146,16 +150,19 @@ class _Occupancy:
 
 def _with_lower_peaks(run: _TimedSteps, starts: list[float]) -> list[float]:
     """Starts with lower peaks, as far as delays that cost no time lead; else the given ones."""
+    # less than in the order of the list cannot show there
     limits = {device: _listed_bytes(run, device, starts) for device in run.allocations}
     makespan_us = run.makespan_us(starts)
     begun = _levels(run, limits, starts)
     levels: Mapping[Device, _Occupancy] = begun
     found = starts
+    # counted in steps, so that the effort does not depend on the computer
     trials = _TRIAL_STEPS // max(len(starts), 1)
     while trials > 0:
         best: tuple[list[float], Mapping[Device, _Occupancy]] | None = None
         release_us = -1.0
         for position, delay_us in _delays(run, limits, levels, found, makespan_us):
+            # the shortest delay that helps: a longer one would take slack from other steps
             if trials <= 0 or (best and delay_us > release_us):
                 break
             trials -= 1
@@ -191,6 +198,7 @@ def _delays(
         ]
         for release_us in sorted({end_us for _, end_us in held})[:_RELEASES]:
             for first in sorted({first for first, _ in held if first >= 0}):
+                # later than now, and not so late that the run takes longer
                 if starts[first] < release_us <= latest[first]:
                     yield first, release_us
 
@@ -213,8 +221,10 @@ def _level(run: _TimedSteps, device: Device, limit: int, starts: Sequence[float]
             changes.append((starts[allocation.first], allocation.size_bytes))
         changes.append((end_us, -allocation.size_bytes))
     peak, peak_us, excess = live, 0.0, 0
+    # at one time bytes are given back before others are taken: negative changes come first
     for at_us, change in sorted(changes):
         live += change
+        # counted where bytes are taken, so that long plateaus count no more than short ones
         if change > 0:
             excess += max(0, live - limit)
         if live > peak:
@@ -226,6 +236,7 @@ def _is_lower(
     reached: Mapping[Device, _Occupancy], before: Mapping[Device, _Occupancy], limits: Mapping[Device, int]
 ) -> bool:
     """Whether less is held beyond the limits, and the peak of no device is higher."""
+    # one device must not gain at the cost of the other
     if any(r.peak_bytes > max(before[d].peak_bytes, limits[d]) for d, r in reached.items()):
         return False
     return sum(r.excess_bytes for r in reached.values()) < sum(b.excess_bytes for b in before.values())
@@ -234,6 +245,7 @@ def _is_lower(
 def _listed_bytes(run: _TimedSteps, device: Device, starts: Sequence[float]) -> int:
     """What the device would hold if each step were over before the next one starts."""
     order = sorted(range(len(starts)), key=lambda p: starts[p])
+    # -1 and the number of steps stand for before the first step and after the last
     rank = {p: number for number, p in enumerate(order)} | {-1: -1, len(starts): len(starts)}
     return live_bound(
         [
@@ -256,6 +268,7 @@ def _relisted(run: _TimedSteps, starts: Sequence[float]) -> tuple[tuple[Step, ..
         for position, (step, start_us) in enumerate(zip(run.steps, starts, strict=True)):
             if start_us <= peak_us < start_us + run.step_us[position] and step.lane in _AT_PEAK[device]:
                 rank = _AT_PEAK[device].index(step.lane)
+                # steps that only take bytes keep their start, the others move behind the peak
                 keys[position] = (peak_us if rank else start_us, rank)
     order = sorted(range(len(starts)), key=lambda position: keys[position])
     number = {position: i for i, position in enumerate(order)}

@@ -10,7 +10,7 @@ from hybridc.ir import Lane, Step
 def timeline(
     steps: Sequence[Step], step_us: Sequence[float]
 ) -> tuple[float, tuple[tuple[float, float], ...]]:
-    """When each step starts and ends: `(makespan_us, ((start_us, end_us), ...))`.
+    """When each step starts and ends, each taking its `step_us`: `(makespan_us, ((start_us, end_us), ...))`.
 
     A host thread for each lane issues its steps in order, so a step starts once the step before it on its
     lane and the steps it waits for have ended. Requires: a step waits for steps listed before it.

@@ -16,6 +16,7 @@ from hybridc.passes.planner.model.residency import Residency, residency_of
 from hybridc.passes.planner.model.simulate import simulate
 
 _SOURCE = Path(__file__).parent / "native" / "planner.cpp"
+# the largest int64: the core compares what the host holds with it, and nothing exceeds it
 _UNLIMITED = 2**63 - 1
 
 
@@ -23,6 +24,7 @@ class _ProblemData(ctypes.Structure):
     """`ProblemData` of the source."""
 
     _fields_ = (
+        # in the order of the struct in native/problem.h: nothing compares the two
         ("kernels", ctypes.c_int),
         ("tensors", ctypes.c_int),
         ("budget_bytes", ctypes.c_int64),
@@ -53,16 +55,17 @@ class Core:
         self._search = None if self._library is None else self._library.planner_new(_data_of(problem))
 
     def __del__(self) -> None:
+        # the attribute is missing where __init__ failed
         if getattr(self, "_search", None) is not None:
             self._library.planner_free(self._search)
             self._search = None
 
     def makespan_us(self, decisions: Decisions) -> float:
-        """Of `simulate`, to the last bit; infinite if infeasible."""
+        """Makespan of `simulate` in microseconds, to the last bit; infinite if infeasible."""
         return self.measure(decisions)[0]
 
     def measure(self, decisions: Decisions) -> tuple[float, int]:
-        """Makespan and peak bytes of `simulate`; of infeasible decisions infinity and what they need."""
+        """Makespan in microseconds and peak bytes of `simulate`; if infeasible, infinity and needed bytes."""
         if self._search is None:
             outcome = simulate(self.problem, decisions)
             return outcome.makespan_us, outcome.peak_gpu_bytes
@@ -79,6 +82,7 @@ class Core:
         """
         if self._search is None:
             repaired = _repaired(self.problem, decisions)
+            # `_repaired` looks at the GPU alone: the simulation knows the host, too
             return repaired if repaired and simulate(self.problem, repaired).feasible else None
         on_cpu, keep = self._arrays(decisions)
         feasible = self._library.planner_repair(self._search, on_cpu, keep, seed)
@@ -87,7 +91,8 @@ class Core:
     def anneal(
         self, start: Decisions, evaluations: int, seed: int, *, enough_us: float = 0.0
     ) -> tuple[Decisions, float]:
-        """The best decisions that simulated annealing finds, and their makespan.
+        """The best decisions that simulated annealing finds (Kirkpatrick et al., Science 220, 1983), and
+        their makespan in microseconds, after `evaluations` simulations.
 
         Starts from `start`, repaired; the result is feasible and no slower. Ends early once a makespan of
         at most `enough_us` is found: at a proven bound nothing better is left to find. The same arguments
@@ -102,6 +107,7 @@ class Core:
                 self._search, on_cpu, keep, evaluations, seed, enough_us
             )
             repaired = _decisions_of(self.problem, on_cpu, keep)
+        # infinite if nothing fits, or what was repaired still exceeds the host's memory
         if repaired is None or math.isinf(makespan_us):
             raise ValueError("no decisions fit the budget")
         return repaired, makespan_us
@@ -133,6 +139,7 @@ def _library() -> Any:
     if library is None:
         return None
     decisions = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint8), ctypes.POINTER(ctypes.c_uint8))
+    # pointers are 64 bits wide: by default ctypes would cut them to an int
     library.planner_new.argtypes = (ctypes.POINTER(_ProblemData),)
     library.planner_new.restype = ctypes.c_void_p
     library.planner_free.argtypes = (ctypes.c_void_p,)
@@ -149,6 +156,7 @@ def _library() -> Any:
 
 
 def _data_of(problem: Problem) -> _ProblemData:
+    # pairs one after the other: (output, input, output, input, ...)
     overwrites = [tuple(chain.from_iterable(pairs)) for pairs in problem.may_overwrite]
     return _ProblemData(
         problem.kernel_count,
@@ -174,6 +182,7 @@ def _data_of(problem: Problem) -> _ProblemData:
         *(
             _array(ctypes.c_int, values)
             for rows in (problem.inputs, problem.outputs, overwrites)
+            # compressed rows: where each row begins, then all entries one after the other
             for values in (tuple(accumulate(map(len, rows), initial=0)), tuple(chain.from_iterable(rows)))
         ),
     )
@@ -202,11 +211,14 @@ def _repaired(problem: Problem, decisions: Decisions) -> Decisions | None:
         now = Decisions(tuple(on_cpu), tuple(keep))
         residency = residency_of(problem, now)
         slot = max(range(problem.kernel_count), key=lambda k: residency.held_bytes[k], default=-1)
+        # the decisions as they take effect, so that the same run has one spelling
         if slot < 0 or residency.held_bytes[slot] <= problem.budget_bytes:
             return Decisions(residency.on_cpu, residency.held)
         candidates = _held_beside(problem, residency, now, slot)
         if candidates:
+            # the longest gap frees its bytes at the most slots for one fetch more
             tensor, gap = max(candidates, key=lambda c: problem.gaps[c[1]].end - problem.gaps[c[1]].start)
+            # a weight is resident in all its gaps or in none
             for index in problem.gaps_of[tensor] if problem.is_weight[tensor] else (gap,):
                 keep[index] = False
         elif problem.cpu_us[slot] < math.inf:
@@ -226,6 +238,7 @@ def _held_beside(
             if slot not in problem.uses[tensor]:
                 found.append((tensor, gaps[0]))
         else:
+            # strictly inside: at its ends the tensor is part of a working set and cannot be given up
             gaps_here = (g for g in held if problem.gaps[g].start < slot < problem.gaps[g].end)
             found += [(tensor, _decider(problem, residency, gap)) for gap in gaps_here]
     return found

@@ -9,7 +9,7 @@ from hybridc.machine import Machine
 
 
 def kernel_us(kernel: Kernel, machine: Machine, device: Device) -> float:
-    """Time of one call: as measured, else the roofline max(flops / peak, bytes / bandwidth), and a launch.
+    """Microseconds of a call: as measured, else the roofline max(flops/peak, bytes/bandwidth) and a launch.
 
     Peak and bandwidth are those that kernels of its family reach. The roofline is from Williams, Waterman
     and Patterson, CACM 52(4), 2009.
@@ -19,13 +19,18 @@ def kernel_us(kernel: Kernel, machine: Machine, device: Device) -> float:
         return measured_us
     processor = machine.processor(device)
     reached = processor.efficiency(kernel.family)
+    # 1 Gflop/s is 1e3 operations a microsecond, 1 GB/s 1e3 bytes a microsecond
     compute_us = kernel.flops / (processor.peak_gflops * reached.compute * 1e3)
     memory_us = kernel.bytes_moved / (processor.bandwidth_gb_s * reached.memory * 1e3)
     return max(compute_us, memory_us) + processor.launch_us
 
 
 def copy_us(size_bytes: int, machine: Machine, target: Device) -> float:
-    """Time of one copy over the link into the memory of `target`; nothing is copied in no time."""
+    """Microseconds of one copy over the link into the memory of `target`: latency, and bytes over bandwidth.
+
+    Nothing is copied in no time. Copies in the other direction do not slow it.
+    """
+    # no copy is issued, so there is no latency either
     if not size_bytes:
         return 0.0
     gb_s = machine.link.h2d_gb_s if target is Device.GPU else machine.link.d2h_gb_s
@@ -33,7 +38,7 @@ def copy_us(size_bytes: int, machine: Machine, target: Device) -> float:
 
 
 def step_times_us(graph: Graph, steps: Sequence[Step], machine: Machine) -> tuple[float, ...]:
-    """Time of each step by itself."""
+    """Time of each step by itself, in microseconds: nothing is waited for."""
     return tuple(
         copy_us(graph.tensor[step.tensor].size_bytes, machine, step.target)
         if isinstance(step, Copy)

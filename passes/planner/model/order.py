@@ -33,6 +33,7 @@ def frugal_order(graph: Graph) -> tuple[int, ...]:
         freed = sum(sizes[name] for name in set(kernel.inputs) if name in sizes and unread[name] == 1)
         return sum(sizes.get(name, 0) for name in kernel.outputs) - freed
 
+    # what a kernel adds falls over time, so entries are pushed again and old ones skipped
     ready = [(added_bytes(i), i) for i, count in enumerate(missing) if count == 0]
     heapify(ready)
     while ready:
@@ -45,6 +46,7 @@ def frugal_order(graph: Graph) -> tuple[int, ...]:
         for name in set(kernel.inputs):
             if name in unread:
                 unread[name] -= 1
+                # its last reader frees the tensor now
                 for reader in graph.consumers[name] if unread[name] == 1 else ():
                     if not done[reader] and missing[reader] == 0:
                         heappush(ready, (added_bytes(reader), reader))
@@ -80,6 +82,7 @@ def renewing_order(graph: Graph) -> tuple[int, ...] | None:
         {graph.producer[name] for name in kernel.inputs if name in graph.producer} for kernel in graph.kernels
     ]
     for old, new in graph.carried:
+        # the new value, and what nobody else reads, such as its gradient
         late = _computed_for(graph, graph.producer[new])
         for position in late:
             before[position].update(set(graph.consumers[old]) - late)
@@ -98,6 +101,7 @@ def renewing_order(graph: Graph) -> tuple[int, ...] | None:
             missing[other] -= 1
             if not missing[other]:
                 heappush(ready, (place[other], other))
+    # kernels that wait for each other never become ready
     return tuple(order) if len(order) == len(base) else None
 
 
@@ -109,6 +113,7 @@ def _computed_for(graph: Graph, position: int) -> set[int]:
         for maker in {graph.producer[n] for n in kernel.inputs if n in graph.producer} - found:
             outputs = graph.kernels[maker].outputs
             readers = {reader for name in outputs for reader in graph.consumers[name]}
+            # read by these alone, and not wanted by the user
             if readers <= found and not set(outputs) & set(graph.outputs):
                 found.add(maker)
                 unseen.append(maker)
@@ -119,15 +124,18 @@ def peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:
     """The most bytes of activations and workspace that are live at one kernel, all on one device."""
     sizes = _activation_bytes(graph)
     place = {position: step for step, position in enumerate(order)}
+    # differences of live bytes from step to step; one entry more for what lives to the end
     change = [0] * (len(order) + 2)
     for name, size in sizes.items():
         uses = [place[reader] for reader in graph.consumers[name]]
+        # an input that nobody has read yet need not be there
         first = place[graph.producer[name]] if name in graph.producer else min(uses, default=0)
         change[first] += size
         change[max(uses, default=first) + 1] -= size
     live = largest = 0
     for step, position in enumerate(order):
         live += change[step]
+        # only one kernel runs at a time: workspaces do not add up
         largest = max(largest, live + align(graph.kernels[position].gpu_workspace_bytes))
     return largest
 

@@ -29,20 +29,22 @@ def resolve_pins(graph: Graph, wishes: Sequence[tuple[str, Device]]) -> Pins:
         if not kernels:
             raise _unknown(graph, pattern, device)
         for kernel in kernels:
+            # the first pattern that matches stays, to be named if another contradicts it
             other, wanted = chosen.setdefault(kernel.name, (pattern, device))
             if wanted is not device:
                 raise PlanError(
                     "HC206",
                     f"the pins {_text(other, wanted)} and {_text(pattern, device)} contradict each other",
                     where=describe_kernel(kernel),
-                    remedy="make one of them narrower; nodes that are fused into one kernel run together",
+                    remedy="use a more specific pattern; nodes that are fused into one kernel run on one"
+                    " device",
                 )
             if device not in kernel.devices:
                 raise PlanError(
                     "HC207",
                     f"the pin {_text(pattern, device)} cannot be met: there is no code for the {device}",
                     where=describe_kernel(kernel),
-                    remedy="leave it out, or make it narrower",
+                    remedy="remove the pin, or use a more specific pattern",
                 )
     return {name: device for name, (_, device) in chosen.items()}
 
@@ -56,6 +58,7 @@ def carried_pins(graph: Graph, pins: Pins, other: Graph) -> Pins | None:
         node: pins[kernel.name] for kernel in graph.kernels if kernel.name in pins for node in kernel.origins
     }
     wanted = {k: {device_of[node] for node in k.origins if node in device_of} for k in other.kernels}
+    # fused otherwise: two nodes pinned apart may be one kernel there
     if any(len(devices) > 1 or not devices <= set(k.devices) for k, devices in wanted.items()):
         return None
     return {kernel.name: device for kernel, devices in wanted.items() for device in devices}

@@ -18,7 +18,7 @@ from hybridc.machine import Machine
 from hybridc.passes.planner.model.cost import copy_us, kernel_us
 
 UNLIMITED_BYTES = 2**62
-"""A budget that nothing exceeds; twice of it still fits the 64 bits that the C++ core counts in."""
+"""A budget that nothing exceeds; to add sizes to it does not overflow the 64 bits that the core counts in."""
 BEFORE_ALL = -1
 """The event before the first kernel: inputs and weights are in the host's memory then."""
 
@@ -71,6 +71,7 @@ class Problem:
 
     @property
     def kernel_count(self) -> int:
+        """Positions at which kernels stand, repeats included."""
         return len(self.kernel_names)
 
     @cached_property
@@ -78,6 +79,7 @@ class Problem:
         """Position of the kernel that makes a tensor, or BEFORE_ALL."""
         found = [BEFORE_ALL] * len(self.tensor_names)
         for position, outputs in enumerate(self.outputs):
+            # a repeat makes nothing new: the first run is the producer
             for tensor in outputs if position not in self.repeats else ():
                 found[tensor] = position
         return tuple(found)
@@ -87,6 +89,7 @@ class Problem:
         """Positions of the kernels that read each tensor, or make it again, in order."""
         found: list[list[int]] = [[] for _ in self.tensor_names]
         for position, inputs in enumerate(self.inputs):
+            # a repeat is an event of its output, too: the gap before it ends there
             for tensor in (*inputs, *self.outputs[position]) if position in self.repeats else inputs:
                 found[tensor].append(position)
         return tuple(tuple(positions) for positions in found)
@@ -97,6 +100,7 @@ class Problem:
         return tuple(
             Gap(tensor, start, end)
             for tensor, uses in enumerate(self.uses)
+            # as many gaps as uses: the first starts where the tensor is made
             for start, end in zip((self.producer[tensor], *uses), uses, strict=False)
         )
 
@@ -134,6 +138,7 @@ def problem_of(
     """
     kernels = [graph.kernels[i] for i in order] if order is not None else list(graph.kernels)
     number = {t.name: i for i, t in enumerate(graph.tensors)}
+    # outputs and states must be in the host's memory after the run
     wanted = set(graph.outputs) | {t.name for t in graph.tensors if t.role is Role.STATE}
     pinned = pins or {}
 
@@ -150,6 +155,7 @@ def problem_of(
         tensor_names=tuple(t.name for t in graph.tensors),
         gpu_us=times_us(Device.GPU),
         cpu_us=times_us(Device.CPU),
+        # a kernel may read a tensor twice: it is there once
         inputs=tuple(tuple(dict.fromkeys(number[name] for name in k.inputs)) for k in kernels),
         outputs=tuple(tuple(number[name] for name in k.outputs) for k in kernels),
         workspace_bytes=tuple(align(k.gpu_workspace_bytes) for k in kernels),
@@ -158,8 +164,10 @@ def problem_of(
             tuple(
                 (number[output], number[source])
                 for output, source in k.may_overwrite
+                # not weights, which are read-only, nor what the kernel reads in another place as well;
                 if graph.tensor[source].role is not Role.WEIGHT
                 and k.inputs.count(source) == 1
+                # and of one aligned size: a smaller output would hold the larger bytes for all its life
                 and 0 < graph.tensor[output].size_bytes <= graph.tensor[source].size_bytes
                 and align(graph.tensor[output].size_bytes) == align(graph.tensor[source].size_bytes)
             )

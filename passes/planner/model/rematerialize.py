@@ -15,8 +15,10 @@ from itertools import chain
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Gap, Problem
 
+# Shorter gaps free bytes at few kernels; each repeat is one more decision for the search.
 SHORTEST_GAP = 4
 """Kernels: what is used again sooner is hardly ever worth making again."""
+# Longer chains make more tensors unneeded in between, and cost more runs for one use.
 DEEPEST = 3
 """So many kernels in a chain may run again for one use."""
 
@@ -25,9 +27,11 @@ def with_repeats(once: Problem) -> Problem:
     """The problem with kernels that may run again, where that may be worth it; at most as many as it has."""
     before: dict[int, list[int]] = {}  # use -> kernels to repeat before it, in the order in which they run
     count = 0
+    # cheapest bytes first, until the problem has twice as many kernels: the search slows down with them
     for _, kernel, use in sorted(_candidates(once)):
         chained = {*_chain(once, kernel, use, DEEPEST)}.difference(before.get(use, ()))
         if count + len(chained) <= once.kernel_count:
+            # positions rise along a chain, so that what a repeat reads is made before it
             before[use] = sorted((*before.get(use, ()), *chained))
             count += len(chained)
     return expand(
@@ -42,7 +46,7 @@ def with_repeats(once: Problem) -> Problem:
 
 
 def without_repeats(problem: Problem) -> Problem:
-    """Each kernel once."""
+    """The problem with each kernel once: the inverse of `with_repeats`."""
     return expand(problem, [(k, False) for k in _first_runs(problem)])
 
 
@@ -56,6 +60,7 @@ def with_recompute_slots(problem: Problem, once: Problem, decisions: Decisions) 
     for gap, kept in zip(once.gaps, decisions.keep, strict=True):
         keep[problem.gap_at[position[gap.end], gap.tensor]] = kept
     for tensor, gaps in enumerate(problem.gaps_of):
+        # repeats add gaps to a weight: a resident one is kept in all of them
         if problem.is_weight[tensor] and gaps and decisions.keep[once.gaps_of[tensor].start]:
             keep[gaps.start : gaps.stop] = [True] * len(gaps)
     return Decisions(tuple(on_cpu), tuple(keep))
@@ -71,9 +76,11 @@ def without_recompute_slots(problem: Problem, once: Problem, decisions: Decision
 def recompute_instead_of_fetch(problem: Problem, decisions: Decisions) -> Decisions:
     """Run again whatever is fetched instead, as decided, though it could be made again."""
     on_cpu, keep = list(decisions.on_cpu), list(decisions.keep)
+    # from behind: a repeat that runs needs its inputs, which earlier repeats may make
     for repeat in sorted(problem.repeats, reverse=True):
         made = problem.gap_at[repeat, problem.outputs[repeat][0]]
         if on_cpu[repeat] and not keep[made + 1] and not on_cpu[problem.gaps[made + 1].end]:
+            # run it instead of the fetch, and keep the result from there to its use
             on_cpu[repeat] = False
             keep[made + 1] = True
             for tensor in problem.inputs[repeat]:
@@ -113,7 +120,9 @@ def _is_worth_it(problem: Problem, tensor: int, start: int, end: int) -> bool:
     return (
         end - start >= SHORTEST_GAP
         and kernel != BEFORE_ALL
+        # a repeat has one result, see `Problem.repeats`
         and len(problem.outputs[kernel]) == 1
+        # else a copy there and back is cheaper, and busies the link instead of the GPU
         and problem.gpu_us[kernel] < problem.h2d_us[tensor] + problem.d2h_us[tensor]
         and problem.size_bytes[tensor] > 0
     )
@@ -123,6 +132,7 @@ def _chain(problem: Problem, kernel: int, use: int, depth: int) -> Iterator[int]
     """A kernel and, behind it, those whose results it reads that are not used shortly before either."""
     yield kernel
     for tensor in problem.inputs[kernel] if depth > 1 else ():
+        # what was used shortly before is still there
         last = max((k for k in problem.uses[tensor] if k < use), default=BEFORE_ALL)
         if _is_worth_it(problem, tensor, last, use):
             yield from _chain(problem, problem.producer[tensor], use, depth - 1)
@@ -135,6 +145,7 @@ def expand(once: Problem, stands: list[tuple[int, bool]]) -> Problem:
         once,
         kernel_names=tuple(once.kernel_names[k] for k in kernels),
         gpu_us=tuple(once.gpu_us[k] for k in kernels),
+        # "on the CPU" a repeat does not run and takes no time
         cpu_us=tuple(0.0 if again else once.cpu_us[k] for k, again in stands),
         inputs=tuple(once.inputs[k] for k in kernels),
         outputs=tuple(once.outputs[k] for k in kernels),

@@ -49,6 +49,7 @@ class Residency:
 def devices_of(problem: Problem, decisions: Decisions) -> tuple[bool, ...]:
     """For each kernel whether it runs on the CPU: where only one device has code for it, it runs there."""
     times_us = zip(decisions.on_cpu, problem.gpu_us, problem.cpu_us, strict=True)
+    # infinite time: no code for the device, or pinned to the other one
     return tuple((cpu or gpu_us == math.inf) and cpu_us < math.inf for cpu, gpu_us, cpu_us in times_us)
 
 
@@ -75,6 +76,7 @@ def host_bytes_of(problem: Problem, residency: Residency) -> tuple[int, ...]:
     each other may hold a little more.
     """
     fetched = {fetch.gap for fetch in residency.fetches}
+    # differences from kernel to kernel, added up below
     change_bytes = [0] * (problem.kernel_count + 1)
     for tensor, gaps in enumerate(problem.gaps_of):
         made = problem.producer[tensor]
@@ -82,6 +84,7 @@ def host_bytes_of(problem: Problem, residency: Residency) -> tuple[int, ...]:
         if problem.is_weight[tensor] or not comes_to_host:
             continue
         reads = [problem.gaps[g].end for g in gaps if g in fetched or _reads_on_host(problem, residency, g)]
+        # outputs of the model are there until the end
         last = problem.kernel_count - 1 if problem.wanted_on_host[tensor] else max((made, *reads))
         change_bytes[max(made, 0)] += problem.size_bytes[tensor]
         change_bytes[last + 1] -= problem.size_bytes[tensor]
@@ -129,10 +132,12 @@ class _ResidencyBuilder:
         gaps, problem = self.problem.gaps_of[tensor], self.problem
         producer = problem.producer[tensor]
         made_on_gpu = producer != BEFORE_ALL and not self.on_cpu[producer]
+        # where the walk stands: on the GPU since which slot, and whether the host needs a copy
         on_gpu, last_slot = made_on_gpu, producer if made_on_gpu else BEFORE_ALL
         needed_on_host = problem.wanted_on_host[tensor]
         gap = gaps.start
         while gap < gaps.stop:
+            # a kept gap may pass uses on the CPU: the tensor then is in both memories
             reach = self._held_until(gap, gaps.stop) if on_gpu else None
             if reach is not None:
                 self.held[gap : reach + 1] = [True] * (reach + 1 - gap)
@@ -147,6 +152,7 @@ class _ResidencyBuilder:
             is_made_again = tensor in problem.outputs[end]
             needed_on_host |= not is_made_again and not self._is_off(end)
             on_gpu = not self.on_cpu[end]
+            # a repeat that runs makes the tensor anew: nothing is fetched
             if on_gpu and not is_made_again:
                 self.fetches.append(Fetch(end, gap, tensor, last_slot))
             if on_gpu:
@@ -154,6 +160,7 @@ class _ResidencyBuilder:
             gap += 1
         if on_gpu:
             self.leaving[last_slot].append(tensor)
+        # one copy at most: what is on the host stays there until it is not needed any more
         self.offloaded[tensor] = made_on_gpu and needed_on_host
 
     def _held_until(self, gap: int, stop: int) -> int | None:
@@ -161,6 +168,7 @@ class _ResidencyBuilder:
         while gap < stop:
             tensor, end = self.problem.gaps[gap].tensor, self.problem.gaps[gap].end
             if not self.on_cpu[end]:
+                # a repeat that runs ends the residency: its result has bytes of its own
                 return gap if self.keep[gap] and tensor not in self.problem.outputs[end] else None
             if not self.keep[gap] and not self._is_off(end):
                 return None
@@ -193,6 +201,7 @@ class _ResidencyBuilder:
     def _working_set_bytes(self, kernel: int) -> int:
         """Bytes a kernel touches, less those of outputs that take an input's place."""
         size_bytes = self.problem.working_set_bytes[kernel]
+        # an offloaded input may still be read by its copy
         free = [t for t in self.leaving[kernel] if not self.offloaded[t]]
         placed: set[int] = set()
         for output, source in self.problem.may_overwrite[kernel]:

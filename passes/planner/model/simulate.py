@@ -26,6 +26,7 @@ from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.residency import Fetch, Residency, host_bytes_of, residency_of
 
+# The larger, the more copies overlap with kernels, and the longer every simulation takes.
 LOOKAHEAD = 16
 """So many fetches that cannot start yet may be overtaken by later ones."""
 
@@ -67,16 +68,21 @@ class SimulatedRun:
 
 
 def simulate(problem: Problem, decisions: Decisions) -> SimulatedRun:
-    """Predict a run with these decisions."""
+    """Predict a run with these decisions about `problem`: when every kernel and copy starts, in microseconds.
+
+    A simulation of discrete events on four lanes; kernels keep the problem's order on each device.
+    """
     residency = residency_of(problem, decisions)
     peak_bytes = max(residency.held_bytes, default=0)
     host_is_full = problem.host_bytes is not None and (
         max(host_bytes_of(problem, residency), default=0) > problem.host_bytes
     )
+    # fetches ahead of time only use what is left, so that this alone decides
     if peak_bytes > problem.budget_bytes or host_is_full:
         return SimulatedRun(False, math.inf, peak_bytes, ())
     run = _Simulation(problem, residency)
     run.run()
+    # stable: what starts together keeps the order of its making, dependencies first
     events = tuple(sorted(run.events, key=lambda event: event.start_us))
     makespan_us = max((event.end_us for event in events), default=0.0)
     return SimulatedRun(True, makespan_us, int(run.load_bytes.max(initial=0)), events)
@@ -93,9 +99,11 @@ class _Simulation:
         # when each tensor is in the host's memory; not known yet: never
         self.on_host_us = [0.0 if producer < 0 else math.inf for producer in problem.producer]
         self.arrival_us = [0.0] * len(problem.gaps)
+        # grows by fetches that are on their way, up to the slots they are for
         self.load_bytes = np.array(residency.held_bytes, np.int64)
         self.is_slot = np.array([not on_cpu for on_cpu in residency.on_cpu], np.int64)
         self.fetches = list(residency.fetches)  # those not issued yet
+        # two views of one list: all in order, and those that a slot cannot do without
         self.fetches_for: dict[int, list[Fetch]] = {}  # by the kernel that needs them
         for fetch in self.fetches:
             self.fetches_for.setdefault(fetch.slot, []).append(fetch)
@@ -130,6 +138,7 @@ class _Simulation:
             start_us = self.cpu_free_us
             for tensor in self.problem.inputs[kernel]:
                 start_us = max(start_us, self.on_host_us[tensor])
+            # its inputs come from GPU kernels that are not simulated yet
             if start_us == math.inf:
                 return
             end_us = self.cpu_free_us = start_us + self.problem.cpu_us[kernel]
@@ -156,6 +165,7 @@ class _Simulation:
                 self.d2h_free_us = self.on_host_us[tensor] = copy_us + self.problem.d2h_us[tensor]
                 self.events.append(Event(EventKind.OFFLOAD, tensor, copy_us, self.d2h_free_us))
         for tensor in self.residency.leaving[kernel]:
+            # the GPU is done with it, but its copy is not
             if self.residency.offloaded[tensor] and self.on_host_us[tensor] > end_us:
                 self.pending_from_now.append((self.on_host_us[tensor], self.problem.size_bytes[tensor]))
 
@@ -165,6 +175,7 @@ class _Simulation:
             heappush(self.pending, (end_us, size))
             self.pending_bytes += size
         self.pending_from_now = []
+        # copies that have ended hold nothing any more
         while self.pending and self.pending[0][0] <= self.gpu_free_us:
             self.pending_bytes -= heappop(self.pending)[1]
 
@@ -173,6 +184,7 @@ class _Simulation:
         left_bytes, at_us = self.pending_bytes, time_us
         if left_bytes <= room_bytes:
             return time_us
+        # the earliest ends first, until enough bytes are free
         for end_us, size in sorted(self.pending):
             left_bytes, at_us = left_bytes - size, max(at_us, end_us)
             if left_bytes <= room_bytes:
@@ -184,6 +196,7 @@ class _Simulation:
         until_us = self.gpu_free_us
         while (fetch := self._first_ready(slot, max(self.h2d_free_us, since_us))) is not None:
             start_us = max(self.h2d_free_us, since_us, self.on_host_us[fetch.tensor])
+            # later than this window, or too large for a slot in between
             if start_us >= until_us or not self._fits(fetch, slot):
                 return
             start_us = self._when_room(start_us, self._room_bytes(fetch, slot))
@@ -224,6 +237,7 @@ class _Simulation:
             if fetch.slot == slot:
                 continue
             start_us = max(self.h2d_free_us, since_us, self.on_host_us[fetch.tensor])
+            # so that the fetch that is waited for loses at most half of this copy's time
             latest_us = until_us - 0.5 * self.problem.h2d_us[fetch.tensor]
             if start_us > latest_us:
                 continue
@@ -238,6 +252,7 @@ class _Simulation:
 
     def _fits(self, fetch: Fetch, slot: int) -> bool:
         """Whether every slot on the way has room."""
+        # the copy holds its bytes from now to the slot that it is for
         load_bytes = int(self.load_bytes[slot : fetch.slot].max())
         return load_bytes + self.problem.size_bytes[fetch.tensor] <= self.problem.budget_bytes
 

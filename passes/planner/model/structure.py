@@ -13,9 +13,12 @@ def cuts(problem: Problem) -> list[int]:
     ancestors: list[int] = []
     for inputs in problem.inputs:
         makers = {problem.producer[t] for t in inputs} - {BEFORE_ALL}
+        # one bit for each kernel: a union is one operation on Python's large integers
         ancestors.append(reduce(or_, (ancestors[maker] | 1 << maker for maker in makers), 0))
+    # -1 has all bits set: of no kernels at all every one is a common ancestor
     found, common = [], -1  # ancestors of all the later kernels
     for kernel in reversed(range(problem.kernel_count)):
+        # an ancestor of all later ones, and itself a descendant of all earlier ones
         if common >> kernel & 1 and ancestors[kernel] == (1 << kernel) - 1:
             found.append(kernel)
         common &= ancestors[kernel]

@@ -132,7 +132,7 @@ def smallest_budget_bytes(graph: Graph, machine: Machine, pins: Pins = NO_PINS) 
 
 
 def smallest_bytes_bound(graph: Graph, machine: Machine, pins: Pins = NO_PINS) -> int:
-    """Bytes that no plan of the graph needs less than, whatever `smallest_budget_bytes` finds."""
+    """GPU bytes that every plan of the graph needs: proven, unlike those of `smallest_budget_bytes`."""
     return bytes_bound(PlanningContext(graph, machine, pins).problem)
 
 

@@ -19,18 +19,22 @@ Evaluate = Callable[[Decisions], float]
 """Decisions -> predicted time of a run in microseconds; infinite if the bytes exceed the budget."""
 Policy = Callable[[Problem, Evaluate], Decisions]
 
+# Tenths, and one finer step where little is moved: each share is simulated, not annealed.
 MOVED_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of all weights whose kernels go to the CPU."""
+# 1.0 is HEFT itself; with larger ones a kernel goes to the CPU only where that ends it much earlier.
 CPU_TIME_FACTORS = (1.0, 2.0, 4.0)
 """How many times longer than it does a kernel is taken to need on the CPU."""
+# Every cut costs two simulations of the whole network: trying all takes quadratic time.
 _COARSE_CUTS = 128
 """Of a network with more kernels than this not every cut is tried, but every one near the best of these."""
+# Which one is best depends on how much is fetched; each costs one simulation, so several are tried.
 RESERVES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Shares of the budget that a fill leaves to prefetching, which full memory has no room for."""
 
 
 def all_cpu(problem: Problem, evaluate: Evaluate) -> Decisions:
-    """Every kernel that has CPU code runs there."""
+    """Every kernel that has CPU code runs there; the others on the GPU, with nothing kept."""
     return with_gpu_kernels(problem, [math.isinf(us) for us in problem.cpu_us])
 
 
@@ -41,13 +45,14 @@ def layer_split(problem: Problem, evaluate: Evaluate) -> Decisions:
     """
     stride = -(-problem.kernel_count // _COARSE_CUTS) or 1
     coarse = range(0, problem.kernel_count + 1, stride)
+    # coarse first, then all cuts near the best of them: 2 * 128 simulations and few more
     _, cut = min((evaluate(split), at) for at, split in _cut(problem, coarse))
     near = range(max(0, cut - stride), min(problem.kernel_count, cut + stride) + 1)
     return min((split for _, split in _cut(problem, near)), key=evaluate)
 
 
 def layer_splits(problem: Problem) -> Iterator[Decisions]:
-    """Cuts in two at up to a hundred places."""
+    """Cuts in two at some hundred places at most, head or tail on the GPU; see `layer_split`."""
     stride = -(-problem.kernel_count // _COARSE_CUTS) or 1
     yield from (split for _, split in _cut(problem, range(0, problem.kernel_count + 1, stride)))
 
@@ -56,6 +61,7 @@ def _cut(problem: Problem, cuts: Iterable[int]) -> Iterator[tuple[int, Decisions
     everything = with_gpu_kernels(problem, kernels_that_fit(problem), keep=True)
     for cut in cuts:
         head, tail = everything.on_cpu[:cut], everything.on_cpu[cut:]
+        # the head on the GPU, or the tail
         yield cut, Decisions((*head, *(True,) * len(tail)), everything.keep)
         yield cut, Decisions(((True,) * cut + tail), everything.keep)
 
@@ -96,6 +102,7 @@ def light_fills(problem: Problem) -> Iterator[Decisions]:
         sum(problem.size_bytes[t] for t in inputs if problem.is_weight[t]) for inputs in problem.inputs
     ]
     movable = [k for k, us in enumerate(problem.cpu_us) if fits[k] and us < math.inf and weight_bytes[k]]
+    # time lost for each byte of weights that leaves the GPU
     movable.sort(key=lambda k: ((problem.cpu_us[k] - problem.gpu_us[k]) / weight_bytes[k], k))
     order = sorted(
         range(len(problem.gaps)),
@@ -113,6 +120,7 @@ def light_fills(problem: Problem) -> Iterator[Decisions]:
         if on_gpu == before:
             continue
         before = on_gpu
+        # a little and much of RESERVES: times the shares, all would be sixty starts
         for reserve in (0.05, 0.2):
             yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
 
@@ -125,6 +133,7 @@ def earliest_fills(problem: Problem) -> Iterator[Decisions]:
     order = sorted(range(len(problem.gaps)), key=lambda e: (_length(problem, problem.gaps[e]), e))
     for cpu_factor in CPU_TIME_FACTORS:
         on_gpu = _earliest(problem, cpu_factor)
+        # none and much of RESERVES
         for reserve in (0.0, 0.2):
             yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
 
@@ -189,6 +198,7 @@ def relaxed_fills(problem: Problem, on_gpu: Sequence[float], keep: Sequence[floa
     fits = kernels_that_fit(problem)
     gaps = problem.gaps
     order = sorted(
+        # below a hundredth the relaxed plan hardly keeps it
         (e for e in range(len(gaps)) if keep[e] >= 0.01),
         key=lambda e: (-round(keep[e], 2), _length(problem, gaps[e]), e),
     )
@@ -196,6 +206,7 @@ def relaxed_fills(problem: Problem, on_gpu: Sequence[float], keep: Sequence[floa
     reserves = sorted(
         {r for r in (0, slot, 2 * slot, problem.budget_bytes // 10) if r < problem.budget_bytes}
     )
+    # three roundings of one fractional plan
     for threshold in (0.3, 0.5, 0.8):
         chosen = [fits[k] and on_gpu[k] >= threshold for k in range(problem.kernel_count)]
         for reserve in reserves:
@@ -215,6 +226,7 @@ def fill(problem: Problem, on_gpu: Sequence[bool], order: Sequence[int], reserve
         first, last = _span(problem, gap)
         between = used[first:last]
         size = problem.size_bytes[gap.tensor]
+        # gaps around one kernel at most are kept unasked: the search gives up again what is too much
         if between.size <= 1 or between.max() + size <= capacity:
             keep[e] = True
             between += size

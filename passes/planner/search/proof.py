@@ -13,6 +13,7 @@ from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import without_repeats
 from hybridc.passes.planner.model.simulate import EventKind, SimulatedRun
 
+# Each trial is another proof, which may take all of its effort again.
 _PACKING_TRIALS = 3
 """How often to solve with less memory because the result could not be packed."""
 
@@ -26,6 +27,7 @@ def proven(context: PlanningContext, placed: PlacedPlan, budget_bytes: int) -> P
     """
     effort = context.effort.of_proof
     once = without_repeats(placed.problem)
+    # more memory than all tensors have only makes the solver's numbers larger
     problem = replace(once, budget_bytes=min(budget_bytes, _all_bytes(once)))
     least_us = simple_time_bound_us(problem)  # for every order
     if problem.kernel_count > LARGEST_KERNEL_COUNT or placed.makespan_us <= least_us:
@@ -65,7 +67,7 @@ def _materialized(context: PlanningContext, found: ExactSolution) -> PlacedPlan:
 
 
 def without_idle_offloads(problem: Problem, run: SimulatedRun) -> SimulatedRun:
-    """The run without copies to the host that nothing there reads."""
+    """The run without copies to the host that nothing there reads and that no output of the model needs."""
     on_cpu = [e.index for e in run.events if e.kind is EventKind.RUN_CPU]
     read = {tensor for kernel in on_cpu for tensor in problem.inputs[kernel]}
     read |= {e.index for e in run.events if e.kind is EventKind.FETCH}

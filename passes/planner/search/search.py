@@ -24,11 +24,15 @@ from hybridc.passes.planner.search.policies import (
     relaxed_fills,
 )
 
+# As many as there are families of starts: those given, and four in `_own_starts`.
 _STARTS = 5
 """Starts that are annealed a little before the best of them gets the rest of the effort."""
+# Five starts take 60 %; the best of them gets the rest.
 _FIRST_SHARE = 0.12
 """Share of the effort that each of them gets."""
+# any one: the result is the same for every call
 _SEED = 1
+# Here the solution is one start among several; `time_bound`, which proves, is asked for larger graphs, too.
 _MOST_ROUNDED_KERNELS = 1000
 """Kernels up to which the linear programme takes a second or so."""
 
@@ -55,6 +59,9 @@ def search(
 ) -> SearchResult | None:
     """The best decisions that are found with the given number of simulations, or None if none fits.
 
+    Starts of several families are repaired and timed; the best of each are annealed a little, and the best
+    of those for the rest of the effort (`Core.anneal`).
+
     `starts` are decisions that are worth to begin with, besides our own; the result is at least as fast
     as each of them that fits. Deterministic: effort is counted, not timed.
     """
@@ -65,12 +72,14 @@ def search(
     families: list[dict[Decisions, float]] = []
     for family in (starts, *_own_starts(problem, core, relaxation)):
         fitting = [start for start in map(core.repaired, family) if start is not None]
+        # timed after the repair: what does not fit has no time
         families.append({start: core.makespan_us(start) for start in fitting})
     candidates = {start: us for family in families for start, us in family.items()}
     if not candidates:
         return None
     best, best_us = min(candidates.items(), key=lambda item: item[1])
     fastest_start_us = best_us
+    # starts of one family are alike: of each only the best is annealed
     leaders = (min(family, key=lambda d: family[d]) for family in families if family)
     first = sorted(dict.fromkeys(leaders), key=lambda d: candidates[d])[:_STARTS]
     for number, start in enumerate(first):
@@ -104,6 +113,7 @@ def _search_again(
     if first is None:
         return None
     best = with_recompute_slots(problem, once, first.decisions)
+    # what the best without repeats fetches, run again instead: a start of the other kind
     fitting = map(core.repaired, [*given, recompute_instead_of_fetch(problem, best)])
     candidates = sorted([best, *(start for start in fitting if start is not None)], key=core.makespan_us)
     bound_us = simple_time_bound_us(once)  # holds with repeats, too

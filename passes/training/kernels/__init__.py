@@ -1,1 +1,1 @@
-"""Tensor expressions of what only training computes; attributes of blocks tell schedules what they are."""
+"""Tensor expressions of what only training computes; block attributes tell schedule rules what they are."""

@@ -9,6 +9,7 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.program.program import tensor_shape
 from hybridc.passes.training.gradients import extents, placeholder
+from hybridc.schedules.annotation import ConvAnnotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Window:
 
     @classmethod
     def of(cls, call: relax.Call) -> Window:
+        """That of a convolution."""
         attrs = call.attrs
         rank = len(attrs.strides)
         padding = tuple(int(p) for p in attrs.padding)
@@ -36,17 +38,13 @@ class Window:
 
     @property
     def padding(self) -> list[int]:
+        """As Relax has it: before the axes, then after them."""
         return [*self.before, *self.after]
 
     def attributes(self, operator: str) -> dict[str, object]:
         """For `te.compute`: what a schedule rule reads off the block's annotations."""
-        return {
-            "operator": operator,
-            "strides": list(self.strides),
-            "padding": self.padding,
-            "dilation": list(self.dilation),
-            "groups": self.groups,
-        }
+        annotation = ConvAnnotation(operator, self.strides, tuple(self.padding), self.dilation, self.groups)
+        return annotation.attributes()
 
 
 def convolution_weight_gradient(

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of position: it is computed again instead of kept."""
+"""Dropout whose mask is a function of position, recomputed in the backward pass instead of stored."""
 
 from __future__ import annotations
 

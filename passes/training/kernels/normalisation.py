@@ -23,7 +23,7 @@ Index = Sequence[tirx.Expr]
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """Over which axes of which data."""
+    """Data, and the axes over which they are normalised."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -51,15 +51,19 @@ class Normalisation:
         return math.prod(self.shape[axis] for axis in self.axes)
 
     def row(self, at: Index) -> tuple[tirx.Expr, ...]:
+        """The index of an element's mean."""
         return tuple(i for axis, i in enumerate(at) if axis not in self.axes)
 
     def parameter(self, at: Index) -> tuple[tirx.Expr, ...]:
+        """The index of an element's scale and shift."""
         return tuple(at[axis] for axis in self.parameter_axes)
 
     def input(self, name: str, shape: Sequence[int]) -> te.Tensor:
+        """A parameter of the kernel, of the data's dtype."""
         return te.placeholder(extents(shape), self.dtype, name)
 
     def number(self, value: float) -> tirx.Expr:
+        """A constant of the data's dtype."""
         return tirx.const(value, self.dtype)
 
     def total(self, name: str, kept: Sequence[int], term: Callable[[Index], tirx.Expr]) -> te.Tensor:
@@ -80,6 +84,7 @@ class Normalisation:
 
     @property
     def row_axes(self) -> list[int]:
+        """Axes that are not reduced."""
         return [axis for axis in range(len(self.shape)) if axis not in self.axes]
 
     def means(self, x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
@@ -100,6 +105,7 @@ class Normalisation:
         return mean, te.compute(extents(self.rows), lambda *i: squares[i] / count, name="variance")
 
     def rstd(self, variance: te.Tensor) -> te.Tensor:
+        """`1 / sqrt(variance + epsilon)`, of shape `rows`."""
         epsilon = self.number(self.epsilon)
         return te.compute(variance.shape, lambda *i: tirx.rsqrt(variance[i] + epsilon), name="rstd")
 

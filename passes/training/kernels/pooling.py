@@ -16,7 +16,8 @@ from hybridc.passes.program.program import tensor_dtype
 from hybridc.passes.training.gradients import extents, placeholder
 
 WRITTEN_OUT = 9
-"""Windows that an element is in: where there are more, they are a loop."""
+"""Most windows per element that are written out as a sum; more become a loop. 9 covers 3x3 windows of stride
+1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,11 @@ class Pool:
     after: tuple[int, ...]
     dilation: tuple[int, ...]
     counts_padding: bool
-    """Means are divided by the taps in data and padding; what ceiling adds behind it never counts."""
+    """Means are divided by the taps in data and padding; what rounding up adds after it never counts."""
 
     @classmethod
     def of(cls, call: relax.Call) -> Pool:
+        """That of a pooling operator."""
         attrs = call.attrs
         rank = len(attrs.pool_size)
         return cls(

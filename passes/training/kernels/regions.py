@@ -21,7 +21,7 @@ Number = Callable[[int], tirx.Expr]
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """What `relax.vision.roi_align` and `roi_pool` are told."""
+    """Attributes of `relax.vision.roi_align` and `roi_pool`."""
 
     cells: tuple[int, int]
     """Along y and x of a region."""
@@ -47,7 +47,7 @@ class Regions:
         return begin, cell, samples
 
     def neighbours(self, x: tirx.Expr, extent: int) -> tuple[tirx.Expr, list[tuple[tirx.Expr, tirx.Expr]]]:
-        """Whether a sample at `x` counts, and the elements beside it with their factors."""
+        """Whether a sample at `x` counts, and its neighbouring elements with their factors."""
         counts = tirx.all(x >= self._number(-1), x <= self._number(extent))
         x = tirx.min(tirx.max(x, self._number(0)), self._number(extent - 1))
         first = tirx.min(tirx.floor(x).astype("int32"), max(extent - 2, 0))
@@ -56,7 +56,7 @@ class Regions:
         return counts, terms[: min(extent, 2)]
 
     def bounds(self, region: Number, cell: tirx.Expr, axis: int, extent: int) -> tuple[tirx.Expr, tirx.Expr]:
-        """The elements of a cell of `roi_pool` along an axis: the first, and the one behind the last."""
+        """The elements of a cell of `roi_pool` along an axis: the first, and one past the last."""
 
         def corner(number: int) -> tirx.Expr:
             return tirx.floor(region(number) * self._number(self.scale) + self._number(0.5)).astype("int32")
@@ -64,8 +64,8 @@ class Regions:
         begin = corner(2 - axis)
         size = tirx.max(corner(4 - axis) - begin + 1, 1).astype(self.dtype) / self._number(self.cells[axis])
         first = tirx.floor(cell.astype(self.dtype) * size).astype("int32") + begin
-        behind = tirx.ceil((cell + 1).astype(self.dtype) * size).astype("int32") + begin
-        return tirx.min(tirx.max(first, 0), extent), tirx.min(tirx.max(behind, 0), extent)
+        end = tirx.ceil((cell + 1).astype(self.dtype) * size).astype("int32") + begin
+        return tirx.min(tirx.max(first, 0), extent), tirx.min(tirx.max(end, 0), extent)
 
 
 def roi_align_gradient(shape: Sequence[int], count: int, regions: Regions) -> tirx.PrimFunc:
@@ -120,8 +120,8 @@ def roi_pool_indices(shape: Sequence[int], count: int, regions: Regions) -> tirx
     def body(r: tirx.Var, c: tirx.Var, *cell: tirx.Var) -> tirx.Expr:
         conditions = []
         for axis, (at, i) in enumerate(zip(cell, axes, strict=True)):
-            first, behind = regions.bounds(lambda k: boxes[r, k], at, axis, shape[2 + axis])
-            conditions += [i >= first, i < behind]
+            first, end = regions.bounds(lambda k: boxes[r, k], at, axis, shape[2 + axis])
+            conditions += [i >= first, i < end]
         is_inside = tirx.all(*conditions)
         value = data[(boxes[r, 0].astype("int64"), c, *axes)]
         place = (axes[0] * shape[3] + axes[1]).astype("int32")

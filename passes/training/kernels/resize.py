@@ -90,7 +90,7 @@ def gathered(
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each input the first output it is in [extent], and its weights in the R from there on [extent, R].
 
-    `outputs` are sums of `inputs` times `factors`, of each one or several. No window ends behind the last
+    `outputs` are sums of `inputs` times `factors`, of each one or several. No window ends after the last
     output.
     """
     used = factors != 0
@@ -110,7 +110,7 @@ def resize_gradient(
 ) -> tirx.PrimFunc:
     """dy [..., targets...], and for each of the last axes what `gathered` gives, to dx of `shape`.
 
-    The axes before these are those that `targets` and `widths`, which are as many, do not tell.
+    The axes before these are those that `targets` and `widths`, which are as many, do not cover.
     """
     whole = len(shape) - len(targets)
     grad = te.placeholder(extents((*shape[:whole], *targets)), dtype, "dy")

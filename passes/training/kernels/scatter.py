@@ -9,7 +9,8 @@ from tvm.script.ir_builder import tirx as T
 from hybridc.passes.training.gradients import extents
 
 COLUMNS = 16
-"""That one thread adds up, one row after the other: no two write one element, and the order is fixed."""
+"""Columns that one thread sums, row after row: a vector of AVX-512. No two threads write one element, and the
+order is fixed."""
 
 
 def take_gradient(

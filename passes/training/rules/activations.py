@@ -1,4 +1,4 @@
-"""Gradients of activations that are operators. Where the result tells, the argument is not kept."""
+"""Gradients of activations that are operators. Where the result suffices, the argument is not stored."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _weight_gradient(
 
 
 def _cut(reverse: Reverse, expr: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
-    """The beginning of each axis: where output padding is as long as a stride, a window more fits in."""
+    """The beginning of each axis: where output padding is as long as a stride, one more window fits."""
     expr = reverse.emit(expr)
     if tensor_shape(expr) == shape:
         return expr

@@ -1,4 +1,4 @@
-"""Dropout in training: no mask is kept, the backward pass draws the same numbers again."""
+"""Dropout in training: no mask is stored, the backward pass draws the same numbers again."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _gather_nd(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr)
 
 
 def _absolute(reverse: Reverse, indices: relax.Expr, batch_dims: int) -> relax.Expr:
-    """Indices that count from the first axis: those of the batch stand before the others."""
+    """Indices of all axes from the first: those of the batch precede the others."""
     if not batch_dims:
         return indices
     shape, dtype = tensor_shape(indices), tensor_dtype(indices)

@@ -1,4 +1,4 @@
-"""Local response normalisation, which the importer spells out, as one function, and its gradient."""
+"""Local response normalisation, which the importer decomposes, as one function, and its gradient."""
 
 from __future__ import annotations
 

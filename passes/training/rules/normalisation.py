@@ -140,9 +140,8 @@ def _layer_norm(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr
     shape = tensor_shape(data)
     axes = tuple(sorted(int(axis) % len(shape) for axis in call.attrs.axes))
     norm = Normalisation(shape, tensor_dtype(data), axes, axes, float(call.attrs.epsilon))
-    return _normalised_rows(
-        reverse, norm, data, scale, dy, reverse.wanted(data), any(map(reverse.wanted, (scale, shift)))
-    )
+    wanted = reverse.wanted(data), any(map(reverse.wanted, (scale, shift)))
+    return _normalised_rows(reverse, norm, data, scale, dy, wanted)
 
 
 @gradient("nn.rms_norm")
@@ -151,7 +150,8 @@ def _rms_norm(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) 
     shape = tensor_shape(data)
     axes = tuple(sorted(int(axis) % len(shape) for axis in call.attrs.axes))
     norm = Normalisation(shape, tensor_dtype(data), axes, axes, float(call.attrs.epsilon), is_centered=False)
-    return _normalised_rows(reverse, norm, data, scale, dy, reverse.wanted(data), reverse.wanted(scale))[:2]
+    wanted = reverse.wanted(data), reverse.wanted(scale)
+    return _normalised_rows(reverse, norm, data, scale, dy, wanted)[:2]
 
 
 @gradient("nn.group_norm", "nn.instance_norm")
@@ -167,9 +167,8 @@ def _group_norm(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr
     norm = Normalisation(split, tensor_dtype(data), axes, (channel, channel + 1), float(attrs.epsilon))
     x, grad = reverse.shaped(data, split), reverse.shaped(dy, split)
     scale_view = reverse.shaped(scale, norm.parameters)
-    made = _normalised_rows(
-        reverse, norm, x, scale_view, grad, reverse.wanted(data), any(map(reverse.wanted, (scale, shift)))
-    )
+    wanted = reverse.wanted(data), any(map(reverse.wanted, (scale, shift)))
+    made = _normalised_rows(reverse, norm, x, scale_view, grad, wanted)
     return [
         expr if expr is None else reverse.shaped(expr, tensor_shape(like))
         for expr, like in zip(made, call.args, strict=True)
@@ -182,10 +181,13 @@ def _normalised_rows(
     data: relax.Expr,
     scale: relax.Expr,
     dy: relax.Expr,
-    of_data: bool,
-    of_parameters: bool,
+    wanted: tuple[bool, bool],
 ) -> list[relax.Var | None]:
-    """Mean and deviation are computed again: the forward operator does not give them."""
+    """Gradients of data, scale and shift; `wanted`: that of the data, those of the parameters.
+
+    Mean and deviation are computed again: the forward operator does not give them.
+    """
+    of_data, of_parameters = wanted
     row = relax.TensorType(norm.rows, norm.dtype)
     made = reverse.call(("norm_statistics", norm), lambda: kernels.statistics(norm), [data], [row, row])
     mean, rstd = reverse.item(made, 0), reverse.item(made, 1)

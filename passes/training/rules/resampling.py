@@ -49,7 +49,7 @@ ROUNDING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @gradient("mirror_pad", "replicate_pad", "circular_pad", "resize1d")
 def _axis_by_axis(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
-    """The axes before the first whose extent changes are left alone."""
+    """The axes before the first whose extent changes are not touched."""
     [data] = operands(call)
     shape, targets, dtype = tensor_shape(data), tensor_shape(y), tensor_dtype(data)
     whole = next((i for i, (a, b) in enumerate(zip(shape, targets, strict=True)) if a != b), len(shape) - 1)
@@ -59,7 +59,7 @@ def _axis_by_axis(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Ex
     widths: list[int] = []
     for axis in range(whole, len(shape)):
         extent, target = shape[axis], targets[axis]
-        first, weights = _Line(nest.blocks[0], axis).gathered(extent, target)
+        first, weights = _AxisBlock(nest.blocks[0], axis).gathered(extent, target)
         widths.append(weights.shape[1])
         tables.append(reverse.builder.weight(first, f"{y.name}_first"))
         tables.append(reverse.builder.weight(weights.astype(dtype), f"{y.name}_weights"))
@@ -73,8 +73,8 @@ def _axis_by_axis(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Ex
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """A block along one axis, at the first position of the others."""
+class _AxisBlock:
+    """A TensorIR block along one axis, at the first position of the others."""
 
     block: NestBlock
     axis: int

@@ -76,7 +76,7 @@ def _broadcast(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr)
 
 @gradient("tile")
 def _tile(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
-    """Of the operator, and of the function that the importer makes: shapes tell the repeats."""
+    """Of the operator, and of the function that the importer makes: the repeats follow from the shapes."""
     source, shape = tensor_shape(operands(call)[0]), tensor_shape(y)
     aligned = (1,) * (len(shape) - len(source)) + source
     split = [n for large, small in zip(shape, aligned, strict=True) for n in (large // small, small)]
@@ -108,7 +108,7 @@ def _cumulative_sum(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.
 
 @gradient("pad")
 def _pad(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
-    """Of the function that the importer makes: it tells where the data lies in the result."""
+    """Of the function that the importer makes, from which the position of the data in the result is read."""
     before = [-at for at, _ in _source(reverse, call)]
     return [_window(dy, before, tensor_shape(operands(call)[0]))]
 

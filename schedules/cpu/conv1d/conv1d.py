@@ -65,7 +65,8 @@ def conv1d(request: Request) -> Scheduled | None:
     conv = read_convolution(request.function)
     if conv is None or not is_one_line(conv) or conv.multiply_adds == 0:
         return None
-    plans = sorted(plans_of(conv, request.target.isa), key=lambda plan: plan.cost)[:_MOST_CHOICES]
+    found = plans_of(conv, request.target.isa, request.threads)
+    plans = sorted(found, key=lambda plan: plan.cost)[:_MOST_CHOICES]
     ranked = {plan.label: plan for plan in plans}
     return schedule_plan(request, pick(request, ranked), tuple(ranked))
 

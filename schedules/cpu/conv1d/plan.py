@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 from hybridc.schedules.cpu.conv2d.read import Convolution
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
+from hybridc.schedules.cpu.core.sharing import task_slots
 from hybridc.targets import Isa
 
 _SPARE_REGISTERS = 3
 """For a scalar and what LLVM needs beside sums and one vector of the input for each column."""
 _BLOCK_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
-_THREADS = 4
-"""Assumed when tasks are few."""
 _TILE_COST = 24.0
 """What a tile takes beside its multiply-adds and stores, in vector multiply-adds."""
 _RUN_COST = 16.0
@@ -30,6 +29,7 @@ class Plan:
 
     conv: Convolution
     isa: Isa
+    threads: int
     rows: int
     vectors: int
     tiles: int
@@ -101,23 +101,23 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        """Predicted time in vector multiply-adds; tasks are shared evenly among a few threads."""
+        """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         sums = self.rows * self.vectors
         steps = self.conv.group_inputs * self.conv.width.taps
         tiles = self.part_blocks * self.tiles * self.all_tiles / (self.tiles * self.blocks)
         task = tiles * (steps * self.step_cost + 2 * sums + _TILE_COST) + self.copy_bytes / (2 * self.lanes)
         task += _RUN_COST * (self.part_blocks * self.rows + self.conv.group_inputs * self.conv.width.phases)
-        return ceil_div(self.tasks, _THREADS) * _THREADS * task
+        return task_slots(self.tasks, self.threads) * task
 
 
-def direct_cost(conv: Convolution, isa: Isa) -> float:
-    """Predicted time of the rule's best plan in vector multiply-adds."""
-    return min(plan.cost for plan in plans_of(conv, isa))
+def direct_cost(conv: Convolution, isa: Isa, threads: int) -> float:
+    """Predicted time of the rule's best plan in vector multiply-adds of all threads together."""
+    return min(plan.cost for plan in plans_of(conv, isa, threads))
 
 
-def plans_of(conv: Convolution, isa: Isa) -> Iterator[Plan]:
+def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Plan]:
     """Blocks and parts for the tiles that waste least."""
-    for tile in sorted(_tiles(conv, isa), key=lambda tile: tile.waste)[:_MOST_TILES]:
+    for tile in sorted(_tiles(conv, isa, threads), key=lambda tile: tile.waste)[:_MOST_TILES]:
         for tiles, parts in itertools.product(_BLOCK_TILES, {1, 2, 4, tile.row_blocks}):
             plan = replace(tile, tiles=tiles, parts=parts)
             fits = plan.copy_bytes <= isa.l2_bytes // 2 or tiles == 1
@@ -125,10 +125,10 @@ def plans_of(conv: Convolution, isa: Isa) -> Iterator[Plan]:
                 yield plan
 
 
-def _tiles(conv: Convolution, isa: Isa) -> Iterator[Plan]:
+def _tiles(conv: Convolution, isa: Isa, threads: int) -> Iterator[Plan]:
     """Sums and one vector of the input for each column fit into registers."""
     for rows in range(1, min(conv.group_outputs, 16) + 1):
         whole = conv.groups == 1 or conv.group_outputs % rows == 0
         for vectors in range(1, 17):
             if whole and rows * vectors + vectors + _SPARE_REGISTERS <= isa.vector_registers:
-                yield Plan(conv, isa, rows, vectors, 1, 1)
+                yield Plan(conv, isa, threads, rows, vectors, 1, 1)

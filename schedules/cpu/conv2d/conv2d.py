@@ -35,6 +35,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.sharing import idleness
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
@@ -70,7 +71,13 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     lines = 1 if flat else conv.height.outputs
     columns = conv.height.outputs * conv.width.outputs if flat else conv.width.outputs
     isa = request.target.isa
-    tiles = rank_tiles(isa, conv.group_outputs, lines, columns, divide_rows=conv.groups > 1)[:_MOST_CHOICES]
+    images = conv.batches * conv.groups
+    tiles = rank_tiles(
+        isa,
+        (conv.group_outputs, lines, columns),
+        divide_rows=conv.groups > 1,
+        slowdown=lambda count: idleness(images * count, request.threads),
+    )[:_MOST_CHOICES]
     ranked = {f"{tile.rows}x{tile.image_rows}x{tile.width} vectors": tile for tile in tiles}
     tile = pick(request, ranked)
     data = _flat_source(conv, tile, columns) if flat else _line_source(conv, tile)

@@ -1,4 +1,9 @@
-"""Reading convolutions of plain NC(H)W tensors: axes, groups and padding."""
+"""Reading convolutions of plain NC(H)W tensors: axes, groups and padding.
+
+These are read off the indices, at some points of them: Relax's own legalisation writes such blocks, also for
+the slices that `passes/tiling` cuts convolutions into, and leaves no annotation of what they came from.
+Blocked convolutions, which passes of ours write, are annotated (`schedules/annotation.py`).
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def schedule_blocked(
     request: Request, conv: BlockedConvolution, rule: str, fill: Fill = copy_rows
 ) -> Scheduled:
     """Choose a plan and emit its tasks, for every rule whose factors are floats or words."""
-    ranked = rank_plans(conv, request.target.isa)
+    ranked = rank_plans(conv, request.target.isa, request.threads)
     plan = pick(request, ranked)
     packing = weight_packing(conv, plan) if conv.is_constant else None
     buffers = declare_buffers(conv, plan, packing)

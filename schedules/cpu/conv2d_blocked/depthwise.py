@@ -27,6 +27,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     when,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.sharing import idleness
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 UNROLLED_TAPS = 200
@@ -119,7 +120,7 @@ def depthwise_blocked(request: Request) -> Scheduled | None:
     conv = read_blocked_convolution(request)
     if conv is None or not conv.depthwise:
         return None
-    ranked = {str(tile): tile for tile in rank_depthwise_tiles(conv)[:OFFERED]}
+    ranked = {str(tile): tile for tile in rank_depthwise_tiles(conv, request.threads)[:OFFERED]}
     tile = pick(request, ranked)
     sums: list[ir.Var] = []
 
@@ -150,17 +151,17 @@ def depthwise_rows(rows: Rows, sums: list[ir.Var]) -> tirx.Stmt:
     return sequence(parts)
 
 
-def rank_depthwise_tiles(conv: BlockedConvolution) -> list[DepthwiseTile]:
-    """The tiles that are predicted to take the fewest instructions first."""
+def rank_depthwise_tiles(conv: BlockedConvolution, threads: int = 1) -> list[DepthwiseTile]:
+    """The tiles that are predicted to take the least time first, if so many threads share them."""
     taps = conv.height.taps * conv.width.taps
     most_rows = 8 if 8 * taps <= UNROLLED_TAPS else 1
     columns = [DepthwiseTile(rows, 1) for rows in range(1, min(most_rows, conv.height.outputs) + 1)]
     lines = [DepthwiseTile(1, count) for count in range(2, min(14, conv.width.outputs) + 1)]
-    return sorted(columns + lines, key=lambda tile: depthwise_instructions(conv, tile))
+    return sorted(columns + lines, key=lambda tile: depthwise_instructions(conv, tile, threads))
 
 
-def depthwise_instructions(conv: BlockedConvolution, tile: DepthwiseTile) -> float:
-    """Vector instructions for an output vector."""
+def depthwise_instructions(conv: BlockedConvolution, tile: DepthwiseTile, threads: int = 1) -> float:
+    """Vector instructions for an output vector, those that idle threads could have done counted."""
     height, width = conv.height, conv.width
     taps = height.taps * width.taps
     outputs = tile.rows * tile.columns
@@ -169,7 +170,8 @@ def depthwise_instructions(conv: BlockedConvolution, tile: DepthwiseTile) -> flo
     per_band, per_tile = 60, 4
     in_registers = taps * (1.0 if tile.columns == 1 else 1.6)  # a row's inputs wait for all their taps
     work = padded * (in_registers + loads + per_tile / outputs)
-    return work + per_band / (tile.rows * width.outputs)
+    tasks = conv.batches * conv.output_blocks * ceil_div(height.outputs, tile.rows)
+    return (work + per_band / (tile.rows * width.outputs)) * idleness(tasks, threads)
 
 
 def _reach(axis: Axis, outputs: int) -> int:

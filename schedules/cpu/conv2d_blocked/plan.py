@@ -13,6 +13,7 @@ from functools import cache
 
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
+from hybridc.schedules.cpu.core.sharing import imbalance
 from hybridc.targets import Isa
 
 TASK_SHARE = 2
@@ -134,7 +135,7 @@ def tiles_of_task(conv: BlockedConvolution, plan: Plan) -> int:
 
 
 def rank_plans(
-    conv: BlockedConvolution, isa: Isa, extra_cycles: Callable[[Plan], float] = lambda plan: 0.0
+    conv: BlockedConvolution, isa: Isa, threads: int, extra_cycles: Callable[[Plan], float] = lambda plan: 0.0
 ) -> dict[str, Plan]:
     """The best division into tasks for each tile, tiles in the order of predicted time.
 
@@ -142,7 +143,7 @@ def rank_plans(
     """
     best: dict[str, tuple[float, Plan]] = {}
     for plan in _plans(conv, isa):
-        cost = predicted_cycles(conv, plan, isa) + extra_cycles(plan)
+        cost = predicted_cycles(conv, plan, isa, threads) + extra_cycles(plan)
         if plan.label not in best or cost < best[plan.label][0]:
             best[plan.label] = (cost, plan)
     ranked = sorted(best.items(), key=lambda item: item[1][0])
@@ -205,8 +206,8 @@ def _sizes(extent: int, largest: int) -> list[int]:
     return sorted({even_spans(extent, size)[0].size for size in range(ceil_div(most, 3), most + 1) if size})
 
 
-def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
-    """Cycles of one core, for comparing plans."""
+def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+    """Cycles of all threads together, idle ones counted, for comparing plans."""
     groups = group_count(conv, plan)
     depth = conv.input_channels * conv.height.taps * conv.width.taps
     chunks = conv.input_blocks // plan.chunk
@@ -232,12 +233,7 @@ def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
     input_stream = input_bytes * ((0 if conv.computed else 1 / MEMORY_BYTES + copied) + again / 32)
     task = plan.groups * (compute + weight_stream) + input_stream + 500
     tasks = plan.parts * conv.batches * (groups // plan.groups)
-    return tasks * task * imbalance(tasks)
-
-
-def imbalance(tasks: int) -> float:
-    """How much longer equal tasks take than if threads, mostly two, could share them evenly."""
-    return sum(ceil_div(tasks, threads) * threads / tasks for threads in (2, 2, 2, 8)) / 4
+    return tasks * task * imbalance(tasks, threads)
 
 
 def _step_cycles(pixels: int, vectors: int, isa: Isa) -> float:

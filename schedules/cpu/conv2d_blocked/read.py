@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 
+from hybridc.schedules.annotation import (
+    BLOCKED_CONV2D,
+    BLOCKED_DEPTHWISE,
+    BLOCKED_GROUPED_CONV2D,
+    ConvAnnotation,
+    read_annotation,
+)
 from hybridc.schedules.cpu.conv2d_blocked.groups import Grouping, grouping
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import integer
-from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction, substitute
+from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction
 from hybridc.schedules.rule import Request
 
 
@@ -116,151 +123,71 @@ def read_blocked_convolution(request: Request) -> BlockedConvolution | None:
 def blocked_convolution(contraction: Contraction, constants: frozenset[int]) -> BlockedConvolution | None:
     """The blocked convolution that a contraction is, or None; `constants` are parameters known when
     compiling."""
-    if len(contraction.anchor.spatial) != 5:
+    anchor = contraction.anchor
+    notes = read_annotation(anchor.annotations, BLOCKED_CONV2D, BLOCKED_DEPTHWISE)
+    source = None if notes is None else _source(contraction, notes)
+    position = contraction.nest.parameter(contraction.right.source)
+    if notes is None or source is None or position is None:
         return None
-    anchor, nest = contraction.anchor, contraction.nest
-    data, weight = contraction.left, contraction.right
-    position = nest.parameter(weight.source)
-    source = _source(contraction)
-    if position is None or source is None:
-        return None
-    reduce = list(anchor.reduce)
-    depthwise, plain = len(reduce) == 2, len(data.indices) == 4
-    if len(reduce) not in ((3,) if plain else (2, 4)):
-        return None
-    lane = None if depthwise else reduce.pop(0 if plain else 3)
-    block = None if depthwise or plain else reduce.pop(0)
-    if not _reads_blocks(contraction, block, lane, reduce):
-        return None
-    axes = _axes(contraction, source, reduce)
-    if axes is None:
-        return None
-    extents = [anchor.extents[v] for v in anchor.spatial]
+    depthwise, plain = notes.operator == BLOCKED_DEPTHWISE, len(source.shape) == 4
+    # the order of the axes is that of the operator's sum: [block, taps, lane], [lane, taps] of plain data
+    reduce = [(v, anchor.extents[v]) for v in anchor.reduce]
+    blocks, inputs, taps = 1, 1, reduce
+    if not depthwise:
+        (_, inputs), taps = (reduce[0], reduce[1:]) if plain else (reduce[3], reduce[1:3])
+        blocks = 1 if plain else reduce[0][1]
+    batches, output_blocks, _, _, output_lanes = (anchor.extents[v] for v in anchor.spatial)
+    height, width = _axes(contraction, notes, source, [tap for tap, _ in taps])
     return BlockedConvolution(
-        contraction, source, position, depthwise, plain, extents[0], extents[1], extents[4],
-        1 if block is None else anchor.extents[block], 1 if lane is None else anchor.extents[lane],
-        *axes, is_constant=position in constants,
+        contraction, source, position, depthwise, plain, batches, output_blocks, output_lanes,
+        blocks, inputs, height, width, is_constant=position in constants,
     )  # fmt: skip
 
 
 def read_grouped_convolution(request: Request) -> BlockedConvolution | None:
     """The grouped convolution of blocked data that a function computes, or None; its weights are constant."""
     contraction = read_contraction(request.function)
-    if contraction is None or len(contraction.anchor.spatial) != 5 or len(contraction.anchor.reduce) != 3:
+    if contraction is None:
         return None
-    anchor, data, weight = contraction.anchor, contraction.left, contraction.right
-    position, source = contraction.nest.parameter(weight.source), _source(contraction)
-    if position not in request.constants or source is None or len(data.indices) != 5:
+    anchor = contraction.anchor
+    notes = read_annotation(anchor.annotations, BLOCKED_GROUPED_CONV2D)
+    source = None if notes is None else _source(contraction, notes)
+    position = contraction.nest.parameter(contraction.right.source)
+    if notes is None or source is None or position not in request.constants:
         return None
     batches, blocks, _, _, lanes = (anchor.extents[v] for v in anchor.spatial)
-    group_outputs = _group_outputs(contraction)
-    if group_outputs is None:
-        return None
-    inputs = anchor.extents[anchor.reduce[0]]
-    found = grouping(inputs, group_outputs, int(source.shape[4]), lanes, request.target.isa)
-    axes = _axes(contraction, source, anchor.reduce[1:])
-    if found is None or axes is None:
+    inner, *taps = anchor.reduce  # channels of a group, then taps
+    if blocks * lanes % notes.group_outputs:
+        return None  # the last block is filled up with a part of a group
+    found = grouping(
+        anchor.extents[inner], notes.group_outputs, int(source.shape[4]), lanes, request.target.isa
+    )
+    if found is None:
         return None
     return BlockedConvolution(
         contraction, source, position, False, False, batches, blocks, lanes,
-        found.channels // found.input_lanes, found.input_lanes, *axes,
-        groups=blocks * lanes // max(group_outputs, found.lanes), grouping=found,
+        found.channels // found.input_lanes, found.input_lanes, *_axes(contraction, notes, source, taps),
+        groups=blocks * lanes // max(notes.group_outputs, found.lanes), grouping=found,
     )  # fmt: skip
 
 
-def _group_outputs(contraction: Contraction) -> int | None:
-    """Output channels of a group, if factors are indexed as passes/layout/operators.py does for groups."""
-    anchor, data, weight = contraction.anchor, contraction.left, contraction.right
-    n, block, _, _, lane = anchor.spatial
-    inner, *taps = anchor.reduce
-    blocks, lanes, inputs = (anchor.extents[v] for v in (block, lane, inner))
-    width, outputs = int(data.source.shape[4]), blocks * lanes
-    analyzer = sym.Analyzer()
-
-    def channels(output: int, c: int) -> tuple[int, int] | None:
-        """The weight's output channel and the data's channel."""
-        at = {block: integer(output // lanes), lane: integer(output % lanes), inner: integer(c)}
-        found = (weight.indices[0], data.indices[1], data.indices[4])
-        values = [analyzer.simplify(substitute(index, at)) for index in found]
-        if not all(isinstance(value, tirx.IntImm) for value in values):
-            return None
-        row, number, rest = (int(value) for value in values)
-        return row, number * width + rest
-
-    expected = zip((n, inner, *taps), (data.indices[0], *weight.indices[1:]), strict=False)
-    if len(weight.indices) != 4 or not all(i.same_as(v) or anchor.extents[v] == 1 for v, i in expected):
-        return None
-    last = channels(outputs - 1, 0)
-    groups = 1 if last is None else last[1] // inputs + 1
-    if outputs % groups:
-        return None
-    each = outputs // groups
-    points = [(o, c) for o in {0, each - 1, each % outputs, outputs - 1} for c in {0, inputs - 1}]
-    return each if all(channels(o, c) == (o, o // each * inputs + c) for o, c in points) else None
-
-
-def _source(contraction: Contraction) -> ir.Var | None:
-    """The parameter that holds the data without padding."""
+def _source(contraction: Contraction, notes: ConvAnnotation) -> ir.Var | None:
+    """The parameter that holds the data, which only padding may stand in front of."""
     nest, data = contraction.nest, contraction.left.source
     producer = nest.producer(data)
+    if (producer is not None) != any(notes.padding):
+        return None
     sources = [data] if producer is None else [load.source for load in loads(producer.value)]
     return sources[0] if len(sources) == 1 and nest.parameter(sources[0]) is not None else None
 
 
-def _reads_blocks(
-    contraction: Contraction, block: ir.Var | None, lane: ir.Var | None, taps: Sequence[ir.Var]
-) -> bool:
-    """Whether factors are indexed as passes/layout/operators.py does; a convolution of three axes is not."""
-    n, output_block, _, _, output_lane = contraction.anchor.spatial
-    data, weight = list(contraction.left.indices), list(contraction.right.indices)
-    if lane is None:
-        in_data, in_weight = [n, output_block, output_lane], [output_block, *taps, output_lane]
-    elif block is None:
-        in_data, in_weight = [n, lane], [output_block, *taps, lane, output_lane]
-    else:
-        in_data, in_weight = [n, block, lane], [output_block, block, *taps, lane, output_lane]
-    found = [*data[:2], *data[4:], *weight]
-    expected = [*in_data, *in_weight]
-    extents = contraction.anchor.extents
-    return len(found) == len(expected) and all(
-        index.same_as(var) or extents[var] == 1 for index, var in zip(found, expected, strict=True)
-    )
+def _axes(
+    contraction: Contraction, notes: ConvAnnotation, source: ir.Var, taps: Sequence[ir.Var]
+) -> tuple[Axis, Axis]:
+    def axis(i: int) -> Axis:
+        output, tap = contraction.anchor.spatial[2 + i], taps[i]
+        outputs, count = contraction.anchor.extents[output], contraction.anchor.extents[tap]
+        stride, dilation = notes.strides[i], notes.dilation[i]
+        return Axis(output, tap, outputs, count, stride, dilation, notes.padding[i], int(source.shape[2 + i]))
 
-
-def _axes(contraction: Contraction, source: ir.Var, taps: Sequence[ir.Var]) -> tuple[Axis, Axis] | None:
-    data = contraction.left
-    producer = contraction.nest.producer(data.source)
-    before = (0, 0) if producer is None else _padding(producer.value, producer.spatial[2:4])
-    height, width = (
-        _axis(contraction, data.indices[2 + i], i, taps[i], before[i], int(source.shape[2 + i]))
-        for i in (0, 1)
-    )
-    return None if height is None or width is None else (height, width)
-
-
-def _axis(
-    contraction: Contraction, index: ir.Expr, number: int, tap: ir.Var, before: int, inputs: int
-) -> Axis | None:
-    """Stride and dilation from the index at small points (it is affine: the pass wrote it)."""
-    output = contraction.anchor.spatial[2 + number]
-    extents = contraction.anchor.extents
-
-    def at(y: int, k: int) -> int | None:
-        value = sym.Analyzer().simplify(substitute(index, {output: integer(y), tap: integer(k)}))
-        return int(value) if isinstance(value, tirx.IntImm) else None
-
-    stride, dilation = at(1, 0), at(0, 1)
-    if at(0, 0) != 0 or stride is None or dilation is None:
-        return None
-    return Axis(output, tap, extents[output], extents[tap], stride or 1, dilation or 1, before, inputs)
-
-
-def _padding(value: ir.Expr, axes: Sequence[ir.Var]) -> tuple[int, int]:
-    """How far a padding block shifts its input, per axis."""
-    (load,) = loads(value)
-
-    def shift(number: int) -> int:
-        at_zero = {axis: integer(0) for axis in axes}
-        return -int(sym.Analyzer().simplify(substitute(load.indices[2 + number], at_zero)))
-
-    return shift(0), shift(1)
+    return axis(0), axis(1)

@@ -27,7 +27,6 @@ from hybridc.schedules.cpu.conv2d_blocked.plan import (
     TASK_SHARE,
     Plan,
     group_count,
-    imbalance,
     predicted_cycles,
     rank_plans,
 )
@@ -35,6 +34,7 @@ from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_b
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, declare_buffers
 from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop
 from hybridc.schedules.cpu.core.nest import finish, loads, read_nest
+from hybridc.schedules.cpu.core.sharing import imbalance
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 from hybridc.targets import Isa
 
@@ -60,9 +60,11 @@ class Separable:
         tiles = rank_depthwise_tiles(self.depthwise)
         return next(tile for tile in tiles if self.rows(plan) % tile.rows == 0)
 
-    def plans(self, isa: Isa) -> dict[str, Plan]:
+    def plans(self, isa: Isa, threads: int) -> dict[str, Plan]:
         """The best division into tasks for each tile, tiles in the order of predicted time."""
-        return rank_plans(self.pointwise, isa, lambda plan: _depthwise_cycles(self, plan, isa))
+        return rank_plans(
+            self.pointwise, isa, threads, lambda plan: _depthwise_cycles(self, plan, isa, threads)
+        )
 
 
 @schedule_rule(family="conv2d")
@@ -76,7 +78,7 @@ def separable(request: Request) -> Scheduled | None:
     both = read_separable(request)
     if both is None:
         return None
-    ranked = both.plans(request.target.isa)
+    ranked = both.plans(request.target.isa, request.threads)
     plan = pick(request, ranked)
     position = both.pointwise.weight
     packing = weight_packing(both.pointwise, plan)
@@ -158,7 +160,7 @@ def _depthwise(both: Separable, task: Pass, scratch: ir.Var, sums: list[ir.Var])
 # ------------------------------------------------------------------------------------------ predictions
 
 
-def is_faster(both: Separable, isa: Isa) -> bool:
+def is_faster(both: Separable, isa: Isa, threads: int) -> bool:
     """Whether one kernel is predicted to take less time than two.
 
     It saves the way of the tensor between them to memory; the way back is in the time of the 1x1 convolution.
@@ -168,14 +170,17 @@ def is_faster(both: Separable, isa: Isa) -> bool:
     depthwise, apart = both.depthwise, replace(both.pointwise, computed=False)
     if _bytes(depthwise) <= isa.l2_bytes // KEPT_SHARE:
         return False
-    first = _vectors(depthwise) * _cycles(depthwise, rank_depthwise_tiles(depthwise)[0], isa)
-    second = min(predicted_cycles(apart, plan, isa) for plan in rank_plans(apart, isa).values())
-    plan = next(iter(both.plans(isa).values()))
-    together = predicted_cycles(both.pointwise, plan, isa) + _depthwise_cycles(both, plan, isa)
+    tile = rank_depthwise_tiles(depthwise, threads)[0]
+    first = _vectors(depthwise) * _cycles(depthwise, tile, isa, threads)
+    ranked = rank_plans(apart, isa, threads).values()
+    second = min(predicted_cycles(apart, plan, isa, threads) for plan in ranked)
+    plan = next(iter(both.plans(isa, threads).values()))
+    together = predicted_cycles(both.pointwise, plan, isa, threads)
+    together += _depthwise_cycles(both, plan, isa, threads)
     return together < (1 - MINIMUM_GAIN) * (first + _bytes(depthwise) / MEMORY_BYTES + second)
 
 
-def _depthwise_cycles(both: Separable, plan: Plan, isa: Isa) -> float:
+def _depthwise_cycles(both: Separable, plan: Plan, isa: Isa, threads: int) -> float:
     """Of all tasks. Those with other output channels of the same rows would compute these again."""
     conv = both.depthwise
     if plan.groups < group_count(both.pointwise, plan):
@@ -183,7 +188,7 @@ def _depthwise_cycles(both: Separable, plan: Plan, isa: Isa) -> float:
     tasks = conv.batches * plan.parts
     scratch_bytes = _bytes(conv) * plan.chunk // (tasks * conv.output_blocks)
     to_memory = 0.0 if scratch_bytes <= isa.l2_bytes // TASK_SHARE else 2 * _bytes(conv) / MEMORY_BYTES
-    return (_vectors(conv) * _cycles(conv, both.tile(plan), isa) + to_memory) * imbalance(tasks)
+    return (_vectors(conv) * _cycles(conv, both.tile(plan), isa) + to_memory) * imbalance(tasks, threads)
 
 
 def _vectors(conv: BlockedConvolution) -> int:
@@ -196,6 +201,6 @@ def _bytes(conv: BlockedConvolution) -> int:
     return 4 * _vectors(conv) * conv.output_lanes
 
 
-def _cycles(conv: BlockedConvolution, tile: DepthwiseTile, isa: Isa) -> float:
+def _cycles(conv: BlockedConvolution, tile: DepthwiseTile, isa: Isa, threads: int = 1) -> float:
     """For a vector of a depthwise result."""
-    return depthwise_instructions(conv, tile) / isa.fma_ports
+    return depthwise_instructions(conv, tile, threads) / isa.fma_ports

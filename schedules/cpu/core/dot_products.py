@@ -39,10 +39,12 @@ class Dot:
 
     @property
     def sum_dtype(self) -> str:
+        """Type of the sums."""
         return "float32" if self.precision == BF16 else "int32"
 
     @property
     def zero(self) -> ir.Expr:
+        """What a sum starts with."""
         return tirx.const(0, self.sum_dtype)
 
     @property

@@ -14,6 +14,7 @@ def dtype(x: ir.Expr) -> str:
 
 
 def constant(x: ir.Expr, value: float) -> ir.Expr:
+    """A number of the type of `x`, in each of its lanes."""
     return tirx.const(value, dtype(x))
 
 
@@ -23,10 +24,12 @@ def integer(x: ir.Expr, value: int) -> ir.Expr:
 
 
 def integer_dtype(x: ir.Expr) -> str:
+    """The integer type as wide as the float `x`, with its lanes."""
     return dtype(x).replace("float", "int")
 
 
 def bits(x: ir.Expr) -> ir.Expr:
+    """The bits of a float as an integer of its width."""
     return tirx.reinterpret(integer_dtype(x), x)
 
 
@@ -42,6 +45,7 @@ def wide(x: ir.Expr) -> ir.Expr:
 
 
 def single(x: ir.Expr) -> ir.Expr:
+    """In single precision, rounded to nearest even."""
     return tirx.Cast(dtype(x).replace("float64", "float32"), x)
 
 

@@ -33,6 +33,7 @@ PARALLEL_WORK = 1 << 15
 
 
 def integer(value: int) -> tirx.IntImm:
+    """An index; 64 bits wide, as offsets into large tensors need."""
     return tirx.IntImm(INDEX, value)
 
 
@@ -49,10 +50,12 @@ def loop(
 
 
 def unrolled(extent: int, body: Callable[[ir.Var], tirx.Stmt]) -> tirx.Stmt:
+    """A loop that TVM unrolls, for indices that have to be constants."""
     return loop(extent, body, tirx.ForKind.UNROLLED)
 
 
 def vectorized(lanes: int, body: Callable[[ir.Var], tirx.Stmt]) -> tirx.Stmt:
+    """One vector operation: `body(lane)` for each lane."""
     return loop(lanes, body, tirx.ForKind.VECTORIZED)
 
 
@@ -94,31 +97,39 @@ class Tile:
 
 
 def ceil_div(value: int, step: int) -> int:
+    """`value / step`, rounded up."""
     return -(-value // step)
 
 
 def rank_tiles(
-    isa: Isa, rows: int, image_rows: int, columns: int, *, divide_rows: bool = False
+    isa: Isa,
+    shape: tuple[int, int, int],
+    *,
+    divide_rows: bool = False,
+    slowdown: Callable[[int], float] = lambda tiles: 1.0,
 ) -> tuple[Tile, ...]:
-    """Tiles for a `rows` x `image_rows` x `columns` output, the one of the least predicted time first.
+    """Tiles for an output of rows x image rows x columns, the one of the least predicted time first.
 
     Predicted time is padded work (tiles stick out at the edges) times the load of the pipeline: two
     vector loads or multiply-adds a cycle, of which each waits a few steps for its own result.
-    `divide_rows` demands tiles that do not stick out in rows.
+    `divide_rows` demands tiles that do not stick out in rows; `slowdown` is how many times longer so many
+    tiles take because threads cannot share them evenly.
     """
+    rows, image_rows, columns = shape
     narrow = columns * 2 <= isa.lanes()
     lanes = isa.lanes() // 2 if narrow and isa.lanes() > 8 else isa.lanes()
     row_vectors = ceil_div(columns, lanes)
 
     def cost(tile: Tile) -> float:
-        padded = (
-            ceil_div(rows, tile.rows) * tile.rows
-            * ceil_div(image_rows, tile.image_rows) * tile.image_rows
-            * ceil_div(row_vectors, tile.width) * tile.width
-        )  # fmt: skip
+        tiles = (
+            ceil_div(rows, tile.rows)
+            * ceil_div(image_rows, tile.image_rows)
+            * ceil_div(row_vectors, tile.width)
+        )
+        padded = tiles * tile.rows * tile.image_rows * tile.width
         sums = tile.rows * tile.vectors
         loads = (tile.rows + tile.vectors) / sums
-        return padded * max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.5 * loads)
+        return padded * max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.5 * loads) * slowdown(tiles)
 
     candidates = [
         Tile(m, d, w, lanes)
@@ -246,6 +257,7 @@ def prefetch(load: ir.Expr, locality: int = 3, *, write: bool = False) -> tirx.S
 
 
 def when(condition: ir.Expr, body: tirx.Stmt, *, always: bool) -> tirx.Stmt:
+    """`body` under a condition, which is left out where it is `always` true."""
     return body if always else tirx.IfThenElse(condition, body, None)
 
 

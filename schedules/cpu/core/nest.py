@@ -8,7 +8,8 @@ what `NestBlock.value_at` gives; the nest around them is then ours to choose.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
@@ -56,6 +57,7 @@ def loads(expr: ir.Expr) -> list[ir.TensorLoad]:
 
 
 def uses(expr: ir.Expr, var: ir.Var) -> bool:
+    """Whether a variable stands anywhere in an expression."""
     found: list[ir.Var] = []
 
     def collect(v: ir.Var) -> None:
@@ -77,6 +79,7 @@ class NestBlock:
     buffer: ir.Var
     indices: tuple[ir.Expr, ...]
     value: ir.Expr
+    annotations: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def writes_identity(self) -> bool:
@@ -109,9 +112,11 @@ class Nest:
 
     @property
     def reductions(self) -> tuple[NestBlock, ...]:
+        """The blocks that reduce, in order."""
         return tuple(block for block in self.blocks if block.reduce)
 
     def producer(self, buffer: ir.Var) -> NestBlock | None:
+        """The block that writes a buffer, None for an input."""
         return next((block for block in self.blocks if block.buffer.same_as(buffer)), None)
 
     def parameter(self, buffer: ir.Var) -> int | None:
@@ -161,6 +166,7 @@ def read_block(block: s_tir.SBlock) -> NestBlock | None:
         store.buffer,
         tuple(store.indices),
         store.value,
+        dict(block.annotations),
     )
 
 

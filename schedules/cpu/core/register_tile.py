@@ -41,6 +41,7 @@ class RegisterTile:
 
     @property
     def multiply_adds(self) -> int:
+        """Vector multiply-adds of one step of the reduction."""
         return len(self.sums) * self.vectors
 
     def each(self, body: Callable[[int, ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
@@ -52,9 +53,11 @@ class RegisterTile:
         return sequence([row(m) for m in range(len(self.sums))])
 
     def sum_at(self, m: int, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        """The sum of scalar `m` in one lane of vector `v`; `lane` may be a ramp, for the whole vector."""
         return tirx.BufferLoad(self.sums[m], [v, lane])
 
     def set(self, value: SumAt) -> tirx.Stmt:
+        """Every sum becomes `value(row, vector, lane)`."""
         return self.each(lambda m, v, lane: tirx.BufferStore(self.sums[m], value(m, v, lane), [v, lane]))
 
     def set_vectors(self, value: Callable[[int, ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
@@ -70,6 +73,7 @@ class RegisterTile:
         return sequence([row(m) for m in range(len(self.sums))])
 
     def clear(self) -> tirx.Stmt:
+        """Zero every sum."""
         return self.set(lambda m, v, lane: tirx.const(0, str(self.sums[m].dtype)))
 
     def within(self, stages: Sequence[tirx.Stmt]) -> tirx.Stmt:
@@ -78,6 +82,7 @@ class RegisterTile:
 
 
 def register_tile(rows: int, vectors: int, lanes: int, dtype: str = "float32") -> RegisterTile:
+    """A tile of new sums; `within` has to enclose the statements that use them."""
     sums = (tirx.decl_buffer((vectors, lanes), dtype, f"sums_{m}") for m in range(rows))
     return RegisterTile(tuple(sums), vectors, lanes)
 

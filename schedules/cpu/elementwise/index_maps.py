@@ -29,6 +29,7 @@ class IterSplit:
 
     @property
     def upper_factor(self) -> int:
+        """What the next split of the axis is divided by."""
         return self.lower_factor * self.extent
 
 
@@ -41,13 +42,16 @@ class AffineIndex:
 
     @property
     def minimum(self) -> int:
+        """The least value over all indices."""
         return self.base + sum(min(c * (d.extent - 1), 0) for d, c in self.terms.items())
 
     @property
     def maximum(self) -> int:
+        """The greatest value over all indices."""
         return self.base + sum(max(c * (d.extent - 1), 0) for d, c in self.terms.items())
 
     def plus(self, other: AffineIndex, factor: int = 1) -> AffineIndex:
+        """`self + factor * other`; terms that cancel are dropped."""
         terms = dict(self.terms)
         for split, coefficient in other.terms.items():
             terms[split] = terms.get(split, 0) + factor * coefficient
@@ -159,6 +163,7 @@ class IterationSpace:
 
     @property
     def elements(self) -> int:
+        """How many elements the output has."""
         return math.prod(loop.extent for loop in self.loops)
 
     def depends(self, exprs: Iterable[ir.Expr], loop: int) -> bool:
@@ -190,6 +195,7 @@ class IterationSpace:
         return [expr for operand in self.operands for expr, _ in operand.rest]
 
     def output_stride(self, loop: int) -> int:
+        """Elements of the output that one step of a loop advances by."""
         return math.prod(inner.extent for inner in self.loops[loop + 1 :])
 
     def overwrites(self, operand: int) -> bool:
@@ -263,6 +269,7 @@ def flat(buffer: ir.Var, offset: ir.Expr) -> list[ir.Expr]:
 
 
 def sum_of(terms: Iterable[tuple[ir.Expr, int]]) -> ir.Expr:
+    """`index * stride` of all terms, in 64 bits; strides of zero are left out."""
     total: ir.Expr = tirx.IntImm("int64", 0)
     for index, stride in terms:
         if stride:
@@ -305,6 +312,7 @@ def _guards(value: ir.Expr) -> dict[ir.TensorLoad, ir.Call]:
 
 
 def without_loads(expr: ir.Expr) -> ir.Expr:
+    """The expression with 0 for every load: what is left depends on indices themselves."""
     return replace_loads(expr, lambda buffer, _: tirx.const(0, str(buffer.dtype)))
 
 

@@ -55,6 +55,7 @@ def _nest(extents: Sequence[int], body: Callable[[Point], tirx.Stmt]) -> tirx.St
 
 
 def worth_threads(space: IterationSpace) -> bool:
+    """Whether there is enough work for a parallel region."""
     return space.elements >= PARALLEL_WORK
 
 

@@ -45,8 +45,8 @@ STREAMS = 8
 
 
 def rearranged(space: IterationSpace, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]] | None:
-    """Statements for an iteration space with operands of 32 bits that shuffles bring in the output's order, and
-    the registers they use; None for others."""
+    """Statements for a space with operands of 32 bits that shuffles bring in the output's order, and the
+    registers they use; None for others."""
     if len(space.loops) == 0 or any(space.overwrites(k) for k in range(len(space.operands))):
         return None
     for arrange in (_transpose, _interleave, _spread):

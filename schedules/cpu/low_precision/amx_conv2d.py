@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, divisors, imbalance, source_of
+from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, divisors, source_of
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import Dot
@@ -29,6 +29,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.sharing import imbalance
 from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
     SIDE,
@@ -75,7 +76,7 @@ def schedule_tiles(
     `filler` is the word that stands for padding.
     """
     assert conv.dot is not None
-    ranked = rank_tile_plans(conv, request.target.isa)
+    ranked = rank_tile_plans(conv, request.target.isa, request.threads)
     plan = pick(request, ranked)
     packing = tile_packing(conv, plan, conv.dot)
     weight = tirx.decl_buffer(packing.packed_shape, "int32", "packed_weight")
@@ -122,9 +123,9 @@ def tile_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
 # --------------------------------------------------------------------------------------------------- plans
 
 
-def rank_tile_plans(conv: BlockedConvolution, isa: Isa) -> dict[str, Plan]:
+def rank_tile_plans(conv: BlockedConvolution, isa: Isa, threads: int) -> dict[str, Plan]:
     """Divisions into tasks, by predicted time."""
-    ranked = sorted(_plans(conv), key=lambda plan: predicted_tile_cycles(conv, plan, isa))
+    ranked = sorted(_plans(conv), key=lambda plan: predicted_tile_cycles(conv, plan, isa, threads))
     return {f"{plan.parts} parts of {plan.groups} groups": plan for plan in ranked[:4]}
 
 
@@ -138,8 +139,8 @@ def _plans(conv: BlockedConvolution) -> Iterator[Plan]:
             yield Plan(parts, *size, 1, SIDE, vectors, SIDE, groups, conv.input_blocks)
 
 
-def predicted_tile_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
-    """Cycles of one core, for comparing plans."""
+def predicted_tile_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+    """Cycles of all threads together, idle ones counted, for comparing plans."""
     geometry = geometry_of(conv, plan)
     steps = _depth(conv) * conv.height.taps * conv.width.taps
     pixel_tiles = tile_shape(conv.output_blocks)[0]
@@ -149,7 +150,7 @@ def predicted_tile_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa) -> flo
     again = 2 if 64 * rows > isa.l2_bytes // 2 else 1
     weight_rows = steps * SIDE * plan.groups * plan.vectors
     tasks = plan.parts * conv.batches * (conv.output_blocks // (plan.vectors * plan.groups))
-    return tasks * (products * again + COPY_CYCLES * (rows + weight_rows) + 500) * imbalance(tasks)
+    return tasks * (products * again + COPY_CYCLES * (rows + weight_rows) + 500) * imbalance(tasks, threads)
 
 
 def _copied_extents(conv: BlockedConvolution, plan: Plan) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
     SIDE,
@@ -54,6 +55,7 @@ class _Layout:
     row_groups: int
     panels: int
     depth: int
+    threads: int
 
     @property
     def columns(self) -> int:
@@ -63,7 +65,7 @@ class _Layout:
     @property
     def groups_per_task(self) -> int:
         """Groups of rows that share a panel in its core's cache: all, unless that leaves too few tasks."""
-        return ceil_div(self.row_groups, ceil_div(TASKS, self.panels))
+        return ceil_div(self.row_groups, ceil_div(at_least_one_each(TASKS, self.threads), self.panels))
 
 
 def accepts_tile_product(product: Product, isa: Isa) -> bool:
@@ -75,7 +77,7 @@ def schedule_tile_product(
 ) -> Scheduled:
     """Emit a product with a constant B. Unless A lies as words it is made words of in front,
     `[depth, rows, 16 words]`."""
-    layout = _layout(product, dot)
+    layout = _layout(product, dot, request.threads)
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
     packing = tile_panels(product, dot, layout.shape[1])
@@ -122,12 +124,12 @@ def _tile_of(words: ir.Var) -> Left:
     return lambda depth, row: (tirx.BufferLoad(words, [depth, row, integer(0)]), integer(ROW_BYTES))
 
 
-def _layout(product: Product, dot: Dot) -> _Layout:
+def _layout(product: Product, dot: Dot, threads: int) -> _Layout:
     vectors, tiles = ceil_div(product.columns, SIDE), ceil_div(product.rows, SIDE)
     rows, columns = tile_shape(vectors)
     rows = min(rows, tiles)
     depth = ceil_div(product.depth, SIDE * dot.group_size)
-    return _Layout((rows, columns), ceil_div(tiles, rows), ceil_div(vectors, columns), depth)
+    return _Layout((rows, columns), ceil_div(tiles, rows), ceil_div(vectors, columns), depth, threads)
 
 
 def tile_panels(product: Product, dot: Dot, vectors: int) -> Packing:

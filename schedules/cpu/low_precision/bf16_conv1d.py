@@ -42,6 +42,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import reduction, register_tile
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
     SIDE,
@@ -57,7 +58,7 @@ from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.targets import Isa
 
 MOST_BLOCKS = 16
-"""Blocks that an output is cut into if it is long enough: tasks for the cores of a socket."""
+"""Blocks that an output is cut into if it is long enough, unless there are more threads."""
 
 
 _SUMS = 24
@@ -75,6 +76,7 @@ class Lines:
 
     conv: Convolution
     isa: Isa
+    threads: int
 
     @property
     def pairs(self) -> int:
@@ -131,7 +133,8 @@ class Lines:
         """Of a block: as many as keep its copy in the second-level cache."""
         tile, outputs = self.shape[1] * SIDE, self.conv.width.outputs
         places = self.isa.l2_bytes // 2 // (ROW_BYTES * self.depth * self.conv.width.phases)
-        most = min(places - self.reach, ceil_div(outputs, MOST_BLOCKS))
+        blocks = at_least_one_each(MOST_BLOCKS, self.threads)
+        most = min(places - self.reach, ceil_div(outputs, blocks))
         return max(ceil_div(most, tile), 1) * tile
 
     @property
@@ -155,7 +158,7 @@ def bf16_conv1d(request: Request) -> Scheduled | None:
     conv, dot = read_bf16_line(request), dot_of(BF16, request.target.isa)
     if conv is None or dot is None:
         return None
-    lines = Lines(conv, request.target.isa)
+    lines = Lines(conv, request.target.isa, request.threads)
     position = conv.contraction.nest.parameter(conv.weight.source)
     assert position is not None
     packing = line_packing(lines)
@@ -187,9 +190,9 @@ def line_data(conv: Convolution) -> tuple[ir.Var, int] | None:
     return None if found is None else (widened.kept(found[0]), found[1])
 
 
-def floats_are_faster(conv: Convolution, isa: Isa) -> bool:
+def floats_are_faster(conv: Convolution, isa: Isa, threads: int) -> bool:
     """Whether direct sums in fp32 are predicted to need less time than words on vectors."""
-    lines = Lines(conv, isa)
+    lines = Lines(conv, isa, threads)
     if lines.with_tiles:
         return False
     words = conv.batches * lines.blocks * math.prod(lines.copy_shape)
@@ -198,11 +201,11 @@ def floats_are_faster(conv: Convolution, isa: Isa) -> bool:
 
 def fourier_is_faster(request: Request, conv: Convolution) -> bool:
     """Whether Fourier transforms in fp32 are predicted to need less time than words on vectors."""
-    isa, source = request.target.isa, read_source(request)
-    if source is None or Lines(conv, isa).with_tiles:
+    isa, threads, source = request.target.isa, request.threads, read_source(request)
+    if source is None or Lines(conv, isa, threads).with_tiles:
         return False
     plans = [source.plan(t) for t in TRANSFORMS if t.points >= conv.width.taps]
-    return any(plan.cost < direct_cost(conv, isa) / _SPEEDUP for plan in plans)
+    return any(plan.cost < direct_cost(conv, isa, threads) / _SPEEDUP for plan in plans)
 
 
 def line_packing(lines: Lines) -> Packing:

@@ -61,8 +61,8 @@ def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
     isa = request.target.isa
     if plain is None or not request.winograd or isa.dot_product_unit is None or isa.dot_product_unit.is_amx:
         return False
-    cost = least_cost(plain, isa)
-    return cost is not None and cost < direct_cost(conv)
+    cost = least_cost(plain, isa, request.threads)
+    return cost is not None and cost < direct_cost(conv, request.threads)
 
 
 def _rounded_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:

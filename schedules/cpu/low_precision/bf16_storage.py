@@ -14,28 +14,25 @@ from tvm import ir, s_tir, te, tirx
 
 from hybridc.schedules.cpu.core.dot_products import bf16_bits
 from hybridc.schedules.cpu.core.nest import loads, read_nest
+from hybridc.schedules.shapes import index_shape
 
 DTYPE = "uint16"
 
 
 def rounding(shape: Sequence[int]) -> tirx.PrimFunc:
     """Floats to the nearest bf16 numbers."""
-    x = te.placeholder(_extents(shape), "float32", "x")
+    x = te.placeholder(index_shape(shape), "float32", "x")
     return _function(x, te.compute(x.shape, lambda *i: bf16_bits(x(*i)).astype(DTYPE), name="rounded"))
 
 
 def widening(shape: Sequence[int]) -> tirx.PrimFunc:
     """The same numbers as floats."""
-    x = te.placeholder(_extents(shape), DTYPE, "x")
+    x = te.placeholder(index_shape(shape), DTYPE, "x")
 
     def at(*i: te.Var) -> te.Expr:
         return tirx.reinterpret("float32", x(*i).astype("uint32") << tirx.const(16, "uint32"))
 
     return _function(x, te.compute(x.shape, at, name="widened"))
-
-
-def _extents(shape: Sequence[int]) -> list[tirx.IntImm]:
-    return [tirx.IntImm("int64", extent) for extent in shape]
 
 
 def _function(x: te.Tensor, y: te.Tensor) -> tirx.PrimFunc:

@@ -18,8 +18,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.matmul.kernel import rank_gemm_tiles
-from hybridc.schedules.cpu.matmul.matmul import OFFERED, Panels, tile_loops
+from hybridc.schedules.cpu.matmul.matmul import OFFERED, Panels, rank_direct_tiles, tile_loops
 from hybridc.schedules.cpu.matmul.read import Product
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled, pick
@@ -44,7 +43,7 @@ def schedule_words(
     A is made words of in front of the product, in a buffer of their own: that is a pass over it, and the
     product reads each element once for every panel. A that lies as words is read in its place.
     """
-    tiles = rank_gemm_tiles(request.target.isa, product.rows, product.columns)[:OFFERED]
+    tiles = rank_direct_tiles(request, product)[:OFFERED]
     ranked = {f"{tile.rows}x{tile.width}": tile for _, tile in tiles}
     tile = pick(request, ranked)
     words = tirx.decl_buffer((product.rows, ceil_div(product.depth, dot.group_size)), "int32", "words")
@@ -55,7 +54,7 @@ def schedule_words(
         panels = _panels(request, product, tile, dot, lambda row, k: tirx.BufferLoad(words, [row, k]))
         stages = [dot.within(fill_words(product, dot, words, word, vector, lambda row, k: [row, k]))]
         buffers = [words]
-    body, sums = tile_loops(product, tile, panels)
+    body, sums = tile_loops(product, tile, panels, request.threads)
     function = function_of(request.function, panels.params, [*stages, dot.within(body)], [*buffers, *sums])
     return finish(function, rule, panels.packings, ranked)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from tvm import ir, tirx
@@ -60,18 +61,24 @@ def rank_gemm_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> li
     return sorted(((cost(tile), tile) for tile in tiles), key=lambda ranked: ranked[0])
 
 
+@dataclass(frozen=True, slots=True)
+class GemmAccess:
+    """Where a tile's factors are read, and what becomes of its sums."""
+
+    left: Callable[[ir.Expr, int], ir.Expr]
+    """`left(k, m)`, a scalar."""
+    right: Callable[[ir.Expr, ir.Expr, ir.Expr], ir.Expr]
+    """`right(k, vector, lane)`."""
+    write: Callable[[Element], tirx.Stmt]
+    """The statement that stores the sums it is given."""
+    initial: Element | None = None
+    """What sums start with; None: zero."""
+
+
 def gemm_kernel(
-    tile: Tile,
-    depth: int,
-    left: Callable[[ir.Expr, int], ir.Expr],
-    right: Callable[[ir.Expr, ir.Expr, ir.Expr], ir.Expr],
-    write: Callable[[Element], tirx.Stmt],
-    initial: Element | None = None,
-    ahead: Sequence[Ahead] = (),
-    dot: Dot | None = None,
+    tile: Tile, depth: int, access: GemmAccess, ahead: Sequence[Ahead] = (), dot: Dot | None = None
 ) -> tuple[tirx.Stmt, list[ir.Var]]:
-    """`initial(m, vector, lane)`, by default zero, `+ sum over k of left(k, m) * right(k, vector, lane)`,
-    given to `write`.
+    """`initial(m, vector, lane) + sum over k of left(k, m) * right(k, vector, lane)`, given to `write`.
 
     With `dot` the factors are VNNI-packed low-precision operands.
     Returns the accumulators' buffers too, which the function's root block must allocate. They are one a row
@@ -101,13 +108,15 @@ def gemm_kernel(
     def vectors(k: ir.Expr, m: int, v: ir.Expr) -> tirx.Stmt:
         assert dot is not None
         lanes = tirx.Ramp(integer(0), integer(1), tile.lanes)
-        total = dot.multiply_add(sum_at(m, v, lanes), left(k, m), right(k, v, lanes))
+        total = dot.multiply_add(sum_at(m, v, lanes), access.left(k, m), access.right(k, v, lanes))
         return tirx.BufferStore(sums[m], total, [v, lanes])
 
     def step(k: ir.Expr) -> tirx.Stmt:
         if dot is not None:
             return sequence([unrolled(tile.width, partial(vectors, k, m)) for m in range(tile.rows)])
-        return sequence(each(lambda m, v, lane: sum_at(m, v, lane) + left(k, m) * right(k, v, lane)))
+        return sequence(
+            each(lambda m, v, lane: sum_at(m, v, lane) + access.left(k, m) * access.right(k, v, lane))
+        )
 
     budget = max(UNROLLED_MULTIPLY_ADDS // (tile.rows * tile.width), 1)
     together = max(s for s in range(1, min(depth, budget) + 1) if depth % s == 0)
@@ -117,7 +126,7 @@ def gemm_kernel(
         steps = unrolled(together, lambda i: step(number * integer(together) + i))
         return sequence([*(stmt for each in ahead for stmt in each(number, count)), steps])
 
-    return sequence([*each(initial or zero), loop(count, iteration), write(sum_at)]), sums
+    return sequence([*each(access.initial or zero), loop(count, iteration), access.write(sum_at)]), sums
 
 
 def prefetch_next(

@@ -25,7 +25,14 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.matmul.kernel import Element, gemm_kernel, prefetch_next, rank_gemm_tiles
+from hybridc.schedules.cpu.core.sharing import at_least_one_each, idleness
+from hybridc.schedules.cpu.matmul.kernel import (
+    Element,
+    GemmAccess,
+    gemm_kernel,
+    prefetch_next,
+    rank_gemm_tiles,
+)
 from hybridc.schedules.cpu.matmul.panel import copy_panel
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
@@ -33,7 +40,8 @@ from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 TASKS = 32
-"""Tasks that a product is cut into if its size allows: enough for the cores of one socket to share evenly."""
+"""Tasks that a product is cut into if its size allows: enough for few threads to share
+evenly. More threads have one each."""
 PACKED_ROWS = 32
 """Rows that must share a copied panel: copying costs each element about as much as two multiply-adds."""
 OFFERED = 4
@@ -85,7 +93,7 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
     isa, rows, columns, depth = request.target.isa, product.rows, product.columns, product.depth
     found = [
         (steps * depth, f"{tile.rows}x{tile.width}", direct, tile)
-        for steps, tile in rank_gemm_tiles(isa, rows, columns)[:OFFERED]
+        for steps, tile in rank_direct_tiles(request, product)[:OFFERED]
     ]
     halved = [
         (strassen_cost(product, steps), f"strassen {tile.rows}x{tile.width}", _by_strassen, tile)
@@ -97,9 +105,24 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
     return {label: (scheme, tile) for _, label, scheme, tile in found}
 
 
+def rank_direct_tiles(request: Request, product: Product) -> list[tuple[float, Tile]]:
+    """Tiles for all multiply-adds, with their predicted time for each step of the reduction, the least first.
+
+    A product of fewer tiles than threads leaves some threads idle.
+    """
+
+    def idle(tile: Tile) -> float:
+        tiles = product.batches * ceil_div(product.rows, tile.rows) * ceil_div(product.columns, tile.columns)
+        return idleness(tiles, request.threads)
+
+    ranked = rank_gemm_tiles(request.target.isa, product.rows, product.columns)
+    return sorted(((steps * idle(tile), tile) for steps, tile in ranked), key=lambda pair: pair[0])
+
+
 def direct(request: Request, product: Product, tile: Tile) -> _Made:
+    """The ordinary product: one multiply-add for each element of the iteration space, with B in panels."""
     panels = _panels(request, product, tile)
-    body, sums = tile_loops(product, tile, panels)
+    body, sums = tile_loops(product, tile, panels, request.threads)
     buffers = [*panels.buffers, *sums]
     return function_of(request.function, panels.params, [body], buffers), panels.packings
 
@@ -149,10 +172,10 @@ def _copied(request: Request, product: Product, tile: Tile) -> Panels:
     )
 
 
-def tile_loops(product: Product, tile: Tile, panels: Panels) -> tuple[tirx.Stmt, list[ir.Var]]:
+def tile_loops(product: Product, tile: Tile, panels: Panels, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Tasks: batch x panel x rows, a panel's tasks next to each other so that it stays in cache."""
     blocks, count = ceil_div(product.rows, tile.rows), ceil_div(product.columns, tile.columns)
-    per_task = _blocks_per_task(product, tile) if panels.copy else 1
+    per_task = _blocks_per_task(product, tile, threads) if panels.copy else 1
     sums: list[ir.Var] = []
 
     def task(point: Point) -> tirx.Stmt:
@@ -176,10 +199,11 @@ def tile_loops(product: Product, tile: Tile, panels: Panels) -> tuple[tirx.Stmt,
     return body, sums
 
 
-def _blocks_per_task(product: Product, tile: Tile) -> int:
+def _blocks_per_task(product: Product, tile: Tile, threads: int) -> int:
     """Blocks of rows that share a copied panel: all, unless that leaves too few tasks."""
     blocks = ceil_div(product.rows, tile.rows)
-    groups = ceil_div(TASKS, product.batches * ceil_div(product.columns, tile.columns))
+    tasks = at_least_one_each(TASKS, threads)
+    groups = ceil_div(tasks, product.batches * ceil_div(product.columns, tile.columns))
     return max(ceil_div(blocks, groups), min(blocks, ceil_div(PACKED_ROWS, tile.rows)))
 
 
@@ -220,7 +244,8 @@ def _tile(
     blocks, depth = ceil_div(rows, tile.rows), product.depth
     if panels.dot is not None:
         depth = ceil_div(depth, panels.dot.group_size)
+    access = GemmAccess(left, right, write)
     if not panels.packings or blocks < FEWEST_BLOCKS:
-        return gemm_kernel(tile, depth, left, right, write, dot=panels.dot)
+        return gemm_kernel(tile, depth, access, dot=panels.dot)
     ahead = prefetch_next(element, depth * tile.columns, block, blocks)
-    return gemm_kernel(tile, depth, left, right, write, ahead=[ahead], dot=panels.dot)
+    return gemm_kernel(tile, depth, access, ahead=[ahead], dot=panels.dot)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import (
@@ -20,61 +22,71 @@ from hybridc.schedules.cpu.matmul.read import Product
 
 def copy_panel(product: Product, tile: Tile, copy: ir.Var, batch: ir.Expr, panel: ir.Expr) -> tirx.Stmt:
     """Fill `copy[k, column]`; what lies behind B's last column holds anything, and is never written out."""
-    start = panel * integer(tile.columns)
+    task = _PanelCopy(product, tile, copy, batch, panel * integer(tile.columns))
     if not product.right.indices[-1].same_as(product.k):
-        return loop(product.depth, lambda k: _row(product, tile, copy, batch, start, k))
+        return loop(product.depth, task.row)
     depth, whole = product.depth, product.depth // COLUMNS
 
     def rows(block: ir.Expr) -> tirx.Stmt:
         first = block * integer(COLUMNS)
-        return sequence([_transposed(product, tile, copy, batch, start, first, v) for v in range(tile.width)])
+        return sequence([task.transposed(first, v) for v in range(tile.width)])
 
     def rest(i: ir.Expr) -> tirx.Stmt:
-        return _gathered(product, tile, copy, batch, start, integer(whole * COLUMNS) + i)
+        return task.gathered(integer(whole * COLUMNS) + i)
 
     parts = [loop(whole, rows)] if whole else []
     return sequence([*parts, loop(depth % COLUMNS, rest)] if depth % COLUMNS else parts)
 
 
-def _row(product: Product, tile: Tile, copy: ir.Var, batch: ir.Expr, start: ir.Expr, k: ir.Expr) -> tirx.Stmt:
-    """One row of a B whose rows are contiguous (or nothing is)."""
+@dataclass(frozen=True, slots=True)
+class _PanelCopy:
+    """Columns of B from `start` on, into `copy`."""
 
-    def vector(v: ir.Expr) -> tirx.Stmt:
-        def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-            value = product.right_at(batch, k, column)
-            return tirx.BufferStore(copy, value, [k, v * integer(tile.lanes) + lane])
+    product: Product
+    tile: Tile
+    copy: ir.Var
+    batch: ir.Expr
+    start: ir.Expr
 
-        return write_columns(start, product.columns, tile, v, element)
+    def row(self, k: ir.Expr) -> tirx.Stmt:
+        """One row of a B whose rows are contiguous (or nothing is)."""
+        product, tile = self.product, self.tile
 
-    return unrolled(tile.width, vector)
+        def vector(v: ir.Expr) -> tirx.Stmt:
+            def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+                value = product.right_at(self.batch, k, column)
+                return tirx.BufferStore(self.copy, value, [k, v * integer(tile.lanes) + lane])
 
+            return write_columns(self.start, product.columns, tile, v, element)
 
-def _transposed(
-    product: Product, tile: Tile, copy: ir.Var, batch: ir.Expr, start: ir.Expr, k: ir.Expr, v: int
-) -> tirx.Stmt:
-    """`COLUMNS` rows of one vector each, of a B that is stored by columns, through registers."""
-    first = start + integer(v * tile.lanes)
+        return unrolled(tile.width, vector)
 
-    def piece(lane: int) -> ir.Expr:
-        column = _existing(product, tile, first + integer(lane))
-        return product.right_at(batch, tirx.Ramp(k, integer(1), COLUMNS), column)
+    def transposed(self, k: ir.Expr, v: int) -> tirx.Stmt:
+        """`COLUMNS` rows of one vector each, of a B that is stored by columns, through registers."""
+        lanes = self.tile.lanes
+        first = self.start + integer(v * lanes)
 
-    statements, vectors = transposed(piece, tile.lanes, "float32")
-    at = tirx.Ramp(integer(v * tile.lanes), integer(1), tile.lanes)
-    stores = [tirx.BufferStore(copy, value, [k + integer(i), at]) for i, value in enumerate(vectors)]
-    return sequence([*statements, *stores])
+        def piece(lane: int) -> ir.Expr:
+            column = self._existing(first + integer(lane))
+            return self.product.right_at(self.batch, tirx.Ramp(k, integer(1), COLUMNS), column)
 
+        statements, vectors = transposed(piece, lanes, "float32")
+        at = tirx.Ramp(integer(v * lanes), integer(1), lanes)
+        stores = [tirx.BufferStore(self.copy, value, [k + integer(i), at]) for i, value in enumerate(vectors)]
+        return sequence([*statements, *stores])
 
-def _gathered(
-    product: Product, tile: Tile, copy: ir.Var, batch: ir.Expr, start: ir.Expr, k: ir.Expr
-) -> tirx.Stmt:
-    def element(lane: ir.Expr) -> tirx.Stmt:
-        value = product.right_at(batch, k, _existing(product, tile, start + lane))
-        return tirx.BufferStore(copy, value, [k, lane])
+    def gathered(self, k: ir.Expr) -> tirx.Stmt:
+        """One row of a B that is stored by columns, element by element: fewer than `COLUMNS` are left."""
+        lanes = self.tile.lanes
 
-    return unrolled(tile.width, lambda v: vectorized(
-        tile.lanes, lambda lane: element(v * integer(tile.lanes) + lane)))  # fmt: skip
+        def element(lane: ir.Expr) -> tirx.Stmt:
+            value = self.product.right_at(self.batch, k, self._existing(self.start + lane))
+            return tirx.BufferStore(self.copy, value, [k, lane])
 
+        return unrolled(
+            self.tile.width,
+            lambda v: vectorized(lanes, lambda lane: element(v * integer(lanes) + lane)),
+        )
 
-def _existing(product: Product, tile: Tile, column: ir.Expr) -> ir.Expr:
-    return clamp(column, product.columns, inside=product.columns % tile.columns == 0)
+    def _existing(self, column: ir.Expr) -> ir.Expr:
+        return clamp(column, self.product.columns, inside=self.product.columns % self.tile.columns == 0)

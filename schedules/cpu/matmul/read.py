@@ -1,4 +1,8 @@
-"""Reading matrix products: which iterators are batch, rows, columns and depth; where results go."""
+"""Reading matrix products: which iterators are batch, rows, columns and depth; where results go.
+
+Their blocks are those of Relax's legalisation, of any number of batch axes and with transpositions fused in
+front and behind, so that the roles of iterators have to be found in the indices: no annotation could say them.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +40,32 @@ class Product:
     """For each axis of `output` the axis of the product that it is; None for an axis of one element."""
 
     def extent(self, *iterators: ir.Var) -> int:
+        """Elements that some iterators span together."""
         return math.prod(self.contraction.anchor.extents[v] for v in iterators)
 
     @property
     def batches(self) -> int:
+        """Products of the same shape."""
         return self.extent(*self.batch)
 
     @property
     def rows(self) -> int:
+        """Rows of A, of all its row axes together."""
         return self.extent(*self.row)
 
     @property
     def columns(self) -> int:
+        """Columns of B."""
         return self.extent(self.column)
 
     @property
     def depth(self) -> int:
+        """Steps of the reduction: K."""
         return self.extent(self.k)
 
     @property
     def multiply_adds(self) -> int:
+        """Of all batches together."""
         return self.batches * self.rows * self.columns * self.depth
 
     def rows_at(self, batch: ir.Expr, row: ir.Expr) -> dict[ir.Var, ir.Expr]:
@@ -63,9 +73,11 @@ class Product:
         return {**self._unflatten(batch, self.batch), **self._unflatten(row, self.row)}
 
     def left_at(self, batch: ir.Expr, row: ir.Expr, k: ir.Expr) -> ir.Expr:
+        """A's element; rows are counted through all row axes."""
         return _load(self.left, {**self.rows_at(batch, row), self.k: k})
 
     def right_at(self, batch: ir.Expr, k: ir.Expr, column: ir.Expr) -> ir.Expr:
+        """B's element."""
         return _load(self.right, {**self._unflatten(batch, self.batch), self.k: k, self.column: column})
 
     def store(self, batch: ir.Expr, row: ir.Expr, column: ir.Expr, accumulated: ir.Expr) -> tirx.Stmt:

@@ -1,4 +1,5 @@
-"""Products of a few rows with a large matrix that is known at run time only, which is read once and in order.
+"""Skinny matrix products: a few rows times a large matrix that is known at run time only, which is read once
+and in order.
 
 Fully connected layers of small batches are such products: forward with the weights transposed, backward as
 they are. Their time is that of reading the weights, so what matters is that lines come one after the other.
@@ -26,6 +27,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, reduction, register_tile
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.matmul.read import Product, read_product
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.targets import Isa
@@ -42,7 +44,7 @@ STREAMS = 8
 
 
 @schedule_rule(family="matmul")
-def few_rows(request: Request) -> Scheduled | None:
+def skinny_gemm(request: Request) -> Scheduled | None:
     """Accepts a product of 2 to `MOST_ROWS` rows with a large two-dimensional parameter.
 
     As it is, `[K, N]`: a task has a strip of columns, whose sums it keeps in memory while it goes through the
@@ -57,11 +59,11 @@ def few_rows(request: Request) -> Scheduled | None:
     if product.right.indices[-1].same_as(product.k):
         buffers, stages = _transposed(product, isa)
     elif product.columns % isa.lanes() == 0 and _depth_at_once(product) > 1:
-        buffers, stages = _strips(product, isa)
+        buffers, stages = _strips(product, isa, request.threads)
     else:
         return None
     params = list(request.function.params)
-    return finish(function_of(request.function, params, stages, buffers), few_rows.__name__)
+    return finish(function_of(request.function, params, stages, buffers), skinny_gemm.__name__)
 
 
 def _is_streamed(request: Request, product: Product) -> bool:
@@ -93,9 +95,9 @@ def _left_columns(product: Product, width: int) -> tuple[ir.Var, tirx.Stmt]:
 # ------------------------------------------------------------------------------------------- as it is
 
 
-def _strips(product: Product, isa: Isa) -> tuple[list[ir.Var], list[tirx.Stmt]]:
+def _strips(product: Product, isa: Isa, threads: int) -> tuple[list[ir.Var], list[tirx.Stmt]]:
     lanes, vectors = isa.lanes(), product.columns // isa.lanes()
-    tasks = max(min(vectors // STRIP_VECTORS, MOST_TASKS), 1)
+    tasks = max(min(vectors // STRIP_VECTORS, at_least_one_each(MOST_TASKS, threads)), 1)
     tiles = ceil_div(product.rows, isa.vector_registers - 3)
     rows = ceil_div(product.rows, tiles)
     left, transpose = _left_columns(product, tiles * rows)

@@ -32,7 +32,8 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
     write_columns,
 )
-from hybridc.schedules.cpu.matmul.kernel import ZERO, Element, gemm_kernel, prefetch_next
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
+from hybridc.schedules.cpu.matmul.kernel import ZERO, Element, GemmAccess, gemm_kernel, prefetch_next
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix
 from hybridc.schedules.packing import LinearMap, Packing
 from hybridc.schedules.rule import Request
@@ -61,13 +62,13 @@ RIGHT = (
 FEWEST_ROWS = 112
 """Below this many rows reading 7/4 of the weights takes the time that fewer multiply-adds save."""
 FEWEST_TASKS = 8
-"""Pairs of panels; a product of fewer leaves cores without work."""
+"""Pairs of panels, or one for each thread; a product of fewer leaves cores without work."""
 SUMS_SHARE = 2
 """The sums of a task, which every product reads and writes, may take this fraction of L2."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _StrassenPlan:
     """B is stored as `[panels, 7, K/2, NR]`; a task makes two neighbouring panels of C, which stand for
     a panel of its left and one of its right half."""
 
@@ -104,7 +105,7 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffers:
+class _StrassenBuffers:
     lefts: ir.Var
     """The left factors `[7, rows, K/2]`; rows are padded, so that eight of them do not share a set of L1."""
     right: ir.Var
@@ -122,7 +123,7 @@ def accepts_strassen(request: Request, product: Product, tile: Tile) -> bool:
         and product.left.indices[-1].same_as(product.k)
         and product.rows >= FEWEST_ROWS
         and product.depth % (2 * tile.lanes) == 0
-        and ceil_div(product.columns, 2 * tile.columns) >= FEWEST_TASKS
+        and ceil_div(product.columns, 2 * tile.columns) >= at_least_one_each(FEWEST_TASKS, request.threads)
         and 3 * ceil_div(product.rows, 2) * tile.columns * 4 <= request.target.isa.l2_bytes // SUMS_SHARE
     )
 
@@ -148,12 +149,12 @@ def strassen(request: Request, product: Product, tile: Tile) -> tuple[tirx.PrimF
     """
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
-    plan = _Plan(product, tile, position)
+    plan = _StrassenPlan(product, tile, position)
     rows, width = plan.blocks * tile.rows, tile.columns
     right = tirx.decl_buffer((plan.panels, 7, plan.half_depth, width), "float32", product.right.source.name)
     lefts = tirx.decl_buffer((7, rows, plan.half_depth + tile.lanes), "float32", "lefts")
     kept = [tirx.decl_buffer((rows, width), "float32", name) for name in ("running", "first", "second")]
-    buffers = _Buffers(lefts, right, *kept)
+    buffers = _StrassenBuffers(lefts, right, *kept)
     sums: list[ir.Var] = []
     tasks = grid((plan.panels,), lambda point: _task(plan, buffers, point[0], sums), parallel=True)
     params = list(request.function.params)
@@ -163,7 +164,7 @@ def strassen(request: Request, product: Product, tile: Tile) -> tuple[tirx.PrimF
     return function, (position, plan.packing)
 
 
-def _combine_left(plan: _Plan, lefts: ir.Var) -> tirx.Stmt:
+def _combine_left(plan: _StrassenPlan, lefts: ir.Var) -> tirx.Stmt:
     """Fill the seven left factors. With an odd number of rows the lower half has a last row of zeros."""
     product, lanes, half = plan.product, plan.tile.lanes, plan.half_rows
 
@@ -206,7 +207,7 @@ def _combination(coefficients: tuple[int, ...], values: list[ir.Expr | None]) ->
     return total
 
 
-def _task(plan: _Plan, buffers: _Buffers, panel: ir.Expr, sums: list[ir.Var]) -> tirx.Stmt:
+def _task(plan: _StrassenPlan, buffers: _StrassenBuffers, panel: ir.Expr, sums: list[ir.Var]) -> tirx.Stmt:
     running, first, second = buffers.running, buffers.first, buffers.second
     zero = tirx.FloatImm("float32", 0.0)
 
@@ -251,7 +252,9 @@ def _one_of(p: ir.Expr, numbers: tuple[int, ...]) -> ir.Expr:
     return matches[0] if len(matches) == 1 else tirx.any(*matches)
 
 
-def _multiply(plan: _Plan, buffers: _Buffers, panel: ir.Expr, p: ir.Expr, sums: list[ir.Var]) -> tirx.Stmt:
+def _multiply(
+    plan: _StrassenPlan, buffers: _StrassenBuffers, panel: ir.Expr, p: ir.Expr, sums: list[ir.Var]
+) -> tirx.Stmt:
     """Add product `p` of the panel to the running sums."""
     tile, running = plan.tile, buffers.running
 
@@ -280,14 +283,16 @@ def _multiply(plan: _Plan, buffers: _Buffers, panel: ir.Expr, p: ir.Expr, sums: 
             prefetch_next(lambda e: right(ZERO, ZERO, e), plan.half_depth * tile.columns, i, plan.blocks),
             prefetch_next(lambda e: left(e, 0), tile.rows * stride),
         )
-        body, accumulators = gemm_kernel(tile, plan.half_depth, left, right, write, initial, ahead)
+        body, accumulators = gemm_kernel(
+            tile, plan.half_depth, GemmAccess(left, right, write, initial), ahead
+        )
         sums.extend(accumulators)
         return body
 
     return loop(plan.blocks, block)
 
 
-def _write_quarter(plan: _Plan, running: ir.Var, panel: ir.Expr, p: ir.Expr) -> tirx.Stmt:
+def _write_quarter(plan: _StrassenPlan, running: ir.Var, panel: ir.Expr, p: ir.Expr) -> tirx.Stmt:
     """The running sums through the epilogue into the quarter of C that product `p` completes."""
     product, tile, half = plan.product, plan.tile, plan.half_rows
     lower = tirx.Select(_one_of(p, (5, 6)), integer(1), integer(0))

@@ -26,7 +26,7 @@ Span = tuple[ir.Expr, ir.Expr]
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PoolingAxis:
     """Output `y` and tap `k` read input `y * stride + k * dilation - before`."""
 
     taps: int
@@ -37,6 +37,7 @@ class Axis:
     outputs: int
 
     def source(self, output: ir.Expr, tap: ir.Expr) -> ir.Expr:
+        """The input's position that a tap reads; outside of the input for padding."""
         return output * integer(self.stride) + tap * integer(self.dilation) - integer(self.before)
 
     def taps_of(self, output: ir.Expr) -> Span:
@@ -60,8 +61,8 @@ class Axis:
 def max_pool_indices(request: Request) -> Scheduled | None:
     """Accepts `max_pool_with_indices` of `passes/layout/max_pool.py`.
 
-    Tiling: a line of outputs is a task; each pixel is a vector of channels, whose best value and the number
-    of its tap are two registers. Taps that read padding are left out.
+    Tiling: an image row of outputs is a task; each pixel is a vector of channels, whose best value and the
+    number of its tap are two registers. Taps that read padding are left out.
     """
     function = request.function
     axes = _read(function)
@@ -109,18 +110,18 @@ def max_pool_indices(request: Request) -> Scheduled | None:
             windows = loop(last - first, lambda a: taps(lambda b: tap(first + a, b)))
             return sequence([vectorized(lanes, clear), windows, vectorized(lanes, write)])
 
-        return _line(columns, pixel)
+        return _image_row(columns, pixel)
 
     parallel = math.prod((batches, blocks, height, width, lanes)) >= PARALLEL_WORK
     body = grid((batches, blocks, height), task, parallel=parallel)
     return finish(function_of(function, function.params, [body], [best, number]), max_pool_indices.__name__)
 
 
-def _line(
-    columns: Axis,
+def _image_row(
+    columns: PoolingAxis,
     pixel: Callable[[ir.Expr, Callable[[Callable[[ir.Expr], tirx.Stmt]], tirx.Stmt]], tirx.Stmt],
 ) -> tirx.Stmt:
-    """All pixels of a line: inside, all taps of a column are written out."""
+    """All pixels of an image row: inside, all taps of a column are written out."""
     first, last = columns.inside
 
     def edge(x: ir.Expr) -> tirx.Stmt:
@@ -136,7 +137,7 @@ def _line(
     return sequence([*span(0, first, edge), *span(first, last, whole), *span(last, columns.outputs, edge)])
 
 
-def _read(function: tirx.PrimFunc) -> Sequence[Axis] | None:
+def _read(function: tirx.PrimFunc) -> Sequence[PoolingAxis] | None:
     """The two axes, if it is the function."""
     if len(function.params) != 3 or any(len(p.shape) != 5 for p in function.params):
         return None
@@ -151,4 +152,4 @@ def _read(function: tirx.PrimFunc) -> Sequence[Axis] | None:
         [int(v) for v in notes[k]] for k in ("taps", "strides", "before", "dilation")
     )
     extents = [(int(data.shape[axis]), int(values.shape[axis])) for axis in (2, 3)]
-    return [Axis(taps[i], strides[i], before[i], dilation[i], *extents[i]) for i in range(2)]
+    return [PoolingAxis(taps[i], strides[i], before[i], dilation[i], *extents[i]) for i in range(2)]

@@ -20,15 +20,16 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish, loads, substitute
-from hybridc.schedules.cpu.pooling.read import Axis, Windows, read_windows
+from hybridc.schedules.cpu.pooling.read import WindowAxis, Windows, read_windows
 from hybridc.schedules.cpu.reduction.read import read_rows
 from hybridc.schedules.cpu.reduction.vectors import Registers, Values, element, lanes_of, tail_pieces
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 VECTORS = 4
 """Accumulators in flight: they hide the latency of a maximum or a sum."""
-LONG_LINE_BYTES = 2 * 4096
-"""Prefetchers follow streams within a page: for longer lines it does not matter that several alternate."""
+LONG_ROW_BYTES = 2 * 4096
+"""Prefetchers follow streams within a page: for longer image rows it does not matter that several
+alternate."""
 
 
 @schedule_rule(family="pooling")
@@ -38,8 +39,8 @@ def pooling(request: Request) -> Scheduled | None:
     Blocked activations (`[N, C/b, H, W, b]`) with any stride are vectors of channels; plain ones vectors of
     columns, with stride 1 or 2. Where windows stick out of the input only the taps inside are visited, so
     that padding is neither written nor tested for; the columns between need no test at all. Of blocked data
-    one line after the other is added to a line of outputs, so that memory is read as one stream. Of plain
-    data with stride 2 whole vectors are combined over the window's lines first and then pulled apart into
+    one image row after the other is added to a row of outputs, so that memory is read as one stream. Of plain
+    data with stride 2 whole vectors are combined over the window's rows first and then pulled apart into
     even and odd columns.
     """
     rows = read_rows(request.function)
@@ -48,25 +49,25 @@ def pooling(request: Request) -> Scheduled | None:
         return None
     lanes = lanes_of(windows.rows, request.target.isa)
     registers = Registers("global" if windows.rows.row_count > windows.columns.outputs else "local")
-    nest = _Nest(windows, lanes, registers, request.target.isa.vector_registers // 2)
+    nest = _PoolingNest(windows, lanes, registers, request.target.isa.vector_registers // 2)
     outer = [windows.rows.row_extents[i] for i in windows.outer]
-    work = windows.rows.row_count * windows.rows.line_length
+    work = windows.rows.row_count * windows.rows.reduced_length
     body = grid(outer, nest.image_row, parallel=work >= PARALLEL_WORK)
     function = function_of(request.function, list(request.function.params), [body], registers.buffers)
     return finish(function, pooling.__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Nest:
+class _PoolingNest:
     windows: Windows
     lanes: int
     registers: Registers
     vector_registers: int
-    """For the accumulators of a strided window. A long piece of one line is read before the next line's,
+    """For the accumulators of a strided window. A long piece of one image row is read before the next row's,
     because prefetchers follow one stream better than two that alternate."""
 
     def image_row(self, outer: Point) -> tirx.Stmt:
-        """All columns of one line of outputs (and of one block of channels)."""
+        """All columns of one image row of outputs (and of one block of channels)."""
         windows, columns = self.windows, self.windows.columns
         known: Values = {windows.rows.row[i]: v for i, v in zip(windows.outer, outer, strict=True)}
         first, last = columns.inside
@@ -95,8 +96,8 @@ class _Nest:
         columns = self.windows.columns
         first, last = columns.inside
         step = max(VECTORS // len(self._channels()), 1)
-        if last - first > step and self._reads_line_by_line:
-            return self._line_by_line(known)
+        if last - first > step and self._reads_row_by_row:
+            return self._row_by_row(known)
 
         def taps(body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
             return sequence([body(integer(k)) for k in range(columns.taps)])
@@ -110,19 +111,20 @@ class _Nest:
         return sequence([*parts, block(integer(last - rest), rest)] if rest else parts)
 
     @property
-    def _reads_line_by_line(self) -> bool:
-        """Whether lines are short and the output can hold sums: nothing that is read later may lie there."""
+    def _reads_row_by_row(self) -> bool:
+        """Whether image rows are short and the output can hold sums: nothing that is read later may lie
+        there."""
         windows, rows = self.windows, self.windows.rows
         assert windows.channel is not None
         dtype = str(windows.reduction.operand.ty.dtype)
-        line_bytes = windows.columns.inputs * rows.row_extents[windows.channel] * dtype_bits(dtype) // 8
+        row_bytes = windows.columns.inputs * rows.row_extents[windows.channel] * dtype_bits(dtype) // 8
         others = [load for load in loads(rows.value) if load.indices]
-        return line_bytes <= LONG_LINE_BYTES and str(rows.output.dtype) == dtype and not others
+        return row_bytes <= LONG_ROW_BYTES and str(rows.output.dtype) == dtype and not others
 
-    def _line_by_line(self, known: Values) -> tirx.Stmt:
-        """To a line of outputs one line of the input after the other is added.
+    def _row_by_row(self, known: Values) -> tirx.Stmt:
+        """To an image row of outputs one row of the input after the other is added.
 
-        Reading lines in turn, a few columns of each, would take twice as long: prefetchers follow one stream.
+        Reading rows in turn, a few columns of each, would take twice as long: prefetchers follow one stream.
         """
         windows, columns, rows = self.windows, self.windows.columns, self.windows.rows
         assert windows.channel is not None
@@ -155,7 +157,7 @@ class _Nest:
         clear = each(lambda at: tirx.BufferStore(rows.output, windows.reduction.identity, place(at)))
         write = each(lambda at: self._write(rows.value, at, tirx.BufferLoad(rows.output, place(at))))
         is_finished = rows.value.same_as(windows.reduction.result)
-        return sequence([clear, self._lines(known, accumulate), *([] if is_finished else [write])])
+        return sequence([clear, self._window_rows(known, accumulate), *([] if is_finished else [write])])
 
     def _blocked(
         self,
@@ -186,7 +188,7 @@ class _Nest:
 
         return sequence([
             each(lambda at, buffer, lane: self._clear(buffer, lane)),
-            self._lines(known, accumulate),
+            self._window_rows(known, accumulate),
             each(lambda at, buffer, lane: self._write(windows.rows.value, at, element(buffer, lane))),
         ])  # fmt: skip
 
@@ -205,7 +207,7 @@ class _Nest:
             )
 
         write = self._write(self.windows.rows.value, known, element(buffer, zero))
-        return sequence([self._clear(buffer, zero), self._lines(known, accumulate), write])
+        return sequence([self._clear(buffer, zero), self._window_rows(known, accumulate), write])
 
     def _plain_inside(self, known: Values) -> tirx.Stmt:
         columns, lanes = self.windows.columns, self.lanes
@@ -251,7 +253,7 @@ class _Nest:
         value = self._inside_value()
         return sequence([
             each(lambda at, buffer, lane: self._clear(buffer, lane)),
-            self._lines(known, accumulate),
+            self._window_rows(known, accumulate),
             each(lambda at, buffer, lane: self._write(value, at, element(buffer, lane))),
         ])  # fmt: skip
 
@@ -305,16 +307,16 @@ class _Nest:
 
         return sequence([
             each(lambda at, register, lane: self._clear(register, lane)),
-            self._lines(known, add),
+            self._window_rows(known, add),
             *(stmt for vector in vectors for stmt in finish(*vector)),
         ])  # fmt: skip
 
     # --------------------------------------------------------------------------------------------- parts
 
-    def _lines(self, known: Values, body: Callable[[Values], tirx.Stmt]) -> tirx.Stmt:
+    def _window_rows(self, known: Values, body: Callable[[Values], tirx.Stmt]) -> tirx.Stmt:
         """Loops over the window's outer axes, where the input exists."""
 
-        def nest(axes: Sequence[Axis], at: Values) -> tirx.Stmt:
+        def nest(axes: Sequence[WindowAxis], at: Values) -> tirx.Stmt:
             if not axes:
                 return body(at)
             axis, *inner = axes

@@ -1,4 +1,9 @@
-"""Reading functions that reduce windows: `out[o] = reduction over k of in[o * stride + k - before]`."""
+"""Reading functions that reduce windows: `out[o] = reduction over k of in[o * stride + k - before]`.
+
+Read off the indices, as Relax's legalisation writes them: whatever reduces a window is accepted, pooling of
+plain and blocked tensors, and sums that come from other operators. What passes annotate, maxima with their
+positions, `max_indices.py` reads.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from tvm import ir, sym, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.nest import loads, substitute, uses
-from hybridc.schedules.cpu.reduction.read import Reduction, Rows
+from hybridc.schedules.cpu.reduction.read import Reduction, RowReductions
 
 MAX_TAPS = 128
 """Taps of a window, most of which are unrolled."""
@@ -17,7 +22,7 @@ MAX_CHANNELS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class WindowAxis:
     """Output `o` and tap `k` read input `o * stride + k - before`; taps outside of `inputs` do not exist."""
 
     output: ir.Var
@@ -47,11 +52,13 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    rows: Rows
+    """`out[rows] = epilogue(reduction over a window of load)`, padding left out."""
+
+    rows: RowReductions
     reduction: Reduction
     load: ir.TensorLoad
     """The operand inside of the input."""
-    axes: tuple[Axis, ...]
+    axes: tuple[WindowAxis, ...]
     """Of the window; the last one is the innermost in memory."""
     outer: tuple[int, ...]
     """Positions of the row's axes that are tasks."""
@@ -59,13 +66,19 @@ class Windows:
     """Position of the axis of channels that are vectors; None if columns are."""
 
     @property
-    def columns(self) -> Axis:
+    def columns(self) -> WindowAxis:
+        """The axis that is innermost in memory."""
         return self.axes[-1]
 
 
-def read_windows(rows: Rows) -> Windows | None:
+def read_windows(rows: RowReductions) -> Windows | None:
     """The windows that a function reduces, or None."""
-    if len(rows.stages) != 1 or rows.writes_line or len(rows.stages[0].reductions) != 1 or not rows.line:
+    if (
+        len(rows.stages) != 1
+        or rows.writes_elements
+        or len(rows.stages[0].reductions) != 1
+        or not rows.reduced
+    ):
         return None
     (reduction,) = rows.stages[0].reductions
     found = [load for load in loads(reduction.operand) if load.indices]
@@ -73,14 +86,14 @@ def read_windows(rows: Rows) -> Windows | None:
         return None
     (load,) = found
     axes, used = [], []
-    for tap in rows.line:
+    for tap in rows.reduced:
         position = [i for i, index in enumerate(load.indices) if uses(index, tap)]
         axis = _axis(rows, load, position[0], tap) if len(position) == 1 else None
         if axis is None:
             return None
         axes.append(axis)
         used.append(position[0])
-    if used != sorted(used) or rows.line_length > MAX_TAPS or not _is_padding(rows, reduction, load):
+    if used != sorted(used) or rows.reduced_length > MAX_TAPS or not _is_padding(rows, reduction, load):
         return None
     last = load.indices[-1]
     channel = len(rows.row) - 1 if used[-1] == len(load.indices) - 2 and last.same_as(rows.row[-1]) else None
@@ -96,11 +109,11 @@ def read_windows(rows: Rows) -> Windows | None:
     return windows if _writes_in_order(windows) else None
 
 
-def _axis(rows: Rows, load: ir.TensorLoad, position: int, tap: ir.Var) -> Axis | None:
+def _axis(rows: RowReductions, load: ir.TensorLoad, position: int, tap: ir.Var) -> WindowAxis | None:
     """Stride and padding, from the index at small points; None if it has another form."""
     index = load.indices[position]
     outputs = [i for i, v in enumerate(rows.row) if uses(index, v)]
-    taps = [v for v in rows.line if uses(index, v)]
+    taps = [v for v in rows.reduced if uses(index, v)]
     if len(outputs) != 1 or len(taps) != 1:
         return None
     analyzer, output = sym.Analyzer(), rows.row[outputs[0]]
@@ -112,12 +125,12 @@ def _axis(rows: Rows, load: ir.TensorLoad, position: int, tap: ir.Var) -> Axis |
     expected = output * integer(stride) + tap - integer(before)
     if stride < 1 or before < 0 or not analyzer.can_prove_equal(index, expected):
         return None
-    extent = rows.line_extents[next(i for i, v in enumerate(rows.line) if v.same_as(tap))]
+    extent = rows.reduced_extents[next(i for i, v in enumerate(rows.reduced) if v.same_as(tap))]
     inputs = int(load.source.shape[position])
-    return Axis(output, tap, rows.row_extents[outputs[0]], extent, stride, before, inputs)
+    return WindowAxis(output, tap, rows.row_extents[outputs[0]], extent, stride, before, inputs)
 
 
-def _is_padding(rows: Rows, reduction: Reduction, load: ir.TensorLoad) -> bool:
+def _is_padding(rows: RowReductions, reduction: Reduction, load: ir.TensorLoad) -> bool:
     """Whether the operand is the load wherever that exists, and elsewhere nothing that changes the result."""
     operand = reduction.operand
     if isinstance(operand, ir.TensorLoad):
@@ -134,7 +147,9 @@ def _is_padding(rows: Rows, reduction: Reduction, load: ir.TensorLoad) -> bool:
         and float(padding.value) <= float(tirx.min_value(str(padding.ty.dtype)).value)
     )
     analyzer = sym.Analyzer()
-    for var, extent in zip((*rows.row, *rows.line), (*rows.row_extents, *rows.line_extents), strict=True):
+    for var, extent in zip(
+        (*rows.row, *rows.reduced), (*rows.row_extents, *rows.reduced_extents), strict=True
+    ):
         analyzer.bind(var, ir.Range(0, extent))
     inside = [
         check

@@ -8,8 +8,8 @@ from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from hybridc.schedules.cpu.core.nest import Nest, NestBlock, finish, read_block, replace_loads
-from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
-from hybridc.schedules.cpu.reduction.read import Rows, rows_of
+from hybridc.schedules.cpu.reduction.contiguous import schedule_contiguous
+from hybridc.schedules.cpu.reduction.read import RowReductions, rows_of
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
@@ -18,15 +18,17 @@ def arg_extremum(request: Request) -> Scheduled | None:
     """Accepts `out = epilogue(first k where x[k] is the maximum, or the minimum, of x)` along the last axis.
 
     TVM carries value and position along together, one element at a time. Here they are two reductions with
-    vectors along the line (`lines.py`): the maximum, and the least position of what equals it, while the line
-    is in the cache. A line of nothing but NaN, which equals nothing, gives its last position.
+    vectors along the row (`contiguous.py`): the maximum, and the least position of what equals it, while the
+    row is in the cache. A row of nothing but NaN, which equals nothing, gives its last position.
     """
     rows = _read(request.function)
-    function = None if rows is None else schedule_lines(request.function, rows, request.target.isa)
+    if rows is None:
+        return None
+    function = schedule_contiguous(request.function, rows, request.target.isa, request.threads)
     return None if function is None else finish(function, arg_extremum.__name__)
 
 
-def _read(function: tirx.PrimFunc) -> Rows | None:
+def _read(function: tirx.PrimFunc) -> RowReductions | None:
     schedule = s_tir.Schedule(function)
     originals = [schedule.get(rv) for rv in schedule.get_child_blocks(schedule.get_sblock("root"))]
     if not originals:

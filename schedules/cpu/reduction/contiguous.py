@@ -1,18 +1,18 @@
-"""Rows whose line is contiguous in memory: vectors along the line.
+"""Rows that are contiguous in memory: vectors along the reduced axes.
 
     for row:                                          (parallel)
         for each stage:
-            for step in line:  accumulators[u, :] = combine(accumulators[u, :], operand(vector))
+            for step in row:  accumulators[u, :] = combine(accumulators[u, :], operand(vector))
             result = the accumulators and their lanes, combined as a tree
-        for step in line:  output(vector) = value
+        for step in row:  output(vector) = value
 
-Memory would have nothing to do in the stages between, which find the line in a cache, and first only read and
+Memory would have nothing to do in the stages between, which find the row in a cache, and first only read and
 then only write. So where rows are many a task has several, and while one is written the next is read:
 
     first stage of the task's first row
     for row of the task:
         the other stages, which fetch what is written then
-        for step in line:  output(vector) = value;  first stage of this vector of the next row
+        for step in row:  output(vector) = value;  first stage of this vector of the next row
 
 Several accumulators hide the latency of the combination, and a sum of n elements is made of at least
 `lanes` partial ones, so that its error grows with n / lanes. What a vector does not divide is done in vectors
@@ -42,12 +42,13 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import substitute
-from hybridc.schedules.cpu.reduction.read import Reduction, Rows
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
+from hybridc.schedules.cpu.reduction.read import Reduction, RowReductions
 from hybridc.schedules.cpu.reduction.vectors import (
     ACCUMULATORS,
     Registers,
-    Step,
     Values,
+    VectorStep,
     assign,
     contiguous_axes,
     element,
@@ -59,11 +60,11 @@ from hybridc.schedules.cpu.reduction.vectors import (
 from hybridc.targets import Isa
 
 TASKS = 16
-"""A multiple of common numbers of threads."""
+"""A multiple of common numbers of threads; more threads have one each."""
 LEAST_TASK_ROWS, MOST_TASK_ROWS = 4, 32
 """Rows of a task, whose first one is not read ahead; fewer rows are tasks of their own."""
-LINE_ELEMENTS = 1 << 13
-"""What two longer lines read and write would take too much of a second-level cache."""
+MOST_CACHED_ELEMENTS = 1 << 13
+"""Of a row: what two longer ones read and write would take too much of a second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class _Accumulators:
             for buffer in buffers
         ]
 
-    def add(self, step: Step, operand: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
+    def add(self, step: VectorStep, operand: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
         buffer = self.by_width[step.width][step.slot]
         return assign(
             buffer, step.width, lambda lane: self.reduction.combine(element(buffer, lane), operand(lane))
@@ -110,7 +111,7 @@ class _Accumulators:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _KeptPlace:
     """Where a kept value lies."""
 
     memory: ir.Var
@@ -119,23 +120,24 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
+class _ContiguousNest:
     """The loop nest of one row: `segments` of contiguous runs of `length` elements."""
 
-    rows: Rows
+    rows: RowReductions
+    threads: int
     lanes: int
     segments: int
-    """Leading axes of the line that are loops; the others are one contiguous run."""
+    """Leading reduced axes that are loops; the others are one contiguous run."""
     length: int
     accumulators: tuple[tuple[_Accumulators, ...], ...]
     """Of each stage's reductions."""
-    kept: Mapping[ir.Var, _Place]
+    kept: Mapping[ir.Var, _KeptPlace]
 
     def row(self, row: Point) -> tirx.Stmt:
         rows = self.rows
         known: Values = dict(zip(rows.row, row, strict=True))
         parts = [stmt for number in range(len(rows.stages)) for stmt in self._stage(number, known)]
-        if rows.writes_line:
+        if rows.writes_elements:
             return sequence([*parts, self._walk(partial(self._output_step, known))])
         known |= self._results
         indices = [substitute(index, known) for index in rows.indices]
@@ -166,9 +168,12 @@ class _Lines:
     def tasks(self) -> int:
         """As many as rows if none is read ahead: what its first stage kept would overwrite another row's."""
         rows = self.rows
-        ahead = rows.writes_line and not rows.stages[0].kept and rows.line_length <= LINE_ELEMENTS
-        many = rows.row_count >= TASKS * LEAST_TASK_ROWS
-        return TASKS * ceil_div(rows.row_count, TASKS * MOST_TASK_ROWS) if ahead and many else rows.row_count
+        ahead = (
+            rows.writes_elements and not rows.stages[0].kept and rows.reduced_length <= MOST_CACHED_ELEMENTS
+        )
+        tasks = at_least_one_each(TASKS, self.threads)
+        many = rows.row_count >= tasks * LEAST_TASK_ROWS
+        return tasks * ceil_div(rows.row_count, tasks * MOST_TASK_ROWS) if ahead and many else rows.row_count
 
     @property
     def _results(self) -> Values:
@@ -177,30 +182,30 @@ class _Lines:
         return {sums.reduction.result: element(sums.result, 0) for sums in every}
 
     def _stage(
-        self, number: int, known: Values, beside: Callable[[Values, Step], tirx.Stmt] | None = None
+        self, number: int, known: Values, beside: Callable[[Values, VectorStep], tirx.Stmt] | None = None
     ) -> list[tirx.Stmt]:
         """A stage of a row, and beside it something else at each step."""
         accumulators = self.accumulators[number]
-        stage: Callable[[Values, Step], tirx.Stmt] = partial(self._stage_step, number, known)
+        stage: Callable[[Values, VectorStep], tirx.Stmt] = partial(self._stage_step, number, known)
         bodies = [stage, beside] if beside else [stage]
 
-        def both(segment: Values, step: Step) -> tirx.Stmt:
+        def both(segment: Values, step: VectorStep) -> tirx.Stmt:
             return sequence([body(segment, step) for body in bodies])
 
         clear = [statement for sums in accumulators for statement in sums.clear()]
         return [*clear, self._walk(both), *(stmt for sums in accumulators for stmt in sums.finish())]
 
-    def _walk(self, body: Callable[[Values, Step], tirx.Stmt]) -> tirx.Stmt:
-        """`body` takes the line's leading axes, and a step along the others."""
+    def _walk(self, body: Callable[[Values, VectorStep], tirx.Stmt]) -> tirx.Stmt:
+        """`body` takes the leading reduced axes, and a step along the others."""
         count = self.segments
 
         def run(segment: Point) -> tirx.Stmt:
-            at = dict(zip(self.rows.line[:count], segment, strict=True))
+            at = dict(zip(self.rows.reduced[:count], segment, strict=True))
             return steps(self.length, self.lanes, lambda step: body(at, step))
 
-        return grid(self.rows.line_extents[:count], run)
+        return grid(self.rows.reduced_extents[:count], run)
 
-    def _stage_step(self, number: int, row: Values, segment: Values, step: Step) -> tirx.Stmt:
+    def _stage_step(self, number: int, row: Values, segment: Values, step: VectorStep) -> tirx.Stmt:
         known = row | segment
         stage, parts = self.rows.stages[number], list[tirx.Stmt]()
         computed = [kept.var for kept in stage.kept]
@@ -215,42 +220,42 @@ class _Lines:
         parts += [sums.add(step, value(sums.reduction.operand)) for sums in self.accumulators[number]]
         return sequence(parts)
 
-    def _remember(self, place: _Place, known: Values, step: Step) -> tirx.Stmt:
+    def _remember(self, place: _KeptPlace, known: Values, step: VectorStep) -> tirx.Stmt:
         register = place.registers[step.width]
         return assign(
             place.memory,
             step.width,
             lambda lane: element(register, lane),
-            lambda lane: self._indices(place, self._line(known, step, lane)),
+            lambda lane: self._indices(place, self._reduced_at(known, step, lane)),
         )
 
-    def _output_step(self, row: Values, segment: Values, step: Step) -> tirx.Stmt:
+    def _output_step(self, row: Values, segment: Values, step: VectorStep) -> tirx.Stmt:
         rows, known = self.rows, row | segment
         return assign(
             rows.output,
             step.width,
             lambda lane: substitute(rows.value, self._at(known, step, lane, ())),
-            lambda lane: [substitute(index, self._line(known, step, lane)) for index in rows.indices],
+            lambda lane: [substitute(index, self._reduced_at(known, step, lane)) for index in rows.indices],
         )
 
-    def _fetch_step(self, row: Values, segment: Values, step: Step) -> tirx.Stmt:
+    def _fetch_step(self, row: Values, segment: Values, step: VectorStep) -> tirx.Stmt:
         """Fetch the cache lines that are written next, unless values are kept there."""
         rows = self.rows
         elements = CACHE_LINE_BYTES * 8 // dtype_bits(str(rows.output.dtype))
         holds = any(place.memory.same_as(rows.output) for place in self.kept.values())
         if holds or step.slot * step.width % elements:
             return tirx.Evaluate(integer(0))
-        at = self._line(row | segment, step, integer(0))
+        at = self._reduced_at(row | segment, step, integer(0))
         return prefetch(tirx.BufferLoad(rows.output, [substitute(index, at) for index in rows.indices]), 3)
 
-    def _line(self, known: Values, step: Step, lane: ir.Expr) -> Values:
-        """The line's axes, for one lane of a step."""
-        axes, extents = self.rows.line[self.segments :], self.rows.line_extents[self.segments :]
+    def _reduced_at(self, known: Values, step: VectorStep, lane: ir.Expr) -> Values:
+        """The reduced axes, for one lane of a step."""
+        axes, extents = self.rows.reduced[self.segments :], self.rows.reduced_extents[self.segments :]
         return known | flat_axes(axes, extents, step.start + lane)
 
-    def _at(self, known: Values, step: Step, lane: ir.Expr, computed: Sequence[ir.Var]) -> Values:
+    def _at(self, known: Values, step: VectorStep, lane: ir.Expr, computed: Sequence[ir.Var]) -> Values:
         """Every variable, for one lane of a step; kept values that this stage computed are in registers."""
-        at = self._line(known, step, lane)
+        at = self._reduced_at(known, step, lane)
         return (
             self._results
             | at
@@ -262,39 +267,41 @@ class _Lines:
             }
         )
 
-    def _indices(self, place: _Place, at: Values) -> list[ir.Expr]:
+    def _indices(self, place: _KeptPlace, at: Values) -> list[ir.Expr]:
         if place.memory.same_as(self.rows.output):
             return [substitute(index, at) for index in self.rows.indices]
-        return [at[axis] for axis in self.rows.line]
+        return [at[axis] for axis in self.rows.reduced]
 
 
-def schedule_lines(function: tirx.PrimFunc, rows: Rows, isa: Isa) -> tirx.PrimFunc | None:
-    """The function with vectors along its lines; None if they are not contiguous.
+def schedule_contiguous(
+    function: tirx.PrimFunc, rows: RowReductions, isa: Isa, threads: int
+) -> tirx.PrimFunc | None:
+    """The function with vectors along its rows; None if their elements are not contiguous.
 
     Errors are those of sums of n / lanes terms, a tree of lanes, and of the polynomials of `intrinsics.py`.
     """
-    inner = contiguous_axes(rows.line_values, rows.line, rows.line_extents)
+    inner = contiguous_axes(rows.element_values, rows.reduced, rows.reduced_extents)
     if not inner:
         return None
-    segments = len(rows.line) - inner
-    length, lanes = math.prod(rows.line_extents[segments:]), lanes_of(rows, isa)
+    segments = len(rows.reduced) - inner
+    length, lanes = math.prod(rows.reduced_extents[segments:]), lanes_of(rows, isa)
     registers = Registers("global" if rows.row_count > 1 else "local")
     widths = _widths(length, lanes)
     accumulators = tuple(
         tuple(_accumulators(r, widths, registers) for r in stage.reductions) for stage in rows.stages
     )
     kept = _keep(rows, widths, registers)
-    lines = _Lines(rows, lanes, segments, length, accumulators, kept)
-    parallel = rows.row_count * rows.line_length * len(rows.stages) >= PARALLEL_WORK
-    if parallel and lines.tasks < rows.row_count:
-        body = grid((lines.tasks,), lines.task, parallel=True)
+    nest = _ContiguousNest(rows, threads, lanes, segments, length, accumulators, kept)
+    parallel = rows.row_count * rows.reduced_length * len(rows.stages) >= PARALLEL_WORK
+    if parallel and nest.tasks < rows.row_count:
+        body = grid((nest.tasks,), nest.task, parallel=True)
     else:
-        body = grid(rows.row_extents, lines.row, parallel=parallel)
+        body = grid(rows.row_extents, nest.row, parallel=parallel)
     return function_of(function, list(function.params), [body], registers.buffers)
 
 
 def _widths(length: int, lanes: int) -> dict[int, int]:
-    """How many accumulators of each width the steps of a line use."""
+    """How many accumulators of each width the steps of a row use."""
     pieces = {width: 1 for _, width in tail_pieces(length, lanes)}
     return {lanes: min(length // lanes, ACCUMULATORS)} | pieces if length >= lanes else pieces
 
@@ -308,15 +315,15 @@ def _accumulators(reduction: Reduction, widths: Mapping[int, int], registers: Re
     return _Accumulators(reduction, by_width, registers.vector(1, dtype, name))
 
 
-def _keep(rows: Rows, widths: Mapping[int, int], registers: Registers) -> dict[ir.Var, _Place]:
-    """One value may lie in the output; others get memory of a line for each thread."""
-    places: dict[ir.Var, _Place] = {}
+def _keep(rows: RowReductions, widths: Mapping[int, int], registers: Registers) -> dict[ir.Var, _KeptPlace]:
+    """One value may lie in the output; others get memory of a row for each thread."""
+    places: dict[ir.Var, _KeptPlace] = {}
     for kept in (kept for stage in rows.stages for kept in stage.kept):
         name, dtype = kept.var.name, str(kept.value.ty.dtype)
         if not places and rows.output_may_hold and dtype == str(rows.output.dtype):
             memory = rows.output
         else:
-            memory = tirx.decl_buffer(rows.line_extents, dtype, f"{name}_line")
+            memory = tirx.decl_buffer(rows.reduced_extents, dtype, f"{name}_line")
             registers.buffers.append(memory)
-        places[kept.var] = _Place(memory, {w: registers.vector(w, dtype, f"{name}_{w}") for w in widths})
+        places[kept.var] = _KeptPlace(memory, {w: registers.vector(w, dtype, f"{name}_{w}") for w in widths})
     return places

@@ -1,9 +1,9 @@
 """Reading functions that reduce rows: softmax, normalisation, sums, norms.
 
 Such a function computes, for every point of some axes (a *row*), reductions along the other axes (the
-row's *line*), each of which may need the results of earlier ones; and at last writes either one element a row
-or the whole line. Reading it gives every value as an expression of the row, the position in the line and the
-results so far. How rows and lines become loops and vectors is then a schedule's choice.
+*reduced* axes), each of which may need the results of earlier ones; and at last writes either one element a
+row or all elements of the row. Reading it gives every value as an expression of the row, the position along
+the reduced axes and the results so far. How these become loops and vectors is then a schedule's choice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COSTLY = ("exp", "log", "tanh", "erf", "sigmoid", "pow", "sqrt", "rsqrt")
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """`result = combine over the line of operand`."""
+    """`result = combine over the reduced axes of operand`."""
 
     combine: Combine
     identity: ir.Expr
@@ -36,7 +36,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A value of every element of the line that later stages need again and that is costly to compute."""
+    """A value of every element of a row that later stages need again and that is costly to compute."""
 
     value: ir.Expr
     var: ir.Var
@@ -44,68 +44,74 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One walk along the line: what it keeps, and reductions that do not depend on each other."""
+class ReductionStage:
+    """One pass over a row: what it keeps, and reductions that do not depend on each other."""
 
     kept: tuple[Kept, ...]
     reductions: tuple[Reduction, ...]
 
     @property
     def values(self) -> tuple[ir.Expr, ...]:
+        """Everything the stage computes for an element."""
         return (*(k.value for k in self.kept), *(r.operand for r in self.reductions))
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """`for row: for each stage: for line: ...; output[indices] = value`, once a row or along the line."""
+class RowReductions:
+    """`for row: for each stage: for reduced: ...; output[indices] = value`, once a row or for its every
+    element."""
 
     row: tuple[ir.Var, ...]
     row_extents: tuple[int, ...]
-    line: tuple[ir.Var, ...]
-    line_extents: tuple[int, ...]
-    stages: tuple[Stage, ...]
+    reduced: tuple[ir.Var, ...]
+    reduced_extents: tuple[int, ...]
+    stages: tuple[ReductionStage, ...]
     output: ir.Var
     indices: tuple[ir.Expr, ...]
     value: ir.Expr
-    writes_line: bool
+    writes_elements: bool
 
     @property
     def row_count(self) -> int:
+        """Rows, over all their axes."""
         return math.prod(self.row_extents)
 
     @property
-    def line_length(self) -> int:
-        return math.prod(self.line_extents)
+    def reduced_length(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.reduced_extents)
 
     @property
-    def line_dtypes(self) -> set[str]:
-        """Of everything that is read, computed or written for every element of the line."""
-        read = {str(load.source.dtype) for value in self.line_values for load in loads(value)}
-        return read | {str(value.ty.dtype) for value in self.line_values}
+    def element_dtypes(self) -> set[str]:
+        """Of everything that is read, computed or written for every element of a row."""
+        read = {str(load.source.dtype) for value in self.element_values for load in loads(value)}
+        return read | {str(value.ty.dtype) for value in self.element_values}
 
     @property
-    def line_values(self) -> list[ir.Expr]:
-        """What is computed for every element of the line."""
+    def element_values(self) -> list[ir.Expr]:
+        """What is computed for every element of a row."""
         values = [v for stage in self.stages for v in stage.values]
         return (
-            [*values, self.value, tirx.BufferLoad(self.output, self.indices)] if self.writes_line else values
+            [*values, self.value, tirx.BufferLoad(self.output, self.indices)]
+            if self.writes_elements
+            else values
         )
 
     @property
     def output_may_hold(self) -> bool:
-        """Whether values of the line may stay in the output until it is written.
+        """Whether values of the elements may stay in the output until it is written.
 
         Not if the output may share the bytes of an input that is read only then.
         """
         size = math.prod(int(e) for e in self.output.shape)
         last = [load.source for load in loads(self.value)]
-        return self.writes_line and all(math.prod(int(e) for e in b.shape) != size for b in last)
+        return self.writes_elements and all(math.prod(int(e) for e in b.shape) != size for b in last)
 
 
-def read_rows(function: tirx.PrimFunc) -> Rows | None:
-    """Read a function with one output and reductions that agree in their rows and lines; else None.
+def read_rows(function: tirx.PrimFunc) -> RowReductions | None:
+    """Read a function with one output and reductions that agree in their rows and reduced axes; else None.
 
-    Lines of a single element are left to others.
+    Rows of a single element are left to others.
     """
     nest = read_nest(function)
     if nest is None:
@@ -117,23 +123,23 @@ def read_rows(function: tirx.PrimFunc) -> Rows | None:
     return rows_of(nest, {buffer: init.value for buffer, init in inits.items()})
 
 
-def rows_of(nest: Nest, identities: Mapping[ir.Var, ir.Expr]) -> Rows | None:
+def rows_of(nest: Nest, identities: Mapping[ir.Var, ir.Expr]) -> RowReductions | None:
     """Read the blocks of a function; `identities` are what its reductions begin with."""
     outputs = [block for block in nest.blocks if nest.parameter(block.buffer) is not None]
     if not nest.reductions or len(outputs) != 1 or outputs[0] is not nest.blocks[-1]:
         return None
     try:
         return _Reader(nest, identities).read(outputs[0])
-    except _Mismatch:
+    except _OtherForm:
         return None
 
 
-class _Mismatch(Exception):
+class _OtherForm(Exception):
     """The function does not have the form; raised from inside the walk over its expressions."""
 
 
 class _Reader:
-    """Inlines spatial blocks; what is left refers to parameters, the row, the line and results."""
+    """Inlines spatial blocks; what is left refers to parameters, the row, the reduced axes and results."""
 
     def __init__(self, nest: Nest, identities: Mapping[ir.Var, ir.Expr]) -> None:
         self.nest = nest
@@ -141,10 +147,12 @@ class _Reader:
         self.analyzer = sym.Analyzer()
         first = nest.reductions[0]
         self.row_extents = _extents(first, first.spatial)
-        self.line_extents = _extents(first, first.reduce)
+        self.reduced_extents = _extents(first, first.reduce)
         self.row = tuple(tirx.Var(f"row{i}", INDEX) for i in range(len(self.row_extents)))
-        self.line = tuple(tirx.Var(f"line{i}", INDEX) for i in range(len(self.line_extents)))
-        for var, extent in zip((*self.row, *self.line), (*self.row_extents, *self.line_extents), strict=True):
+        self.reduced = tuple(tirx.Var(f"line{i}", INDEX) for i in range(len(self.reduced_extents)))
+        for var, extent in zip(
+            (*self.row, *self.reduced), (*self.row_extents, *self.reduced_extents), strict=True
+        ):
             self.analyzer.bind(var, ir.Range(0, extent))
         self.results = {
             block.buffer: tirx.Var(block.name, str(block.buffer.dtype)) for block in nest.reductions
@@ -153,54 +161,54 @@ class _Reader:
         """The first stage that can use a result or a kept value, by the variable that stands for it."""
         self.kept: dict[ir.Var, tuple[Kept, list[ir.Expr]]] = {}
 
-    def read(self, output: NestBlock) -> Rows:
-        if not self.line:
-            raise _Mismatch
+    def read(self, output: NestBlock) -> RowReductions:
+        if not self.reduced:
+            raise _OtherForm
         reductions = [self._reduction(block) for block in self.nest.reductions]
-        at, writes_line = self._output_point(output)
+        at, writes_elements = self._output_point(output)
         if output.reduce:
             value: ir.Expr = self.results[output.buffer]
         else:
             value = self._inlined(substitute(output.value, at))
         depth = max(self.ready[r.result] for r in reductions)
         if any(self.ready[k.var] >= depth for k, _ in self.kept.values()):
-            raise _Mismatch
+            raise _OtherForm
         stages = tuple(
-            Stage(
+            ReductionStage(
                 tuple(k for k, _ in self.kept.values() if self.ready[k.var] == stage),
                 tuple(r for r in reductions if self.ready[r.result] == stage + 1),
             )
             for stage in range(depth)
         )
         indices = tuple(substitute(index, at) for index in output.indices)
-        return Rows(
+        return RowReductions(
             row=self.row,
             row_extents=self.row_extents,
-            line=self.line,
-            line_extents=self.line_extents,
+            reduced=self.reduced,
+            reduced_extents=self.reduced_extents,
             stages=stages,
             output=output.buffer,
             indices=indices,
             value=value,
-            writes_line=writes_line,
+            writes_elements=writes_elements,
         )
 
     def _reduction(self, block: NestBlock) -> Reduction:
         spatial, reduced = _extents(block, block.spatial), _extents(block, block.reduce)
         value = block.value
         combine = next((c for c in (tirx.Add, tirx.Mul, tirx.Max, tirx.Min) if isinstance(value, c)), None)
-        if (spatial, reduced) != (self.row_extents, self.line_extents) or combine is None:
-            raise _Mismatch
+        if (spatial, reduced) != (self.row_extents, self.reduced_extents) or combine is None:
+            raise _OtherForm
         if not isinstance(value.a, ir.TensorLoad) or not value.a.source.same_as(block.buffer):
-            raise _Mismatch
-        at = _point(block, block.spatial, self.row) | _point(block, block.reduce, self.line)
+            raise _OtherForm
+        at = _point(block, block.spatial, self.row) | _point(block, block.reduce, self.reduced)
         operand = self._inlined(substitute(value.b, at))
         result = self.results[block.buffer]
         self.ready[result] = self._needs(operand) + 1
         return Reduction(combine, self.identities[block.buffer], operand, result)
 
     def _output_point(self, output: NestBlock) -> tuple[dict[ir.Var, ir.Expr], bool]:
-        """Which of the output's axes are the row's, which the line's: it reads results at the row's.
+        """Which of the output's axes are the row's, which the reduced ones: it reads results at the row's.
 
         An axis of which a quotient is the row's is both: groups of channels that are reduced together.
         """
@@ -210,24 +218,26 @@ class _Reader:
         axes = [v for v in output.spatial if output.extents[v] > 1]
         found = self._row_axes(output.value, axes)
         divisors = {v: divisor for v, divisor in found}
-        rows, lines = list(self.row), list(self.line)
+        rows, reduced = list(self.row), list(self.reduced)
         for axis in axes:
             size, divisor = output.extents[axis], divisors.get(axis, 0)
             row = rows.pop(0) if divisor and rows else None
-            line = lines.pop(0) if divisor != 1 and lines else None
-            if row is not None and line is not None:
-                at[axis] = row * integer(divisor) + line
-            elif row is not None or line is not None:
-                at[axis] = row if row is not None else line
-            expected = self._extent(row) * self._extent(line)
-            if size != expected or (divisor and self._extent(line) != divisor):
-                raise _Mismatch
-        if rows or len(lines) not in (0, len(self.line)):
-            raise _Mismatch
-        return at, len(self.line) > len(lines)
+            along = reduced.pop(0) if divisor != 1 and reduced else None
+            if row is not None and along is not None:
+                at[axis] = row * integer(divisor) + along
+            elif row is not None or along is not None:
+                at[axis] = row if row is not None else along
+            expected = self._extent(row) * self._extent(along)
+            if size != expected or (divisor and self._extent(along) != divisor):
+                raise _OtherForm
+        if rows or len(reduced) not in (0, len(self.reduced)):
+            raise _OtherForm
+        return at, len(self.reduced) > len(reduced)
 
     def _extent(self, var: ir.Var | None) -> int:
-        extents = dict(zip((*self.row, *self.line), (*self.row_extents, *self.line_extents), strict=True))
+        extents = dict(
+            zip((*self.row, *self.reduced), (*self.row_extents, *self.reduced_extents), strict=True)
+        )
         return 1 if var is None else extents[var]
 
     def _row_axes(self, value: ir.Expr, axes: Sequence[ir.Var]) -> list[tuple[ir.Var, int]]:
@@ -270,13 +280,13 @@ class _Reader:
     def _is_kept(self, block: NestBlock) -> bool:
         readers = [b for b in self.nest.blocks if any(x.source.same_as(block.buffer) for x in loads(b.value))]
         elements = math.prod(block.extents[v] for v in block.spatial)
-        whole = elements == math.prod(self.row_extents) * math.prod(self.line_extents)
+        whole = elements == math.prod(self.row_extents) * math.prod(self.reduced_extents)
         return whole and len(readers) > 1 and any(f"T.{name}(" in str(block.value) for name in _COSTLY)
 
     def _require_equal(self, indices: Sequence[ir.Expr], expected: Sequence[ir.Expr]) -> None:
         for a, b in zip(indices, expected, strict=True):
             if not self.analyzer.can_prove_equal(a, b):
-                raise _Mismatch
+                raise _OtherForm
 
     def _needs(self, expr: ir.Expr) -> int:
         """The first stage that can compute an expression."""

@@ -9,9 +9,9 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK
 from hybridc.schedules.cpu.core.nest import Nest, finish, loads, read_contraction, read_nest, result, uses
-from hybridc.schedules.cpu.reduction.contiguous import schedule_lines
-from hybridc.schedules.cpu.reduction.read import Rows, read_rows
-from hybridc.schedules.cpu.reduction.strided import schedule_columns
+from hybridc.schedules.cpu.reduction.contiguous import schedule_contiguous
+from hybridc.schedules.cpu.reduction.read import RowReductions, read_rows
+from hybridc.schedules.cpu.reduction.strided import schedule_strided
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
@@ -20,8 +20,8 @@ def reduction(request: Request) -> Scheduled | None:
     """Accepts functions with reductions, each block a perfect nest.
 
     Rows, where all reductions agree in their axes (normalisation, sums, means, norms): one task computes
-    everything for some rows, with vectors along contiguous lines (`lines.py`) or across rows that lie side
-    by side (`columns.py`). A float32 sum of n elements along a line errs by at most n / lanes + 7 roundings
+    everything for some rows, with vectors along contiguous rows (`contiguous.py`) or across rows that lie
+    side by side (`strided.py`). A float32 sum of n elements of a row errs by at most n / lanes + 7 roundings
     of the sum of magnitudes; a variance is the mean of squared distances to the mean, computed before.
     Planes, for contractions (those in three dimensions) and everything else: each block is a nest of its own,
     the reduction outside the innermost axis, along which it is vectorised.
@@ -41,10 +41,10 @@ def reduction(request: Request) -> Scheduled | None:
     return result(request, schedule, reduction.__name__)
 
 
-def schedule_rows(request: Request, rows: Rows, rule: str) -> Scheduled | None:
-    """Rows as one task or many; None if neither their lines nor the rows themselves are contiguous."""
-    isa = request.target.isa
-    function = schedule_lines(request.function, rows, isa) or schedule_columns(request.function, rows, isa)
+def schedule_rows(request: Request, rows: RowReductions, rule: str) -> Scheduled | None:
+    """Rows as one task or many; None if neither their elements nor the rows themselves are contiguous."""
+    arguments = request.function, rows, request.target.isa, request.threads
+    function = schedule_contiguous(*arguments) or schedule_strided(*arguments)
     return None if function is None else finish(function, rule)
 
 

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
-from hybridc.schedules.cpu.reduction.read import Reduction, Rows, Stage, read_rows
+from hybridc.schedules.cpu.reduction.read import Reduction, ReductionStage, RowReductions, read_rows
 from hybridc.schedules.cpu.reduction.reduction import schedule_rows
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -26,9 +26,9 @@ _POWERS_OF_TWO = (1.3264727e-3, 9.6715130e-3, 5.5507336e-2, 2.4022242e-1, 6.9314
 def softmax(request: Request) -> Scheduled | None:
     """Accepts softmax, log-softmax and other functions of exp(x - max of x) along rows or across them.
 
-    Loops are those of every reduction (`lines.py`, `columns.py`). Exponentials are cheaper than in general,
-    since their argument is never positive, and each element is multiplied by the reciprocal of the sum.
-    Relative error of an exponential: at most 2e-7 + 1.5e-7 * |x - max|; what is less than 2**-126 of the
+    Loops are those of every reduction (`contiguous.py`, `strided.py`). Exponentials are cheaper than in
+    general, since their argument is never positive, and each element is multiplied by the reciprocal of the
+    sum. Relative error of an exponential: at most 2e-7 + 1.5e-7 * |x - max|; what is less than 2**-126 of the
     largest becomes zero. So softmax errs by at most 1e-6, or where n exponentials are added one after the
     other, across rows, by at most 1e-6 + 6e-8 n.
     """
@@ -37,7 +37,7 @@ def softmax(request: Request) -> Scheduled | None:
     return None if cheap is None else schedule_rows(request, cheap, softmax.__name__)
 
 
-def with_cheap_exponentials(rows: Rows) -> Rows | None:
+def with_cheap_exponentials(rows: RowReductions) -> RowReductions | None:
     """Replace exp(x - max of x), whose argument is never positive, and divisions by a sum of them.
 
     None if there is no such exponential.
@@ -65,7 +65,7 @@ def with_cheap_exponentials(rows: Rows) -> Rows | None:
         return tvm_ffi.structural_map(cheap, (tirx.Div, quotient))
 
     stages = tuple(
-        Stage(
+        ReductionStage(
             tuple(replace(k, value=rewritten(k.value)) for k in stage.kept),
             tuple(replace(r, operand=rewritten(r.operand)) for r in stage.reductions),
         )

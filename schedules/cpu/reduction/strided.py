@@ -1,13 +1,13 @@
 """Rows that lie side by side in memory: vectors across rows.
 
 The softmax over channels of an image, sums over leading axes, pooling of blocked activations. A function that
-walks its line only once streams chunks of columns, whose accumulators stay in the first-level cache:
+passes over a row only once streams chunks of columns, whose accumulators stay in the first-level cache:
 
     for other rows, chunk of columns:                              (parallel)
-        for groups of the line:  for vector in chunk:  accumulators[vector, :] = combine(..., operands)
+        for groups of the row:  for vector in chunk:  accumulators[vector, :] = combine(..., operands)
         output = value
 
-Others are in `column_stages.py`.
+Others are in `strided_stages.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import Point, function_of, integer, loop, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import substitute
-from hybridc.schedules.cpu.reduction.read import Reduction, Rows
-from hybridc.schedules.cpu.reduction.strided_chunks import Columns, even_width, nested
+from hybridc.schedules.cpu.reduction.read import Reduction, RowReductions
+from hybridc.schedules.cpu.reduction.strided_chunks import StridedRows, even_width, nested
 from hybridc.schedules.cpu.reduction.strided_stages import staged
 from hybridc.schedules.cpu.reduction.vectors import (
     UNROLLED_VECTORS,
@@ -33,29 +33,30 @@ from hybridc.schedules.cpu.reduction.vectors import (
 from hybridc.targets import Isa
 
 CHUNK_COLUMNS = 4096
-"""Accumulators that leave half of a first-level cache for what streams through."""
-TASKS = 2
-"""Chunks are narrower where this gives so many tasks; whole ones are read as one stream, which is fastest."""
+"""Accumulators that leave half of a first-level cache for what streams through. Chunks are narrower where
+that gives each thread a task; whole ones are read as one stream, which is fastest."""
 GROUP = 4
-"""Elements of a line that are combined before their accumulator is stored again, in narrow chunks."""
+"""Elements of a row that are combined before their accumulator is stored again, in narrow chunks."""
 
 
-def schedule_columns(function: tirx.PrimFunc, rows: Rows, isa: Isa) -> tirx.PrimFunc | None:
+def schedule_strided(
+    function: tirx.PrimFunc, rows: RowReductions, isa: Isa, threads: int
+) -> tirx.PrimFunc | None:
     """The function with vectors across its rows; None if they do not lie side by side."""
-    walked = [*rows.line_values, rows.value, tirx.BufferLoad(rows.output, rows.indices)]
+    walked = [*rows.element_values, rows.value, tirx.BufferLoad(rows.output, rows.indices)]
     count = contiguous_axes(walked, rows.row, rows.row_extents)
     if not count:
         return None
-    columns = Columns(rows, count, lanes_of(rows, isa))
-    walks_once = len(rows.stages) == 1 and not rows.writes_line and not rows.stages[0].kept
-    body, buffers = _streamed(columns) if walks_once else staged(columns)
+    columns = StridedRows(rows, count, lanes_of(rows, isa))
+    walks_once = len(rows.stages) == 1 and not rows.writes_elements and not rows.stages[0].kept
+    body, buffers = _streamed(columns, threads) if walks_once else staged(columns, threads)
     return function_of(function, list(function.params), [body], buffers)
 
 
-def _streamed(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
-    """One walk along the line, a chunk of columns at a time."""
+def _streamed(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """One pass over the rows, a chunk of columns at a time."""
     rows, reductions = columns.rows, columns.rows.stages[0].reductions
-    width = even_width(columns, CHUNK_COLUMNS, TASKS)
+    width = even_width(columns, CHUNK_COLUMNS, threads)
     streams = width == columns.columns > UNROLLED_VECTORS * columns.lanes
     group = 1 if streams else GROUP
     registers = Registers("global" if rows.row_count > width else "local")
@@ -73,8 +74,8 @@ def _streamed(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
         def accumulate(points: Sequence[Point], column: ir.Expr) -> tirx.Stmt:
             def value(r: Reduction) -> ir.Expr:
                 result: ir.Expr = element(sums[r.result], column)
-                for line in points:
-                    at = columns.at(outer, line, start + column)
+                for reduced in points:
+                    at = columns.at(outer, reduced, start + column)
                     result = r.combine(result, substitute(r.operand, at))
                 return result
 
@@ -84,14 +85,14 @@ def _streamed(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
             at = columns.at(outer, (), start + column) | {v: element(b, column) for v, b in sums.items()}
             return columns.output(at, substitute(rows.value, at))
 
-        groups = _grouped(rows.line_extents, group, lambda points: walk(partial(accumulate, points)))
+        groups = _grouped(rows.reduced_extents, group, lambda points: walk(partial(accumulate, points)))
         return sequence([walk(clear), groups, walk(write)])
 
     return columns.chunks(width, chunk), registers.buffers
 
 
 def _grouped(extents: Sequence[int], size: int, body: Callable[[Sequence[Point]], tirx.Stmt]) -> tirx.Stmt:
-    """Loops over the line, whose last axis is taken several elements at a time."""
+    """Loops over the reduced axes, whose last one is taken several elements at a time."""
     *leading, last = extents
     rest = last % size
 

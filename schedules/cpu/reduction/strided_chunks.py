@@ -10,7 +10,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, Point, ceil_div, grid, integer, loop
 from hybridc.schedules.cpu.core.nest import substitute
-from hybridc.schedules.cpu.reduction.read import Rows
+from hybridc.schedules.cpu.reduction.read import RowReductions
 from hybridc.schedules.cpu.reduction.vectors import Values, flat_axes
 
 BLOCK_VECTORS = 4
@@ -18,28 +18,32 @@ BLOCK_VECTORS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class StridedRows:
     """The axes of a function and how they become expressions."""
 
-    rows: Rows
+    rows: RowReductions
     count: int
     """Trailing axes of the rows that are contiguous together."""
     lanes: int
 
     @property
     def columns(self) -> int:
+        """Rows that lie side by side: the elements of the contiguous axes."""
         return math.prod(self.rows.row_extents[-self.count :])
 
     @property
     def outer(self) -> tuple[int, ...]:
+        """Extents of the row's axes before the contiguous ones."""
         return self.rows.row_extents[: -self.count]
 
-    def at(self, outer: Point, line: Point, column: ir.Expr) -> Values:
+    def at(self, outer: Point, reduced: Point, column: ir.Expr) -> Values:
+        """What every variable stands for, at a point of the outer axes, the reduced axes and a column."""
         axes, extents = self.rows.row[-self.count :], self.rows.row_extents[-self.count :]
         values = dict(zip(self.rows.row, outer, strict=False)) | flat_axes(axes, extents, column)
-        return values | dict(zip(self.rows.line, line, strict=False))
+        return values | dict(zip(self.rows.reduced, reduced, strict=False))
 
     def output(self, at: Values, value: ir.Expr) -> tirx.Stmt:
+        """Store what a row makes of its results."""
         return tirx.BufferStore(self.rows.output, value, [substitute(i, at) for i in self.rows.indices])
 
     def chunks(self, width: int, body: Callable[[Point, ir.Expr, int], tirx.Stmt]) -> tirx.Stmt:
@@ -56,11 +60,11 @@ class Columns:
             last = body(outer, integer(whole * width), rest)
             return tirx.IfThenElse(number < integer(whole), body(outer, start, width), last)
 
-        work = self.rows.row_count * self.rows.line_length * len(self.rows.stages)
+        work = self.rows.row_count * self.rows.reduced_length * len(self.rows.stages)
         return grid((*self.outer, ceil_div(self.columns, width)), task, parallel=work >= PARALLEL_WORK)
 
 
-def even_width(columns: Columns, limit: int, least_tasks: int) -> int:
+def even_width(columns: StridedRows, limit: int, least_tasks: int) -> int:
     """Columns of a chunk: whole vectors, no more than `limit`, and fewer if there were too few tasks."""
     tasks = math.prod(columns.outer)
     wanted = ceil_div(columns.columns, max(least_tasks // tasks, 1))

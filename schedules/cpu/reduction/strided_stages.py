@@ -1,14 +1,14 @@
-"""Functions of columns that walk their lines several times: softmax over channels, variance over rows.
+"""Functions of columns that pass over them several times: softmax over channels, variance over rows.
 
-The elements of a line are far apart, often by a power of two, where prefetchers see no stream and even caches
-have few places. So few columns at a time go through all stages, for which they stay in a cache, and meanwhile
-the same lines of the next few columns are fetched ahead:
+The elements of a column are far apart, often by a power of two, where prefetchers see no stream and even
+caches have few places. So few columns at a time go through all stages, for which they stay in a cache, and
+meanwhile the same elements of the next few columns are fetched ahead:
 
     for other rows, chunk of columns:                              (parallel)
         for block of few vectors in the chunk:
             for each stage:
-                for line:  accumulators[vector, :] = combine(accumulators[vector, :], operand)
-            for line:  output = value
+                for reduced:  accumulators[vector, :] = combine(accumulators[vector, :], operand)
+            for reduced:  output = value
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import loads, substitute
-from hybridc.schedules.cpu.reduction.read import Kept, Reduction, Rows, Stage
-from hybridc.schedules.cpu.reduction.strided_chunks import BLOCK_VECTORS, Columns, even_width, nested
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
+from hybridc.schedules.cpu.reduction.read import Kept, Reduction, ReductionStage, RowReductions
+from hybridc.schedules.cpu.reduction.strided_chunks import BLOCK_VECTORS, StridedRows, even_width, nested
 from hybridc.schedules.cpu.reduction.vectors import Registers, Values, assign, element, tail_pieces
 
 TASKS = 8
-"""Chunks are narrower where this gives so many tasks."""
+"""Chunks are narrower where this gives so many tasks, or one for each thread."""
 CHUNK_BLOCKS = 16
 """The first block of a chunk is not fetched ahead."""
-NEAR_LINES = 32
-"""So many lines of a block take a quarter of a first-level cache, into which they are fetched; more go to the
-second level."""
+NEAR_ELEMENTS = 32
+"""So many elements of each column of a block take a quarter of a first-level cache, into which they are
+fetched; more go to the second level."""
 
 
-def staged(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
+def staged(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
     """All stages of a block of columns, then of the next one."""
     rows, lanes = columns.rows, columns.lanes
     block = BLOCK_VECTORS * lanes
-    width = even_width(columns, CHUNK_BLOCKS * block, TASKS)
+    width = even_width(columns, CHUNK_BLOCKS * block, at_least_one_each(TASKS, threads))
     registers = Registers("global" if rows.row_count > width else "local")
-    lines = {
-        k.var: tirx.decl_buffer((*rows.line_extents, block), str(k.value.ty.dtype), f"{k.var.name}_lines")
+    kept = {
+        k.var: tirx.decl_buffer((*rows.reduced_extents, block), str(k.value.ty.dtype), f"{k.var.name}_lines")
         for stage in rows.stages
         for k in stage.kept
     }
@@ -58,14 +59,14 @@ def staged(columns: Columns) -> tuple[tirx.Stmt, list[ir.Var]]:
     def chunk(outer: Point, start: ir.Expr, size: int) -> tirx.Stmt:
         def compute(first: ir.Expr, size: int) -> tirx.Stmt:
             vectors = _vectors(rows, size, lanes, registers)
-            return _Block(columns, lines, outer, start + first, vectors).compute()
+            return _ColumnBlock(columns, kept, outer, start + first, vectors).compute()
 
         count, rest = divmod(size, block)
         parts = [loop(count, lambda i: compute(i * integer(block), block))] if count else []
         return sequence([*parts, compute(integer(size - rest), rest)] if rest else parts)
 
     body = columns.chunks(width, chunk)
-    return body, [*registers.buffers, *lines.values()]
+    return body, [*registers.buffers, *kept.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class _Vector:
     """For results and kept values."""
 
 
-def _vectors(rows: Rows, columns: int, lanes: int, registers: Registers) -> list[_Vector]:
+def _vectors(rows: RowReductions, columns: int, lanes: int, registers: Registers) -> list[_Vector]:
     """The vectors of a block of so many columns."""
     whole = [(start, lanes) for start in range(0, columns - columns % lanes, lanes)]
     values = {r.result: r.operand for stage in rows.stages for r in stage.reductions}
@@ -92,11 +93,11 @@ def _vectors(rows: Rows, columns: int, lanes: int, registers: Registers) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """All stages of a few vectors of columns; kept values lie in `lines`."""
+class _ColumnBlock:
+    """All stages of a few vectors of columns; kept values lie in `kept`."""
 
-    columns: Columns
-    lines: Mapping[ir.Var, ir.Var]
+    columns: StridedRows
+    kept: Mapping[ir.Var, ir.Var]
     outer: Point
     start: ir.Expr
     """First column."""
@@ -107,8 +108,8 @@ class _Block:
         parts: list[tirx.Stmt] = []
         for stage in rows.stages:
             parts += [self._clear(r) for r in stage.reductions]
-            parts.append(nested(rows.line_extents, partial(self._step, stage)))
-        write = nested(rows.line_extents, self._write) if rows.writes_line else self._write(None)
+            parts.append(nested(rows.reduced_extents, partial(self._step, stage)))
+        write = nested(rows.reduced_extents, self._write) if rows.writes_elements else self._write(None)
         return sequence([*parts, write])
 
     def _each(self, body: Callable[[_Vector], tirx.Stmt]) -> tirx.Stmt:
@@ -119,23 +120,23 @@ class _Block:
             lambda v: assign(v.registers[reduction.result], v.width, lambda lane: reduction.identity)
         )
 
-    def _step(self, stage: Stage, line: Point) -> tirx.Stmt:
+    def _step(self, stage: ReductionStage, reduced: Point) -> tirx.Stmt:
         computed = [k.var for k in stage.kept]
-        ahead = self._fetch_next(line) if stage is self.columns.rows.stages[-1] else []
-        parts = [statement for k in stage.kept for statement in self._keep(k, line, computed)]
-        return sequence([*ahead, *parts, *(self._accumulate(r, line, computed) for r in stage.reductions)])
+        ahead = self._fetch_next(reduced) if stage is self.columns.rows.stages[-1] else []
+        parts = [statement for k in stage.kept for statement in self._keep(k, reduced, computed)]
+        return sequence([*ahead, *parts, *(self._accumulate(r, reduced, computed) for r in stage.reductions)])
 
-    def _fetch_next(self, line: Point) -> list[tirx.Stmt]:
-        """Fetch what the next block reads of a line and, where lines are few, writes."""
+    def _fetch_next(self, reduced: Point) -> list[tirx.Stmt]:
+        """Fetch what the next block reads of an element and, where columns are short, writes."""
         rows = self.columns.rows
-        locality = 3 if rows.line_length <= NEAR_LINES else 2
+        locality = 3 if rows.reduced_length <= NEAR_ELEMENTS else 2
         size = sum(v.width for v in self.vectors)
         places = [ld for r in rows.stages[0].reductions for ld in loads(r.operand) if self._is_stream(ld)]
-        if locality == 3 and rows.writes_line:
+        if locality == 3 and rows.writes_elements:
             places.append(tirx.BufferLoad(rows.output, rows.indices))
 
         def fetch(place: ir.TensorLoad, column: int) -> tirx.Stmt:
-            at = self.columns.at(self.outer, line, self.start + integer(column))
+            at = self.columns.at(self.outer, reduced, self.start + integer(column))
             return prefetch(
                 tirx.BufferLoad(place.source, [substitute(i, at) for i in place.indices]), locality
             )
@@ -145,57 +146,57 @@ class _Block:
     def _is_stream(self, load: ir.TensorLoad) -> bool:
         """Whether it has a value for every element, and is not broadcast."""
         rows = self.columns.rows
-        return math.prod(int(e) for e in load.source.shape) >= rows.row_count * rows.line_length
+        return math.prod(int(e) for e in load.source.shape) >= rows.row_count * rows.reduced_length
 
-    def _keep(self, kept: Kept, line: Point, computed: Sequence[ir.Var]) -> list[tirx.Stmt]:
+    def _keep(self, kept: Kept, reduced: Point, computed: Sequence[ir.Var]) -> list[tirx.Stmt]:
         def compute(v: _Vector) -> tirx.Stmt:
             return assign(
                 v.registers[kept.var],
                 v.width,
-                lambda lane: substitute(kept.value, self._at(v, lane, line, computed)),
+                lambda lane: substitute(kept.value, self._at(v, lane, reduced, computed)),
             )
 
         def remember(v: _Vector) -> tirx.Stmt:
             register = v.registers[kept.var]
             return assign(
-                self.lines[kept.var],
+                self.kept[kept.var],
                 v.width,
                 lambda lane: element(register, lane),
-                partial(self._place, v, line),
+                partial(self._place, v, reduced),
             )
 
         return [self._each(compute), self._each(remember)]
 
-    def _accumulate(self, reduction: Reduction, line: Point, computed: Sequence[ir.Var]) -> tirx.Stmt:
+    def _accumulate(self, reduction: Reduction, reduced: Point, computed: Sequence[ir.Var]) -> tirx.Stmt:
         def add(v: _Vector) -> tirx.Stmt:
             register = v.registers[reduction.result]
 
             def value(lane: ir.Expr) -> ir.Expr:
-                operand = substitute(reduction.operand, self._at(v, lane, line, computed))
+                operand = substitute(reduction.operand, self._at(v, lane, reduced, computed))
                 return reduction.combine(element(register, lane), operand)
 
             return assign(register, v.width, value)
 
         return self._each(add)
 
-    def _write(self, line: Point | None) -> tirx.Stmt:
-        """An element of the line of each column, or the one of a row."""
+    def _write(self, reduced: Point | None) -> tirx.Stmt:
+        """An element of each column, or the one of a row."""
 
         def store(v: _Vector, lane: ir.Expr) -> tirx.Stmt:
-            at = self._at(v, lane, line, ())
+            at = self._at(v, lane, reduced, ())
             return self.columns.output(at, substitute(self.columns.rows.value, at))
 
         return self._each(lambda v: vectorized(v.width, partial(store, v)))
 
-    def _place(self, v: _Vector, line: Point, lane: ir.Expr) -> list[ir.Expr]:
-        return [*line, integer(v.offset) + lane]
+    def _place(self, v: _Vector, reduced: Point, lane: ir.Expr) -> list[ir.Expr]:
+        return [*reduced, integer(v.offset) + lane]
 
-    def _at(self, v: _Vector, lane: ir.Expr, line: Point | None, computed: Sequence[ir.Var]) -> Values:
-        """Every variable; of a row alone, without `line`, there are no kept values."""
-        values = self.columns.at(self.outer, line or (), self.start + integer(v.offset) + lane)
+    def _at(self, v: _Vector, lane: ir.Expr, reduced: Point | None, computed: Sequence[ir.Var]) -> Values:
+        """Every variable; of a row alone, without `reduced`, there are no kept values."""
+        values = self.columns.at(self.outer, reduced or (), self.start + integer(v.offset) + lane)
         for var, register in v.registers.items():
-            if var not in self.lines or any(var.same_as(c) for c in computed):
+            if var not in self.kept or any(var.same_as(c) for c in computed):
                 values[var] = element(register, lane)
-            elif line is not None:
-                values[var] = tirx.BufferLoad(self.lines[var], self._place(v, line, lane))
+            elif reduced is not None:
+                values[var] = tirx.BufferLoad(self.kept[var], self._place(v, reduced, lane))
         return values

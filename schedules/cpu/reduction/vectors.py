@@ -11,7 +11,7 @@ from tvm import ir, sym, tirx
 from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, integer, loop, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import loads, substitute, uses
-from hybridc.schedules.cpu.reduction.read import Rows
+from hybridc.schedules.cpu.reduction.read import RowReductions
 from hybridc.targets import Isa
 
 Values = dict[ir.Var, ir.Expr]
@@ -20,7 +20,7 @@ Values = dict[ir.Var, ir.Expr]
 ACCUMULATORS = 4
 """Vectors in flight: an addition takes three to four cycles, and one vector is loaded a cycle."""
 UNROLLED_VECTORS = 16
-"""Lines of at most so many vectors have no loop."""
+"""Rows of at most so many vectors have no loop."""
 
 
 def flat_offset(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr:
@@ -62,9 +62,9 @@ def _walks(exprs: Sequence[ir.Expr], axes: Sequence[ir.Var], extents: Sequence[i
     return True
 
 
-def lanes_of(rows: Rows, isa: Isa) -> int:
+def lanes_of(rows: RowReductions, isa: Isa) -> int:
     """Lanes of the widest element type that a function handles."""
-    return isa.lanes(max(max(map(dtype_bits, rows.line_dtypes)), 32))
+    return isa.lanes(max(max(map(dtype_bits, rows.element_dtypes)), 32))
 
 
 @dataclass(slots=True)
@@ -79,38 +79,42 @@ class Registers:
     buffers: list[ir.Var] = field(default_factory=list)
 
     def vector(self, lanes: int, dtype: str, name: str) -> ir.Var:
+        """A new buffer of so many lanes."""
         buffer = tirx.decl_buffer((lanes,), dtype, name, scope=self.scope)
         self.buffers.append(buffer)
         return buffer
 
 
 def element(buffer: ir.Var, lane: ir.Expr | int) -> tirx.BufferLoad:
+    """One lane of a small buffer."""
     return tirx.BufferLoad(buffer, [integer(lane) if isinstance(lane, int) else lane])
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One vector of the line: `width` elements from `start`, for accumulator `slot` of that width."""
+class VectorStep:
+    """One vector of a row: `width` elements from `start`, for accumulator `slot` of that width."""
 
     start: ir.Expr
     width: int
     slot: int
 
 
-def steps(length: int, lanes: int, body: Callable[[Step], tirx.Stmt]) -> tirx.Stmt:
-    """Walk a line: a loop over groups of accumulators, what is left of whole vectors, smaller vectors."""
+def steps(length: int, lanes: int, body: Callable[[VectorStep], tirx.Stmt]) -> tirx.Stmt:
+    """Steps over a row: a loop over groups of accumulators, what is left of whole vectors, smaller
+    vectors."""
     vectors = length // lanes
     groups = vectors // ACCUMULATORS if vectors > UNROLLED_VECTORS else 0
 
     def group(i: ir.Expr) -> tirx.Stmt:
         first = i * integer(ACCUMULATORS * lanes)
-        return sequence([body(Step(first + integer(u * lanes), lanes, u)) for u in range(ACCUMULATORS)])
+        return sequence([body(VectorStep(first + integer(u * lanes), lanes, u)) for u in range(ACCUMULATORS)])
 
     parts = [loop(groups, group)] if groups else []
     parts += [
-        body(Step(integer(v * lanes), lanes, v % ACCUMULATORS)) for v in range(groups * ACCUMULATORS, vectors)
+        body(VectorStep(integer(v * lanes), lanes, v % ACCUMULATORS))
+        for v in range(groups * ACCUMULATORS, vectors)
     ]
-    parts += [body(Step(integer(start), width, 0)) for start, width in tail_pieces(length, lanes)]
+    parts += [body(VectorStep(integer(start), width, 0)) for start, width in tail_pieces(length, lanes)]
     return sequence(parts)
 
 

@@ -49,7 +49,7 @@ def conv_wgrad(request: Request) -> Scheduled | None:
         return None
     isa = request.target.isa
     data, gradient = data_operand(wgrad, isa), gradient_operand(wgrad, isa)
-    plan = plan_of(wgrad, data, gradient, isa)
+    plan = plan_of(wgrad, data, gradient, isa, request.threads)
     reach = Reach(wgrad, data, gradient)
     shape = (plan.splits, gradient.blocks, reach.blocks, wgrad.height.taps, wgrad.width.taps)
     partial = tirx.decl_buffer((*shape, data.lanes, gradient.lanes), "float32", "partial")

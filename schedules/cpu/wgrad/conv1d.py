@@ -59,7 +59,8 @@ def conv1d_wgrad(request: Request) -> Scheduled | None:
     wgrad = read_weight_gradient(request.function)
     if wgrad is None or len(wgrad.data.shape) != 3 or wgrad.multiply_adds == 0:
         return None
-    plans = sorted(plans_of(wgrad, request.target.isa), key=lambda plan: plan.cost)[:_MOST_CHOICES]
+    found = plans_of(wgrad, request.target.isa, request.threads)
+    plans = sorted(found, key=lambda plan: plan.cost)[:_MOST_CHOICES]
     ranked = {plan.label: plan for plan in plans}
     return schedule_plan(request, pick(request, ranked), tuple(ranked))
 

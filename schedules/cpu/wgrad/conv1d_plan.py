@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
+from hybridc.schedules.cpu.core.sharing import at_least_one_each, task_slots
 from hybridc.schedules.cpu.wgrad.read import Slide, WeightGradient
 from hybridc.targets import Isa
 
 _BLOCK_VECTORS = (8, 16, 24, 32, 48, 64, 96, 128)
 _SPLITS = 16
-"""Into which the blocks are cut if there are enough."""
-_SUM_BYTES = 8 << 20
-"""All sums of the splits."""
-_THREADS = 4
-"""Assumed when tasks are few."""
+"""Into which the blocks are cut if there are enough, unless there are more threads."""
+_SUM_BYTES = 512 << 10
+"""Sums of a split, on average: half of what a core's second-level cache has."""
 _SPARE_REGISTERS = 3
 _TILE_COST = 16.0
 """What a tile takes beside its multiply-adds and the sums of lanes, in vector multiply-adds."""
@@ -66,6 +65,7 @@ class Plan:
 
     of: Correlation
     isa: Isa
+    threads: int
     rows: int
     taps: int
     vectors: int
@@ -113,7 +113,8 @@ class Plan:
     @property
     def splits(self) -> int:
         size = 4 * math.prod(self.sums_shape)
-        return max(min(_SPLITS, self.blocks, _SUM_BYTES // size), 1)
+        most = at_least_one_each(_SPLITS, self.threads)
+        return max(min(most, self.blocks, most * _SUM_BYTES // size), 1)
 
     @property
     def reach(self) -> int:
@@ -144,7 +145,7 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        """Predicted time in vector multiply-adds; tasks are shared evenly among a few threads."""
+        """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         sums = self.rows * self.taps
         near = 4 * (self.rows * self.columns + self.columns + self.reach) <= self.isa.l1_bytes
         tile = (
@@ -154,17 +155,17 @@ class Plan:
         tasks, groups = self.splits * self.parts * self.of.wgrad.groups, self.of.wgrad.groups
         share = self.blocks / self.splits * block
         total = 2 * sums * self.tiles * self.parts * groups * (1 + self.splits / self.lanes)
-        return ceil_div(tasks, _THREADS) * _THREADS * share + total
+        return task_slots(tasks, self.threads) * share + total
 
 
-def direct_cost(wgrad: WeightGradient, isa: Isa) -> float:
-    """Predicted time of the rule's best plan in vector multiply-adds."""
-    return min(plan.cost for plan in plans_of(wgrad, isa))
+def direct_cost(wgrad: WeightGradient, isa: Isa, threads: int) -> float:
+    """Predicted time of the rule's best plan in vector multiply-adds of all threads together."""
+    return min(plan.cost for plan in plans_of(wgrad, isa, threads))
 
 
-def plans_of(wgrad: WeightGradient, isa: Isa) -> Iterator[Plan]:
+def plans_of(wgrad: WeightGradient, isa: Isa, threads: int) -> Iterator[Plan]:
     """Blocks and parts for the tiles that waste least."""
-    tiles = [tile for of in _correlations(wgrad) for tile in _tiles(of, isa)]
+    tiles = [tile for of in _correlations(wgrad) for tile in _tiles(of, isa, threads)]
     for tile in sorted(tiles, key=lambda tile: tile.waste)[:_MOST_TILES]:
         for vectors, parts in itertools.product(_BLOCK_VECTORS, {1, 2, 4, tile.row_blocks}):
             plan = replace(tile, vectors=vectors, parts=parts)
@@ -173,12 +174,12 @@ def plans_of(wgrad: WeightGradient, isa: Isa) -> Iterator[Plan]:
                 yield plan
 
 
-def _tiles(of: Correlation, isa: Isa) -> Iterator[Plan]:
+def _tiles(of: Correlation, isa: Isa, threads: int) -> Iterator[Plan]:
     """Sums and one row's operands beside them fit into registers."""
     for rows in range(1, min(of.rows.channels, 16) + 1):
         for taps in range(1, min(of.slide.taps, 16) + 1):
             if rows * taps + taps + _SPARE_REGISTERS <= isa.vector_registers:
-                yield Plan(of, isa, rows, taps, 1, 1)
+                yield Plan(of, isa, threads, rows, taps, 1, 1)
 
 
 def _correlations(wgrad: WeightGradient) -> Iterator[Correlation]:

@@ -53,7 +53,7 @@ def fast_conv1d_wgrad(request: Request) -> Scheduled | None:
     plans = [] if request.choice == DIRECT or not request.winograd else read_plans(request)
     if not plans:
         return None
-    direct = direct_cost(plans[0].wgrad, request.target.isa)
+    direct = direct_cost(plans[0].wgrad, request.target.isa, request.threads)
     better = sorted((p for p in plans if p.cost < direct), key=lambda p: p.cost)[:_MOST_CHOICES]
     if not better:
         return None

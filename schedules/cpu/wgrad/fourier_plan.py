@@ -10,16 +10,16 @@ from hybridc.schedules.cpu.conv1d.fourier.dft import Transform
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import BYTE_COST, SPILLED_POINT_COST, TRANSFORMS
 from hybridc.schedules.cpu.conv1d.fourier.segments import Segments, Signal
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
+from hybridc.schedules.cpu.core.sharing import at_least_one_each, task_slots
 from hybridc.schedules.cpu.wgrad.read import WeightGradient, read_weight_gradient
 from hybridc.schedules.rule import Request
 from hybridc.targets import Isa
 
 _SPLITS = 16
-"""Into which the segments are cut if there are enough."""
-_SUM_BYTES = 8 << 20
-"""All sums of the splits: each is read and written once a task."""
-_THREADS = 4
-"""Assumed when splits are few."""
+"""Into which the segments are cut if there are enough, unless there are more threads."""
+_SUM_BYTES = 512 << 10
+"""Sums of a split, on average, which are read and written once a task: half of what a core's second-level
+cache has."""
 _OVERHEAD = 1.2
 """Times longer than its operations a task takes."""
 
@@ -42,6 +42,7 @@ class Plan:
     cut: Segments
     transform: Transform
     isa: Isa
+    threads: int
     gradient_lanes: bool
 
     @property
@@ -91,11 +92,12 @@ class Plan:
     @property
     def splits(self) -> int:
         size = 4 * math.prod(self.sums_shape)
-        return max(min(_SPLITS, self.cut.tasks, _SUM_BYTES // size), 1)
+        most = at_least_one_each(_SPLITS, self.threads)
+        return max(min(most, self.cut.tasks, most * _SUM_BYTES // size), 1)
 
     @property
     def cost(self) -> float:
-        """Predicted time in vector multiply-adds; splits are shared evenly among a few threads."""
+        """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         n, lanes = self.transform.points, self.cut.lanes
         channels = self.wgrad.inputs + self.wgrad.outputs
         point = 5 * math.log2(n) + 6
@@ -105,7 +107,7 @@ class Plan:
         products = self.row_blocks * self.rows * (8 * lanes + 4) + 24 * lanes
         task = n * gathered * channels + self.frequencies * self.lane_blocks * products
         back = n * (point + 2 * self.splits) + 2 * lanes * self.cut.taps
-        tasks = ceil_div(self.cut.tasks, self.splits) * ceil_div(self.splits, _THREADS) * _THREADS
+        tasks = ceil_div(self.cut.tasks, self.splits) * task_slots(self.splits, self.threads)
         memory = BYTE_COST * 4 * self.wgrad.batches * self.cut.outputs * channels
         return tasks * task * _OVERHEAD + self.scalars.channels * self.lane_blocks * back + memory
 
@@ -125,7 +127,7 @@ def read_plans(request: Request) -> list[Plan]:
         )
 
     return [
-        Plan(wgrad, segments(transform), transform, isa, gradient_lanes)
+        Plan(wgrad, segments(transform), transform, isa, request.threads, gradient_lanes)
         for transform, gradient_lanes in itertools.product(TRANSFORMS, (True, False))
         if transform.points >= axis.taps
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
+from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.wgrad.operands import Operand
 from hybridc.schedules.cpu.wgrad.read import WeightGradient
 from hybridc.targets import Isa
@@ -15,9 +16,10 @@ from hybridc.targets import Isa
 PIECE_POSITIONS = 256
 """Whose data and gradient, a block of channels each, stay in a first-level cache for all taps."""
 TASKS = 16
-"""Into which the work is cut if its size allows."""
-PARTIAL_BYTES = 8 << 20
-"""All sums of tasks that share weights: they are read and written once a piece."""
+"""Into which the work is cut if its size allows, unless there are more threads."""
+PARTIAL_BYTES = 512 << 10
+"""Sums of a task that shares weights, on average, which are read and written once a piece: half of what a
+core's second-level cache has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,9 @@ class Plan:
     """Ranges of output channels."""
 
 
-def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa) -> Plan:
+def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa, threads: int) -> Plan:
     """Groups have output blocks one by one: each may read other data."""
+    tasks = at_least_one_each(TASKS, threads)
     fitting = (isa.vector_registers - 1) // (data.lanes + 1) if wgrad.groups == 1 else 1
     vectors = max(
         v for v in range(1, gradient.blocks + 1) if gradient.blocks % v == 0 and v <= max(fitting, 1)
@@ -86,7 +89,7 @@ def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa) -
     reached = Reach(wgrad, data, gradient).blocks
     sum_bytes = 4 * math.prod((gradient.blocks, gradient.lanes, reached, data.lanes))
     sum_bytes *= wgrad.height.taps * wgrad.width.taps
-    splits = max(min(TASKS, pieces, PARTIAL_BYTES // sum_bytes), 1)
+    splits = max(min(tasks, pieces, tasks * PARTIAL_BYTES // sum_bytes), 1)
     groups = gradient.blocks // vectors
-    enough = [p for p in range(1, groups + 1) if groups % p == 0 and p * splits >= TASKS]
+    enough = [p for p in range(1, groups + 1) if groups % p == 0 and p * splits >= tasks]
     return Plan(vectors, images, rows, splits, enough[0] if enough else groups)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
 
+from hybridc.schedules.annotation import read_annotation
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction
 
@@ -88,9 +89,8 @@ def read_weight_gradient(function: tirx.PrimFunc) -> WeightGradient | None:
     if contraction is None:
         return None
     anchor = contraction.anchor
-    schedule = s_tir.Schedule(function)
-    notes = schedule.get(schedule.get_sblock(anchor.name)).annotations
-    if str(notes.get("operator", "")) not in OPERATORS:
+    notes = read_annotation(anchor.annotations, *OPERATORS)
+    if notes is None:
         return None
     gradient, data = contraction.left.source, _unpadded(contraction)
     if data is None or contraction.nest.parameter(gradient) is None:
@@ -98,15 +98,16 @@ def read_weight_gradient(function: tirx.PrimFunc) -> WeightGradient | None:
     outputs, inputs, *taps = (anchor.extents[v] for v in anchor.spatial)
     batches, *positions = (anchor.extents[v] for v in anchor.reduce)
     extents = [int(e) for e in data.shape[2 : 2 + len(taps)]]
-    strides, padding, dilation = ([int(v) for v in notes[k]] for k in ("strides", "padding", "dilation"))
+    before = notes.padding[: len(taps)]
     axes = [
         Slide(*axis)
-        for axis in zip(positions, taps, strides, dilation, padding[: len(taps)], extents, strict=True)
+        for axis in zip(positions, taps, notes.strides, notes.dilation, before, extents, strict=True)
     ]
     if len(axes) == 1:
         axes.append(Slide(1, 1, 1, 1, 0, 1))
-    groups = int(notes["groups"])
-    return WeightGradient(contraction, data, gradient, batches, outputs, inputs, axes[0], axes[1], groups)
+    return WeightGradient(
+        contraction, data, gradient, batches, outputs, inputs, axes[0], axes[1], notes.groups
+    )
 
 
 def _unpadded(contraction: Contraction) -> ir.Var | None:

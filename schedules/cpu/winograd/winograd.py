@@ -24,6 +24,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     loop,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.sharing import idleness, task_slots
 from hybridc.schedules.cpu.winograd.stages import Planes, Stages, Weight, tile_counts
 from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
 from hybridc.schedules.cpu.winograd.weights import transform_weights
@@ -40,8 +41,10 @@ CHOICES = 8
 # Costs, in multiply-adds that a core does in the same time.
 TRANSFORM_COST = 12.0
 """A transformed element, read, computed and written."""
-MEMORY_BYTE_COST = 2.7
-"""A byte of weights from memory, half hidden behind arithmetic; two threads share what memory delivers."""
+MEMORY_BYTE_COST = 1.35
+"""A byte of weights from memory, half hidden behind arithmetic, for one thread that has memory for itself."""
+MEMORY_SHARERS = 8
+"""Threads that share what one memory channel or two deliver; processors of more cores have more channels."""
 CACHE_BYTE_COST = 0.25
 """A byte that comes from the last level cache again."""
 DIRECT_EFFICIENCY = 0.85
@@ -89,9 +92,9 @@ def winograd(request: Request) -> Scheduled | None:
     if conv is None or not request.winograd or not _is_eligible(conv):
         return None
     isa = request.target.isa
-    costs = {plan: predicted_cost(conv, plan, isa) for plan in candidates(conv, isa)}
+    costs = {plan: predicted_cost(conv, plan, isa, request.threads) for plan in candidates(conv, isa)}
     ranked = sorted(costs, key=costs.__getitem__)[:CHOICES]
-    if not ranked or costs[ranked[0]] > direct_cost(conv):
+    if not ranked or costs[ranked[0]] > direct_cost(conv, request.threads):
         return None
     labels = {plan.label: plan for plan in ranked}
     return schedule_plan(request, conv, pick(request, labels), list(labels))
@@ -139,8 +142,14 @@ def _with_passes(plan: Plan, conv: BlockedConvolution, isa: Isa) -> Plan:
     return next((p for p in passes if p.scratch_bytes(conv) <= most), passes[-1])
 
 
-def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
-    """Multiply-adds that take as long as the plan, shared out over two threads.
+def memory_byte_cost(threads: int) -> float:
+    """Multiply-adds of all threads together that take as long as a byte of weights from memory, which they
+    share."""
+    return MEMORY_BYTE_COST * min(threads, MEMORY_SHARERS)
+
+
+def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+    """Multiply-adds of all threads together, idle ones counted, that take as long as the plan.
 
     Ten accumulators hide the latency of multiply-adds; fewer wait for their own results. A micro-kernel of
     few rows waits for weights where a group of them exceeds the first level cache.
@@ -157,25 +166,28 @@ def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa) -> float:
     arithmetic = products * max(1.0, 10 / sums) * (1 + 0.2 * loads / sums + refill)
     transforms = TRANSFORM_COST * points * plan.tiles * (inputs + outputs / plan.splits)
     weight_bytes = points * inputs * outputs * 4
-    memory = MEMORY_BYTE_COST * weight_bytes + CACHE_BYTE_COST * weight_bytes * (tile_tasks - 1)
+    memory = memory_byte_cost(threads) * weight_bytes + CACHE_BYTE_COST * weight_bytes * (tile_tasks - 1)
     if not conv.is_constant:
-        memory += MEMORY_BYTE_COST * weight_bytes  # they are written first
+        memory += memory_byte_cost(threads) * weight_bytes  # they are written first
     if plan.scratch_bytes(conv) > SCRATCH_SHARE * isa.l2_bytes:
         memory += CACHE_BYTE_COST * 2 * plan.scratch_bytes(conv) * tasks
-    return (arithmetic + transforms) * ceil_div(tasks, 2) * 2 + memory
+    return (arithmetic + transforms) * task_slots(tasks, threads) + memory
 
 
-def least_cost(conv: BlockedConvolution, isa: Isa) -> float | None:
-    """Multiply-adds that take as long as the fastest plan; None if there is none."""
+def least_cost(conv: BlockedConvolution, isa: Isa, threads: int) -> float | None:
+    """Multiply-adds of all threads together that take as long as the fastest plan; None if there is none."""
     if not _is_eligible(conv):
         return None
-    return min((predicted_cost(conv, plan, isa) for plan in candidates(conv, isa)), default=None)
+    return min((predicted_cost(conv, plan, isa, threads) for plan in candidates(conv, isa)), default=None)
 
 
-def direct_cost(conv: BlockedConvolution) -> float:
-    """Multiply-adds that take as long as direct convolution."""
+def direct_cost(conv: BlockedConvolution, threads: int) -> float:
+    """Multiply-adds of all threads together that take as long as direct convolution, whose smallest tasks are
+    the lines of an output block."""
     weights = conv.input_blocks * conv.input_lanes * conv.output_blocks * conv.output_lanes * 9
-    return conv.multiply_adds / DIRECT_EFFICIENCY + MEMORY_BYTE_COST * weights * 4
+    tasks = conv.batches * conv.output_blocks * conv.height.outputs
+    arithmetic = conv.multiply_adds / DIRECT_EFFICIENCY * idleness(tasks, threads)
+    return arithmetic + memory_byte_cost(threads) * weights * 4
 
 
 def schedule_plan(

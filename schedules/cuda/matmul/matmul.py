@@ -29,6 +29,7 @@ class TiledMatmul(Matmul):
         self.anchor = anchor
 
     def get_configs(self, target: Target) -> Matmul.Config:
+        """Tile sizes for this product; dlight's own are one size for all."""
         across = tile_columns(self.anchor) // MICRO
         return Matmul.Config(
             block_size_x=TILE_THREADS // across,
@@ -42,6 +43,7 @@ class TiledMatmul(Matmul):
         )
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """The schedule with the innermost loops unrolled; None where dlight does not accept the function."""
         schedule = super().apply(func, target, tunable)
         if isinstance(schedule, s_tir.Schedule):
             # `#pragma unroll` keeps the source a twentieth of what unrolling in TVM makes of it

@@ -19,6 +19,7 @@ from hybridc.schedules.cuda.core.launch import apply_dlight, cuda_target, finish
 from hybridc.schedules.cuda.core.loops import launch_alone
 from hybridc.schedules.cuda.matmul.matmul import MICRO, SMALLEST_SIDE, TILE_THREADS, TiledMatmul
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
+from hybridc.schedules.shapes import index_shape, shape_of
 
 BLOCKS = 256
 """Of threads, that keep every multiprocessor of a GPU busy."""
@@ -41,16 +42,16 @@ class _Gradient:
     @property
     def positions(self) -> tuple[int, ...]:
         """Images, and the spatial axes of dy."""
-        batches, _, *spatial = _shape(self.dy)
+        batches, _, *spatial = shape_of(self.dy)
         return (batches, *spatial)
 
     @property
     def rows(self) -> int:
-        return _shape(self.weight)[0]
+        return shape_of(self.weight)[0]
 
     @property
     def columns(self) -> int:
-        return math.prod(_shape(self.weight)[1:])
+        return math.prod(shape_of(self.weight)[1:])
 
 
 @schedule_rule(family="conv2d")
@@ -102,14 +103,6 @@ def _read(function: tirx.PrimFunc) -> _Gradient | None:
     return _Gradient(data, dy, weight, strides, padding[:rank], dilation)
 
 
-def _shape(buffer: tirx.Var) -> tuple[int, ...]:
-    return tuple(int(e) for e in buffer.shape)
-
-
-def _extents(shape: Sequence[int]) -> list[tirx.IntImm]:
-    return [tirx.IntImm("int64", extent) for extent in shape]
-
-
 def _unflatten(flat: tirx.Expr, shape: Sequence[int]) -> list[tirx.Expr]:
     point: list[tirx.Expr] = []
     for extent in reversed(shape[1:]):
@@ -120,9 +113,11 @@ def _unflatten(flat: tirx.Expr, shape: Sequence[int]) -> list[tirx.Expr]:
 
 def _products(gradient: _Gradient, splits: int, depth: int) -> tirx.PrimFunc:
     """Data and dy to the partial results `[splits, O, C * taps]`: a batch of matrix products."""
-    x, dy = (te.placeholder(_extents(_shape(v)), "float32", v.name) for v in (gradient.data, gradient.dy))
+    x, dy = (
+        te.placeholder(index_shape(shape_of(v)), "float32", v.name) for v in (gradient.data, gradient.dy)
+    )
     zero = tirx.const(0.0, "float32")
-    every, taps = math.prod(gradient.positions), _shape(gradient.weight)[1:]
+    every, taps = math.prod(gradient.positions), shape_of(gradient.weight)[1:]
 
     def left(split: te.Var, o: te.Var, k: te.Var) -> te.Expr:
         position = split * depth + k
@@ -140,14 +135,16 @@ def _products(gradient: _Gradient, splits: int, depth: int) -> tirx.PrimFunc:
                 at, gradient.strides, tap, gradient.dilation, gradient.before, strict=True
             )
         ]
-        inside = [c for i, e in zip(source, _shape(gradient.data)[2:], strict=True) for c in (i >= 0, i < e)]
+        inside = [
+            c for i, e in zip(source, shape_of(gradient.data)[2:], strict=True) for c in (i >= 0, i < e)
+        ]
         return tirx.if_then_else(tirx.all(position < every, *inside), x[(n, c, *source)], zero)
 
-    a = te.compute(_extents((splits, gradient.rows, depth)), left, name="left")
-    b = te.compute(_extents((splits, gradient.columns, depth)), right, name="right")
+    a = te.compute(index_shape((splits, gradient.rows, depth)), left, name="left")
+    b = te.compute(index_shape((splits, gradient.columns, depth)), right, name="right")
     k = te.reduce_axis((0, tirx.IntImm("int64", depth)), "k")
     partial = te.compute(
-        _extents((splits, gradient.rows, gradient.columns)),
+        index_shape((splits, gradient.rows, gradient.columns)),
         lambda s, o, j: te.sum(a[s, o, k] * b[s, j, k], axis=k),
         name="partial",
     )
@@ -155,8 +152,8 @@ def _products(gradient: _Gradient, splits: int, depth: int) -> tirx.PrimFunc:
 
 
 def _sums(gradient: _Gradient, splits: int) -> tirx.PrimFunc:
-    shape = _shape(gradient.weight)
-    partial = te.placeholder(_extents((splits, gradient.rows, gradient.columns)), "float32", "partial")
+    shape = shape_of(gradient.weight)
+    partial = te.placeholder(index_shape((splits, gradient.rows, gradient.columns)), "float32", "partial")
     s = te.reduce_axis((0, tirx.IntImm("int64", splits)), "s")
 
     def at(o: te.Var, c: te.Var, *tap: te.Var) -> te.Expr:
@@ -165,7 +162,7 @@ def _sums(gradient: _Gradient, splits: int) -> tirx.PrimFunc:
             column = column * extent + i
         return te.sum(partial[s, o, column], axis=s)
 
-    return te.create_prim_func([partial, te.compute(_extents(shape), at, name="sums")])
+    return te.create_prim_func([partial, te.compute(index_shape(shape), at, name="sums")])
 
 
 def _joined(

@@ -83,9 +83,9 @@ def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
-    with pytest.raises(UsageError, match="cannot make the folder") as refusal:
+    with pytest.raises(UsageError, match="cannot create the folder") as refusal:
         write_array(tmp_path / "f" / "x.npy", np.zeros(1))
-    assert refusal.value.remedy == "choose another place"
+    assert refusal.value.remedy == "choose another location"
 
 
 @pytest.mark.parametrize("name", ["", "absent", "no/folder"])

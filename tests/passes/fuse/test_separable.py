@@ -55,7 +55,7 @@ def calls(program: Program) -> list[str]:
 
 def check(before: Program) -> Program:
     """The program behind the pass, after a check that it computes the same and has no function to spare."""
-    after = fuse_separable(before, parse_target("avx2"))
+    after = fuse_separable(before, parse_target("avx2"), threads=2)
     functions = {g.name_hint for g, f in after.module.functions.items() if isinstance(f, tirx.PrimFunc)}
     assert functions == set(calls(after))
     assert all(after.origins[b.var.name] for b in after.bindings)

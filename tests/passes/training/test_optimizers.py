@@ -12,13 +12,13 @@ from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import ProgramBuilder, is_op
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.training import Emitter, spec
-from hybridc.passes.training.optimizers import Adam, Optimizer, Sgd, emit_update
+from hybridc.passes.training.optimizers import Adam, Sgd, UpdateRule, emit_update
 from tests.support.gradients import compiled, normal
 
 SGD = spec.Optimizer()
 RATES = [0.1, 0.05, 0.2, 0.1]
 
-CASES: dict[str, tuple[Optimizer, spec.Optimizer, str, dict[str, Any]]] = {
+CASES: dict[str, tuple[UpdateRule, spec.Optimizer, str, dict[str, Any]]] = {
     "sgd": (Sgd(), SGD, "SGD", {}),
     "decay": (Sgd(weight_decay=0.1), SGD, "SGD", {"weight_decay": 0.1}),
     "momentum": (Sgd(0.9, weight_decay=0.1), SGD, "SGD", {"momentum": 0.9, "weight_decay": 0.1}),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tvm import relax, tirx
 
-from hybridc.passes.fuse.attention import Attention, Operand, attention_function
+from hybridc.passes.fuse.attention import Attention, TransposedOperand, attention_function
 from hybridc.schedules.cpu.attention import attention
 
 
@@ -20,9 +20,9 @@ def function(batch: int, rows: int, columns: int, heads: int, depth: int, *, mas
     if masked:
         steps.append(relax.op.add(scaled, tensor("mask", batch, 1, 1, columns)))
     match = Attention(
-        query=Operand(tensor("q", batch, rows, heads, depth), (0, 2, 1, 3)),
-        key=Operand(tensor("k", batch, columns, heads, depth), (0, 2, 3, 1)),
-        value=Operand(tensor("v", batch, columns, heads, depth), (0, 2, 1, 3)),
+        query=TransposedOperand(tensor("q", batch, rows, heads, depth), (0, 2, 1, 3)),
+        key=TransposedOperand(tensor("k", batch, columns, heads, depth), (0, 2, 3, 1)),
+        value=TransposedOperand(tensor("v", batch, columns, heads, depth), (0, 2, 1, 3)),
         steps=tuple(steps),
         scores=scores,
         result_axes=(0, 2, 1, 3),

@@ -3,15 +3,11 @@
 # mypy: disable-error-code="valid-type"
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -26,6 +22,7 @@ from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 from tests.schedules.cuda.families import FAMILIES, Family
+from tests.support.emulated import compile_for_emulator, cuda_compiler
 
 TARGET = parse_target("cuda:sm_80+avx2")
 RELATIVE_ERROR = 1e-5
@@ -52,24 +49,9 @@ def scheduled(functions: dict[str, tirx.PrimFunc]) -> dict[str, Scheduled]:
 def library(scheduled: dict[str, Scheduled]) -> tvm.runtime.Module:
     """All families in one library, on the emulated GPU."""
     emulator.start(64 << 20)
-    with _cuda_compiler(_compile_for_emulator):
+    with cuda_compiler(compile_for_emulator):
         module = tvm.IRModule({name: s.function for name, s in scheduled.items()})
         return tvm.compile(module, target=tvm.target.Target(cuda_target(TARGET), host="llvm"))
-
-
-@contextmanager
-def _cuda_compiler(compile_source: Callable[[str], bytes]) -> Iterator[None]:
-    name = "tvm_callback_cuda_compile"
-    previous = tvm_ffi.get_global_func(name)
-    tvm_ffi.register_global_func(name, compile_source, override=True)
-    yield
-    tvm_ffi.register_global_func(name, previous, override=True)
-
-
-def _compile_for_emulator(source: str) -> bytes:
-    image = hashlib.sha256(source.encode()).hexdigest().encode()
-    emulator.provide_kernels(emulator.image_key(image), source)
-    return image
 
 
 def run(
@@ -128,7 +110,7 @@ def test_functions_that_tvm_approximates_are_accurate(functions: dict[str, tirx.
         return b"none"
 
     emulator.preload()
-    with _cuda_compiler(keep):
+    with cuda_compiler(keep):
         for name in ("power", "waves", "softmax"):
             function = on_gpu(functions[name]).function
             tvm.compile(

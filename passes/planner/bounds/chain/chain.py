@@ -37,6 +37,7 @@ from hybridc.passes.planner.bounds.chain.stages import Counted, stages_of
 from hybridc.passes.planner.bounds.chain.sweep import Cell, Sweep
 from hybridc.passes.planner.model.problem import Problem
 
+# More cells tell plans apart more finely, and each costs a row of every array.
 _FIRST_CELLS = 12
 _DIVIDED = 8
 """Cells that are divided at a time."""
@@ -44,13 +45,18 @@ _FIRST_PRICES, _LATER_PRICES = 10, 6
 """Prices that are tried for a cell, and for a part of one."""
 _NARROW = 1 / 8
 """Of the largest weight that a cell leaves open: a cell is halved until its bytes are as narrow as that."""
+# Time grows with the stages, and exponentially with the kernels of one that are decided.
 _MOST_KERNELS = 400
 _LARGEST_STAGE = 12
+# far above what thousands of additions of 64-bit floats may be wrong by
 _ROUNDING = 1e-9
 
 
 def is_chain(problem: Problem) -> bool:
-    """Whether the bound is worth its while."""
+    """Whether `chain_time_bound_us` is worth its time: enough kernels that all others come before or after.
+
+    Parallel parts have at most `_LARGEST_STAGE` kernels, and the whole at most `_MOST_KERNELS`.
+    """
     stages = stages_of(problem)
     return 0 < problem.kernel_count <= _MOST_KERNELS and max(map(len, stages)) <= _LARGEST_STAGE
 

@@ -32,6 +32,7 @@ class ChainStage:
 
 
 def stages_of(problem: Problem) -> list[list[int]]:
+    """Kernels that all others come before or after by themselves, and those between two such together."""
     single = set(cuts(problem))
     stages: list[list[int]] = []
     for kernel in range(problem.kernel_count):
@@ -76,6 +77,7 @@ class Counted:
         self.all_copies, self.stages = self._stages(groups, first)
 
     def size(self, tensor: int) -> int:
+        """Aligned bytes of a tensor."""
         return self.problem.size_bytes[tensor]
 
     def link_us(self, tensor: int) -> float:

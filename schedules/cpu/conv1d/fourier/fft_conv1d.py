@@ -39,6 +39,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.sharing import task_slots
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 from hybridc.targets import Isa
 
@@ -50,8 +51,6 @@ TRANSFORMS = tuple(
 SPILLED_POINT_COST = 60.0
 """Time that a point costs more when spectra go to the third level and back, in vector multiply-adds: where
 they take more than three quarters of the second."""
-_THREADS = 4
-"""Assumed when tasks are few."""
 BYTE_COST = 0.3
 """Time that a byte from memory, or to it, takes, in vector multiply-adds: not hidden behind computation."""
 DIRECT = "direct"
@@ -67,6 +66,7 @@ class Plan:
     cut: Segments
     transform: Transform
     isa: Isa
+    threads: int
     constant: bool
     """Whether the weights' spectra are made at compile time."""
 
@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        """Predicted time in vector multiply-adds; tasks are shared evenly among a few threads."""
+        """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         n = self.transform.points
         point = 5 * math.log2(n) + 6 + self.cut.copy_operations / 2
         if self.channels * n * 8 * self.cut.lanes > self.isa.l2_bytes * 3 // 4:
@@ -116,7 +116,7 @@ class Plan:
         task = products + n * point * (self.inputs + self.outputs)
         weights = 0.0 if self.constant else spectra_cost(self.conv, self.transform, self.cut.lanes)
         memory = BYTE_COST * 4 * self.conv.batches * self.cut.outputs * (self.inputs + self.outputs)
-        return ceil_div(self.cut.tasks, _THREADS) * _THREADS * task + weights + memory
+        return task_slots(self.cut.tasks, self.threads) * task + weights + memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,7 @@ class Source:
     before: int
     """Zeros in front of it."""
     isa: Isa
+    threads: int
     constant: bool
 
     def plan(self, transform: Transform) -> Plan:
@@ -136,7 +137,7 @@ class Source:
         axis = conv.width
         cut = Segments(conv.batches, axis.outputs, axis.taps, axis.dilation, points, self.isa.lanes())
         signal = Signal(self.data, self.before, points)
-        return Plan(conv, signal, cut, transform, self.isa, self.constant)
+        return Plan(conv, signal, cut, transform, self.isa, self.threads, self.constant)
 
 
 @schedule_rule(family="winograd")
@@ -158,7 +159,7 @@ def fast_conv1d(request: Request) -> Scheduled | None:
     if source is None:
         return None
     plans = [source.plan(t) for t in TRANSFORMS if t.points >= source.conv.width.taps]
-    direct = direct_cost(source.conv, source.isa)
+    direct = direct_cost(source.conv, source.isa, source.threads)
     better = sorted((p for p in plans if p.cost < direct), key=lambda p: p.cost)[:_MOST_CHOICES]
     if not better:
         return None
@@ -175,7 +176,9 @@ def read_source(request: Request) -> Source | None:
     one_line = height.outputs == 1 and height.taps == 1 and height.padded == 1
     constant = conv.contraction.nest.parameter(conv.weight.source) in request.constants
     source = unpadded(conv) if one_line else None
-    return None if source is None else Source(conv, *source, request.target.isa, constant)
+    if source is None:
+        return None
+    return Source(conv, *source, request.target.isa, request.threads, constant)
 
 
 def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -> Scheduled:

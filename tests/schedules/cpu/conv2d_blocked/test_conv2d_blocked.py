@@ -7,7 +7,7 @@ import pytest
 from tvm import tirx
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import Window, blocked_depthwise
+from hybridc.passes.layout.operators import ConvWindow, blocked_depthwise
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, even_spans, rank_plans
@@ -17,11 +17,13 @@ from hybridc.schedules.select import schedule
 from hybridc.targets import ISAS, Isa, Target
 from tests.support.blocked_convolutions import CASES, THREE, Case, convolved, fused, inputs_of
 
+THREADS = 2
+
 
 def _plans(case: Case, isa: Isa) -> list[Plan]:
     conv = read_blocked_convolution(_request(fused(case)))
     assert conv is not None
-    return list(rank_plans(conv, isa).values())
+    return list(rank_plans(conv, isa, THREADS).values())
 
 
 def _request(function: tirx.PrimFunc, isa: str = "avx512", choice: str | None = None) -> Request:
@@ -119,7 +121,7 @@ def test_weights_known_at_run_time_are_read_in_place(harness, assert_close, case
 
 
 def test_rule_leaves_depthwise_convolutions_alone(avx2):
-    depthwise = blocked_depthwise((1, 2, 8, 8, 8), (2, 3, 3, 8), Window((1, 1), (1, 1, 1, 1), (1, 1)))
+    depthwise = blocked_depthwise((1, 2, 8, 8, 8), (2, 3, 3, 8), ConvWindow((1, 1), (1, 1, 1, 1), (1, 1)))
     assert conv2d_blocked(_request(depthwise, "avx2")) is None
 
 

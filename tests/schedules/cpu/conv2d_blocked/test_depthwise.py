@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import Window, blocked_depthwise
+from hybridc.passes.layout.operators import ConvWindow, blocked_depthwise
 from hybridc.schedules.cpu.conv2d_blocked.depthwise import depthwise_blocked
 from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 from tests.support.fusion import fused_behind
 
 
-def convolved(x: np.ndarray, w: np.ndarray, window: Window) -> np.ndarray:
+def convolved(x: np.ndarray, w: np.ndarray, window: ConvWindow) -> np.ndarray:
     top, left, bottom, right = window.padding
     padded = np.pad(x.astype("f8"), ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0)))
     kh, kw = w.shape[1:3]
@@ -35,15 +35,17 @@ def same(size: int) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize(
     ("data", "kernel", "window"),
     [
-        pytest.param((1, 2, 17, 19, 16), (3, 3), Window((1, 1), same(3), (1, 1)), id="3x3"),
-        pytest.param((2, 3, 14, 15, 8), (3, 3), Window((2, 2), (0, 0, 1, 1), (1, 1)), id="padded behind"),
-        pytest.param((1, 3, 15, 16, 16), (3, 3), Window((2, 2), same(3), (1, 1)), id="stride 2"),
-        pytest.param((1, 2, 7, 7, 8), (5, 5), Window((1, 1), same(5), (1, 1)), id="5x5"),
-        pytest.param((1, 1, 9, 18, 16), (7, 7), Window((1, 1), same(7), (1, 1)), id="7x7"),
-        pytest.param((1, 2, 20, 21, 8), (3, 3), Window((1, 1), same(9), (4, 4)), id="dilated"),
-        pytest.param((1, 1, 6, 40, 16), (1, 5), Window((1, 2), (0, 3, 0, 2), (1, 2)), id="one row of taps"),
-        pytest.param((1, 1, 3, 2, 16), (3, 3), Window((1, 1), (2, 3, 2, 3), (1, 1)), id="mostly padding"),
-        pytest.param((1, 1, 12, 12, 16), (3, 3), Window((1, 1), (0,) * 4, (1, 1)), id="no padding"),
+        pytest.param((1, 2, 17, 19, 16), (3, 3), ConvWindow((1, 1), same(3), (1, 1)), id="3x3"),
+        pytest.param((2, 3, 14, 15, 8), (3, 3), ConvWindow((2, 2), (0, 0, 1, 1), (1, 1)), id="padded behind"),
+        pytest.param((1, 3, 15, 16, 16), (3, 3), ConvWindow((2, 2), same(3), (1, 1)), id="stride 2"),
+        pytest.param((1, 2, 7, 7, 8), (5, 5), ConvWindow((1, 1), same(5), (1, 1)), id="5x5"),
+        pytest.param((1, 1, 9, 18, 16), (7, 7), ConvWindow((1, 1), same(7), (1, 1)), id="7x7"),
+        pytest.param((1, 2, 20, 21, 8), (3, 3), ConvWindow((1, 1), same(9), (4, 4)), id="dilated"),
+        pytest.param(
+            (1, 1, 6, 40, 16), (1, 5), ConvWindow((1, 2), (0, 3, 0, 2), (1, 2)), id="one row of taps"
+        ),
+        pytest.param((1, 1, 3, 2, 16), (3, 3), ConvWindow((1, 1), (2, 3, 2, 3), (1, 1)), id="mostly padding"),
+        pytest.param((1, 1, 12, 12, 16), (3, 3), ConvWindow((1, 1), (0,) * 4, (1, 1)), id="no padding"),
     ],
 )  # fmt: skip
 def test_blocked_depthwise_matches_float64(harness, assert_close, data, kernel, window):
@@ -62,7 +64,7 @@ def test_blocked_depthwise_matches_float64(harness, assert_close, data, kernel, 
 
 def test_every_tile_computes_the_same(harness, assert_close):
     rng = np.random.default_rng(12)
-    data, weight, window = (1, 2, 13, 30, 16), (2, 3, 3, 16), Window((1, 1), same(3), (1, 1))
+    data, weight, window = (1, 2, 13, 30, 16), (2, 3, 3, 16), ConvWindow((1, 1), same(3), (1, 1))
     function = fused_behind(blocked_depthwise(data, weight, window), op.nn.silu)
     x, w = (rng.standard_normal(shape).astype("f4") for shape in (data, weight))
     reference = convolved(x, w, window)
@@ -80,7 +82,7 @@ def test_every_tile_computes_the_same(harness, assert_close):
 
 def test_padding_does_not_touch_infinities_inside(harness):
     """A tap that reads padding adds nothing, whatever lies at the image's border."""
-    data, weight, window = (1, 1, 9, 9, 16), (1, 3, 3, 16), Window((1, 1), same(3), (1, 1))
+    data, weight, window = (1, 1, 9, 9, 16), (1, 3, 3, 16), ConvWindow((1, 1), same(3), (1, 1))
     function = fused_behind(blocked_depthwise(data, weight, window), op.nn.relu)
     x = np.ones(data, "f4")
     x[:, :, 4:, 4:] = np.inf
@@ -93,7 +95,7 @@ def test_padding_does_not_touch_infinities_inside(harness):
 
 
 def test_weights_known_at_run_time_are_read_alike(harness, assert_close):
-    data, weight, window = (1, 2, 8, 9, 8), (2, 3, 3, 8), Window((1, 1), same(3), (1, 1))
+    data, weight, window = (1, 2, 8, 9, 8), (2, 3, 3, 8), ConvWindow((1, 1), same(3), (1, 1))
     function = fused_behind(blocked_depthwise(data, weight, window), op.nn.relu)
     rng = np.random.default_rng(13)
     x, w = (rng.standard_normal(shape).astype("f4") for shape in (data, weight))

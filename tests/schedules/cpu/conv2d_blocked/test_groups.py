@@ -10,7 +10,7 @@ import pytest
 from tvm import tirx
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import Window, blocked_grouped_conv2d
+from hybridc.passes.layout.operators import ConvWindow, blocked_grouped_conv2d
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.groups import grouping
@@ -23,6 +23,8 @@ from hybridc.schedules.cpu.conv2d_blocked.read import (
 from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Isa, Target
 from tests.support.fusion import fused_behind
+
+THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Case:
     o: int = 16
 
     @property
-    def window(self) -> Window:
-        return Window(self.strides, self.padding, self.dilation)
+    def window(self) -> ConvWindow:
+        return ConvWindow(self.strides, self.padding, self.dilation)
 
     @property
     def function(self) -> tirx.PrimFunc:
@@ -132,7 +134,7 @@ def test_sums_wait_between_chunks_of_a_groups_input_channels(harness, assert_clo
     monkeypatch.setattr(blocked_plan, "WEIGHT_SHARE", 1 << 8)
     case = Case(2, 64, 16, (6, 6))
     conv = _read(case, harness.isa)
-    assert next(iter(rank_plans(conv, harness.isa).values())).chunk < conv.input_blocks
+    assert next(iter(rank_plans(conv, harness.isa, THREADS).values())).chunk < conv.input_blocks
     inputs = _inputs(case.function)
     (result,) = harness.run(case.function, harness.schedule(case.function, [1], conv2d_blocked), inputs)
     assert_close(result, case.convolved(*inputs))
@@ -185,5 +187,5 @@ def test_tasks_never_mix_groups(isa):
     for case in CASES:
         conv = _read(case, ISAS[isa])
         each = conv.output_blocks * conv.output_lanes // conv.groups
-        for plan in rank_plans(conv, ISAS[isa]).values():
+        for plan in rank_plans(conv, ISAS[isa], THREADS).values():
             assert each % (plan.groups * plan.vectors * plan.lanes) == 0

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import Window, blocked_conv2d, blocked_depthwise
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d, blocked_depthwise
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import ProgramBuilder
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
@@ -20,6 +20,8 @@ from hybridc.schedules.cpu.conv2d_blocked.separable import Separable, is_faster,
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
 from hybridc.targets import ISAS, Isa, Target
+
+THREADS = 2
 
 op = relax.op
 CONSTANTS = frozenset([1, 2, 3, 4])
@@ -40,8 +42,8 @@ class Case:
     o: int = 16
 
     @property
-    def window(self) -> Window:
-        return Window((self.stride,) * 2, (self.kernel // 2,) * 4, (1, 1))
+    def window(self) -> ConvWindow:
+        return ConvWindow((self.stride,) * 2, (self.kernel // 2,) * 4, (1, 1))
 
     @property
     def data(self) -> tuple[int, ...]:
@@ -101,7 +103,7 @@ def function_of(case: Case, *, skip: bool = False) -> tirx.PrimFunc:
     first, second = case.weights
     y = call(blocked_depthwise(case.data, first, case.window), x, first, case.between)
     y = emit(op.clip(y, 0, 6))
-    pointwise = blocked_conv2d(case.between, second, Window((1, 1), (0, 0, 0, 0), (1, 1)))
+    pointwise = blocked_conv2d(case.between, second, ConvWindow((1, 1), (0, 0, 0, 0), (1, 1)))
     z = call(pointwise, y, second, case.result)
     program = builder.finish([emit(op.add(z, y if skip else residual))], functions)
     name, _ = (table := FunctionTable()).function(program.bindings, program)
@@ -151,7 +153,7 @@ def test_sums_wait_between_chunks_of_blocks(harness, assert_close, monkeypatch):
     monkeypatch.setattr(blocked_plan, "WEIGHT_SHARE", 1 << 10)
     case = Case(64, 32, (6, 7))
     function = function_of(case)
-    assert all(plan.chunk < 4 for plan in read(case, harness.isa.name).plans(harness.isa).values())
+    assert all(plan.chunk < 4 for plan in read(case, harness.isa.name).plans(harness.isa, THREADS).values())
     arrays = drawn(function)
     (result,) = harness.run(function, harness.schedule(function, CONSTANTS, separable), arrays)
     assert_close(result, expected(case, arrays))
@@ -193,23 +195,22 @@ def test_not_a_number_is_kept(harness):
 def test_no_task_computes_rows_that_another_one_has_computed():
     for case in (Case(384, 64, (14, 14)), Case(576, 160, (14, 14), stride=2)):
         both = read(case, "avx512")
-        assert all(
-            plan.groups == group_count(both.pointwise, plan) for plan in both.plans(ISAS["avx512"]).values()
-        )
+        plans = both.plans(ISAS["avx512"], THREADS).values()
+        assert all(plan.groups == group_count(both.pointwise, plan) for plan in plans)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_one_kernel_is_chosen_where_the_tensor_between_leaves_the_cache(isa):
     lanes = {"i": ISAS[isa].lanes(), "o": 8}
     large, small = Case(96, 24, (112, 112), stride=2, **lanes), Case(16, 16, (32, 32), **lanes)
-    assert is_faster(read(large, isa), ISAS[isa])
-    assert not is_faster(read(small, isa), ISAS[isa])
+    assert is_faster(read(large, isa), ISAS[isa], THREADS)
+    assert not is_faster(read(small, isa), ISAS[isa], THREADS)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_two_kernels_stay_where_whole_rows_are_no_even_tasks(isa):
     lanes = {"i": ISAS[isa].lanes(), "o": ISAS[isa].lanes()}
-    assert not is_faster(read(Case(960, 160, (7, 7), **lanes), isa), ISAS[isa])
+    assert not is_faster(read(Case(960, 160, (7, 7), **lanes), isa), ISAS[isa], THREADS)
 
 
 def test_an_epilogue_that_reads_the_depthwise_result_is_left_to_two_kernels(avx2):

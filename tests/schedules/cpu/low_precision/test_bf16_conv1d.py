@@ -21,6 +21,8 @@ from tests.schedules.cpu.conftest import Harness
 from tests.support.amx import executing, tiles_here
 from tests.support.narrow import UNIT, assembly, in_bf16, instructions, rounded, vectors_here
 
+THREADS = 2
+
 op = relax.op
 
 CASES = [
@@ -97,7 +99,7 @@ def test_few_channels_share_a_step_with_other_taps(tiles, channels, taps_of_a_st
         function_of(tiles, (1, channels, 4, 9, 1, 1, 4, 64)), frozenset([1]), Target((), tiles.isa)
     )
     conv = read_bf16_line(request)
-    assert conv is not None and Lines(conv, tiles.isa).folded == taps_of_a_step
+    assert conv is not None and Lines(conv, tiles.isa, THREADS).folded == taps_of_a_step
 
 
 def test_tap_that_does_not_exist_reads_no_uninitialised_memory(narrow):
@@ -134,7 +136,7 @@ def test_floats_are_faster_than_words_that_serve_few_products(avx2, inputs, outp
     for isa, is_faster in (("avx512_bf16", expected), ("amx", False)):
         conv = read_bf16_line(Request(function, frozenset([1]), Target((), ISAS[isa])))
         assert conv is not None
-        assert floats_are_faster(conv, ISAS[isa]) is is_faster
+        assert floats_are_faster(conv, ISAS[isa], THREADS) is is_faster
 
 
 def test_vectors_are_multiplied_by_vdpbf16ps(avx2):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridc.passes.layout.operators import Window
+from hybridc.passes.layout.operators import ConvWindow
 from hybridc.passes.precision.quantized import int8_conv2d as convolution
 from hybridc.passes.precision.quantized import int8_matmul as product
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
@@ -71,7 +71,7 @@ def test_sums_of_a_convolution_are_exact(narrow, case, dtype):
 
 def test_padding_at_the_end_alone_is_the_zero_point_too(narrow):
     case = Case(16, 16, (5, 6), kernel=(2, 2), padding=(0, 0, 1, 1))
-    function = convolution(case.data, case.weight, Window((1, 1), case.padding, (1, 1)), "uint8", 200)
+    function = convolution(case.data, case.weight, ConvWindow((1, 1), case.padding, (1, 1)), "uint8", 200)
     x, w = drawn(case.data, "uint8", 3), drawn(case.weight, "int8", 4)
     (result,) = narrow.run(function, narrow.schedule(function, [1], int8_conv2d), [x, w])
     np.testing.assert_array_equal(result, summed(case, x, w, 200))

@@ -7,7 +7,7 @@ import pytest
 from tvm import relax, te, tirx
 
 from hybridc.passes.layout.operators import extents, sum_over
-from hybridc.schedules.cpu.matmul.skinny import few_rows
+from hybridc.schedules.cpu.matmul.skinny import skinny_gemm
 
 op = relax.op
 SHAPES = [(16, 512, 1040), (2, 1024, 640), (7, 600, 912), (20, 1024, 528), (32, 2048, 272)]
@@ -22,7 +22,7 @@ def factors(request: pytest.FixtureRequest) -> list[np.ndarray]:
 
 def test_product_with_a_matrix_matches_float64(harness, assert_close, factors):
     function = harness.function(lambda emit, a, b: emit(op.matmul(a, b)), [f.shape for f in factors])
-    (result,) = harness.run(function, harness.schedule(function, rule=few_rows), factors)
+    (result,) = harness.run(function, harness.schedule(function, rule=skinny_gemm), factors)
     assert_close(result, factors[0].astype("f8") @ factors[1])
 
 
@@ -31,7 +31,7 @@ def test_product_with_a_transposed_matrix_and_an_epilogue_matches_float64(harnes
     bias = np.linspace(-9, 9, len(b), dtype="f4")
 
     function = _transposed(a.shape, b.shape)
-    (result,) = harness.run(function, harness.schedule(function, rule=few_rows), [b, a, bias])
+    (result,) = harness.run(function, harness.schedule(function, rule=skinny_gemm), [b, a, bias])
     assert_close(result, np.maximum(a.astype("f8") @ b.T + bias, 0))
 
 
@@ -58,4 +58,4 @@ def _transposed(left: tuple[int, ...], right: tuple[int, ...]) -> tirx.PrimFunc:
 )
 def test_other_products_are_left_to_other_rules(harness, shapes, constants):
     function = harness.function(lambda emit, a, b: emit(op.matmul(a, b)), shapes)
-    assert harness.schedule(function, constants).rule != "few_rows"
+    assert harness.schedule(function, constants).rule != "skinny_gemm"

@@ -10,7 +10,7 @@ import pytest
 from tvm import relax, te, tirx
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import Window, blocked_conv2d_wgrad, extents, sum_over
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d_wgrad, extents, sum_over
 from hybridc.schedules.cpu.wgrad import plan as wgrad_plan
 from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
 from hybridc.schedules.rule import Request
@@ -35,8 +35,8 @@ class Case:
     groups: int = 1
 
     @property
-    def window(self) -> Window:
-        return Window(self.strides, self.padding, self.dilation)
+    def window(self) -> ConvWindow:
+        return ConvWindow(self.strides, self.padding, self.dilation)
 
     @property
     def positions(self) -> tuple[int, int]:
@@ -117,7 +117,7 @@ def test_gradient_of_blocked_operands_matches_float64(harness, assert_close, cas
 
 def test_sums_of_several_pieces_and_parts_are_added_up(harness, assert_close, monkeypatch):
     monkeypatch.setattr(wgrad_plan, "PIECE_POSITIONS", 16)
-    monkeypatch.setattr(wgrad_plan, "PARTIAL_BYTES", 1 << 16)
+    monkeypatch.setattr(wgrad_plan, "PARTIAL_BYTES", 1 << 12)
     assert_close(*_run(harness, Case(16, 64, (9, 9), batches=5)))
 
 

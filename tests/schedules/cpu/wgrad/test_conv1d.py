@@ -13,6 +13,8 @@ from hybridc.schedules.cpu.wgrad.conv1d import conv1d_wgrad, schedule_plan
 from hybridc.schedules.cpu.wgrad.conv1d_plan import plans_of
 from hybridc.schedules.cpu.wgrad.read import read_weight_gradient
 
+THREADS = 2
+
 torch = pytest.importorskip("torch")
 
 CASES: list[tuple[Any, ...]] = [
@@ -57,7 +59,7 @@ def _result(harness: Any, function: tirx.PrimFunc, operands: list[np.ndarray], e
     """By the best plan whose rows are of the data, or of the gradient."""
     wgrad = read_weight_gradient(function)
     assert wgrad is not None
-    plans = [plan for plan in plans_of(wgrad, harness.isa) if plan.of.exchanged == exchanged]
+    plans = [plan for plan in plans_of(wgrad, harness.isa, THREADS) if plan.of.exchanged == exchanged]
     plan = min(plans, key=lambda plan: plan.cost)
     scheduled = harness.schedule(function, rule=lambda request: schedule_plan(request, plan))
     (result,) = harness.run(function, scheduled, operands)

@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from hybridc.passes.layout.operators import Window, blocked_conv2d
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d
 from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
 from hybridc.schedules.cpu.core.micro_kernel import Tile
 from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
@@ -28,10 +28,10 @@ def relu(emit: Any, conv: relax.Expr) -> relax.Expr:
 
 def convolution(
     harness: Any, data: Sequence[int], weight: Sequence[int], *extra: tuple[int, ...],
-    epilogue: Epilogue | None = None, window: Window | None = None,
+    epilogue: Epilogue | None = None, window: ConvWindow | None = None,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Blocked convolution of parameters 0 and 1, and `epilogue(emit, conv, *extra)`."""
-    window = window or Window((1, 1), (1, 1, 1, 1), (1, 1))
+    window = window or ConvWindow((1, 1), (1, 1, 1, 1), (1, 1))
     function = blocked_conv2d(data, weight, window).without_attr("global_symbol")
     shape = function.params[2].shape
 
@@ -107,7 +107,7 @@ def test_any_image_and_any_plan(
 ) -> None:  # fmt: skip
     lanes = harness.isa.lanes()
     shapes = (2, blocks[0], *size, lanes), (blocks[1], blocks[0], 3, 3, lanes, lanes)
-    function = convolution(harness, *shapes, window=Window((1, 1), padding, (1, 1)))
+    function = convolution(harness, *shapes, window=ConvWindow((1, 1), padding, (1, 1)))
     data, weight = normal(0, *shapes)
     (result,) = harness.run(function, planned(harness, function, algorithm, *plan), [data, weight])
     assert_close(result, reference(data, weight, padding))
@@ -168,7 +168,7 @@ def test_what_lies_around_the_image_is_not_read(harness: Any) -> None:
     """Transforms mix the inputs of a tile: one NaN from outside would reach outputs inside."""
     lanes = harness.isa.lanes()
     shapes = (1, 1, 5, 9, lanes), (1, 1, 3, 3, lanes, lanes)
-    function = convolution(harness, *shapes, window=Window((1, 1), (0, 0, 1, 0), (1, 1)))
+    function = convolution(harness, *shapes, window=ConvWindow((1, 1), (0, 0, 1, 0), (1, 1)))
     data, weight = normal(5, *shapes)
     scheduled = planned(harness, function, F4, 1, 1, 1)
     surrounded = np.full(3 * data.size + 16, np.nan, np.float32)
@@ -196,7 +196,7 @@ def request(avx2: Any, image: int, channels: tuple[int, int], **window: Any) -> 
     data, weight = (1, channels[0] // 8, image, image, 8), (channels[1] // 8, channels[0] // 8, 3, 3, 8, 8)
     strides = window.get("strides", (1, 1))
     function = convolution(
-        avx2, data, weight, window=Window(strides, (1, 1, 1, 1), window.get("dilation", (1, 1)))
+        avx2, data, weight, window=ConvWindow(strides, (1, 1, 1, 1), window.get("dilation", (1, 1)))
     )
     return Request(function, frozenset([1]), Target((), ISAS["avx2"]))
 

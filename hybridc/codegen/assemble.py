@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from hybridc.artifact.manifest import Port, Source
 from hybridc.artifact.store import Contents
+from hybridc.codegen.library import BuiltLibrary
+from hybridc.emulator import image_key
 from hybridc.frontend import ImportedModel, ValueInfo
 from hybridc.passes.phases import LoweredNetwork
 
 
-def contents_of(
-    model: ImportedModel, network: LoweredNetwork, cuda_source: str | None, cuda_image_key: str | None
-) -> Contents:
-    """The contents of the artifact of a model, apart from the library and the bytes of weights.
-
-    `cuda_source` is the CUDA C of its kernels, `cuda_image_key` the key of what it was compiled to
-    (`emulator.image_key`); None without a GPU.
-    """
+def contents_of(model: ImportedModel, network: LoweredNetwork, library: BuiltLibrary) -> Contents:
+    """The contents of the artifact of a model, lowered and compiled to `library`."""
     options = network.job.options
     return Contents(
         graphs=network.graphs,
@@ -28,8 +24,8 @@ def contents_of(
         source=Source(model.source.name, model.source.sha256, model.source.opset),
         machine=network.machine,
         host_memory_bytes=options.host_memory_bytes,
-        cuda_source=cuda_source,
-        cuda_image_key=cuda_image_key,
+        cuda_source=library.cuda_source,
+        cuda_image_key=None if library.cuda_image is None else image_key(library.cuda_image),
         threads=options.threads,
     )
 
