@@ -21,6 +21,7 @@ class SourceSlice:
 
     @property
     def extent(self) -> int:
+        """Number of indices."""
         return self.end - self.begin
 
 

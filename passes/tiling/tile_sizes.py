@@ -27,6 +27,7 @@ class TiledTensor:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
+        """First index of each tile, and the one after its last."""
         return tuple(pairwise(self.cuts))
 
 
@@ -42,11 +43,13 @@ class TensorFacts:
         self.operations = {b.var: operation_of(b.value) for b in self.program.bindings}
 
     def extent(self, var: relax.Var, axis: int) -> int:
+        """Of a tensor that an operation computes, along an axis."""
         operation = self.operations[var]
         assert operation is not None
         return operation.shape[axis]
 
     def size_bytes(self, var: relax.Expr) -> int:
+        """Of a whole tensor."""
         if var not in self._bytes:
             self._bytes[var] = size_bytes(var)
         return self._bytes[var]
