@@ -51,6 +51,7 @@ class Job:
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """Those of the target, the one that comes first in plans first."""
         return (Device.GPU, Device.CPU) if self.options.target.has_gpu else (Device.CPU,)
 
 
@@ -99,6 +100,7 @@ class ScheduledNetwork(FusedNetwork):
 
     @property
     def scheduled(self) -> Mapping[tuple[str, Device], Scheduled]:
+        """The code of functions, by name and device."""
         return self.library.scheduled
 
 

@@ -52,6 +52,7 @@ ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
 
 
 def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
+    """Rewrite operators to forms that later stages know. Raises ModelError as `canonicalize` does."""
     return replace(c, program=canonicalize(c.program))
 
 
@@ -73,6 +74,7 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
 
 
 def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
+    """One PrimFunc for each kernel. Raises ModelError HC150 for an operator that no kernel can be made for."""
     program = fuse(c.program, c.library.table)
     return FusedNetwork(c.job, program, c.library, unfused=c.program)
 
@@ -86,6 +88,10 @@ def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
 
 
 def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
+    """Mark functions that multiply bf16 or integers, where the options ask for it.
+
+    Requires: for bf16, `job.rounding`.
+    """
     options = c.job.options
     if options.precision == INT8:
         return replace(c, program=mark_integers(c.program))
@@ -106,6 +112,7 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
 
 
 def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
+    """Schedule the functions that the library has no code for, for each device of the target."""
     options, known = c.job.options, c.library.scheduled
     scheduled = schedule_functions(
         c.program,
@@ -125,6 +132,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
 
 
 def read_network_graph(c: ScheduledNetwork, _: Progress) -> GraphedNetwork:
+    """Kernels and tensors with their costs; from here on no stage but `tile` and `lower` needs TVM."""
     graph = read_graph(c.program, c.scheduled, c.job.loop_carried)
     return GraphedNetwork(c.job, c.program, c.library, unfused=c.unfused, graph=graph)
 
@@ -190,6 +198,7 @@ def _kernel_count(program: Program) -> int:
 
 
 def plan_network(c: TiledNetwork, progress: Progress) -> PlannedNetwork:
+    """The fastest plan for each budget. Raises PlanError HC201 or HC203 as `make_plans` does."""
     found = make_plans(
         c.tilings,
         c.machine,
@@ -204,6 +213,7 @@ def plan_network(c: TiledNetwork, progress: Progress) -> PlannedNetwork:
 
 
 def verify_network(c: PlannedNetwork, _: Progress) -> PlannedNetwork:
+    """Raise PlanError HC210 to HC220 if a plan breaks what it promises."""
     for graph, plan in zip(c.graphs, c.plans, strict=True):
         verify(graph, plan)
     return c
@@ -216,6 +226,7 @@ def tighten_bounds(c: PlannedNetwork, seconds: float) -> PlannedNetwork:
 
 
 def lower_network(c: PlannedNetwork, _: Progress) -> LoweredNetwork:
+    """Write the steps of the plans as Relax functions, one per lane. Raises InternalError HC911."""
     lowered = lower(c.graphs, c.plans, c.library.scheduled, c.job.options.target)
     return LoweredNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, c.chosen, c.plans, lowered)
 
@@ -224,10 +235,12 @@ def lower_network(c: PlannedNetwork, _: Progress) -> LoweredNetwork:
 
 
 def show_program(c: ImportedNetwork) -> tuple[str, str]:
+    """The Relax program as TVMScript."""
     return ".py", c.program.module.script()
 
 
 def show_scheduled(c: ScheduledNetwork) -> tuple[str, str]:
+    """The scheduled functions as TVMScript, each below its rule, packings and workspace."""
     functions = [
         f"# {name} on {device}: rule {s.rule}, packed {dict(s.packings)}, "
         f"workspace {list(s.workspace_bytes)} bytes\n"
@@ -238,10 +251,12 @@ def show_scheduled(c: ScheduledNetwork) -> tuple[str, str]:
 
 
 def show_graph(c: GraphedNetwork) -> tuple[str, str]:
+    """The graph as JSON."""
     return ".json", _json(asdict(c.graph))
 
 
 def show_times(c: GraphedNetwork) -> tuple[str, str]:
+    """The measured times in microseconds as JSON."""
     times = [
         {"function": function, "device": device.value, "us": us}
         for (function, device), us in c.library.measured_us.items()
@@ -250,19 +265,23 @@ def show_times(c: GraphedNetwork) -> tuple[str, str]:
 
 
 def show_tilings(c: TiledNetwork) -> tuple[str, str]:
+    """The tilings that are planned, the whole network first, as JSON."""
     return ".json", _json([asdict(tiling) for tiling in c.tilings])
 
 
 def show_plans(c: PlannedNetwork) -> tuple[str, str]:
+    """The plans as JSON."""
     return ".json", _json([plan_to_json(plan) for plan in c.plans])
 
 
 def show_verdict(c: PlannedNetwork) -> tuple[str, str]:
+    """A line for each plan that was accepted."""
     lines = [f"accepted: {len(plan.steps)} steps, {len(plan.buffers)} buffers\n" for plan in c.plans]
     return ".txt", "".join(lines)
 
 
 def show_module(c: LoweredNetwork) -> tuple[str, str]:
+    """The lowered module as TVMScript."""
     return ".py", c.lowered.module.script()
 
 

@@ -1,8 +1,8 @@
-"""Regions: which bindings are computed in bands, and along which axis.
+"""Regions: which bindings are computed tile by tile, and along which axis.
 
 A kernel whose working set exceeds the limit is a *seed*. From the seeds regions grow: a neighbour joins where
 the whole tensor between the two would itself be too large to be put together or cut up by one kernel, and
-where it lies between two that are in bands. All of a region has the same number of bands.
+where it lies between two that are tiled. All tensors of a region have the same number of tiles.
 """
 
 from __future__ import annotations
@@ -14,45 +14,54 @@ from dataclasses import dataclass, field
 from tvm import relax
 
 from hybridc.passes.program.program import Program, is_op, operator_name
-from hybridc.passes.tiling.slice_rules import share_of
-from hybridc.passes.tiling.tile_sizes import Axes, Bands, Facts, choose_cuts, concats_in_readers, try_cuts
+from hybridc.passes.tiling.slice_rules import slice_of
+from hybridc.passes.tiling.tile_sizes import (
+    Axes,
+    TensorFacts,
+    TiledTensor,
+    choose_tile_sizes,
+    concats_in_readers,
+    try_tile_sizes,
+)
 from hybridc.passes.tiling.working_set import KernelGroup, kernel_groups
 
 GATHERS = ("halo", "concat")
-"""Inside a kernel in bands these may stay whole; they are then kernels of their own."""
+"""Inside a tiled kernel these may stay whole; they are then kernels of their own."""
 
 
-def choose_bands(program: Program, limit_bytes: int, *, again: bool = False) -> dict[relax.Var, Bands]:
-    """The bands of every binding that is not left whole; none where no kernel exceeds the limit.
+def choose_tiled_tensors(
+    program: Program, limit_bytes: int, *, again: bool = False
+) -> dict[relax.Var, TiledTensor]:
+    """The tiles of every binding that is not left whole; empty where no kernel exceeds `limit_bytes`.
 
-    Requires: `program` canonical. With `again` it is in bands already, and kernels that only move data are no
-    seeds: what puts bands together at a region's end is as large as it must be.
-    Ensures: each share of a binding in bands can be computed (`shares.share_of`).
+    Requires: `program` canonical. With `again` it is tiled already, and kernels that only move data are no
+    seeds: what concatenates tiles at the end of a region is as large as it must be.
+    Ensures: every tile can be computed (`slice_rules.slice_of`).
     """
     groups = kernel_groups(program)
     large = [g for g in groups if g.size_bytes > limit_bytes and not (again and g.only_moves)]
     if not large:
         return {}
-    growth = _Growth(Facts(program), groups, limit_bytes)
+    growth = _Growth(TensorFacts(program), groups, limit_bytes)
     for group in large:
         for seed in growth.computing(group):
             growth.plant(seed)
     growth.settle()
     unwritten = concats_in_readers(program, growth.axes)
-    chosen: dict[relax.Var, Bands] = {}
+    chosen: dict[relax.Var, TiledTensor] = {}
     for region in growth.regions():
         kernels = [group for group in region if group.result not in unwritten]
-        chosen.update(choose_cuts(growth.facts, kernels, region, growth.axes, limit_bytes))
+        chosen.update(choose_tile_sizes(growth.facts, kernels, region, growth.axes, limit_bytes))
     return chosen
 
 
 @dataclass
 class _Growth:
-    facts: Facts
+    facts: TensorFacts
     groups: list[KernelGroup]
     limit_bytes: int
     axes: dict[relax.Var, int] = field(default_factory=dict)
-    """Of the tensors that are in bands so far."""
+    """Of the tensors that are tiled so far."""
     producer: dict[relax.Var, KernelGroup] = field(init=False)
     readers: dict[relax.Var, list[KernelGroup]] = field(init=False)
 
@@ -66,8 +75,8 @@ class _Growth:
     # ------------------------------------------------------------------------------------- seeds
 
     def computing(self, group: KernelGroup) -> list[KernelGroup]:
-        """The kernel; where it only moves data, the next ones behind it that do more, or else before it."""
-        for follow in (self._behind, self._before):
+        """The kernel; where it only moves data, the next ones after it that compute, or else before it."""
+        for follow in (self._after, self._before):
             found: dict[relax.Var, KernelGroup] = {}
             queue = deque([group])
             while queue:
@@ -80,14 +89,14 @@ class _Growth:
                 return list(found.values())
         return []
 
-    def _behind(self, group: KernelGroup) -> list[KernelGroup]:
+    def _after(self, group: KernelGroup) -> list[KernelGroup]:
         return self.readers.get(group.result, [])
 
     def _before(self, group: KernelGroup) -> list[KernelGroup]:
         return [self.producer[var] for var in group.inputs if var in self.producer]
 
     def plant(self, seed: KernelGroup) -> None:
-        """Put a kernel in bands along the axis that brings it under the limit with the fewest of them.
+        """Tile a kernel along the axis that brings it under the limit with the fewest tiles.
 
         If none does, along the one that comes closest. The first of equal axes wins.
         """
@@ -97,7 +106,7 @@ class _Growth:
         for axis in self._axes_to_try(seed):
             along = self._axes_along(seed, axis)
             if along is not None:
-                for count, (_, [needed]) in enumerate(try_cuts(self.facts, [seed], [seed], along)):
+                for count, (_, [needed]) in enumerate(try_tile_sizes(self.facts, [seed], [seed], along)):
                     if needed is not None:
                         found.append((max(needed, self.limit_bytes), count, len(found), along))
         if found:
@@ -106,7 +115,7 @@ class _Growth:
                 self._add(seed, best)
 
     def _axes_to_try(self, group: KernelGroup) -> list[int]:
-        """The most welcome first: batches, then rows of images or of matrices, then the others.
+        """The cheapest first: batches, then rows of images or of matrices, then the others.
 
         Channels come last: all of the input is read for each of them.
         """
@@ -122,7 +131,7 @@ class _Growth:
     # ------------------------------------------------------------------------------------ growth
 
     def settle(self) -> None:
-        """Put in bands what lies between bands, and beside them views and movements that are too large."""
+        """Tile what lies between tiled kernels, and next to them views and movements that are too large."""
         for group in [*reversed(self.groups), *self.groups]:
             if group.result in self.axes:
                 continue
@@ -137,12 +146,12 @@ class _Growth:
                     break
 
     def _axes_read(self, group: KernelGroup) -> list[int]:
-        """The axes along which kernels in bands read the result of a kernel."""
+        """The axes along which tiled kernels read the result of a kernel."""
         readers = (r for r in self.readers.get(group.result, ()) if r.result in self.axes)
         return sorted({axis for r in readers for axis in self._demands(r, self.axes).get(group.result, ())})
 
     def _is_beside(self, group: KernelGroup, axes: Axes) -> bool:
-        """Whether a kernel, along these axes, reads bands of others."""
+        """Whether a kernel that is tiled along these axes reads tiles of others."""
         demands = self._demands(group, axes)
         return any(self.axes[var] in wanted for var, wanted in demands.items() if var in self.axes)
 
@@ -155,9 +164,9 @@ class _Growth:
                 queue.extend(self._neighbours(group, axes))
 
     def _neighbours(self, group: KernelGroup, axes: Axes) -> Iterator[tuple[KernelGroup, Axes]]:
-        """Kernels that must be in bands too, since the tensor between is too large to be whole.
+        """Kernels that must be tiled too, since the tensor between is too large to be whole.
 
-        To cut a band off a tensor takes at least half as much again as the tensor, to join it twice as much.
+        A kernel that copies half of a tensor holds 3/2 of its bytes, one that concatenates its tiles twice.
         """
         for var, wanted in self._demands(group, axes).items():
             producer = self.producer.get(var)
@@ -182,10 +191,10 @@ class _Growth:
                 return axes
         return None
 
-    # ------------------------------------------------------------------------- one kernel in bands
+    # ------------------------------------------------------------------------- one tiled kernel
 
     def _axes_along(self, group: KernelGroup, axis: int) -> dict[relax.Var, int] | None:
-        """The axes of the tensors inside a kernel whose result is in bands along `axis`, if it can be."""
+        """The axes of the tensors inside a kernel whose result is tiled along `axis`, if it can be."""
         if axis >= self._rank(group) or self.facts.extent(group.result, axis) < 2:
             return None
         inside = {member.var: member.value for member in group.members}
@@ -194,31 +203,31 @@ class _Growth:
             if member.var not in axes:
                 continue
             operation, own = self.facts.operations[member.var], axes[member.var]
-            share = share_of(operation, own, 0, self.facts.extent(member.var, own))
-            if share is None or operation is None:
+            rule = slice_of(operation, own, 0, self.facts.extent(member.var, own))
+            if rule is None or operation is None:
                 return None
-            for operand, part in zip(operation.operands, share.parts, strict=True):
-                if operand not in inside or (part is None and operator_name(inside[operand]) in GATHERS):
+            for operand, sliced in zip(operation.operands, rule.slices, strict=True):
+                if operand not in inside or (sliced is None and operator_name(inside[operand]) in GATHERS):
                     continue
-                if part is None or axes.setdefault(operand, part.axis) != part.axis:
+                if sliced is None or axes.setdefault(operand, sliced.axis) != sliced.axis:
                     return None
         return axes
 
     def _demands(self, group: KernelGroup, axes: Axes) -> dict[relax.Var, set[int]]:
-        """The axes along which a kernel in bands reads shares of what others compute."""
+        """The axes along which a tiled kernel reads slices of what others compute."""
         found: dict[relax.Var, set[int]] = {}
         inside = {member.var for member in group.members}
         for var in (member.var for member in group.members if member.var in axes):
             operation, axis = self.facts.operations[var], axes[var]
-            share = share_of(operation, axis, 0, self.facts.extent(var, axis))
-            assert operation is not None and share is not None
-            for operand, part in zip(operation.operands, share.parts, strict=True):
-                if part is not None and isinstance(operand, relax.Var) and operand not in inside:
-                    found.setdefault(operand, set()).add(part.axis)
+            rule = slice_of(operation, axis, 0, self.facts.extent(var, axis))
+            assert operation is not None and rule is not None
+            for operand, sliced in zip(operation.operands, rule.slices, strict=True):
+                if sliced is not None and isinstance(operand, relax.Var) and operand not in inside:
+                    found.setdefault(operand, set()).add(sliced.axis)
         return found
 
     def regions(self) -> list[list[KernelGroup]]:
-        """Kernels in bands, together with all that they exchange bands with."""
+        """Tiled kernels, each list with all that exchange tiles with one another."""
         region_of: dict[relax.Var, list[KernelGroup]] = {}
         for group in self.groups:
             if group.result not in self.axes:

@@ -1,8 +1,8 @@
-"""How a share of a result, some indices of one of its axes, is computed from shares of the operands.
+"""How a tile of a result, a range of indices along one axis, is computed from slices of the operands.
 
-One rule for each kind of operator. A convolution or a pool reads a few rows more than it writes, a product
-reads all of one factor, an element-wise operator reads what it writes; some operators have no such share
-along some axes (softmax along its own), which is no error.
+There is one rule per kind of operator. A convolution or a pool reads a halo beside the rows that it writes,
+a product reads all of one factor, an element-wise operator reads the indices that it writes. Some operators
+have no tiles along some axes (softmax along its own), which is not an error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hybridc.passes.program.program import operator_name, tensor_shape
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Indices `begin` to `end` of an operand's axis. Those outside of the operand are zeros."""
+class Slice:
+    """Indices `begin` to `end` of an axis of an operand. Those outside of the operand are zeros."""
 
     axis: int
     begin: int
@@ -33,18 +33,18 @@ Make = Callable[[Sequence[relax.Expr], Emit], relax.Expr]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """How one share of a result is made."""
+class SliceRule:
+    """How one tile of a result is computed."""
 
-    parts: tuple[Part | None, ...]
-    """What is read of each operand; None: all of it."""
+    slices: tuple[Slice | None, ...]
+    """What is read of each operand; None: the whole operand."""
     make: Make
-    """The result from these parts; what it needs to bind on the way goes through `Emit`."""
+    """The tile from these slices; what must be bound on the way goes through `Emit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call, with what rules ask about it at hand: asking TVM for a shape is slow."""
+    """A call with the facts that rules ask for: asking TVM for a shape is slow."""
 
     call: relax.Call
     name: str
@@ -63,8 +63,9 @@ class Operation:
         return shape
 
 
-Rule = Callable[[Operation, int, int, int], Share | None]
-"""The share `begin` to `end` of the result along an axis; None if it cannot be had by itself."""
+OperatorRule = Callable[[Operation, int, int, int], SliceRule | None]
+"""(operation, axis, begin, end) -> the rule for these indices of the result; None if the operator cannot be
+tiled along the axis."""
 
 
 def operation_of(expr: relax.Expr) -> Operation | None:
@@ -76,19 +77,22 @@ def operation_of(expr: relax.Expr) -> Operation | None:
     return Operation(expr, operator_name(expr), tensor_shape(expr), tuple(operands), tuple(shapes))
 
 
-def share_of(operation: Operation | None, axis: int, begin: int, end: int) -> Share | None:
-    """Indices `begin` to `end` along `axis` of the result; none where all that it reads are zeros."""
-    rule = RULES.get(operation.name) if operation is not None else None
-    if operation is None or rule is None:
+def slice_of(operation: Operation | None, axis: int, begin: int, end: int) -> SliceRule | None:
+    """The rule for indices `begin` to `end` of the result along `axis`.
+
+    None where no rule is known, or where a slice lies entirely in the padding: nothing would be read.
+    """
+    operator_rule = RULES.get(operation.name) if operation is not None else None
+    if operation is None or operator_rule is None:
         return None
-    share = rule(operation, axis, begin, end)
-    if share is None or not all(map(_overlap, operation.shapes, share.parts)):
+    rule = operator_rule(operation, axis, begin, end)
+    if rule is None or not all(map(_overlap, operation.shapes, rule.slices)):
         return None
-    return share
+    return rule
 
 
-def _overlap(shape: tuple[int, ...] | None, part: Part | None) -> bool:
-    return shape is None or part is None or (part.begin < shape[part.axis] and part.end > 0)
+def _overlap(shape: tuple[int, ...] | None, sliced: Slice | None) -> bool:
+    return shape is None or sliced is None or (sliced.begin < shape[sliced.axis] and sliced.end > 0)
 
 
 def _is_tensor(expr: relax.Expr) -> bool:
@@ -96,10 +100,10 @@ def _is_tensor(expr: relax.Expr) -> bool:
 
 
 def same_call(call: relax.Call) -> Make:
-    """The call itself, on parts of its operands."""
+    """The call itself, on slices of its operands."""
 
-    def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
-        left = iter(parts)
+    def make(slices: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        left = iter(slices)
         arguments = [
             relax.Tuple([next(left) for _ in a.fields]) if isinstance(a, relax.Tuple) else next(left)
             for a in call.args
@@ -109,13 +113,13 @@ def same_call(call: relax.Call) -> Make:
     return make
 
 
-def _alike(op: Operation, *parts: Part | None) -> Share:
-    """The call itself, with these parts of the first operands and all of the others."""
-    return _made(op, same_call(op.call), *parts)
+def _alike(op: Operation, *slices: Slice | None) -> SliceRule:
+    """The call itself, with these slices of the first operands and the other operands whole."""
+    return _made(op, same_call(op.call), *slices)
 
 
-def _made(op: Operation, make: Make, *parts: Part | None) -> Share:
-    return Share((*parts, *[None] * (len(op.operands) - len(parts))), make)
+def _made(op: Operation, make: Make, *slices: Slice | None) -> SliceRule:
+    return SliceRule((*slices, *[None] * (len(op.operands) - len(slices))), make)
 
 
 def _numbers(values: Any) -> list[int]:
@@ -125,30 +129,30 @@ def _numbers(values: Any) -> list[int]:
 # --------------------------------------------------------------------------------- one element for one
 
 
-def _elementwise(op: Operation, axis: int, begin: int, end: int) -> Share:
-    """Operands of fewer axes, or of extent 1, are the same for every share."""
+def _elementwise(op: Operation, axis: int, begin: int, end: int) -> SliceRule:
+    """Operands without this axis, or of extent 1 along it, are the same for every tile."""
 
-    def part(shape: tuple[int, ...] | None) -> Part | None:
+    def sliced(shape: tuple[int, ...] | None) -> Slice | None:
         own = -1 if shape is None else axis - (len(op.shape) - len(shape))
-        return Part(own, begin, end) if shape is not None and own >= 0 and shape[own] != 1 else None
+        return Slice(own, begin, end) if shape is not None and own >= 0 and shape[own] != 1 else None
 
-    return _alike(op, *map(part, op.shapes))
+    return _alike(op, *map(sliced, op.shapes))
 
 
-def _concat(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+def _concat(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
     if axis == int(op.call.attrs.axis) % len(op.shape):
         return None
-    return _alike(op, *[Part(axis, begin, end)] * len(op.operands))
+    return _alike(op, *[Slice(axis, begin, end)] * len(op.operands))
 
 
-def _permute(op: Operation, axis: int, begin: int, end: int) -> Share:
+def _permute(op: Operation, axis: int, begin: int, end: int) -> SliceRule:
     rank = len(op.shape)
     axes = range(rank)[::-1] if op.call.attrs.axes is None else _numbers(op.call.attrs.axes)
-    return _alike(op, Part(axes[axis] % rank, begin, end))
+    return _alike(op, Slice(axes[axis] % rank, begin, end))
 
 
-def _reshape(op: Operation, axis: int, begin: int, end: int) -> Share | None:
-    """An axis that stays, takes in the axes behind it, or gives them off."""
+def _reshape(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
+    """Along an axis that is kept, merged with the axes after it, or split into several."""
     source, shape = op.source(), op.shape
     own, extent = _outermost(source, shape, axis), shape[axis]
     if own is None:
@@ -156,20 +160,20 @@ def _reshape(op: Operation, axis: int, begin: int, end: int) -> Share | None:
     wider, rest = divmod(extent, source[own])
     if rest == 0:  # each index of the operand becomes `wider` of the result
         first, last = begin // wider, -(-end // wider)
-        part, rows, skip = Part(own, first, last), (last - first) * wider, begin - first * wider
+        sliced, rows, skip = Slice(own, first, last), (last - first) * wider, begin - first * wider
     else:
         each = source[own] // extent
-        part, rows, skip = Part(own, begin * each, end * each), end - begin, 0
+        sliced, rows, skip = Slice(own, begin * each, end * each), end - begin, 0
 
-    def make(parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        whole = relax.op.reshape(parts[0], (*shape[:axis], rows, *shape[axis + 1 :]))
+    def make(slices: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        whole = relax.op.reshape(slices[0], (*shape[:axis], rows, *shape[axis + 1 :]))
         return _cropped(whole, axis, skip, end - begin, rows, emit)
 
-    return _made(op, make, part)
+    return _made(op, make, sliced)
 
 
 def _outermost(source: Sequence[int], shape: Sequence[int], axis: int) -> int | None:
-    """The axis of `source` whose indices, in order, are those of `axis`, or groups of them, or in them."""
+    """The axis of `source` that `axis` is equal to, a group of, or a part of, in the order of elements."""
     before = math.prod(shape[:axis])
     for own, extent in enumerate(source):
         if math.prod(source[:own]) == before and extent > 1:
@@ -184,25 +188,25 @@ def _cropped(value: relax.Expr, axis: int, skip: int, rows: int, of: int, emit: 
     return relax.op.strided_slice(emit(value), [axis], [skip], [skip + rows])
 
 
-def _slice(op: Operation, axis: int, begin: int, end: int) -> Share:
+def _slice(op: Operation, axis: int, begin: int, end: int) -> SliceRule:
     source, rank = op.source(), len(op.shape)
     axes, begins, ends, *others = (_numbers(a.fields) for a in op.call.args[1:])
     strides = others[0] if others else [1] * len(axes)
     limits = {a % rank: list(at) for a, *at in zip(axes, begins, ends, strides, strict=True)}
     first, _, stride = limits.get(axis, [0, 0, 1])
     first = max(first + source[axis], 0) if first < 0 else min(first, source[axis])
-    part = Part(axis, first + begin * stride, first + (end - 1) * stride + 1)
+    sliced = Slice(axis, first + begin * stride, first + (end - 1) * stride + 1)
     if axis in limits:
-        limits[axis] = [0, part.end - part.begin, stride]
+        limits[axis] = [0, sliced.end - sliced.begin, stride]
 
-    def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
-        return relax.op.strided_slice(parts[0], list(limits), *zip(*limits.values(), strict=True))
+    def make(slices: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        return relax.op.strided_slice(slices[0], list(limits), *zip(*limits.values(), strict=True))
 
-    return _made(op, make, part)
+    return _made(op, make, sliced)
 
 
-def _pad(op: Operation, axis: int, begin: int, end: int) -> Share | None:
-    """Padding with zeros; with anything else, along the axes that are not padded."""
+def _pad(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
+    """Padding with zeros along any axis; other padding along the axes that are not padded."""
     attrs = op.call.attrs
     widths, mode, value = _numbers(attrs.pad_width), str(attrs.pad_mode), float(attrs.pad_value)
     before, after = widths[2 * axis : 2 * axis + 2]
@@ -211,10 +215,10 @@ def _pad(op: Operation, axis: int, begin: int, end: int) -> Share | None:
         return None
     widths[2 * axis : 2 * axis + 2] = [0, 0]
 
-    def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
-        return relax.op.nn.pad(parts[0], widths, mode, value) if any(widths) else parts[0]
+    def make(slices: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        return relax.op.nn.pad(slices[0], widths, mode, value) if any(widths) else slices[0]
 
-    return _made(op, make, Part(axis, begin - before, end - before))
+    return _made(op, make, Slice(axis, begin - before, end - before))
 
 
 # ---------------------------------------------------------------------------------------- windows
@@ -225,28 +229,28 @@ def _reach(begin: int, end: int, window: int, stride: int, before: int) -> tuple
     return begin * stride - before, (end - 1) * stride + window - before
 
 
-def _convolution(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+def _convolution(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
     attrs = op.call.attrs
     rank = len(attrs.strides)
     layouts = (("NCW", "OIW"), ("NCHW", "OIHW"), ("NCDHW", "OIDHW"))[rank - 1]
     if (str(attrs.data_layout), str(attrs.kernel_layout)) != layouts:
         return None
     padding, groups = _numbers(attrs.padding), int(attrs.groups)
-    parts: tuple[Part | None, Part | None]
+    slices: tuple[Slice | None, Slice | None]
     if axis == 0:
-        parts = Part(0, begin, end), None
+        slices = Slice(0, begin, end), None
     elif axis == 1:
         outputs, inputs = op.source(1)[:2]
         each = outputs // groups
         if groups > 1 and (begin % each or end % each):
             return None
         first, last = begin // each, end // each
-        parts = Part(1, first * inputs, last * inputs) if groups > 1 else None, Part(0, begin, end)
+        slices = Slice(1, first * inputs, last * inputs) if groups > 1 else None, Slice(0, begin, end)
         groups = max(last - first, 1)
     else:
         i = axis - 2
         window = (op.source(1)[axis] - 1) * int(attrs.dilation[i]) + 1
-        parts = Part(axis, *_reach(begin, end, window, int(attrs.strides[i]), padding[i])), None
+        slices = Slice(axis, *_reach(begin, end, window, int(attrs.strides[i]), padding[i])), None
         padding[i] = padding[i + rank] = 0
 
     def make(operands: Sequence[relax.Expr], _: Emit) -> relax.Expr:
@@ -254,17 +258,18 @@ def _convolution(op: Operation, axis: int, begin: int, end: int) -> Share | None
         layout = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
         return getattr(relax.op.nn, op.name)(*operands, *window, *layout, attrs.out_dtype)
 
-    return _made(op, make, *parts)
+    return _made(op, make, *slices)
 
 
-def _pool(op: Operation, axis: int, begin: int, end: int) -> Share | None:
-    """The padding stays the pool's own: what it is filled with, and whether it counts, is its matter."""
+def _pool(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
+    """The slice ends at the border of the operand, and the pool keeps its padding: only the pool knows what
+    the padding is filled with and whether it counts."""
     attrs = op.call.attrs
     rank = len(attrs.strides)
     if str(attrs.layout) != ("NCW", "NCHW", "NCDHW")[rank - 1]:
         return None
     if axis < 2:
-        return _alike(op, Part(axis, begin, end))
+        return _alike(op, Slice(axis, begin, end))
     i, extent, padding = axis - 2, op.source()[axis], _numbers(attrs.padding)
     window = (int(attrs.pool_size[i]) - 1) * int(attrs.dilation[i]) + 1
     first, last = _reach(begin, end, window, int(attrs.strides[i]), padding[i])
@@ -275,21 +280,22 @@ def _pool(op: Operation, axis: int, begin: int, end: int) -> Share | None:
         how = bool(attrs.ceil_mode), bool(attrs.count_include_pad), str(attrs.layout), str(attrs.out_layout)
         return getattr(relax.op.nn, op.name)(operands[0], *shape, *how)
 
-    return _made(op, make, Part(axis, max(first, 0), min(last, extent)))
+    return _made(op, make, Slice(axis, max(first, 0), min(last, extent)))
 
 
 RESIZE_HALO = {"nearest_neighbor": 1, "linear": 1, "cubic": 2}
-"""Rows beside its own that a row of an enlarged image may be made of."""
+"""Rows on each side that a row of an enlarged image is interpolated from, beside its own: linear reads two
+rows, cubic four."""
 
 
-def _resize(op: Operation, axis: int, begin: int, end: int) -> Share | None:
-    """Enlarging by a whole factor, where the coordinates of a share are those of the image, shifted."""
+def _resize(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
+    """Enlarging by a whole factor, where the coordinates of a tile are those of the image, shifted."""
     attrs, source, shape = op.call.attrs, op.source(), op.shape
     mode = str(attrs.coordinate_transformation_mode)
     if str(attrs.layout) != "NCHW" or any(float(v) for v in attrs.roi):
         return None
     if axis < 2:
-        return _alike(op, Part(axis, begin, end))
+        return _alike(op, Slice(axis, begin, end))
     factor, rest = divmod(shape[axis], source[axis])
     if rest or mode not in ("half_pixel", "asymmetric"):
         return None
@@ -306,47 +312,47 @@ def _resize(op: Operation, axis: int, begin: int, end: int) -> Share | None:
         whole = relax.Call(op.call.op, [operands[0], relax.ShapeExpr(size)], attrs)
         return _cropped(whole, axis, begin - first * factor, end - begin, rows, emit)
 
-    return _made(op, make, Part(axis, first, last))
+    return _made(op, make, Slice(axis, first, last))
 
 
 # --------------------------------------------------------------------------------------- reductions
 
 
-def _matmul(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+def _matmul(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
     """Rows of the first factor, columns of the second one, or batches of both."""
     rank = len(op.shape)
     shapes = [op.source(0), op.source(1)]
     if any(len(shape) < 2 for shape in shapes):
         return None
     if axis == rank - 1:
-        return _alike(op, None, Part(len(shapes[1]) - 1, begin, end))
+        return _alike(op, None, Slice(len(shapes[1]) - 1, begin, end))
     if axis == rank - 2:
-        return _alike(op, Part(len(shapes[0]) - 2, begin, end), None)
+        return _alike(op, Slice(len(shapes[0]) - 2, begin, end), None)
     aligned = [(axis - rank + len(shape), shape) for shape in shapes]
     return _alike(
-        op, *(Part(own, begin, end) if own >= 0 and shape[own] != 1 else None for own, shape in aligned)
+        op, *(Slice(own, begin, end) if own >= 0 and shape[own] != 1 else None for own, shape in aligned)
     )
 
 
-def _along_others(op: Operation, axis: int, begin: int, end: int) -> Share | None:
-    """Softmax and layer normalisation, along axes that they treat one index at a time."""
+def _along_others(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
+    """Softmax and layer normalisation, along the axes that they do not reduce."""
     rank, attrs = len(op.shape), op.call.attrs
     own = attrs.axes if op.name in ("layer_norm", "rms_norm") else [attrs.axis]
     if axis in (int(a) % rank for a in own):
         return None
-    return _alike(op, Part(axis, begin, end))
+    return _alike(op, Slice(axis, begin, end))
 
 
-def _reduction(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+def _reduction(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
     rank, attrs = len(op.source()), op.call.attrs
     if attrs.axis is None:
         return None
     reduced = {int(a) % rank for a in attrs.axis}
     kept = list(range(rank)) if attrs.keepdims else [a for a in range(rank) if a not in reduced]
-    return None if kept[axis] in reduced else _alike(op, Part(kept[axis], begin, end))
+    return None if kept[axis] in reduced else _alike(op, Slice(kept[axis], begin, end))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, OperatorRule] = {
     **dict.fromkeys(names_with(Fact.ELEMENTWISE), _elementwise),
     **dict.fromkeys(names_with(Fact.VIEW), _reshape),
     **dict.fromkeys(names_with(Fact.CONVOLUTION), _convolution),

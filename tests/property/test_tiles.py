@@ -1,4 +1,4 @@
-"""Random operators and graphs in bands compute what they compute whole."""
+"""Random operators and graphs compute the same tiled as whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvm import relax
 from hybridc.frontend import read_model
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.program.program import Program, tensor_shape
-from hybridc.passes.tiling.slice_rules import Part, operation_of, share_of
+from hybridc.passes.tiling.slice_rules import Slice, operation_of, slice_of
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import largest_working_set_bytes
 from tests.support.light_models import random_feeds
@@ -92,14 +92,14 @@ def arithmetic(draw: Draw, net: Network) -> relax.Expr:
     )
 
 
-def part_of(value: np.ndarray, part: Part | None) -> np.ndarray:
-    """With zeros where the part exceeds the value."""
-    if part is None:
+def part_of(value: np.ndarray, sliced: Slice | None) -> np.ndarray:
+    """With zeros where the slice exceeds the value."""
+    if sliced is None:
         return value
-    extent = value.shape[part.axis]
+    extent = value.shape[sliced.axis]
     widths = [(0, 0)] * value.ndim
-    widths[part.axis] = max(-part.begin, 0), max(part.end - extent, 0)
-    inner = np.take(value, range(max(part.begin, 0), min(part.end, extent)), part.axis)
+    widths[sliced.axis] = max(-sliced.begin, 0), max(sliced.end - extent, 0)
+    inner = np.take(value, range(max(sliced.begin, 0), min(sliced.end, extent)), sliced.axis)
     return np.pad(inner, widths)
 
 
@@ -114,19 +114,19 @@ def test_a_share_is_that_part_of_the_result(data: st.DataObject) -> None:
     axis = pick(data.draw, 0, len(operation.shape) - 1)
     begin = pick(data.draw, 0, operation.shape[axis] - 1)
     end = pick(data.draw, begin + 1, operation.shape[axis])
-    share = share_of(operation, axis, begin, end)
-    if share is None:
+    rule = slice_of(operation, axis, begin, end)
+    if rule is None:
         reject()
     x = drawn(99, *tensor_shape(net.x))
     operands, parts = [], []
-    for operand, part in zip(operation.operands, share.parts, strict=True):
-        if part is not None:
+    for operand, sliced in zip(operation.operands, rule.slices, strict=True):
+        if sliced is not None:
             known = x if operand.same_as(net.x) else net.builder.weights[operand.name]
-            parts.append(part_of(known, part))
+            parts.append(part_of(known, sliced))
             operand = relax.Var(f"part{len(parts)}", relax.TensorType(parts[-1].shape, "float32"))
             net.builder.inputs.append(operand)
         operands.append(operand)
-    program = net.program(whole, net.emit(share.make(operands, net.emit)))
+    program = net.program(whole, net.emit(rule.make(operands, net.emit)))
     expected, got = run_llvm(program.module, x, *parts, *program.weights.values())
     np.testing.assert_allclose(got, np.take(expected, range(begin, end), axis), rtol=1e-4, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Networks in bands: written by hand, checked against themselves, or compiled through all stages."""
+"""Tiled networks: written by hand, checked against themselves, or compiled through all stages."""
 
 from __future__ import annotations
 

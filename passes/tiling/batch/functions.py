@@ -2,7 +2,7 @@
 
 A function treats samples one by one if each block addresses what depends on the batch by one and the same
 loop: by its loop, and by nothing else of it, along the axis of the batch. Where that loop is a sum's the
-result is a sum over samples: that of a part of them is a part of it.
+result is a sum over samples: the sums over micro-batches add up to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvm import ir, s_tir, tirx
 from tvm.tirx import IterVar
 
 SUM = -1
-"""In place of the axis of the batch: a sum over samples, of which bands give parts."""
+"""In place of the axis of the batch: a sum over samples, to which each micro-batch adds its own."""
 
 Label = int | None
 """The axis along which a tensor has the samples of the batch; None: it does not depend on them."""

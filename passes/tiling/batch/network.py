@@ -1,6 +1,6 @@
-"""Who has the samples of a batch: tensors along an axis, or as sums over it, traced through a training step.
+"""Where the samples of a batch are in each tensor of a training step: along an axis, or summed over.
 
-Operators tell by their shares (`shares`), functions by their blocks (`batch_functions`).
+For operators the slice rules say it (`slice_rules`), for functions their blocks (`functions`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from tvm import relax, tirx
 
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
 from hybridc.passes.tiling.batch.functions import SUM, BatchFunction, IsSummed, Label, batch_function
-from hybridc.passes.tiling.slice_rules import Emit, Operation, Part, Share, operation_of, same_call, share_of
+from hybridc.passes.tiling.slice_rules import (
+    Emit,
+    Operation,
+    Slice,
+    SliceRule,
+    operation_of,
+    same_call,
+    slice_of,
+)
 
 Labels = dict[relax.Var, "Label | tuple[Label, ...]"]
 """Where each variable has the samples; of a tuple, where its fields have them."""
@@ -34,42 +42,44 @@ def data_of(program: Program) -> list[relax.Var]:
     return [v for v in program.inputs if tensor_shape(v) and (tensor_shape(v), tensor_dtype(v)) not in types]
 
 
-class Parts(Protocol):
-    """What a band asks about the parts that the batch is gone through in."""
+class MicroBatches(Protocol):
+    """What the rule of a binding asks about the micro-batches."""
 
-    parts: int
+    count: int
 
-    def span(self, extent: int, part: int) -> tuple[int, int]:
-        """Which indices of an axis belong to a part of the batch."""
+    def span(self, extent: int, number: int) -> tuple[int, int]:
+        """Which indices of an axis belong to a micro-batch, by its number."""
 
-    def function(self, found: BatchFunction, name: str, part: int) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
-        """A function of the samples of one part."""
+    def function(
+        self, found: BatchFunction, name: str, number: int
+    ) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
+        """A function of the samples of one micro-batch."""
 
 
-Make = Callable[[Parts, int, Sequence[relax.Expr], Emit], relax.Expr]
-"""(writer, number of the part, parts of the operands, emit) -> the band."""
+Make = Callable[[MicroBatches, int, Sequence[relax.Expr], Emit], relax.Expr]
+"""(micro-batches, number of one, slices of the operands, emit) -> the tile of the result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """How a binding is computed for a part of the batch."""
+class MicroBatchRule:
+    """How a binding is computed for a micro-batch."""
 
     operands: tuple[relax.Expr, ...]
     reads: tuple[Label, ...]
-    """Along which axis operands are read in bands; None: as a whole."""
+    """Along which axis operands are sliced; None: they are read whole."""
     label: Label | tuple[Label, ...]
     """Where the result has samples."""
     make: Make
 
 
 @dataclass
-class Network:
+class BatchNetwork:
     """A program, and what of it depends on the batch."""
 
     program: Program
     samples: int
     labels: Labels = field(init=False)
-    splits: dict[relax.Var, Split] = field(default_factory=dict)
+    rules: dict[relax.Var, MicroBatchRule] = field(default_factory=dict)
     summed: list[relax.VarBinding] = field(default_factory=list)
     """Calls of functions that use a sum over the batch that they take themselves."""
     functions: dict[str, tirx.PrimFunc] = field(init=False)
@@ -80,17 +90,17 @@ class Network:
         self.labels = dict.fromkeys(data_of(self.program), 0)
         self.functions = {g.name_hint: f for g, f in self.program.functions.items()}
         for binding in self.program.bindings:
-            split = self._split(binding)
-            if split is not None:
-                self.splits[binding.var] = split
-                self.labels[binding.var] = split.label
+            rule = self._rule(binding)
+            if rule is not None:
+                self.rules[binding.var] = rule
+                self.labels[binding.var] = rule.label
 
     def axis(self, expr: relax.Expr) -> int | None:
         """Where an operand has samples."""
         label = self.labels.get(expr) if isinstance(expr, relax.Var) else None
         return label if isinstance(label, int) and label != SUM else None
 
-    def _split(self, binding: relax.VarBinding) -> Split | None:
+    def _rule(self, binding: relax.VarBinding) -> MicroBatchRule | None:
         value = binding.value
         if isinstance(value, relax.TupleGetItem):
             return self._item(value)
@@ -101,17 +111,17 @@ class Network:
         operation = operation_of(value)
         return self._operation(operation) if operation is not None else None
 
-    def _item(self, value: relax.TupleGetItem) -> Split | None:
+    def _item(self, value: relax.TupleGetItem) -> MicroBatchRule | None:
         labels = self.labels.get(value.tuple_value)
         if not isinstance(labels, tuple) or labels[value.index] is None:
             return None
 
-        def make(_: Parts, __: int, parts: Sequence[relax.Expr], ___: Emit) -> relax.Expr:
-            return relax.TupleGetItem(parts[0], value.index)
+        def make(_: MicroBatches, __: int, slices: Sequence[relax.Expr], ___: Emit) -> relax.Expr:
+            return relax.TupleGetItem(slices[0], value.index)
 
-        return Split((value.tuple_value,), (0,), labels[value.index], make)
+        return MicroBatchRule((value.tuple_value,), (0,), labels[value.index], make)
 
-    def _call(self, binding: relax.VarBinding) -> Split | None:
+    def _call(self, binding: relax.VarBinding) -> MicroBatchRule | None:
         name, operands = binding.value.args[0].name_hint, tuple(binding.value.args[1].fields)
         known = {i: axis for i, o in enumerate(operands) if (axis := self.axis(o)) is not None}
         if not known:
@@ -124,13 +134,15 @@ class Network:
             return None
         reads, results = found.labels[: len(operands)], found.labels[len(operands) :]
 
-        def make(writer: Parts, part: int, parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
-            function = writer.function(found, name, part)
+        def make(
+            micro_batches: MicroBatches, number: int, slices: Sequence[relax.Expr], _: Emit
+        ) -> relax.Expr:
+            function = micro_batches.function(found, name, number)
             types = [relax.TensorType(list(p.shape), str(p.dtype)) for p in function[1].params]
             results = types[len(operands) :]
-            return relax.call_tir(function[0], list(parts), results if len(results) > 1 else results[0])
+            return relax.call_tir(function[0], list(slices), results if len(results) > 1 else results[0])
 
-        return Split(operands, reads, results if len(results) > 1 else results[0], make)
+        return MicroBatchRule(operands, reads, results if len(results) > 1 else results[0], make)
 
     def _batch_function(self, name: str, known: Mapping[int, int]) -> BatchFunction | IsSummed | None:
         key = name, *known.items()
@@ -144,55 +156,55 @@ class Network:
     def _is_whole_batch(self, found: BatchFunction) -> bool:
         return all(int(buffer.shape[axis]) == self.samples for buffer, axis in found.buffers)
 
-    def _operation(self, op: Operation) -> Split | None:
+    def _operation(self, op: Operation) -> MicroBatchRule | None:
         axes = [self.axis(o) for o in op.operands]
         if all(axis is None for axis in axes):
             return None
         if _is_sum(op, axes):
-            return Split(op.operands, tuple(axes), SUM, _part_of_sum(op))
+            return MicroBatchRule(op.operands, tuple(axes), SUM, _sum_of_slices(op))
         for axis, extent in enumerate(op.shape):
             if extent % self.samples:
                 continue
-            share = _share(op, axis, extent - extent // self.samples, extent)
-            if share is not None and self._fits(op, share, axes):
-                reads = tuple(None if part is None else part.axis for part in share.parts)
-                return Split(op.operands, reads, axis, _band_of(op, axis))
+            rule = _slice_rule(op, axis, extent - extent // self.samples, extent)
+            if rule is not None and self._fits(op, rule, axes):
+                reads = tuple(None if sliced is None else sliced.axis for sliced in rule.slices)
+                return MicroBatchRule(op.operands, reads, axis, _tile_of(op, axis))
         return None
 
-    def _fits(self, op: Operation, share: Share, axes: Sequence[Label]) -> bool:
+    def _fits(self, op: Operation, rule: SliceRule, axes: Sequence[Label]) -> bool:
         """Whether the last sample of the result is computed from the last sample of each operand."""
-        for shape, part, axis in zip(op.shapes, share.parts, axes, strict=True):
-            if part is None or shape is None:
+        for shape, sliced, axis in zip(op.shapes, rule.slices, axes, strict=True):
+            if sliced is None or shape is None:
                 if axis is not None:
                     return False
                 continue
-            extent = shape[part.axis]
-            if axis not in (None, part.axis) or extent % self.samples:
+            extent = shape[sliced.axis]
+            if axis not in (None, sliced.axis) or extent % self.samples:
                 return False
-            if part != Part(part.axis, extent - extent // self.samples, extent):
+            if sliced != Slice(sliced.axis, extent - extent // self.samples, extent):
                 return False
         return True
 
 
-def _share(op: Operation, axis: int, begin: int, end: int) -> Share | None:
+def _slice_rule(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
     if op.name in ("conv1d_transpose", "conv2d_transpose", "conv3d_transpose", "avg_pool3d", "max_pool3d"):
         if axis:
             return None
         others = [None] * (len(op.operands) - 1)
-        return Share((Part(0, begin, end), *others), same_call(op.call))
+        return SliceRule((Slice(0, begin, end), *others), same_call(op.call))
     if op.name == "broadcast_to":
         return _repeated(op, axis, begin, end)
-    return share_of(op, axis, begin, end)
+    return slice_of(op, axis, begin, end)
 
 
-def _repeated(op: Operation, axis: int, begin: int, end: int) -> Share:
+def _repeated(op: Operation, axis: int, begin: int, end: int) -> SliceRule:
     own = axis - (len(op.shape) - len(op.source()))
-    part = Part(own, begin, end) if own >= 0 and op.source()[own] != 1 else None
+    sliced = Slice(own, begin, end) if own >= 0 and op.source()[own] != 1 else None
 
-    def make(parts: Sequence[relax.Expr], _: Emit) -> relax.Expr:
-        return relax.op.broadcast_to(parts[0], (*op.shape[:axis], end - begin, *op.shape[axis + 1 :]))
+    def make(slices: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        return relax.op.broadcast_to(slices[0], (*op.shape[:axis], end - begin, *op.shape[axis + 1 :]))
 
-    return Share((part, None), make)
+    return SliceRule((sliced, None), make)
 
 
 def _is_sum(op: Operation, axes: Sequence[Label]) -> bool:
@@ -206,21 +218,23 @@ def _is_sum(op: Operation, axes: Sequence[Label]) -> bool:
     return False
 
 
-def _part_of_sum(op: Operation) -> Make:
-    def make(writer: Parts, _: int, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        value = same_call(op.call)(parts, emit)
+def _sum_of_slices(op: Operation) -> Make:
+    def make(micro_batches: MicroBatches, _: int, slices: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        value = same_call(op.call)(slices, emit)
         if op.name != "mean":
             return value
-        share = relax.const(np.asarray(1 / writer.parts, tensor_dtype(op.operands[0])))
-        return relax.op.multiply(emit(value), share)
+        weight = relax.const(np.asarray(1 / micro_batches.count, tensor_dtype(op.operands[0])))
+        return relax.op.multiply(emit(value), weight)
 
     return make
 
 
-def _band_of(op: Operation, axis: int) -> Make:
-    def make(writer: Parts, part: int, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        share = _share(op, axis, *writer.span(op.shape[axis], part))
-        assert share is not None, op.call
-        return share.make(parts, emit)
+def _tile_of(op: Operation, axis: int) -> Make:
+    def make(
+        micro_batches: MicroBatches, number: int, slices: Sequence[relax.Expr], emit: Emit
+    ) -> relax.Expr:
+        rule = _slice_rule(op, axis, *micro_batches.span(op.shape[axis], number))
+        assert rule is not None, op.call
+        return rule.make(slices, emit)
 
     return make

@@ -1,11 +1,12 @@
-"""A training step whose kernels are too large goes through its batch in parts.
+"""A training step whose kernels are too large is split into micro-batches.
 
-Every tensor that has the samples of the batch along an axis becomes some tensors of its own, its *bands*, and
-every operator that treats samples one by one becomes calls on bands. What sums over the batch, a gradient of
-a parameter or the statistics of BatchNorm, becomes parts that are added up; who reads the sum waits for them.
+Every tensor that has the samples of the batch along an axis becomes several tensors, its *tiles*, one for
+each micro-batch, and every operator that treats samples one by one becomes calls on tiles. What sums over the
+batch, a gradient of a parameter or the statistics of BatchNorm, becomes a sum per micro-batch, and these are
+added up; kernels that read the sum wait for all of them.
 
-All that can be done with one part of the batch is done before the next one begins, so that little of each
-band is live at a time: without BatchNorm forward and backward pass of a part, as in gradient accumulation.
+All that can be computed for one micro-batch is computed before the next one begins, so that few tiles are
+live at a time: without BatchNorm its whole forward and backward pass, as in gradient accumulation.
 """
 
 from __future__ import annotations
@@ -28,20 +29,14 @@ from hybridc.passes.program.program import (
     variables,
 )
 from hybridc.passes.tiling.batch.functions import SUM, BatchFunction, Label, unnumbered
-from hybridc.passes.tiling.batch.network import Network, samples_of
+from hybridc.passes.tiling.batch.network import BatchNetwork, samples_of
 from hybridc.passes.tiling.batch.statistics import statistics_apart
+from hybridc.passes.tiling.limits import MAX_CALLS, MAX_TILES, UNREACHABLE_LIMIT_SLACK
 from hybridc.passes.tiling.working_set import KernelGroup, kernel_groups, size_bytes
-
-MAX_PARTS = 32
-"""Of a batch. More would gain little memory and cost a launch each; weights are what is left by then."""
-MAX_CALLS = 4000
-"""Of operators on bands: with more, launches would cost more than a slower device."""
-HOPELESS = 1.2
-"""A kernel that stays above the limit with the most parts is content with this much more than it has then."""
 
 
 def split_batch(program: Program, limit_bytes: int) -> Program:
-    """Go through the batch in the fewest parts with which the working sets of kernels are within the limit.
+    """Split a step into the fewest micro-batches with which the working sets of kernels are within the limit.
 
     Requires: `main` canonical.
     Ensures: the same results up to rounding, inputs and outputs as they were; the program itself where
@@ -53,37 +48,37 @@ def split_batch(program: Program, limit_bytes: int) -> Program:
     groups = kernel_groups(program)
     if all(group.size_bytes <= limit_bytes for group in groups):
         return program
-    network = Network(statistics_apart(program, samples), samples)
-    if not any(split.label == SUM for split in network.splits.values()):
+    network = BatchNetwork(statistics_apart(program, samples), samples)
+    if not any(rule.label == SUM for rule in network.rules.values()):
         return program
-    parts = _fewest_parts(network, kernel_groups(network.program), limit_bytes)
-    return program if parts == 1 else _Writer(network, parts).written()
+    count = _fewest_micro_batches(network, kernel_groups(network.program), limit_bytes)
+    return program if count == 1 else _MicroBatchEmitter(network, count).emitted()
 
 
-# ------------------------------------------------------------------------------------ how many parts
+# ------------------------------------------------------------------------------------ how many micro-batches
 
 
-def _fewest_parts(network: Network, groups: Sequence[KernelGroup], limit_bytes: int) -> int:
-    """The fewest equal parts with which no kernel that depends on the batch exceeds the limit.
+def _fewest_micro_batches(network: BatchNetwork, groups: Sequence[KernelGroup], limit_bytes: int) -> int:
+    """The fewest equal micro-batches with which no kernel that depends on the batch exceeds the limit.
 
     Nor need they be smaller than what does not depend on it: a parameter's update is as large as it must be.
     """
-    others = max((g.size_bytes for g in groups if g.result not in network.splits), default=0)
+    others = max((g.size_bytes for g in groups if g.result not in network.rules), default=0)
     limit_bytes = max(limit_bytes, others)
-    large = [g for g in groups if g.size_bytes > limit_bytes and g.result in network.splits]
-    most = min(MAX_PARTS, MAX_CALLS // max(len(network.splits), 1))
+    large = [g for g in groups if g.size_bytes > limit_bytes and g.result in network.rules]
+    most = min(MAX_TILES, MAX_CALLS // max(len(network.rules), 1))
     counts = [n for n in range(2, min(most, network.samples) + 1) if network.samples % n == 0]
     if not large or not counts:
         return 1
 
-    def needed(group: KernelGroup, parts: int) -> int:
+    def needed(group: KernelGroup, count: int) -> int:
         return sum(
             size_bytes(v)
-            // (parts if network.axis(v) is not None or isinstance(network.labels.get(v), tuple) else 1)
+            // (count if network.axis(v) is not None or isinstance(network.labels.get(v), tuple) else 1)
             for v in (*group.inputs, group.result)
         )
 
-    goals = [max(limit_bytes, int(HOPELESS * needed(group, counts[-1]))) for group in large]
+    goals = [max(limit_bytes, int(UNREACHABLE_LIMIT_SLACK * needed(group, counts[-1]))) for group in large]
     fits = (n for n in counts if all(needed(g, n) <= goal for g, goal in zip(large, goals, strict=True)))
     return next(fits)
 
@@ -92,13 +87,13 @@ def _fewest_parts(network: Network, groups: Sequence[KernelGroup], limit_bytes: 
 
 
 @dataclass
-class _Writer:
-    network: Network
-    parts: int
+class _MicroBatchEmitter:
+    network: BatchNetwork
+    count: int
     builder: ProgramBuilder = field(init=False)
     whole: dict[relax.Var, relax.Expr] = field(init=False)
-    bands: dict[tuple[relax.Expr, int, int], relax.Expr] = field(default_factory=dict)
-    """By variable, axis and number of the part."""
+    tiles: dict[tuple[relax.Expr, int, int], relax.Expr] = field(default_factory=dict)
+    """By variable, axis and number of the micro-batch."""
     levels: dict[relax.Var, int] = field(default_factory=dict)
     """How many sums, one after the other, a variable has to wait for."""
     values: dict[relax.Var, relax.Expr] = field(init=False)
@@ -115,20 +110,22 @@ class _Writer:
                 (self.levels.get(v, 0) + (self.network.labels.get(v) == SUM) for v in read), default=0
             )
 
-    def written(self) -> Program:
+    def emitted(self) -> Program:
         program = self.network.program
         for binding in program.bindings:
-            if binding.var not in self.network.splits:
+            if binding.var not in self.network.rules:
                 self._whole(binding.var)
         outputs = [substitute(output, self._whole) for output in program.outputs]
         return self.builder.finish(outputs, {**program.functions, **dict(self.functions.values())})
 
-    def span(self, extent: int, part: int) -> tuple[int, int]:
-        """Which indices of an axis belong to a part of the batch."""
-        return part * extent // self.parts, (part + 1) * extent // self.parts
+    def span(self, extent: int, number: int) -> tuple[int, int]:
+        """Which indices of an axis belong to a micro-batch, by its number."""
+        return number * extent // self.count, (number + 1) * extent // self.count
 
-    def function(self, found: BatchFunction, name: str, part: int) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
-        begin, end = self.span(self.network.samples, part)
+    def function(
+        self, found: BatchFunction, name: str, number: int
+    ) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
+        begin, end = self.span(self.network.samples, number)
         if not found.counts:
             begin, end = 0, end - begin
         if (name, begin) not in self.functions:
@@ -146,65 +143,65 @@ class _Writer:
     # --------------------------------------------------------------------------------- whole tensors
 
     def _whole(self, var: relax.Var) -> relax.Expr:
-        """All of a tensor: from its bands, if it is in bands."""
+        """The whole tensor, concatenated if it is tiled."""
         if var in self.whole:
             return self.whole[var]
         label = self.network.labels.get(var)
         if label == SUM:
             self._add_up(self.levels[var])
             return self.whole[var]
-        if var in self.network.splits:
+        if var in self.network.rules:
             assert isinstance(label, int)
-            for part in range(self.parts):
-                self._write_bands([var], part)
-            bands = [self.bands[var, label, part] for part in range(self.parts)]
-            value: relax.Expr = relax.op.concat(bands, axis=label)
+            for number in range(self.count):
+                self._emit_tiles([var], number)
+            tiles = [self.tiles[var, label, number] for number in range(self.count)]
+            value: relax.Expr = relax.op.concat(tiles, axis=label)
         else:
             value = substitute(self.values[var], self._whole)
         self.whole[var] = self.builder.emit(value, self._origins(var), var.name)
         return self.whole[var]
 
     def _add_up(self, level: int) -> None:
-        """Compute the sums that need not wait for more than this, one part of the batch after the other."""
+        """Compute the sums that wait for at most `level` others, one micro-batch after the other."""
         sums = [
             var
-            for var, split in self.network.splits.items()
-            if split.label == SUM and var not in self.whole and self.levels[var] <= level
+            for var, rule in self.network.rules.items()
+            if rule.label == SUM and var not in self.whole and self.levels[var] <= level
         ]
         totals: dict[relax.Var, relax.Expr] = {}
-        for part in range(self.parts):
-            self._write_bands(sums, part, totals)
+        for number in range(self.count):
+            self._emit_tiles(sums, number, totals)
         self.whole.update(totals)
 
-    # ----------------------------------------------------------------------------------------- bands
+    # ----------------------------------------------------------------------------------------- tiles
 
-    def _write_bands(
-        self, wanted: Sequence[relax.Var], part: int, totals: dict[relax.Var, relax.Expr] | None = None
+    def _emit_tiles(
+        self, wanted: Sequence[relax.Var], number: int, totals: dict[relax.Var, relax.Expr] | None = None
     ) -> None:
-        """One band of each, and before them of all that they need, in the order of the program."""
-        needed = self._needed(wanted, part)
+        """A tile of each, and before them those of all that they need, in the order of the program."""
+        needed = self._needed(wanted, number)
         for var in self.values:
             if var in needed:
-                self._write_band(var, part)
+                self._emit_tile(var, number)
                 if totals is not None and self.network.labels[var] == SUM:
-                    new = self.bands.pop((var, SUM, part))
+                    new = self.tiles.pop((var, SUM, number))
                     if var in totals:
                         new = self.builder.emit(
                             relax.op.add(totals[var], new), self._origins(var), f"{var.name}.sum"
                         )
                     totals[var] = new
 
-    def _needed(self, wanted: Sequence[relax.Var], part: int) -> set[relax.Var]:
+    def _needed(self, wanted: Sequence[relax.Var], number: int) -> set[relax.Var]:
         found: set[relax.Var] = set()
         queue = list(wanted)
         while queue:
             var = queue.pop()
-            if var in found or (var, self._axis(var), part) in self.bands:
+            if var in found or (var, self._axis(var), number) in self.tiles:
                 continue
             found.add(var)
-            split = self.network.splits[var]
-            for operand, read in zip(split.operands, split.reads, strict=True):
-                if read is not None and operand in self.network.splits:
+            rule = self.network.rules[var]
+            for operand, read in zip(rule.operands, rule.reads, strict=True):
+                if read is not None and operand in self.network.rules:
                     queue.append(operand)
         return found
 
@@ -212,28 +209,28 @@ class _Writer:
         label = self.network.labels[var]
         return label if isinstance(label, int) else 0
 
-    def _write_band(self, var: relax.Var, part: int) -> None:
-        split, origins = self.network.splits[var], self._origins(var)
-        operands = [self._read(o, r, part, origins) for o, r in zip(split.operands, split.reads, strict=True)]
+    def _emit_tile(self, var: relax.Var, number: int) -> None:
+        rule, origins = self.network.rules[var], self._origins(var)
+        operands = [self._read(o, r, number, origins) for o, r in zip(rule.operands, rule.reads, strict=True)]
 
         def emit(expr: relax.Expr) -> relax.Expr:
-            return self.builder.emit(expr, origins, f"{var.name}.band{part}")
+            return self.builder.emit(expr, origins, f"{var.name}.band{number}")
 
-        self.bands[var, self._axis(var), part] = emit(split.make(self, part, operands, emit))
+        self.tiles[var, self._axis(var), number] = emit(rule.make(self, number, operands, emit))
 
-    def _read(self, operand: relax.Expr, axis: Label, part: int, origins: Sequence[str]) -> relax.Expr:
+    def _read(self, operand: relax.Expr, axis: Label, number: int, origins: Sequence[str]) -> relax.Expr:
         if not isinstance(operand, relax.Var | GenericConst):
             return operand
         if axis is None:
             return operand if isinstance(operand, GenericConst) else self._whole(operand)
-        key = operand, axis, part
-        if key not in self.bands:
-            self.bands[key] = self._cut(operand, axis, part, origins)
-        return self.bands[key]
+        key = operand, axis, number
+        if key not in self.tiles:
+            self.tiles[key] = self._slice(operand, axis, number, origins)
+        return self.tiles[key]
 
-    def _cut(self, operand: relax.Expr, axis: int, part: int, origins: Sequence[str]) -> relax.Expr:
-        """A part of a tensor that is not in bands along this axis."""
-        begin, end = self.span(tensor_shape(operand)[axis], part)
+    def _slice(self, operand: relax.Expr, axis: int, number: int, origins: Sequence[str]) -> relax.Expr:
+        """A slice of a tensor that is not tiled along this axis."""
+        begin, end = self.span(tensor_shape(operand)[axis], number)
         if isinstance(operand, GenericConst) or operand.name in self.network.program.weights:
             known = isinstance(operand, GenericConst)
             value = operand.value.numpy() if known else self.network.program.weights[operand.name]

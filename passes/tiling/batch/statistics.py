@@ -9,7 +9,7 @@ from tvm import relax, s_tir, tirx
 
 from hybridc.passes.program.program import Program, ProgramBuilder, content_number, substitute
 from hybridc.passes.tiling.batch.functions import blocks_of, unnumbered
-from hybridc.passes.tiling.batch.network import Network
+from hybridc.passes.tiling.batch.network import BatchNetwork
 
 
 def statistics_apart(program: Program, samples: int) -> Program:
@@ -17,7 +17,7 @@ def statistics_apart(program: Program, samples: int) -> Program:
 
     Requires: `main` canonical. Ensures: the same results.
     """
-    network = Network(program, samples)
+    network = BatchNetwork(program, samples)
     if not network.summed:
         return program
     apart = {binding.var for binding in network.summed}

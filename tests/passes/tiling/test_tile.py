@@ -20,7 +20,7 @@ KIB = 1 << 10
 
 
 def tiled(before: Program, limit_bytes: int) -> Program:
-    """The program in bands, after a check that it computes the same and stays within the limit.
+    """The tiled program, after a check that it computes the same and stays within the limit.
 
     What cuts up an input or puts an output together is as large as that.
     """

@@ -1,4 +1,4 @@
-"""One kernel that puts pieces of tensors one behind the other: a band between the borders of others."""
+"""A kernel that concatenates slices of tensors: a tile with the halo from its neighbours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hybridc.schedules.shapes import index_shape
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Indices `begin` to `end` of a source, by its position; zeros where there is none."""
+class SourceSlice:
+    """Indices `begin` to `end` of a source, given by its position; zeros where it is None."""
 
     source: int | None
     begin: int
@@ -21,24 +21,30 @@ class Piece:
 
     @property
     def extent(self) -> int:
+        """Number of indices."""
         return self.end - self.begin
 
 
-def stacked(shapes: Sequence[Sequence[int]], pieces: Sequence[Piece], axis: int, dtype: str) -> tirx.PrimFunc:
-    """Pieces of sources of these shapes, which are equal but along `axis`, in the order given along it."""
+def concat_slices(
+    shapes: Sequence[Sequence[int]], slices: Sequence[SourceSlice], axis: int, dtype: str
+) -> tirx.PrimFunc:
+    """A function that concatenates slices of its parameters along `axis`.
+
+    The parameters have these shapes, which are equal except along `axis`, and this dtype.
+    """
     sources = [te.placeholder(index_shape(shape), dtype, f"x{i}") for i, shape in enumerate(shapes)]
-    total = sum(piece.extent for piece in pieces)
+    total = sum(sliced.extent for sliced in slices)
     extents = [tirx.IntImm("int64", total if a == axis else e) for a, e in enumerate(shapes[0])]
 
     def element(*at: te.Var) -> te.Expr:
         value, begin = None, total
-        for piece in reversed(pieces):
-            end, begin = begin, begin - piece.extent
-            moved = at[axis] + (piece.begin - begin)
+        for sliced in reversed(slices):
+            end, begin = begin, begin - sliced.extent
+            moved = at[axis] + (sliced.begin - begin)
             own = (
                 tirx.const(0, dtype)
-                if piece.source is None
-                else sources[piece.source](*at[:axis], moved, *at[axis + 1 :])
+                if sliced.source is None
+                else sources[sliced.source](*at[:axis], moved, *at[axis + 1 :])
             )
             value = own if value is None else tirx.if_then_else(at[axis] < end, own, value)
         return value
