@@ -5,8 +5,8 @@
 profile      `hybridc machine calibrate`; plans are made with it, and with that of a data sheet to compare
 correctness  outputs at each budget against ONNX Runtime on the CPU; losses of training against the CPU's
 memory       what the driver says this process takes, against plan and budget
-kernels      each distinct kernel against its prediction and against cuDNN or cuBLAS (gpu_kernels.py)
-networks     times at each budget against the CPU alone and PyTorch: resident, offloaded, split (gpu_torch.py)
+kernels      each distinct kernel against its prediction and against cuDNN or cuBLAS (gpu/kernels.py)
+networks     times at each budget against the CPU alone and PyTorch: resident, offloaded, split (gpu/peers.py)
 copies       how much of the copies ran beside kernels, and how long each lane took, by traced runs
 
 Without names all of them. Needs an NVIDIA GPU and onnxruntime; PyTorch and torchvision for the peers, which
@@ -36,8 +36,8 @@ import numpy as np
 import onnx
 from common import suite_feeds, suite_model, write_result
 from engines import onnxruntime
-from gpu_process import Failure, Row, json_lines, json_of, python
-from gpu_table import is_failure, table
+from gpu.process import Failure, Row, json_lines, json_of, python
+from gpu.table import is_failure, table
 
 from hybridc import models
 from hybridc.runtime.libraries import available_threads
@@ -189,7 +189,7 @@ class Bench:
 
     def session(self, name: str, artifact: str, machine: str, budget: int) -> Row:
         parts = sorted(self.parts & SESSION_PARTS)
-        command = [FOLDER / "gpu_session.py", artifact, self._of(name), ",".join(parts)]
+        command = ["-m", "gpu.session", artifact, self._of(name), ",".join(parts)]
         command += ["--budget", budget, "--seconds", self.arguments.seconds, *self._emulation]
         return json_of(
             python(*command, limit_s=120 * self._patience),
@@ -199,7 +199,7 @@ class Bench:
     def training(self) -> Iterator[Row]:
         name, batch = TRAINING
         batch = 2 if self.arguments.emulate_gpu else batch
-        command = [FOLDER / "gpu_training.py", name, batch, "--cuda", self.cuda, "--isa", self.arguments.isa]
+        command = ["-m", "gpu.training_step", name, batch, "--cuda", self.cuda, "--isa", self.arguments.isa]
         command += [*(["--machine", self.machine] if self.machine else []), *self._emulation]
         yield from json_lines(
             python(*command, limit_s=180 * self._patience), {"table": "training", "model": name}
@@ -214,7 +214,7 @@ class Bench:
             }
             return
         target = f"{self.cuda}+{self.arguments.isa}"
-        command = [FOLDER / "gpu_kernels.py", self._of(name) / "model.onnx", "--target", target]
+        command = ["-m", "gpu.kernels", self._of(name) / "model.onnx", "--target", target]
         command += [*(["--machine", self.machine] if self.machine else []), *self._emulation]
         yield from json_lines(
             python(*command, limit_s=180 * self._patience), {"table": "kernels", "model": name}
@@ -226,7 +226,7 @@ class Bench:
             return
         budgets = [r["budget_bytes"] for r in self.done if _is_measured(r, name)]
         network, options = SUITE[name]
-        command = [FOLDER / "gpu_torch.py", network, "--batch", options.get("batch", 1)]
+        command = ["-m", "gpu.peers", network, "--batch", options.get("batch", 1)]
         command += ["--budgets", ",".join(map(str, sorted(set(budgets), reverse=True)))] if budgets else []
         command += ["--seconds", self.arguments.seconds, *(["--compile"] if name in DETAILED else [])]
         yield from json_lines(python(*command, limit_s=150), {"table": "torch", "model": name})

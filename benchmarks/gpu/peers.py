@@ -1,6 +1,6 @@
 """Networks of the suite in PyTorch on the GPU: resident, compiled, offloaded, split. TF32 is off.
 
-    python benchmarks/gpu_torch.py MODEL [--budgets BYTES,BYTES] [--seconds 1] [--compile] [--cpu]
+    python -m gpu.peers MODEL [--budgets BYTES,BYTES] [--seconds 1] [--compile] [--cpu]
 
 The architectures are those of torchvision, cut into a sequence of blocks; times depend on no weights. Inputs
 start and outputs end in the host's memory. With a budget there are two ways to hold less on the GPU:

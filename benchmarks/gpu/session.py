@@ -1,6 +1,6 @@
 """One plan of an artifact, run on the GPU in a process of its own: errors, memory, times, copies.
 
-    python benchmarks/gpu_session.py MODEL.hyb FOLDER PARTS [--budget BYTES] [--emulate-gpu BYTES]
+    python -m gpu.session MODEL.hyb FOLDER PARTS [--budget BYTES] [--emulate-gpu BYTES]
 
 FOLDER has `feeds.npz` and `expected.npz`, outputs of ONNX Runtime. PARTS are of `gpu.py`, joined by commas.
 Prints a JSON object.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+BENCHMARKS = Path(__file__).parents[1]
+"""Where `python -m gpu.PART` finds its part."""
 Row = dict[str, Any]
 
 
@@ -26,12 +30,14 @@ class Failure:
 
 def python(*command: object, limit_s: float) -> str | Failure:
     """What a fresh interpreter prints."""
+    paths = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         ran = subprocess.run(
             [sys.executable, *map(str, command)],
             capture_output=True,
             text=True,
             timeout=limit_s,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
     except subprocess.TimeoutExpired as expired:
         printed = expired.stdout.decode() if isinstance(expired.stdout, bytes) else ""

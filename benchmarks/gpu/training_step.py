@@ -1,6 +1,6 @@
 """Losses of some steps of training on the GPU, beside those of the same steps on the CPU.
 
-    python benchmarks/gpu_training.py MODEL BATCH [--cuda cuda:sm_90] [--isa native] [--budgets 100%,50%]
+    python -m gpu.training_step MODEL BATCH [--cuda cuda:sm_90] [--isa native] [--budgets 100%,50%]
                                       [--steps 5] [--emulate-gpu BYTES]
 
 Prints a JSON object for each budget.

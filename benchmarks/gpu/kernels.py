@@ -1,6 +1,6 @@
 """Every distinct GPU kernel of a model by itself, beside its prediction and cuDNN or cuBLAS.
 
-    python benchmarks/gpu_kernels.py MODEL.onnx --target cuda:sm_90+avx2 --machine PROFILE.json
+    python -m gpu.kernels MODEL.onnx --target cuda:sm_90+avx2 --machine PROFILE.json
 
 Calls are queued up behind a kernel that only waits, so that events on the stream show the GPU's own time
 and not how fast calls are issued; `issued_us` is the time of a call in a loop without that, which is what

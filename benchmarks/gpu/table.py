@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpu_process import Row
+from gpu.process import Row
 
 TOLERANCE = 1e-4
 """Largest difference from ONNX Runtime, or from the CPU's losses, as a share of the largest value."""
