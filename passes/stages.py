@@ -74,7 +74,7 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
 
 
 def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
-    """One PrimFunc for each kernel. Raises ModelError HC150 for an operator that no kernel can be made for."""
+    """One PrimFunc for each kernel. Raises ModelError HC150 for an operator that has no kernel."""
     program = fuse(c.program, c.library.table)
     return FusedNetwork(c.job, program, c.library, unfused=c.program)
 
