@@ -26,4 +26,4 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
     else:
         model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
     program = Program(model.module, model.weights, model.origins)
-    return model, ImportedNetwork(Job(options, model.carried), program)
+    return model, ImportedNetwork(Job(options, model.loop_carried), program)

@@ -20,9 +20,9 @@ from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Scheduled
 def read_graph(
     program: Program,
     scheduled: Mapping[tuple[str, Device], Scheduled],
-    carried: Sequence[tuple[int, int]] = (),
+    loop_carried: Sequence[tuple[int, int]] = (),
 ) -> Graph:
-    """The graph of a fused program. `carried` are positions of inputs, and of the outputs whose
+    """The graph of a fused program. `loop_carried` are positions of inputs, and of the outputs whose
     values they have in the next run.
 
     Requires: every binding of `main` is a `call_tir`, a reshape or a projection; `scheduled` holds the
@@ -61,7 +61,7 @@ def read_graph(
         inputs=tuple(v.name for v in program.inputs),
         outputs=tuple(names[expr][0] for expr in program.outputs),
     )
-    return replace(graph, carried=tuple(_carried(graph, carried)))
+    return replace(graph, loop_carried=tuple(_carried(graph, loop_carried)))
 
 
 def _carried(graph: Graph, pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:

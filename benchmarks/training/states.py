@@ -34,13 +34,13 @@ def states(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[
         for profile in MACHINES:
             options = CompileOptions(target=parse_target("cuda+avx2"), machine=load_machine(profile))
             done = run_stages(import_model(step, options)[1], Silent(), stop_after="graph")
-            host_graph = replace(done.graph, carried=())
+            host_graph = replace(done.graph, loop_carried=())
             on_host, kept = (
                 make_plan(graph, options.machine, None, (Device.GPU, Device.CPU), effort=Effort(seconds))
                 for graph in (host_graph, done.graph)
             )
             pairs = resident_pairs(done.graph, kept.steps)
-            sizes = {old: align(done.graph.tensor[old].size_bytes) for old, _ in done.graph.carried}
+            sizes = {old: align(done.graph.tensor[old].size_bytes) for old, _ in done.graph.loop_carried}
             yield {
                 "model": name,
                 "batch": BATCHES[name],

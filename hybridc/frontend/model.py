@@ -56,5 +56,5 @@ class ImportedModel:
     parameters: Mapping[str, np.ndarray] = field(default_factory=dict)
     """For training: values of the weights that are inputs instead, after the model's own, by their names in
     the file; running statistics of BatchNorm among them."""
-    carried: tuple[tuple[int, int], ...] = ()
+    loop_carried: tuple[tuple[int, int], ...] = ()
     """For training: positions of inputs, and of the outputs that the next run takes in their places."""

@@ -114,8 +114,8 @@ class Graph:
     tensors: tuple[Tensor, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    carried: tuple[tuple[str, str], ...] = ()
-    """Inputs, each with the output that a run makes for the next one to take in its place."""
+    loop_carried: tuple[tuple[str, str], ...] = ()
+    """Pairs of an input and the output that the next run takes in its place; `carried` in artifacts."""
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -167,7 +167,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         ],
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
-        **({"carried": [list(pair) for pair in graph.carried]} if graph.carried else {}),
+        **({"carried": [list(pair) for pair in graph.loop_carried]} if graph.loop_carried else {}),
     }
 
 
@@ -215,5 +215,5 @@ def graph_from_json(data: dict[str, Any]) -> Graph:
         tensors=tuple(tensor(as_object(t)) for t in as_list(data["tensors"])),
         inputs=names(data["inputs"]),
         outputs=names(data["outputs"]),
-        carried=pairs(data.get("carried", [])),
+        loop_carried=pairs(data.get("carried", [])),
     )

@@ -154,13 +154,13 @@ class Plan:
 
 def resident_pairs(graph: Graph, steps: Sequence[Step]) -> dict[str, str]:
     """Pairs (input, output) that no step copies and that the GPU writes: they stay there."""
-    if not graph.carried:
+    if not graph.loop_carried:
         return {}
     copied = {step.tensor for step in steps if isinstance(step, Copy)}
     on_gpu = {step.kernel for step in steps if isinstance(step, Run) and step.device is Device.GPU}
     return {
         old: new
-        for old, new in graph.carried
+        for old, new in graph.loop_carried
         if old not in copied and new not in copied and graph.kernels[graph.producer[new]].name in on_gpu
     }
 

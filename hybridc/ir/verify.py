@@ -30,7 +30,7 @@ def verify(graph: Graph, plan: Plan) -> None:
         HC217  a GPU arena that exceeds the budget
         HC218  an output or state that is not on the host in the end, or an input not in the beginning
         HC219  a weight that is neither resident nor copied to the GPU, or is copied or held elsewhere
-        HC220  a value carried over on the GPU that is not found by the next run where this one leaves it
+        HC220  a loop-carried value on the GPU that the next run does not find where this one leaves it
     """
     _check_graph(graph)
     _check_steps(graph, plan)
@@ -63,15 +63,16 @@ def _check_graph(graph: Graph) -> None:
     for name in (*read, *written, *graph.inputs, *graph.outputs):
         if not isinstance(name, str) or name not in graph.tensor:
             raise _refuse("HC210", f"unknown tensor {name!r}", "the graph")
-    _check_carried(graph)
+    _check_loop_carried(graph)
 
 
-def _check_carried(graph: Graph) -> None:
-    """Each is an input alone, and an output of its type that a kernel writes; none is in two pairs."""
-    names = [name for pair in graph.carried for name in pair]
+def _check_loop_carried(graph: Graph) -> None:
+    """Each pair is an input that is no output, and an output of its type that a kernel writes; no tensor is in
+    two pairs."""
+    names = [name for pair in graph.loop_carried for name in pair]
     if len(set(names)) != len(names):
-        raise _refuse("HC210", "a tensor is carried over twice", "the graph")
-    for old, new in graph.carried:
+        raise _refuse("HC210", "a tensor is in two loop-carried pairs", "the graph")
+    for old, new in graph.loop_carried:
         types = [(t.shape, t.dtype) for name in (old, new) if (t := graph.tensor.get(name)) is not None]
         known = (
             old in graph.inputs
@@ -80,7 +81,7 @@ def _check_carried(graph: Graph) -> None:
             and new in graph.producer
         )
         if not known or old in graph.producer or len(types) != 2 or types[0] != types[1]:
-            raise _refuse("HC210", f"{new!r} cannot be carried over to {old!r}", "the graph")
+            raise _refuse("HC210", f"{new!r} and {old!r} cannot be a loop-carried pair", "the graph")
 
 
 def _is_possible(tensor: Tensor) -> bool:
@@ -167,7 +168,7 @@ class _Verifier:
         }
         on_gpu = (b for b in plan.buffers if b.device is Device.GPU and b.kind is BufferKind.TENSOR)
         before_all = {b.tensor for b in on_gpu if b.first_step < 0}
-        self.resident = {old: new for old, new in graph.carried if old in before_all}
+        self.resident = {old: new for old, new in graph.loop_carried if old in before_all}
         self.live_ranges: dict[tuple[Device, str, bool], list[int]] = {}
         self.last_use = [[-1] * len(_LANES) for _ in plan.buffers]
         """Per buffer and lane the last step that uses it."""

@@ -162,7 +162,7 @@ class Session:
         lost when the session is closed or its memory released.
         """
         before = {t for t, is_before in self._gpu_places if is_before}
-        carried = dict(self._artifact.graph.carried)
+        carried = dict(self._artifact.graph.loop_carried)
         pairs = ((name, self._tensors[name], self._tensors[output]) for name, output in outputs.items())
         return frozenset(name for name, old, new in pairs if old in before and carried.get(old) == new)
 

@@ -144,11 +144,11 @@ def _with_states(candidate: _Candidate, budget_bytes: int) -> _Candidate:
     """
     context, placed = candidate.context, candidate.placed
     graph = context.graph
-    if not graph.carried or len(graph.kernels) > MOST_GRID_KERNELS:
+    if not graph.loop_carried or len(graph.kernels) > MOST_GRID_KERNELS:
         return candidate  # of so many kernels placing the buffers again takes minutes
     plans = [placed, with_gpu_resident_states(context, placed, budget_bytes)]
-    names = {name for pair in graph.carried for name in pair}
-    resident_bytes = sum(align(graph.tensor[old].size_bytes) for old, _ in graph.carried)
+    names = {name for pair in graph.loop_carried for name in pair}
+    resident_bytes = sum(align(graph.tensor[old].size_bytes) for old, _ in graph.loop_carried)
     # without their bytes states cost nothing to copy, so that the search plans as if they were on the GPU
     without = replace(context, graph=without_bytes(graph, names))
     if resident_bytes < budget_bytes:

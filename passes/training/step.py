@@ -196,7 +196,7 @@ class _Network:
         outputs = {v.name.removesuffix(NEW): i for i, v in enumerate(made.outputs)}
         states = [(i, v.name) for i, v in enumerate(made.inputs) if v.name in self.states]
         carried = tuple((i, outputs[name]) for i, name in states if name in outputs)
-        return replace(made, carried=carried)
+        return replace(made, loop_carried=carried)
 
     def accumulation(self) -> ImportedModel:
         def add(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> list[relax.Var]:

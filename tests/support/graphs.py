@@ -121,7 +121,7 @@ def with_updates(graph: Graph) -> Graph:
         for name in graph.inputs
         if name not in graph.outputs
     }
-    return replace(build.graph(*graph.outputs, *made.values()), carried=tuple(made.items()))
+    return replace(build.graph(*graph.outputs, *made.values()), loop_carried=tuple(made.items()))
 
 
 def _draw_kernel(draw: st.DrawFn, build: GraphBuilder, i: int, sizes: st.SearchStrategy[int]) -> None:

@@ -67,7 +67,7 @@ class _Machine:
         if ran != {k.name for k in self.graph.kernels}:
             raise WrongResult("not every kernel ran")
         resident = {b.tensor: b for b in self.plan.buffers if b.device is Device.GPU and b.first_step == -1}
-        kept = {new: resident[old] for old, new in self.graph.carried if old in resident}
+        kept = {new: resident[old] for old, new in self.graph.loop_carried if old in resident}
         for new, place in kept.items():
             if not self._load(place) <= {new}:
                 raise WrongResult(f"the next run finds {self._load(place)} instead of {new!r}")

@@ -93,5 +93,5 @@ def _movable(graph: Graph, steps: Sequence[Step]) -> list[tuple[str, str]]:
         times = sum(isinstance(step, Run) and step.kernel == kernel.name for step in steps)
         return last_read < written and times == 1  # what runs twice has two results, at two places
 
-    found = [pair for pair in graph.carried if is_movable(*pair)]
+    found = [pair for pair in graph.loop_carried if is_movable(*pair)]
     return sorted(found, key=lambda pair: copies[pair[0]][0][0])

@@ -71,7 +71,7 @@ def level_order(graph: Graph) -> tuple[int, ...]:
 
 
 def renewing_order(graph: Graph) -> tuple[int, ...] | None:
-    """`best_order`, but a new value that is carried over is computed when nobody reads the old one any more.
+    """`best_order`, but a loop-carried new value is computed when nobody reads the old one any more.
 
     So it may take the old one's bytes. What is computed for it alone, a gradient, is delayed with it. None
     where two values wait for each other.
@@ -81,7 +81,7 @@ def renewing_order(graph: Graph) -> tuple[int, ...] | None:
     before: list[set[int]] = [
         {graph.producer[name] for name in kernel.inputs if name in graph.producer} for kernel in graph.kernels
     ]
-    for old, new in graph.carried:
+    for old, new in graph.loop_carried:
         # the new value, and what nobody else reads, such as its gradient
         late = _computed_for(graph, graph.producer[new])
         for position in late:

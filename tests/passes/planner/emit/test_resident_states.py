@@ -43,7 +43,7 @@ def step(*, gradient_first: bool = False, devices: tuple[Device, ...] = (GPU,)) 
 
     for part in (update, of_data) if gradient_first else (of_data, update):
         part()
-    return replace(build.graph("dx", "w2", "m2"), carried=(("w", "w2"), ("m", "m2")))
+    return replace(build.graph("dx", "w2", "m2"), loop_carried=(("w", "w2"), ("m", "m2")))
 
 
 def planned(graph: Graph, budget_bytes: int | None = None) -> Plan:
@@ -63,7 +63,7 @@ def test_without_a_limit_states_are_copied_no_more(gradient_first: bool) -> None
     assert all(b.device is GPU for b in held.values())
     assert held["w"].offset_bytes == held["w2"].offset_bytes != held["m"].offset_bytes
     assert held["w"].first_step == -1 and held["w2"].last_step == len(plan.steps)
-    elsewhere = planned(replace(graph, carried=()))
+    elsewhere = planned(replace(graph, loop_carried=()))
     assert plan.makespan_us < elsewhere.makespan_us
     assert plan.time_bound_us <= plan.makespan_us
 
@@ -103,7 +103,7 @@ def test_plans_that_keep_states_are_right(graph: Graph, machine: Machine, shares
     peak, least = all_gpu_peak_bytes(graph, machine), smallest_budget_bytes(graph, machine)
     budgets = sorted({max(int(share * peak), least) for share in shares})
     found = make_plans((Tiling(graph),), machine, budgets, (GPU, CPU), effort=BRIEF)
-    plain = make_plans((Tiling(replace(graph, carried=())),), machine, budgets, (GPU, CPU), effort=BRIEF)
+    plain = make_plans((Tiling(replace(graph, loop_carried=())),), machine, budgets, (GPU, CPU), effort=BRIEF)
     times = [plan.makespan_us for _, plan in found]
     assert times == sorted(times, reverse=True)
     for (_, plan), (_, other), budget_bytes in zip(found, plain, budgets, strict=True):
@@ -147,7 +147,7 @@ def test_new_value_that_is_given_up_is_refused() -> None:
 
 
 def test_residents_of_a_graph_that_carries_nothing_over_are_refused() -> None:
-    refused(planned(GRAPH), "HC213", replace(GRAPH, carried=()))
+    refused(planned(GRAPH), "HC213", replace(GRAPH, loop_carried=()))
 
 
 def test_a_copy_of_a_resident_on_the_host_is_refused() -> None:
@@ -172,4 +172,4 @@ def test_a_copy_of_a_resident_on_the_host_is_refused() -> None:
     ],
 )
 def test_impossible_pairs_are_refused(carried: tuple[tuple[str, str], ...]) -> None:
-    refused(planned(GRAPH), "HC210", replace(GRAPH, carried=carried))
+    refused(planned(GRAPH), "HC210", replace(GRAPH, loop_carried=carried))
