@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
+from hybridc.json_values import (
+    JsonValueError,
+    count,
+    each,
+    flag,
+    hexadecimal,
+    mapping,
+    member,
+    number,
+    optional,
+    text,
+)
 from hybridc.machine import Machine, machine_from_json, machine_to_json
 
 FORMAT = "hybridc-artifact"
@@ -128,93 +139,74 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def manifest_from_json(data: dict[str, Any]) -> Manifest:
-    """Read a manifest back. Raises KeyError, TypeError or ValueError on anything that is not one."""
-    key = data["cuda_image_key"]
-    threads, host_memory = data["threads"], data["host_memory_bytes"]
+def manifest_from_json(data: Any) -> Manifest:
+    """Read a manifest back. Raises JsonValueError, a ValueError, on anything that is not one."""
     return Manifest(
-        versions=Versions(*(_text(data["versions"][k]) for k in ("hybridc", "tvm", "tvm_ffi"))),
-        target=_text(data["target"]),
-        cpu_flags=_texts(data["cpu_flags"]),
-        cuda_architectures=_texts(data["cuda_architectures"]),
-        threads=None if threads is None else _count(threads),
-        inputs=tuple(_port(p) for p in data["inputs"]),
-        outputs=tuple(_port(p) for p in data["outputs"]),
-        source=Source(
-            _text(data["source"]["name"]), _text(data["source"]["sha256"]), _count(data["source"]["opset"])
+        versions=member(data, "versions", _versions),
+        target=member(data, "target", text),
+        cpu_flags=member(data, "cpu_flags", each(text)),
+        cuda_architectures=member(data, "cuda_architectures", each(text)),
+        threads=member(data, "threads", optional(count)),
+        inputs=member(data, "inputs", each(_port)),
+        outputs=member(data, "outputs", each(_port)),
+        source=member(data, "source", _source),
+        machine=replace(
+            member(data, "machine", _machine),
+            measured_us=dict(member(data, "measured_us", each(_measured))),
         ),
-        machine=_machine(data["machine"], data["measured_us"]),
-        host_memory_bytes=None if host_memory is None else _count(host_memory),
-        plans=tuple(_plan(p) for p in data["plans"]),
-        cuda_image_key=None if key is None else _hexadecimal(key, 16),
-        files=tuple(_file(f) for f in data["files"]),
+        host_memory_bytes=member(data, "host_memory_bytes", optional(count)),
+        plans=member(data, "plans", each(_plan)),
+        cuda_image_key=member(data, "cuda_image_key", optional(hexadecimal(16))),
+        files=member(data, "files", each(_file)),
     )
 
 
-def _port(data: dict[str, Any]) -> Port:
-    return Port(_text(data["name"]), _shape(data["shape"]), _text(data["dtype"]))
+def _versions(data: Any) -> Versions:
+    return Versions(*(member(data, key, text) for key in ("hybridc", "tvm", "tvm_ffi")))
 
 
-def _machine(data: Any, measured: list[dict[str, Any]]) -> Machine:
+def _source(data: Any) -> Source:
+    return Source(member(data, "name", text), member(data, "sha256", text), member(data, "opset", count))
+
+
+def _port(data: Any) -> Port:
+    return Port(member(data, "name", text), member(data, "shape", each(count)), member(data, "dtype", text))
+
+
+def _machine(data: Any) -> Machine:
     try:
-        machine = machine_from_json(data, MANIFEST)
+        return machine_from_json(data, MANIFEST)
     except UsageError as error:
-        raise ValueError(str(error)) from None
-    times_us = {(_text(m["function"]), Device(m["device"])): float(m["us"]) for m in measured}
-    return replace(machine, measured_us=times_us)
+        raise JsonValueError(str(error)) from None
 
 
-def _plan(data: dict[str, Any]) -> StoredPlan:
+def _measured(data: Any) -> tuple[tuple[str, Device], float]:
+    key = member(data, "function", text), member(data, "device", Device)
+    return key, float(member(data, "us", number))
+
+
+def _plan(data: Any) -> StoredPlan:
     return StoredPlan(
-        event_count=_count(data["event_count"]),
-        host_weights=tuple(_weight(w) for w in data["host_weights"]),
-        streamed_weights=tuple(_weight(w) for w in data["streamed_weights"]),
-        gpu_weights=tuple(_weight(w) for w in data["gpu_weights"]),
-        pins={_text(kernel): Device(device) for kernel, device in data["pins"].items()},
+        event_count=member(data, "event_count", count),
+        host_weights=member(data, "host_weights", each(_weight)),
+        streamed_weights=member(data, "streamed_weights", each(_weight)),
+        gpu_weights=member(data, "gpu_weights", each(_weight)),
+        pins=member(data, "pins", mapping(Device)),
     )
 
 
-def _weight(data: dict[str, Any]) -> StoredWeight:
-    arena_offset = data["arena_offset_bytes"]
-    if not isinstance(data["packed"], bool):
-        raise TypeError(f"packed is {data['packed']!r}")
+def _weight(data: Any) -> StoredWeight:
     return StoredWeight(
-        tensor=_text(data["tensor"]),
-        dtype=_text(data["dtype"]),
-        shape=_shape(data["shape"]),
-        offset_bytes=_count(data["offset_bytes"]),
-        size_bytes=_count(data["size_bytes"]),
-        packed=data["packed"],
-        arena_offset_bytes=None if arena_offset is None else _count(arena_offset),
+        tensor=member(data, "tensor", text),
+        dtype=member(data, "dtype", text),
+        shape=member(data, "shape", each(count)),
+        offset_bytes=member(data, "offset_bytes", count),
+        size_bytes=member(data, "size_bytes", count),
+        packed=member(data, "packed", flag),
+        arena_offset_bytes=member(data, "arena_offset_bytes", optional(count)),
     )
 
 
-def _file(data: dict[str, Any]) -> StoredFile:
-    return StoredFile(_text(data["name"]), _count(data["size_bytes"]), _hexadecimal(data["sha256"], 64))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
-
-
-def _hexadecimal(value: object, digits: int) -> str:
-    text = _text(value)
-    if not re.fullmatch(f"[0-9a-f]{{{digits}}}", text):
-        raise ValueError(f"{text!r} is not a hexadecimal number of {digits} digits")
-    return text
-
-
-def _texts(values: list[object]) -> tuple[str, ...]:
-    return tuple(_text(v) for v in values)
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not a non-negative integer")
-    return value
-
-
-def _shape(values: list[object]) -> tuple[int, ...]:
-    return tuple(_count(v) for v in values)
+def _file(data: Any) -> StoredFile:
+    name, digest = member(data, "name", text), member(data, "sha256", hexadecimal(64))
+    return StoredFile(name, member(data, "size_bytes", count), digest)
