@@ -59,7 +59,6 @@ def main() -> None:
 
 def kernel_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     import tvm
-    from hybridc.passes.cost import kernel_us
 
     from hybridc.codegen.cuda import compile_fatbin
     from hybridc.codegen.library import build_gpu_functions
@@ -68,6 +67,7 @@ def kernel_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from hybridc.machine import load_machine
     from hybridc.options import CompileOptions
     from hybridc.passes.pipeline import run_stages
+    from hybridc.passes.planner.model.cost import kernel_us
     from hybridc.progress import Silent
     from hybridc.targets import parse_target
     from hybridc.tuning.measure import Arguments
