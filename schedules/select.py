@@ -19,5 +19,6 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
     """
     if device is Device.GPU and any(int(e) == 0 for p in request.function.params for e in p.shape):
         return None
+    # lazily: a rule is asked only if those before it refuse
     found = (rule(request) for rule in rules(device))
     return next((scheduled for scheduled in found if scheduled is not None), None)

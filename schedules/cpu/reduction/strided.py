@@ -47,6 +47,7 @@ def schedule_strided(function: tirx.PrimFunc, rows: RowReductions, isa: Isa) -> 
     if not count:
         return None
     columns = StridedRows(rows, count, lanes_of(rows, isa))
+    # nothing has to stay in a cache for a second pass
     walks_once = len(rows.stages) == 1 and not rows.writes_elements and not rows.stages[0].kept
     body, buffers = _streamed(columns) if walks_once else staged(columns)
     return function_of(function, list(function.params), [body], buffers)
