@@ -71,6 +71,7 @@ def _vnni_packed(array: np.ndarray, dtype: str) -> np.ndarray:
 def _combine(transform: LinearMap, array: np.ndarray) -> np.ndarray:
     """Computed block by block, for the matrices are sparse; in float64, rounded once."""
     (axis,), count = transform.axes, len(transform.matrix[0])
+    # as many axes as have together the elements that the matrix takes
     end = next(e for e in range(axis, array.ndim + 1) if math.prod(array.shape[axis:e]) == count)
     before: tuple[slice | int, ...] = (slice(None),) * axis
     blocks = [array[(*before, *place)] for place in np.ndindex(array.shape[axis:end])]

@@ -118,6 +118,7 @@ def attention(request: Request) -> Scheduled | None:
     if found is None:
         return None
     isa = request.target.isa
+    # both products share the rows of a block, so the first one's tile decides them
     first = rank_gemm_tiles(isa, found.rows, found.columns)[0][1]
     second = _value_tile(first, found.width, isa.lanes(), isa.vector_registers)
     if second is None:
@@ -200,6 +201,7 @@ def _pack_keys(found: _AttentionBlocks, keys: ir.Var, lanes: int) -> tirx.Stmt:
 
 def _fetch_row(found: _AttentionBlocks, batch: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
     """Bring a row of the queries and of the values into L2."""
+    # queries may be fewer than keys: their last row is fetched again
     column, zero = clamp(row, found.columns, inside=False), integer(0)
     query_row = clamp(row, found.rows, inside=False)
     queries = [
@@ -235,6 +237,7 @@ def _rows(
         return sequence([panels, *missing, softmax, loop(found.width // second.columns, block.context)])
 
     batches, blocks = math.prod(found.batch), ceil_div(found.rows, first.rows)
+    # multiply-adds of both products
     work = batches * found.rows * found.columns * (found.depth + found.width)
     return grid((batches, blocks), task, parallel=work >= PARALLEL_WORK)
 

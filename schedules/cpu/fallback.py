@@ -34,9 +34,11 @@ def _parallelized(schedule: s_tir.Schedule, rv: s_tir.schedule.SBlockRV) -> s_ti
     iterations = 1
     for loop in loops:
         extent = schedule.get(loop).extent
+        # an extent known at run time only counts as large
         iterations *= int(extent) if hasattr(extent, "value") else PARALLEL_ITERATIONS
     if not leading or iterations < PARALLEL_ITERATIONS:
         return schedule
+    # a primitive that fails leaves its schedule half changed
     attempt = schedule.copy()
     try:
         attempt.parallel(

@@ -72,6 +72,7 @@ def grid(
             flat = tirx.floordiv(flat, integer(extent))
         return body(tuple(reversed(point)))
 
+    # one loop: TVM splits a parallel loop evenly, and nested ones only along the outermost
     kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
     return loop(math.prod(extents), fused, kind)
 
@@ -123,6 +124,7 @@ def rank_tiles(
     row_vectors = ceil_div(columns, lanes)
 
     def cost(tile: Tile) -> float:
+        # tiles stick out at the edges in each of the three directions
         tiles = (
             ceil_div(rows, tile.rows)
             * ceil_div(image_rows, tile.image_rows)
@@ -158,6 +160,7 @@ def micro_kernel(
     stores, where `sum_at(m, image_row, vector, lane)` is a finished sum. Returns the accumulators' buffer,
     which the function's root block must allocate, too.
     """
+    # indices are constants once loops are unrolled, so that LLVM makes registers of it
     sums = tirx.decl_buffer((tile.rows, tile.vectors, tile.lanes), "float32", "sums", scope="local")
 
     def sum_indices(m: ir.Expr, y: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
@@ -278,5 +281,6 @@ def function_of(
 ) -> tirx.PrimFunc:
     """A function with new parameters and body; `buffers` are its intermediates."""
     body = tirx.SeqStmt(list(stages)) if len(stages) > 1 else stages[0]
+    # an opaque root: no schedule primitive is applied any more
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=list(buffers))
     return tirx.PrimFunc(list(params), s_tir.SBlockRealize([], True, root), original.ret_type, original.attrs)

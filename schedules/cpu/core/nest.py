@@ -29,6 +29,7 @@ def replace_loads(expr: ir.Expr, value_at: Callable[[ir.Var, Sequence[ir.Expr]],
 
     Raises: what `value_at` raises first; on its way through TVM an exception would lose its type.
     """
+    # kept here while TVM's walk goes on
     raised: list[Exception] = []
 
     def replaced(load: ir.TensorLoad) -> ir.Expr:
@@ -183,6 +184,7 @@ class Contraction:
 
     def store(self, at: Mapping[ir.Var, ir.Expr], accumulated: ir.Expr) -> tirx.BufferStore:
         """Write the output element of the anchor's point `at`, whose sum is `accumulated`."""
+        # without an epilogue the sum is the output's element itself
         last = self.nest.blocks[-1]
         point = [substitute(index, at) for index in self.anchor.indices]
         if last is self.anchor:
@@ -245,6 +247,7 @@ def _summand(anchor: NestBlock) -> tirx.Mul | None:
     value = anchor.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return None
+    # `buffer[...] = buffer[...] + a * b`, as TVM writes a sum
     own = isinstance(value.a, ir.TensorLoad) and value.a.source.same_as(anchor.buffer)
     return value.b if own else None
 
@@ -261,6 +264,7 @@ def _is_pointwise(nest: Nest, anchor: NestBlock) -> bool:
     for block in nest.blocks[start + 1 :]:
         if [int(e) for e in block.buffer.shape] != shape:
             return False
+        # indices may be spelled differently, such as after a reshape
         analyzer = sym.Analyzer()
         for load in loads(block.value):
             if any(load.source.same_as(buffer) for buffer in inner):
@@ -283,5 +287,6 @@ def finish(
 
 def result(request: Request, schedule: s_tir.Schedule, rule: str) -> Scheduled:
     """`finish` for a rule that scheduled the function in place."""
+    # the schedule's module has this one function; Relax's attributes are put back
     name = next(iter(schedule.mod.get_global_vars()))
     return finish(schedule.mod[name].with_attrs(dict(request.function.attrs or {})), rule)

@@ -62,6 +62,7 @@ class RegisterTile:
 
     def set_vectors(self, value: Callable[[int, ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
         """`value(row, vector, sums)` as whole vectors, for what cannot be written lane by lane."""
+        # explicit vectors: TVM does not vectorise calls of external functions
         lanes = tirx.Ramp(integer(0), integer(1), self.lanes)
 
         def row(m: int) -> tirx.Stmt:
@@ -106,6 +107,7 @@ class Stream:
         def share(level: int) -> int:
             return -(-self.count // math.prod(trips[self.axis : level + 1]))
 
+        # the coarsest loop whose iterations have few enough prefetches, else the innermost
         levels = range(self.axis, len(trips))
         if axis != next((level for level in levels if share(level) <= PREFETCHES_AT_ONCE), len(trips) - 1):
             return []

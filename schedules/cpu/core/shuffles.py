@@ -79,6 +79,7 @@ def sums_of_lanes(vectors: Sequence[ir.Expr], lanes: int) -> tuple[list[tirx.Stm
     # lanes without a vector repeat the last one, which is computed anyway
     level += [level[-1]] * (lanes - len(level))
     group = lanes
+    # log2(lanes) levels, each with half as many vectors as the one before
     while group > 1:
         half = group // 2
         low = [v + i + j for v in (0, lanes) for i in range(0, lanes, group) for j in range(half)]

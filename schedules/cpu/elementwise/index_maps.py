@@ -74,6 +74,7 @@ class AffineIndex:
 def _divided_term(split: IterSplit, coefficient: int, by: int) -> list[tuple[IterSplit, int]]:
     """A term as two, where the upper one counts multiples of `by`, if it can be split so."""
     step = by // coefficient if coefficient > 0 and by % coefficient == 0 else 1
+    # the split is cut where its multiples reach `by`, if that is a whole number of its steps
     if step == 1 or step >= split.extent or split.extent % step:
         return [(split, coefficient)]
     return [
@@ -95,6 +96,7 @@ def affine_index(expr: ir.Expr, iterators: Sequence[ir.Var], extents: Sequence[i
             axis = next((a for a, v in enumerate(iterators) if v.same_as(expr)), None)
             if axis is None:
                 return None
+            # an axis of one element is always zero
             return AffineIndex(0, {IterSplit(axis, 1, extents[axis]): 1} if extents[axis] > 1 else {})
         case tirx.Cast():
             return of(expr.value) if str(expr.value.ty.dtype).startswith("int") else None
@@ -276,6 +278,7 @@ def sum_of(terms: Iterable[tuple[ir.Expr, int]]) -> ir.Expr:
     total: ir.Expr = tirx.IntImm("int64", 0)
     for index, stride in terms:
         if stride:
+            # offsets into large tensors do not fit 32 bits
             wide = index if "int64" in str(index.ty.dtype) else tirx.Cast("int64", index)
             total = total + wide * tirx.IntImm("int64", stride)
     return total
@@ -330,6 +333,7 @@ def _operand(
 ) -> OperandAccess:
     """Read a load and add where it cuts axes. An index that would cut across others stays as it is."""
     offset, rest, stride = AffineIndex(0, {}), [], 1
+    # from the innermost axis on, whose stride is one
     for index, extent in reversed(list(zip(load.indices, load.source.shape, strict=True))):
         found = affine_index(index, iterators, extents)
         wanted = None if found is None else _cut(cuts, found.terms)
@@ -383,6 +387,7 @@ def _continues(outer: FusedLoop, inner: FusedLoop, locked: set[int]) -> bool:
 
 
 def _joined(outer: FusedLoop, inner: FusedLoop) -> FusedLoop:
+    # neighbouring splits of one axis are one split again
     last, first = outer.splits[-1], inner.splits[0]
     if last.axis == first.axis:
         splits = (*outer.splits[:-1], IterSplit(last.axis, first.lower_factor, last.extent * first.extent))

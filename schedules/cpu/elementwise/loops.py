@@ -96,6 +96,7 @@ def _long_runs(space: IterationSpace, extents: Sequence[int], length: int, lanes
     """Runs that are several tasks each; the last task of a run takes the tail too."""
     whole = length // lanes
     chunks = ceil_div(length, TASK_ELEMENTS)
+    # whole vectors a task, so that only the last one has a tail
     step = ceil_div(whole, chunks)
 
     def chunk(point: Point) -> tirx.Stmt:
@@ -142,6 +143,7 @@ def breakpoints(space: IterationSpace) -> list[int] | None:
     inner = space.loops[-1]
     edges = {0, inner.extent}
     axis = inner.splits[0].axis
+    # a loop over several axes: no condition depends on one of them, or they would not be fused
     if len(inner.splits) > 1:
         return sorted(edges)
     for compared in _comparisons(space.value):
@@ -180,6 +182,7 @@ def _changes(compared: ir.Expr, space: IterationSpace, split: IterSplit) -> set[
     slope = gap.terms.get(split, 0)
     if len(gap.terms) != 1 or abs(slope) != 1:
         return None
+    # b - a is zero there; a comparison changes before it, behind it, or both
     root, holds = -gap.base * slope, _HOLDS[type(compared)]
     below = {root} if holds(-slope) != holds(0) else set()
     return below | ({root + 1} if holds(0) != holds(slope) else set())

@@ -68,6 +68,7 @@ def _transpose(space: IterationSpace, lanes: int) -> Arranged | None:
     column = next((b for b in along if b not in (None, last)), None)
     if column is None or any(space.depends_on_index(k, guards=False) for k in (column, last)):
         return None
+    # operands that lie across the output; others are read along its rows as they are
     crossing = [k for k, b in enumerate(along) if b == column and space.loops[last].strides[k]]
     rows, columns = space.loops[last].extent, space.loops[column].extent
     # a tile that sticks out is moved back, so it must not be larger than the loop
@@ -99,6 +100,7 @@ def _transpose(space: IterationSpace, lanes: int) -> Arranged | None:
         body = unrolled(ceil_div(width, COLUMNS), lambda q: quad(_moved(point, column, q * integer(COLUMNS))))
         return tirx.SeqStmt([*(prefetch(place, locality=2) for place in fetched), body])
 
+    # columns outside: a task goes down its rows, so that stores are few long streams
     sizes = {column: (width, BLOCK_COLUMNS), last: (height, BLOCK_ROWS)}
     return _tiles(space, sizes, tile), list(registers.values())
 
@@ -224,6 +226,7 @@ def _tiles(
     task the last loop of `sizes` is the innermost."""
     single = [k for k in range(len(space.loops)) if k not in sizes]
     if along is not None:
+        # largest strides outside: the operand is then read in its own order
         single.sort(key=lambda k: -abs(space.loops[k].strides[along]))
     counts = {k: ceil_div(space.loops[k].extent, size) for k, (size, _) in sizes.items()}
     blocks = {k: ceil_div(counts[k], max(task // size, 1)) for k, (size, task) in sizes.items()}

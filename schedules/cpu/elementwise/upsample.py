@@ -88,6 +88,7 @@ def upsampled(space: IterationSpace, lanes: int) -> tuple[tirx.Stmt, list[ir.Var
 
     def run(point: Point) -> tirx.Stmt:
         def tile(number: ir.Expr) -> tirx.Stmt:
+            # the last vector is moved back, and some elements are written twice
             first = tirx.min(integer(found.low) + number * integer(lanes), integer(found.high - lanes))
             return _tile(space, found, point, first, registers)
 
@@ -135,6 +136,7 @@ def _enlarged(
     }
     # away from the edges, where clamping does not act
     middle = {key: gap[columns // 2] for key, gap in gaps.items()}
+    # columns where each phase reads at the same distance as in the middle
     regular = np.all([(gap == middle[key]).all(1) for key, gap in gaps.items()], axis=0)
     (odd,) = np.nonzero(~regular)
     low = int(odd[odd < columns // 2].max(initial=-1)) + 1

@@ -64,6 +64,7 @@ _SIMPLE: dict[float, Callable[[ir.Expr], ir.Expr]] = {3.0: lambda x: x * x * x, 
 
 def _of_magnitude(x: ir.Expr, y: ir.Expr, magnitude: ir.Expr) -> ir.Expr:
     one, zero, infinity = (constant(x, value) for value in (1.0, 0.0, math.inf))
+    # half of an odd integer is no integer; of floats above 2**24 all are even
     half = y * constant(x, 0.5)
     fraction = tirx.NE(llvm("trunc", y), y)
     odd = tirx.Not(tirx.Or(fraction, tirx.EQ(llvm("trunc", half), half)))

@@ -84,6 +84,7 @@ def _reduced(x: ir.Expr, body: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> ir.Expr
 
     def from_wide(w: ir.Expr) -> ir.Expr:
         size = llvm("fabs", w)
+        # three parts of 2/pi: 58 bits exactly, and the rest as one float64
         first, second, rest = (w * _part(size, k) for k in range(3))
         return named(first, lambda a: named(second, lambda b: near(modulo_four(a), b, rest)))
 
@@ -95,6 +96,7 @@ def _reduced(x: ir.Expr, body: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> ir.Expr
         return named(a, lambda a: named(llvm("rint", a + b), lambda n: quarter(a, b, rest, n)))
 
     def quarter(a: ir.Expr, b: ir.Expr, rest: ir.Expr, n: ir.Expr) -> ir.Expr:
+        # largest first: a and n nearly cancel, and exactly
         r = (a - n) + b + rest
         quadrant = tirx.Cast(dtype(x).replace("float32", "int32"), bits(n + constant(n, _ROUND)))
         return named(single(r * constant(r, math.pi / 2)), lambda y: body(y, quadrant))

@@ -49,6 +49,7 @@ def rank_gemm_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> li
 
     def cost(tile: Tile) -> float:
         height, width = tile.rows * halves, tile.width * halves
+        # tiles stick out in both directions
         padded = ceil_div(rows, height) * height * ceil_div(vectors, width) * width * lanes
         sums = tile.rows * tile.width
         loads = (tile.rows + tile.width) / sums
@@ -88,6 +89,7 @@ def gemm_kernel(
     and of global scope: TVM puts on the stack, from where LLVM moves them into registers whatever else the
     loop does, only what is in that scope and below 1 KiB.
     """
+    # 8-bit products are summed in int32
     dtype = "float32" if dot is None else dot.sum_dtype
     sums = [tirx.decl_buffer((tile.width, tile.lanes), dtype, f"sums{m}") for m in range(tile.rows)]
 

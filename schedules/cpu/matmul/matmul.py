@@ -101,6 +101,7 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
         if accepts_strassen(request, product, tile)
     ]
     found += halved[:OFFERED]
+    # direct and Strassen's tiles compete by predicted time
     found.sort(key=lambda candidate: candidate[0])
     return {label: (scheme, tile) for _, label, scheme, tile in found}
 
@@ -153,6 +154,7 @@ def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> Pa
     depth, width, count = product.depth, tile.columns, ceil_div(product.columns, tile.columns)
     # stored by columns, as fully connected layers have their weights
     transposed = product.right.indices[-1].same_as(product.k)
+    # columns are padded to whole panels with zeros, whose products nobody reads
     padded = (count * width, depth) if transposed else (depth, count * width)
     split = (count, width, depth) if transposed else (depth, count, width)
     packing = Packing(padded, split, (0, 2, 1) if transposed else (1, 0, 2))
@@ -206,6 +208,7 @@ def tile_loops(product: Product, tile: Tile, panels: Panels, threads: int) -> tu
 def _blocks_per_task(product: Product, tile: Tile, threads: int) -> int:
     """Blocks of rows that share a copied panel: all, unless that leaves too few tasks."""
     blocks = ceil_div(product.rows, tile.rows)
+    # groups of rows for each panel, so that there are enough tasks
     tasks = at_least_one_each(TASKS, threads)
     groups = ceil_div(tasks, product.batches * ceil_div(product.columns, tile.columns))
     return max(ceil_div(blocks, groups), min(blocks, ceil_div(PACKED_ROWS, tile.rows)))
@@ -247,6 +250,7 @@ def _tile(
 
     blocks, depth = ceil_div(rows, tile.rows), product.depth
     if panels.dot is not None:
+        # a step takes a whole pair or quad
         depth = ceil_div(depth, panels.dot.group_size)
     access = GemmAccess(left, right, write)
     if not panels.packings or blocks < FEWEST_BLOCKS:

@@ -108,12 +108,14 @@ def read_product(
     `read` tells which numbers it may multiply: by default float32 ones.
     """
     nest = read_nest(function)
+    # a last block that only permutes is skipped: results go to its places at once
     permuted = nest and _final_transposition(nest)
     contraction = read(_without_last_block(nest) if nest and permuted else function)
     if contraction is None or len(contraction.anchor.reduce) != 1 or not contraction.anchor.spatial:
         return None
     assert nest is not None
     anchor, output = contraction.anchor, nest.blocks[-1].buffer
+    # transpositions before the product become part of the indices
     factors = [contraction.nest.inlined(load) for load in (contraction.left, contraction.right)]
     (k,), column = anchor.reduce, anchor.spatial[-1]
     for left, right in (factors, factors[::-1]):

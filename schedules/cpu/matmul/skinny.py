@@ -69,6 +69,7 @@ def skinny_gemm(request: Request) -> Scheduled | None:
 def _is_streamed(request: Request, product: Product) -> bool:
     source = product.right.source
     position = product.contraction.nest.parameter(source)
+    # a constant matrix is packed when compiling, and read in order anyway
     plain = position is not None and position not in request.constants and len(source.shape) == 2
     size_bytes = 4 * product.depth * product.columns
     return plain and product.batches == 1 and 1 < product.rows <= MOST_ROWS and size_bytes >= LEAST_BYTES
@@ -155,6 +156,7 @@ class _Strip:
             return tile.set(value)
 
         restore = tile.set(lambda m, w, lane: tirx.BufferLoad(self.sums, place(m, lane)))
+        # the first rows start from zero instead of from memory
         begin = tirx.IfThenElse(number > integer(0), restore, tile.clear())
         save = tile.each(
             lambda m, w, lane: tirx.BufferStore(self.sums, tile.sum_at(m, w, lane), place(m, lane))
@@ -187,6 +189,7 @@ def _transposed(product: Product, isa: Isa) -> tuple[list[ir.Var], list[tirx.Stm
 
     def task(point: Point) -> tirx.Stmt:
         tile = register_tile(streams, vectors, lanes)
+        # the last task reads its last column again where columns are missing
         first, whole = point[0] * integer(streams), product.columns % streams == 0
 
         def at(r: int) -> ir.Expr:

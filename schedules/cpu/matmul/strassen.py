@@ -193,6 +193,7 @@ def _combine_left(plan: _StrassenPlan, lefts: ir.Var) -> tirx.Stmt:
 
     def task(point: Point) -> tirx.Stmt:
         (i,) = point
+        # with an odd number of rows the last one of the lower half does not exist
         both = row(i, lower=True)
         if product.rows % 2 == 0:
             return both
@@ -235,6 +236,7 @@ def _task(plan: _StrassenPlan, buffers: _StrassenBuffers, panel: ir.Expr, sums: 
         def behind(numbers: tuple[int, ...], *stmts: tirx.Stmt) -> tirx.Stmt:
             return tirx.IfThenElse(_one_of(p, numbers), sequence(stmts), None)
 
+        # which sums are kept, in the order of the module's docstring
         return sequence(
             [
                 behind((1, 6), fill(running, lambda at: zero)),

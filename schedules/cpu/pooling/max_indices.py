@@ -44,6 +44,7 @@ class PoolingAxis:
         """The first tap that reads data, and the one behind the last."""
         start = output * integer(self.stride) - integer(self.before)
         step = integer(self.dilation)
+        # rounded up: the first tap whose position is not below zero
         first = tirx.max(tirx.floordiv(step - integer(1) - start, step), integer(0))
         last = tirx.floordiv(integer(self.inputs) - start + step - integer(1), step)
         return first, tirx.max(tirx.min(last, integer(self.taps)), first)

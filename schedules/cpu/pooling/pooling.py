@@ -157,6 +157,7 @@ class _PoolingNest:
 
         clear = each(lambda at: tirx.BufferStore(rows.output, windows.reduction.identity, place(at)))
         write = each(lambda at: self._write(rows.value, at, tirx.BufferLoad(rows.output, place(at))))
+        # without an epilogue the sums are the output
         is_finished = rows.value.same_as(windows.reduction.result)
         return sequence([clear, self._window_rows(known, accumulate), *([] if is_finished else [write])])
 
@@ -219,6 +220,7 @@ class _PoolingNest:
         strided_vectors = self.vector_registers // (2 * ceil_div(columns.taps, 2))
         vectors = VECTORS if contiguous else max(strided_vectors, 1)
         width = vectors * lanes
+        # columns between the edges, where all taps of a window exist
         whole, rest = divmod(last - first, width)
         block = [(u * lanes, lanes) for u in range(vectors)]
         parts = (

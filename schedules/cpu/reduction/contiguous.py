@@ -288,6 +288,7 @@ def schedule_contiguous(
     inner = contiguous_axes(rows.element_values, rows.reduced, rows.reduced_extents)
     if not inner:
         return None
+    # axes that are not contiguous with the innermost ones are loops around the run
     segments = len(rows.reduced) - inner
     length, lanes = math.prod(rows.reduced_extents[segments:]), lanes_of(rows, isa)
     # without a loop over rows a global buffer would become workspace
@@ -298,6 +299,7 @@ def schedule_contiguous(
     )
     kept = _keep(rows, widths, registers)
     nest = _ContiguousNest(rows, threads, lanes, segments, length, accumulators, kept)
+    # every stage passes over all elements
     parallel = rows.row_count * rows.reduced_length * len(rows.stages) >= PARALLEL_WORK
     if parallel and nest.tasks < rows.row_count:
         body = grid((nest.tasks,), nest.task, parallel=True)
@@ -308,6 +310,7 @@ def schedule_contiguous(
 
 def _widths(length: int, lanes: int) -> dict[int, int]:
     """How many accumulators of each width the steps of a row use."""
+    # one accumulator is enough for each smaller vector, which comes once a run
     pieces = {width: 1 for _, width in tail_pieces(length, lanes)}
     return {lanes: min(length // lanes, ACCUMULATORS)} | pieces if length >= lanes else pieces
 

@@ -222,6 +222,7 @@ class _Reader:
         rows, reduced = list(self.row), list(self.reduced)
         for axis in axes:
             size, divisor = output.extents[axis], divisors.get(axis, 0)
+            # axes come in the order of the row's and of the reduced ones
             row = rows.pop(0) if divisor and rows else None
             along = reduced.pop(0) if divisor != 1 and reduced else None
             if row is not None and along is not None:
@@ -267,6 +268,7 @@ class _Reader:
             expected = [substitute(i, _point(block, block.spatial, self.row)) for i in block.indices]
             self._require_equal(indices, expected)
             return self.results[buffer]
+        # cheap values are computed again wherever they are needed
         if not self._is_kept(block):
             return self._inlined(block.value_at(indices))
         if buffer not in self.kept:

@@ -89,6 +89,7 @@ def _split_into_lanes(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> SBl
     total = math.prod(int(schedule.get(axis).extent) for axis in axes)
     # rfactor needs a divisor; fewer than four partial sums do not pay for their block
     width = max((w for w in range(2, lanes + 1) if total % w == 0), default=1)
+    # too short to be worth a second block
     if total < 2 * lanes or width < 4:
         return None
     k = schedule.fuse(*axes)
@@ -124,6 +125,7 @@ def _schedule_plane(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
     if vectorizes:
         column, vector = schedule.split(inner, [None, lanes])
         tasks.append(column)
+    # the reduction inside of the tasks, around the vector along which memory is contiguous
     schedule.reorder(*tasks, *reduce, vector)
     if tasks and iterations >= PARALLEL_WORK:
         schedule.parallel(schedule.fuse(*tasks))

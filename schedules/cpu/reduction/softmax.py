@@ -45,6 +45,7 @@ def with_cheap_exponentials(rows: RowReductions) -> RowReductions | None:
     reductions = [r for stage in rows.stages for r in stage.reductions]
     maxima = [r for r in reductions if r.combine is tirx.Max]
     kept = [k for stage in rows.stages for k in stage.kept]
+    # their sum is at least one, the maximum's own, so that its reciprocal is finite
     exponentials = [k.var for k in kept if _is_distance_to_maximum(k.value, maxima)]
     sums = [r.result for r in reductions if r.combine is tirx.Add and _is_one_of(r.operand, exponentials)]
     found: list[ir.Call] = []

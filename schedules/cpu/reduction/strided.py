@@ -48,6 +48,7 @@ def schedule_strided(
     if not count:
         return None
     columns = StridedRows(rows, count, lanes_of(rows, isa))
+    # nothing has to stay in a cache for a second pass
     walks_once = len(rows.stages) == 1 and not rows.writes_elements and not rows.stages[0].kept
     body, buffers = _streamed(columns, threads) if walks_once else staged(columns, threads)
     return function_of(function, list(function.params), [body], buffers)

@@ -48,6 +48,7 @@ class StridedRows:
 
     def chunks(self, width: int, body: Callable[[Point, ir.Expr, int], tirx.Stmt]) -> tirx.Stmt:
         """All tasks: `body(outer, first column, columns)`; the last chunk of columns may be narrower."""
+        # the last chunk has code of its own, so that inner loops have constant extents
         whole, rest = divmod(self.columns, width)
 
         def task(point: Point) -> tirx.Stmt:

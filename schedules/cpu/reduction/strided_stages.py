@@ -122,6 +122,7 @@ class _ColumnBlock:
         )
 
     def _step(self, stage: ReductionStage, reduced: Point) -> tirx.Stmt:
+        # what this stage computes is still in registers
         computed = [k.var for k in stage.kept]
         ahead = self._fetch_next(reduced) if stage is self.columns.rows.stages[-1] else []
         parts = [statement for k in stage.kept for statement in self._keep(k, reduced, computed)]

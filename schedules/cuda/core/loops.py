@@ -59,6 +59,7 @@ def launch_alone(schedule: s_tir.Schedule, info: SBlockInfo, epilogue: SBlockRV 
     spatial = [loop for loop, kind in kinds if kind == "S"]
     serial = [loop for loop, kind in kinds if kind != "S"]
     if not spatial:
+        # one result: a thread of its own, as every store needs one
         spatial = [schedule.add_unit_loop(serial[0] if serial else block)]
     schedule.reorder(*spatial, *serial)
     thread = bind(schedule, spatial)
