@@ -35,14 +35,14 @@ from hybridc.schedules.rule import Request, Scheduled, pick
 _MOST_CHOICES = 6
 
 
-def fast_conv1d_wgrad(request: Request) -> Scheduled | None:
+def fft_conv1d_wgrad(request: Request) -> Scheduled | None:
     """Accepts weight gradients of convolutions along one axis of plain operands, of any dilation, without
     stride and groups, if they are predicted to take less time than direct ones.
 
     Segments of N samples of the data, and of the gradient followed by zeros, are transformed; the product of
     the one's spectrum and the other's conjugate is that of the correlation of both, whose first elements are
     the gradient of the taps. Products are summed over all segments, and transformed back once. As in
-    `fast_conv1d`, two segments are real and imaginary part of a signal z or u: the real part of z's
+    `fft_conv1d`, two segments are real and imaginary part of a signal z or u: the real part of z's
     correlation with u is the sum of the correlations of both, and the imaginary part is dropped, by adding
     the conjugate of the product at N - f to that at f.
 
@@ -73,7 +73,7 @@ def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -
     body = [fill_roots, grid((plan.splits,), emitter.split, parallel=True), total]
     intermediates = [roots, state, spectra, near, sums, *emitter.scratch.buffers, *buffers]
     function = function_of(request.function, request.function.params, body, intermediates)
-    return finish(function, fast_conv1d_wgrad.__name__, (), choices)
+    return finish(function, fft_conv1d_wgrad.__name__, (), choices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class Source:
         return Plan(conv, signal, cut, transform, self.isa, self.threads, self.constant)
 
 
-def fast_conv1d(request: Request) -> Scheduled | None:
+def fft_conv1d(request: Request) -> Scheduled | None:
     """Accepts convolutions along one axis of any dilation, without stride and groups, if they are predicted
     to take less time than direct ones: in long signals from about 5 taps on. Weights that are not constant
     are transformed first.
@@ -207,7 +207,7 @@ def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -
     body = [fill_roots, *weights.stages, grid((cut.tasks,), task, parallel=True)]
     intermediates = [roots, state, spectra, *scratch.buffers, *buffers, *weights.buffers]
     function = function_of(request.function, params, body, intermediates)
-    return finish(function, fast_conv1d.__name__, packings, choices)
+    return finish(function, fft_conv1d.__name__, packings, choices)
 
 
 def _forward(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
