@@ -24,7 +24,7 @@ _MOST_TILES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Conv1dPlan:
     """A micro-kernel of `rows` output channels x `vectors`; a block is `tiles` of them side by side."""
 
     conv: Convolution
@@ -115,7 +115,7 @@ def direct_cost(conv: Convolution, isa: Isa, threads: int) -> float:
     return min(plan.cost for plan in plans_of(conv, isa, threads))
 
 
-def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Plan]:
+def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
     """Blocks and parts for the tiles that waste least."""
     for tile in sorted(_tiles(conv, isa, threads), key=lambda tile: tile.waste)[:_MOST_TILES]:
         for tiles, parts in itertools.product(_BLOCK_TILES, {1, 2, 4, tile.row_blocks}):
@@ -125,10 +125,10 @@ def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Plan]:
                 yield plan
 
 
-def _tiles(conv: Convolution, isa: Isa, threads: int) -> Iterator[Plan]:
+def _tiles(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
     """Sums and one vector of the input for each column fit into registers."""
     for rows in range(1, min(conv.group_outputs, 16) + 1):
         whole = conv.groups == 1 or conv.group_outputs % rows == 0
         for vectors in range(1, 17):
             if whole and rows * vectors + vectors + _SPARE_REGISTERS <= isa.vector_registers:
-                yield Plan(conv, isa, threads, rows, vectors, 1, 1)
+                yield Conv1dPlan(conv, isa, threads, rows, vectors, 1, 1)

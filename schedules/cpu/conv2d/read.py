@@ -16,7 +16,7 @@ from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlainAxis:
     """One spatial axis: output index `y` and tap `k` read padded position `y * stride + k * dilation`."""
 
     output: ir.Var | None
@@ -54,8 +54,8 @@ class Convolution:
     batch: ir.Var
     channel: ir.Var
     inner: ir.Var
-    height: Axis
-    width: Axis
+    height: PlainAxis
+    width: PlainAxis
     batches: int
     groups: int
     group_outputs: int
@@ -113,7 +113,7 @@ def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
     groups = shape[1] // group_inputs
     if not _reads_groups(contraction, data.indices[1], channel, inner, total_outputs // groups, group_inputs):
         return None
-    height, width = axes if rank == 4 else (Axis(None, None, 1, 1, 1, 1, 1), axes[0])
+    height, width = axes if rank == 4 else (PlainAxis(None, None, 1, 1, 1, 1, 1), axes[0])
     return Convolution(
         contraction, data, weight, batch, channel, inner, height, width,
         anchor.extents[batch], groups, total_outputs // groups, group_inputs,
@@ -122,7 +122,7 @@ def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
 
 def _read_axis(
     contraction: Contraction, index: ir.Expr, output: ir.Var, tap: ir.Var, padded: int
-) -> Axis | None:
+) -> PlainAxis | None:
     analyzer = sym.Analyzer()
 
     def at(y: int, k: int) -> int | None:
@@ -142,7 +142,7 @@ def _read_axis(
         ends = (extents[output] - 1) * stride + (extents[tap] - 1) * dilation
         if at(extents[output] - 1, extents[tap] - 1) != ends:
             return None
-    return Axis(output, tap, extents[output], extents[tap], stride, dilation, padded)
+    return PlainAxis(output, tap, extents[output], extents[tap], stride, dilation, padded)
 
 
 def _reads_groups(

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, Source, group_count, source_of, tiles_of_task
+from hybridc.schedules.cpu.conv2d_blocked.plan import (
+    BlockedConvPlan,
+    InputSource,
+    group_count,
+    source_of,
+    tiles_of_task,
+)
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, integer, loop, vectorized
 from hybridc.schedules.cpu.core.register_tile import sequence
@@ -22,8 +28,8 @@ class Buffers:
     """What the nest reads and writes besides the function's own parameters."""
 
     conv: BlockedConvolution
-    plan: Plan
-    source: Source
+    plan: BlockedConvPlan
+    source: InputSource
     weight: ir.Var
     """Packed as `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`, or as it is."""
     copy: ir.Var | None
@@ -41,7 +47,7 @@ class Buffers:
         return self.conv.input_blocks // self.plan.chunk
 
 
-def declare_buffers(conv: BlockedConvolution, plan: Plan, packing: Packing | None) -> Buffers:
+def declare_buffers(conv: BlockedConvolution, plan: BlockedConvPlan, packing: Packing | None) -> Buffers:
     """What the nest of a plan needs; without `packing` weights are read where they are."""
     weight = conv.contraction.nest.function.params[conv.weight]
     factor, total = ("float32", "float32") if conv.dot is None else ("int32", conv.dot.sum_dtype)
@@ -56,7 +62,7 @@ def declare_buffers(conv: BlockedConvolution, plan: Plan, packing: Packing | Non
     return Buffers(conv, plan, source, weight, copy, partial)
 
 
-def _copy_shape(conv: BlockedConvolution, plan: Plan, source: Source) -> tuple[int, ...]:
+def _copy_shape(conv: BlockedConvolution, plan: BlockedConvPlan, source: InputSource) -> tuple[int, ...]:
     if source.flat:
         rows, columns = plan.columns // conv.width.outputs, conv.width.outputs
     else:

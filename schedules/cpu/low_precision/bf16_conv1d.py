@@ -223,7 +223,7 @@ def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
     def task(point: Point) -> tirx.Stmt:
         n, number = point
         copy = tirx.decl_buffer(lines.copy_shape, "int32", "places")
-        block = _Block(lines, weight, copy, dot, n, number)
+        block = _PackedBlock(lines, weight, copy, dot, n, number)
         return tirx.SeqStmt([tirx.AllocBuffer(copy), block.fill(), block.products()])
 
     body = grid((conv.batches, lines.blocks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
@@ -233,7 +233,7 @@ def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _PackedBlock:
     """A task: a block of an image's output, in all channels."""
 
     lines: Lines

@@ -30,7 +30,7 @@ _MOST_TILES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class CorrelationOperand:
     """Data or gradient `[N, C, X]` without padding; `channels` of each group."""
 
     buffer: ir.Var
@@ -46,8 +46,8 @@ class Correlation:
     """A weight gradient: rows[m, y] meets shifted[c, y * stride + k * dilation - before]."""
 
     wgrad: WeightGradient
-    rows: Operand
-    shifted: Operand
+    rows: CorrelationOperand
+    shifted: CorrelationOperand
     slide: Slide
     exchanged: bool
     """Whether rows are of the data; taps are reversed then."""
@@ -60,7 +60,7 @@ class Correlation:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Conv1dWgradPlan:
     """A tile of `rows` x `taps` sums; a block has `vectors` vectors of positions."""
 
     of: Correlation
@@ -163,7 +163,7 @@ def direct_cost(wgrad: WeightGradient, isa: Isa, threads: int) -> float:
     return min(plan.cost for plan in plans_of(wgrad, isa, threads))
 
 
-def plans_of(wgrad: WeightGradient, isa: Isa, threads: int) -> Iterator[Plan]:
+def plans_of(wgrad: WeightGradient, isa: Isa, threads: int) -> Iterator[Conv1dWgradPlan]:
     """Blocks and parts for the tiles that waste least."""
     tiles = [tile for of in _correlations(wgrad) for tile in _tiles(of, isa, threads)]
     for tile in sorted(tiles, key=lambda tile: tile.waste)[:_MOST_TILES]:
@@ -174,18 +174,18 @@ def plans_of(wgrad: WeightGradient, isa: Isa, threads: int) -> Iterator[Plan]:
                 yield plan
 
 
-def _tiles(of: Correlation, isa: Isa, threads: int) -> Iterator[Plan]:
+def _tiles(of: Correlation, isa: Isa, threads: int) -> Iterator[Conv1dWgradPlan]:
     """Sums and one row's operands beside them fit into registers."""
     for rows in range(1, min(of.rows.channels, 16) + 1):
         for taps in range(1, min(of.slide.taps, 16) + 1):
             if rows * taps + taps + _SPARE_REGISTERS <= isa.vector_registers:
-                yield Plan(of, isa, threads, rows, taps, 1, 1)
+                yield Conv1dWgradPlan(of, isa, threads, rows, taps, 1, 1)
 
 
 def _correlations(wgrad: WeightGradient) -> Iterator[Correlation]:
     slide = wgrad.height
-    data = Operand(wgrad.data, wgrad.inputs)
-    gradient = Operand(wgrad.gradient, wgrad.outputs // wgrad.groups)
+    data = CorrelationOperand(wgrad.data, wgrad.inputs)
+    gradient = CorrelationOperand(wgrad.gradient, wgrad.outputs // wgrad.groups)
     yield Correlation(wgrad, gradient, data, slide, False)
     if slide.stride == 1:
         before = (slide.taps - 1) * slide.dilation - slide.before

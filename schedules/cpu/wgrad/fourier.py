@@ -29,7 +29,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
 from hybridc.schedules.cpu.wgrad.conv1d_plan import direct_cost
-from hybridc.schedules.cpu.wgrad.fourier_plan import Operand, Plan, read_plans
+from hybridc.schedules.cpu.wgrad.fourier_plan import FftWgradPlan, SpectralOperand, read_plans
 from hybridc.schedules.rule import Request, Scheduled, pick
 
 _MOST_CHOICES = 6
@@ -60,7 +60,7 @@ def fft_conv1d_wgrad(request: Request) -> Scheduled | None:
     return schedule_plan(request, pick(request, ranked), (*ranked, DIRECT))
 
 
-def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -> Scheduled:
+def schedule_plan(request: Request, plan: FftWgradPlan, choices: tuple[str, ...] = ()) -> Scheduled:
     """Emit: splits sum the products of their segments, then all splits are added and transformed back."""
     fill_roots, (roots, state) = roots_of_unity(plan.transform.points)
     channels, n, lanes = plan.wgrad.inputs + plan.wgrad.outputs, plan.transform.points, plan.cut.lanes
@@ -68,7 +68,7 @@ def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -
     spectra = tirx.decl_buffer((channels, n + 1, 2, lanes), "float32", "spectra")
     near = tirx.decl_buffer((plan.lane_blocks, 2, 2, lanes, lanes), "float32", "near")
     sums = tirx.decl_buffer((plan.splits, *plan.sums_shape), "float32", "sums_of_splits")
-    emitter = _Emitter(plan, plan.cut.scratch(), spectra, near, sums, roots)
+    emitter = _SpectralLoops(plan, plan.cut.scratch(), spectra, near, sums, roots)
     total, buffers = emitter.total()
     body = [fill_roots, grid((plan.splits,), emitter.split, parallel=True), total]
     intermediates = [roots, state, spectra, near, sums, *emitter.scratch.buffers, *buffers]
@@ -77,10 +77,10 @@ def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Emitter:
+class _SpectralLoops:
     """The loops of a plan."""
 
-    plan: Plan
+    plan: FftWgradPlan
     scratch: Scratch
     spectra: ir.Var
     """`[channels, N + 1, 2, lanes]` of a task: a segment in each lane."""
@@ -102,7 +102,7 @@ class _Emitter:
 
         return loop(end - start, task)
 
-    def _transformed(self, operand: Operand, task: ir.Expr) -> tirx.Stmt:
+    def _transformed(self, operand: SpectralOperand, task: ir.Expr) -> tirx.Stmt:
         """Read and transform the channels of an operand, and prefetch the next one meanwhile."""
         plan, count = self.plan, self.plan.transform.first
 

@@ -25,7 +25,7 @@ _OVERHEAD = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class SpectralOperand:
     """Data or gradient, whose segments' spectra are multiplied."""
 
     signal: Signal
@@ -35,7 +35,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FftWgradPlan:
     """A transform, and which operand's channels fill the vectors of products; the other's are scalars."""
 
     wgrad: WeightGradient
@@ -51,18 +51,18 @@ class Plan:
         return f"{self.transform.first}x{self.transform.second} points, {wide} in lanes"
 
     @property
-    def operands(self) -> tuple[Operand, Operand]:
+    def operands(self) -> tuple[SpectralOperand, SpectralOperand]:
         """Data and gradient. Behind as many gradients as a segment has outputs there are zeros."""
         wgrad, cut = self.wgrad, self.cut
-        data = Operand(Signal(wgrad.data, wgrad.height.before, cut.points), wgrad.inputs, 0)
-        return data, Operand(Signal(wgrad.gradient, 0, cut.valid), wgrad.outputs, wgrad.inputs)
+        data = SpectralOperand(Signal(wgrad.data, wgrad.height.before, cut.points), wgrad.inputs, 0)
+        return data, SpectralOperand(Signal(wgrad.gradient, 0, cut.valid), wgrad.outputs, wgrad.inputs)
 
     @property
-    def scalars(self) -> Operand:
+    def scalars(self) -> SpectralOperand:
         return self.operands[0 if self.gradient_lanes else 1]
 
     @property
-    def vectors(self) -> Operand:
+    def vectors(self) -> SpectralOperand:
         return self.operands[1 if self.gradient_lanes else 0]
 
     @property
@@ -112,7 +112,7 @@ class Plan:
         return tasks * task * _OVERHEAD + self.scalars.channels * self.lane_blocks * back + memory
 
 
-def read_plans(request: Request) -> list[Plan]:
+def read_plans(request: Request) -> list[FftWgradPlan]:
     """All ways of computing a weight gradient that the rule can; none for others."""
     wgrad = read_weight_gradient(request.function)
     if wgrad is None or len(wgrad.data.shape) != 3 or wgrad.groups != 1 or wgrad.multiply_adds == 0:
@@ -127,7 +127,7 @@ def read_plans(request: Request) -> list[Plan]:
         )
 
     return [
-        Plan(wgrad, segments(transform), transform, isa, request.threads, gradient_lanes)
+        FftWgradPlan(wgrad, segments(transform), transform, isa, request.threads, gradient_lanes)
         for transform, gradient_lanes in itertools.product(TRANSFORMS, (True, False))
         if transform.points >= axis.taps
     ]

@@ -17,7 +17,7 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv2d_blocked.read import Axis, BlockedConvolution
+from hybridc.schedules.cpu.conv2d_blocked.read import BlockedAxis, BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import (
     UNROLLED_MULTIPLY_ADDS,
     Tile,
@@ -197,7 +197,7 @@ class Stages:
         exists = tirx.all(y >= 0, y < height, x >= 0, x < width)
         return tirx.if_then_else(exists, self._read(n, block, y, x, lane), tirx.FloatImm("float32", 0.0))
 
-    def _inside(self, start: ir.Expr, axis: Axis) -> list[ir.Expr]:
+    def _inside(self, start: ir.Expr, axis: BlockedAxis) -> list[ir.Expr]:
         """Conditions under which a tile that starts there lies within the image."""
         last = (ceil_div(axis.outputs, self.algorithm.outputs) - 1) * self.algorithm.outputs - axis.before
         below = [start >= 0] if axis.before > 0 else []
