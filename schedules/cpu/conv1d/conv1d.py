@@ -71,6 +71,7 @@ def conv1d(request: Request) -> Scheduled | None:
 
 
 def is_one_line(conv: Convolution) -> bool:
+    """Whether the convolution has one spatial axis: images are one line high, and so is the kernel."""
     height = conv.height
     return height.outputs == height.taps == height.padded == 1
 

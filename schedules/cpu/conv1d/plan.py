@@ -38,15 +38,18 @@ class Conv1dPlan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         return f"{self.rows}x{self.vectors} vectors, {self.tiles} tiles, {self.parts} parts"
 
     @property
     def lanes(self) -> int:
+        """Floats of a vector; half as many for outputs that fill less than half of a vector."""
         narrow = self.conv.width.outputs * 2 <= self.isa.lanes() > 8
         return self.isa.lanes() // 2 if narrow else self.isa.lanes()
 
     @property
     def tile_columns(self) -> int:
+        """Output positions of a micro-kernel."""
         return self.vectors * self.lanes
 
     @property
@@ -61,14 +64,17 @@ class Conv1dPlan:
 
     @property
     def blocks(self) -> int:
+        """Of one image's output in one channel."""
         return ceil_div(self.all_tiles, self.tiles)
 
     @property
     def row_blocks(self) -> int:
+        """Micro-kernels that cover the output channels of a group."""
         return ceil_div(self.conv.group_outputs, self.rows)
 
     @property
     def part_blocks(self) -> int:
+        """Micro-kernels that cover the output channels of a task."""
         return self.row_blocks // self.parts
 
     @property
@@ -80,11 +86,13 @@ class Conv1dPlan:
 
     @property
     def copy_bytes(self) -> int:
+        """Of what a task copies."""
         channels, phases, pitch = self.copy_shape
         return 4 * channels * phases * pitch
 
     @property
     def tasks(self) -> int:
+        """Of all images, groups, parts and blocks."""
         return self.conv.batches * self.conv.groups * self.parts * self.blocks
 
     @property

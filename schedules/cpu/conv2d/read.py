@@ -30,6 +30,7 @@ class PlainAxis:
 
     @property
     def phases(self) -> int:
+        """Remainders of a stride that taps read: as many copies of every `stride`-th line or column."""
         return 1 + max(k * self.dilation % self.stride for k in range(self.taps))
 
     @property
@@ -38,9 +39,11 @@ class PlainAxis:
         return (self.taps - 1) * self.dilation // self.stride
 
     def phase(self, tap: ir.Expr) -> ir.Expr:
+        """Which of the phases a tap reads."""
         return tirx.floormod(tap * integer(self.dilation), integer(self.stride))
 
     def shift(self, tap: ir.Expr) -> ir.Expr:
+        """How many lines or columns of its phase a tap lies behind the output's own."""
         return tirx.floordiv(tap * integer(self.dilation), integer(self.stride))
 
 
@@ -63,6 +66,7 @@ class Convolution:
 
     @property
     def multiply_adds(self) -> int:
+        """Of all outputs."""
         outputs = self.batches * self.groups * self.group_outputs * self.height.outputs * self.width.outputs
         return outputs * self.group_inputs * self.height.taps * self.width.taps
 
@@ -81,6 +85,7 @@ class Convolution:
         return tirx.if_then_else(inside, value, tirx.FloatImm("float32", 0.0))
 
     def weight_at(self, o: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr) -> ir.Expr:
+        """The weight of an output and an input channel of its group, as the function computes it."""
         indices = [o, c, kw] if self.height.output is None else [o, c, kh, kw]
         return self.contraction.nest.inlined(tirx.BufferLoad(self.weight.source, indices))
 

@@ -51,6 +51,7 @@ def even_spans(extent: int, largest: int) -> tuple[Span, ...]:
 
 
 def divisors(value: int) -> list[int]:
+    """All divisors of a positive number, the least first."""
     return [d for d in range(1, value + 1) if value % d == 0]
 
 
@@ -71,6 +72,8 @@ class InputSource:
 
 
 def source_of(conv: BlockedConvolution) -> InputSource:
+    """How tasks read their input: from a copy if the kernel reaches into padding, a 1x1 kernel skips pixels, or
+    what is read has to be packed or computed first."""
     axes = (conv.height, conv.width)
     flat = all(axis.taps == 1 for axis in axes)
     strided = any(axis.stride > 1 or axis.outputs != axis.inputs for axis in axes)
@@ -107,14 +110,17 @@ class BlockedConvPlan:
 
     @property
     def label(self) -> str:
+        """What tells tiles apart, for a measured search: pixels x vectors."""
         return f"{self.pixels}x{self.vectors}"
 
     @property
     def line_spans(self) -> tuple[Span, ...]:
+        """How the lines of a part are cut into tiles."""
         return even_spans(self.lines, self.tile_lines) if self.tile_lines else (Span(0, 1, 1),)
 
     @property
     def column_spans(self) -> tuple[Span, ...]:
+        """How each line of a part, or all of its pixels, are cut into tiles."""
         line = self.columns if self.tile_lines else self.lines * self.columns
         return even_spans(line, self.tile_columns)
 

@@ -38,6 +38,7 @@ class BlockedAxis:
 
     @property
     def is_padded(self) -> bool:
+        """Whether some output reads in front of the first or behind the last input."""
         last = (self.outputs - 1) * self.stride + (self.taps - 1) * self.dilation - self.before
         return self.before > 0 or last >= self.inputs
 
@@ -80,6 +81,7 @@ class BlockedConvolution:
 
     @property
     def multiply_adds(self) -> int:
+        """Of all outputs."""
         outputs = (
             self.batches * self.output_blocks * self.height.outputs * self.width.outputs * self.output_lanes
         )

@@ -44,6 +44,7 @@ class Buffers:
 
     @property
     def chunks(self) -> int:
+        """Passes of a task over chunks of input blocks."""
         return self.conv.input_blocks // self.plan.chunk
 
 
@@ -117,6 +118,7 @@ class Pass:
         return tirx.BufferLoad(copy, [lane, row, column] if conv.plain else [cb, row, column, lane])
 
     def weight_at(self, group: ir.Expr, k: Point, vector: ir.Expr, lane: ir.Expr) -> tirx.BufferLoad:
+        """The weight that a lane of a group's vector meets at `k`: block of the chunk, taps, input lane."""
         weight, plan, conv = self.buffers.weight, self.buffers.plan, self.buffers.conv
         block = self.chunk * integer(plan.chunk) + k[0]
         if not conv.is_constant:

@@ -65,6 +65,7 @@ class Geometry:
 
     @property
     def tiles(self) -> int:
+        """Of 16 pixels, for all pixels of a task; the last one may stick out."""
         return ceil_div((self.lines - 1) * self.pitch + self.width, SIDE)
 
 

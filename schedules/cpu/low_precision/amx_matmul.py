@@ -69,6 +69,7 @@ class _Layout:
 
 
 def accepts_tile_product(product: Product, isa: Isa) -> bool:
+    """Whether the processor has tiles, and enough rows to fill them."""
     return isa.narrow is not None and isa.narrow.are_tiles and product.rows >= FEWEST_ROWS
 
 

@@ -38,6 +38,7 @@ class CorrelationOperand:
 
     @property
     def length(self) -> int:
+        """Positions of the signal, without padding."""
         return int(self.buffer.shape[-1])
 
 
@@ -53,6 +54,7 @@ class Correlation:
     """Whether rows are of the data; taps are reversed then."""
 
     def store(self, m: ir.Expr, c: ir.Expr, k: ir.Expr, group: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
+        """Write the sum of row m and channel c at tap k, in the order that the weights have."""
         if self.exchanged:
             m, c, k = c, m, integer(self.slide.taps - 1) - k
         outputs = self.wgrad.outputs // self.wgrad.groups
@@ -74,24 +76,29 @@ class Conv1dWgradPlan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         side = "data" if self.of.exchanged else "gradient"
         tile = f"{self.rows} of {side} x {self.taps} taps"
         return f"{tile}, blocks of {self.vectors} vectors, {self.parts} parts"
 
     @property
     def lanes(self) -> int:
+        """Positions of a vector."""
         return self.isa.lanes()
 
     @property
     def columns(self) -> int:
+        """Positions of a block."""
         return self.vectors * self.lanes
 
     @property
     def row_blocks(self) -> int:
+        """Tiles that cover the rows of a group."""
         return ceil_div(self.of.rows.channels, self.rows)
 
     @property
     def tap_blocks(self) -> int:
+        """Tiles that cover the taps."""
         return ceil_div(self.of.slide.taps, self.taps)
 
     @property
@@ -112,6 +119,7 @@ class Conv1dWgradPlan:
 
     @property
     def splits(self) -> int:
+        """Ranges of blocks that have sums of their own; each is a task, or several."""
         size = 4 * math.prod(self.sums_shape)
         most = at_least_one_each(_SPLITS, self.threads)
         return max(min(most, self.blocks, most * _SUM_BYTES // size), 1)
@@ -123,11 +131,13 @@ class Conv1dWgradPlan:
 
     @property
     def phases(self) -> int:
+        """Remainders of the stride that taps read: as many copies of every `stride`-th position."""
         slide = self.of.slide
         return 1 + max(k * slide.dilation % slide.stride for k in range(self.tap_blocks * self.taps))
 
     @property
     def copy_bytes(self) -> int:
+        """Of what a task copies of a block."""
         shifted = self.of.shifted.channels * self.phases * (self.columns + self.reach)
         return 4 * (shifted + self.row_blocks // self.parts * self.rows * self.columns)
 

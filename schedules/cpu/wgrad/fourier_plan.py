@@ -47,6 +47,7 @@ class FftWgradPlan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         wide = "gradient" if self.gradient_lanes else "data"
         return f"{self.transform.first}x{self.transform.second} points, {wide} in lanes"
 
@@ -59,10 +60,12 @@ class FftWgradPlan:
 
     @property
     def scalars(self) -> SpectralOperand:
+        """The operand whose spectra are broadcast."""
         return self.operands[0 if self.gradient_lanes else 1]
 
     @property
     def vectors(self) -> SpectralOperand:
+        """The operand whose channels fill the lanes of products."""
         return self.operands[1 if self.gradient_lanes else 0]
 
     @property
@@ -73,10 +76,12 @@ class FftWgradPlan:
 
     @property
     def row_blocks(self) -> int:
+        """Micro-kernels that cover the channels that are scalars."""
         return ceil_div(self.scalars.channels, self.rows)
 
     @property
     def lane_blocks(self) -> int:
+        """Vectors that cover the channels in lanes."""
         return ceil_div(self.vectors.channels, self.cut.lanes)
 
     @property
@@ -91,6 +96,7 @@ class FftWgradPlan:
 
     @property
     def splits(self) -> int:
+        """Ranges of segments that have sums of their own; each is a task."""
         size = 4 * math.prod(self.sums_shape)
         most = at_least_one_each(_SPLITS, self.threads)
         return max(min(most, self.cut.tasks, most * _SUM_BYTES // size), 1)

@@ -37,6 +37,7 @@ class BlockedOperand:
     """Fill the buffer, if it is none of the function's parameters."""
 
     def at(self, n: ir.Expr, block: ir.Expr, y: ir.Expr, x: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        """The element of an image's pixel (y, x) in a lane of a block."""
         spatial = [y, x]
         if len(self.buffer.shape) == 5:
             return tirx.BufferLoad(self.buffer, [n, block, *spatial, lane])
@@ -44,10 +45,12 @@ class BlockedOperand:
 
 
 def gradient_operand(wgrad: WeightGradient, isa: Isa) -> BlockedOperand:
+    """dy in blocks of output channels."""
     return _operand(wgrad.gradient, wgrad.outputs, isa, "gradient_blocks")
 
 
 def data_operand(wgrad: WeightGradient, isa: Isa) -> BlockedOperand:
+    """Data in blocks of input channels, or as it is if its channels are few."""
     if len(wgrad.data.shape) < 5 and wgrad.channels < FEW_CHANNELS and wgrad.groups == 1:
         return BlockedOperand(wgrad.data, 1, wgrad.inputs)
     return _operand(wgrad.data, wgrad.channels, isa, "data_blocks")

@@ -49,16 +49,20 @@ class Planes:
 
     @staticmethod
     def of(name: str, count: int, blocks: int, tiles: int, lanes: int) -> Planes:
+        """Scratch memory for `count` planes of so many channel blocks, tiles and lanes."""
         lines = ceil_div(blocks * tiles * lanes * 4, CACHE_LINE_BYTES) | 1
         return Planes(tirx.decl_buffer((count, lines * CACHE_LINE_BYTES // 4), "float32", name), tiles, lanes)
 
     def index(self, xi: ir.Expr, block: ir.Expr, tile: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
+        """Where a lane of a tile and channel block is in plane xi."""
         return [xi, (block * integer(self.tiles) + tile) * integer(self.lanes) + lane]
 
     def load(self, xi: ir.Expr, block: ir.Expr, tile: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        """Its value."""
         return tirx.BufferLoad(self.buffer, self.index(xi, block, tile, lane))
 
     def store(self, xi: ir.Expr, block: ir.Expr, tile: ir.Expr, lane: ir.Expr, value: ir.Expr) -> tirx.Stmt:
+        """A statement that writes it."""
         return tirx.BufferStore(self.buffer, value, self.index(xi, block, tile, lane))
 
 
@@ -72,6 +76,7 @@ class Weight:
     """Micro-kernels that share a group."""
 
     def load(self, group: ir.Expr, ib: ir.Expr, i: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        """The weight of input channel i of block ib for a lane of a group's vector."""
         return tirx.BufferLoad(self.buffer, [*self.at, group, ib, i, vector, lane])
 
     @property
@@ -115,6 +120,7 @@ class Stages:
 
     @staticmethod
     def of(conv: BlockedConvolution, algorithm: ToomCook) -> Stages:
+        """Declare the registers of a convolution's stages."""
         points, outputs = algorithm.points, algorithm.outputs
 
         def lines(name: str, count: int, lanes: int) -> list[ir.Var]:
@@ -126,6 +132,7 @@ class Stages:
 
     @property
     def buffers(self) -> list[ir.Var]:
+        """What the root block has to allocate."""
         return [*self.patch, *self.half, *self.half_out, *self.sums]
 
     def _place(self, tile: ir.Expr) -> tuple[ir.Expr, ir.Expr, ir.Expr]:

@@ -67,6 +67,7 @@ class WinogradPlan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         kernel = f"{self.algorithm.name} {self.kernel.rows}x{self.kernel.width}"
         return f"{kernel} tiles {self.tiles} splits {self.splits} groups {self.pass_groups}"
 

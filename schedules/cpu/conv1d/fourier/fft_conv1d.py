@@ -72,14 +72,17 @@ class FftPlan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         return f"{self.transform.first}x{self.transform.second} points"
 
     @property
     def inputs(self) -> int:
+        """Channels that are transformed."""
         return self.conv.group_inputs
 
     @property
     def outputs(self) -> int:
+        """Channels that are transformed back."""
         return self.conv.group_outputs
 
     @property
@@ -90,6 +93,7 @@ class FftPlan:
 
     @property
     def row_blocks(self) -> int:
+        """Micro-kernels that cover the output channels."""
         return ceil_div(self.outputs, self.rows)
 
     @property
@@ -103,6 +107,7 @@ class FftPlan:
         return self.transform.points // 2 + 1
 
     def write(self, batch: ir.Expr, channel: ir.Expr, x: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
+        """Store an output sample, given its sum, through the epilogue."""
         return self.conv.contraction.store(self.conv.point(batch, channel, integer(0), x), value)
 
     @property
@@ -133,6 +138,7 @@ class FftConvolution:
     constant: bool
 
     def plan(self, transform: Transform) -> FftPlan:
+        """The convolution by one transform; its N has to be at least the number of taps."""
         conv, points = self.conv, transform.points
         axis = conv.width
         cut = Segments(conv.batches, axis.outputs, axis.taps, axis.dilation, points, self.isa.lanes())
