@@ -51,11 +51,12 @@ def even_spans(extent: int, largest: int) -> tuple[Span, ...]:
 
 
 def divisors(value: int) -> list[int]:
+    """All divisors of a positive number, the least first."""
     return [d for d in range(1, value + 1) if value % d == 0]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputSource:
     """How taps find their input: in place, or in a padded copy of what a task reads.
 
     A 1x1 kernel visits `flat` pixels: the image's, or those of the copy, are one line.
@@ -70,18 +71,20 @@ class Source:
         return self.flat and not self.copied
 
 
-def source_of(conv: BlockedConvolution) -> Source:
+def source_of(conv: BlockedConvolution) -> InputSource:
+    """How tasks read their input: from a copy if the kernel reaches into padding, a 1x1 kernel skips pixels,
+    or what is read has to be packed or computed first."""
     axes = (conv.height, conv.width)
     flat = all(axis.taps == 1 for axis in axes)
     strided = any(axis.stride > 1 or axis.outputs != axis.inputs for axis in axes)
     copied = (
         conv.computed or conv.dot is not None or any(axis.is_padded for axis in axes) or (flat and strided)
     )
-    return Source(flat, copied)
+    return InputSource(flat, copied)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BlockedConvPlan:
     """Tasks: `parts` of each image, times equal numbers of `groups` of `vectors` vectors of `lanes`.
 
     A part is `lines` x `columns` pixels, one line if flat; of a `whole` source they are the image's, whose
@@ -107,14 +110,17 @@ class Plan:
 
     @property
     def label(self) -> str:
+        """What tells tiles apart, for a measured search: pixels x vectors."""
         return f"{self.pixels}x{self.vectors}"
 
     @property
     def line_spans(self) -> tuple[Span, ...]:
+        """How the lines of a part are cut into tiles."""
         return even_spans(self.lines, self.tile_lines) if self.tile_lines else (Span(0, 1, 1),)
 
     @property
     def column_spans(self) -> tuple[Span, ...]:
+        """How each line of a part, or all of its pixels, are cut into tiles."""
         line = self.columns if self.tile_lines else self.lines * self.columns
         return even_spans(line, self.tile_columns)
 
@@ -124,24 +130,27 @@ class Plan:
         return sum(a.count * b.count for a in self.line_spans for b in self.column_spans)
 
 
-def group_count(conv: BlockedConvolution, plan: Plan) -> int:
+def group_count(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     """Groups of output vectors in all."""
     return conv.output_blocks * conv.output_lanes // (plan.vectors * plan.lanes)
 
 
-def tiles_of_task(conv: BlockedConvolution, plan: Plan) -> int:
+def tiles_of_task(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     """Tiles of the largest task; where tasks share tiles, some have one less."""
     return ceil_div(plan.tiles, plan.parts) if source_of(conv).whole else plan.tiles
 
 
 def rank_plans(
-    conv: BlockedConvolution, isa: Isa, threads: int, extra_cycles: Callable[[Plan], float] = lambda plan: 0.0
-) -> dict[str, Plan]:
+    conv: BlockedConvolution,
+    isa: Isa,
+    threads: int,
+    extra_cycles: Callable[[BlockedConvPlan], float] = lambda plan: 0.0,
+) -> dict[str, BlockedConvPlan]:
     """The best division into tasks for each tile, tiles in the order of predicted time.
 
     `extra_cycles` are those that a plan needs for something else than the convolution.
     """
-    best: dict[str, tuple[float, Plan]] = {}
+    best: dict[str, tuple[float, BlockedConvPlan]] = {}
     for plan in _plans(conv, isa):
         cost = predicted_cycles(conv, plan, isa, threads) + extra_cycles(plan)
         if plan.label not in best or cost < best[plan.label][0]:
@@ -150,7 +159,7 @@ def rank_plans(
     return {label: plan for label, (_, plan) in ranked[:OFFERED]}
 
 
-def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
+def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[BlockedConvPlan]:
     lanes = min(isa.lanes(), conv.output_lanes) if conv.grouping is None else conv.grouping.lanes
     vectors = conv.output_blocks * conv.output_lanes // (lanes * conv.groups)
     depth = conv.input_channels // conv.input_blocks * conv.height.taps * conv.width.taps
@@ -161,7 +170,9 @@ def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
         pixels = _most_pixels(conv, width, isa)
         for parts, lines, columns, tile_lines, tile_columns in _tiles(conv, pixels):
             for groups in divisors(vectors // width):
-                yield Plan(parts, lines, columns, tile_lines, tile_columns, width, lanes, groups, chunk)
+                yield BlockedConvPlan(
+                    parts, lines, columns, tile_lines, tile_columns, width, lanes, groups, chunk
+                )
 
 
 def _most_pixels(conv: BlockedConvolution, vectors: int, isa: Isa) -> int:
@@ -206,7 +217,7 @@ def _sizes(extent: int, largest: int) -> list[int]:
     return sorted({even_spans(extent, size)[0].size for size in range(ceil_div(most, 3), most + 1) if size})
 
 
-def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+def predicted_cycles(conv: BlockedConvolution, plan: BlockedConvPlan, isa: Isa, threads: int) -> float:
     """Cycles of all threads together, idle ones counted, for comparing plans."""
     groups = group_count(conv, plan)
     depth = conv.input_channels * conv.height.taps * conv.width.taps
@@ -242,7 +253,7 @@ def _step_cycles(pixels: int, vectors: int, isa: Isa) -> float:
     return max(sums, isa.sums_in_flight) + 0.75 * max(pixels + vectors - sums / 2, 0)
 
 
-def _input_bytes(conv: BlockedConvolution, plan: Plan) -> int:
+def _input_bytes(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     """Input that one task reads."""
     if source_of(conv).flat:
         pixels = conv.height.outputs * conv.width.outputs // plan.parts

@@ -51,15 +51,19 @@ class TileUnit:
         return self._call("whole", tirx.address_of(last))
 
     def zero(self, tile: int) -> tirx.Stmt:
+        """Clear a tile register."""
         return self._call(f"zero_{tile}")
 
     def load(self, tile: int, address: Address) -> tirx.Stmt:
+        """Fill a tile register from an address and the distance of its rows in bytes."""
         return self._call(f"load_{tile}", tirx.address_of(address[0]), address[1])
 
     def store(self, tile: int, address: Address) -> tirx.Stmt:
+        """Write a tile register to an address and the distance of its rows in bytes."""
         return self._call(f"store_{tile}", tirx.address_of(address[0]), address[1])
 
     def multiply_add(self, sums: int, left: int, right: int) -> tirx.Stmt:
+        """Add the product of two tile registers to a third one."""
         return self._call(f"{self.dot.precision}_{sums}_{left}_{right}")
 
     def _call(self, name: str, *arguments: ir.Expr) -> tirx.Stmt:
@@ -68,6 +72,7 @@ class TileUnit:
 
 
 def tile_unit(dot: Dot) -> TileUnit:
+    """The instructions for a kind of products; emulated ones keep the registers in a buffer."""
     words = REGISTERS * SIDE * SIDE if dot.emulated else 1
     return TileUnit(dot, tirx.decl_buffer((words,), "int32", "tiles"))
 

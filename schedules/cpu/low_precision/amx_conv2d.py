@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, divisors, source_of
+from hybridc.schedules.cpu.conv2d_blocked.plan import BlockedConvPlan, divisors, source_of
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import Dot
@@ -65,6 +65,7 @@ class Geometry:
 
     @property
     def tiles(self) -> int:
+        """Of 16 pixels, for all pixels of a task; the last one may stick out."""
         return ceil_div((self.lines - 1) * self.pitch + self.width, SIDE)
 
 
@@ -111,7 +112,7 @@ def _depth(conv: BlockedConvolution) -> int:
     return ceil_div(conv.input_blocks, _blocks_per_row(conv))
 
 
-def tile_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
+def tile_packing(conv: BlockedConvolution, plan: BlockedConvPlan, dot: Dot) -> Packing:
     """`[OB / vectors, depth, KH, KW, vectors, 16 words, 16]` of weights `[OB, IB, KH, KW, i, o]`."""
     taps, each, numbers = (conv.height.taps, conv.width.taps), _blocks_per_row(conv), _numbers(conv)
     padded = (conv.output_blocks, _depth(conv) * each, *taps, numbers, SIDE)
@@ -123,23 +124,23 @@ def tile_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
 # --------------------------------------------------------------------------------------------------- plans
 
 
-def rank_tile_plans(conv: BlockedConvolution, isa: Isa, threads: int) -> dict[str, Plan]:
+def rank_tile_plans(conv: BlockedConvolution, isa: Isa, threads: int) -> dict[str, BlockedConvPlan]:
     """Divisions into tasks, by predicted time."""
     ranked = sorted(_plans(conv), key=lambda plan: predicted_tile_cycles(conv, plan, isa, threads))
     return {f"{plan.parts} parts of {plan.groups} groups": plan for plan in ranked[:4]}
 
 
-def _plans(conv: BlockedConvolution) -> Iterator[Plan]:
+def _plans(conv: BlockedConvolution) -> Iterator[BlockedConvPlan]:
     vectors = tile_shape(conv.output_blocks)[1]
     flat, width = source_of(conv).flat, conv.width.outputs
     for lines in divisors(conv.height.outputs):
         size = (1, lines * width) if flat else (lines, width)
         for groups in divisors(conv.output_blocks // vectors):
             parts = conv.height.outputs // lines
-            yield Plan(parts, *size, 1, SIDE, vectors, SIDE, groups, conv.input_blocks)
+            yield BlockedConvPlan(parts, *size, 1, SIDE, vectors, SIDE, groups, conv.input_blocks)
 
 
-def predicted_tile_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+def predicted_tile_cycles(conv: BlockedConvolution, plan: BlockedConvPlan, isa: Isa, threads: int) -> float:
     """Cycles of all threads together, idle ones counted, for comparing plans."""
     geometry = geometry_of(conv, plan)
     steps = _depth(conv) * conv.height.taps * conv.width.taps
@@ -153,7 +154,7 @@ def predicted_tile_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, thread
     return tasks * (products * again + COPY_CYCLES * (rows + weight_rows) + 500) * imbalance(tasks, threads)
 
 
-def _copied_extents(conv: BlockedConvolution, plan: Plan) -> tuple[int, int]:
+def _copied_extents(conv: BlockedConvolution, plan: BlockedConvPlan) -> tuple[int, int]:
     """Rows and columns of the copy."""
     if source_of(conv).flat:
         return plan.columns // conv.width.outputs, conv.width.outputs
@@ -164,12 +165,12 @@ def _copied_extents(conv: BlockedConvolution, plan: Plan) -> tuple[int, int]:
     return rows, columns
 
 
-def _copied_pixels(conv: BlockedConvolution, plan: Plan) -> int:
+def _copied_pixels(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     rows, columns = _copied_extents(conv, plan)
     return rows * columns
 
 
-def geometry_of(conv: BlockedConvolution, plan: Plan) -> Geometry:
+def geometry_of(conv: BlockedConvolution, plan: BlockedConvPlan) -> Geometry:
     """One long line if flat; else lines joined or, if that is fewer tiles, each by itself."""
     if source_of(conv).flat:
         return Geometry(1, plan.columns, plan.columns)
@@ -180,7 +181,7 @@ def geometry_of(conv: BlockedConvolution, plan: Plan) -> Geometry:
     return apart if rest or apart.tiles <= joined.tiles else joined
 
 
-def _copy_shape(conv: BlockedConvolution, plan: Plan) -> tuple[int, ...]:
+def _copy_shape(conv: BlockedConvolution, plan: BlockedConvPlan) -> tuple[int, ...]:
     """With room behind the last pixel for what the last tile reads too much."""
     rows, columns = _copied_extents(conv, plan)
     geometry = geometry_of(conv, plan)
@@ -194,7 +195,7 @@ def _copy_shape(conv: BlockedConvolution, plan: Plan) -> tuple[int, ...]:
     return (_depth(conv) + max(ceil_div(beyond, rows * columns), 0), rows, columns, SIDE)
 
 
-def _first_word(conv: BlockedConvolution, plan: Plan, geometry: Geometry, number: int) -> int:
+def _first_word(conv: BlockedConvolution, plan: BlockedConvPlan, geometry: Geometry, number: int) -> int:
     """Where in the copy, counted in pixels, that is which a pixel of the task reads first."""
     _, columns = _copied_extents(conv, plan)
     y, x = divmod(number, geometry.pitch)

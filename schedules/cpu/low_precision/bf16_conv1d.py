@@ -91,6 +91,7 @@ class Lines:
 
     @property
     def steps(self) -> int:
+        """Of the reduction over taps."""
         return ceil_div(self.conv.width.taps, self.folded)
 
     @property
@@ -100,6 +101,7 @@ class Lines:
 
     @property
     def with_tiles(self) -> bool:
+        """Whether AMX multiplies, or `vdpbf16ps` on vectors."""
         return self.isa.dot_product_unit is not None and self.isa.dot_product_unit.is_amx
 
     @property
@@ -109,6 +111,7 @@ class Lines:
 
     @property
     def rows(self) -> int:
+        """Output channels of a micro-kernel on vectors."""
         return ceil_div(min(self.conv.group_outputs, SIDE), self.parts)
 
     @property
@@ -120,6 +123,7 @@ class Lines:
 
     @property
     def row_groups(self) -> int:
+        """Micro-kernels, or all parts of one, that cover the output channels."""
         return ceil_div(self.conv.group_outputs, SIDE * self.shape[0])
 
     @property
@@ -139,10 +143,12 @@ class Lines:
 
     @property
     def blocks(self) -> int:
+        """Of an image's output."""
         return ceil_div(self.conv.width.outputs, self.columns)
 
     @property
     def copy_shape(self) -> tuple[int, int, int, int]:
+        """Of what a block reads: phases of the stride, tiles of channels, their rows, places."""
         pitch = ceil_div(self.columns + self.reach, SIDE) * SIDE
         return self.conv.width.phases, self.depth, SIDE, pitch
 
@@ -224,7 +230,7 @@ def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
     def task(point: Point) -> tirx.Stmt:
         n, number = point
         copy = tirx.decl_buffer(lines.copy_shape, "int32", "places")
-        block = _Block(lines, weight, copy, dot, n, number)
+        block = _PackedBlock(lines, weight, copy, dot, n, number)
         return tirx.SeqStmt([tirx.AllocBuffer(copy), block.fill(), block.products()])
 
     body = grid((conv.batches, lines.blocks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
@@ -234,7 +240,7 @@ def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _PackedBlock:
     """A task: a block of an image's output, in all channels."""
 
     lines: Lines

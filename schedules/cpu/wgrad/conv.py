@@ -32,8 +32,8 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
-from hybridc.schedules.cpu.wgrad.operands import Operand, data_operand, gradient_operand
-from hybridc.schedules.cpu.wgrad.plan import Plan, Reach, plan_of
+from hybridc.schedules.cpu.wgrad.operands import BlockedOperand, data_operand, gradient_operand
+from hybridc.schedules.cpu.wgrad.plan import ConvWgradPlan, Reach, plan_of
 from hybridc.schedules.cpu.wgrad.read import WeightGradient, read_weight_gradient
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -53,7 +53,7 @@ def conv_wgrad(request: Request) -> Scheduled | None:
     reach = Reach(wgrad, data, gradient)
     shape = (plan.splits, gradient.blocks, reach.blocks, wgrad.height.taps, wgrad.width.taps)
     partial = tirx.decl_buffer((*shape, data.lanes, gradient.lanes), "float32", "partial")
-    emitter = _Emitter(wgrad, plan, data, gradient, reach, partial)
+    emitter = _OuterProductLoops(wgrad, plan, data, gradient, reach, partial)
     stages = [*data.stages, *gradient.stages, emitter.tasks(), emitter.total()]
     converted = [o.buffer for o in (data, gradient) if o.stages]
     function = function_of(request.function, request.function.params, stages, [*converted, partial])
@@ -61,13 +61,13 @@ def conv_wgrad(request: Request) -> Scheduled | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Emitter:
+class _OuterProductLoops:
     """Puts the micro-kernels into the loops of a plan."""
 
     wgrad: WeightGradient
-    plan: Plan
-    data: Operand
-    gradient: Operand
+    plan: ConvWgradPlan
+    data: BlockedOperand
+    gradient: BlockedOperand
     reach: Reach
     partial: ir.Var
 

@@ -30,7 +30,7 @@ _MOST_TILES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class CorrelationOperand:
     """Data or gradient `[N, C, X]` without padding; `channels` of each group."""
 
     buffer: ir.Var
@@ -38,6 +38,7 @@ class Operand:
 
     @property
     def length(self) -> int:
+        """Positions of the signal, without padding."""
         return int(self.buffer.shape[-1])
 
 
@@ -46,13 +47,14 @@ class Correlation:
     """A weight gradient: rows[m, y] meets shifted[c, y * stride + k * dilation - before]."""
 
     wgrad: WeightGradient
-    rows: Operand
-    shifted: Operand
+    rows: CorrelationOperand
+    shifted: CorrelationOperand
     slide: Slide
     exchanged: bool
     """Whether rows are of the data; taps are reversed then."""
 
     def store(self, m: ir.Expr, c: ir.Expr, k: ir.Expr, group: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
+        """Write the sum of row m and channel c at tap k, in the order that the weights have."""
         if self.exchanged:
             m, c, k = c, m, integer(self.slide.taps - 1) - k
         outputs = self.wgrad.outputs // self.wgrad.groups
@@ -60,7 +62,7 @@ class Correlation:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Conv1dWgradPlan:
     """A tile of `rows` x `taps` sums; a block has `vectors` vectors of positions."""
 
     of: Correlation
@@ -74,24 +76,29 @@ class Plan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         side = "data" if self.of.exchanged else "gradient"
         tile = f"{self.rows} of {side} x {self.taps} taps"
         return f"{tile}, blocks of {self.vectors} vectors, {self.parts} parts"
 
     @property
     def lanes(self) -> int:
+        """Positions of a vector."""
         return self.isa.lanes()
 
     @property
     def columns(self) -> int:
+        """Positions of a block."""
         return self.vectors * self.lanes
 
     @property
     def row_blocks(self) -> int:
+        """Tiles that cover the rows of a group."""
         return ceil_div(self.of.rows.channels, self.rows)
 
     @property
     def tap_blocks(self) -> int:
+        """Tiles that cover the taps."""
         return ceil_div(self.of.slide.taps, self.taps)
 
     @property
@@ -112,6 +119,7 @@ class Plan:
 
     @property
     def splits(self) -> int:
+        """Ranges of blocks that have sums of their own; each is a task, or several."""
         size = 4 * math.prod(self.sums_shape)
         most = at_least_one_each(_SPLITS, self.threads)
         return max(min(most, self.blocks, most * _SUM_BYTES // size), 1)
@@ -123,11 +131,13 @@ class Plan:
 
     @property
     def phases(self) -> int:
+        """Remainders of the stride that taps read: as many copies of every `stride`-th position."""
         slide = self.of.slide
         return 1 + max(k * slide.dilation % slide.stride for k in range(self.tap_blocks * self.taps))
 
     @property
     def copy_bytes(self) -> int:
+        """Of what a task copies of a block."""
         shifted = self.of.shifted.channels * self.phases * (self.columns + self.reach)
         return 4 * (shifted + self.row_blocks // self.parts * self.rows * self.columns)
 
@@ -163,7 +173,7 @@ def direct_cost(wgrad: WeightGradient, isa: Isa, threads: int) -> float:
     return min(plan.cost for plan in plans_of(wgrad, isa, threads))
 
 
-def plans_of(wgrad: WeightGradient, isa: Isa, threads: int) -> Iterator[Plan]:
+def plans_of(wgrad: WeightGradient, isa: Isa, threads: int) -> Iterator[Conv1dWgradPlan]:
     """Blocks and parts for the tiles that waste least."""
     tiles = [tile for of in _correlations(wgrad) for tile in _tiles(of, isa, threads)]
     for tile in sorted(tiles, key=lambda tile: tile.waste)[:_MOST_TILES]:
@@ -174,18 +184,18 @@ def plans_of(wgrad: WeightGradient, isa: Isa, threads: int) -> Iterator[Plan]:
                 yield plan
 
 
-def _tiles(of: Correlation, isa: Isa, threads: int) -> Iterator[Plan]:
+def _tiles(of: Correlation, isa: Isa, threads: int) -> Iterator[Conv1dWgradPlan]:
     """Sums and one row's operands beside them fit into registers."""
     for rows in range(1, min(of.rows.channels, 16) + 1):
         for taps in range(1, min(of.slide.taps, 16) + 1):
             if rows * taps + taps + _SPARE_REGISTERS <= isa.vector_registers:
-                yield Plan(of, isa, threads, rows, taps, 1, 1)
+                yield Conv1dWgradPlan(of, isa, threads, rows, taps, 1, 1)
 
 
 def _correlations(wgrad: WeightGradient) -> Iterator[Correlation]:
     slide = wgrad.height
-    data = Operand(wgrad.data, wgrad.inputs)
-    gradient = Operand(wgrad.gradient, wgrad.outputs // wgrad.groups)
+    data = CorrelationOperand(wgrad.data, wgrad.inputs)
+    gradient = CorrelationOperand(wgrad.gradient, wgrad.outputs // wgrad.groups)
     yield Correlation(wgrad, gradient, data, slide, False)
     if slide.stride == 1:
         before = (slide.taps - 1) * slide.dilation - slide.before

@@ -9,7 +9,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.sharing import at_least_one_each
-from hybridc.schedules.cpu.wgrad.operands import Operand
+from hybridc.schedules.cpu.wgrad.operands import BlockedOperand
 from hybridc.schedules.cpu.wgrad.read import WeightGradient
 from hybridc.targets import Isa
 
@@ -31,8 +31,8 @@ class Reach:
     """
 
     wgrad: WeightGradient
-    data: Operand
-    gradient: Operand
+    data: BlockedOperand
+    gradient: BlockedOperand
 
     @property
     def blocks(self) -> int:
@@ -59,7 +59,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ConvWgradPlan:
     """How the positions and output channels are shared out."""
 
     vectors: int
@@ -74,7 +74,9 @@ class Plan:
     """Ranges of output channels."""
 
 
-def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa, threads: int) -> Plan:
+def plan_of(
+    wgrad: WeightGradient, data: BlockedOperand, gradient: BlockedOperand, isa: Isa, threads: int
+) -> ConvWgradPlan:
     """Groups have output blocks one by one: each may read other data."""
     tasks = at_least_one_each(TASKS, threads)
     fitting = (isa.vector_registers - 1) // (data.lanes + 1) if wgrad.groups == 1 else 1
@@ -92,4 +94,4 @@ def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa, t
     splits = max(min(tasks, pieces, tasks * PARTIAL_BYTES // sum_bytes), 1)
     groups = gradient.blocks // vectors
     enough = [p for p in range(1, groups + 1) if groups % p == 0 and p * splits >= tasks]
-    return Plan(vectors, images, rows, splits, enough[0] if enough else groups)
+    return ConvWgradPlan(vectors, images, rows, splits, enough[0] if enough else groups)

@@ -51,7 +51,7 @@ DIRECT_EFFICIENCY = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WinogradPlan:
     """How a convolution is cut into tasks.
 
     A task takes `tiles` tiles and one of `splits` ranges of output channels through all three stages. It
@@ -67,6 +67,7 @@ class Plan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         kernel = f"{self.algorithm.name} {self.kernel.rows}x{self.kernel.width}"
         return f"{kernel} tiles {self.tiles} splits {self.splits} groups {self.pass_groups}"
 
@@ -106,7 +107,7 @@ def _is_eligible(conv: BlockedConvolution) -> bool:
     return window and not conv.depthwise and not conv.plain and conv.multiply_adds > 0
 
 
-def candidates(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
+def candidates(conv: BlockedConvolution, isa: Isa) -> Iterator[WinogradPlan]:
     """Plans whose accumulators, one line of weights and a broadcast scalar fit into the registers."""
     for algorithm in (F2, F4):
         tiles = math.prod(tile_counts(conv, algorithm))
@@ -117,7 +118,7 @@ def candidates(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
                 kernel = Tile(rows, 1, width, conv.output_lanes)
                 for task_tiles in _task_sizes(tiles, rows):
                     for splits in (s for s in (1, 2, 4, 8) if groups % s == 0):
-                        plan = Plan(algorithm, kernel, task_tiles, splits, groups // splits)
+                        plan = WinogradPlan(algorithm, kernel, task_tiles, splits, groups // splits)
                         yield _with_passes(plan, conv, isa)
 
 
@@ -129,7 +130,7 @@ def _task_sizes(tiles: int, rows: int) -> Sequence[int]:
     return list(dict.fromkeys(sizes))
 
 
-def _with_passes(plan: Plan, conv: BlockedConvolution, isa: Isa) -> Plan:
+def _with_passes(plan: WinogradPlan, conv: BlockedConvolution, isa: Isa) -> WinogradPlan:
     """As many groups a pass as leave the scratch memory in the cache, at least one.
 
     Where the transformed input alone exceeds the cache, one pass reads each plane of it just once.
@@ -148,7 +149,7 @@ def memory_byte_cost(threads: int) -> float:
     return MEMORY_BYTE_COST * min(threads, MEMORY_SHARERS)
 
 
-def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+def predicted_cost(conv: BlockedConvolution, plan: WinogradPlan, isa: Isa, threads: int) -> float:
     """Multiply-adds of all threads together, idle ones counted, that take as long as the plan.
 
     Ten accumulators hide the latency of multiply-adds; fewer wait for their own results. A micro-kernel of
@@ -191,11 +192,11 @@ def direct_cost(conv: BlockedConvolution, threads: int) -> float:
 
 
 def schedule_plan(
-    request: Request, conv: BlockedConvolution, plan: Plan, choices: Sequence[str] = ()
+    request: Request, conv: BlockedConvolution, plan: WinogradPlan, choices: Sequence[str] = ()
 ) -> Scheduled:
     """Pack the weights, now or as the first stage, and emit the tasks."""
     packed, packing = _packed_weight(conv, plan)
-    emitter = _Emitter(Stages.of(conv, plan.algorithm), plan, packed)
+    emitter = _WinogradLoops(Stages.of(conv, plan.algorithm), plan, packed)
     region, planes = emitter.region()
     params, buffers = list(request.function.params), [*planes, *emitter.stages.buffers]
     if not conv.is_constant:
@@ -207,7 +208,7 @@ def schedule_plan(
     return finish(function, winograd.__name__, [(conv.weight, packing)], choices)
 
 
-def _packed_weight(conv: BlockedConvolution, plan: Plan) -> tuple[ir.Var, Packing]:
+def _packed_weight(conv: BlockedConvolution, plan: WinogradPlan) -> tuple[ir.Var, Packing]:
     """U as `[pass, k, q, group, IB, i, vector, o]`, in the order in which it is read."""
     n, width, lanes = plan.algorithm.points, plan.kernel.width, conv.output_lanes
     ib, i = conv.input_blocks, conv.input_lanes
@@ -220,11 +221,11 @@ def _packed_weight(conv: BlockedConvolution, plan: Plan) -> tuple[ir.Var, Packin
 
 
 @dataclass(frozen=True, slots=True)
-class _Emitter:
+class _WinogradLoops:
     """Puts the stages into the loops of a plan."""
 
     stages: Stages
-    plan: Plan
+    plan: WinogradPlan
     weight: ir.Var
 
     @property

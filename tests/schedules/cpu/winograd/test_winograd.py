@@ -12,7 +12,7 @@ from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d
 from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
 from hybridc.schedules.cpu.core.micro_kernel import Tile
 from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
-from hybridc.schedules.cpu.winograd.winograd import Plan, candidates, schedule_plan, winograd
+from hybridc.schedules.cpu.winograd.winograd import WinogradPlan, candidates, schedule_plan, winograd
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import ISAS, Target
 
@@ -64,7 +64,7 @@ def planned(
     conv = read_blocked_convolution(request)
     assert conv is not None
     return schedule_plan(
-        request, conv, Plan(algorithm, Tile(rows, 1, width, conv.output_lanes), tiles, splits, groups)
+        request, conv, WinogradPlan(algorithm, Tile(rows, 1, width, conv.output_lanes), tiles, splits, groups)
     )
 
 
