@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
@@ -29,6 +28,7 @@ from hybridc.passes.program import (
     substitute,
     tensor_shape,
     variables,
+    weight_part,
 )
 from hybridc.passes.working_set import KernelGroup, kernel_groups, size_bytes
 
@@ -235,9 +235,10 @@ class _Writer:
         """A part of a tensor that is not in bands along this axis."""
         begin, end = self.span(tensor_shape(operand)[axis], part)
         if isinstance(operand, GenericConst) or operand.name in self.network.program.weights:
-            known = isinstance(operand, GenericConst)
-            value = operand.value.numpy() if known else self.network.program.weights[operand.name]
-            taken = np.take(value, range(begin, end), axis)
+            if isinstance(operand, GenericConst):
+                taken = weight_part(operand.value.numpy(), axis, begin, end).copy()
+            else:
+                taken = weight_part(self.network.program.weights[operand.name], axis, begin, end)
             return self.builder.weight(taken, part_name(operand, axis, begin, end))
         sliced = relax.op.strided_slice(self._whole(operand), [axis], [begin], [end])
         return self.builder.emit(sliced, origins, "rows")

@@ -35,6 +35,7 @@ from hybridc.passes.program import (
     substitute,
     tensor_dtype,
     tensor_shape,
+    weight_part,
 )
 from hybridc.passes.regions import choose_bands
 from hybridc.passes.shares import Operation, Part, Share, share_of
@@ -231,14 +232,15 @@ class _Writer:
     def _cut(self, operand: relax.Expr, value: np.ndarray, part: Part) -> relax.Var:
         """A part of a weight is a weight."""
         extent = value.shape[part.axis]
-        inside = slice(max(part.begin, 0), min(part.end, extent))
-        taken = value[(slice(None),) * part.axis + (inside,)]
+        taken = weight_part(value, part.axis, max(part.begin, 0), min(part.end, extent))
         if part.begin < 0 or part.end > extent:
             widths = [(0, 0)] * value.ndim
             widths[part.axis] = max(-part.begin, 0), max(part.end - extent, 0)
             taken = np.pad(taken, widths)
         name = part_name(operand, part.axis, part.begin, part.end)
-        return self.builder.weight(np.ascontiguousarray(taken), name)
+        if isinstance(operand, GenericConst):
+            taken = taken.copy()  # `value` is one that nothing else would keep
+        return self.builder.weight(taken, name)
 
     def _gather(self, operand: relax.Var, part: Part, origins: Sequence[str]) -> relax.Expr:
         """Rows of one or several bands, or of a whole tensor, one behind the other, with zeros around."""
