@@ -67,7 +67,7 @@ def _check_graph(graph: Graph) -> None:
 
 
 def _check_loop_carried(graph: Graph) -> None:
-    """Each pair is an input that is no output, and an output of its type that a kernel writes; no tensor is in
+    """A pair is an input that is no output, and an output of its type that a kernel writes; no tensor is in
     two pairs."""
     names = [name for pair in graph.loop_carried for name in pair]
     if len(set(names)) != len(names):
