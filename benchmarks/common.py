@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))  # tests.support: the light models of the onnx pac
 
 LIGHT_MODELS = ("squeezenet", "resnet50", "inception_v1", "densenet121")
 OWN_MODELS = ("unet", "bert")
-PACKAGES = ("hybridc", "apache-tvm", "onnxruntime", "openvino", "numpy")
+PACKAGES = ("hybridc", "apache-tvm", "onnxruntime", "openvino", "torch", "numpy")
 """Whose versions are noted with a result."""
 
 

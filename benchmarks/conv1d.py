@@ -18,12 +18,14 @@ For `avx512_bf16` and `amx` only the forward operation is measured: our kernels 
 pack bf16 themselves, PyTorch gets bf16 tensors, OpenVINO float32 tensors and the hint to compute in bf16;
 `fp32` are our direct sums in float32. Peak is that of float32 there, too.
 
-Writes benchmarks/results/conv1d_ISA.json and a picture beside it. Let nothing else run on the machine.
+Writes benchmarks/results/conv1d_ISA.json, which names peers that are not installed, and a picture beside it.
+Let nothing else run on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -88,6 +90,7 @@ def main() -> int:
         rows.append(row)
     rows += summary(rows)
     print(table(rows))
+    rows += [{"table": "missing", "engine": engine} for engine in missing_peers()]
     path = write_result(f"conv1d_{arguments.isa}", rows)
     path.with_suffix(".svg").write_text(ratios_to_svg([row for row in rows if row["table"] == "points"]))
     print("written to", path)
@@ -156,8 +159,14 @@ def operations_of(isa: str) -> tuple[str, ...]:
     return OPERATIONS[:1] if isa in FLOATS else OPERATIONS
 
 
+def missing_peers() -> tuple[str, ...]:
+    """Those that are not installed: they are left out."""
+    return tuple(peer for peer in PEERS["forward"] if importlib.util.find_spec(peer) is None)
+
+
 def peers_of(isa: str, operation: str) -> tuple[str, ...]:
-    return (*PEERS[operation], "fp32") if isa in FLOATS else PEERS[operation]
+    peers = tuple(peer for peer in PEERS[operation] if peer not in missing_peers())
+    return (*peers, "fp32") if isa in FLOATS else peers
 
 
 def measured(shapes: Sequence[Shape], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

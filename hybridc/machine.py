@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.ir.graph import FAMILIES
+from hybridc.json_values import JsonValueError, number, text
+
+T = TypeVar("T")
 
 DEFAULT_MACHINE = "laptop-4gb"
 _PROFILES = Path(__file__).parent / "machines"
@@ -190,15 +192,18 @@ def _check_keys(data: Any, required: tuple[str, ...], optional: tuple[str, ...],
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise _wrong(f"{value!r} is not a string", where)
-    return value
+    return _checked(text, value, where)
 
 
 def _number(data: dict[str, Any], key: str, where: str) -> float:
-    value = data[key]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
-        raise _wrong(f"{value!r} is not a number", f"{where}.{key}")
+    value = _checked(number, data[key], f"{where}.{key}")
     if value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
         raise _wrong(f"{value!r} is not positive", f"{where}.{key}")
     return float(value)
+
+
+def _checked(read: Callable[[Any], T], value: Any, where: str) -> T:
+    try:
+        return read(value)
+    except JsonValueError as error:
+        raise _wrong(error.what, where) from None

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from hybridc.caches import cache_path
 from hybridc.scratch import scratch_folder
 
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
@@ -28,9 +29,9 @@ def build_library(source: Path, name: str) -> ctypes.CDLL | None:
     """The library of one C++ file, which includes only the standard library's headers and those beside it.
 
     None where it cannot be built: no g++, one that refuses the source, or no folder to write to. The
-    library lies in `$XDG_CACHE_HOME/hybridc/native` or `~/.cache/hybridc/native`; the name of its file
-    has a hash of sources, flags and compiler. It appears there complete, by a rename, so that two
-    processes may build it at once. Functions to be called need C linkage and default visibility.
+    library lies in the folder `native` of the user's cache; the name of its file has a hash of sources, flags
+    and compiler. It appears there complete, by a rename, so that two processes may build it at once.
+    Functions to be called need C linkage and default visibility.
     """
     compiler = shutil.which("g++")
     if compiler is None:
@@ -61,7 +62,6 @@ def _built(compiler: str, source: Path, name: str) -> Path:
 
 def _cache_folder() -> Path:
     """Made if it is not there. Raises OSError if it cannot be."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "hybridc" / "native"
+    folder = cache_path("native")
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import tvm
 from tvm import relax, s_tir
@@ -39,59 +38,63 @@ Chooser = Callable[[Sequence[Tunable]], Mapping[str, str]]
 """Labels to use, by function; a function without one keeps the tile that is predicted to be best."""
 
 
-def schedule_functions(
+def schedule_requests(
     program: Program,
     target: Target,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    known: Container[tuple[str, Device]] = (),
     *,
     winograd: bool = True,
     threads: int = DEFAULT_THREADS,
-    chooser: Chooser | None = None,
-    known: Mapping[tuple[str, Device], Scheduled] = MappingProxyType({}),
-) -> dict[tuple[str, Device], Scheduled]:
-    """The scheduled form of every function of the program, by its name and device.
+) -> dict[str, Request]:
+    """A request for each function of the program, by name, except those that are `known` already.
 
     Requires: `program` fused, so that calls of one function agree on which arguments are weights.
-    Ensures: a function that no rule of a device accepts (because it calls into the host, for example) has no
-    entry for that device, and its kernels run on the other one. `chooser` decides among the tiles that a rule
-    offers. Entries of `known`, of functions shared with another program, are reused unchanged.
     """
     constants = constant_arguments(program)
-    devices = (Device.GPU, Device.CPU) if target.has_gpu else (Device.CPU,)
     functions = {g.name_hint: f for g, f in program.functions.items()}
-    known = {key: made for key, made in known.items() if key[0] in functions}
-    functions = {name: f for name, f in functions.items() if all((name, d) not in known for d in Device)}
+    return {
+        name: Request(function, constants[name], target, winograd=winograd, threads=threads)
+        for name, function in functions.items()
+        if all((name, device) not in known for device in Device)
+    }
+
+
+def schedule_functions(
+    requests: Mapping[str, Request],
+    devices: Sequence[Device],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[tuple[str, Device], Scheduled]:
+    """The scheduled form of each function on each device, by name and device.
+
+    Ensures: a function that no rule of a device accepts (because it calls into the host, for example) has no
+    entry for that device, and its kernels run on the other one.
+    """
     scheduled: dict[tuple[str, Device], Scheduled] = {}
-    requests: dict[str, Request] = {}
-    done = 0
-    for device in devices:
-        for name, function in functions.items():
-            progress(done, len(devices) * len(functions))
-            request = Request(function, constants[name], target, winograd=winograd, threads=threads)
-            requests[name] = request
-            made = schedule(request, device)
-            if made is not None:
-                scheduled[name, device] = made
-            done += 1
-    progress(done, done)
-    if chooser is not None:
-        tunables = _tunables(program, requests, scheduled)
-        for name, label in chooser(list(tunables.values())).items():
-            scheduled[name, Device.CPU] = tunables[name].version(label)
-    return {**known, **scheduled}
+    work = [(device, name) for device in devices for name in requests]
+    for done, (device, name) in enumerate(work):
+        progress(done, len(work))
+        made = schedule(requests[name], device)
+        if made is not None:
+            scheduled[name, device] = made
+    progress(len(work), len(work))
+    return scheduled
 
 
-def _tunables(
-    program: Program, requests: Mapping[str, Request], scheduled: Mapping[tuple[str, Device], Scheduled]
-) -> dict[str, Tunable]:
-    """Functions of the CPU with more than one choice, by name."""
+def choose_tiles(
+    program: Program,
+    requests: Mapping[str, Request],
+    scheduled: Mapping[tuple[str, Device], Scheduled],
+    chooser: Chooser,
+) -> dict[tuple[str, Device], Scheduled]:
+    """`scheduled` with the tiles that `chooser` prefers, for functions of the CPU with several of them."""
     calls = Counter(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
-    found = {}
+    tunables = {}
     for (name, device), made in scheduled.items():
         if device is Device.CPU and len(made.choices) > 1:
             flops = int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": requests[name].function})))
-            found[name] = Tunable(name, requests[name], made, flops * calls[name])
-    return found
+            tunables[name] = Tunable(name, requests[name], made, flops * calls[name])
+    chosen = chooser(list(tunables.values())).items()
+    return {**scheduled, **{(name, Device.CPU): tunables[name].version(label) for name, label in chosen}}
 
 
 def constant_arguments(program: Program) -> Mapping[str, frozenset[int]]:

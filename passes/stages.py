@@ -35,7 +35,7 @@ from hybridc.passes.precision.precision import mark_integers, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES
 from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
-from hybridc.passes.schedule import schedule_functions
+from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_requests
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
@@ -74,7 +74,7 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
 
 
 def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
-    """One PrimFunc for each kernel. Raises ModelError HC150 for an operator that has no kernel."""
+    """One PrimFunc for each kernel. Raises ModelError HC150 for an operator that no kernel can compute."""
     program = fuse(c.program, c.library.table)
     return FusedNetwork(c.job, program, c.library, unfused=c.program)
 
@@ -114,15 +114,12 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
 def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
     """Schedule the functions that the library has no code for, for each device of the target."""
     options, known = c.job.options, c.library.scheduled
-    scheduled = schedule_functions(
-        c.program,
-        options.target,
-        progress.kernels,
-        winograd=options.fast_algorithms,
-        threads=options.cpu_threads,
-        chooser=c.job.chooser,
-        known=known,
+    requests = schedule_requests(
+        c.program, options.target, known, winograd=options.fast_algorithms, threads=options.cpu_threads
     )
+    scheduled = schedule_functions(requests, c.job.devices, progress.kernels)
+    if c.job.chooser is not None:
+        scheduled = choose_tiles(c.program, requests, scheduled, c.job.chooser)
     library = replace(
         c.library,
         scheduled={**known, **scheduled},

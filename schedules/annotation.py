@@ -40,7 +40,8 @@ def read_annotation(annotations: Mapping[str, Any], *operators: str) -> ConvAnno
     operator = str(annotations.get("operator", ""))
     if operator not in operators:
         return None
-    lists = (tuple(int(v) for v in annotations[key]) for key in ("strides", "padding", "dilation"))
-    return ConvAnnotation(
-        operator, *lists, groups=int(annotations["groups"]), group_outputs=int(annotations["group_outputs"])
+    strides, padding, dilation = (
+        tuple(int(v) for v in annotations[key]) for key in ("strides", "padding", "dilation")
     )
+    groups, group_outputs = (int(annotations[key]) for key in ("groups", "group_outputs"))
+    return ConvAnnotation(operator, strides, padding, dilation, groups, group_outputs)

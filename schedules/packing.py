@@ -19,6 +19,7 @@ class LinearMap:
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Computed in float64, rounded once."""
+        # done once, when compiling, so that precision costs a run nothing
         result = array.astype(np.float64)
         for axis in self.axes:
             result = np.moveaxis(np.tensordot(np.asarray(self.matrix), result, (1, axis)), 0, axis)
@@ -70,6 +71,7 @@ def _vnni_packed(array: np.ndarray, dtype: str) -> np.ndarray:
 def _combine(transform: LinearMap, array: np.ndarray) -> np.ndarray:
     """Computed block by block, for the matrices are sparse; in float64, rounded once."""
     (axis,), count = transform.axes, len(transform.matrix[0])
+    # as many axes as have together the elements that the matrix takes
     end = next(e for e in range(axis, array.ndim + 1) if math.prod(array.shape[axis:e]) == count)
     before: tuple[slice | int, ...] = (slice(None),) * axis
     blocks = [array[(*before, *place)] for place in np.ndindex(array.shape[axis:end])]

@@ -25,6 +25,7 @@ def lift_workspace(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tuple[int, .
     ancestor = {
         buffer: stmt for buffer, stmt in detect_buffer_access_lca(function).items() if stmt is not None
     }
+    # accesses in several nests have the root as their lowest common ancestor
     lifted = [b for b in root.alloc_buffers if b.scope() == "global" and root.same_as(ancestor.get(b))]
     if not lifted:
         return function, ()

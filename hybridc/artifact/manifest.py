@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
-from hybridc.ir.json_values import as_count, as_list, as_number, as_object, as_text
+from hybridc.json_values import (
+    JsonValueError,
+    count,
+    each,
+    flag,
+    hexadecimal,
+    mapping,
+    member,
+    number,
+    optional,
+    text,
+)
 from hybridc.machine import Machine, machine_from_json, machine_to_json
 
 FORMAT = "hybridc-artifact"
@@ -129,85 +139,74 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def manifest_from_json(data: dict[str, Any]) -> Manifest:
-    """Read a manifest back. Raises KeyError, TypeError or ValueError on anything that is not one."""
-    key = data["cuda_image_key"]
-    threads, host_memory = data["threads"], data["host_memory_bytes"]
+def manifest_from_json(data: Any) -> Manifest:
+    """Read a manifest back. Raises JsonValueError, a ValueError, on anything that is not one."""
     return Manifest(
-        versions=Versions(*(as_text(data["versions"][k]) for k in ("hybridc", "tvm", "tvm_ffi"))),
-        target=as_text(data["target"]),
-        cpu_flags=_texts(data["cpu_flags"]),
-        cuda_architectures=_texts(data["cuda_architectures"]),
-        threads=None if threads is None else as_count(threads),
-        inputs=tuple(_port(p) for p in as_list(data["inputs"])),
-        outputs=tuple(_port(p) for p in as_list(data["outputs"])),
-        source=Source(
-            as_text(data["source"]["name"]),
-            as_text(data["source"]["sha256"]),
-            as_count(data["source"]["opset"]),
+        versions=member(data, "versions", _versions),
+        target=member(data, "target", text),
+        cpu_flags=member(data, "cpu_flags", each(text)),
+        cuda_architectures=member(data, "cuda_architectures", each(text)),
+        threads=member(data, "threads", optional(count)),
+        inputs=member(data, "inputs", each(_port)),
+        outputs=member(data, "outputs", each(_port)),
+        source=member(data, "source", _source),
+        machine=replace(
+            member(data, "machine", _machine),
+            measured_us=dict(member(data, "measured_us", each(_measured))),
         ),
-        machine=_machine(data["machine"], data["measured_us"]),
-        host_memory_bytes=None if host_memory is None else as_count(host_memory),
-        plans=tuple(_plan(p) for p in as_list(data["plans"])),
-        cuda_image_key=None if key is None else _hexadecimal(key, 16),
-        files=tuple(_file(f) for f in as_list(data["files"])),
+        host_memory_bytes=member(data, "host_memory_bytes", optional(count)),
+        plans=member(data, "plans", each(_plan)),
+        cuda_image_key=member(data, "cuda_image_key", optional(hexadecimal(16))),
+        files=member(data, "files", each(_file)),
     )
 
 
-def _port(data: dict[str, Any]) -> Port:
-    return Port(as_text(data["name"]), _shape(data["shape"]), as_text(data["dtype"]))
+def _versions(data: Any) -> Versions:
+    return Versions(*(member(data, key, text) for key in ("hybridc", "tvm", "tvm_ffi")))
 
 
-def _machine(data: Any, measured: object) -> Machine:
+def _source(data: Any) -> Source:
+    return Source(member(data, "name", text), member(data, "sha256", text), member(data, "opset", count))
+
+
+def _port(data: Any) -> Port:
+    return Port(member(data, "name", text), member(data, "shape", each(count)), member(data, "dtype", text))
+
+
+def _machine(data: Any) -> Machine:
     try:
-        machine = machine_from_json(data, MANIFEST)
+        return machine_from_json(data, MANIFEST)
     except UsageError as error:
-        raise ValueError(str(error)) from None
-    times_us = {
-        (as_text(m["function"]), Device(as_text(m["device"]))): as_number(m["us"]) for m in as_list(measured)
-    }
-    return replace(machine, measured_us=times_us)
+        raise JsonValueError(str(error)) from None
 
 
-def _plan(data: dict[str, Any]) -> StoredPlan:
+def _measured(data: Any) -> tuple[tuple[str, Device], float]:
+    key = member(data, "function", text), member(data, "device", Device)
+    return key, float(member(data, "us", number))
+
+
+def _plan(data: Any) -> StoredPlan:
     return StoredPlan(
-        event_count=as_count(data["event_count"]),
-        host_weights=tuple(_weight(w) for w in as_list(data["host_weights"])),
-        streamed_weights=tuple(_weight(w) for w in as_list(data["streamed_weights"])),
-        gpu_weights=tuple(_weight(w) for w in as_list(data["gpu_weights"])),
-        pins={kernel: Device(as_text(device)) for kernel, device in as_object(data["pins"]).items()},
+        event_count=member(data, "event_count", count),
+        host_weights=member(data, "host_weights", each(_weight)),
+        streamed_weights=member(data, "streamed_weights", each(_weight)),
+        gpu_weights=member(data, "gpu_weights", each(_weight)),
+        pins=member(data, "pins", mapping(Device)),
     )
 
 
-def _weight(data: dict[str, Any]) -> StoredWeight:
-    arena_offset = data["arena_offset_bytes"]
-    if not isinstance(data["packed"], bool):
-        raise TypeError(f"packed is {data['packed']!r}")
+def _weight(data: Any) -> StoredWeight:
     return StoredWeight(
-        tensor=as_text(data["tensor"]),
-        dtype=as_text(data["dtype"]),
-        shape=_shape(data["shape"]),
-        offset_bytes=as_count(data["offset_bytes"]),
-        size_bytes=as_count(data["size_bytes"]),
-        packed=data["packed"],
-        arena_offset_bytes=None if arena_offset is None else as_count(arena_offset),
+        tensor=member(data, "tensor", text),
+        dtype=member(data, "dtype", text),
+        shape=member(data, "shape", each(count)),
+        offset_bytes=member(data, "offset_bytes", count),
+        size_bytes=member(data, "size_bytes", count),
+        packed=member(data, "packed", flag),
+        arena_offset_bytes=member(data, "arena_offset_bytes", optional(count)),
     )
 
 
-def _file(data: dict[str, Any]) -> StoredFile:
-    return StoredFile(as_text(data["name"]), as_count(data["size_bytes"]), _hexadecimal(data["sha256"], 64))
-
-
-def _hexadecimal(value: object, digits: int) -> str:
-    text = as_text(value)
-    if not re.fullmatch(f"[0-9a-f]{{{digits}}}", text):
-        raise ValueError(f"{text!r} is not a hexadecimal number of {digits} digits")
-    return text
-
-
-def _texts(values: object) -> tuple[str, ...]:
-    return tuple(as_text(v) for v in as_list(values))
-
-
-def _shape(values: object) -> tuple[int, ...]:
-    return tuple(as_count(v) for v in as_list(values))
+def _file(data: Any) -> StoredFile:
+    name, digest = member(data, "name", text), member(data, "sha256", hexadecimal(64))
+    return StoredFile(name, member(data, "size_bytes", count), digest)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from hybridc.caches import cache_path
 from hybridc.errors import DeviceError
 from hybridc.scratch import scratch_folder
 
@@ -23,12 +24,11 @@ BASE_FLAGS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept: in `$XDG_CACHE_HOME/hybridc` or `~/.cache/hybridc`.
+    """Where built libraries are kept: the folder `emulator` of the user's cache.
 
     Raises DeviceError HC427 if the folder cannot be made.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "hybridc" / "emulator"
+    folder = cache_path("emulator")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -67,8 +67,8 @@ def _check_graph(graph: Graph) -> None:
 
 
 def _check_loop_carried(graph: Graph) -> None:
-    """A pair is an input that is no output, and an output of its type that a kernel writes; no tensor is in
-    two pairs."""
+    """Each pair is an input that is no output, and an output of its type that a kernel writes; no tensor is
+    in two pairs."""
     names = [name for pair in graph.loop_carried for name in pair]
     if len(set(names)) != len(names):
         raise _refuse("HC210", "a tensor is in two loop-carried pairs", "the graph")

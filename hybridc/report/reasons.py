@@ -38,9 +38,9 @@ class Reasons:
             if here_us <= there_us:
                 return faster(there_us, here_us)
             if here_us <= there_us + self._crossings_us(kernel, other):
-                return "transfer cost outweighs the gain"
+                return "transfer costs too much"
         if all(d is device for d in self._around(kernel)):
-            return "same device as its neighbours"
+            return "same as its neighbours"
         return f"leaves room on the {other.upper()}"
 
     @cached_property

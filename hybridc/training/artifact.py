@@ -21,6 +21,7 @@ import numpy as np
 from hybridc.artifact.manifest import TRAINING_MANIFEST as MANIFEST
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError
+from hybridc.json_values import JsonValueError, count, each, mapping, member, optional, text
 from hybridc.passes.training.spec import TrainingSpec, spec_from_json, spec_to_json
 from hybridc.passes.training.splits import SplitParameter, Splits, whole_names
 
@@ -173,19 +174,19 @@ def _check_hash(path: Path, expected: str) -> None:
         raise ArtifactError("HC312", what, where=str(path), remedy=f"copy the artifact again, or {_AGAIN}")
 
 
-def _manifest(data: dict[str, Any]) -> TrainingManifest:
+def _manifest(data: Any) -> TrainingManifest:
     manifest = TrainingManifest(
-        spec=spec_from_json(data["spec"]),
-        model=_text(data["model"]),
-        model_sha256=_text(data["model_sha256"]),
-        states_sha256=_text(data["states_sha256"]),
-        inputs=tuple(map(_text, data["inputs"])),
-        targets=tuple(map(_text, data["targets"])),
-        loss=_text(data["loss"]),
-        scalars={_text(k): _text(v) for k, v in data["scalars"].items()},
-        seed=None if data["seed"] is None else _text(data["seed"]),
-        states=tuple(_state(state) for state in data["states"]),
-        splits={_text(name): _split(split) for name, split in data["splits"].items()},
+        spec=member(data, "spec", spec_from_json),
+        model=member(data, "model", text),
+        model_sha256=member(data, "model_sha256", text),
+        states_sha256=member(data, "states_sha256", text),
+        inputs=member(data, "inputs", each(text)),
+        targets=member(data, "targets", each(text)),
+        loss=member(data, "loss", text),
+        scalars=member(data, "scalars", mapping(text)),
+        seed=member(data, "seed", optional(text)),
+        states=member(data, "states", each(_state)),
+        splits=member(data, "splits", mapping(_split)),
     )
     names = {state.name for state in manifest.states}
     if not names.issuperset(whole_names(manifest.splits)):
@@ -195,24 +196,19 @@ def _manifest(data: dict[str, Any]) -> TrainingManifest:
     return manifest
 
 
-def _state(data: dict[str, Any]) -> StoredState:
-    shape = tuple(data["shape"])
-    if data["kind"] not in KINDS or not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise ValueError(f"{data['name']!r} is not a state")
-    return StoredState(_text(data["name"]), data["kind"], shape, np.dtype(_text(data["dtype"])).name)
+def _state(data: Any) -> StoredState:
+    name, kind = member(data, "name", text), member(data, "kind", text)
+    if kind not in KINDS:
+        raise JsonValueError(f"{kind!r} is not a kind of state", "kind")
+    dtype = member(data, "dtype", lambda value: np.dtype(text(value)).name)
+    return StoredState(name, kind, member(data, "shape", each(count)), dtype)
 
 
-def _split(data: dict[str, Any]) -> SplitParameter:
-    axis, parts, ends = data["axis"], tuple(map(_text, data["parts"])), tuple(data["ends"])
-    if not all(isinstance(n, int) and n >= 0 for n in (axis, *ends)) or not 0 < len(parts) == len(ends):
-        raise ValueError(f"{parts} is not a number of parts")
-    return SplitParameter(axis, parts, ends)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
+def _split(data: Any) -> SplitParameter:
+    parts, ends = member(data, "parts", each(text)), member(data, "ends", each(count))
+    if not 0 < len(parts) == len(ends):
+        raise JsonValueError(f"{len(parts)} parts have {len(ends)} ends")
+    return SplitParameter(member(data, "axis", count), parts, ends)
 
 
 def named(ports: tuple[Port, ...], names: tuple[str, ...]) -> tuple[Port, ...]:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from hybridc.caches import cache_path
 from hybridc.errors import UsageError
 
 FORMAT = 1
@@ -64,9 +65,8 @@ def key_of(*identity: object) -> str:
 
 
 def default_path() -> Path:
-    """`hybridc/tuning.json` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hybridc" / "tuning.json"
+    """`tuning.json` in the user's cache."""
+    return cache_path("tuning.json")
 
 
 def read_record(path: Path) -> dict[str, Entry]:

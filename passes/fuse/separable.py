@@ -25,7 +25,8 @@ from hybridc.targets import Target
 
 
 def fuse_separable(program: Program, target: Target, threads: int) -> Program:
-    """Replace pairs of calls by calls of one function, where that is faster on so many threads.
+    """Replace pairs of calls by calls of one function, where that is predicted to be faster on `threads`
+    threads.
 
     Requires: `program` fused.
     Ensures: every function is called; every binding has origins; inputs and outputs of `main` as they were.

@@ -15,10 +15,10 @@ from hybridc.passes.planner.bounds.bound import time_bound
 from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.choose_tilings import Tiling
-from hybridc.passes.planner.model.order import best_order
-from hybridc.passes.planner.model.problem import Problem, problem_of
+from hybridc.passes.planner.model.context import PlanningContext
+from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import with_repeats
-from hybridc.passes.planner.model.structure import runs_again
+from hybridc.passes.planner.model.structure import all_bytes, runs_again
 
 _CLOSE = 0.001
 """Gap to the bound that is not worth tightening it."""
@@ -40,13 +40,11 @@ def with_tight_bound(tiling: Tiling, machine: Machine, plan: Plan, seconds: floa
     Requires: the plan is of `tiling` and has a GPU, and the graph carries no states. Ensures: not looser than
     before, and not above the plan's own time.
     """
-    graph = tiling.graph
-    if len(graph.kernels) <= LARGEST_KERNEL_COUNT:
+    if len(tiling.graph.kernels) <= LARGEST_KERNEL_COUNT:
         return plan
-    order = best_order(graph) if tiling.order is None else tiling.order
-    problem = problem_of(graph, machine, 0, order=order, pins=tiling.pins)
-    all_bytes = sum(problem.size_bytes) + sum(problem.workspace_bytes)  # no plan can make use of more
-    budget_bytes = all_bytes if plan.budget_bytes is None else min(plan.budget_bytes, all_bytes)
+    problem = PlanningContext(tiling.graph, machine, tiling.pins, tiling.order).problem
+    most_bytes = all_bytes(problem)
+    budget_bytes = most_bytes if plan.budget_bytes is None else min(plan.budget_bytes, most_bytes)
     problem = replace(problem, budget_bytes=budget_bytes)
     bound_us = tightened_bound_us(problem, plan.time_bound_us, plan.makespan_us, seconds)
     return replace(plan, time_bound_us=bound_us)

@@ -118,6 +118,7 @@ def attention(request: Request) -> Scheduled | None:
     if found is None:
         return None
     isa = request.target.isa
+    # both products share the rows of a block, so the first one's tile decides them
     first = rank_gemm_tiles(isa, found.rows, found.columns)[0][1]
     second = _value_tile(first, found.width, isa.lanes(), isa.vector_registers)
     if second is None:
@@ -143,9 +144,11 @@ def _read(request: Request) -> _AttentionBlocks | None:
 
 def _value_tile(first: Tile, width: int, lanes: int, registers: int) -> Tile | None:
     """Rows of the first product, and as many vectors of the value's width as registers allow."""
+    # a tail of the values' vectors would need conditions in the inner loop
     if width % lanes:
         return None
     vectors = width // lanes
+    # accumulators, the values' vectors and one weight have to fit the registers
     fitting = (v for v in range(vectors, 0, -1) if vectors % v == 0 and first.rows * v + v + 1 <= registers)
     found = next(fitting, None)
     return None if found is None else Tile(first.rows, 1, found, lanes)
@@ -198,6 +201,7 @@ def _pack_keys(found: _AttentionBlocks, keys: ir.Var, lanes: int) -> tirx.Stmt:
 
 def _fetch_row(found: _AttentionBlocks, batch: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
     """Bring a row of the queries and of the values into L2."""
+    # queries may be fewer than keys: their last row is fetched again
     column, zero = clamp(row, found.columns, inside=False), integer(0)
     query_row = clamp(row, found.rows, inside=False)
     queries = [
@@ -215,6 +219,7 @@ def _rows(
     found: _AttentionBlocks, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]
 ) -> tirx.Stmt:
     """The parallel loop over blocks of query rows; scratch it needs is added to `buffers`."""
+    # whole panels: softmax goes over whole vectors
     pitch = int(keys.shape[1]) * first.columns
     scores = tirx.decl_buffer((first.rows, pitch), "float32", "block_scores")
     totals = tirx.decl_buffer((first.rows,), "float32", "totals")
@@ -226,11 +231,13 @@ def _rows(
     def task(point: Point) -> tirx.Stmt:
         block = _QueryBlock(found, first, second, keys, scores, totals, point, buffers)
         softmax = loop(first.rows, lambda m: _row_weights(scores, totals, (peaks, sums, top), m, first.lanes))
+        # columns of the last panel that do not exist: exp(-inf) is zero, and adds nothing
         missing = [loop(first.rows, block.no_scores)] if pitch > found.columns else []
         panels = loop(pitch // first.columns, block.panel_scores)
         return sequence([panels, *missing, softmax, loop(found.width // second.columns, block.context)])
 
     batches, blocks = math.prod(found.batch), ceil_div(found.rows, first.rows)
+    # multiply-adds of both products
     work = batches * found.rows * found.columns * (found.depth + found.width)
     return grid((batches, blocks), task, parallel=work >= PARALLEL_WORK)
 
@@ -366,6 +373,7 @@ def _row_weights(
 
             return assign(buffer, width, value)
 
+        # lanes 8, 4, 2, 1 onto those below
         return [half(lanes >> step) for step in range(1, lanes.bit_length())]
 
     return sequence(

@@ -8,6 +8,7 @@ from tvm.s_tir.schedule import ScheduleError
 from hybridc.schedules.cpu.core.nest import result
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
+# as PARALLEL_WORK: below it a parallel region costs more than it saves
 PARALLEL_ITERATIONS = 1 << 15
 
 
@@ -33,9 +34,11 @@ def _parallelized(schedule: s_tir.Schedule, rv: s_tir.schedule.SBlockRV) -> s_ti
     iterations = 1
     for loop in loops:
         extent = schedule.get(loop).extent
+        # an extent known at run time only counts as large
         iterations *= int(extent) if hasattr(extent, "value") else PARALLEL_ITERATIONS
     if not leading or iterations < PARALLEL_ITERATIONS:
         return schedule
+    # a primitive that fails leaves its schedule half changed
     attempt = schedule.copy()
     try:
         attempt.parallel(

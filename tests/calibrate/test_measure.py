@@ -62,7 +62,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(measure, "gpu_timer", lambda target: computer["gpu"])
     monkeypatch.setattr(measure, "gpu_identity", lambda: ("some GPU", 1 << 33))
     monkeypatch.setattr(measure, "measure_link", lambda: Link(11.11111, 12, 8.88888, 0.9))
-    monkeypatch.setattr(measure, "subjects", lambda target: SUBJECTS)
+    monkeypatch.setattr(measure, "subjects", lambda target, threads: SUBJECTS)
     return computer
 
 

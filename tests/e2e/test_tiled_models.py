@@ -1,4 +1,4 @@
-"""Networks whose largest kernels exceed the budget run on the emulated GPU tile by tile, within the budget."""
+"""Networks whose largest kernels exceed the budget run on the emulated GPU in tiles, within the budget."""
 
 from __future__ import annotations
 

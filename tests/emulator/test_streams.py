@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from tests.support.gpu_program import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     NON_BLOCKING,
+    CudaError,
     Program,
     address,
     allocate,
@@ -110,6 +112,23 @@ def test_waiting_for_an_event_runs_no_more_than_it_covers(
     assert (download(x, 32, streams[1]) == 1).all()
     call("cudaStreamSynchronize", streams[0])
     assert (download(x, 32, streams[1]) == 2).all()
+
+
+def test_event_has_the_time_at_which_its_stream_reached_it(
+    program: Program, streams: list[ctypes.c_void_p]
+) -> None:
+    x, before, after = allocate(BYTES), *(create("cudaEventCreateWithFlags", 0) for _ in range(2))
+    call("cudaEventRecord", before, streams[0])
+    program.launch("fill", [x, ctypes.c_float(2)], stream=streams[0])
+    call("cudaEventRecord", after, streams[0])
+    elapsed = ctypes.c_float()
+    with pytest.raises(CudaError):  # cudaErrorNotReady: nothing has run yet
+        call("cudaEventElapsedTime", ctypes.byref(elapsed), before, after)
+    call("cudaEventSynchronize", before)
+    time.sleep(0.2)  # the kernel runs when it is waited for, as late as CUDA allows
+    call("cudaEventSynchronize", after)
+    call("cudaEventElapsedTime", ctypes.byref(elapsed), before, after)
+    assert elapsed.value >= 200, "milliseconds: the host's pause lies between the two"
 
 
 def test_default_stream_waits_for_blocking_streams_only(

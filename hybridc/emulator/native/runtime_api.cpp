@@ -280,7 +280,8 @@ CUDA_API cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_
   DeviceLock lock(device_mutex());
   if (!event_of(start)->recorded.stream || !event_of(end)->recorded.stream)
     return report(cudaErrorInvalidResourceHandle);
-  const auto elapsed = event_of(end)->time - event_of(start)->time;
+  if (!is_complete(*event_of(start)) || !is_complete(*event_of(end))) return cudaErrorNotReady;
+  const auto elapsed = *event_of(end)->time - *event_of(start)->time;
   *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count();
   return finish();
 }

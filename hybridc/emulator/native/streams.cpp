@@ -80,10 +80,14 @@ void wait_for_event(const StreamHandle& stream, const Event& event) {
 
 void record_event(const StreamHandle& stream, Event& event) {
   if (stream->is_capturing) return;
-  append(stream, {[] {}, implicit_dependencies(stream)});
+  // With lazy streams the work before it runs later, and so does the record.
+  auto time = std::make_shared<TimePoint>();
+  append(stream, {[time] { *time = std::chrono::steady_clock::now(); }, implicit_dependencies(stream)});
   event.recorded = end_of(stream);
-  event.time = std::chrono::steady_clock::now();
+  event.time = std::move(time);
 }
+
+bool is_complete(const Event& event) { return !is_pending(event.recorded); }
 
 void run_until(const StreamPoint& point) {
   while (is_pending(point)) {

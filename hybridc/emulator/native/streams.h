@@ -32,9 +32,11 @@ struct Stream {
   std::vector<Operation> captured;
 };
 
+using TimePoint = std::chrono::steady_clock::time_point;
+
 struct Event {
   StreamPoint recorded;  // no stream: never recorded
-  std::chrono::steady_clock::time_point time;
+  std::shared_ptr<TimePoint> time;  // when the stream reached the record; each record has one of its own
 };
 
 using StreamHandle = std::shared_ptr<Stream>;
@@ -48,6 +50,7 @@ StreamHandle find_stream(const void* handle);
 void enqueue(const StreamHandle& stream, std::function<void()> work);
 void wait_for_event(const StreamHandle& stream, const Event& event);
 void record_event(const StreamHandle& stream, Event& event);
+bool is_complete(const Event& event);
 
 // Runs what must have happened at that point, and nothing else: whatever else is pending stays undone,
 // which is what shows a forgotten wait.

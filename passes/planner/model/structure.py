@@ -32,6 +32,11 @@ def runs_again(problem: Problem) -> frozenset[int]:
     return frozenset(place for place, k in enumerate(once) if problem.outputs[k] in repeated)
 
 
+def all_bytes(problem: Problem) -> int:
+    """GPU bytes that no plan of the problem can make use of more than: all tensors and workspaces at once."""
+    return sum(problem.size_bytes) + sum(problem.workspace_bytes)
+
+
 def smallest_working_set_bytes(problem: Problem, kernel: int) -> int:
     """What a kernel needs on the GPU if every output that can takes the bytes of an input."""
     return problem.working_set_bytes[kernel] - overwritten_bytes(problem, kernel)

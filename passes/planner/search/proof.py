@@ -12,6 +12,7 @@ from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import without_repeats
 from hybridc.passes.planner.model.simulate import EventKind, SimulatedRun
+from hybridc.passes.planner.model.structure import all_bytes
 
 # Each trial is another proof, which may take all of its effort again.
 _PACKING_TRIALS = 3
@@ -28,7 +29,7 @@ def proven(context: PlanningContext, placed: PlacedPlan, budget_bytes: int) -> P
     effort = context.effort.of_proof
     once = without_repeats(placed.problem)
     # more memory than all tensors have only makes the solver's numbers larger
-    problem = replace(once, budget_bytes=min(budget_bytes, _all_bytes(once)))
+    problem = replace(once, budget_bytes=min(budget_bytes, all_bytes(once)))
     least_us = simple_time_bound_us(problem)  # for every order
     if problem.kernel_count > LARGEST_KERNEL_COUNT or placed.makespan_us <= least_us:
         return placed
@@ -77,8 +78,3 @@ def without_idle_offloads(problem: Problem, run: SimulatedRun) -> SimulatedRun:
         if e.kind is not EventKind.OFFLOAD or problem.wanted_on_host[e.index] or e.index in read
     )
     return replace(run, events=events)
-
-
-def _all_bytes(problem: Problem) -> int:
-    """No plan can make use of more."""
-    return sum(problem.size_bytes) + sum(problem.workspace_bytes)

@@ -109,7 +109,7 @@ class _AxisBlock:
         if isinstance(expr, tirx.Mul):
             scale = _number(expr.b if a else expr.a, places)
             return [(factor * scale, index) for factor, index in a or b]
-        assert isinstance(expr, tirx.Add | tirx.Sub), f"{expr} is no sum of elements"
+        assert isinstance(expr, tirx.Add | tirx.Sub), f"{expr} is not a sum of elements"
         sign = 1 if isinstance(expr, tirx.Add) else -1
         return [*a, *((sign * factor, index) for factor, index in b)]
 

@@ -80,6 +80,7 @@ def bf16_pairs_of_neighbours(values: ir.Expr) -> ir.Expr:
 
     Denormal numbers become zeros, as in the multiply-adds. Numbers that are bf16 already stay as they are.
     """
+    # bf16 numbers are held as uint16, and two of them are a pair as they lie
     lanes = int(str(values.ty.dtype).partition("x")[2])
     if _is_bf16(values):
         return tirx.reinterpret(f"int32x{lanes // 2}", values)
@@ -97,6 +98,7 @@ def bf16_pairs_of(first: ir.Expr, second: ir.Expr) -> ir.Expr:
 
 def unsigned_quads(quads: ir.Expr) -> ir.Expr:
     """128 added to each of four signed numbers: a change of their top bits."""
+    # 0x80808080 as a signed number
     return quads ^ tirx.const(-0x7F7F7F80, str(quads.ty.dtype))
 
 
@@ -120,6 +122,7 @@ def bf16_pair(first: ir.Expr, second: ir.Expr) -> ir.Expr:
 def bf16_bits(x: ir.Expr) -> ir.Expr:
     """The upper half of a float, rounded to nearest even; a NaN stays one. Of a bf16 number all of it."""
     dtype = f"uint32{str(x.ty.dtype).removeprefix('float32').removeprefix('uint16')}"
+    # already 16 bits, which only have to be widened
     if _is_bf16(x):
         return tirx.Cast(dtype, x)
 
@@ -128,7 +131,9 @@ def bf16_bits(x: ir.Expr) -> ir.Expr:
 
     bits = tirx.reinterpret(dtype, x)
     upper = bits >> number(16)
+    # half a unit of what stays, less one, and one more if that is odd: ties go to even
     rounded = (bits + number(0x7FFF) + (upper & number(1))) >> number(16)
+    # the quiet bit: a NaN whose other bits are cut off would become infinity
     return tirx.Select(tirx.isnan(x), upper | number(0x40), rounded)
 
 

@@ -35,6 +35,7 @@ def bits(x: ir.Expr) -> ir.Expr:
 
 def negated_where(negative: ir.Expr, x: ir.Expr) -> ir.Expr:
     """`x` with its sign changed where a condition holds: of zeros and NaN too."""
+    # the sign bit of a float32, changed by exclusive or: minus would lose the sign of zero
     sign = tirx.Select(negative, integer(x, -(2**31)), integer(x, 0))
     return tirx.reinterpret(dtype(x), bits(x) ^ sign)
 

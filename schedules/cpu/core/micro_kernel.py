@@ -42,6 +42,7 @@ def loop(
 ) -> tirx.Stmt:
     """A loop from zero; an extent of one makes none."""
     if isinstance(extent, int):
+        # a constant index, where a loop of one iteration would have a variable one
         if extent == 1:
             return body(integer(0))
         extent = integer(extent)
@@ -71,6 +72,7 @@ def grid(
             flat = tirx.floordiv(flat, integer(extent))
         return body(tuple(reversed(point)))
 
+    # one loop: TVM splits a parallel loop evenly, and nested ones only along the outermost
     kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
     return loop(math.prod(extents), fused, kind)
 
@@ -116,11 +118,13 @@ def rank_tiles(
     tiles take because threads cannot share them evenly.
     """
     rows, image_rows, columns = shape
+    # half vectors where they hold all columns; half of AVX2's would have but four lanes
     narrow = columns * 2 <= isa.lanes()
     lanes = isa.lanes() // 2 if narrow and isa.lanes() > 8 else isa.lanes()
     row_vectors = ceil_div(columns, lanes)
 
     def cost(tile: Tile) -> float:
+        # tiles stick out at the edges in each of the three directions
         tiles = (
             ceil_div(rows, tile.rows)
             * ceil_div(image_rows, tile.image_rows)
@@ -131,6 +135,8 @@ def rank_tiles(
         loads = (tile.rows + tile.vectors) / sums
         return padded * max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.5 * loads) * slowdown(tiles)
 
+    # accumulators, the right factor's vectors and a broadcast scalar have to fit the registers; the outer
+    # limits only bound the search
     candidates = [
         Tile(m, d, w, lanes)
         for m in range(1, min(rows, 16) + 1)
@@ -154,6 +160,7 @@ def micro_kernel(
     stores, where `sum_at(m, image_row, vector, lane)` is a finished sum. Returns the accumulators' buffer,
     which the function's root block must allocate, too.
     """
+    # indices are constants once loops are unrolled, so that LLVM makes registers of it
     sums = tirx.decl_buffer((tile.rows, tile.vectors, tile.lanes), "float32", "sums", scope="local")
 
     def sum_indices(m: ir.Expr, y: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
@@ -194,8 +201,10 @@ def _reduction_loops(
     budget = max(UNROLLED_MULTIPLY_ADDS // multiply_adds, 1)
     steps: list[int] = []
     for extent in reversed(extents):
+        # a divisor: the rest of a division would need a second copy of the body
         step = max(s for s in range(1, min(extent, budget) + 1) if extent % s == 0)
         steps.insert(0, step)
+        # an outer axis is unrolled only around an inner one that is unrolled whole
         budget = budget // step if step == extent else 1
 
     def nest(axis: int, point: tuple[ir.Expr, ...]) -> tirx.Stmt:
@@ -218,6 +227,7 @@ def write_columns(
     """
     first = start + vector * integer(tile.lanes)
     whole = vectorized(tile.lanes, lambda lane: body(first + lane, lane))
+    # how much exists of the vector that sticks out, which is known when compiling
     tail = columns % tile.lanes
     if columns % tile.columns == 0:
         return whole
@@ -271,5 +281,6 @@ def function_of(
 ) -> tirx.PrimFunc:
     """A function with new parameters and body; `buffers` are its intermediates."""
     body = tirx.SeqStmt(list(stages)) if len(stages) > 1 else stages[0]
+    # an opaque root: no schedule primitive is applied any more
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=list(buffers))
     return tirx.PrimFunc(list(params), s_tir.SBlockRealize([], True, root), original.ret_type, original.attrs)

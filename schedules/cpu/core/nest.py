@@ -29,6 +29,7 @@ def replace_loads(expr: ir.Expr, value_at: Callable[[ir.Var, Sequence[ir.Expr]],
 
     Raises: what `value_at` raises first; on its way through TVM an exception would lose its type.
     """
+    # kept here while TVM's walk goes on
     raised: list[Exception] = []
 
     def replaced(load: ir.TensorLoad) -> ir.Expr:
@@ -96,6 +97,7 @@ class NestBlock:
 
     def value_at(self, indices: Sequence[ir.Expr]) -> ir.Expr:
         """The value written at `indices`; only for a block that `writes_identity`."""
+        # iterators that no index names have one value
         values: dict[ir.Var, ir.Expr] = {v: tirx.const(0, str(v.ty.dtype)) for v in self.spatial}
         values |= {
             axis: at for axis, at in zip(self.indices, indices, strict=True) if isinstance(axis, ir.Var)
@@ -151,6 +153,7 @@ def read_nest(function: tirx.PrimFunc) -> Nest | None:
 def read_block(block: s_tir.SBlock) -> NestBlock | None:
     """A block that stores one value at each of its points; None for others."""
     store = block.body
+    # matched buffers are views of others, which an expression cannot name
     if not isinstance(store, tirx.BufferStore) or block.match_buffers:
         return None
     kinds = {int(v.iter_type) for v in block.iter_vars}
@@ -181,6 +184,7 @@ class Contraction:
 
     def store(self, at: Mapping[ir.Var, ir.Expr], accumulated: ir.Expr) -> tirx.BufferStore:
         """Write the output element of the anchor's point `at`, whose sum is `accumulated`."""
+        # without an epilogue the sum is the output's element itself
         last = self.nest.blocks[-1]
         point = [substitute(index, at) for index in self.anchor.indices]
         if last is self.anchor:
@@ -208,6 +212,7 @@ def _contraction(
     function: tirx.PrimFunc, dtype: str, factor_of: Callable[[ir.Expr], ir.Expr]
 ) -> Contraction | None:
     nest = read_nest(function)
+    # with two reductions there is no single sum that an epilogue could follow
     if nest is None or len(nest.reductions) != 1:
         return None
     anchor = nest.reductions[0]
@@ -232,6 +237,7 @@ def _contraction(
 
 def _eight_bits(factor: ir.Expr) -> ir.Expr:
     """What is extended to 32 bits, perhaps after 128 was added; for anything else the factor itself."""
+    # signed numbers are made unsigned by 128, as `vpdpbusd` wants its left operand
     if isinstance(factor, tirx.Add) and isinstance(factor.b, tirx.IntImm) and int(factor.b) == 128:
         factor = factor.a
     return factor.value if isinstance(factor, tirx.Cast) else factor
@@ -241,6 +247,7 @@ def _summand(anchor: NestBlock) -> tirx.Mul | None:
     value = anchor.value
     if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
         return None
+    # `buffer[...] = buffer[...] + a * b`, as TVM writes a sum
     own = isinstance(value.a, ir.TensorLoad) and value.a.source.same_as(anchor.buffer)
     return value.b if own else None
 
@@ -252,10 +259,12 @@ def _is_pointwise(nest: Nest, anchor: NestBlock) -> bool:
     outputs = [b for b in nest.blocks if nest.parameter(b.buffer) is not None]
     if len(outputs) != 1 or outputs[0] is not nest.blocks[-1]:
         return False
+    # reads of inputs may be at any index; those of results have to be at the point itself
     inner = [anchor.buffer, *(b.buffer for b in nest.blocks[start + 1 :])]
     for block in nest.blocks[start + 1 :]:
         if [int(e) for e in block.buffer.shape] != shape:
             return False
+        # indices may be spelled differently, such as after a reshape
         analyzer = sym.Analyzer()
         for load in loads(block.value):
             if any(load.source.same_as(buffer) for buffer in inner):
@@ -278,5 +287,6 @@ def finish(
 
 def result(request: Request, schedule: s_tir.Schedule, rule: str) -> Scheduled:
     """`finish` for a rule that scheduled the function in place."""
+    # the schedule's module has this one function; Relax's attributes are put back
     name = next(iter(schedule.mod.get_global_vars()))
     return finish(schedule.mod[name].with_attrs(dict(request.function.attrs or {})), rule)

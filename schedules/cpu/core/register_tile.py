@@ -62,6 +62,7 @@ class RegisterTile:
 
     def set_vectors(self, value: Callable[[int, ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
         """`value(row, vector, sums)` as whole vectors, for what cannot be written lane by lane."""
+        # explicit vectors: TVM does not vectorise calls of external functions
         lanes = tirx.Ramp(integer(0), integer(1), self.lanes)
 
         def row(m: int) -> tirx.Stmt:
@@ -83,6 +84,7 @@ class RegisterTile:
 
 def register_tile(rows: int, vectors: int, lanes: int, dtype: str = "float32") -> RegisterTile:
     """A tile of new sums; `within` has to enclose the statements that use them."""
+    # a buffer each row, to stay below the kilobyte that TVM puts on the stack
     sums = (tirx.decl_buffer((vectors, lanes), dtype, f"sums_{m}") for m in range(rows))
     return RegisterTile(tuple(sums), vectors, lanes)
 
@@ -105,15 +107,18 @@ class Stream:
         def share(level: int) -> int:
             return -(-self.count // math.prod(trips[self.axis : level + 1]))
 
+        # the coarsest loop whose iterations have few enough prefetches, else the innermost
         levels = range(self.axis, len(trips))
         if axis != next((level for level in levels if share(level) <= PREFETCHES_AT_ONCE), len(trips) - 1):
             return []
         number: ir.Expr = integer(0)
         for extent, index in zip(trips[self.axis : axis + 1], point[self.axis :], strict=True):
             number = number * integer(extent) + index
+        # iterations are counted through all loops from `axis` on, and each has an equal share
         first = number * integer(share(axis))
         outer = point[: self.axis]
         numbers = [first + integer(j) for j in range(share(axis))]
+        # the last numbers may repeat one: a second prefetch is cheaper than a condition
         if share(axis) * math.prod(trips[self.axis : axis + 1]) > self.count:
             numbers = [tirx.min(n, integer(self.count - 1)) for n in numbers]
         return [prefetch(self.element(outer, n), write=self.write) for n in numbers]
@@ -129,6 +134,7 @@ def reduction(
     budget = max(UNROLLED_MULTIPLY_ADDS // tile.multiply_adds, 1)
     steps: list[int] = []
     for extent in reversed(extents):
+        # a divisor of the extent, so that no step is left over
         unrolled_steps = max(s for s in range(1, min(extent, budget) + 1) if extent % s == 0)
         steps.insert(0, unrolled_steps)
         budget = budget // unrolled_steps if unrolled_steps == extent else 1

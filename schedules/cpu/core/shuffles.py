@@ -37,12 +37,15 @@ def transposed(
         ]
         return named(tirx.Shuffle([a, b], indices))
 
+    # row r of each group of four becomes one register, so that the steps below stay within 128 bits
     rows = [
         named(tirx.Shuffle([piece(part + row) for part in range(0, lanes, COLUMNS)], list(range(lanes))))
         for row in range(COLUMNS)
     ]
+    # `vunpcklps` and `vunpckhps`: two rows, interleaved element by element
     low, high = (0, 4, 1, 5), (2, 6, 3, 7)
     halves = [pairs(rows[r], rows[r + 1], order) for order in (low, high) for r in (0, 2)]
+    # `vunpcklpd` and `vunpckhpd`: pairs of two rows become columns of four
     low, high = (0, 1, 4, 5), (2, 3, 6, 7)
     columns = [pairs(halves[h], halves[h + 1], order) for h in (0, 2) for order in (low, high)]
     return statements, columns
@@ -51,6 +54,7 @@ def transposed(
 def picked(vectors: Sequence[ir.Expr], picks: Sequence[tuple[int, int]]) -> ir.Expr:
     """A vector whose elements are `(vector, lane)` of vectors with as many lanes each."""
     lanes = len(picks)
+    # one vector is added at a time: `vpermt2ps` takes two
     used = sorted({vector for vector, _ in picks})
     result = tirx.Shuffle([vectors[used[0]]], [lane if v == used[0] else 0 for v, lane in picks])
     for k in used[1:]:
@@ -72,8 +76,10 @@ def sums_of_lanes(vectors: Sequence[ir.Expr], lanes: int) -> tuple[list[tirx.Stm
         return var
 
     level = [bind(v) for v in vectors]
+    # lanes without a vector repeat the last one, which is computed anyway
     level += [level[-1]] * (lanes - len(level))
     group = lanes
+    # log2(lanes) levels, each with half as many vectors as the one before
     while group > 1:
         half = group // 2
         low = [v + i + j for v in (0, lanes) for i in range(0, lanes, group) for j in range(half)]

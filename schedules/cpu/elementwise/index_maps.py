@@ -59,6 +59,7 @@ class AffineIndex:
 
     def divided(self, by: int) -> tuple[AffineIndex, AffineIndex] | None:
         """Quotient and remainder, rounding down; None where they are not affine in splits."""
+        # terms that `by` divides make up the quotient; the others have to stay below it
         high: dict[IterSplit, int] = {}
         low: dict[IterSplit, int] = {}
         for split, coefficient in self.terms.items():
@@ -73,6 +74,7 @@ class AffineIndex:
 def _divided_term(split: IterSplit, coefficient: int, by: int) -> list[tuple[IterSplit, int]]:
     """A term as two, where the upper one counts multiples of `by`, if it can be split so."""
     step = by // coefficient if coefficient > 0 and by % coefficient == 0 else 1
+    # the split is cut where its multiples reach `by`, if that is a whole number of its steps
     if step == 1 or step >= split.extent or split.extent % step:
         return [(split, coefficient)]
     return [
@@ -94,6 +96,7 @@ def affine_index(expr: ir.Expr, iterators: Sequence[ir.Var], extents: Sequence[i
             axis = next((a for a, v in enumerate(iterators) if v.same_as(expr)), None)
             if axis is None:
                 return None
+            # an axis of one element is always zero
             return AffineIndex(0, {IterSplit(axis, 1, extents[axis]): 1} if extents[axis] > 1 else {})
         case tirx.Cast():
             return of(expr.value) if str(expr.value.ty.dtype).startswith("int") else None
@@ -104,6 +107,7 @@ def affine_index(expr: ir.Expr, iterators: Sequence[ir.Var], extents: Sequence[i
             a, b = of(expr.a), of(expr.b)
             if a is None or b is None or b.terms or b.base <= 0:
                 return None
+            # truncation differs from rounding down below zero only
             if isinstance(expr, tirx.Div | tirx.Mod) and a.minimum < 0:
                 return None
             parts = a.divided(b.base)
@@ -122,6 +126,7 @@ def _combined(expr: ir.Expr, a: AffineIndex, b: AffineIndex) -> AffineIndex | No
         case tirx.Mul() if not a.terms:
             return AffineIndex(0, {}).plus(b, a.base)
         case tirx.Min() | tirx.Max():
+            # a clamp that never acts, as padding and slicing leave them behind
             smaller = a if a.maximum <= b.minimum else b if b.maximum <= a.minimum else None
             if smaller is None:
                 return None
@@ -273,6 +278,7 @@ def sum_of(terms: Iterable[tuple[ir.Expr, int]]) -> ir.Expr:
     total: ir.Expr = tirx.IntImm("int64", 0)
     for index, stride in terms:
         if stride:
+            # offsets into large tensors do not fit 32 bits
             wide = index if "int64" in str(index.ty.dtype) else tirx.Cast("int64", index)
             total = total + wide * tirx.IntImm("int64", stride)
     return total
@@ -281,12 +287,14 @@ def sum_of(terms: Iterable[tuple[ir.Expr, int]]) -> ir.Expr:
 def iteration_space(buffer: ir.Var, iterators: Sequence[ir.Var], value: ir.Expr) -> IterationSpace:
     """Split the axes of `buffer[iterators] = value` as its operands need, and fuse what advances alike."""
     extents = [int(e) for e in buffer.shape]
+    # where each axis is cut, as products of extents from its innermost split on
     cuts: list[set[int]] = [{1, extent} for extent in extents]
     guards = _guards(value)
     operands = tuple(
         _operand(load, guards.get(load), iterators, extents, cuts) for load in dict.fromkeys(loads(value))
     )
     opaque = [without_loads(value), *(without_loads(e) for o in operands for e, _ in o.rest)]
+    # axes whose index itself is used: it could not be recovered from a fused one
     locked = {a for a, v in enumerate(iterators) if any(uses(expr, v) for expr in opaque)}
     splits = [
         IterSplit(axis, low, high // low)
@@ -325,6 +333,7 @@ def _operand(
 ) -> OperandAccess:
     """Read a load and add where it cuts axes. An index that would cut across others stays as it is."""
     offset, rest, stride = AffineIndex(0, {}), [], 1
+    # from the innermost axis on, whose stride is one
     for index, extent in reversed(list(zip(load.indices, load.source.shape, strict=True))):
         found = affine_index(index, iterators, extents)
         wanted = None if found is None else _cut(cuts, found.terms)
@@ -342,6 +351,7 @@ def _cut(cuts: Sequence[set[int]], splits: Iterable[IterSplit]) -> list[set[int]
     more = [set(cut) for cut in cuts]
     for split in splits:
         more[split.axis] |= {split.lower_factor, split.upper_factor}
+    # each cut has to divide the next: otherwise splits would overlap
     chains = all(high % low == 0 for cut in more for low, high in itertools.pairwise(sorted(cut)))
     return more if chains else None
 
@@ -372,10 +382,12 @@ def _continues(outer: FusedLoop, inner: FusedLoop, locked: set[int]) -> bool:
     axes = {split.axis for split in (*outer.splits, *inner.splits)}
     if len(axes) > 1 and axes & locked:
         return False
+    # one step outside is a whole run inside, for every operand
     return all(o == i * inner.extent for o, i in zip(outer.strides, inner.strides, strict=True))
 
 
 def _joined(outer: FusedLoop, inner: FusedLoop) -> FusedLoop:
+    # neighbouring splits of one axis are one split again
     last, first = outer.splits[-1], inner.splits[0]
     if last.axis == first.axis:
         splits = (*outer.splits[:-1], IterSplit(last.axis, first.lower_factor, last.extent * first.extent))

@@ -32,6 +32,7 @@ def tasks(
     """A nest over `extents`: the outer part fused into tasks, the inner part loops of a task."""
     if not parallel:
         return _nest(extents, body)
+    # inner loops belong to a task until it has enough elements; divisors keep tasks equal
     budget = max(TASK_ELEMENTS // elements_each, 1)
     inner: list[int] = []
     for extent in reversed(extents):
@@ -62,6 +63,7 @@ def worth_threads(space: IterationSpace) -> bool:
 def lanes_of(space: IterationSpace, isa: Isa) -> int:
     """Elements of a vector of the widest type that the space reads or writes."""
     buffers = [space.buffer, *(operand.load.source for operand in space.operands)]
+    # booleans count as one bit and take a byte
     return isa.lanes(max(8, *(dtype_bits(str(buffer.dtype)) for buffer in buffers)))
 
 
@@ -75,9 +77,11 @@ def contiguous_runs(space: IterationSpace, isa: Isa) -> tirx.Stmt:
         return space.store(())
     *outer, inner = space.loops
     edges = breakpoints(space)
+    # a lane alone where operands are strided: LLVM decides whether gathers pay
     lanes = lanes_of(space, isa) if space.is_contiguous and edges is not None else 1
     edges = edges or [0, inner.extent]
     extents = [lp.extent for lp in outer]
+    # shorter runs are shared among tasks whole
     if len(edges) == 2 and inner.extent >= 2 * TASK_ELEMENTS:
         return _long_runs(space, extents, inner.extent, lanes)
 
@@ -92,6 +96,7 @@ def _long_runs(space: IterationSpace, extents: Sequence[int], length: int, lanes
     """Runs that are several tasks each; the last task of a run takes the tail too."""
     whole = length // lanes
     chunks = ceil_div(length, TASK_ELEMENTS)
+    # whole vectors a task, so that only the last one has a tail
     step = ceil_div(whole, chunks)
 
     def chunk(point: Point) -> tirx.Stmt:
@@ -116,6 +121,7 @@ def _piece(space: IterationSpace, outer: Sequence[ir.Expr], start: int, length: 
         if count:
             statements.append(_vectors(space, outer, start, count, lanes))
             start, length = start + count * lanes, length - count * lanes
+        # the rest in halves: no element is computed twice, which an output over its input forbids
         lanes //= 2
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
@@ -137,6 +143,7 @@ def breakpoints(space: IterationSpace) -> list[int] | None:
     inner = space.loops[-1]
     edges = {0, inner.extent}
     axis = inner.splits[0].axis
+    # a loop over several axes: no condition depends on one of them, or they would not be fused
     if len(inner.splits) > 1:
         return sorted(edges)
     for compared in _comparisons(space.value):
@@ -175,6 +182,7 @@ def _changes(compared: ir.Expr, space: IterationSpace, split: IterSplit) -> set[
     slope = gap.terms.get(split, 0)
     if len(gap.terms) != 1 or abs(slope) != 1:
         return None
+    # b - a is zero there; a comparison changes before it, behind it, or both
     root, holds = -gap.base * slope, _HOLDS[type(compared)]
     below = {root} if holds(-slope) != holds(0) else set()
     return below | ({root + 1} if holds(0) != holds(slope) else set())

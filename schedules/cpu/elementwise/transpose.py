@@ -68,8 +68,10 @@ def _transpose(space: IterationSpace, lanes: int) -> Arranged | None:
     column = next((b for b in along if b not in (None, last)), None)
     if column is None or any(space.depends_on_index(k, guards=False) for k in (column, last)):
         return None
+    # operands that lie across the output; others are read along its rows as they are
     crossing = [k for k, b in enumerate(along) if b == column and space.loops[last].strides[k]]
     rows, columns = space.loops[last].extent, space.loops[column].extent
+    # a tile that sticks out is moved back, so it must not be larger than the loop
     height = next((n for n in SIZES if n <= rows), 0)
     if not height or not crossing or not all(_has_columns(space, k, columns) for k in crossing):
         return None
@@ -91,12 +93,14 @@ def _transpose(space: IterationSpace, lanes: int) -> Arranged | None:
     def tile(point: Point) -> tirx.Stmt:
         ahead = _moved(point, column, integer(width))
         reads = [space.load(k, _moved(ahead, last, integer(row))) for k in crossing for row in range(height)]
+        # writes are prefetched two tiles ahead: the next one's are under way already
         after = _moved(point, last, integer(2 * height))
         writes = [space.element(_moved(after, column, integer(c))) for c in range(width)]
         fetched = [*(reads if columns > width else []), *writes]
         body = unrolled(ceil_div(width, COLUMNS), lambda q: quad(_moved(point, column, q * integer(COLUMNS))))
         return tirx.SeqStmt([*(prefetch(place, locality=2) for place in fetched), body])
 
+    # columns outside: a task goes down its rows, so that stores are few long streams
     sizes = {column: (width, BLOCK_COLUMNS), last: (height, BLOCK_ROWS)}
     return _tiles(space, sizes, tile), list(registers.values())
 
@@ -112,6 +116,7 @@ def _interleave(space: IterationSpace, lanes: int) -> Arranged | None:
     dealt = [k for k, step in enumerate(steps) if step not in ((streams, 1), (0, 0))]
     if streams > STREAMS or not dealt or any(steps[k][0] != 1 for k in dealt):
         return None
+    # narrower vectors are not worth the shuffles
     width = next((n for n in (lanes, 8, 4) if n <= min(outer.extent, lanes)), 0)
     if not width or any(space.depends_on_index(k, guards=True) for k in (last - 1, last)):
         return None
@@ -152,6 +157,7 @@ def _spread(space: IterationSpace, lanes: int) -> Arranged | None:
             step = inner.strides[k]
             reach = (width - 1) * abs(step)
             shift = min(0, (width - 1) * step)
+            # the last vector ends with the last element that is used, so nothing behind the buffer is read
             starts = [min(v * width, reach + 1 - width) for v in range(abs(step))]
             vectors = [space.read(k, point, width, shift + start) for start in starts]
             elements = [lane * step - shift for lane in range(width)]
@@ -220,6 +226,7 @@ def _tiles(
     task the last loop of `sizes` is the innermost."""
     single = [k for k in range(len(space.loops)) if k not in sizes]
     if along is not None:
+        # largest strides outside: the operand is then read in its own order
         single.sort(key=lambda k: -abs(space.loops[k].strides[along]))
     counts = {k: ceil_div(space.loops[k].extent, size) for k, (size, _) in sizes.items()}
     blocks = {k: ceil_div(counts[k], max(task // size, 1)) for k, (size, task) in sizes.items()}

@@ -88,6 +88,7 @@ def upsampled(space: IterationSpace, lanes: int) -> tuple[tirx.Stmt, list[ir.Var
 
     def run(point: Point) -> tirx.Stmt:
         def tile(number: ir.Expr) -> tirx.Stmt:
+            # the last vector is moved back, and some elements are written twice
             first = tirx.min(integer(found.low) + number * integer(lanes), integer(found.high - lanes))
             return _tile(space, found, point, first, registers)
 
@@ -133,11 +134,14 @@ def _enlarged(
     gaps = {
         key: table.reshape(columns, factor) - np.arange(columns)[:, None] for key, table in tables.items()
     }
+    # away from the edges, where clamping does not act
     middle = {key: gap[columns // 2] for key, gap in gaps.items()}
+    # columns where each phase reads at the same distance as in the middle
     regular = np.all([(gap == middle[key]).all(1) for key, gap in gaps.items()], axis=0)
     (odd,) = np.nonzero(~regular)
     low = int(odd[odd < columns // 2].max(initial=-1)) + 1
     high = int(odd[odd > columns // 2].min(initial=columns))
+    # edges are written out element by element
     if high - low < lanes or columns - (high - low) > 4:  # more edge than is worth writing out
         return None
     return Enlarged(factor, low, high, {key: [int(d) for d in gap] for key, gap in middle.items()})

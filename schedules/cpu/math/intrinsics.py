@@ -54,6 +54,7 @@ def _lowering(function: Elementary, double: Elementary) -> Callable[[ir.Call], i
     """Rewrite scalar and vector calls: narrow floats in float32, float64 by `double`."""
 
     def lower(call: ir.Call) -> ir.Expr:
+        # float16 and bfloat16 go through float32, whose error is far below theirs
         kind, _, lanes = dtype(call).partition("x")
         if kind == "float32":
             return function(*call.args)
@@ -88,7 +89,9 @@ def _exp(x: ir.Expr, greatest: float = 89.0) -> ir.Expr:
 
     def scaled(x: ir.Expr, shifted: ir.Expr) -> ir.Expr:
         n = shifted - constant(x, _ROUND)
+        # ln(2) in two parts, of which the first has 9 bits: its product with n is exact
         r = x - n * constant(x, 0.693359375) - n * constant(x, -2.12194440e-4)
+        # the bits of 1.5 * 2**23; what is above them is n as an integer
         return named(r, lambda r: fraction(r, bits(shifted) - integer(x, 0x4B400000)))
 
     def fraction(r: ir.Expr, n: ir.Expr) -> ir.Expr:
@@ -100,12 +103,14 @@ def _exp(x: ir.Expr, greatest: float = 89.0) -> ir.Expr:
             1.6666665459e-1,
             5.0000001201e-1,
         )
+        # 1 + r apart from the polynomial, as its own terms are small beside them
         power = polynomial(r, terms) * r * r + r + constant(r, 1.0)
         return named(
             n, lambda n: named(n >> integer(r, 1), lambda h: power * two_to(r, h) * two_to(r, n - h))
         )
 
     def two_to(x: ir.Expr, n: ir.Expr) -> ir.Expr:
+        # bias of the exponent, and bits of the mantissa below it
         return tirx.reinterpret(dtype(x), (n + integer(x, 127)) << integer(x, 23))
 
     def limited(x: ir.Expr) -> ir.Expr:
@@ -137,6 +142,7 @@ def _log(x: ir.Expr) -> ir.Expr:
         return f + tail + e * constant(f, 0.693359375)
 
     def limited(x: ir.Expr) -> ir.Expr:
+        # the least normal number; denormal ones are scaled by 2**23 and 23 subtracted at the end
         tiny = x < constant(x, 1.17549435e-38)
         normal = tirx.Select(tiny, x * constant(x, 8388608.0), x)
         bias = tirx.Select(tiny, constant(x, -23.0), constant(x, 0.0))
@@ -151,6 +157,7 @@ def _log(x: ir.Expr) -> ir.Expr:
 
 def _sigmoid(x: ir.Expr) -> ir.Expr:
     """exp(x) / (1 + exp(x)), which is precise for small results too, with exp(x) kept finite."""
+    # above 88 exp(x) would be infinite, and infinity by infinity no number
     return named(_exp(x, greatest=88.0), lambda power: power / (power + constant(power, 1.0)))
 
 
@@ -162,6 +169,7 @@ def _sinh(x: ir.Expr) -> ir.Expr:
         return named(x * x, lambda z: x + x * z * polynomial(z, terms))
 
     def halves(x: ir.Expr) -> ir.Expr:
+        # from one on the difference of the halves loses less than a bit
         small = llvm("fabs", x) < constant(x, 1.0)
         return tirx.Select(small, near_zero(x), _half_powers(x, lambda a, b: a - b))
 
@@ -198,6 +206,7 @@ def _tanh(x: ir.Expr) -> ir.Expr:
            0.14099547525443998, 0.9999999999640432)  # fmt: skip
     even = (2.953671928121998e-09, 2.6049380658713718e-06, 0.0005009209373091619, 0.02920266978780424,
             0.4743288081925458, 1.0)  # fmt: skip
+    # from this argument on tanh rounds to one
     return _saturating(x, 9.010913848876953, odd, even)
 
 
@@ -206,4 +215,5 @@ def _erf(x: ir.Expr) -> ir.Expr:
            0.1903773700261878, 1.1283791461906467)  # fmt: skip
     even = (3.809879705983767e-05, 0.0011623341432067027, 0.014967058709649992, 0.11409770207763394,
             0.5020502936909391, 1.0)  # fmt: skip
+    # from this argument on erf rounds to one
     return _saturating(x, 3.919205904006958, odd, even)

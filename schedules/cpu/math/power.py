@@ -64,6 +64,7 @@ _SIMPLE: dict[float, Callable[[ir.Expr], ir.Expr]] = {3.0: lambda x: x * x * x, 
 
 def _of_magnitude(x: ir.Expr, y: ir.Expr, magnitude: ir.Expr) -> ir.Expr:
     one, zero, infinity = (constant(x, value) for value in (1.0, 0.0, math.inf))
+    # half of an odd integer is no integer; of floats above 2**24 all are even
     half = y * constant(x, 0.5)
     fraction = tirx.NE(llvm("trunc", y), y)
     odd = tirx.Not(tirx.Or(fraction, tirx.EQ(llvm("trunc", half), half)))
@@ -74,6 +75,7 @@ def _of_magnitude(x: ir.Expr, y: ir.Expr, magnitude: ir.Expr) -> ir.Expr:
         value = tirx.Select(root, constant(x, math.nan), value)
         return tirx.Select(tirx.Or(tirx.EQ(x, one), tirx.EQ(y, zero)), one, value)
 
+    # one to any power is one, to infinity and NaN too, where 0 * infinity would be NaN
     size = tirx.Select(tirx.EQ(magnitude, one), one, _power(magnitude, y))
     ordered = tirx.And(magnitude <= infinity, llvm("fabs", y) <= infinity)
     return named(tirx.Select(ordered, size, x + y), signed)
@@ -82,6 +84,7 @@ def _of_magnitude(x: ir.Expr, y: ir.Expr, magnitude: ir.Expr) -> ir.Expr:
 def _power(magnitude: ir.Expr, y: ir.Expr) -> ir.Expr:
     """2**(y * log2(magnitude)); where that is far out of range any value as far out will do."""
     exponent = wide(y) * _log2(magnitude)
+    # 2**256 is infinite and 2**-256 zero in float32, and both are ordinary numbers in float64
     bounded = tirx.max(tirx.min(exponent, constant(exponent, 256.0)), constant(exponent, -256.0))
     return named(bounded, lambda t: single(_exp2(t)))
 
@@ -96,6 +99,7 @@ def _log2(magnitude: ir.Expr) -> ir.Expr:
         moved = pattern - integer(magnitude, 0x3F3504F3)
         mantissa = (moved & integer(magnitude, 0x007FFFFF)) + integer(magnitude, 0x3F3504F3)
         exponent = tirx.Cast(dtype(magnitude), moved >> integer(magnitude, 23))
+        # denormal numbers were scaled by 2**24, which makes them normal
         scale = tirx.Select(tiny, constant(magnitude, -24.0), constant(magnitude, 0.0))
         f = wide(tirx.reinterpret(dtype(magnitude), mantissa) - constant(magnitude, 1.0))
         return named(f, lambda f: f * polynomial(f, _LOG2) + wide(exponent + scale))
@@ -112,6 +116,7 @@ def _exp2(t: ir.Expr) -> ir.Expr:
 
     def scaled(n: ir.Expr) -> ir.Expr:
         fraction = named(t - n, lambda r: polynomial(r, _EXP2))
+        # 52 bits of mantissa below the exponent: adding n there multiplies by 2**n
         exponent = bits(n + constant(t, _ROUND)) << integer(t, 52)
         return tirx.reinterpret(dtype(t), bits(fraction) + exponent)
 

@@ -84,16 +84,19 @@ def _reduced(x: ir.Expr, body: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> ir.Expr
 
     def from_wide(w: ir.Expr) -> ir.Expr:
         size = llvm("fabs", w)
+        # three parts of 2/pi: 58 bits exactly, and the rest as one float64
         first, second, rest = (w * _part(size, k) for k in range(3))
         return named(first, lambda a: named(second, lambda b: near(modulo_four(a), b, rest)))
 
     def modulo_four(a: ir.Expr) -> ir.Expr:
+        # whole turns drop out: only the quadrant modulo four counts
         return a - constant(a, 4.0) * llvm("rint", a * constant(a, 0.25))
 
     def near(a: ir.Expr, b: ir.Expr, rest: ir.Expr) -> ir.Expr:
         return named(a, lambda a: named(llvm("rint", a + b), lambda n: quarter(a, b, rest, n)))
 
     def quarter(a: ir.Expr, b: ir.Expr, rest: ir.Expr, n: ir.Expr) -> ir.Expr:
+        # largest first: a and n nearly cancel, and exactly
         r = (a - n) + b + rest
         quadrant = tirx.Cast(dtype(x).replace("float32", "int32"), bits(n + constant(n, _ROUND)))
         return named(single(r * constant(r, math.pi / 2)), lambda y: body(y, quadrant))
@@ -112,6 +115,7 @@ def _part(size: ir.Expr, number: int) -> ir.Expr:
 
 def _bits_of_two_over_pi(number: int, dropped: int) -> float:
     """29 bits as a float64; of part 2 as many as a float64 has."""
+    # 24 bits of the argument times 29 of 2/pi are 53, all that a float64 holds exactly
     below = _BITS - _PART_BITS * (dropped + number)
     rest = _TWO_OVER_PI & ((1 << below) - 1)
     if number < 2:

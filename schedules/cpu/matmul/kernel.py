@@ -40,18 +40,22 @@ def rank_gemm_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> li
     pipeline: a multiply-add needs its share of broadcasts and vector loads, of which the latter come from
     L2, and waits a few steps for its own result.
     """
+    # half vectors where they hold all columns; half of AVX2's would have but four lanes
     narrow = columns * 2 <= isa.lanes() and isa.lanes() > 8
     lanes = isa.lanes() // 2 if narrow else isa.lanes()
     vectors = ceil_div(columns, lanes)
+    # of 16 registers a spare one would take too many sums away
     free = isa.vector_registers - (SPARE_REGISTERS if isa.vector_registers > 16 else 0)
 
     def cost(tile: Tile) -> float:
         height, width = tile.rows * halves, tile.width * halves
+        # tiles stick out in both directions
         padded = ceil_div(rows, height) * height * ceil_div(vectors, width) * width * lanes
         sums = tile.rows * tile.width
         loads = (tile.rows + tile.width) / sums
         return padded * max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.4 * loads + 0.1 / tile.rows)
 
+    # accumulators, a row of vectors of B and one broadcast element of A
     tiles = (
         Tile(m, 1, w, lanes)
         for m in range(1, min(rows, 16) + 1)
@@ -85,6 +89,7 @@ def gemm_kernel(
     and of global scope: TVM puts on the stack, from where LLVM moves them into registers whatever else the
     loop does, only what is in that scope and below 1 KiB.
     """
+    # 8-bit products are summed in int32
     dtype = "float32" if dot is None else dot.sum_dtype
     sums = [tirx.decl_buffer((tile.width, tile.lanes), dtype, f"sums{m}") for m in range(tile.rows)]
 
@@ -119,6 +124,7 @@ def gemm_kernel(
         )
 
     budget = max(UNROLLED_MULTIPLY_ADDS // (tile.rows * tile.width), 1)
+    # a divisor of the depth, so that no step is left over
     together = max(s for s in range(1, min(depth, budget) + 1) if depth % s == 0)
     count = depth // together
 
@@ -139,6 +145,7 @@ def prefetch_next(
     """
 
     def ahead(number: ir.Expr, count: int) -> Sequence[tirx.Stmt]:
+        # evenly over all iterations: bursts would delay the loads between them
         together = ceil_div(elements, CACHE_LINE_FLOATS * count * parts)
         first = (part * integer(count) + number) * integer(together)
         lines = (

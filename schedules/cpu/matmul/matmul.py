@@ -101,6 +101,7 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
         if accepts_strassen(request, product, tile)
     ]
     found += halved[:OFFERED]
+    # direct and Strassen's tiles compete by predicted time
     found.sort(key=lambda candidate: candidate[0])
     return {label: (scheme, tile) for _, label, scheme, tile in found}
 
@@ -136,6 +137,7 @@ def _panels(request: Request, product: Product, tile: Tile) -> Panels:
     params = tuple(request.function.params)
     if is_constant_matrix(request, product):
         return _packed_when_compiling(request, product, tile)
+    # read in place where rows are too few to pay for a copy
     contiguous = product.right.indices[-1].same_as(product.column)
     if contiguous and product.columns % tile.columns == 0 and product.rows < PACKED_ROWS:
         return Panels(
@@ -150,7 +152,9 @@ def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> Pa
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
     depth, width, count = product.depth, tile.columns, ceil_div(product.columns, tile.columns)
+    # stored by columns, as fully connected layers have their weights
     transposed = product.right.indices[-1].same_as(product.k)
+    # columns are padded to whole panels with zeros, whose products nobody reads
     padded = (count * width, depth) if transposed else (depth, count * width)
     split = (count, width, depth) if transposed else (depth, count, width)
     packing = Packing(padded, split, (0, 2, 1) if transposed else (1, 0, 2))
@@ -175,6 +179,7 @@ def _copied(request: Request, product: Product, tile: Tile) -> Panels:
 def tile_loops(product: Product, tile: Tile, panels: Panels, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Tasks: batch x panel x rows, a panel's tasks next to each other so that it stays in cache."""
     blocks, count = ceil_div(product.rows, tile.rows), ceil_div(product.columns, tile.columns)
+    # without a copy to share, a tile is a task: the finest split balances best
     per_task = _blocks_per_task(product, tile, threads) if panels.copy else 1
     sums: list[ir.Var] = []
 
@@ -188,6 +193,7 @@ def tile_loops(product: Product, tile: Tile, panels: Panels, threads: int) -> tu
 
         if panels.copy is None:
             return block(integer(0))
+        # the last group may be short
         left = tirx.min(integer(blocks) - group * integer(per_task), integer(per_task))
         extent = per_task if blocks % per_task == 0 else left
         return tirx.SeqStmt([panels.copy(b, panel), loop(extent, block)])
@@ -202,6 +208,7 @@ def tile_loops(product: Product, tile: Tile, panels: Panels, threads: int) -> tu
 def _blocks_per_task(product: Product, tile: Tile, threads: int) -> int:
     """Blocks of rows that share a copied panel: all, unless that leaves too few tasks."""
     blocks = ceil_div(product.rows, tile.rows)
+    # groups of rows for each panel, so that there are enough tasks
     tasks = at_least_one_each(TASKS, threads)
     groups = ceil_div(tasks, product.batches * ceil_div(product.columns, tile.columns))
     return max(ceil_div(blocks, groups), min(blocks, ceil_div(PACKED_ROWS, tile.rows)))
@@ -243,6 +250,7 @@ def _tile(
 
     blocks, depth = ceil_div(rows, tile.rows), product.depth
     if panels.dot is not None:
+        # a step takes a whole pair or quad
         depth = ceil_div(depth, panels.dot.group_size)
     access = GemmAccess(left, right, write)
     if not panels.packings or blocks < FEWEST_BLOCKS:

@@ -25,6 +25,7 @@ def copy_panel(product: Product, tile: Tile, copy: ir.Var, batch: ir.Expr, panel
     task = _PanelCopy(product, tile, copy, batch, panel * integer(tile.columns))
     if not product.right.indices[-1].same_as(product.k):
         return loop(product.depth, task.row)
+    # four elements of k at a time are transposed in registers; the rest is gathered
     depth, whole = product.depth, product.depth // COLUMNS
 
     def rows(block: ir.Expr) -> tirx.Stmt:

@@ -1,7 +1,7 @@
 """Reading matrix products: which iterators are batch, rows, columns and depth; where results go.
 
 Their blocks are those of Relax's legalisation, of any number of batch axes and with transpositions fused in
-front and behind, so that the roles of iterators have to be found in the indices: no annotation could say them.
+front and behind, so that only the indices say which iterators are rows, columns and depth.
 """
 
 from __future__ import annotations
@@ -40,32 +40,26 @@ class Product:
     """For each axis of `output` the axis of the product that it is; None for an axis of one element."""
 
     def extent(self, *iterators: ir.Var) -> int:
-        """Elements that some iterators span together."""
         return math.prod(self.contraction.anchor.extents[v] for v in iterators)
 
     @property
     def batches(self) -> int:
-        """Products of the same shape."""
         return self.extent(*self.batch)
 
     @property
     def rows(self) -> int:
-        """Rows of A, of all its row axes together."""
         return self.extent(*self.row)
 
     @property
     def columns(self) -> int:
-        """Columns of B."""
         return self.extent(self.column)
 
     @property
     def depth(self) -> int:
-        """Steps of the reduction: K."""
         return self.extent(self.k)
 
     @property
     def multiply_adds(self) -> int:
-        """Of all batches together."""
         return self.batches * self.rows * self.columns * self.depth
 
     def rows_at(self, batch: ir.Expr, row: ir.Expr) -> dict[ir.Var, ir.Expr]:
@@ -73,11 +67,9 @@ class Product:
         return {**self._unflatten(batch, self.batch), **self._unflatten(row, self.row)}
 
     def left_at(self, batch: ir.Expr, row: ir.Expr, k: ir.Expr) -> ir.Expr:
-        """A's element; rows are counted through all row axes."""
         return _load(self.left, {**self.rows_at(batch, row), self.k: k})
 
     def right_at(self, batch: ir.Expr, k: ir.Expr, column: ir.Expr) -> ir.Expr:
-        """B's element."""
         return _load(self.right, {**self._unflatten(batch, self.batch), self.k: k, self.column: column})
 
     def store(self, batch: ir.Expr, row: ir.Expr, column: ir.Expr, accumulated: ir.Expr) -> tirx.Stmt:
@@ -116,12 +108,14 @@ def read_product(
     `read` tells which numbers it may multiply: by default float32 ones.
     """
     nest = read_nest(function)
+    # a last block that only permutes is skipped: results go to its places at once
     permuted = nest and _final_transposition(nest)
     contraction = read(_without_last_block(nest) if nest and permuted else function)
     if contraction is None or len(contraction.anchor.reduce) != 1 or not contraction.anchor.spatial:
         return None
     assert nest is not None
     anchor, output = contraction.anchor, nest.blocks[-1].buffer
+    # transpositions before the product become part of the indices
     factors = [contraction.nest.inlined(load) for load in (contraction.left, contraction.right)]
     (k,), column = anchor.reduce, anchor.spatial[-1]
     for left, right in (factors, factors[::-1]):

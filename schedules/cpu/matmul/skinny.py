@@ -69,6 +69,7 @@ def skinny_gemm(request: Request) -> Scheduled | None:
 def _is_streamed(request: Request, product: Product) -> bool:
     source = product.right.source
     position = product.contraction.nest.parameter(source)
+    # a constant matrix is packed when compiling, and read in order anyway
     plain = position is not None and position not in request.constants and len(source.shape) == 2
     size_bytes = 4 * product.depth * product.columns
     return plain and product.batches == 1 and 1 < product.rows <= MOST_ROWS and size_bytes >= LEAST_BYTES
@@ -97,7 +98,9 @@ def _left_columns(product: Product, width: int) -> tuple[ir.Var, tirx.Stmt]:
 
 def _strips(product: Product, isa: Isa, threads: int) -> tuple[list[ir.Var], list[tirx.Stmt]]:
     lanes, vectors = isa.lanes(), product.columns // isa.lanes()
+    # narrower strips would be read in pieces too short for the prefetcher
     tasks = max(min(vectors // STRIP_VECTORS, at_least_one_each(MOST_TASKS, threads)), 1)
+    # a sum for each row; three are left for the matrix's vector, the scalar and one to spare
     tiles = ceil_div(product.rows, isa.vector_registers - 3)
     rows = ceil_div(product.rows, tiles)
     left, transpose = _left_columns(product, tiles * rows)
@@ -153,6 +156,7 @@ class _Strip:
             return tile.set(value)
 
         restore = tile.set(lambda m, w, lane: tirx.BufferLoad(self.sums, place(m, lane)))
+        # the first rows start from zero instead of from memory
         begin = tirx.IfThenElse(number > integer(0), restore, tile.clear())
         save = tile.each(
             lambda m, w, lane: tirx.BufferStore(self.sums, tile.sum_at(m, w, lane), place(m, lane))
@@ -176,13 +180,16 @@ class _Strip:
 
 
 def _transposed(product: Product, isa: Isa) -> tuple[list[ir.Var], list[tirx.Stmt]]:
+    # half vectors of AVX-512 where they hold all rows: the other half would be padding
     lanes = isa.lanes() if product.rows > isa.lanes() // 2 or isa.lanes() == 8 else isa.lanes() // 2
     vectors = ceil_div(product.rows, lanes)
+    # all streams' sums, the rows' vectors and one broadcast have to fit the registers
     streams = min(STREAMS, (isa.vector_registers - vectors - 1) // vectors)
     left, transpose = _left_columns(product, vectors * lanes)
 
     def task(point: Point) -> tirx.Stmt:
         tile = register_tile(streams, vectors, lanes)
+        # the last task reads its last column again where columns are missing
         first, whole = point[0] * integer(streams), product.columns % streams == 0
 
         def at(r: int) -> ir.Expr:

@@ -122,8 +122,10 @@ def accepts_strassen(request: Request, product: Product, tile: Tile) -> bool:
         and is_constant_matrix(request, product)
         and product.left.indices[-1].same_as(product.k)
         and product.rows >= FEWEST_ROWS
+        # halves of A are combined in whole vectors
         and product.depth % (2 * tile.lanes) == 0
         and ceil_div(product.columns, 2 * tile.columns) >= at_least_one_each(FEWEST_TASKS, request.threads)
+        # three sums of half the rows, 4 bytes each
         and 3 * ceil_div(product.rows, 2) * tile.columns * 4 <= request.target.isa.l2_bytes // SUMS_SHARE
     )
 
@@ -134,6 +136,7 @@ def strassen_cost(product: Product, steps: float) -> float:
     Between products each element of C takes the time of about 40 multiply-adds, of A that of 12 (fitted to
     measured products of depth 128 to 3072).
     """
+    # bytes moved, which is why they grow with the matrices and not with the product
     passes = 40 * product.rows * product.columns + 12 * product.rows * product.depth
     return 7 / 8 * steps * product.depth + passes
 
@@ -152,6 +155,7 @@ def strassen(request: Request, product: Product, tile: Tile) -> tuple[tirx.PrimF
     plan = _StrassenPlan(product, tile, position)
     rows, width = plan.blocks * tile.rows, tile.columns
     right = tirx.decl_buffer((plan.panels, 7, plan.half_depth, width), "float32", product.right.source.name)
+    # a vector more a row: powers of two would put a tile's rows into one set of L1
     lefts = tirx.decl_buffer((7, rows, plan.half_depth + tile.lanes), "float32", "lefts")
     kept = [tirx.decl_buffer((rows, width), "float32", name) for name in ("running", "first", "second")]
     buffers = _StrassenBuffers(lefts, right, *kept)
@@ -189,6 +193,7 @@ def _combine_left(plan: _StrassenPlan, lefts: ir.Var) -> tirx.Stmt:
 
     def task(point: Point) -> tirx.Stmt:
         (i,) = point
+        # with an odd number of rows the last one of the lower half does not exist
         both = row(i, lower=True)
         if product.rows % 2 == 0:
             return both
@@ -200,6 +205,7 @@ def _combine_left(plan: _StrassenPlan, lefts: ir.Var) -> tirx.Stmt:
 def _combination(coefficients: tuple[int, ...], values: list[ir.Expr | None]) -> ir.Expr:
     """The sum of values with coefficients 1, 0 and -1, missing ones being zero."""
     total: ir.Expr = tirx.FloatImm("float32", 0.0)
+    # positive terms first: the sum starts with an addition, never with a negation
     for sign in (1, -1):
         for c, value in zip(coefficients, values, strict=True):
             if c == sign and value is not None:
@@ -230,6 +236,7 @@ def _task(plan: _StrassenPlan, buffers: _StrassenBuffers, panel: ir.Expr, sums: 
         def behind(numbers: tuple[int, ...], *stmts: tirx.Stmt) -> tirx.Stmt:
             return tirx.IfThenElse(_one_of(p, numbers), sequence(stmts), None)
 
+        # which sums are kept, in the order of the module's docstring
         return sequence(
             [
                 behind((1, 6), fill(running, lambda at: zero)),

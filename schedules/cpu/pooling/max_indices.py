@@ -44,6 +44,7 @@ class PoolingAxis:
         """The first tap that reads data, and the one behind the last."""
         start = output * integer(self.stride) - integer(self.before)
         step = integer(self.dilation)
+        # rounded up: the first tap whose position is not below zero
         first = tirx.max(tirx.floordiv(step - integer(1) - start, step), integer(0))
         last = tirx.floordiv(integer(self.inputs) - start + step - integer(1), step)
         return first, tirx.max(tirx.min(last, integer(self.taps)), first)
@@ -82,6 +83,7 @@ def max_pool_indices(request: Request) -> Scheduled | None:
                 def step(lane: ir.Expr) -> tirx.Stmt:
                     place = [n, block, rows.source(y, a), columns.source(x, b), lane]
                     value, old = tirx.BufferLoad(data, place), tirx.BufferLoad(best, [lane])
+                    # the first of equal values wins, and every NaN
                     wins = tirx.any(value > old, tirx.isnan(value))
                     tap_number = (a * integer(columns.taps) + b).astype("int32")
                     kept = tirx.Select(wins, tap_number, tirx.BufferLoad(number, [lane]))

@@ -95,6 +95,7 @@ class _PoolingNest:
     def _blocked_inside(self, known: Values) -> tirx.Stmt:
         columns = self.windows.columns
         first, last = columns.inside
+        # as many columns as make up the accumulators in flight
         step = max(VECTORS // len(self._channels()), 1)
         if last - first > step and self._reads_row_by_row:
             return self._row_by_row(known)
@@ -156,6 +157,7 @@ class _PoolingNest:
 
         clear = each(lambda at: tirx.BufferStore(rows.output, windows.reduction.identity, place(at)))
         write = each(lambda at: self._write(rows.value, at, tirx.BufferLoad(rows.output, place(at))))
+        # without an epilogue the sums are the output
         is_finished = rows.value.same_as(windows.reduction.result)
         return sequence([clear, self._window_rows(known, accumulate), *([] if is_finished else [write])])
 
@@ -214,9 +216,11 @@ class _PoolingNest:
         first, last = columns.inside
         contiguous = columns.stride == 1
         kernel = self._contiguous if contiguous else self._strided
+        # an output vector of stride 2 needs two registers for each pair of taps
         strided_vectors = self.vector_registers // (2 * ceil_div(columns.taps, 2))
         vectors = VECTORS if contiguous else max(strided_vectors, 1)
         width = vectors * lanes
+        # columns between the edges, where all taps of a window exist
         whole, rest = divmod(last - first, width)
         block = [(u * lanes, lanes) for u in range(vectors)]
         parts = (
@@ -226,6 +230,7 @@ class _PoolingNest:
         )
         if rest:
             pieces = [(u * lanes, lanes) for u in range(rest // lanes)] + tail_pieces(rest, lanes)
+            # aligned to the end: whole vectors first, then powers of two
             parts.append(kernel(known, integer(last - rest), pieces))
         return sequence(parts)
 

@@ -93,6 +93,7 @@ def read_windows(rows: RowReductions) -> Windows | None:
             return None
         axes.append(axis)
         used.append(position[0])
+    # taps in the order of memory, few enough to unroll
     if used != sorted(used) or rows.reduced_length > MAX_TAPS or not _is_padding(rows, reduction, load):
         return None
     last = load.indices[-1]
@@ -121,6 +122,7 @@ def _axis(rows: RowReductions, load: ir.TensorLoad, position: int, tap: ir.Var) 
     def at(o: int, k: int) -> int:
         return int(analyzer.simplify(substitute(index, {output: integer(o), tap: integer(k)})))
 
+    # an affine index is known by its values at two points; it is proved below
     before, stride = -at(0, 0), at(1, 0) - at(0, 0)
     expected = output * integer(stride) + tap - integer(before)
     if stride < 1 or before < 0 or not analyzer.can_prove_equal(index, expected):
@@ -156,6 +158,7 @@ def _is_padding(rows: RowReductions, reduction: Reduction, load: ir.TensorLoad) 
         for i, e in zip(load.indices, load.source.shape, strict=True)
         for check in (i >= 0, i < integer(int(e)))
     ]
+    # the condition may not exclude anything that exists in the input
     with analyzer.constraint_scope(tirx.all(*inside)):
         return neutral and analyzer.can_prove(condition)
 

@@ -44,6 +44,7 @@ def _read(function: tirx.PrimFunc) -> RowReductions | None:
     def value_at(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
         if not buffer.same_as(carried):
             return None
+        # a row of NaN equals nothing and leaves `length`, which is no position
         found = tirx.min(tirx.BufferLoad(position.buffer, indices), tirx.const(length - 1, "int32"))
         return tirx.Cast(str(carried.dtype), found)
 

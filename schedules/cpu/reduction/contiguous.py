@@ -92,6 +92,7 @@ class _Accumulators:
         """Combine everything into `result`: vectors of one width pairwise, then their halves."""
         parts: list[tirx.Stmt] = []
         width, halves = max(self.by_width), list[tuple[ir.Var, int]]()
+        # each width joins the tree where what is left of wider vectors is as wide
         while width:
             operands = [*((buffer, 0) for buffer in self.by_width.get(width, ())), *halves]
             target = self.result if width == 1 else operands[0][0]
@@ -102,6 +103,7 @@ class _Accumulators:
     def _combined(self, target: ir.Var, width: int, operands: Sequence[tuple[ir.Var, int]]) -> tirx.Stmt:
         def value(lane: ir.Expr) -> ir.Expr:
             values = [element(buffer, lane + integer(offset)) for buffer, offset in operands]
+            # pairwise: depth and rounding error grow with the logarithm of the accumulators
             while len(values) > 1:
                 pairs = zip(values[::2], values[1::2], strict=False)
                 values = [self.reduction.combine(a, b) for a, b in pairs] + values[len(values) & ~1 :]
@@ -156,6 +158,7 @@ class _ContiguousNest:
 
         def one(i: ir.Expr) -> tirx.Stmt:
             row = start + i
+            # the task's last row reads itself once more, so that no condition is needed
             following = known(tirx.min(row + integer(1), end - integer(1)))
             stages = range(1, len(self.rows.stages))
             fetch, write = (partial(step, known(row)) for step in (self._fetch_step, self._output_step))
@@ -171,6 +174,7 @@ class _ContiguousNest:
         ahead = (
             rows.writes_elements and not rows.stages[0].kept and rows.reduced_length <= MOST_CACHED_ELEMENTS
         )
+        # a task's first row is not read ahead: with few rows a task that would be most of them
         tasks = at_least_one_each(TASKS, self.threads)
         many = rows.row_count >= tasks * LEAST_TASK_ROWS
         return tasks * ceil_div(rows.row_count, tasks * MOST_TASK_ROWS) if ahead and many else rows.row_count
@@ -241,6 +245,7 @@ class _ContiguousNest:
     def _fetch_step(self, row: Values, segment: Values, step: VectorStep) -> tirx.Stmt:
         """Fetch the cache lines that are written next, unless values are kept there."""
         rows = self.rows
+        # one prefetch a cache line, however many vectors it has
         elements = CACHE_LINE_BYTES * 8 // dtype_bits(str(rows.output.dtype))
         holds = any(place.memory.same_as(rows.output) for place in self.kept.values())
         if holds or step.slot * step.width % elements:
@@ -283,8 +288,10 @@ def schedule_contiguous(
     inner = contiguous_axes(rows.element_values, rows.reduced, rows.reduced_extents)
     if not inner:
         return None
+    # axes that are not contiguous with the innermost ones are loops around the run
     segments = len(rows.reduced) - inner
     length, lanes = math.prod(rows.reduced_extents[segments:]), lanes_of(rows, isa)
+    # without a loop over rows a global buffer would become workspace
     registers = Registers("global" if rows.row_count > 1 else "local")
     widths = _widths(length, lanes)
     accumulators = tuple(
@@ -292,6 +299,7 @@ def schedule_contiguous(
     )
     kept = _keep(rows, widths, registers)
     nest = _ContiguousNest(rows, threads, lanes, segments, length, accumulators, kept)
+    # every stage passes over all elements
     parallel = rows.row_count * rows.reduced_length * len(rows.stages) >= PARALLEL_WORK
     if parallel and nest.tasks < rows.row_count:
         body = grid((nest.tasks,), nest.task, parallel=True)
@@ -302,6 +310,7 @@ def schedule_contiguous(
 
 def _widths(length: int, lanes: int) -> dict[int, int]:
     """How many accumulators of each width the steps of a row use."""
+    # one accumulator is enough for each smaller vector, which comes once a run
     pieces = {width: 1 for _, width in tail_pieces(length, lanes)}
     return {lanes: min(length // lanes, ACCUMULATORS)} | pieces if length >= lanes else pieces
 
@@ -320,6 +329,7 @@ def _keep(rows: RowReductions, widths: Mapping[int, int], registers: Registers) 
     places: dict[ir.Var, _KeptPlace] = {}
     for kept in (kept for stage in rows.stages for kept in stage.kept):
         name, dtype = kept.var.name, str(kept.value.ty.dtype)
+        # the first one only: two values would overwrite each other there
         if not places and rows.output_may_hold and dtype == str(rows.output.dtype):
             memory = rows.output
         else:

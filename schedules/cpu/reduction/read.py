@@ -171,6 +171,7 @@ class _Reader:
         else:
             value = self._inlined(substitute(output.value, at))
         depth = max(self.ready[r.result] for r in reductions)
+        # a value that no stage can compute before the output is written
         if any(self.ready[k.var] >= depth for k, _ in self.kept.values()):
             raise _OtherForm
         stages = tuple(
@@ -221,6 +222,7 @@ class _Reader:
         rows, reduced = list(self.row), list(self.reduced)
         for axis in axes:
             size, divisor = output.extents[axis], divisors.get(axis, 0)
+            # axes come in the order of the row's and of the reduced ones
             row = rows.pop(0) if divisor and rows else None
             along = reduced.pop(0) if divisor != 1 and reduced else None
             if row is not None and along is not None:
@@ -266,6 +268,7 @@ class _Reader:
             expected = [substitute(i, _point(block, block.spatial, self.row)) for i in block.indices]
             self._require_equal(indices, expected)
             return self.results[buffer]
+        # cheap values are computed again wherever they are needed
         if not self._is_kept(block):
             return self._inlined(block.value_at(indices))
         if buffer not in self.kept:
@@ -280,6 +283,7 @@ class _Reader:
     def _is_kept(self, block: NestBlock) -> bool:
         readers = [b for b in self.nest.blocks if any(x.source.same_as(block.buffer) for x in loads(b.value))]
         elements = math.prod(block.extents[v] for v in block.spatial)
+        # values of a row alone are computed again, which costs little beside its elements
         whole = elements == math.prod(self.row_extents) * math.prod(self.reduced_extents)
         return whole and len(readers) > 1 and any(f"T.{name}(" in str(block.value) for name in _COSTLY)
 

@@ -87,7 +87,9 @@ def _split_into_lanes(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> SBl
     if not axes:
         return None
     total = math.prod(int(schedule.get(axis).extent) for axis in axes)
+    # rfactor needs a divisor; fewer than four partial sums do not pay for their block
     width = max((w for w in range(2, lanes + 1) if total % w == 0), default=1)
+    # too short to be worth a second block
     if total < 2 * lanes or width < 4:
         return None
     k = schedule.fuse(*axes)
@@ -117,11 +119,13 @@ def _schedule_plane(schedule: s_tir.Schedule, rv: SBlockRV, lanes: int) -> None:
     iterations = _iterations(schedule, rv)
     *outer, inner = spatial
     tasks = [schedule.fuse(*outer)] if outer else []
+    # a tail would need a condition in each lane
     vectorizes = int(schedule.get(inner).extent) % lanes == 0 and _is_contiguous(schedule, rv)
     vector = inner
     if vectorizes:
         column, vector = schedule.split(inner, [None, lanes])
         tasks.append(column)
+    # the reduction inside of the tasks, around the vector along which memory is contiguous
     schedule.reorder(*tasks, *reduce, vector)
     if tasks and iterations >= PARALLEL_WORK:
         schedule.parallel(schedule.fuse(*tasks))

@@ -45,6 +45,7 @@ def with_cheap_exponentials(rows: RowReductions) -> RowReductions | None:
     reductions = [r for stage in rows.stages for r in stage.reductions]
     maxima = [r for r in reductions if r.combine is tirx.Max]
     kept = [k for stage in rows.stages for k in stage.kept]
+    # their sum is at least one, the maximum's own, so that its reciprocal is finite
     exponentials = [k.var for k in kept if _is_distance_to_maximum(k.value, maxima)]
     sums = [r.result for r in reductions if r.combine is tirx.Add and _is_one_of(r.operand, exponentials)]
     found: list[ir.Call] = []
@@ -58,6 +59,7 @@ def with_cheap_exponentials(rows: RowReductions) -> RowReductions | None:
     def quotient(division: tirx.Div) -> ir.Expr:
         if not _is_one_of(division.b, sums):
             return division
+        # one division a row instead of one an element, of which processors start few
         return division.a * (tirx.const(1.0, str(division.b.ty.dtype)) / division.b)
 
     def rewritten(expr: ir.Expr) -> ir.Expr:
@@ -110,6 +112,7 @@ def exp_of_nonpositive(x: ir.Expr) -> ir.Expr:
         value = constant(_POWERS_OF_TWO[0])
         for coefficient in _POWERS_OF_TWO[1:]:
             value = value * f + constant(coefficient)
+        # the sum's low bits hold the biased exponent already
         two_to_n = tirx.reinterpret("float32", tirx.reinterpret("int32", shifted) << tirx.const(23, "int32"))
         return tirx.Select(x < constant(_EXPONENT_LIMIT), constant(0.0), value * two_to_n)
 

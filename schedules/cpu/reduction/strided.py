@@ -48,6 +48,7 @@ def schedule_strided(
     if not count:
         return None
     columns = StridedRows(rows, count, lanes_of(rows, isa))
+    # nothing has to stay in a cache for a second pass
     walks_once = len(rows.stages) == 1 and not rows.writes_elements and not rows.stages[0].kept
     body, buffers = _streamed(columns, threads) if walks_once else staged(columns, threads)
     return function_of(function, list(function.params), [body], buffers)
@@ -57,6 +58,7 @@ def _streamed(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Va
     """One pass over the rows, a chunk of columns at a time."""
     rows, reductions = columns.rows, columns.rows.stages[0].reductions
     width = even_width(columns, CHUNK_COLUMNS, threads)
+    # whole rows of memory are one stream; grouping elements would make several of it
     streams = width == columns.columns > UNROLLED_VECTORS * columns.lanes
     group = 1 if streams else GROUP
     registers = Registers("global" if rows.row_count > width else "local")

@@ -48,6 +48,7 @@ class StridedRows:
 
     def chunks(self, width: int, body: Callable[[Point, ir.Expr, int], tirx.Stmt]) -> tirx.Stmt:
         """All tasks: `body(outer, first column, columns)`; the last chunk of columns may be narrower."""
+        # the last chunk has code of its own, so that inner loops have constant extents
         whole, rest = divmod(self.columns, width)
 
         def task(point: Point) -> tirx.Stmt:
@@ -68,6 +69,7 @@ def even_width(columns: StridedRows, limit: int, least_tasks: int) -> int:
     """Columns of a chunk: whole vectors, no more than `limit`, and fewer if there were too few tasks."""
     tasks = math.prod(columns.outer)
     wanted = ceil_div(columns.columns, max(least_tasks // tasks, 1))
+    # fewer vectors would wait for their own sums
     width = max(min(limit, wanted), BLOCK_VECTORS * columns.lanes)
     return min(ceil_div(width, columns.lanes) * columns.lanes, columns.columns)
 

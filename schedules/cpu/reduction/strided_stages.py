@@ -48,6 +48,7 @@ def staged(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]
     """All stages of a block of columns, then of the next one."""
     rows, lanes = columns.rows, columns.lanes
     block = BLOCK_VECTORS * lanes
+    # long chunks: the fetching ahead starts again in each
     width = even_width(columns, CHUNK_BLOCKS * block, at_least_one_each(TASKS, threads))
     registers = Registers("global" if rows.row_count > width else "local")
     kept = {
@@ -121,6 +122,7 @@ class _ColumnBlock:
         )
 
     def _step(self, stage: ReductionStage, reduced: Point) -> tirx.Stmt:
+        # what this stage computes is still in registers
         computed = [k.var for k in stage.kept]
         ahead = self._fetch_next(reduced) if stage is self.columns.rows.stages[-1] else []
         parts = [statement for k in stage.kept for statement in self._keep(k, reduced, computed)]
@@ -129,6 +131,7 @@ class _ColumnBlock:
     def _fetch_next(self, reduced: Point) -> list[tirx.Stmt]:
         """Fetch what the next block reads of an element and, where columns are short, writes."""
         rows = self.columns.rows
+        # into L1 while a block of so many elements fits beside the next one
         locality = 3 if rows.reduced_length <= NEAR_ELEMENTS else 2
         size = sum(v.width for v in self.vectors)
         places = [ld for r in rows.stages[0].reductions for ld in loads(r.operand) if self._is_stream(ld)]

@@ -64,6 +64,7 @@ def _walks(exprs: Sequence[ir.Expr], axes: Sequence[ir.Var], extents: Sequence[i
 
 def lanes_of(rows: RowReductions, isa: Isa) -> int:
     """Lanes of the widest element type that a function handles."""
+    # at least 32 bits, in which narrower numbers are summed up
     return isa.lanes(max(max(map(dtype_bits, rows.element_dtypes)), 32))
 
 
@@ -103,6 +104,7 @@ def steps(length: int, lanes: int, body: Callable[[VectorStep], tirx.Stmt]) -> t
     """Steps over a row: a loop over groups of accumulators, what is left of whole vectors, smaller
     vectors."""
     vectors = length // lanes
+    # short rows are written out: a loop is not worth so few vectors
     groups = vectors // ACCUMULATORS if vectors > UNROLLED_VECTORS else 0
 
     def group(i: ir.Expr) -> tirx.Stmt:

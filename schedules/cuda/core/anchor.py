@@ -42,6 +42,7 @@ def find_anchor(function: tirx.PrimFunc) -> Anchor | None:
     others_are_elementwise = all(
         len(_axes(b, tirx.IterVar.DataPar)) == len(b.iter_vars) for b in blocks if b not in reductions
     )
+    # axes of one step reduce nothing, and do not count
     if len(reductions) != 1 or not others_are_elementwise or not _multiplies(reductions[0]):
         return None
     block = reductions[0]

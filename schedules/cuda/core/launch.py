@@ -30,6 +30,7 @@ _LIMITS = {
     "max_shared_memory_per_block": MAX_SHARED_BYTES,
     "max_thread_x": MAX_THREADS,
     "max_thread_y": MAX_THREADS,
+    # CUDA's own limit, less than those of x and y
     "max_thread_z": 64,
 }
 
@@ -53,6 +54,7 @@ _LOWER = Sequential(
 
 def cuda_target(target: Target, **attributes: object) -> tvm.target.Target:
     """TVM's target for the oldest of the architectures: what runs there runs on the newer ones."""
+    # sm_90a and sm_100f are numbers with a suffix
     arch = min(target.cuda_architectures, key=lambda name: int(name.strip("sm_af")))
     return tvm.target.Target(
         {
@@ -144,6 +146,7 @@ def by_dlight(candidates: tuple[GPUScheduleRule, ...], request: Request, rule: s
     dlight means its rules for language models; on other functions they may raise instead of
     returning None, which is "not mine" too (`attempt`).
     """
+    # dlight would inline the epilogue into the initial value, too
     if reduces_nothing(request.function):
         return None
     target = cuda_target(request.target)

@@ -41,6 +41,7 @@ def bind(schedule: s_tir.Schedule, loops: list[LoopRV]) -> LoopRV:
     """
     loop = schedule.fuse(*loops)
     iterations = extent(schedule, [loop])
+    # whole warps: a part of one takes as long
     threads = min(BLOCK_THREADS, -(-iterations // WARP) * WARP)
     outer, inner = schedule.split(loop, factors=[None, threads])
     schedule.bind(outer, "blockIdx.x")
@@ -58,6 +59,7 @@ def launch_alone(schedule: s_tir.Schedule, info: SBlockInfo, epilogue: SBlockRV 
     spatial = [loop for loop, kind in kinds if kind == "S"]
     serial = [loop for loop, kind in kinds if kind != "S"]
     if not spatial:
+        # one result: a thread of its own, as every store needs one
         spatial = [schedule.add_unit_loop(serial[0] if serial else block)]
     schedule.reorder(*spatial, *serial)
     thread = bind(schedule, spatial)

@@ -63,6 +63,7 @@ def tile_columns(anchor: Anchor) -> int:
         rows = TILE_THREADS * MICRO * MICRO // columns
         return (-(-anchor.rows // rows) * rows) * (-(-anchor.columns // columns) * columns)
 
+    # the order decides among equals: 64 columns by 32 rows come first
     return min((64, 32, 16, 128), key=padded)
 
 

@@ -27,6 +27,7 @@ def reduction(request: Request) -> Scheduled | None:
     blocks = inline_all(schedule)
     if not blocks or not any(info.is_reduction() for info in blocks):
         return None
+    # shorter rows would leave threads of a warp idle
     if max(_extent(info, "R") for info in blocks) >= WARP and _results(blocks) < MANY_RESULTS:
         shared = by_dlight((Reduction(), GeneralReduction()), request, "reduction")
         if shared is not None:

@@ -64,7 +64,9 @@ def conv_wgrad(request: Request) -> Scheduled | None:
     if gradient is None or min(gradient.rows, gradient.columns) < SMALLEST_SIDE:
         return None
     depth = math.prod(gradient.positions)
+    # blocks of threads that a product without splits would have
     tiles = -(-gradient.rows * gradient.columns // (TILE_THREADS * MICRO * MICRO))
+    # as many blocks as keep the GPU busy, unless a split would be too short
     splits = min(BLOCKS // tiles, depth // SPLIT_DEPTH)
     if splits < 2:
         return None
@@ -123,6 +125,7 @@ def _products(gradient: _Gradient, splits: int, depth: int) -> tirx.PrimFunc:
         position = split * depth + k
         n, *at = _unflatten(position, gradient.positions)
         value = dy[(n, o, *at)]
+        # the last split may reach beyond the last position
         return value if splits * depth == every else tirx.if_then_else(position < every, value, zero)
 
     def right(split: te.Var, column: te.Var, k: te.Var) -> te.Expr:

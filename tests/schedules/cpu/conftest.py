@@ -23,6 +23,7 @@ class Harness:
     """Schedules and runs single functions for one instruction set."""
 
     isa: Isa
+    threads: int = 4
 
     def function(
         self, build: Build, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str] | str = "float32"
@@ -33,7 +34,7 @@ class Harness:
     def schedule(
         self, function: tirx.PrimFunc, constants: Sequence[int] = (), rule: Rule | None = None
     ) -> Scheduled:
-        request = Request(function, frozenset(constants), Target((), self.isa))
+        request = Request(function, frozenset(constants), Target((), self.isa), threads=self.threads)
         scheduled = schedule(request, Device.CPU) if rule is None else rule(request)
         assert scheduled is not None
         return scheduled

@@ -9,7 +9,7 @@ import pytest
 from tvm import tirx
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import Window, blocked_conv2d, blocked_depthwise
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d, blocked_depthwise
 from hybridc.passes.precision.quantized import int8_conv2d
 from hybridc.schedules.cpu.conv2d_blocked import read as reader
 from hybridc.schedules.cpu.core.nest import read_contraction, read_integer_contraction
@@ -37,11 +37,11 @@ def assert_same(found: Any, expected: Any) -> None:
 
 def depthwise_functions() -> list[tirx.PrimFunc]:
     windows = [
-        ((1, 2, 17, 19, 16), (3, 3), Window((1, 1), (1, 1, 1, 1), (1, 1))),
-        ((2, 3, 14, 15, 8), (3, 3), Window((2, 2), (0, 0, 1, 1), (1, 1))),
-        ((1, 2, 20, 21, 8), (3, 3), Window((1, 1), (4, 4, 4, 4), (4, 4))),
-        ((1, 1, 6, 40, 16), (1, 5), Window((1, 2), (0, 3, 0, 2), (1, 2))),
-        ((1, 1, 1, 1, 16), (1, 1), Window((2, 2), (0, 0, 0, 0), (1, 1))),
+        ((1, 2, 17, 19, 16), (3, 3), ConvWindow((1, 1), (1, 1, 1, 1), (1, 1))),
+        ((2, 3, 14, 15, 8), (3, 3), ConvWindow((2, 2), (0, 0, 1, 1), (1, 1))),
+        ((1, 2, 20, 21, 8), (3, 3), ConvWindow((1, 1), (4, 4, 4, 4), (4, 4))),
+        ((1, 1, 6, 40, 16), (1, 5), ConvWindow((1, 2), (0, 3, 0, 2), (1, 2))),
+        ((1, 1, 1, 1, 16), (1, 1), ConvWindow((2, 2), (0, 0, 0, 0), (1, 1))),
     ]
     return [
         fused_behind(blocked_depthwise(data, (data[1], *taps, data[4]), window), op.nn.relu)
@@ -50,7 +50,7 @@ def depthwise_functions() -> list[tirx.PrimFunc]:
 
 
 def dense_functions() -> list[tirx.PrimFunc]:
-    point = Window((2, 3), (0, 0, 0, 0), (2, 2))  # one output, one tap: the indices do not tell
+    point = ConvWindow((2, 3), (0, 0, 0, 0), (2, 2))  # one output, one tap: the indices do not tell
     alone = [
         blocked_conv2d((1, 2, 1, 1, 16), (2, 2, 1, 1, 16, 16), point),
         blocked_conv2d(CASES[4].data, CASES[4].weight, CASES[4].window),
