@@ -1,6 +1,5 @@
-"""Training: forward pass, backward pass and update of the parameters become an ordinary program."""
+"""Training: forward pass, backward pass and update of the parameters become an ordinary program.
 
-from hybridc.passes.training.differentiate import Differentiated, differentiate
-from hybridc.passes.training.gradients import Emitter, Reverse
-
-__all__ = ["Differentiated", "Emitter", "Reverse", "differentiate"]
+`step.py` is the way in, `differentiate.py` writes gradients by the rules of `rules/`; `spec.py` is what the
+user asks for, which the command line reads without TVM.
+"""

@@ -9,7 +9,8 @@ import tvm
 from tvm import relax
 
 from hybridc.passes.program.program import Program, ProgramBuilder
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 
 Build = Callable[..., relax.Expr]
 """(emitter, a variable for each value) -> a tensor."""

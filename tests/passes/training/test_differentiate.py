@@ -10,7 +10,8 @@ from tvm import relax
 
 from hybridc.errors import ModelError
 from hybridc.passes.program.program import is_op, variables
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from hybridc.passes.training.optimizers import Sgd, emit_update
 from tests.support.gradients import assert_gradients, compiled, normal, program_of
 

@@ -10,7 +10,8 @@ import pytest
 from tvm import relax
 
 from hybridc.passes.program.program import ProgramBuilder
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from hybridc.passes.training.losses import bce_with_logits, l1, mse, softmax_cross_entropy
 from tests.support.gradients import compiled, normal
 

@@ -15,7 +15,7 @@ from tvm import relax
 from hybridc.frontend import read_model
 from hybridc.frontend.importer import supported_operators
 from hybridc.passes.program.program import Program, tensor_shape
-from hybridc.passes.training import differentiate
+from hybridc.passes.training.differentiate import differentiate
 from hybridc.passes.training.network import NetworkCopy
 from tests.support.gradients import compiled, distinct, normal
 

@@ -11,7 +11,8 @@ from tvm import relax
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import ProgramBuilder, is_op
 from hybridc.passes.read_graph import read_graph
-from hybridc.passes.training import Emitter, spec
+from hybridc.passes.training import spec
+from hybridc.passes.training.gradients import Emitter
 from hybridc.passes.training.optimizers import Adam, Sgd, UpdateRule, emit_update
 from tests.support.gradients import compiled, normal
 

@@ -10,7 +10,8 @@ from tvm import relax
 
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import Program, operator_name, tensor_shape, variables
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, normal, program_of
 
 op = relax.op

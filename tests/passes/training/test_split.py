@@ -9,7 +9,8 @@ from tvm import relax
 from hybridc.frontend import read_model
 from hybridc.models.builder import GraphBuilder
 from hybridc.passes.program.program import tensor_shape
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from hybridc.passes.training.split import split_dominating, split_model
 from hybridc.passes.training.splits import joined
 from tests.support.gradients import compiled, normal, program_of

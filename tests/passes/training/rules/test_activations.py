@@ -7,7 +7,8 @@ from collections.abc import Callable
 from tvm import relax
 
 from hybridc.passes.program.program import variables
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, distinct, normal, program_of, side_by_side
 
 op = relax.op

@@ -8,7 +8,8 @@ import pytest
 from tvm import relax
 
 from hybridc.passes.program.program import is_op, operator_name
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, normal, program_of, side_by_side
 
 nn = relax.op.nn

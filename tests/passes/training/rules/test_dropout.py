@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.training import Emitter, differentiate
-from hybridc.passes.training.differentiate import SEED
+from hybridc.passes.training.differentiate import SEED, differentiate
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import compiled, normal, program_of, side_by_side
 
 op = relax.op

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tvm import relax, te, tirx, topi
 
-from hybridc.passes.training import Emitter
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, normal
 
 CASES: dict[str, tuple[list[tuple[int, ...]], tuple[int, ...]]] = {

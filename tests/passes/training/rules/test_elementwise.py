@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.training import Emitter
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, distinct, gradients_of, normal
 
 op = relax.op

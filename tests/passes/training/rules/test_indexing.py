@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.training import Emitter
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, normal, side_by_side
 
 op = relax.op

@@ -7,7 +7,8 @@ import pytest
 from tvm import relax
 
 from hybridc.passes.program.program import Program, operator_name
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, compiled, gradients_of, normal, program_of
 
 op = relax.op

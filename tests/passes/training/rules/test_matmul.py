@@ -5,7 +5,8 @@ from __future__ import annotations
 from tvm import relax
 
 from hybridc.passes.program.program import is_op
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, normal, program_of, side_by_side
 
 op = relax.op

@@ -10,7 +10,8 @@ import pytest
 from tvm import relax
 
 from hybridc.passes.program.program import tensor_shape, variables
-from hybridc.passes.training import Emitter, differentiate
+from hybridc.passes.training.differentiate import differentiate
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import (
     assert_gradients,
     compiled,

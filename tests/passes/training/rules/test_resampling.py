@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tvm import relax, te, tirx, topi
 
-from hybridc.passes.training import Emitter
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, normal
 
 

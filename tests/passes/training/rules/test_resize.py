@@ -7,7 +7,7 @@ import itertools
 import pytest
 from tvm import relax
 
-from hybridc.passes.training import Emitter
+from hybridc.passes.training.gradients import Emitter
 from tests.support.gradients import assert_gradients, normal, side_by_side
 
 resize2d = relax.op.image.resize2d

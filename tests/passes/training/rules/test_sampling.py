@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from hybridc.passes.training import Emitter
+from hybridc.passes.training.gradients import Emitter
 from hybridc.passes.training.kernels.grid_sample import Sampling, grid_gradient, grid_sample_gradient
 from tests.support.gradients import assert_gradients, normal
 
