@@ -72,8 +72,8 @@ class InputSource:
 
 
 def source_of(conv: BlockedConvolution) -> InputSource:
-    """How tasks read their input: from a copy if the kernel reaches into padding, a 1x1 kernel skips pixels, or
-    what is read has to be packed or computed first."""
+    """How tasks read their input: from a copy if the kernel reaches into padding, a 1x1 kernel skips pixels,
+    or what is read has to be packed or computed first."""
     axes = (conv.height, conv.width)
     flat = all(axis.taps == 1 for axis in axes)
     strided = any(axis.stride > 1 or axis.outputs != axis.inputs for axis in axes)

@@ -76,8 +76,8 @@ class BlockedConvolution:
     is_constant: bool = True
     """Whether weights are known when compiling, and may be packed then."""
     dot: Dot | None = None
-    """How narrow numbers are multiplied. Input lanes, of plain data channels, are then words of such numbers,
-    which a task packs into its copy of the input."""
+    """How low-precision numbers are multiplied. Input lanes, of plain data channels, are then packed lanes of
+    such numbers, which a task packs into its copy of the input."""
 
     @property
     def multiply_adds(self) -> int:

@@ -8,7 +8,7 @@ from hybridc.options import INT8
 from hybridc.schedules.cpu.core.dot_products import byte_word, dot_of, unsigned_words
 from hybridc.schedules.cpu.core.nest import read_integer_contraction
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
-from hybridc.schedules.cpu.low_precision.vnni_matmul import VECTOR_WORDS, schedule_words
+from hybridc.schedules.cpu.low_precision.vnni_matmul import PACKED_AT_ONCE, schedule_vnni_product
 from hybridc.schedules.cpu.matmul.read import is_constant_matrix, read_product
 from hybridc.schedules.rule import Request, Scheduled
 
@@ -16,9 +16,8 @@ from hybridc.schedules.rule import Request, Scheduled
 def int8_matmul(request: Request) -> Scheduled | None:
     """Accepts products of 8-bit numbers as `passes/precision/quantized.py` writes them, with a constant B.
 
-    Tiling: see `word_matmul.py`, and `amx_matmul.py` where there are tiles. Where words are made, signed
-    numbers become unsigned.
-    """
+    Tiling: see `vnni_matmul.py`, and `amx_matmul.py` where there are tiles. Where packed lanes are made,
+    signed numbers become unsigned."""
     product, dot = read_product(request.function, read_integer_contraction), dot_of(INT8, request.target.isa)
     if (
         product is None
@@ -35,8 +34,10 @@ def int8_matmul(request: Request) -> Scheduled | None:
         return unsigned_words(words) if is_signed else words
 
     def vector(numbers: ir.Expr) -> ir.Expr:
-        return unsigned(tirx.reinterpret(f"int32x{VECTOR_WORDS}", numbers))
+        return unsigned(tirx.reinterpret(f"int32x{PACKED_AT_ONCE}", numbers))
 
     name = int8_matmul.__name__
-    schedule = schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_words
+    schedule = (
+        schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_vnni_product
+    )
     return schedule(request, product, dot, name, lambda quad: unsigned(byte_word(quad)), vector)

@@ -263,7 +263,7 @@ class _WinogradLoops:
 
         def product(k: ir.Expr, q: ir.Expr, group: ir.Expr, rows: ir.Expr) -> tirx.Stmt:
             weight = Weight(self.weight, (index, k, q), self.plan.tiles // kernel.rows)
-            return self.stages.multiply(v, m, kernel, weight, k * integer(points) + q, group, rows)
+            return self.stages.multiply(v, m, kernel, weight, (k * integer(points) + q, group, rows))
 
         def back(block: ir.Expr) -> tirx.Stmt:
             ob = index * integer(self.pass_blocks) + block
