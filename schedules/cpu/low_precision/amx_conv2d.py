@@ -147,6 +147,7 @@ def predicted_tile_cycles(conv: BlockedConvolution, plan: BlockedConvPlan, isa: 
     tiles = ceil_div(geometry.tiles, pixel_tiles) * pixel_tiles
     products = plan.groups * plan.vectors * (tiles * steps * STEP_CYCLES + tiles * SIDE * STORE_CYCLES)
     rows = _depth(conv) * _copied_pixels(conv, plan)
+    # 64 bytes a row; copies beyond half of the second level come from the third for each group of outputs
     again = 2 if 64 * rows > isa.l2_bytes // 2 else 1
     weight_rows = steps * SIDE * plan.groups * plan.vectors
     tasks = plan.parts * conv.batches * (conv.output_blocks // (plan.vectors * plan.groups))

@@ -137,6 +137,7 @@ class Lines:
     def columns(self) -> int:
         """Of a block: as many as keep its copy in the second-level cache."""
         tile, outputs = self.shape[1] * SIDE, self.conv.width.outputs
+        # the other half of the second-level cache is for weights and what is prefetched
         places = self.isa.l2_bytes // 2 // (ROW_BYTES * self.depth * self.conv.width.phases)
         blocks = at_least_one_each(MOST_BLOCKS, self.threads)
         most = min(places - self.reach, ceil_div(outputs, blocks))
