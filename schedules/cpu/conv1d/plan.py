@@ -82,6 +82,7 @@ class Conv1dPlan:
         """Of what a block reads: channels, phases of the stride, columns."""
         axis = self.conv.width
         pitch = self.columns + axis.reach
+        # a vector more, if rows would lie a multiple of a page apart
         return self.conv.group_inputs, axis.phases, pitch + (pitch % _PAGE_FLOATS == 0) * self.lanes
 
     @property
@@ -99,6 +100,7 @@ class Conv1dPlan:
     def step_cost(self) -> float:
         """Of an input channel's tap in a tile: loads are half as dear as multiply-adds."""
         sums = self.rows * self.vectors
+        # fewer sums than multiply-adds in flight wait for their own results
         return max(sums, self.isa.sums_in_flight) * (1 + 0.5 * (self.rows + self.vectors) / sums)
 
     @property
@@ -113,6 +115,7 @@ class Conv1dPlan:
         sums = self.rows * self.vectors
         steps = self.conv.group_inputs * self.conv.width.taps
         tiles = self.part_blocks * self.tiles * self.all_tiles / (self.tiles * self.blocks)
+        # a sum is cleared and stored; half a vector is copied in the time of a multiply-add
         task = tiles * (steps * self.step_cost + 2 * sums + _TILE_COST) + self.copy_bytes / (2 * self.lanes)
         task += _RUN_COST * (self.part_blocks * self.rows + self.conv.group_inputs * self.conv.width.phases)
         return task_slots(self.tasks, self.threads) * task
@@ -128,6 +131,7 @@ def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
     for tile in sorted(_tiles(conv, isa, threads), key=lambda tile: tile.waste)[:_MOST_TILES]:
         for tiles, parts in itertools.product(_BLOCK_TILES, {1, 2, 4, tile.row_blocks}):
             plan = replace(tile, tiles=tiles, parts=parts)
+            # the other half of the second-level cache is for weights, outputs and what is prefetched
             fits = plan.copy_bytes <= isa.l2_bytes // 2 or tiles == 1
             if tile.row_blocks % parts == 0 and fits and tiles <= plan.all_tiles:
                 yield plan

@@ -158,8 +158,10 @@ def depthwise_rows(rows: Rows, sums: list[ir.Var]) -> tirx.Stmt:
 def rank_depthwise_tiles(conv: BlockedConvolution, threads: int = 1) -> list[DepthwiseTile]:
     """The tiles that are predicted to take the least time first, if so many threads share them."""
     taps = conv.height.taps * conv.width.taps
+    # 8 rows of sums hide the latency of a multiply-add (4 cycles, 2 ports)
     most_rows = 8 if 8 * taps <= UNROLLED_TAPS else 1
     columns = [DepthwiseTile(rows, 1) for rows in range(1, min(most_rows, conv.height.outputs) + 1)]
+    # 14 sums and the weights of a column leave a register of AVX2's 16 for the input
     lines = [DepthwiseTile(1, count) for count in range(2, min(14, conv.width.outputs) + 1)]
     return sorted(columns + lines, key=lambda tile: depthwise_instructions(conv, tile, threads))
 

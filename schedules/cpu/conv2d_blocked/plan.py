@@ -165,6 +165,7 @@ def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[BlockedConvPlan]:
     depth = conv.input_channels // conv.input_blocks * conv.height.taps * conv.width.taps
     block_vectors = 1 if conv.grouping is not None else conv.output_lanes // lanes
     for width in (v for v in divisors(vectors) if v <= 8 and not (v % block_vectors and block_vectors % v)):
+        # 4 bytes a weight; a chunk is at least one block of input channels, even if that does not fit
         fitting = max(isa.l2_bytes // WEIGHT_SHARE // (4 * width * lanes * depth), 1)
         chunk = max(d for d in divisors(conv.input_blocks) if d <= fitting)
         pixels = _most_pixels(conv, width, isa)
@@ -214,6 +215,7 @@ def _tiles(conv: BlockedConvolution, pixels: int) -> Iterator[tuple[int, int, in
 def _sizes(extent: int, largest: int) -> list[int]:
     """Sizes, not far below `largest`, of the larger tiles into which `extent` may be cut evenly."""
     most = min(extent, largest)
+    # below a third of the registers' tile, scalars and weights would be loaded more often than they are used
     return sorted({even_spans(extent, size)[0].size for size in range(ceil_div(most, 3), most + 1) if size})
 
 
@@ -235,13 +237,16 @@ def predicted_cycles(conv: BlockedConvolution, plan: BlockedConvPlan, isa: Isa, 
         for pixels, count in tiles
     )
     # weights come from the second level for every tile but those that a first-level cache keeps
+    # the second level gives 64 bytes in a cycle
     weight_stream = depth * weight_bytes * (passes / 64 + 1 / 8)
     input_bytes = _input_bytes(conv, plan)
     resident = input_bytes / chunks + 2 * weight_bytes * depth / chunks
     # the first pass waits for memory, others for the third level if the second is too small
     again = 0 if resident <= isa.l2_bytes // TASK_SHARE else plan.groups - 1
     copied = 1 / 16 if source_of(conv).copied else 0
+    # and the third 32
     input_stream = input_bytes * ((0 if conv.computed else 1 / MEMORY_BYTES + copied) + again / 32)
+    # beginning a task takes some 500 cycles
     task = plan.groups * (compute + weight_stream) + input_stream + 500
     tasks = plan.parts * conv.batches * (groups // plan.groups)
     return tasks * task * imbalance(tasks, threads)

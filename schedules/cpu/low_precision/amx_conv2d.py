@@ -1,10 +1,9 @@
 """Convolutions of blocked activations with AMX tiles, of bf16 or 8-bit numbers.
 
-A task copies the rows of input that it needs as words, `[channels / 16 words, rows, columns, 16 words]`: 16
-pixels side by side are then one tile in memory. Of kernels with taps the copy's columns stand for pixels too,
-so that a tile may run on from one line into the next; what is computed for the columns between them is not
-stored. Where that would waste more, as with strides, each line has tiles of its own.
-"""
+A task copies the rows of input that it needs as packed lanes, `[channels / 16 lanes, rows, columns, 16
+lanes]`: 16 pixels side by side are then one tile in memory. Of kernels with taps the copy's columns stand for
+pixels too, so that a tile may run on from one line into the next; what is computed for the columns between
+them is not stored. Where that would waste more, as with strides, each line has tiles of its own."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ STORE_CYCLES = 4
 """Writing a row of sums through an epilogue."""
 
 Pack = Callable[[tirx.BufferLoad], ir.Expr]
-"""Words of the numbers that a block of a pixel has."""
+"""Packed lanes of the numbers that a block of a pixel has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def schedule_tiles(
 ) -> Scheduled:
     """Emit a convolution whose `conv.dot` tells which numbers it multiplies.
 
-    `filler` is the word that stands for padding.
+    `filler` is the packed lane that stands for padding.
     """
     assert conv.dot is not None
     ranked = rank_tile_plans(conv, request.target.isa, request.threads)
@@ -108,12 +107,12 @@ def _blocks_per_row(conv: BlockedConvolution) -> int:
 
 
 def _depth(conv: BlockedConvolution) -> int:
-    """Tiles of words of a pixel."""
+    """Tiles of packed lanes of a pixel."""
     return ceil_div(conv.input_blocks, _blocks_per_row(conv))
 
 
 def tile_packing(conv: BlockedConvolution, plan: BlockedConvPlan, dot: Dot) -> Packing:
-    """`[OB / vectors, depth, KH, KW, vectors, 16 words, 16]` of weights `[OB, IB, KH, KW, i, o]`."""
+    """`[OB / vectors, depth, KH, KW, vectors, 16 lanes, 16]` of weights `[OB, IB, KH, KW, i, o]`."""
     taps, each, numbers = (conv.height.taps, conv.width.taps), _blocks_per_row(conv), _numbers(conv)
     padded = (conv.output_blocks, _depth(conv) * each, *taps, numbers, SIDE)
     groups = conv.output_blocks // plan.vectors
@@ -148,6 +147,7 @@ def predicted_tile_cycles(conv: BlockedConvolution, plan: BlockedConvPlan, isa: 
     tiles = ceil_div(geometry.tiles, pixel_tiles) * pixel_tiles
     products = plan.groups * plan.vectors * (tiles * steps * STEP_CYCLES + tiles * SIDE * STORE_CYCLES)
     rows = _depth(conv) * _copied_pixels(conv, plan)
+    # 64 bytes a row; copies beyond half of the second level come from the third for each group of outputs
     again = 2 if 64 * rows > isa.l2_bytes // 2 else 1
     weight_rows = steps * SIDE * plan.groups * plan.vectors
     tasks = plan.parts * conv.batches * (conv.output_blocks // (plan.vectors * plan.groups))
@@ -213,16 +213,17 @@ def _tasks(buffers: Buffers, pack: Pack, filler: int) -> tirx.Stmt:
         n, part, number = point
         one = Pass(buffers, n, part, integer(0), number * integer(plan.groups))
         assert buffers.copy is not None
-        fill = copy_rows(one, buffers.copy, _row_of_words(one, buffers.copy, pack, filler), _depth(conv))
+        fill = copy_rows(one, buffers.copy, _packed_pixel(one, buffers.copy, pack, filler), _depth(conv))
         return tirx.SeqStmt([tirx.AllocBuffer(buffers.copy), fill, _products(one)])
 
     return grid((conv.batches, plan.parts, group_tasks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
 
 
-def _row_of_words(
+def _packed_pixel(
     task: Pass, copy: ir.Var, pack: Pack, filler: int
 ) -> Callable[[ir.Expr, ir.Expr, ir.Expr, Place | None], tirx.Stmt]:
-    """Writes the 16 words of a pixel, from several blocks of the data; behind the last block stand zeros."""
+    """Writes the 16 packed lanes of a pixel, from several blocks of the data; behind the last block stand
+    zeros."""
     conv = task.buffers.conv
     each, numbers = _blocks_per_row(conv), _numbers(conv)
     words = SIDE // each

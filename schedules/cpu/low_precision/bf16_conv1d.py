@@ -1,9 +1,9 @@
 """Convolutions along one axis in bf16: a product of tiles for each tap, into the same sums.
 
-Columns of tiles run along the output, so that results are stored as they lie: B is 16 rows of words, which
-are pairs of channels, by 16 places side by side, A 16 output channels by the same words. A task copies what a
-block of outputs reads as words, `[phases of the stride, channels / 32, 16 words, places]`, in which a tap is
-a shift.
+Columns of tiles run along the output, so that results are stored as they lie: B is 16 rows of packed lanes,
+which are pairs of channels, by 16 places side by side, A 16 output channels by the same packed lanes. A task
+copies what a block of outputs reads as packed lanes, `[phases of the stride, channels / 32, 16 lanes,
+places]`, in which a tap is a shift.
 
 Few channels would leave rows of B empty. With stride one several taps share them: row `f * pairs + p` of the
 copy is pair p shifted by f dilations, so that a step does all of these taps (two for 15 channels, 16 for
@@ -65,9 +65,10 @@ _SUMS = 24
 """Vectors of sums that leave registers for what is multiplied."""
 _MOST_ROWS, _MOST_VECTORS = 8, 4
 _SPEEDUP = 1.75
-"""Of words on vectors over direct sums in fp32, as measured on Zen 4."""
+"""Of packed lanes on vectors over direct sums in fp32, as measured on Zen 4."""
 _LEAST_PRODUCTS = 20
-"""Multiply-adds for each word of the copy that pay for making it on vectors, as measured there, too."""
+"""Multiply-adds for each packed lane of the copy that pay for making it on vectors, as measured there,
+too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class Lines:
     def columns(self) -> int:
         """Of a block: as many as keep its copy in the second-level cache."""
         tile, outputs = self.shape[1] * SIDE, self.conv.width.outputs
+        # the other half of the second-level cache is for weights and what is prefetched
         places = self.isa.l2_bytes // 2 // (ROW_BYTES * self.depth * self.conv.width.phases)
         blocks = at_least_one_each(MOST_BLOCKS, self.threads)
         most = min(places - self.reach, ceil_div(outputs, blocks))
@@ -197,7 +199,7 @@ def line_data(conv: Convolution) -> tuple[ir.Var, int] | None:
 
 
 def floats_are_faster(conv: Convolution, isa: Isa, threads: int) -> bool:
-    """Whether direct sums in fp32 are predicted to need less time than words on vectors."""
+    """Whether direct sums in fp32 are predicted to need less time than packed lanes on vectors."""
     lines = Lines(conv, isa, threads)
     if lines.with_tiles:
         return False
@@ -206,7 +208,7 @@ def floats_are_faster(conv: Convolution, isa: Isa, threads: int) -> bool:
 
 
 def fourier_is_faster(request: Request, conv: Convolution) -> bool:
-    """Whether Fourier transforms in fp32 are predicted to need less time than words on vectors."""
+    """Whether Fourier transforms in fp32 are predicted to need less time than packed lanes on vectors."""
     isa, threads, source = request.target.isa, request.threads, read_source(request)
     if source is None or Lines(conv, isa, threads).with_tiles:
         return False
@@ -215,7 +217,7 @@ def fourier_is_faster(request: Request, conv: Convolution) -> bool:
 
 
 def line_packing(lines: Lines) -> Packing:
-    """`[O / 16 / rows, steps, depth, rows, 16, folded, pairs]` words of weights `[O, C, S]`."""
+    """`[O / 16 / rows, steps, depth, rows, 16, folded, pairs]` packed lanes of weights `[O, C, S]`."""
     rows, conv = lines.shape[0], lines.conv
     channels, taps = lines.depth * lines.pairs * 2, lines.steps * lines.folded
     line = () if conv.height.output is None else (1,)
@@ -251,7 +253,7 @@ class _PackedBlock:
     number: ir.Expr
 
     def fill(self) -> tirx.Stmt:
-        """Write the words; most blocks read no padding, and take 16 places at a time."""
+        """Write the packed lanes; most blocks read no padding, and take 16 places at a time."""
         lines, conv = self.lines, self.lines.conv
         stride, (phases, depth, _, pitch) = conv.width.stride, lines.copy_shape
         start = self.number * integer(lines.columns * stride)

@@ -89,9 +89,7 @@ class _OuterProductLoops:
             def piece(p: ir.Expr) -> tirx.Stmt:
                 def group(g: ir.Expr) -> tirx.Stmt:
                     number = part * integer(groups) + g
-                    return self._each_tap(
-                        lambda ib, kh, kw: self._tile(split, start + p, p, number, ib, kh, kw)
-                    )
+                    return self._each_tap(lambda *tap: self._tile(split, start + p, p, number, tap))
 
                 return loop(groups, group)
 
@@ -104,33 +102,23 @@ class _OuterProductLoops:
         return loop(self.reach.blocks, lambda ib: loop(
             height.taps, lambda kh: loop(width.taps, lambda kw: body(ib, kh, kw))))  # fmt: skip
 
-    def _tile(
-        self,
-        split: ir.Expr,
-        piece: ir.Expr,
-        number: ir.Expr,
-        group: ir.Expr,
-        ib: ir.Expr,
-        kh: ir.Expr,
-        kw: ir.Expr,
-    ) -> tirx.Stmt:
-        """What a piece, the `number`-th of its task, adds to the sums of a tap."""
+    def _tile(self, split: ir.Expr, piece: ir.Expr, number: ir.Expr, group: ir.Expr, tap: Point) -> tirx.Stmt:
+        """What a piece, the `number`-th of its task, adds to the sums of a tap: input block, line, column."""
         plan = self.plan
         tile = register_tile(self.data.lanes, plan.vectors, self.gradient.lanes)
 
         def place(m: int, v: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
-            return [split, group * integer(plan.vectors) + v, ib, kh, kw, integer(m), lane]
+            return [split, group * integer(plan.vectors) + v, *tap, integer(m), lane]
 
         restore = tile.set(lambda m, v, lane: tirx.BufferLoad(self.partial, place(m, v, lane)))
         save = tile.each(
             lambda m, v, lane: tirx.BufferStore(self.partial, tile.sum_at(m, v, lane), place(m, v, lane))
         )
         begin = tirx.IfThenElse(number > integer(0), restore, tile.clear())
-        return tile.within([begin, self._positions(tile, piece, group, ib, kh, kw), save])
+        return tile.within([begin, self._positions(tile, piece, group, tap), save])
 
-    def _positions(
-        self, tile: RegisterTile, piece: ir.Expr, group: ir.Expr, ib: ir.Expr, kh: ir.Expr, kw: ir.Expr
-    ) -> tirx.Stmt:
+    def _positions(self, tile: RegisterTile, piece: ir.Expr, group: ir.Expr, tap: Point) -> tirx.Stmt:
+        ib, kh, kw = tap
         plan, height, width = self.plan, self.wgrad.height, self.wgrad.width
         image = tirx.floordiv(piece, integer(self.bands)) * integer(plan.images)
         band = tirx.floormod(piece, integer(self.bands)) * integer(plan.rows)

@@ -130,10 +130,10 @@ class _CorrelationLoops:
         def channel(c: ir.Expr) -> ir.Expr:
             return block.group * integer(of.shifted.channels) + c
 
-        slide, phases = of.slide, plan.phases
+        slide = of.slide
         start = block.start * integer(slide.stride) - integer(slide.before)
-        rows = _copied(self.rows, of.rows, block.n, row, block.start, 1, 1)
-        shifted = _copied(self.shifted, of.shifted, block.n, channel, start, slide.stride, phases)
+        rows = _copied(self.rows, of.rows, block.n, row, block.start, 1)
+        shifted = _copied(self.shifted, of.shifted, block.n, channel, start, slide.stride)
         return [rows, shifted]
 
     def _tiles(self, block: _PositionBlock, split: ir.Expr, number: ir.Expr) -> tirx.Stmt:
@@ -252,10 +252,10 @@ def _copied(
     channel: Callable[[ir.Expr], ir.Expr],
     start: ir.Expr,
     stride: int,
-    phases: int,
 ) -> tirx.Stmt:
     """Fill `[channels, phases, columns]`, or without phases, from a position on; most copies are inside."""
     columns, length = int(copy.shape[-1]), operand.length
+    phases = int(copy.shape[1]) if len(copy.shape) == 3 else 1
 
     def filled(value: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
         def line(point: Point) -> tirx.Stmt:

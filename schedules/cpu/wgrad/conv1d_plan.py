@@ -145,6 +145,7 @@ class Conv1dWgradPlan:
     def step_cost(self) -> float:
         """Of one vector of positions of a tile: loads are half as dear as multiply-adds."""
         sums = self.rows * self.taps
+        # fewer sums than multiply-adds in flight wait for their own results
         return max(sums, self.isa.sums_in_flight) * (1 + 0.5 * (self.rows + self.taps) / sums)
 
     @property
@@ -157,6 +158,7 @@ class Conv1dWgradPlan:
     def cost(self) -> float:
         """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         sums = self.rows * self.taps
+        # 4 bytes each: rows and the shifted operand of a tile, in the first-level cache
         near = 4 * (self.rows * self.columns + self.columns + self.reach) <= self.isa.l1_bytes
         tile = (
             self.vectors * self.step_cost * (1.0 if near else _FAR_COST) + _LANE_SUM_COST * sums + _TILE_COST
@@ -164,6 +166,7 @@ class Conv1dWgradPlan:
         block = self.tiles * tile + self.copy_bytes / (2 * self.lanes)
         tasks, groups = self.splits * self.parts * self.of.wgrad.groups, self.of.wgrad.groups
         share = self.blocks / self.splits * block
+        # sums of all splits are read back a vector at a time, and written one by one
         total = 2 * sums * self.tiles * self.parts * groups * (1 + self.splits / self.lanes)
         return task_slots(tasks, self.threads) * share + total
 
@@ -179,6 +182,7 @@ def plans_of(wgrad: WeightGradient, isa: Isa, threads: int) -> Iterator[Conv1dWg
     for tile in sorted(tiles, key=lambda tile: tile.waste)[:_MOST_TILES]:
         for vectors, parts in itertools.product(_BLOCK_VECTORS, {1, 2, 4, tile.row_blocks}):
             plan = replace(tile, vectors=vectors, parts=parts)
+            # the other half of the second-level cache is for sums and what is prefetched
             fits = plan.copy_bytes <= isa.l2_bytes // 2 or vectors == _BLOCK_VECTORS[0]
             if fits and tile.row_blocks % parts == 0:
                 yield plan

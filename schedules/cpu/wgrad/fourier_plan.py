@@ -71,6 +71,7 @@ class FftWgradPlan:
     @property
     def rows(self) -> int:
         """Scalars of a micro-kernel: a complex sum each, beside a complex vector and temporaries."""
+        # a complex sum is two registers; six hold a complex vector, a complex scalar and temporaries
         most = (self.isa.vector_registers - 6) // 2
         return ceil_div(self.scalars.channels, ceil_div(self.scalars.channels, most))
 
@@ -106,8 +107,10 @@ class FftWgradPlan:
         """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         n, lanes = self.transform.points, self.cut.lanes
         channels = self.wgrad.inputs + self.wgrad.outputs
+        # 5 N log2 N operations of a transform, and loads, stores and twiddle factors of both its passes
         point = 5 * math.log2(n) + 6
         gathered = point + self.cut.copy_operations / 4
+        # 8 bytes a complex point: a quarter of the second level is for sums and signals
         if channels * n * 8 * lanes > self.isa.l2_bytes * 3 // 4:
             gathered += SPILLED_POINT_COST
         products = self.row_blocks * self.rows * (8 * lanes + 4) + 24 * lanes

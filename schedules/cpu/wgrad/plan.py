@@ -79,11 +79,13 @@ def plan_of(
 ) -> ConvWgradPlan:
     """Groups have output blocks one by one: each may read other data."""
     tasks = at_least_one_each(TASKS, threads)
+    # sums of an input block's lanes and the gradient's vector, for each vector; one register broadcasts data
     fitting = (isa.vector_registers - 1) // (data.lanes + 1) if wgrad.groups == 1 else 1
     vectors = max(
         v for v in range(1, gradient.blocks + 1) if gradient.blocks % v == 0 and v <= max(fitting, 1)
     )
     lines, columns = wgrad.height.positions, wgrad.width.positions
+    # whole lines; of small images several together
     rows = min(max(PIECE_POSITIONS // columns, 1), lines)
     most = PIECE_POSITIONS // (lines * columns) if rows == lines else 1
     images = max(n for n in range(1, wgrad.batches + 1) if wgrad.batches % n == 0 and n <= max(most, 1))

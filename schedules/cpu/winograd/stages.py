@@ -209,13 +209,14 @@ class Stages:
         return [*below, start <= integer(reach)] if last > reach else below
 
     def multiply(
-        self, v: Planes, m: Planes, kernel: Tile, weight: Weight, xi: ir.Expr, group: ir.Expr, rows: ir.Expr
+        self, v: Planes, m: Planes, kernel: Tile, weight: Weight, at: tuple[ir.Expr, ir.Expr, ir.Expr]
     ) -> tirx.Stmt:
-        """M of the `rows`-th `kernel.rows` tiles and the `group`-th `kernel.width` output blocks.
+        """M at `at`: plane xi, the group-th `kernel.width` output blocks, the rows-th `kernel.rows` tiles.
 
         The micro-kernel runs over all input channels. Beside it weights of the next group are prefetched:
         else the first of the micro-kernels that share a group would wait for them, and for long.
         """
+        xi, group, rows = at
         blocks, lanes = self.conv.input_blocks, self.conv.input_lanes
         first_tile, first_block = rows * integer(kernel.rows), group * integer(kernel.width)
         # a buffer each row: what exceeds 1 KiB is not on the stack, and leaves the registers at a prefetch

@@ -113,7 +113,9 @@ def candidates(conv: BlockedConvolution, isa: Isa) -> Iterator[WinogradPlan]:
         tiles = math.prod(tile_counts(conv, algorithm))
         for width in range(1, min(conv.output_blocks, 6) + 1):
             groups = ceil_div(conv.output_blocks, width)
+            # `width` registers hold a line of weights, one the broadcast scalar, the others sums
             most = min((isa.vector_registers - 1 - width) // width, tiles)
+            # below half of the registers weights are loaded too often for what they do
             for rows in range(max(most // 2, 1), most + 1):
                 kernel = Tile(rows, 1, width, conv.output_lanes)
                 for task_tiles in _task_sizes(tiles, rows):
@@ -163,6 +165,7 @@ def predicted_cost(conv: BlockedConvolution, plan: WinogradPlan, isa: Isa, threa
     tasks = tile_tasks * plan.splits
     sums, loads = plan.kernel.rows * plan.kernel.width, plan.kernel.rows + plan.kernel.width
     products = points * plan.tiles * inputs * outputs / plan.splits
+    # weights that leave the first level cost a load of a slower one for each row of sums
     refill = 0.6 / plan.kernel.rows if inputs * plan.kernel.columns * 4 > isa.l1_bytes else 0.0
     arithmetic = products * max(1.0, 10 / sums) * (1 + 0.2 * loads / sums + refill)
     transforms = TRANSFORM_COST * points * plan.tiles * (inputs + outputs / plan.splits)
@@ -171,6 +174,7 @@ def predicted_cost(conv: BlockedConvolution, plan: WinogradPlan, isa: Isa, threa
     if not conv.is_constant:
         memory += memory_byte_cost(threads) * weight_bytes  # they are written first
     if plan.scratch_bytes(conv) > SCRATCH_SHARE * isa.l2_bytes:
+        # written by one stage and read by the next
         memory += CACHE_BYTE_COST * 2 * plan.scratch_bytes(conv) * tasks
     return (arithmetic + transforms) * task_slots(tasks, threads) + memory
 
@@ -264,7 +268,7 @@ class _WinogradLoops:
 
         def product(k: ir.Expr, q: ir.Expr, group: ir.Expr, rows: ir.Expr) -> tirx.Stmt:
             weight = Weight(self.weight, (index, k, q), self.plan.tiles // kernel.rows)
-            return self.stages.multiply(v, m, kernel, weight, k * integer(points) + q, group, rows)
+            return self.stages.multiply(v, m, kernel, weight, (k * integer(points) + q, group, rows))
 
         def back(block: ir.Expr) -> tirx.Stmt:
             ob = index * integer(self.pass_blocks) + block

@@ -88,6 +88,7 @@ class FftPlan:
     @property
     def rows(self) -> int:
         """Output channels of a micro-kernel: four sums each, beside four inputs and two weights."""
+        # four registers of sums an output: real and imaginary part, at f and at N - f
         most = (self.isa.vector_registers - 6) // 4
         return ceil_div(self.outputs, ceil_div(self.outputs, most))
 
@@ -114,9 +115,12 @@ class FftPlan:
     def cost(self) -> float:
         """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         n = self.transform.points
+        # 5 N log2 N operations of a transform, and loads, stores and twiddle factors of both its passes
         point = 5 * math.log2(n) + 6 + self.cut.copy_operations / 2
+        # 8 bytes a complex point: a quarter of the second level is for weights and signals
         if self.channels * n * 8 * self.cut.lanes > self.isa.l2_bytes * 3 // 4:
             point += SPILLED_POINT_COST
+        # a complex multiply-add is four real ones, at f and at N - f
         products = 8 * self.frequencies * self.row_blocks * self.rows * self.inputs
         task = products + n * point * (self.inputs + self.outputs)
         weights = 0.0 if self.constant else spectra_cost(self.conv, self.transform, self.cut.lanes)
