@@ -159,8 +159,8 @@ def conv1d_table(result: dict[str, Any]) -> list[str]:
     )
     return [
         f"Dilated 1-D convolutions for `{isa}`{narrow}, "
-        f"{rows[0]['points']} points of the grid of Chaudhary et al. (2021); the faster of the direct and the "
-        f"FFT algorithm against the peers ({where}):",
+        f"{rows[0]['points']} points of the grid of Chaudhary et al. (2021); the faster of the direct and "
+        f"the FFT algorithm against the peers ({where}):",
         "\n".join(lines),
     ]
 
