@@ -1,13 +1,20 @@
-"""Values of JSON documents that may hold anything: checked as they are read, with the path of a wrong one."""
+"""Values of JSON documents that anybody may have written: checked as they are read.
+
+A reader is a function from a value to what it stands for, which raises JsonValueError, with the path of the
+wrong value, for anything else.
+"""
 
 from __future__ import annotations
 
 import re
+import reprlib
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_LARGEST_WHOLE = 2**63 - 1
+"""The runtime counts in 64 bits."""
 
 
 class JsonValueError(ValueError):
@@ -19,13 +26,18 @@ class JsonValueError(ValueError):
         self.path = path
 
 
-def member(data: Any, key: str, read: Callable[[Any], T]) -> T:
-    """The value of a member of an object, read by `read`."""
+_MISSING: Any = object()
+
+
+def member(data: Any, key: str, read: Callable[[Any], T], default: T = _MISSING) -> T:
+    """The value of a member of an object, read by `read`; `default` where there is none."""
     if not isinstance(data, dict):
-        raise JsonValueError(f"{data!r} is not an object")
-    if key not in data:
+        raise JsonValueError(f"{reprlib.repr(data)} is not an object")
+    if key in data:
+        return _at(key, read, data[key])
+    if default is _MISSING:
         raise JsonValueError("is missing", key)
-    return _at(key, read, data[key])
+    return default
 
 
 def each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
@@ -33,7 +45,7 @@ def each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
 
     def read_all(values: Any) -> tuple[T, ...]:
         if not isinstance(values, list | tuple):  # `dataclasses.asdict` leaves tuples
-            raise JsonValueError(f"{values!r} is not a list")
+            raise JsonValueError(f"{reprlib.repr(values)} is not a list")
         return tuple(_at(f"[{i}]", read, value) for i, value in enumerate(values))
 
     return read_all
@@ -44,7 +56,7 @@ def mapping(read: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
 
     def read_all(values: Any) -> dict[str, T]:
         if not isinstance(values, dict):
-            raise JsonValueError(f"{values!r} is not an object")
+            raise JsonValueError(f"{reprlib.repr(values)} is not an object")
         return {text(key): _at(key, read, value) for key, value in values.items()}
 
     return read_all
@@ -56,28 +68,39 @@ def optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
 
 
 def text(value: Any) -> str:
+    """Reads a string."""
     if not isinstance(value, str):
-        raise JsonValueError(f"{value!r} is not a string")
+        raise JsonValueError(f"{reprlib.repr(value)} is not a string")
     return value
 
 
 def flag(value: Any) -> bool:
+    """Reads true or false."""
     if not isinstance(value, bool):
-        raise JsonValueError(f"{value!r} is not true or false")
+        raise JsonValueError(f"{reprlib.repr(value)} is not true or false")
+    return value
+
+
+def whole(value: Any) -> int:
+    """Reads an integer of 64 bits."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise JsonValueError(f"{reprlib.repr(value)} is not an integer")
+    if not -_LARGEST_WHOLE <= value <= _LARGEST_WHOLE:
+        raise JsonValueError(f"{reprlib.repr(value)} has more than 64 bits")
     return value
 
 
 def count(value: Any) -> int:
-    """A whole number of at least 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise JsonValueError(f"{value!r} is not a non-negative integer")
-    return value
+    """Reads an integer of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise JsonValueError(f"{reprlib.repr(value)} is not a non-negative integer")
+    return whole(value)
 
 
 def number(value: Any) -> int | float:
-    """A finite number."""
+    """Reads a finite number."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
-        raise JsonValueError(f"{value!r} is not a number")
+        raise JsonValueError(f"{reprlib.repr(value)} is not a number")
     return value
 
 
@@ -86,7 +109,7 @@ def hexadecimal(digits: int) -> Callable[[Any], str]:
 
     def read(value: Any) -> str:
         if not re.fullmatch(f"[0-9a-f]{{{digits}}}", text(value)):
-            raise JsonValueError(f"{value!r} is not a hexadecimal number of {digits} digits")
+            raise JsonValueError(f"{reprlib.repr(value)} is not a hexadecimal number of {digits} digits")
         return text(value)
 
     return read

@@ -7,8 +7,8 @@ from typing import Any
 
 from hybridc.ir import Graph, Plan
 from hybridc.ir.graph import graph_from_json, graph_to_json
-from hybridc.ir.json_values import as_count, as_list, as_object
 from hybridc.ir.plan import plan_from_json, plan_to_json
+from hybridc.json_values import JsonValueError, count, each, member
 
 
 def plans_to_json(graphs: Sequence[Graph], plans: Sequence[Plan]) -> dict[str, Any]:
@@ -24,12 +24,11 @@ def plans_to_json(graphs: Sequence[Graph], plans: Sequence[Plan]) -> dict[str, A
     }
 
 
-def plans_from_json(data: dict[str, Any]) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
-    """Read graphs and plans back. Raises KeyError, TypeError or ValueError on anything else."""
-    data = as_object(data)
-    distinct = [graph_from_json(graph) for graph in as_list(data["graphs"])]
-    plans = tuple(plan_from_json(plan) for plan in as_list(data["plans"]))
-    numbers = [as_count(plan["graph"]) for plan in data["plans"]]
+def plans_from_json(data: Any) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
+    """Read graphs and plans back. Raises JsonValueError with the path of the first wrong value."""
+    distinct = member(data, "graphs", each(graph_from_json))
+    plans = member(data, "plans", each(plan_from_json))
+    numbers = member(data, "plans", each(lambda plan: member(plan, "graph", count)))
     if any(number >= len(distinct) for number in numbers):
-        raise ValueError(f"plans refer to graphs {numbers}, but there are {len(distinct)}")
+        raise JsonValueError(f"plans refer to graphs {numbers}, but there are {len(distinct)}", "plans")
     return tuple(distinct[number] for number in numbers), plans

@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cache, cached_property
 from typing import Any
 
-from hybridc.ir.json_values import as_count, as_list, as_object, as_text
+from hybridc.json_values import count, each, member, text
 
 
 class Device(StrEnum):
@@ -178,42 +178,41 @@ def _precision_to_json(kernel: Kernel) -> dict[str, str]:
     return {"precision": kernel.precision, "precision_note": kernel.precision_note}
 
 
-def graph_from_json(data: dict[str, Any]) -> Graph:
-    """Read a graph back. Raises KeyError, TypeError or ValueError on anything that is not one."""
-
-    def names(values: object) -> tuple[str, ...]:
-        return tuple(as_text(v) for v in as_list(values))
-
-    def pairs(values: object) -> tuple[tuple[str, str], ...]:
-        return tuple((one, other) for one, other in map(names, as_list(values)))
-
-    def tensor(t: dict[str, Any]) -> Tensor:
-        shape = tuple(as_count(n) for n in as_list(t["shape"]))
-        return Tensor(as_text(t["name"]), shape, as_text(t["dtype"]), Role(as_text(t["role"])))
-
-    def kernel(k: dict[str, Any]) -> Kernel:
-        return Kernel(
-            name=as_text(k["name"]),
-            function=as_text(k["function"]),
-            inputs=names(k["inputs"]),
-            outputs=names(k["outputs"]),
-            may_overwrite=pairs(k["may_overwrite"]),
-            flops=as_count(k["flops"]),
-            bytes_moved=as_count(k["bytes_moved"]),
-            gpu_workspace_bytes=as_count(k["gpu_workspace_bytes"]),
-            cpu_workspace_bytes=as_count(k["cpu_workspace_bytes"]),
-            devices=tuple(Device(d) for d in names(k["devices"])),
-            origins=names(k["origins"]),
-            family=as_text(k.get("family", OTHER_FAMILY)),
-            precision=as_text(k.get("precision", "fp32")),
-            precision_note=as_text(k.get("precision_note", "")),
-        )
-
-    data = as_object(data)
+def graph_from_json(data: Any) -> Graph:
+    """Read a graph back. Raises JsonValueError, a ValueError, with the path of the first wrong value."""
     return Graph(
-        kernels=tuple(kernel(as_object(k)) for k in as_list(data["kernels"])),
-        tensors=tuple(tensor(as_object(t)) for t in as_list(data["tensors"])),
-        inputs=names(data["inputs"]),
-        outputs=names(data["outputs"]),
-        loop_carried=pairs(data.get("carried", [])),
+        kernels=member(data, "kernels", each(_kernel)),
+        tensors=member(data, "tensors", each(_tensor)),
+        inputs=member(data, "inputs", each(text)),
+        outputs=member(data, "outputs", each(text)),
+        loop_carried=member(data, "carried", each(_pair), ()),
     )
+
+
+def _tensor(data: Any) -> Tensor:
+    shape = member(data, "shape", each(count))
+    return Tensor(member(data, "name", text), shape, member(data, "dtype", text), member(data, "role", Role))
+
+
+def _kernel(data: Any) -> Kernel:
+    return Kernel(
+        name=member(data, "name", text),
+        function=member(data, "function", text),
+        inputs=member(data, "inputs", each(text)),
+        outputs=member(data, "outputs", each(text)),
+        may_overwrite=member(data, "may_overwrite", each(_pair)),
+        flops=member(data, "flops", count),
+        bytes_moved=member(data, "bytes_moved", count),
+        gpu_workspace_bytes=member(data, "gpu_workspace_bytes", count),
+        cpu_workspace_bytes=member(data, "cpu_workspace_bytes", count),
+        devices=member(data, "devices", each(Device)),
+        origins=member(data, "origins", each(text)),
+        family=member(data, "family", text, OTHER_FAMILY),
+        precision=member(data, "precision", text, "fp32"),
+        precision_note=member(data, "precision_note", text, ""),
+    )
+
+
+def _pair(data: Any) -> tuple[str, str]:
+    one, other = each(text)(data)
+    return one, other

@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Any
 
 from hybridc.ir.graph import Device, Graph
-from hybridc.ir.json_values import as_count, as_list, as_number, as_object, as_text, as_whole
+from hybridc.json_values import JsonValueError, count, each, member, number, optional, text, whole
 
 SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 512
@@ -208,47 +208,47 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_from_json(data: dict[str, Any]) -> Plan:
+def plan_from_json(data: Any) -> Plan:
     """Read a plan back: every value is of its type, but may be wrong, which only the verifier tells.
 
-    Raises KeyError, TypeError or ValueError on anything else.
+    Raises JsonValueError, a ValueError, with the path of the first value of another type.
     """
-    data = as_object(data)
-    version = as_whole(data["schema_version"])
+    version = member(data, "schema_version", whole)
     if version != SCHEMA_VERSION:
-        raise ValueError(f"plan schema {version} is not {SCHEMA_VERSION}")
-
-    def step(s: dict[str, Any]) -> Step:
-        waits = tuple(as_whole(w) for w in as_list(s["waits"]))
-        if "run" in s:
-            return Run(as_text(s["run"]), _device(s["device"]), waits)
-        return Copy(as_text(s["copy"]), _device(s["source"]), _device(s["target"]), waits)
-
-    def buffer(b: dict[str, Any]) -> Buffer:
-        return Buffer(
-            as_text(b["tensor"]),
-            BufferKind(as_text(b["kind"])),
-            _device(b["device"]),
-            as_whole(b["offset_bytes"]),
-            as_whole(b["size_bytes"]),
-            as_whole(b["first_step"]),
-            as_whole(b["last_step"]),
-        )
-
-    def arena(a: dict[str, Any]) -> Arena:
-        return Arena(_device(a["device"]), as_whole(a["size_bytes"]), as_whole(a["lower_bound_bytes"]))
-
-    steps = [as_object(s) for s in as_list(data["steps"])]
+        raise JsonValueError(f"plan schema {version} is not {SCHEMA_VERSION}", "schema_version")
     return Plan(
-        steps=tuple(step(s) for s in steps),
-        buffers=tuple(buffer(as_object(b)) for b in as_list(data["buffers"])),
-        arenas=tuple(arena(as_object(a)) for a in as_list(data["arenas"])),
-        budget_bytes=None if data["budget_bytes"] is None else as_count(data["budget_bytes"]),
-        step_us=tuple(as_number(s["us"]) for s in steps),
-        makespan_us=as_number(data["makespan_us"]),
-        time_bound_us=as_number(data["time_bound_us"]),
+        steps=member(data, "steps", each(_step)),
+        buffers=member(data, "buffers", each(_buffer)),
+        arenas=member(data, "arenas", each(_arena)),
+        budget_bytes=member(data, "budget_bytes", optional(count)),
+        step_us=member(data, "steps", each(lambda step: member(step, "us", _us))),
+        makespan_us=member(data, "makespan_us", _us),
+        time_bound_us=member(data, "time_bound_us", _us),
     )
 
 
-def _device(value: object) -> Device:
-    return Device(as_text(value))
+def _step(data: Any) -> Step:
+    waits = member(data, "waits", each(whole))
+    if "run" in data:
+        return Run(member(data, "run", text), member(data, "device", Device), waits)
+    source, target = member(data, "source", Device), member(data, "target", Device)
+    return Copy(member(data, "copy", text), source, target, waits)
+
+
+def _buffer(data: Any) -> Buffer:
+    numbers = ("offset_bytes", "size_bytes", "first_step", "last_step")
+    return Buffer(
+        member(data, "tensor", text),
+        member(data, "kind", BufferKind),
+        member(data, "device", Device),
+        *(member(data, key, whole) for key in numbers),
+    )
+
+
+def _arena(data: Any) -> Arena:
+    sizes = (member(data, key, whole) for key in ("size_bytes", "lower_bound_bytes"))
+    return Arena(member(data, "device", Device), *sizes)
+
+
+def _us(value: Any) -> float:
+    return float(number(value))
