@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 CACHE_BYTES = 1 << 27
 """Arguments that calls rotate through, as for our kernels."""
 LEAST_RUNS = 5
-FAST = "fast_"
+FAST = "fft_"
 """Rules of fast algorithms."""
 Dimensions = tuple[int, int, int, int, int]
 """Channels, filters, filter width, dilation, outputs."""

@@ -120,6 +120,11 @@ def part_name(whole: relax.Var | relax.Constant, axis: int, begin: int, end: int
     return f"{name}.{axis}_{begin}_{end}"
 
 
+def weight_part(whole: np.ndarray, axis: int, begin: int, end: int) -> np.ndarray:
+    """A view: a network is cut up in several ways, each of which would else hold a copy of its weights."""
+    return whole[(slice(None),) * axis + (slice(begin, end),)]
+
+
 def count_uses(program: Program) -> Counter[relax.Var]:
     """How often each variable is read; being an output of the model counts as a read."""
     uses: Counter[relax.Var] = Counter()

@@ -33,6 +33,7 @@ from hybridc.passes.program.program import (
     substitute,
     tensor_dtype,
     tensor_shape,
+    weight_part,
 )
 from hybridc.passes.tiling.batch.split_batch import split_batch
 from hybridc.passes.tiling.concat_slices import SourceSlice, concat_slices
@@ -234,14 +235,15 @@ class _TileEmitter:
     def _weight_slice(self, operand: relax.Expr, value: np.ndarray, sliced: Slice) -> relax.Var:
         """A slice of a weight is a weight."""
         extent = value.shape[sliced.axis]
-        inside = slice(max(sliced.begin, 0), min(sliced.end, extent))
-        taken = value[(slice(None),) * sliced.axis + (inside,)]
+        taken = weight_part(value, sliced.axis, max(sliced.begin, 0), min(sliced.end, extent))
         if sliced.begin < 0 or sliced.end > extent:
             widths = [(0, 0)] * value.ndim
             widths[sliced.axis] = max(-sliced.begin, 0), max(sliced.end - extent, 0)
             taken = np.pad(taken, widths)
         name = part_name(operand, sliced.axis, sliced.begin, sliced.end)
-        return self.builder.weight(np.ascontiguousarray(taken), name)
+        if isinstance(operand, GenericConst):
+            taken = taken.copy()  # a view would keep all of a constant that nothing else needs
+        return self.builder.weight(taken, name)
 
     def _gather(self, operand: relax.Var, sliced: Slice, origins: Sequence[str]) -> relax.Expr:
         """Rows of one or several tiles, or of a whole tensor, concatenated, with zeros for padding."""

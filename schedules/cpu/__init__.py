@@ -2,7 +2,7 @@
 
 from hybridc.schedules.cpu.attention import attention
 from hybridc.schedules.cpu.conv1d.conv1d import conv1d
-from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fast_conv1d
+from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fft_conv1d
 from hybridc.schedules.cpu.conv2d.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d.depthwise import depthwise
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
@@ -24,7 +24,7 @@ from hybridc.schedules.cpu.reduction.reduction import reduction
 from hybridc.schedules.cpu.reduction.softmax import softmax
 from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
 from hybridc.schedules.cpu.wgrad.conv1d import conv1d_wgrad
-from hybridc.schedules.cpu.wgrad.fourier import fast_conv1d_wgrad
+from hybridc.schedules.cpu.wgrad.fourier import fft_conv1d_wgrad
 from hybridc.schedules.cpu.winograd.winograd import winograd
 from hybridc.schedules.rule import Rule
 
@@ -37,12 +37,12 @@ RULES: tuple[Rule, ...] = (
     attention,
     depthwise_blocked,
     separable,
-    fast_conv1d_wgrad,
+    fft_conv1d_wgrad,
     conv1d_wgrad,
     conv_wgrad,
     winograd,
     conv2d_blocked,
-    fast_conv1d,
+    fft_conv1d,
     conv1d,
     conv2d,
     depthwise,

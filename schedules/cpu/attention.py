@@ -323,11 +323,11 @@ class _QueryBlock:
 
                 return vectorized(second.lanes, element)
 
-            def line(m: int) -> tirx.Stmt:
+            def row(m: int) -> tirx.Stmt:
                 vectors = unrolled(second.width, partial(vector, m))
                 return when(self.row(m) < integer(found.rows), vectors, always=self.is_whole)
 
-            return sequence([line(m) for m in range(second.rows)])
+            return sequence([row(m) for m in range(second.rows)])
 
         body, sums = gemm_kernel(second, found.columns, GemmAccess(weight, value, write))
         self.buffers.extend(sums)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
@@ -50,6 +50,16 @@ class Network:
 
     def program(self, *outputs: relax.Var) -> Program:
         return self.builder.finish(list(outputs))
+
+
+def held_bytes(arrays: Iterable[np.ndarray]) -> int:
+    """What arrays hold of memory, of which several may be views."""
+    whole = {}
+    for array in arrays:
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        whole[id(array)] = array.nbytes
+    return sum(whole.values())
 
 
 def assert_same_results(after: Program, before: Program) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
@@ -27,6 +26,7 @@ from hybridc.passes.program.program import (
     substitute,
     tensor_shape,
     variables,
+    weight_part,
 )
 from hybridc.passes.tiling.batch.functions import SUM, BatchFunction, Label, unnumbered
 from hybridc.passes.tiling.batch.network import BatchNetwork, samples_of
@@ -232,9 +232,10 @@ class _MicroBatchEmitter:
         """A slice of a tensor that is not tiled along this axis."""
         begin, end = self.span(tensor_shape(operand)[axis], number)
         if isinstance(operand, GenericConst) or operand.name in self.network.program.weights:
-            known = isinstance(operand, GenericConst)
-            value = operand.value.numpy() if known else self.network.program.weights[operand.name]
-            taken = np.take(value, range(begin, end), axis)
+            if isinstance(operand, GenericConst):
+                taken = weight_part(operand.value.numpy(), axis, begin, end).copy()
+            else:
+                taken = weight_part(self.network.program.weights[operand.name], axis, begin, end)
             return self.builder.weight(taken, part_name(operand, axis, begin, end))
         sliced = relax.op.strided_slice(self._whole(operand), [axis], [begin], [end])
         return self.builder.emit(sliced, origins, "rows")

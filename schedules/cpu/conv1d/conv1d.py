@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv1d.plan import Plan, plans_of
-from hybridc.schedules.cpu.conv2d.conv2d import Source, weight_source
+from hybridc.schedules.cpu.conv1d.plan import Conv1dPlan, plans_of
+from hybridc.schedules.cpu.conv2d.conv2d import FactorSource, weight_source
 from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_FLOATS,
@@ -72,15 +72,16 @@ def conv1d(request: Request) -> Scheduled | None:
 
 
 def is_one_line(conv: Convolution) -> bool:
+    """Whether the convolution has one spatial axis: images are one line high, and so is the kernel."""
     height = conv.height
     return height.outputs == height.taps == height.padded == 1
 
 
-def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -> Scheduled:
+def schedule_plan(request: Request, plan: Conv1dPlan, choices: tuple[str, ...] = ()) -> Scheduled:
     """Emit: a task copies what its block reads, then runs through tiles, output channels outside."""
     weight = weight_source(request, plan.conv, plan.rows)
     copy = tirx.decl_buffer(plan.copy_shape, "float32", "block")
-    body = _Emitter(plan, weight, copy, unpadded(plan.conv)).nest()
+    body = _DirectLoops(plan, weight, copy, unpadded(plan.conv)).nest()
     params, packings = list(request.function.params), []
     if weight.parameter is not None:
         position, packed, packing = weight.parameter
@@ -91,7 +92,7 @@ def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _OutputBlock:
     """A task: a block of an image's and a group's output, for a range of its output channels."""
 
     n: ir.Expr
@@ -101,11 +102,11 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Emitter:
+class _DirectLoops:
     """The loops of a plan."""
 
-    plan: Plan
-    weight: Source
+    plan: Conv1dPlan
+    weight: FactorSource
     copy: ir.Var
     data: tuple[ir.Var, int] | None
     """The parameter that is read, and how many zeros stand before it; None if it is computed on the way."""
@@ -114,7 +115,7 @@ class _Emitter:
         plan, conv = self.plan, self.plan.conv
 
         def task(point: Point) -> tirx.Stmt:
-            block = _Block(*point)
+            block = _OutputBlock(*point)
             count = tirx.min(
                 integer(plan.all_tiles) - block.number * integer(plan.tiles), integer(plan.tiles)
             )
@@ -128,7 +129,7 @@ class _Emitter:
         tasks = (conv.batches, conv.groups, plan.parts, plan.blocks)
         return grid(tasks, task, parallel=conv.multiply_adds >= PARALLEL_WORK)
 
-    def _fill(self, block: _Block) -> tirx.Stmt:
+    def _fill(self, block: _OutputBlock) -> tirx.Stmt:
         """Copy what a block reads; most blocks read no padding."""
         conv, axis = self.plan.conv, self.plan.conv.width
         channels, phases, pitch = self.plan.copy_shape
@@ -161,7 +162,7 @@ class _Emitter:
         line = [integer(0)] * (len(data.shape) - 3)
         return tirx.BufferLoad(data, [n, channel, *line, x - integer(before)])
 
-    def _tile(self, block: _Block, row_block: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    def _tile(self, block: _OutputBlock, row_block: ir.Expr, number: ir.Expr) -> tirx.Stmt:
         """The micro-kernel: sums stay in registers from the first tap to the epilogue."""
         plan, axis = self.plan, self.plan.conv.width
         tile = register_tile(plan.rows, plan.vectors, plan.lanes)
@@ -185,15 +186,15 @@ class _Emitter:
         accumulated = reduction(steps, tile, step, streams)
         return tile.within([tile.clear(), accumulated, self._write(tile, block, own, number)])
 
-    def _column(self, block: _Block, number: ir.Expr) -> ir.Expr:
+    def _column(self, block: _OutputBlock, number: ir.Expr) -> ir.Expr:
         return (block.number * integer(self.plan.tiles) + number) * integer(self.plan.tile_columns)
 
-    def _output(self, block: _Block, row: ir.Expr, column: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
+    def _output(self, block: _OutputBlock, row: ir.Expr, column: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
         conv = self.plan.conv
         o = block.g * integer(conv.group_outputs) + row
         return conv.contraction.store(conv.point(block.n, o, integer(0), column), value)
 
-    def _write(self, tile: RegisterTile, block: _Block, own: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    def _write(self, tile: RegisterTile, block: _OutputBlock, own: ir.Expr, number: ir.Expr) -> tirx.Stmt:
         plan, outputs = self.plan, self.plan.conv.group_outputs
         shape = Tile(plan.rows, 1, plan.vectors, plan.lanes)
 
@@ -211,7 +212,7 @@ class _Emitter:
 
         return sequence([row(m) for m in range(plan.rows)])
 
-    def _next_inputs(self, block: _Block, row_block: ir.Expr, number: ir.Expr) -> list[Stream]:
+    def _next_inputs(self, block: _OutputBlock, row_block: ir.Expr, number: ir.Expr) -> list[Stream]:
         """This tile's share of what the next block reads and this one does not."""
         plan, conv = self.plan, self.plan.conv
         if self.data is None:
@@ -229,7 +230,7 @@ class _Emitter:
 
         return [Stream(0, share, line)]
 
-    def _outputs(self, block: _Block, own: ir.Expr, number: ir.Expr) -> list[Stream]:
+    def _outputs(self, block: _OutputBlock, own: ir.Expr, number: ir.Expr) -> list[Stream]:
         """The lines that this tile will write, and those of residuals that it will add."""
         plan, conv = self.plan, self.plan.conv
         if conv.group_inputs * conv.width.taps < _STEPS_TO_PREFETCH:

@@ -24,7 +24,7 @@ _MOST_TILES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Conv1dPlan:
     """A micro-kernel of `rows` output channels x `vectors`; a block is `tiles` of them side by side."""
 
     conv: Convolution
@@ -38,15 +38,18 @@ class Plan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         return f"{self.rows}x{self.vectors} vectors, {self.tiles} tiles, {self.parts} parts"
 
     @property
     def lanes(self) -> int:
+        """Floats of a vector; half as many for outputs that fill less than half of a vector."""
         narrow = self.conv.width.outputs * 2 <= self.isa.lanes() > 8
         return self.isa.lanes() // 2 if narrow else self.isa.lanes()
 
     @property
     def tile_columns(self) -> int:
+        """Output positions of a micro-kernel."""
         return self.vectors * self.lanes
 
     @property
@@ -61,14 +64,17 @@ class Plan:
 
     @property
     def blocks(self) -> int:
+        """Of one image's output in one channel."""
         return ceil_div(self.all_tiles, self.tiles)
 
     @property
     def row_blocks(self) -> int:
+        """Micro-kernels that cover the output channels of a group."""
         return ceil_div(self.conv.group_outputs, self.rows)
 
     @property
     def part_blocks(self) -> int:
+        """Micro-kernels that cover the output channels of a task."""
         return self.row_blocks // self.parts
 
     @property
@@ -76,21 +82,25 @@ class Plan:
         """Of what a block reads: channels, phases of the stride, columns."""
         axis = self.conv.width
         pitch = self.columns + axis.reach
+        # a vector more, if rows would lie a multiple of a page apart
         return self.conv.group_inputs, axis.phases, pitch + (pitch % _PAGE_FLOATS == 0) * self.lanes
 
     @property
     def copy_bytes(self) -> int:
+        """Of what a task copies."""
         channels, phases, pitch = self.copy_shape
         return 4 * channels * phases * pitch
 
     @property
     def tasks(self) -> int:
+        """Of all images, groups, parts and blocks."""
         return self.conv.batches * self.conv.groups * self.parts * self.blocks
 
     @property
     def step_cost(self) -> float:
         """Of an input channel's tap in a tile: loads are half as dear as multiply-adds."""
         sums = self.rows * self.vectors
+        # fewer sums than multiply-adds in flight wait for their own results
         return max(sums, self.isa.sums_in_flight) * (1 + 0.5 * (self.rows + self.vectors) / sums)
 
     @property
@@ -105,6 +115,7 @@ class Plan:
         sums = self.rows * self.vectors
         steps = self.conv.group_inputs * self.conv.width.taps
         tiles = self.part_blocks * self.tiles * self.all_tiles / (self.tiles * self.blocks)
+        # a sum is cleared and stored; half a vector is copied in the time of a multiply-add
         task = tiles * (steps * self.step_cost + 2 * sums + _TILE_COST) + self.copy_bytes / (2 * self.lanes)
         task += _RUN_COST * (self.part_blocks * self.rows + self.conv.group_inputs * self.conv.width.phases)
         return task_slots(self.tasks, self.threads) * task
@@ -115,20 +126,21 @@ def direct_cost(conv: Convolution, isa: Isa, threads: int) -> float:
     return min(plan.cost for plan in plans_of(conv, isa, threads))
 
 
-def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Plan]:
+def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
     """Blocks and parts for the tiles that waste least."""
     for tile in sorted(_tiles(conv, isa, threads), key=lambda tile: tile.waste)[:_MOST_TILES]:
         for tiles, parts in itertools.product(_BLOCK_TILES, {1, 2, 4, tile.row_blocks}):
             plan = replace(tile, tiles=tiles, parts=parts)
+            # the other half of the second-level cache is for weights, outputs and what is prefetched
             fits = plan.copy_bytes <= isa.l2_bytes // 2 or tiles == 1
             if tile.row_blocks % parts == 0 and fits and tiles <= plan.all_tiles:
                 yield plan
 
 
-def _tiles(conv: Convolution, isa: Isa, threads: int) -> Iterator[Plan]:
+def _tiles(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
     """Sums and one vector of the input for each column fit into registers."""
     for rows in range(1, min(conv.group_outputs, 16) + 1):
         whole = conv.groups == 1 or conv.group_outputs % rows == 0
         for vectors in range(1, 17):
             if whole and rows * vectors + vectors + _SPARE_REGISTERS <= isa.vector_registers:
-                yield Plan(conv, isa, threads, rows, vectors, 1, 1)
+                yield Conv1dPlan(conv, isa, threads, rows, vectors, 1, 1)

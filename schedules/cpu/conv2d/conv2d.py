@@ -43,7 +43,7 @@ _MOST_CHOICES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FactorSource:
     """Where a factor is read, and what has to run before and be allocated for it."""
 
     read: Callable[..., ir.Expr]
@@ -108,7 +108,7 @@ def _line_and_column(conv: Convolution, flat: ir.Expr) -> tuple[ir.Expr, ir.Expr
     return tirx.floordiv(flat, width), tirx.floormod(flat, width)
 
 
-def _flat_source(conv: Convolution, tile: Tile, columns: int) -> Source:
+def _flat_source(conv: Convolution, tile: Tile, columns: int) -> FactorSource:
     """Data of a 1x1 convolution, lines joined: read in place, or copied if the last vector sticks out."""
 
     def element(n: ir.Expr, c: ir.Expr, j: ir.Expr) -> ir.Expr:
@@ -121,7 +121,7 @@ def _flat_source(conv: Convolution, tile: Tile, columns: int) -> Source:
             indices = [n, c, x] if conv.height.output is None else [n, c, y, x]
             return tirx.BufferLoad(conv.data.source, indices)
 
-        return Source(lambda n, c, kh, kw, y, x: direct(n, c, x))
+        return FactorSource(lambda n, c, kh, kw, y, x: direct(n, c, x))
     channels = conv.groups * conv.group_inputs
     pitch = ceil_div(columns, tile.columns) * tile.columns
     copy = tirx.decl_buffer((conv.batches, channels, pitch), "float32", "lines")
@@ -131,10 +131,10 @@ def _flat_source(conv: Convolution, tile: Tile, columns: int) -> Source:
         return loop(columns, lambda j: tirx.BufferStore(copy, element(n, c, j), [n, c, j]))
 
     stage = grid((conv.batches, channels), fill, parallel=conv.batches * channels * columns >= PARALLEL_WORK)
-    return Source(lambda n, c, kh, kw, y, x: tirx.BufferLoad(copy, [n, c, x]), (stage,), (copy,))
+    return FactorSource(lambda n, c, kh, kw, y, x: tirx.BufferLoad(copy, [n, c, x]), (stage,), (copy,))
 
 
-def _line_source(conv: Convolution, tile: Tile) -> Source:
+def _line_source(conv: Convolution, tile: Tile) -> FactorSource:
     """The padded copy in which every tap is contiguous; see the module's docstring."""
     height, width = conv.height, conv.width
     channels = conv.groups * conv.group_inputs
@@ -160,10 +160,10 @@ def _line_source(conv: Convolution, tile: Tile) -> Source:
         indices = [n, c, height.phase(kh), width.phase(kw), y + height.shift(kh), x + width.shift(kw)]
         return tirx.BufferLoad(copy, indices)
 
-    return Source(read, (stage,), (copy,))
+    return FactorSource(read, (stage,), (copy,))
 
 
-def weight_source(request: Request, conv: Convolution, rows: int) -> Source:
+def weight_source(request: Request, conv: Convolution, rows: int) -> FactorSource:
     """Weights as `[O / rows, I, KH, KW, rows]`: the scalars of one step lie side by side."""
     outputs = conv.groups * conv.group_outputs
     inputs, kh, kw = conv.group_inputs, conv.height.taps, conv.width.taps
@@ -177,7 +177,7 @@ def weight_source(request: Request, conv: Convolution, rows: int) -> Source:
     if position in request.constants:
         taps = (kw,) if conv.height.output is None else (kh, kw)
         packing = Packing((blocks * rows, inputs, *taps), (blocks, rows, inputs, kh, kw), (0, 2, 3, 4, 1))
-        return Source(read, parameter=(position, packed, packing))
+        return FactorSource(read, parameter=(position, packed, packing))
 
     def fill(point: Point) -> tirx.Stmt:
         block, c, i, j, m = point
@@ -186,7 +186,7 @@ def weight_source(request: Request, conv: Convolution, rows: int) -> Source:
 
     shape = (blocks, inputs, kh, kw, rows)
     stage = grid(shape, fill, parallel=blocks * inputs * kh * kw * rows >= PARALLEL_WORK)
-    return Source(read, (stage,), (packed,))
+    return FactorSource(read, (stage,), (packed,))
 
 
 def _weights_inside(conv: Convolution, lines: int, columns: int) -> bool:
@@ -203,8 +203,8 @@ class _Tiles:
     tile: Tile
     lines: int
     columns: int
-    data: Source
-    weight: Source
+    data: FactorSource
+    weight: FactorSource
     flat: bool
 
     @property

@@ -16,7 +16,7 @@ from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlainAxis:
     """One spatial axis: output index `y` and tap `k` read padded position `y * stride + k * dilation`."""
 
     output: ir.Var | None
@@ -30,6 +30,7 @@ class Axis:
 
     @property
     def phases(self) -> int:
+        """Remainders of a stride that taps read: as many copies of every `stride`-th line or column."""
         return 1 + max(k * self.dilation % self.stride for k in range(self.taps))
 
     @property
@@ -38,9 +39,11 @@ class Axis:
         return (self.taps - 1) * self.dilation // self.stride
 
     def phase(self, tap: ir.Expr) -> ir.Expr:
+        """Which of the phases a tap reads."""
         return tirx.floormod(tap * integer(self.dilation), integer(self.stride))
 
     def shift(self, tap: ir.Expr) -> ir.Expr:
+        """How many lines or columns of its phase a tap lies behind the output's own."""
         return tirx.floordiv(tap * integer(self.dilation), integer(self.stride))
 
 
@@ -54,8 +57,8 @@ class Convolution:
     batch: ir.Var
     channel: ir.Var
     inner: ir.Var
-    height: Axis
-    width: Axis
+    height: PlainAxis
+    width: PlainAxis
     batches: int
     groups: int
     group_outputs: int
@@ -63,6 +66,7 @@ class Convolution:
 
     @property
     def multiply_adds(self) -> int:
+        """Of all outputs."""
         outputs = self.batches * self.groups * self.group_outputs * self.height.outputs * self.width.outputs
         return outputs * self.group_inputs * self.height.taps * self.width.taps
 
@@ -81,6 +85,7 @@ class Convolution:
         return tirx.if_then_else(inside, value, tirx.FloatImm("float32", 0.0))
 
     def weight_at(self, o: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr) -> ir.Expr:
+        """The weight of an output and an input channel of its group, as the function computes it."""
         indices = [o, c, kw] if self.height.output is None else [o, c, kh, kw]
         return self.contraction.nest.inlined(tirx.BufferLoad(self.weight.source, indices))
 
@@ -113,7 +118,7 @@ def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
     groups = shape[1] // group_inputs
     if not _reads_groups(contraction, data.indices[1], channel, inner, total_outputs // groups, group_inputs):
         return None
-    height, width = axes if rank == 4 else (Axis(None, None, 1, 1, 1, 1, 1), axes[0])
+    height, width = axes if rank == 4 else (PlainAxis(None, None, 1, 1, 1, 1, 1), axes[0])
     return Convolution(
         contraction, data, weight, batch, channel, inner, height, width,
         anchor.extents[batch], groups, total_outputs // groups, group_inputs,
@@ -122,7 +127,7 @@ def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
 
 def _read_axis(
     contraction: Contraction, index: ir.Expr, output: ir.Var, tap: ir.Var, padded: int
-) -> Axis | None:
+) -> PlainAxis | None:
     analyzer = sym.Analyzer()
 
     def at(y: int, k: int) -> int | None:
@@ -142,7 +147,7 @@ def _read_axis(
         ends = (extents[output] - 1) * stride + (extents[tap] - 1) * dilation
         if at(extents[output] - 1, extents[tap] - 1) != ends:
             return None
-    return Axis(output, tap, extents[output], extents[tap], stride, dilation, padded)
+    return PlainAxis(output, tap, extents[output], extents[tap], stride, dilation, padded)
 
 
 def _reads_groups(

@@ -22,7 +22,13 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv2d_blocked.narrow_groups import narrow_reduction, vector_of
-from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, Span, group_count, rank_plans, tiles_of_task
+from hybridc.schedules.cpu.conv2d_blocked.plan import (
+    BlockedConvPlan,
+    Span,
+    group_count,
+    rank_plans,
+    tiles_of_task,
+)
 from hybridc.schedules.cpu.conv2d_blocked.read import (
     BlockedConvolution,
     read_blocked_convolution,
@@ -67,7 +73,7 @@ def conv2d_blocked(request: Request) -> Scheduled | None:
 def schedule_blocked(
     request: Request, conv: BlockedConvolution, rule: str, fill: Fill = copy_rows
 ) -> Scheduled:
-    """Choose a plan and emit its tasks, for every rule whose factors are floats or words."""
+    """Choose a plan and emit its tasks, for every rule whose factors are floats or packed lanes."""
     ranked = rank_plans(conv, request.target.isa, request.threads)
     plan = pick(request, ranked)
     packing = weight_packing(conv, plan) if conv.is_constant else None
@@ -81,16 +87,16 @@ def schedule_blocked(
     return finish(function, rule, packings, ranked)
 
 
-def weight_packing(conv: BlockedConvolution, plan: Plan) -> Packing:
+def weight_packing(conv: BlockedConvolution, plan: BlockedConvPlan) -> Packing:
     """Weights in the order of reading: `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`.
 
-    A group of vectors is `joined` output blocks side by side, or one of `parts` of a block. Words hold
-    numbers of neighbouring input channels.
+    A group of vectors is `joined` output blocks side by side, or one of `parts` of a block. Packed lanes
+    hold numbers of neighbouring input channels.
     """
     if conv.grouping is not None:
         return _grouped_packing(conv, plan)
     if conv.dot is not None:
-        return _word_packing(conv, plan, conv.dot)
+        return _vnni_packing(conv, plan, conv.dot)
     inner = (conv.input_blocks, conv.height.taps, conv.width.taps, conv.input_lanes)
     lanes, group = conv.output_lanes, plan.vectors * plan.lanes
     joined, parts = max(group // lanes, 1), max(lanes // group, 1)
@@ -99,7 +105,7 @@ def weight_packing(conv: BlockedConvolution, plan: Plan) -> Packing:
     return Packing(original, split, (0, 6, 2, 3, 4, 5, 1, 7))
 
 
-def _word_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
+def _vnni_packing(conv: BlockedConvolution, plan: BlockedConvPlan, dot: Dot) -> Packing:
     taps, lanes, group = (conv.height.taps, conv.width.taps), conv.output_lanes, plan.vectors * plan.lanes
     joined, parts = max(group // lanes, 1), max(lanes // group, 1)
     blocks = () if conv.plain else (conv.input_blocks,)
@@ -109,7 +115,7 @@ def _word_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
     return Packing(padded, split, (0, 7, 2, 3, 4, 5, 1, 8, 6), vnni_dtype=dot.operand_dtype)
 
 
-def _grouped_packing(conv: BlockedConvolution, plan: Plan) -> Packing:
+def _grouped_packing(conv: BlockedConvolution, plan: BlockedConvPlan) -> Packing:
     """The same for weights `[O, C, KH, KW]` of groups: whatever vectors are side by side may be joined."""
     taps, outputs = (conv.height.taps, conv.width.taps), conv.output_blocks * conv.output_lanes
     inner = (conv.input_blocks, conv.input_channels // conv.input_blocks)

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv2d_blocked.read import Axis, BlockedConvolution, read_blocked_convolution
+from hybridc.schedules.cpu.conv2d_blocked.read import (
+    BlockedAxis,
+    BlockedConvolution,
+    read_blocked_convolution,
+)
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
@@ -154,8 +158,10 @@ def depthwise_rows(rows: Rows, sums: list[ir.Var]) -> tirx.Stmt:
 def rank_depthwise_tiles(conv: BlockedConvolution, threads: int = 1) -> list[DepthwiseTile]:
     """The tiles that are predicted to take the least time first, if so many threads share them."""
     taps = conv.height.taps * conv.width.taps
+    # 8 rows of sums hide the latency of a multiply-add (4 cycles, 2 ports)
     most_rows = 8 if 8 * taps <= UNROLLED_TAPS else 1
     columns = [DepthwiseTile(rows, 1) for rows in range(1, min(most_rows, conv.height.outputs) + 1)]
+    # 14 sums and the weights of a column leave a register of AVX2's 16 for the input
     lines = [DepthwiseTile(1, count) for count in range(2, min(14, conv.width.outputs) + 1)]
     return sorted(columns + lines, key=lambda tile: depthwise_instructions(conv, tile, threads))
 
@@ -174,12 +180,12 @@ def depthwise_instructions(conv: BlockedConvolution, tile: DepthwiseTile, thread
     return (work + per_band / (tile.rows * width.outputs)) * idleness(tasks, threads)
 
 
-def _reach(axis: Axis, outputs: int) -> int:
+def _reach(axis: BlockedAxis, outputs: int) -> int:
     """Inputs that so many neighbouring outputs read."""
     return len({y * axis.stride + k * axis.dilation for y in range(outputs) for k in range(axis.taps)})
 
 
-def _column_tiles(axis: Axis, columns: int) -> list[_Columns]:
+def _column_tiles(axis: BlockedAxis, columns: int) -> list[_Columns]:
     """Tiles that cover a line's outputs; neighbours that lack the same taps are one loop."""
     found: list[_Columns] = []
     for start in range(0, axis.outputs, columns):
@@ -276,7 +282,7 @@ def _accumulate(kernel: _Kernel) -> list[tirx.Stmt]:
     return parts
 
 
-def _lines(axis: Axis, rows: int) -> list[_Line]:
+def _lines(axis: BlockedAxis, rows: int) -> list[_Line]:
     """The input rows of a tile, wherever it lies."""
     last_top = (ceil_div(axis.outputs, rows) - 1) * rows * axis.stride - axis.before
     uses: dict[int, list[tuple[int, int]]] = {}

@@ -28,6 +28,7 @@ class Grouping:
 
     @property
     def narrow(self) -> bool:
+        """Whether several groups share a vector."""
         return self.outputs < self.lanes
 
     @property

@@ -51,11 +51,12 @@ def even_spans(extent: int, largest: int) -> tuple[Span, ...]:
 
 
 def divisors(value: int) -> list[int]:
+    """All divisors of a positive number, the least first."""
     return [d for d in range(1, value + 1) if value % d == 0]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputSource:
     """How taps find their input: in place, or in a padded copy of what a task reads.
 
     A 1x1 kernel visits `flat` pixels: the image's, or those of the copy, are one line.
@@ -70,18 +71,20 @@ class Source:
         return self.flat and not self.copied
 
 
-def source_of(conv: BlockedConvolution) -> Source:
+def source_of(conv: BlockedConvolution) -> InputSource:
+    """How tasks read their input: from a copy if the kernel reaches into padding, a 1x1 kernel skips pixels,
+    or what is read has to be packed or computed first."""
     axes = (conv.height, conv.width)
     flat = all(axis.taps == 1 for axis in axes)
     strided = any(axis.stride > 1 or axis.outputs != axis.inputs for axis in axes)
     copied = (
         conv.computed or conv.dot is not None or any(axis.is_padded for axis in axes) or (flat and strided)
     )
-    return Source(flat, copied)
+    return InputSource(flat, copied)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BlockedConvPlan:
     """Tasks: `parts` of each image, times equal numbers of `groups` of `vectors` vectors of `lanes`.
 
     A part is `lines` x `columns` pixels, one line if flat; of a `whole` source they are the image's, whose
@@ -107,14 +110,17 @@ class Plan:
 
     @property
     def label(self) -> str:
+        """What tells tiles apart, for a measured search: pixels x vectors."""
         return f"{self.pixels}x{self.vectors}"
 
     @property
     def line_spans(self) -> tuple[Span, ...]:
+        """How the lines of a part are cut into tiles."""
         return even_spans(self.lines, self.tile_lines) if self.tile_lines else (Span(0, 1, 1),)
 
     @property
     def column_spans(self) -> tuple[Span, ...]:
+        """How each line of a part, or all of its pixels, are cut into tiles."""
         line = self.columns if self.tile_lines else self.lines * self.columns
         return even_spans(line, self.tile_columns)
 
@@ -124,24 +130,27 @@ class Plan:
         return sum(a.count * b.count for a in self.line_spans for b in self.column_spans)
 
 
-def group_count(conv: BlockedConvolution, plan: Plan) -> int:
+def group_count(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     """Groups of output vectors in all."""
     return conv.output_blocks * conv.output_lanes // (plan.vectors * plan.lanes)
 
 
-def tiles_of_task(conv: BlockedConvolution, plan: Plan) -> int:
+def tiles_of_task(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     """Tiles of the largest task; where tasks share tiles, some have one less."""
     return ceil_div(plan.tiles, plan.parts) if source_of(conv).whole else plan.tiles
 
 
 def rank_plans(
-    conv: BlockedConvolution, isa: Isa, threads: int, extra_cycles: Callable[[Plan], float] = lambda plan: 0.0
-) -> dict[str, Plan]:
+    conv: BlockedConvolution,
+    isa: Isa,
+    threads: int,
+    extra_cycles: Callable[[BlockedConvPlan], float] = lambda plan: 0.0,
+) -> dict[str, BlockedConvPlan]:
     """The best division into tasks for each tile, tiles in the order of predicted time.
 
     `extra_cycles` are those that a plan needs for something else than the convolution.
     """
-    best: dict[str, tuple[float, Plan]] = {}
+    best: dict[str, tuple[float, BlockedConvPlan]] = {}
     for plan in _plans(conv, isa):
         cost = predicted_cycles(conv, plan, isa, threads) + extra_cycles(plan)
         if plan.label not in best or cost < best[plan.label][0]:
@@ -150,18 +159,21 @@ def rank_plans(
     return {label: plan for label, (_, plan) in ranked[:OFFERED]}
 
 
-def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
+def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[BlockedConvPlan]:
     lanes = min(isa.lanes(), conv.output_lanes) if conv.grouping is None else conv.grouping.lanes
     vectors = conv.output_blocks * conv.output_lanes // (lanes * conv.groups)
     depth = conv.input_channels // conv.input_blocks * conv.height.taps * conv.width.taps
     block_vectors = 1 if conv.grouping is not None else conv.output_lanes // lanes
     for width in (v for v in divisors(vectors) if v <= 8 and not (v % block_vectors and block_vectors % v)):
+        # 4 bytes a weight; a chunk is at least one block of input channels, even if that does not fit
         fitting = max(isa.l2_bytes // WEIGHT_SHARE // (4 * width * lanes * depth), 1)
         chunk = max(d for d in divisors(conv.input_blocks) if d <= fitting)
         pixels = _most_pixels(conv, width, isa)
         for parts, lines, columns, tile_lines, tile_columns in _tiles(conv, pixels):
             for groups in divisors(vectors // width):
-                yield Plan(parts, lines, columns, tile_lines, tile_columns, width, lanes, groups, chunk)
+                yield BlockedConvPlan(
+                    parts, lines, columns, tile_lines, tile_columns, width, lanes, groups, chunk
+                )
 
 
 def _most_pixels(conv: BlockedConvolution, vectors: int, isa: Isa) -> int:
@@ -203,10 +215,11 @@ def _tiles(conv: BlockedConvolution, pixels: int) -> Iterator[tuple[int, int, in
 def _sizes(extent: int, largest: int) -> list[int]:
     """Sizes, not far below `largest`, of the larger tiles into which `extent` may be cut evenly."""
     most = min(extent, largest)
+    # below a third of the registers' tile, scalars and weights would be loaded more often than they are used
     return sorted({even_spans(extent, size)[0].size for size in range(ceil_div(most, 3), most + 1) if size})
 
 
-def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+def predicted_cycles(conv: BlockedConvolution, plan: BlockedConvPlan, isa: Isa, threads: int) -> float:
     """Cycles of all threads together, idle ones counted, for comparing plans."""
     groups = group_count(conv, plan)
     depth = conv.input_channels * conv.height.taps * conv.width.taps
@@ -224,13 +237,16 @@ def predicted_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: in
         for pixels, count in tiles
     )
     # weights come from the second level for every tile but those that a first-level cache keeps
+    # the second level gives 64 bytes in a cycle
     weight_stream = depth * weight_bytes * (passes / 64 + 1 / 8)
     input_bytes = _input_bytes(conv, plan)
     resident = input_bytes / chunks + 2 * weight_bytes * depth / chunks
     # the first pass waits for memory, others for the third level if the second is too small
     again = 0 if resident <= isa.l2_bytes // TASK_SHARE else plan.groups - 1
     copied = 1 / 16 if source_of(conv).copied else 0
+    # and the third 32
     input_stream = input_bytes * ((0 if conv.computed else 1 / MEMORY_BYTES + copied) + again / 32)
+    # beginning a task takes some 500 cycles
     task = plan.groups * (compute + weight_stream) + input_stream + 500
     tasks = plan.parts * conv.batches * (groups // plan.groups)
     return tasks * task * imbalance(tasks, threads)
@@ -242,7 +258,7 @@ def _step_cycles(pixels: int, vectors: int, isa: Isa) -> float:
     return max(sums, isa.sums_in_flight) + 0.75 * max(pixels + vectors - sums / 2, 0)
 
 
-def _input_bytes(conv: BlockedConvolution, plan: Plan) -> int:
+def _input_bytes(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     """Input that one task reads."""
     if source_of(conv).flat:
         pixels = conv.height.outputs * conv.width.outputs // plan.parts

@@ -22,7 +22,7 @@ from hybridc.schedules.rule import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class BlockedAxis:
     """One spatial axis: output `y` and tap `k` read input `y * stride + k * dilation - before`."""
 
     output: ir.Var
@@ -38,6 +38,7 @@ class Axis:
 
     @property
     def is_padded(self) -> bool:
+        """Whether some output reads in front of the first or behind the last input."""
         last = (self.outputs - 1) * self.stride + (self.taps - 1) * self.dilation - self.before
         return self.before > 0 or last >= self.inputs
 
@@ -64,8 +65,8 @@ class BlockedConvolution:
     output_lanes: int
     input_blocks: int
     input_lanes: int
-    height: Axis
-    width: Axis
+    height: BlockedAxis
+    width: BlockedAxis
     computed: bool = False
     """Whether a task computes the input that it reads, into a buffer of its own."""
     groups: int = 1
@@ -80,6 +81,7 @@ class BlockedConvolution:
 
     @property
     def multiply_adds(self) -> int:
+        """Of all outputs."""
         outputs = (
             self.batches * self.output_blocks * self.height.outputs * self.width.outputs * self.output_lanes
         )
@@ -183,11 +185,13 @@ def _source(contraction: Contraction, notes: ConvAnnotation) -> ir.Var | None:
 
 def _axes(
     contraction: Contraction, notes: ConvAnnotation, source: ir.Var, taps: Sequence[ir.Var]
-) -> tuple[Axis, Axis]:
-    def axis(i: int) -> Axis:
+) -> tuple[BlockedAxis, BlockedAxis]:
+    def axis(i: int) -> BlockedAxis:
         output, tap = contraction.anchor.spatial[2 + i], taps[i]
         outputs, count = contraction.anchor.extents[output], contraction.anchor.extents[tap]
         stride, dilation = notes.strides[i], notes.dilation[i]
-        return Axis(output, tap, outputs, count, stride, dilation, notes.padding[i], int(source.shape[2 + i]))
+        return BlockedAxis(
+            output, tap, outputs, count, stride, dilation, notes.padding[i], int(source.shape[2 + i])
+        )
 
     return axis(0), axis(1)

@@ -25,7 +25,7 @@ from hybridc.schedules.cpu.conv2d_blocked.depthwise import (
 from hybridc.schedules.cpu.conv2d_blocked.plan import (
     MEMORY_BYTES,
     TASK_SHARE,
-    Plan,
+    BlockedConvPlan,
     group_count,
     predicted_cycles,
     rank_plans,
@@ -51,16 +51,16 @@ class Separable:
     depthwise: BlockedConvolution
     pointwise: BlockedConvolution
 
-    def rows(self, plan: Plan) -> int:
+    def rows(self, plan: BlockedConvPlan) -> int:
         """Of the depthwise result, in a task."""
         return self.depthwise.height.outputs // plan.parts
 
-    def tile(self, plan: Plan) -> DepthwiseTile:
+    def tile(self, plan: BlockedConvPlan) -> DepthwiseTile:
         """The best tile of which a task's rows are a multiple."""
         tiles = rank_depthwise_tiles(self.depthwise)
         return next(tile for tile in tiles if self.rows(plan) % tile.rows == 0)
 
-    def plans(self, isa: Isa, threads: int) -> dict[str, Plan]:
+    def plans(self, isa: Isa, threads: int) -> dict[str, BlockedConvPlan]:
         """The best division into tasks for each tile, tiles in the order of predicted time."""
         return rank_plans(
             self.pointwise, isa, threads, lambda plan: _depthwise_cycles(self, plan, isa, threads)
@@ -180,7 +180,7 @@ def is_faster(both: Separable, isa: Isa, threads: int) -> bool:
     return together < (1 - MINIMUM_GAIN) * (first + _bytes(depthwise) / MEMORY_BYTES + second)
 
 
-def _depthwise_cycles(both: Separable, plan: Plan, isa: Isa, threads: int) -> float:
+def _depthwise_cycles(both: Separable, plan: BlockedConvPlan, isa: Isa, threads: int) -> float:
     """Of all tasks. Those with other output channels of the same rows would compute these again."""
     conv = both.depthwise
     if plan.groups < group_count(both.pointwise, plan):

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, Source, group_count, source_of, tiles_of_task
+from hybridc.schedules.cpu.conv2d_blocked.plan import (
+    BlockedConvPlan,
+    InputSource,
+    group_count,
+    source_of,
+    tiles_of_task,
+)
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, integer, loop, sequence, vectorized
 from hybridc.schedules.packing import Packing
@@ -21,8 +27,8 @@ class Buffers:
     """What the nest reads and writes besides the function's own parameters."""
 
     conv: BlockedConvolution
-    plan: Plan
-    source: Source
+    plan: BlockedConvPlan
+    source: InputSource
     weight: ir.Var
     """Packed as `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`, or as it is."""
     copy: ir.Var | None
@@ -37,10 +43,11 @@ class Buffers:
 
     @property
     def chunks(self) -> int:
+        """Passes of a task over chunks of input blocks."""
         return self.conv.input_blocks // self.plan.chunk
 
 
-def declare_buffers(conv: BlockedConvolution, plan: Plan, packing: Packing | None) -> Buffers:
+def declare_buffers(conv: BlockedConvolution, plan: BlockedConvPlan, packing: Packing | None) -> Buffers:
     """What the nest of a plan needs; without `packing` weights are read where they are."""
     weight = conv.contraction.nest.function.params[conv.weight]
     factor, total = ("float32", "float32") if conv.dot is None else ("int32", conv.dot.sum_dtype)
@@ -55,7 +62,7 @@ def declare_buffers(conv: BlockedConvolution, plan: Plan, packing: Packing | Non
     return Buffers(conv, plan, source, weight, copy, partial)
 
 
-def _copy_shape(conv: BlockedConvolution, plan: Plan, source: Source) -> tuple[int, ...]:
+def _copy_shape(conv: BlockedConvolution, plan: BlockedConvPlan, source: InputSource) -> tuple[int, ...]:
     if source.flat:
         rows, columns = plan.columns // conv.width.outputs, conv.width.outputs
     else:
@@ -110,6 +117,7 @@ class Pass:
         return tirx.BufferLoad(copy, [lane, row, column] if conv.plain else [cb, row, column, lane])
 
     def weight_at(self, group: ir.Expr, k: Point, vector: ir.Expr, lane: ir.Expr) -> tirx.BufferLoad:
+        """The weight that a lane of a group's vector meets at `k`: block of the chunk, taps, input lane."""
         weight, plan, conv = self.buffers.weight, self.buffers.plan, self.buffers.conv
         block = self.chunk * integer(plan.chunk) + k[0]
         if not conv.is_constant:

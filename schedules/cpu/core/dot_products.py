@@ -175,19 +175,19 @@ def _native_dot(lanes: int, precision: str) -> str:
 
 def _emulated_bf16_dot(lanes: int) -> str:
     """Both numbers of a pair as floats."""
-    sums, words = f"<{lanes} x float>", f"<{lanes} x i32>"
+    sums, groups = f"<{lanes} x float>", f"<{lanes} x i32>"
 
     def halves(name: str) -> list[str]:
         return [
-            f"%{name}.low = shl {words} %{name}, splat (i32 16)",
-            f"%{name}.high = and {words} %{name}, splat (i32 -65536)",
-            f"%{name}0 = bitcast {words} %{name}.low to {sums}",
-            f"%{name}1 = bitcast {words} %{name}.high to {sums}",
+            f"%{name}.low = shl {groups} %{name}, splat (i32 16)",
+            f"%{name}.high = and {groups} %{name}, splat (i32 -65536)",
+            f"%{name}0 = bitcast {groups} %{name}.low to {sums}",
+            f"%{name}1 = bitcast {groups} %{name}.high to {sums}",
         ]
 
     fma = f"@llvm.fma.v{lanes}f32"
     return f"declare {sums} {fma}({sums}, {sums}, {sums})\n" + define(
-        f"{sums} @hybridc_bf16_dot_{lanes}({sums} %sums, {words} %left, {words} %right)",
+        f"{sums} @hybridc_bf16_dot_{lanes}({sums} %sums, {groups} %left, {groups} %right)",
         *halves("left"),
         *halves("right"),
         f"%s = call {sums} {fma}({sums} %left1, {sums} %right1, {sums} %sums)",
@@ -198,20 +198,20 @@ def _emulated_bf16_dot(lanes: int) -> str:
 
 def _bf16_neighbours(lanes: int) -> str:
     """LLVM's own rounding, which is one `vcvtneps2bf16`."""
-    floats, numbers, words = f"<{lanes} x float>", f"<{lanes} x bfloat>", f"<{lanes // 2} x i32>"
+    floats, numbers, groups = f"<{lanes} x float>", f"<{lanes} x bfloat>", f"<{lanes // 2} x i32>"
     return define(
-        f"{words} @hybridc_bf16_words_{lanes}({floats} %x)",
+        f"{groups} @hybridc_bf16_words_{lanes}({floats} %x)",
         f"%n = fptrunc {floats} %x to {numbers}",
-        f"%r = bitcast {numbers} %n to {words}",
-        f"ret {words} %r",
+        f"%r = bitcast {numbers} %n to {groups}",
+        f"ret {groups} %r",
     )
 
 
 def _emulated_bf16_neighbours(lanes: int) -> str:
     """To nearest even in integer arithmetic; a NaN keeps its sign and becomes a quiet one."""
-    floats, bits, words = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes // 2} x i32>"
+    floats, bits, groups = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes // 2} x i32>"
     return define(
-        f"{words} @hybridc_bf16_words_{lanes}({floats} %x)",
+        f"{groups} @hybridc_bf16_words_{lanes}({floats} %x)",
         f"%u = bitcast {floats} %x to {bits}",
         f"%upper = lshr {bits} %u, splat (i32 16)",
         f"%odd = and {bits} %upper, splat (i32 1)",
@@ -222,19 +222,19 @@ def _emulated_bf16_neighbours(lanes: int) -> str:
         f"%nan = fcmp uno {floats} %x, %x",
         f"%n = select <{lanes} x i1> %nan, {bits} %quiet, {bits} %rounded",
         f"%t = trunc {bits} %n to <{lanes} x i16>",
-        f"%r = bitcast <{lanes} x i16> %t to {words}",
-        f"ret {words} %r",
+        f"%r = bitcast <{lanes} x i16> %t to {groups}",
+        f"ret {groups} %r",
     )
 
 
 def _bf16_pairs(lanes: int) -> str:
     """By `hybridc_bf16_words` of each."""
-    floats, words, halves = f"<{lanes} x float>", f"<{lanes // 2} x i32>", f"<{lanes} x i16>"
+    floats, groups, halves = f"<{lanes} x float>", f"<{lanes // 2} x i32>", f"<{lanes} x i16>"
     lines = []
     for name in ("a", "b"):
         lines += [
-            f"%{name}.words = call {words} @hybridc_bf16_words_{lanes}({floats} %{name})",
-            f"%{name}.halves = bitcast {words} %{name}.words to {halves}",
+            f"%{name}.words = call {groups} @hybridc_bf16_words_{lanes}({floats} %{name})",
+            f"%{name}.halves = bitcast {groups} %{name}.words to {halves}",
             f"%{name}.wide = zext {halves} %{name}.halves to <{lanes} x i32>",
         ]
     return define(
@@ -248,16 +248,16 @@ def _bf16_pairs(lanes: int) -> str:
 
 def _emulated_int8_dot(lanes: int) -> str:
     """Each byte of a quad by itself, extended without sign on the left and with it on the right."""
-    words, lines, total = f"<{lanes} x i32>", list[str](), "%sums"
+    groups, lines, total = f"<{lanes} x i32>", list[str](), "%sums"
     for i in range(4):
         lines += [
-            f"%l{i} = shl {words} %left, splat (i32 {24 - 8 * i})",
-            f"%r{i} = shl {words} %right, splat (i32 {24 - 8 * i})",
-            f"%a{i} = lshr {words} %l{i}, splat (i32 24)",
-            f"%b{i} = ashr {words} %r{i}, splat (i32 24)",
-            f"%p{i} = mul {words} %a{i}, %b{i}",
-            f"%s{i} = add {words} {total}, %p{i}",
+            f"%l{i} = shl {groups} %left, splat (i32 {24 - 8 * i})",
+            f"%r{i} = shl {groups} %right, splat (i32 {24 - 8 * i})",
+            f"%a{i} = lshr {groups} %l{i}, splat (i32 24)",
+            f"%b{i} = ashr {groups} %r{i}, splat (i32 24)",
+            f"%p{i} = mul {groups} %a{i}, %b{i}",
+            f"%s{i} = add {groups} {total}, %p{i}",
         ]
         total = f"%s{i}"
-    signature = f"{words} @hybridc_int8_dot_{lanes}({words} %sums, {words} %left, {words} %right)"
-    return define(signature, *lines, f"ret {words} {total}")
+    signature = f"{groups} @hybridc_int8_dot_{lanes}({groups} %sums, {groups} %left, {groups} %right)"
+    return define(signature, *lines, f"ret {groups} {total}")

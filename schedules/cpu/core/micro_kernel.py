@@ -103,6 +103,12 @@ def ceil_div(value: int, step: int) -> int:
     return -(-value // step)
 
 
+def lanes_for(isa: Isa, columns: int) -> int:
+    """Lanes of the vectors along rows of so many columns: half of AVX-512's where they hold a whole row."""
+    # half of AVX2's would have but four lanes
+    return isa.lanes() // 2 if columns * 2 <= isa.lanes() and isa.lanes() > 8 else isa.lanes()
+
+
 def rank_tiles(
     isa: Isa,
     shape: tuple[int, int, int],
@@ -118,9 +124,7 @@ def rank_tiles(
     tiles take because threads cannot share them evenly.
     """
     rows, image_rows, columns = shape
-    # half vectors where they hold all columns; half of AVX2's would have but four lanes
-    narrow = columns * 2 <= isa.lanes()
-    lanes = isa.lanes() // 2 if narrow and isa.lanes() > 8 else isa.lanes()
+    lanes = lanes_for(isa, columns)
     row_vectors = ceil_div(columns, lanes)
 
     def cost(tile: Tile) -> float:

@@ -1,11 +1,11 @@
-"""AMX: sums of products of words in tiles of 16 rows of 16 words each.
+"""AMX: sums of products of packed lanes in tiles of 16 rows of 16 packed lanes each.
 
     C[m, n] += sum over k of A[m, k] * B[k, n]
 
-A are 16 pixels (or rows) of 16 words, B 16 words of 16 outputs, in the same order as `dot_products.py` has
-them, C 256 sums. There are eight tile registers: a micro-kernel keeps up to 2 x 2 tiles of sums, and loads
-each A for two B and each B for two A, so that loads take half the time of the products. (Intel 64 and IA-32
-Architectures Optimization Reference Manual, chapter on AMX.)
+A are 16 pixels (or rows) of 16 packed lanes, B 16 packed lanes of 16 outputs, in the same order as
+`dot_products.py` has them, C 256 sums. There are eight tile registers: a micro-kernel keeps up to 2 x 2 tiles
+of sums, and loads each A for two B and each B for two A, so that loads take half the time of the products.
+(Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.)
 
 On targets that emulate tiles the same calls find other functions, whose registers are a buffer of the task.
 """
@@ -23,13 +23,13 @@ from hybridc.schedules.cpu.core.dot_products import Dot, define, llvm_functions,
 from hybridc.schedules.cpu.core.micro_kernel import Point, integer, loop, sequence
 
 SIDE = 16
-"""Rows of a tile, and words or sums in a row."""
+"""Rows of a tile, and packed lanes or sums in a row."""
 REGISTERS = 8
 ROW_BYTES = 64
 _CONFIG = "hybridc_tile_config"
 
 Address = tuple[tirx.BufferLoad, ir.Expr]
-"""First word of a tile in memory, and bytes from one row to the next."""
+"""First packed lane of a tile in memory, and bytes from one row to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TileUnit:
 
     dot: Dot
     state: ir.Var
-    """What stands for the registers where they are emulated; one unused word elsewhere."""
+    """What stands for the registers where they are emulated; one unused packed lane elsewhere."""
 
     def within(self, body: tirx.Stmt) -> tirx.Stmt:
         """A task that uses tiles."""
@@ -51,15 +51,19 @@ class TileUnit:
         return self._call("whole", tirx.address_of(last))
 
     def zero(self, tile: int) -> tirx.Stmt:
+        """Clear a tile register."""
         return self._call(f"zero_{tile}")
 
     def load(self, tile: int, address: Address) -> tirx.Stmt:
+        """Fill a tile register from an address and the distance of its rows in bytes."""
         return self._call(f"load_{tile}", tirx.address_of(address[0]), address[1])
 
     def store(self, tile: int, address: Address) -> tirx.Stmt:
+        """Write a tile register to an address and the distance of its rows in bytes."""
         return self._call(f"store_{tile}", tirx.address_of(address[0]), address[1])
 
     def multiply_add(self, sums: int, left: int, right: int) -> tirx.Stmt:
+        """Add the product of two tile registers to a third one."""
         return self._call(f"{self.dot.precision}_{sums}_{left}_{right}")
 
     def _call(self, name: str, *arguments: ir.Expr) -> tirx.Stmt:
@@ -68,6 +72,7 @@ class TileUnit:
 
 
 def tile_unit(dot: Dot) -> TileUnit:
+    """The instructions for a kind of products; emulated ones keep the registers in a buffer."""
     words = REGISTERS * SIDE * SIDE if dot.emulated else 1
     return TileUnit(dot, tirx.decl_buffer((words,), "int32", "tiles"))
 
@@ -212,7 +217,7 @@ def _emulated(triples: Sequence[tuple[int, int, int]]) -> str:
 
 
 def _emulated_product(precision: str) -> str:
-    """Row by row: a word of A after the other is multiplied with its row of B."""
+    """Row by row: a packed lane of A after the other is multiplied with its row of B."""
     words = f"<{SIDE} x i32>"
     sums = f"<{SIDE} x float>" if precision == BF16 else words
     dot = f"@hybridc_{precision}_dot_{SIDE}"

@@ -1,10 +1,9 @@
 """Convolutions of blocked activations with AMX tiles, of bf16 or 8-bit numbers.
 
-A task copies the rows of input that it needs as words, `[channels / 16 words, rows, columns, 16 words]`: 16
-pixels side by side are then one tile in memory. Of kernels with taps the copy's columns stand for pixels too,
-so that a tile may run on from one line into the next; what is computed for the columns between them is not
-stored. Where that would waste more, as with strides, each line has tiles of its own.
-"""
+A task copies the rows of input that it needs as packed lanes, `[channels / 16 lanes, rows, columns, 16
+lanes]`: 16 pixels side by side are then one tile in memory. Of kernels with taps the copy's columns stand for
+pixels too, so that a tile may run on from one line into the next; what is computed for the columns between
+them is not stored. Where that would waste more, as with strides, each line has tiles of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, divisors, source_of
+from hybridc.schedules.cpu.conv2d_blocked.plan import BlockedConvPlan, divisors, source_of
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import Dot
@@ -52,7 +51,7 @@ STORE_CYCLES = 4
 """Writing a row of sums through an epilogue."""
 
 Pack = Callable[[tirx.BufferLoad], ir.Expr]
-"""Words of the numbers that a block of a pixel has."""
+"""Packed lanes of the numbers that a block of a pixel has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,7 @@ class Geometry:
 
     @property
     def tiles(self) -> int:
+        """Of 16 pixels, for all pixels of a task; the last one may stick out."""
         return ceil_div((self.lines - 1) * self.pitch + self.width, SIDE)
 
 
@@ -73,7 +73,7 @@ def schedule_tiles(
 ) -> Scheduled:
     """Emit a convolution whose `conv.dot` tells which numbers it multiplies.
 
-    `filler` is the word that stands for padding.
+    `filler` is the packed lane that stands for padding.
     """
     assert conv.dot is not None
     ranked = rank_tile_plans(conv, request.target.isa, request.threads)
@@ -107,12 +107,12 @@ def _blocks_per_row(conv: BlockedConvolution) -> int:
 
 
 def _depth(conv: BlockedConvolution) -> int:
-    """Tiles of words of a pixel."""
+    """Tiles of packed lanes of a pixel."""
     return ceil_div(conv.input_blocks, _blocks_per_row(conv))
 
 
-def tile_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
-    """`[OB / vectors, depth, KH, KW, vectors, 16 words, 16]` of weights `[OB, IB, KH, KW, i, o]`."""
+def tile_packing(conv: BlockedConvolution, plan: BlockedConvPlan, dot: Dot) -> Packing:
+    """`[OB / vectors, depth, KH, KW, vectors, 16 lanes, 16]` of weights `[OB, IB, KH, KW, i, o]`."""
     taps, each, numbers = (conv.height.taps, conv.width.taps), _blocks_per_row(conv), _numbers(conv)
     padded = (conv.output_blocks, _depth(conv) * each, *taps, numbers, SIDE)
     groups = conv.output_blocks // plan.vectors
@@ -123,23 +123,23 @@ def tile_packing(conv: BlockedConvolution, plan: Plan, dot: Dot) -> Packing:
 # --------------------------------------------------------------------------------------------------- plans
 
 
-def rank_tile_plans(conv: BlockedConvolution, isa: Isa, threads: int) -> dict[str, Plan]:
+def rank_tile_plans(conv: BlockedConvolution, isa: Isa, threads: int) -> dict[str, BlockedConvPlan]:
     """Divisions into tasks, by predicted time."""
     ranked = sorted(_plans(conv), key=lambda plan: predicted_tile_cycles(conv, plan, isa, threads))
     return {f"{plan.parts} parts of {plan.groups} groups": plan for plan in ranked[:4]}
 
 
-def _plans(conv: BlockedConvolution) -> Iterator[Plan]:
+def _plans(conv: BlockedConvolution) -> Iterator[BlockedConvPlan]:
     vectors = tile_shape(conv.output_blocks)[1]
     flat, width = source_of(conv).flat, conv.width.outputs
     for lines in divisors(conv.height.outputs):
         size = (1, lines * width) if flat else (lines, width)
         for groups in divisors(conv.output_blocks // vectors):
             parts = conv.height.outputs // lines
-            yield Plan(parts, *size, 1, SIDE, vectors, SIDE, groups, conv.input_blocks)
+            yield BlockedConvPlan(parts, *size, 1, SIDE, vectors, SIDE, groups, conv.input_blocks)
 
 
-def predicted_tile_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+def predicted_tile_cycles(conv: BlockedConvolution, plan: BlockedConvPlan, isa: Isa, threads: int) -> float:
     """Cycles of all threads together, idle ones counted, for comparing plans."""
     geometry = geometry_of(conv, plan)
     steps = _depth(conv) * conv.height.taps * conv.width.taps
@@ -147,13 +147,14 @@ def predicted_tile_cycles(conv: BlockedConvolution, plan: Plan, isa: Isa, thread
     tiles = ceil_div(geometry.tiles, pixel_tiles) * pixel_tiles
     products = plan.groups * plan.vectors * (tiles * steps * STEP_CYCLES + tiles * SIDE * STORE_CYCLES)
     rows = _depth(conv) * _copied_pixels(conv, plan)
+    # 64 bytes a row; copies beyond half of the second level come from the third for each group of outputs
     again = 2 if 64 * rows > isa.l2_bytes // 2 else 1
     weight_rows = steps * SIDE * plan.groups * plan.vectors
     tasks = plan.parts * conv.batches * (conv.output_blocks // (plan.vectors * plan.groups))
     return tasks * (products * again + COPY_CYCLES * (rows + weight_rows) + 500) * imbalance(tasks, threads)
 
 
-def _copied_extents(conv: BlockedConvolution, plan: Plan) -> tuple[int, int]:
+def _copied_extents(conv: BlockedConvolution, plan: BlockedConvPlan) -> tuple[int, int]:
     """Rows and columns of the copy."""
     if source_of(conv).flat:
         return plan.columns // conv.width.outputs, conv.width.outputs
@@ -164,12 +165,12 @@ def _copied_extents(conv: BlockedConvolution, plan: Plan) -> tuple[int, int]:
     return rows, columns
 
 
-def _copied_pixels(conv: BlockedConvolution, plan: Plan) -> int:
+def _copied_pixels(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     rows, columns = _copied_extents(conv, plan)
     return rows * columns
 
 
-def geometry_of(conv: BlockedConvolution, plan: Plan) -> Geometry:
+def geometry_of(conv: BlockedConvolution, plan: BlockedConvPlan) -> Geometry:
     """One long line if flat; else lines joined or, if that is fewer tiles, each by itself."""
     if source_of(conv).flat:
         return Geometry(1, plan.columns, plan.columns)
@@ -180,7 +181,7 @@ def geometry_of(conv: BlockedConvolution, plan: Plan) -> Geometry:
     return apart if rest or apart.tiles <= joined.tiles else joined
 
 
-def _copy_shape(conv: BlockedConvolution, plan: Plan) -> tuple[int, ...]:
+def _copy_shape(conv: BlockedConvolution, plan: BlockedConvPlan) -> tuple[int, ...]:
     """With room behind the last pixel for what the last tile reads too much."""
     rows, columns = _copied_extents(conv, plan)
     geometry = geometry_of(conv, plan)
@@ -194,7 +195,7 @@ def _copy_shape(conv: BlockedConvolution, plan: Plan) -> tuple[int, ...]:
     return (_depth(conv) + max(ceil_div(beyond, rows * columns), 0), rows, columns, SIDE)
 
 
-def _first_word(conv: BlockedConvolution, plan: Plan, geometry: Geometry, number: int) -> int:
+def _first_word(conv: BlockedConvolution, plan: BlockedConvPlan, geometry: Geometry, number: int) -> int:
     """Where in the copy, counted in pixels, that is which a pixel of the task reads first."""
     _, columns = _copied_extents(conv, plan)
     y, x = divmod(number, geometry.pitch)
@@ -212,16 +213,17 @@ def _tasks(buffers: Buffers, pack: Pack, filler: int) -> tirx.Stmt:
         n, part, number = point
         one = Pass(buffers, n, part, integer(0), number * integer(plan.groups))
         assert buffers.copy is not None
-        fill = copy_rows(one, buffers.copy, _row_of_words(one, buffers.copy, pack, filler), _depth(conv))
+        fill = copy_rows(one, buffers.copy, _packed_pixel(one, buffers.copy, pack, filler), _depth(conv))
         return tirx.SeqStmt([tirx.AllocBuffer(buffers.copy), fill, _products(one)])
 
     return grid((conv.batches, plan.parts, group_tasks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
 
 
-def _row_of_words(
+def _packed_pixel(
     task: Pass, copy: ir.Var, pack: Pack, filler: int
 ) -> Callable[[ir.Expr, ir.Expr, ir.Expr, Place | None], tirx.Stmt]:
-    """Writes the 16 words of a pixel, from several blocks of the data; behind the last block stand zeros."""
+    """Writes the 16 packed lanes of a pixel, from several blocks of the data; behind the last block stand
+    zeros."""
     conv = task.buffers.conv
     each, numbers = _blocks_per_row(conv), _numbers(conv)
     words = SIDE // each

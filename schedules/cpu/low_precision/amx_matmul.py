@@ -32,7 +32,7 @@ from hybridc.schedules.cpu.low_precision.amx import (
     tile_unit,
     with_tiles,
 )
-from hybridc.schedules.cpu.low_precision.vnni_matmul import Vector, Words, fill_words, lies_as_words
+from hybridc.schedules.cpu.low_precision.vnni_matmul import PackOne, PackVector, is_vnni_packed, pack_vnni
 from hybridc.schedules.cpu.matmul.matmul import TASKS
 from hybridc.schedules.cpu.matmul.read import Product
 from hybridc.schedules.packing import Packing
@@ -69,14 +69,15 @@ class _Layout:
 
 
 def accepts_tile_product(product: Product, isa: Isa) -> bool:
+    """Whether the processor has tiles, and enough rows to fill them."""
     return isa.dot_product_unit is not None and isa.dot_product_unit.is_amx and product.rows >= FEWEST_ROWS
 
 
 def schedule_tile_product(
-    request: Request, product: Product, dot: Dot, rule: str, word: Words, vector: Vector
+    request: Request, product: Product, dot: Dot, rule: str, word: PackOne, vector: PackVector
 ) -> Scheduled:
-    """Emit a product with a constant B. Unless A lies as words it is made words of in front,
-    `[depth, rows, 16 words]`."""
+    """Emit a product with a constant B. Unless A is packed it is packed in front,
+    `[depth, rows, 16 lanes]`."""
     layout = _layout(product, dot, request.threads)
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
@@ -97,8 +98,8 @@ def schedule_tile_product(
 
 
 def _lies_as_tiles(product: Product, dot: Dot, rows: int) -> bool:
-    """Whether whole tiles of A, `rows` in all, are rows of words at one distance from each other."""
-    if not lies_as_words(product, dot) or product.depth % (SIDE * dot.group_size) or product.rows != rows:
+    """Whether whole tiles of A, `rows` in all, are rows of packed lanes at one distance from each other."""
+    if not is_vnni_packed(product, dot) or product.depth % (SIDE * dot.group_size) or product.rows != rows:
         return False
     source = product.left.source
     axes = zip(product.left.indices[:-1], source.shape[:-1], strict=True)
@@ -133,7 +134,7 @@ def _layout(product: Product, dot: Dot, threads: int) -> _Layout:
 
 
 def tile_panels(product: Product, dot: Dot, vectors: int) -> Packing:
-    """B as `[N / 16 / vectors, depth, vectors, 16 words, 16]`, zero behind its last row and column."""
+    """B as `[N / 16 / vectors, depth, vectors, 16 lanes, 16]`, zero behind its last row and column."""
     width, size = vectors * SIDE, SIDE * dot.group_size
     panels, depth = ceil_div(product.columns, width), ceil_div(product.depth, size)
     padded, split = (depth * size, panels * width), (depth, SIDE, dot.group_size, panels, vectors, SIDE)
@@ -143,13 +144,14 @@ def tile_panels(product: Product, dot: Dot, vectors: int) -> Packing:
     return Packing(padded, split, (3, 0, 4, 1, 5, 2), vnni_dtype=dot.operand_dtype)
 
 
-def _filled(product: Product, dot: Dot, words: ir.Var, word: Words, vector: Vector) -> tirx.Stmt:
-    """Write the words, and zeros behind the last depth: weights are zero there, but times NaN that is NaN."""
+def _filled(product: Product, dot: Dot, words: ir.Var, word: PackOne, vector: PackVector) -> tirx.Stmt:
+    """Write the packed lanes, and zeros behind the last depth: weights are zero there, but times NaN that is
+    NaN."""
 
     def place(row: ir.Expr, k: ir.Expr) -> list[ir.Expr]:
         return [tirx.floordiv(k, integer(SIDE)), row, tirx.floormod(k, integer(SIDE))]
 
-    fill = fill_words(product, dot, words, word, vector, place)
+    fill = pack_vnni(product, dot, words, word, vector, place)
     written, depth = ceil_div(product.depth, dot.group_size), int(words.shape[0])
     rest = depth * SIDE - written
     if rest == 0:

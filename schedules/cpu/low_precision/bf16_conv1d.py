@@ -1,9 +1,9 @@
 """Convolutions along one axis in bf16: a product of tiles for each tap, into the same sums.
 
-Columns of tiles run along the output, so that results are stored as they lie: B is 16 rows of words, which
-are pairs of channels, by 16 places side by side, A 16 output channels by the same words. A task copies what a
-block of outputs reads as words, `[phases of the stride, channels / 32, 16 words, places]`, in which a tap is
-a shift.
+Columns of tiles run along the output, so that results are stored as they lie: B is 16 rows of packed lanes,
+which are pairs of channels, by 16 places side by side, A 16 output channels by the same packed lanes. A task
+copies what a block of outputs reads as packed lanes, `[phases of the stride, channels / 32, 16 lanes,
+places]`, in which a tap is a shift.
 
 Few channels would leave rows of B empty. With stride one several taps share them: row `f * pairs + p` of the
 copy is pair p shifted by f dilations, so that a step does all of these taps (two for 15 channels, 16 for
@@ -65,9 +65,10 @@ _SUMS = 24
 """Vectors of sums that leave registers for what is multiplied."""
 _MOST_ROWS, _MOST_VECTORS = 8, 4
 _SPEEDUP = 1.75
-"""Of words on vectors over direct sums in fp32, as measured on Zen 4."""
+"""Of packed lanes on vectors over direct sums in fp32, as measured on Zen 4."""
 _LEAST_PRODUCTS = 20
-"""Multiply-adds for each word of the copy that pay for making it on vectors, as measured there, too."""
+"""Multiply-adds for each packed lane of the copy that pay for making it on vectors, as measured there,
+too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Lines:
 
     @property
     def steps(self) -> int:
+        """Of the reduction over taps."""
         return ceil_div(self.conv.width.taps, self.folded)
 
     @property
@@ -100,6 +102,7 @@ class Lines:
 
     @property
     def with_tiles(self) -> bool:
+        """Whether AMX multiplies, or `vdpbf16ps` on vectors."""
         return self.isa.dot_product_unit is not None and self.isa.dot_product_unit.is_amx
 
     @property
@@ -109,6 +112,7 @@ class Lines:
 
     @property
     def rows(self) -> int:
+        """Output channels of a micro-kernel on vectors."""
         return ceil_div(min(self.conv.group_outputs, SIDE), self.parts)
 
     @property
@@ -120,6 +124,7 @@ class Lines:
 
     @property
     def row_groups(self) -> int:
+        """Micro-kernels, or all parts of one, that cover the output channels."""
         return ceil_div(self.conv.group_outputs, SIDE * self.shape[0])
 
     @property
@@ -132,6 +137,7 @@ class Lines:
     def columns(self) -> int:
         """Of a block: as many as keep its copy in the second-level cache."""
         tile, outputs = self.shape[1] * SIDE, self.conv.width.outputs
+        # the other half of the second-level cache is for weights and what is prefetched
         places = self.isa.l2_bytes // 2 // (ROW_BYTES * self.depth * self.conv.width.phases)
         blocks = at_least_one_each(MOST_BLOCKS, self.threads)
         most = min(places - self.reach, ceil_div(outputs, blocks))
@@ -139,10 +145,12 @@ class Lines:
 
     @property
     def blocks(self) -> int:
+        """Of an image's output."""
         return ceil_div(self.conv.width.outputs, self.columns)
 
     @property
     def copy_shape(self) -> tuple[int, int, int, int]:
+        """Of what a block reads: phases of the stride, tiles of channels, their rows, places."""
         pitch = ceil_div(self.columns + self.reach, SIDE) * SIDE
         return self.conv.width.phases, self.depth, SIDE, pitch
 
@@ -191,7 +199,7 @@ def line_data(conv: Convolution) -> tuple[ir.Var, int] | None:
 
 
 def floats_are_faster(conv: Convolution, isa: Isa, threads: int) -> bool:
-    """Whether direct sums in fp32 are predicted to need less time than words on vectors."""
+    """Whether direct sums in fp32 are predicted to need less time than packed lanes on vectors."""
     lines = Lines(conv, isa, threads)
     if lines.with_tiles:
         return False
@@ -200,7 +208,7 @@ def floats_are_faster(conv: Convolution, isa: Isa, threads: int) -> bool:
 
 
 def fourier_is_faster(request: Request, conv: Convolution) -> bool:
-    """Whether Fourier transforms in fp32 are predicted to need less time than words on vectors."""
+    """Whether Fourier transforms in fp32 are predicted to need less time than packed lanes on vectors."""
     isa, threads, source = request.target.isa, request.threads, read_source(request)
     if source is None or Lines(conv, isa, threads).with_tiles:
         return False
@@ -209,7 +217,7 @@ def fourier_is_faster(request: Request, conv: Convolution) -> bool:
 
 
 def line_packing(lines: Lines) -> Packing:
-    """`[O / 16 / rows, steps, depth, rows, 16, folded, pairs]` words of weights `[O, C, S]`."""
+    """`[O / 16 / rows, steps, depth, rows, 16, folded, pairs]` packed lanes of weights `[O, C, S]`."""
     rows, conv = lines.shape[0], lines.conv
     channels, taps = lines.depth * lines.pairs * 2, lines.steps * lines.folded
     line = () if conv.height.output is None else (1,)
@@ -224,7 +232,7 @@ def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
     def task(point: Point) -> tirx.Stmt:
         n, number = point
         copy = tirx.decl_buffer(lines.copy_shape, "int32", "places")
-        block = _Block(lines, weight, copy, dot, n, number)
+        block = _PackedBlock(lines, weight, copy, dot, n, number)
         return tirx.SeqStmt([tirx.AllocBuffer(copy), block.fill(), block.products()])
 
     body = grid((conv.batches, lines.blocks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
@@ -234,7 +242,7 @@ def _tasks(lines: Lines, dot: Dot, weight: ir.Var) -> tirx.Stmt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _PackedBlock:
     """A task: a block of an image's output, in all channels."""
 
     lines: Lines
@@ -245,7 +253,7 @@ class _Block:
     number: ir.Expr
 
     def fill(self) -> tirx.Stmt:
-        """Write the words; most blocks read no padding, and take 16 places at a time."""
+        """Write the packed lanes; most blocks read no padding, and take 16 places at a time."""
         lines, conv = self.lines, self.lines.conv
         stride, (phases, depth, _, pitch) = conv.width.stride, lines.copy_shape
         start = self.number * integer(lines.columns * stride)

@@ -27,10 +27,9 @@ from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 def bf16_conv2d(request: Request) -> Scheduled | None:
     """Accepts what `conv2d_blocked` does, without groups and with constant weights, if bf16 is asked for.
 
-    Tiling: that of `conv2d_blocked`, whose steps take a word of two channels each. A task copies its rows of
-    input anyway where a kernel is padded; here it always does, and rounds them on the way unless they
-    are bf16 already. With AMX: that of `amx_conv2d.py`.
-    """
+    Tiling: that of `conv2d_blocked`, whose steps take a packed lane of two channels each. A task copies its
+    rows of input anyway where a kernel is padded; here it always does, and rounds them on the way unless they
+    are bf16 already. With AMX: that of `amx_conv2d.py`."""
     conv = read_bf16_convolution(request)
     if conv is None:
         return None
@@ -40,7 +39,8 @@ def bf16_conv2d(request: Request) -> Scheduled | None:
 
 
 def read_bf16_convolution(request: Request) -> BlockedConvolution | None:
-    """With words of two channels as input lanes; None if there is no such kernel, or none is asked for."""
+    """With packed lanes of two channels as input lanes; None if there is no such kernel, or none is asked
+    for."""
     dot = dot_of(BF16, request.target.isa)
     if request.precision != BF16 or dot is None:
         return None
@@ -53,7 +53,7 @@ def read_bf16_convolution(request: Request) -> BlockedConvolution | None:
 
 
 def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
-    """Whether Winograd's algorithm in fp32 is predicted to need less time than words on vectors.
+    """Whether Winograd's algorithm in fp32 is predicted to need less time than packed lanes on vectors.
 
     Tiles are never slower: they do eight times the multiply-adds of vectors.
     """
@@ -66,7 +66,7 @@ def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
 
 
 def _rounded_rows(task: Pass, copy: ir.Var) -> tirx.Stmt:
-    """Fill the copy with words of two channels."""
+    """Fill the copy with packed lanes of two channels."""
     conv = task.buffers.conv
 
     def plain(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:

@@ -10,7 +10,7 @@ from hybridc.options import BF16
 from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
-from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_words
+from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_vnni_product
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -18,13 +18,15 @@ from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 @schedule_rule(family="matmul")
 def bf16_matmul(request: Request) -> Scheduled | None:
     """Accepts what `matmul` does, with a constant B, if bf16 is asked for. Tiling: see
-    `word_matmul.py`, and `amx_matmul.py` where there are tiles.
+    `vnni_matmul.py`, and `amx_matmul.py` where there are tiles.
     """
     product, dot = read_bf16_product(request), dot_of(BF16, request.target.isa)
     if product is None or dot is None:
         return None
     name = bf16_matmul.__name__
-    schedule = schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_words
+    schedule = (
+        schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_vnni_product
+    )
     return schedule(request, product, dot, name, lambda pair: bf16_pair(*pair), bf16_pairs_of_neighbours)
 
 

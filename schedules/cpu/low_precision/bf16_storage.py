@@ -1,9 +1,8 @@
 """Tensors that stay bf16 between two kernels: uint16, the upper halves of floats.
 
 A function that writes one ends with a block that rounds, and one that reads one begins with a block that
-makes floats of it again, so that every rule reads what such functions compute. Rules for bf16 put words
-together of what they read and never make floats of it.
-"""
+makes floats of it again, so that every rule reads what such functions compute. Rules for bf16 put packed
+lanes together of what they read and never make floats of it."""
 
 from __future__ import annotations
 

@@ -22,10 +22,9 @@ from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 def int8_conv2d(request: Request) -> Scheduled | None:
     """Accepts convolutions of 8-bit numbers with constant weights, written by passes/precision/quantized.py.
 
-    Tiling: that of `conv2d_blocked`, whose steps take a word of four channels each. A task copies its rows of
-    input, where signed numbers become unsigned; what dequantizes, adds and quantizes again is its epilogue.
-    With AMX: that of `amx_conv2d.py`.
-    """
+    Tiling: that of `conv2d_blocked`, whose steps take a packed lane of four channels each. A task copies its
+    rows of input, where signed numbers become unsigned; what dequantizes, adds and quantizes again is its
+    epilogue. With AMX: that of `amx_conv2d.py`."""
     contraction, dot = read_integer_contraction(request.function), dot_of(INT8, request.target.isa)
     if contraction is None or dot is None:
         return None
@@ -40,7 +39,7 @@ def int8_conv2d(request: Request) -> Scheduled | None:
 
 
 def _filler(conv: BlockedConvolution) -> int:
-    """The word, as an int32, of four numbers that stand for zero."""
+    """The packed lane, as an int32, of four numbers that stand for zero."""
     number = _padding(conv) + (128 if _is_signed(conv.data) else 0)
     word = number * 0x01010101
     return word - ((word >> 31) << 32)
@@ -51,7 +50,7 @@ def _is_signed(data: ir.Var) -> bool:
 
 
 def _packed(numbers: tirx.BufferLoad) -> ir.Expr:
-    """Words of a vector of numbers."""
+    """Packed lanes of a vector of numbers."""
     lanes = int(str(numbers.ty.dtype).partition("x")[2])
     words = tirx.reinterpret(f"int32x{lanes // 4}", numbers)
     return unsigned_quads(words) if _is_signed(numbers.source) else words
@@ -75,7 +74,7 @@ def _padding(conv: BlockedConvolution) -> int:
 
 
 def _rows(task: Pass, copy: ir.Var, filler: int) -> tirx.Stmt:
-    """Fill the copy with words of four channels."""
+    """Fill the copy with packed lanes of four channels."""
     conv = task.buffers.conv
     is_signed = _is_signed(conv.data)
 

@@ -8,7 +8,7 @@ from hybridc.options import INT8
 from hybridc.schedules.cpu.core.dot_products import dot_of, int8_quad, unsigned_quads
 from hybridc.schedules.cpu.core.nest import read_integer_contraction
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
-from hybridc.schedules.cpu.low_precision.vnni_matmul import VECTOR_WORDS, schedule_words
+from hybridc.schedules.cpu.low_precision.vnni_matmul import PACKED_AT_ONCE, schedule_vnni_product
 from hybridc.schedules.cpu.matmul.read import is_constant_matrix, read_product
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -17,9 +17,8 @@ from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 def int8_matmul(request: Request) -> Scheduled | None:
     """Accepts products of 8-bit numbers as `passes/precision/quantized.py` writes them, with a constant B.
 
-    Tiling: see `word_matmul.py`, and `amx_matmul.py` where there are tiles. Where words are made, signed
-    numbers become unsigned.
-    """
+    Tiling: see `vnni_matmul.py`, and `amx_matmul.py` where there are tiles. Where packed lanes are made,
+    signed numbers become unsigned."""
     product, dot = read_product(request.function, read_integer_contraction), dot_of(INT8, request.target.isa)
     if (
         product is None
@@ -36,8 +35,10 @@ def int8_matmul(request: Request) -> Scheduled | None:
         return unsigned_quads(words) if is_signed else words
 
     def vector(numbers: ir.Expr) -> ir.Expr:
-        return unsigned(tirx.reinterpret(f"int32x{VECTOR_WORDS}", numbers))
+        return unsigned(tirx.reinterpret(f"int32x{PACKED_AT_ONCE}", numbers))
 
     name = int8_matmul.__name__
-    schedule = schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_words
+    schedule = (
+        schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_vnni_product
+    )
     return schedule(request, product, dot, name, lambda quad: unsigned(int8_quad(quad)), vector)

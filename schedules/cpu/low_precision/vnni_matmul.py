@@ -1,4 +1,8 @@
-"""What matrix products of bf16 and of 8-bit numbers share: words of A, panels of B, and the loops."""
+"""What matrix products of bf16 and of 8-bit numbers share: VNNI packing of A, panels of B, and the loops.
+
+VNNI-packed means that two bf16 or four 8-bit numbers, neighbours in k, lie in one 32-bit lane of a register:
+an instruction multiplies all of a lane's numbers with those of another one and adds the products up.
+"""
 
 from __future__ import annotations
 
@@ -23,49 +27,49 @@ from hybridc.schedules.cpu.matmul.read import Product
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled, pick
 
-VECTOR_WORDS = 8
-"""Words that are made at once."""
+PACKED_AT_ONCE = 8
+"""Packed lanes that are made at once: of 16 floats, or 32 bytes, which are one load."""
 
-Words = Callable[[Sequence[ir.Expr]], ir.Expr]
-"""A word of as many neighbouring elements of A as it holds."""
-Vector = Callable[[ir.Expr], ir.Expr]
-"""`VECTOR_WORDS` words of a vector of elements of A."""
+PackOne = Callable[[Sequence[ir.Expr]], ir.Expr]
+"""A packed lane of as many neighbouring elements of A as it holds."""
+PackVector = Callable[[ir.Expr], ir.Expr]
+"""`PACKED_AT_ONCE` packed lanes of a vector of elements of A."""
 
 Place = Callable[[ir.Expr, ir.Expr], list[ir.Expr]]
-"""Where the word of a row and depth is."""
+"""Where the packed lane of a row and depth is."""
 
 
-def schedule_words(
-    request: Request, product: Product, dot: Dot, rule: str, word: Words, vector: Vector
+def schedule_vnni_product(
+    request: Request, product: Product, dot: Dot, rule: str, word: PackOne, vector: PackVector
 ) -> Scheduled:
-    """Tile a product with a constant B as `matmul` does; steps take a word of several depths each.
+    """Tile a product with a constant B as `matmul` does; steps take a packed lane of several depths each.
 
-    A is made words of in front of the product, in a buffer of their own: that is a pass over it, and the
-    product reads each element once for every panel. A that lies as words is read in its place.
+    A is packed in front of the product, in a buffer of its own: that is a pass over it, and the
+    product reads each element once for every panel. A that is packed is read in its place.
     """
     tiles = rank_direct_tiles(request, product)[:OFFERED]
     ranked = {f"{tile.rows}x{tile.width}": tile for _, tile in tiles}
     tile = pick(request, ranked)
     words = tirx.decl_buffer((product.rows, ceil_div(product.depth, dot.group_size)), "int32", "words")
-    if lies_as_words(product, dot):
-        panels = _panels(request, product, tile, dot, lambda row, k: _word_in_place(product, dot, row, k))
+    if is_vnni_packed(product, dot):
+        panels = _panels(request, product, tile, dot, lambda row, k: _packed_in_place(product, dot, row, k))
         stages, buffers = [], []
     else:
         panels = _panels(request, product, tile, dot, lambda row, k: tirx.BufferLoad(words, [row, k]))
-        stages = [dot.within(fill_words(product, dot, words, word, vector, lambda row, k: [row, k]))]
+        stages = [dot.within(pack_vnni(product, dot, words, word, vector, lambda row, k: [row, k]))]
         buffers = [words]
     body, sums = tile_loops(product, tile, panels, request.threads)
     function = function_of(request.function, panels.params, [*stages, dot.within(body)], [*buffers, *sums])
     return finish(function, rule, panels.packings, ranked)
 
 
-def lies_as_words(product: Product, dot: Dot) -> bool:
-    """Whether rows of A are words: of numbers as the instructions take them, side by side."""
+def is_vnni_packed(product: Product, dot: Dot) -> bool:
+    """Whether rows of A are packed lanes: of numbers as the instructions take them, side by side."""
     narrow = str(product.left.source.dtype) in ("uint16", "uint8")
     return narrow and product.depth % dot.group_size == 0 and product.left.indices[-1].same_as(product.k)
 
 
-def _word_in_place(product: Product, dot: Dot, row: ir.Expr, k: ir.Expr) -> ir.Expr:
+def _packed_in_place(product: Product, dot: Dot, row: ir.Expr, k: ir.Expr) -> ir.Expr:
     numbers = tirx.Ramp(k * integer(dot.group_size), integer(1), dot.group_size)
     return tirx.reinterpret("int32", product.left_at(integer(0), row, numbers))
 
@@ -92,7 +96,7 @@ def _panels(
 
 
 def panel_packing(product: Product, width: int, dot: Dot) -> Packing:
-    """B as `[N / width, K / count, width]` words, zero behind its last row and column."""
+    """B as `[N / width, K / count, width]` packed lanes, zero behind its last row and column."""
     steps, panels = ceil_div(product.depth, dot.group_size), ceil_div(product.columns, width)
     depth, columns = steps * dot.group_size, panels * width
     if product.right.indices[-1].same_as(product.k):
@@ -107,22 +111,23 @@ def panel_packing(product: Product, width: int, dot: Dot) -> Packing:
     )
 
 
-def fill_words(
-    product: Product, dot: Dot, words: ir.Var, word: Words, vector: Vector, place: Place
+def pack_vnni(
+    product: Product, dot: Dot, words: ir.Var, word: PackOne, vector: PackVector, place: Place
 ) -> tirx.Stmt:
-    """Write the words of A, `place(row, k / count)`; behind the last depth of a word stand zeros."""
-    size = VECTOR_WORDS * dot.group_size
+    """Write the packed lanes of A, `place(row, k / count)`; behind the last depth of a packed lane stand
+    zeros."""
+    size = PACKED_AT_ONCE * dot.group_size
     vectors = product.depth // size if product.left.indices[-1].same_as(product.k) else 0
     whole, rest = divmod(product.depth, dot.group_size)
-    none, start = integer(0), vectors * VECTOR_WORDS
+    none, start = integer(0), vectors * PACKED_AT_ONCE
 
     def element(row: ir.Expr, k: ir.Expr) -> ir.Expr:
         return product.left_at(none, row, k)
 
     def vector_at(row: ir.Expr, number: ir.Expr) -> tirx.Stmt:
         elements = tirx.Ramp(number * integer(size), integer(1), size)
-        *outer, first = place(row, number * integer(VECTOR_WORDS))
-        at = [*outer, tirx.Ramp(first, integer(1), VECTOR_WORDS)]
+        *outer, first = place(row, number * integer(PACKED_AT_ONCE))
+        at = [*outer, tirx.Ramp(first, integer(1), PACKED_AT_ONCE)]
         return tirx.BufferStore(words, vector(element(row, elements)), at)
 
     def word_at(row: ir.Expr, k: ir.Expr, count: int) -> tirx.Stmt:

@@ -51,7 +51,7 @@ def install() -> None:
 
 
 def _lowering(function: Elementary, double: Elementary) -> Callable[[ir.Call], ir.Expr]:
-    """Rewrite scalar and vector calls: narrow floats in float32, float64 by `double`."""
+    """Rewrite scalar and vector calls: half types in float32, float64 by `double`."""
 
     def lower(call: ir.Call) -> ir.Expr:
         # float16 and bfloat16 go through float32, whose error is far below theirs

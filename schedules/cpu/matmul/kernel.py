@@ -15,6 +15,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     Tile,
     ceil_div,
     integer,
+    lanes_for,
     loop,
     prefetch,
     sequence,
@@ -40,9 +41,7 @@ def rank_gemm_tiles(isa: Isa, rows: int, columns: int, *, halves: int = 1) -> li
     pipeline: a multiply-add needs its share of broadcasts and vector loads, of which the latter come from
     L2, and waits a few steps for its own result.
     """
-    # half vectors where they hold all columns; half of AVX2's would have but four lanes
-    narrow = columns * 2 <= isa.lanes() and isa.lanes() > 8
-    lanes = isa.lanes() // 2 if narrow else isa.lanes()
+    lanes = lanes_for(isa, columns)
     vectors = ceil_div(columns, lanes)
     # of 16 registers a spare one would take too many sums away
     free = isa.vector_registers - (SPARE_REGISTERS if isa.vector_registers > 16 else 0)
@@ -148,9 +147,9 @@ def prefetch_next(
         # evenly over all iterations: bursts would delay the loads between them
         together = ceil_div(elements, CACHE_LINE_FLOATS * count * parts)
         first = (part * integer(count) + number) * integer(together)
-        lines = (
+        cache_lines = (
             integer(elements) + (first + integer(i)) * integer(CACHE_LINE_FLOATS) for i in range(together)
         )
-        return [prefetch(element(at), locality=2) for at in lines]
+        return [prefetch(element(at), locality=2) for at in cache_lines]
 
     return ahead

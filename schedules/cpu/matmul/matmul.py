@@ -233,14 +233,14 @@ def _tile(
         return panels.read(b, k, panel, vector * integer(tile.lanes) + lane)
 
     def write(sum_at: Element) -> tirx.Stmt:
-        def line(m: int, v: ir.Expr) -> tirx.Stmt:
+        def vector(m: int, v: ir.Expr) -> tirx.Stmt:
             def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
                 return product.store(b, at(m), column, sum_at(m, v, lane))
 
             return write_columns(panel * integer(tile.columns), columns, tile, v, element)
 
         def each(m: int) -> tirx.Stmt:
-            vectors = unrolled(tile.width, lambda v: line(m, v))
+            vectors = unrolled(tile.width, lambda v: vector(m, v))
             return when(row(m) < integer(rows), vectors, always=whole)
 
         return sequence([each(m) for m in range(tile.rows)])

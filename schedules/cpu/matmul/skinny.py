@@ -2,7 +2,8 @@
 and in order.
 
 Fully connected layers of small batches are such products: forward with the weights transposed, backward as
-they are. Their time is that of reading the weights, so what matters is that lines come one after the other.
+they are. Their time is that of reading the weights, so what matters is that cache lines come one after the
+other.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _depth_at_once(product: Product) -> int:
 
 
 def _left_columns(product: Product, width: int) -> tuple[ir.Var, tirx.Stmt]:
-    """The left factor as `[K, width]`, and what fills it: rows far apart would share few lines of a cache."""
+    """The left factor as `[K, width]`, and what fills it: rows far apart would share few sets of a cache."""
     left = tirx.decl_buffer((product.depth, width), "float32", "left_columns")
 
     def column(point: Point) -> tirx.Stmt:

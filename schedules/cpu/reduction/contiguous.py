@@ -140,7 +140,7 @@ class _ContiguousNest:
         known: Values = dict(zip(rows.row, row, strict=True))
         parts = [stmt for number in range(len(rows.stages)) for stmt in self._stage(number, known)]
         if rows.writes_elements:
-            return sequence([*parts, self._walk(partial(self._output_step, known))])
+            return sequence([*parts, self._each_step(partial(self._output_step, known))])
         known |= self._results
         indices = [substitute(index, known) for index in rows.indices]
         return sequence([*parts, tirx.BufferStore(rows.output, substitute(rows.value, known), indices)])
@@ -197,9 +197,9 @@ class _ContiguousNest:
             return sequence([body(segment, step) for body in bodies])
 
         clear = [statement for sums in accumulators for statement in sums.clear()]
-        return [*clear, self._walk(both), *(stmt for sums in accumulators for stmt in sums.finish())]
+        return [*clear, self._each_step(both), *(stmt for sums in accumulators for stmt in sums.finish())]
 
-    def _walk(self, body: Callable[[Values, VectorStep], tirx.Stmt]) -> tirx.Stmt:
+    def _each_step(self, body: Callable[[Values, VectorStep], tirx.Stmt]) -> tirx.Stmt:
         """`body` takes the leading reduced axes, and a step along the others."""
         count = self.segments
 

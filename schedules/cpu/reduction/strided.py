@@ -43,14 +43,14 @@ def schedule_strided(
     function: tirx.PrimFunc, rows: RowReductions, isa: Isa, threads: int
 ) -> tirx.PrimFunc | None:
     """The function with vectors across its rows; None if they do not lie side by side."""
-    walked = [*rows.element_values, rows.value, tirx.BufferLoad(rows.output, rows.indices)]
-    count = contiguous_axes(walked, rows.row, rows.row_extents)
+    operands = [*rows.element_values, rows.value, tirx.BufferLoad(rows.output, rows.indices)]
+    count = contiguous_axes(operands, rows.row, rows.row_extents)
     if not count:
         return None
     columns = StridedRows(rows, count, lanes_of(rows, isa))
     # nothing has to stay in a cache for a second pass
-    walks_once = len(rows.stages) == 1 and not rows.writes_elements and not rows.stages[0].kept
-    body, buffers = _streamed(columns, threads) if walks_once else staged(columns, threads)
+    passes_once = len(rows.stages) == 1 and not rows.writes_elements and not rows.stages[0].kept
+    body, buffers = _streamed(columns, threads) if passes_once else staged(columns, threads)
     return function_of(function, list(function.params), [body], buffers)
 
 
@@ -65,7 +65,7 @@ def _streamed(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Va
     sums = {r.result: registers.vector(width, str(r.operand.ty.dtype), r.result.name) for r in reductions}
 
     def chunk(outer: Point, start: ir.Expr, size: int) -> tirx.Stmt:
-        def walk(body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
+        def each_vector(body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
             return steps(
                 size, columns.lanes, lambda s: vectorized(s.width, lambda lane: body(s.start + lane))
             )
@@ -87,8 +87,10 @@ def _streamed(columns: StridedRows, threads: int) -> tuple[tirx.Stmt, list[ir.Va
             at = columns.at(outer, (), start + column) | {v: element(b, column) for v, b in sums.items()}
             return columns.output(at, substitute(rows.value, at))
 
-        groups = _grouped(rows.reduced_extents, group, lambda points: walk(partial(accumulate, points)))
-        return sequence([walk(clear), groups, walk(write)])
+        groups = _grouped(
+            rows.reduced_extents, group, lambda points: each_vector(partial(accumulate, points))
+        )
+        return sequence([each_vector(clear), groups, each_vector(write)])
 
     return columns.chunks(width, chunk), registers.buffers
 

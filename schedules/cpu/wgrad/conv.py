@@ -32,8 +32,8 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
-from hybridc.schedules.cpu.wgrad.operands import Operand, data_operand, gradient_operand
-from hybridc.schedules.cpu.wgrad.plan import Plan, Reach, plan_of
+from hybridc.schedules.cpu.wgrad.operands import BlockedOperand, data_operand, gradient_operand
+from hybridc.schedules.cpu.wgrad.plan import ConvWgradPlan, Reach, plan_of
 from hybridc.schedules.cpu.wgrad.read import WeightGradient, read_weight_gradient
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -53,7 +53,7 @@ def conv_wgrad(request: Request) -> Scheduled | None:
     reach = Reach(wgrad, data, gradient)
     shape = (plan.splits, gradient.blocks, reach.blocks, wgrad.height.taps, wgrad.width.taps)
     partial = tirx.decl_buffer((*shape, data.lanes, gradient.lanes), "float32", "partial")
-    emitter = _Emitter(wgrad, plan, data, gradient, reach, partial)
+    emitter = _OuterProductLoops(wgrad, plan, data, gradient, reach, partial)
     stages = [*data.stages, *gradient.stages, emitter.tasks(), emitter.total()]
     converted = [o.buffer for o in (data, gradient) if o.stages]
     function = function_of(request.function, request.function.params, stages, [*converted, partial])
@@ -61,13 +61,13 @@ def conv_wgrad(request: Request) -> Scheduled | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Emitter:
+class _OuterProductLoops:
     """Puts the micro-kernels into the loops of a plan."""
 
     wgrad: WeightGradient
-    plan: Plan
-    data: Operand
-    gradient: Operand
+    plan: ConvWgradPlan
+    data: BlockedOperand
+    gradient: BlockedOperand
     reach: Reach
     partial: ir.Var
 
@@ -89,9 +89,7 @@ class _Emitter:
             def piece(p: ir.Expr) -> tirx.Stmt:
                 def group(g: ir.Expr) -> tirx.Stmt:
                     number = part * integer(groups) + g
-                    return self._each_tap(
-                        lambda ib, kh, kw: self._tile(split, start + p, p, number, ib, kh, kw)
-                    )
+                    return self._each_tap(lambda *tap: self._tile(split, start + p, p, number, tap))
 
                 return loop(groups, group)
 
@@ -104,33 +102,23 @@ class _Emitter:
         return loop(self.reach.blocks, lambda ib: loop(
             height.taps, lambda kh: loop(width.taps, lambda kw: body(ib, kh, kw))))  # fmt: skip
 
-    def _tile(
-        self,
-        split: ir.Expr,
-        piece: ir.Expr,
-        number: ir.Expr,
-        group: ir.Expr,
-        ib: ir.Expr,
-        kh: ir.Expr,
-        kw: ir.Expr,
-    ) -> tirx.Stmt:
-        """What a piece, the `number`-th of its task, adds to the sums of a tap."""
+    def _tile(self, split: ir.Expr, piece: ir.Expr, number: ir.Expr, group: ir.Expr, tap: Point) -> tirx.Stmt:
+        """What a piece, the `number`-th of its task, adds to the sums of a tap: input block, line, column."""
         plan = self.plan
         tile = register_tile(self.data.lanes, plan.vectors, self.gradient.lanes)
 
         def place(m: int, v: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
-            return [split, group * integer(plan.vectors) + v, ib, kh, kw, integer(m), lane]
+            return [split, group * integer(plan.vectors) + v, *tap, integer(m), lane]
 
         restore = tile.set(lambda m, v, lane: tirx.BufferLoad(self.partial, place(m, v, lane)))
         save = tile.each(
             lambda m, v, lane: tirx.BufferStore(self.partial, tile.sum_at(m, v, lane), place(m, v, lane))
         )
         begin = tirx.IfThenElse(number > integer(0), restore, tile.clear())
-        return tile.within([begin, self._positions(tile, piece, group, ib, kh, kw), save])
+        return tile.within([begin, self._positions(tile, piece, group, tap), save])
 
-    def _positions(
-        self, tile: RegisterTile, piece: ir.Expr, group: ir.Expr, ib: ir.Expr, kh: ir.Expr, kw: ir.Expr
-    ) -> tirx.Stmt:
+    def _positions(self, tile: RegisterTile, piece: ir.Expr, group: ir.Expr, tap: Point) -> tirx.Stmt:
+        ib, kh, kw = tap
         plan, height, width = self.plan, self.wgrad.height, self.wgrad.width
         image = tirx.floordiv(piece, integer(self.bands)) * integer(plan.images)
         band = tirx.floormod(piece, integer(self.bands)) * integer(plan.rows)

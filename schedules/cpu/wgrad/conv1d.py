@@ -41,7 +41,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, reduction, register_tile
 from hybridc.schedules.cpu.core.shuffles import sums_of_lanes
-from hybridc.schedules.cpu.wgrad.conv1d_plan import Operand, Plan, plans_of
+from hybridc.schedules.cpu.wgrad.conv1d_plan import Conv1dWgradPlan, CorrelationOperand, plans_of
 from hybridc.schedules.cpu.wgrad.read import read_weight_gradient
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
@@ -65,21 +65,21 @@ def conv1d_wgrad(request: Request) -> Scheduled | None:
     return schedule_plan(request, pick(request, ranked), tuple(ranked))
 
 
-def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -> Scheduled:
+def schedule_plan(request: Request, plan: Conv1dWgradPlan, choices: tuple[str, ...] = ()) -> Scheduled:
     """Emit: a task copies what a block reads, then runs through tiles, rows outside."""
     part_rows = plan.row_blocks // plan.parts * plan.rows
     rows = tirx.decl_buffer((part_rows, plan.columns), "float32", "rows")
     shape = (plan.of.shifted.channels, plan.phases, plan.columns + plan.reach)
     shifted = tirx.decl_buffer(shape, "float32", "shifted")
     sums = tirx.decl_buffer((plan.splits, *plan.sums_shape), "float32", "sums_of_splits")
-    emitter = _Emitter(plan, rows, shifted, sums)
+    emitter = _CorrelationLoops(plan, rows, shifted, sums)
     stages = [emitter.tasks(), emitter.total()]
     function = function_of(request.function, request.function.params, stages, [rows, shifted, sums])
     return finish(function, conv1d_wgrad.__name__, (), choices)
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _PositionBlock:
     """Positions from `start` on of an image, and rows of a part of a group."""
 
     n: ir.Expr
@@ -89,10 +89,10 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Emitter:
+class _CorrelationLoops:
     """The loops of a plan, around copies of what a block reads."""
 
-    plan: Plan
+    plan: Conv1dWgradPlan
     rows: ir.Var
     shifted: ir.Var
     sums: ir.Var
@@ -110,7 +110,7 @@ class _Emitter:
 
             def block(i: ir.Expr) -> tirx.Stmt:
                 n, number = (op(first + i, integer(per_image)) for op in (tirx.floordiv, tirx.floormod))
-                own = _Block(n, group, part, number * integer(plan.columns))
+                own = _PositionBlock(n, group, part, number * integer(plan.columns))
                 return sequence([*self._fill(own), self._tiles(own, split, i)])
 
             return loop(last - first, block)
@@ -118,7 +118,7 @@ class _Emitter:
         tasks = (plan.splits, wgrad.groups, plan.parts)
         return grid(tasks, task, parallel=wgrad.multiply_adds >= PARALLEL_WORK)
 
-    def _fill(self, block: _Block) -> list[tirx.Stmt]:
+    def _fill(self, block: _PositionBlock) -> list[tirx.Stmt]:
         """Copy both operands; outside of them are zeros. Rows that no channel has are copies of the last."""
         plan, of = self.plan, self.plan.of
         inside = of.rows.channels % plan.rows == 0
@@ -130,13 +130,13 @@ class _Emitter:
         def channel(c: ir.Expr) -> ir.Expr:
             return block.group * integer(of.shifted.channels) + c
 
-        slide, phases = of.slide, plan.phases
+        slide = of.slide
         start = block.start * integer(slide.stride) - integer(slide.before)
-        rows = _copied(self.rows, of.rows, block.n, row, block.start, 1, 1)
-        shifted = _copied(self.shifted, of.shifted, block.n, channel, start, slide.stride, phases)
+        rows = _copied(self.rows, of.rows, block.n, row, block.start, 1)
+        shifted = _copied(self.shifted, of.shifted, block.n, channel, start, slide.stride)
         return [rows, shifted]
 
-    def _tiles(self, block: _Block, split: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    def _tiles(self, block: _PositionBlock, split: ir.Expr, number: ir.Expr) -> tirx.Stmt:
         """All tiles of the `number`-th block of a task."""
         plan, of = self.plan, self.plan.of
         extents = (plan.row_blocks // plan.parts, of.shifted.channels, plan.tap_blocks)
@@ -147,7 +147,7 @@ class _Emitter:
         return loop(extents[0], lambda r: loop(
             extents[1], lambda c: loop(extents[2], lambda t: tiles((r, c, t)))))  # fmt: skip
 
-    def _tile(self, block: _Block, split: ir.Expr, number: ir.Expr, at: Point) -> tirx.Stmt:
+    def _tile(self, block: _PositionBlock, split: ir.Expr, number: ir.Expr, at: Point) -> tirx.Stmt:
         """The micro-kernel: partial sums stay in registers for all positions of the block."""
         plan, slide, (row_block, c, tap_block) = self.plan, self.plan.of.slide, at
         tile = register_tile(plan.rows, plan.taps, plan.lanes)
@@ -185,13 +185,13 @@ class _Emitter:
             statements += [*bound, tirx.IfThenElse(number > integer(0), more, begin)]
         return sequence(statements)
 
-    def _next(self, block: _Block, at: Point) -> list[Stream]:
+    def _next(self, block: _PositionBlock, at: Point) -> list[Stream]:
         """This tile's share of what the next block reads."""
         plan, of, (row_block, c, tap_block) = self.plan, self.plan.of, at
         lines = ceil_div(plan.columns, CACHE_LINE_FLOATS)
         number = (row_block * integer(of.shifted.channels) + c) * integer(plan.tap_blocks) + tap_block
 
-        def stream(operand: Operand, start: ir.Expr, length: int) -> Stream:
+        def stream(operand: CorrelationOperand, start: ir.Expr, length: int) -> Stream:
             share = ceil_div(operand.channels * length, plan.tiles)
 
             def line(outer: Point, n: ir.Expr) -> tirx.BufferLoad:
@@ -247,15 +247,15 @@ class _Emitter:
 
 def _copied(
     copy: ir.Var,
-    operand: Operand,
+    operand: CorrelationOperand,
     n: ir.Expr,
     channel: Callable[[ir.Expr], ir.Expr],
     start: ir.Expr,
     stride: int,
-    phases: int,
 ) -> tirx.Stmt:
     """Fill `[channels, phases, columns]`, or without phases, from a position on; most copies are inside."""
     columns, length = int(copy.shape[-1]), operand.length
+    phases = int(copy.shape[1]) if len(copy.shape) == 3 else 1
 
     def filled(value: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
         def line(point: Point) -> tirx.Stmt:

@@ -29,21 +29,21 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, register_tile
 from hybridc.schedules.cpu.wgrad.conv1d_plan import direct_cost
-from hybridc.schedules.cpu.wgrad.fourier_plan import Operand, Plan, read_plans
+from hybridc.schedules.cpu.wgrad.fourier_plan import FftWgradPlan, SpectralOperand, read_plans
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _MOST_CHOICES = 6
 
 
 @schedule_rule(family="winograd")
-def fast_conv1d_wgrad(request: Request) -> Scheduled | None:
+def fft_conv1d_wgrad(request: Request) -> Scheduled | None:
     """Accepts weight gradients of convolutions along one axis of plain operands, of any dilation, without
     stride and groups, if they are predicted to take less time than direct ones.
 
     Segments of N samples of the data, and of the gradient followed by zeros, are transformed; the product of
     the one's spectrum and the other's conjugate is that of the correlation of both, whose first elements are
     the gradient of the taps. Products are summed over all segments, and transformed back once. As in
-    `fast_conv1d`, two segments are real and imaginary part of a signal z or u: the real part of z's
+    `fft_conv1d`, two segments are real and imaginary part of a signal z or u: the real part of z's
     correlation with u is the sum of the correlations of both, and the imaginary part is dropped, by adding
     the conjugate of the product at N - f to that at f.
 
@@ -61,7 +61,7 @@ def fast_conv1d_wgrad(request: Request) -> Scheduled | None:
     return schedule_plan(request, pick(request, ranked), (*ranked, DIRECT))
 
 
-def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -> Scheduled:
+def schedule_plan(request: Request, plan: FftWgradPlan, choices: tuple[str, ...] = ()) -> Scheduled:
     """Emit: splits sum the products of their segments, then all splits are added and transformed back."""
     fill_roots, (roots, state) = roots_of_unity(plan.transform.points)
     channels, n, lanes = plan.wgrad.inputs + plan.wgrad.outputs, plan.transform.points, plan.cut.lanes
@@ -69,19 +69,19 @@ def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -
     spectra = tirx.decl_buffer((channels, n + 1, 2, lanes), "float32", "spectra")
     near = tirx.decl_buffer((plan.lane_blocks, 2, 2, lanes, lanes), "float32", "near")
     sums = tirx.decl_buffer((plan.splits, *plan.sums_shape), "float32", "sums_of_splits")
-    emitter = _Emitter(plan, plan.cut.scratch(), spectra, near, sums, roots)
+    emitter = _SpectralLoops(plan, plan.cut.scratch(), spectra, near, sums, roots)
     total, buffers = emitter.total()
     body = [fill_roots, grid((plan.splits,), emitter.split, parallel=True), total]
     intermediates = [roots, state, spectra, near, sums, *emitter.scratch.buffers, *buffers]
     function = function_of(request.function, request.function.params, body, intermediates)
-    return finish(function, fast_conv1d_wgrad.__name__, (), choices)
+    return finish(function, fft_conv1d_wgrad.__name__, (), choices)
 
 
 @dataclass(frozen=True, slots=True)
-class _Emitter:
+class _SpectralLoops:
     """The loops of a plan."""
 
-    plan: Plan
+    plan: FftWgradPlan
     scratch: Scratch
     spectra: ir.Var
     """`[channels, N + 1, 2, lanes]` of a task: a segment in each lane."""
@@ -103,7 +103,7 @@ class _Emitter:
 
         return loop(end - start, task)
 
-    def _transformed(self, operand: Operand, task: ir.Expr) -> tirx.Stmt:
+    def _transformed(self, operand: SpectralOperand, task: ir.Expr) -> tirx.Stmt:
         """Read and transform the channels of an operand, and prefetch the next one meanwhile."""
         plan, count = self.plan, self.plan.transform.first
 

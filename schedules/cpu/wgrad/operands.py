@@ -27,7 +27,7 @@ RUN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class BlockedOperand:
     """Data or gradient in blocks of channels, or plain data of few channels as one block."""
 
     buffer: ir.Var
@@ -37,34 +37,37 @@ class Operand:
     """Fill the buffer, if it is none of the function's parameters."""
 
     def at(self, n: ir.Expr, block: ir.Expr, y: ir.Expr, x: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        """The element of an image's pixel (y, x) in a lane of a block."""
         spatial = [y, x]
         if len(self.buffer.shape) == 5:
             return tirx.BufferLoad(self.buffer, [n, block, *spatial, lane])
         return tirx.BufferLoad(self.buffer, [n, lane, *spatial][: len(self.buffer.shape)])
 
 
-def gradient_operand(wgrad: WeightGradient, isa: Isa) -> Operand:
+def gradient_operand(wgrad: WeightGradient, isa: Isa) -> BlockedOperand:
+    """dy in blocks of output channels."""
     return _operand(wgrad.gradient, wgrad.outputs, isa, "gradient_blocks")
 
 
-def data_operand(wgrad: WeightGradient, isa: Isa) -> Operand:
+def data_operand(wgrad: WeightGradient, isa: Isa) -> BlockedOperand:
+    """Data in blocks of input channels, or as it is if its channels are few."""
     if len(wgrad.data.shape) < 5 and wgrad.channels < FEW_CHANNELS and wgrad.groups == 1:
-        return Operand(wgrad.data, 1, wgrad.inputs)
+        return BlockedOperand(wgrad.data, 1, wgrad.inputs)
     return _operand(wgrad.data, wgrad.channels, isa, "data_blocks")
 
 
-def _operand(source: ir.Var, channels: int, isa: Isa, name: str) -> Operand:
+def _operand(source: ir.Var, channels: int, isa: Isa, name: str) -> BlockedOperand:
     """The operand in blocks; converted if it is plain."""
     shape = [int(e) for e in source.shape]
     if len(shape) == 5:
-        return Operand(source, shape[1], shape[4])
+        return BlockedOperand(source, shape[1], shape[4])
     batches, _, height, *width = shape
     lanes = (
         isa.lanes() if channels > isa.lanes() // 2 else isa.lanes() // 2 if isa.lanes() > 8 else isa.lanes()
     )
     blocks, width = ceil_div(channels, lanes), width or [1]
     copy = tirx.decl_buffer((batches, blocks, height, *width, lanes), "float32", name)
-    return Operand(copy, blocks, lanes, (_to_blocks(source, copy, channels),))
+    return BlockedOperand(copy, blocks, lanes, (_to_blocks(source, copy, channels),))
 
 
 def _to_blocks(source: ir.Var, copy: ir.Var, channels: int) -> tirx.Stmt:

@@ -9,7 +9,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.sharing import at_least_one_each
-from hybridc.schedules.cpu.wgrad.operands import Operand
+from hybridc.schedules.cpu.wgrad.operands import BlockedOperand
 from hybridc.schedules.cpu.wgrad.read import WeightGradient
 from hybridc.targets import Isa
 
@@ -31,8 +31,8 @@ class Reach:
     """
 
     wgrad: WeightGradient
-    data: Operand
-    gradient: Operand
+    data: BlockedOperand
+    gradient: BlockedOperand
 
     @property
     def blocks(self) -> int:
@@ -59,7 +59,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ConvWgradPlan:
     """How the positions and output channels are shared out."""
 
     vectors: int
@@ -74,14 +74,18 @@ class Plan:
     """Ranges of output channels."""
 
 
-def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa, threads: int) -> Plan:
+def plan_of(
+    wgrad: WeightGradient, data: BlockedOperand, gradient: BlockedOperand, isa: Isa, threads: int
+) -> ConvWgradPlan:
     """Groups have output blocks one by one: each may read other data."""
     tasks = at_least_one_each(TASKS, threads)
+    # sums of an input block's lanes and the gradient's vector, for each vector; one register broadcasts data
     fitting = (isa.vector_registers - 1) // (data.lanes + 1) if wgrad.groups == 1 else 1
     vectors = max(
         v for v in range(1, gradient.blocks + 1) if gradient.blocks % v == 0 and v <= max(fitting, 1)
     )
     lines, columns = wgrad.height.positions, wgrad.width.positions
+    # whole lines; of small images several together
     rows = min(max(PIECE_POSITIONS // columns, 1), lines)
     most = PIECE_POSITIONS // (lines * columns) if rows == lines else 1
     images = max(n for n in range(1, wgrad.batches + 1) if wgrad.batches % n == 0 and n <= max(most, 1))
@@ -92,4 +96,4 @@ def plan_of(wgrad: WeightGradient, data: Operand, gradient: Operand, isa: Isa, t
     splits = max(min(tasks, pieces, tasks * PARTIAL_BYTES // sum_bytes), 1)
     groups = gradient.blocks // vectors
     enough = [p for p in range(1, groups + 1) if groups % p == 0 and p * splits >= tasks]
-    return Plan(vectors, images, rows, splits, enough[0] if enough else groups)
+    return ConvWgradPlan(vectors, images, rows, splits, enough[0] if enough else groups)

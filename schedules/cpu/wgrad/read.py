@@ -29,6 +29,7 @@ class Slide:
     """Extent of the data without padding."""
 
     def source(self, position: ir.Expr, tap: ir.Expr) -> ir.Expr:
+        """Where a position and a tap read the data; outside of it is padding."""
         return position * integer(self.stride) + tap * integer(self.dilation) - integer(self.before)
 
     def positions_of(self, tap: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
@@ -74,6 +75,7 @@ class WeightGradient:
 
     @property
     def multiply_adds(self) -> int:
+        """Of all weights."""
         positions = self.batches * self.height.positions * self.width.positions
         return positions * self.outputs * self.inputs * self.height.taps * self.width.taps
 

@@ -17,7 +17,7 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv2d_blocked.read import Axis, BlockedConvolution
+from hybridc.schedules.cpu.conv2d_blocked.read import BlockedAxis, BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_BYTES,
     CACHE_LINE_FLOATS,
@@ -49,16 +49,20 @@ class Planes:
 
     @staticmethod
     def of(name: str, count: int, blocks: int, tiles: int, lanes: int) -> Planes:
+        """Scratch memory for `count` planes of so many channel blocks, tiles and lanes."""
         lines = ceil_div(blocks * tiles * lanes * 4, CACHE_LINE_BYTES) | 1
         return Planes(tirx.decl_buffer((count, lines * CACHE_LINE_FLOATS), "float32", name), tiles, lanes)
 
     def index(self, xi: ir.Expr, block: ir.Expr, tile: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
+        """Where a lane of a tile and channel block is in plane xi."""
         return [xi, (block * integer(self.tiles) + tile) * integer(self.lanes) + lane]
 
     def load(self, xi: ir.Expr, block: ir.Expr, tile: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        """Its value."""
         return tirx.BufferLoad(self.buffer, self.index(xi, block, tile, lane))
 
     def store(self, xi: ir.Expr, block: ir.Expr, tile: ir.Expr, lane: ir.Expr, value: ir.Expr) -> tirx.Stmt:
+        """A statement that writes it."""
         return tirx.BufferStore(self.buffer, value, self.index(xi, block, tile, lane))
 
 
@@ -72,6 +76,7 @@ class Weight:
     """Micro-kernels that share a group."""
 
     def load(self, group: ir.Expr, ib: ir.Expr, i: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+        """The weight of input channel i of block ib for a lane of a group's vector."""
         return tirx.BufferLoad(self.buffer, [*self.at, group, ib, i, vector, lane])
 
     @property
@@ -112,6 +117,7 @@ class Stages:
 
     @staticmethod
     def of(conv: BlockedConvolution, algorithm: ToomCook) -> Stages:
+        """Declare the registers of a convolution's stages."""
         points, outputs = algorithm.points, algorithm.outputs
 
         def lines(name: str, count: int, lanes: int) -> list[ir.Var]:
@@ -123,6 +129,7 @@ class Stages:
 
     @property
     def buffers(self) -> list[ir.Var]:
+        """What the root block has to allocate."""
         return [*self.patch, *self.half, *self.half_out, *self.sums]
 
     def _place(self, tile: ir.Expr) -> tuple[ir.Expr, ir.Expr, ir.Expr]:
@@ -194,7 +201,7 @@ class Stages:
         exists = tirx.all(y >= 0, y < height, x >= 0, x < width)
         return tirx.if_then_else(exists, self._read(n, block, y, x, lane), tirx.FloatImm("float32", 0.0))
 
-    def _inside(self, start: ir.Expr, axis: Axis) -> list[ir.Expr]:
+    def _inside(self, start: ir.Expr, axis: BlockedAxis) -> list[ir.Expr]:
         """Conditions under which a tile that starts there lies within the image."""
         last = (ceil_div(axis.outputs, self.algorithm.outputs) - 1) * self.algorithm.outputs - axis.before
         below = [start >= 0] if axis.before > 0 else []
@@ -202,13 +209,14 @@ class Stages:
         return [*below, start <= integer(reach)] if last > reach else below
 
     def multiply(
-        self, v: Planes, m: Planes, kernel: Tile, weight: Weight, xi: ir.Expr, group: ir.Expr, rows: ir.Expr
+        self, v: Planes, m: Planes, kernel: Tile, weight: Weight, at: tuple[ir.Expr, ir.Expr, ir.Expr]
     ) -> tirx.Stmt:
-        """M of the `rows`-th `kernel.rows` tiles and the `group`-th `kernel.width` output blocks.
+        """M at `at`: plane xi, the group-th `kernel.width` output blocks, the rows-th `kernel.rows` tiles.
 
         The micro-kernel runs over all input channels. Beside it weights of the next group are prefetched:
         else the first of the micro-kernels that share a group would wait for them, and for long.
         """
+        xi, group, rows = at
         blocks, lanes = self.conv.input_blocks, self.conv.input_lanes
         first_tile, first_block = rows * integer(kernel.rows), group * integer(kernel.width)
         # a buffer each row: what exceeds 1 KiB is not on the stack, and leaves the registers at a prefetch

@@ -34,10 +34,12 @@ class ToomCook:
 
     @property
     def outputs(self) -> int:
+        """Outputs of one tile in one axis."""
         return self.points - 2
 
     @property
     def name(self) -> str:
+        """As in the literature: F4 stands for F(4, 3)."""
         return f"F{self.outputs}"
 
     def filter_matrix(self) -> tuple[tuple[float, ...], ...]:

@@ -51,7 +51,7 @@ DIRECT_EFFICIENCY = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WinogradPlan:
     """How a convolution is cut into tasks.
 
     A task takes `tiles` tiles and one of `splits` ranges of output channels through all three stages. It
@@ -67,6 +67,7 @@ class Plan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         kernel = f"{self.algorithm.name} {self.kernel.rows}x{self.kernel.width}"
         return f"{kernel} tiles {self.tiles} splits {self.splits} groups {self.pass_groups}"
 
@@ -106,18 +107,20 @@ def _is_eligible(conv: BlockedConvolution) -> bool:
     return window and not conv.depthwise and not conv.plain and conv.multiply_adds > 0
 
 
-def candidates(conv: BlockedConvolution, isa: Isa) -> Iterator[Plan]:
+def candidates(conv: BlockedConvolution, isa: Isa) -> Iterator[WinogradPlan]:
     """Plans whose accumulators, one line of weights and a broadcast scalar fit into the registers."""
     for algorithm in (F2, F4):
         tiles = math.prod(tile_counts(conv, algorithm))
         for width in range(1, min(conv.output_blocks, 6) + 1):
             groups = ceil_div(conv.output_blocks, width)
+            # `width` registers hold a line of weights, one the broadcast scalar, the others sums
             most = min((isa.vector_registers - 1 - width) // width, tiles)
+            # below half of the registers weights are loaded too often for what they do
             for rows in range(max(most // 2, 1), most + 1):
                 kernel = Tile(rows, 1, width, conv.output_lanes)
                 for task_tiles in _task_sizes(tiles, rows):
                     for splits in (s for s in (1, 2, 4, 8) if groups % s == 0):
-                        plan = Plan(algorithm, kernel, task_tiles, splits, groups // splits)
+                        plan = WinogradPlan(algorithm, kernel, task_tiles, splits, groups // splits)
                         yield _with_passes(plan, conv, isa)
 
 
@@ -129,7 +132,7 @@ def _task_sizes(tiles: int, rows: int) -> Sequence[int]:
     return list(dict.fromkeys(sizes))
 
 
-def _with_passes(plan: Plan, conv: BlockedConvolution, isa: Isa) -> Plan:
+def _with_passes(plan: WinogradPlan, conv: BlockedConvolution, isa: Isa) -> WinogradPlan:
     """As many groups a pass as leave the scratch memory in the cache, at least one.
 
     Where the transformed input alone exceeds the cache, one pass reads each plane of it just once.
@@ -148,7 +151,7 @@ def memory_byte_cost(threads: int) -> float:
     return MEMORY_BYTE_COST * min(threads, MEMORY_SHARERS)
 
 
-def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int) -> float:
+def predicted_cost(conv: BlockedConvolution, plan: WinogradPlan, isa: Isa, threads: int) -> float:
     """Multiply-adds of all threads together, idle ones counted, that take as long as the plan.
 
     Ten accumulators hide the latency of multiply-adds; fewer wait for their own results. A micro-kernel of
@@ -162,6 +165,7 @@ def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int)
     tasks = tile_tasks * plan.splits
     sums, loads = plan.kernel.rows * plan.kernel.width, plan.kernel.rows + plan.kernel.width
     products = points * plan.tiles * inputs * outputs / plan.splits
+    # weights that leave the first level cost a load of a slower one for each row of sums
     refill = 0.6 / plan.kernel.rows if inputs * plan.kernel.columns * 4 > isa.l1_bytes else 0.0
     arithmetic = products * max(1.0, 10 / sums) * (1 + 0.2 * loads / sums + refill)
     transforms = TRANSFORM_COST * points * plan.tiles * (inputs + outputs / plan.splits)
@@ -170,6 +174,7 @@ def predicted_cost(conv: BlockedConvolution, plan: Plan, isa: Isa, threads: int)
     if not conv.is_constant:
         memory += memory_byte_cost(threads) * weight_bytes  # they are written first
     if plan.scratch_bytes(conv) > SCRATCH_SHARE * isa.l2_bytes:
+        # written by one stage and read by the next
         memory += CACHE_BYTE_COST * 2 * plan.scratch_bytes(conv) * tasks
     return (arithmetic + transforms) * task_slots(tasks, threads) + memory
 
@@ -191,11 +196,11 @@ def direct_cost(conv: BlockedConvolution, threads: int) -> float:
 
 
 def schedule_plan(
-    request: Request, conv: BlockedConvolution, plan: Plan, choices: Sequence[str] = ()
+    request: Request, conv: BlockedConvolution, plan: WinogradPlan, choices: Sequence[str] = ()
 ) -> Scheduled:
     """Pack the weights, now or as the first stage, and emit the tasks."""
     packed, packing = _packed_weight(conv, plan)
-    emitter = _Emitter(Stages.of(conv, plan.algorithm), plan, packed)
+    emitter = _WinogradLoops(Stages.of(conv, plan.algorithm), plan, packed)
     region, planes = emitter.region()
     params, buffers = list(request.function.params), [*planes, *emitter.stages.buffers]
     if not conv.is_constant:
@@ -207,7 +212,7 @@ def schedule_plan(
     return finish(function, winograd.__name__, [(conv.weight, packing)], choices)
 
 
-def _packed_weight(conv: BlockedConvolution, plan: Plan) -> tuple[ir.Var, Packing]:
+def _packed_weight(conv: BlockedConvolution, plan: WinogradPlan) -> tuple[ir.Var, Packing]:
     """U as `[pass, k, q, group, IB, i, vector, o]`, in the order in which it is read."""
     n, width, lanes = plan.algorithm.points, plan.kernel.width, conv.output_lanes
     ib, i = conv.input_blocks, conv.input_lanes
@@ -220,11 +225,11 @@ def _packed_weight(conv: BlockedConvolution, plan: Plan) -> tuple[ir.Var, Packin
 
 
 @dataclass(frozen=True, slots=True)
-class _Emitter:
+class _WinogradLoops:
     """Puts the stages into the loops of a plan."""
 
     stages: Stages
-    plan: Plan
+    plan: WinogradPlan
     weight: ir.Var
 
     @property
@@ -263,7 +268,7 @@ class _Emitter:
 
         def product(k: ir.Expr, q: ir.Expr, group: ir.Expr, rows: ir.Expr) -> tirx.Stmt:
             weight = Weight(self.weight, (index, k, q), self.plan.tiles // kernel.rows)
-            return self.stages.multiply(v, m, kernel, weight, k * integer(points) + q, group, rows)
+            return self.stages.multiply(v, m, kernel, weight, (k * integer(points) + q, group, rows))
 
         def back(block: ir.Expr) -> tirx.Stmt:
             ob = index * integer(self.pass_blocks) + block

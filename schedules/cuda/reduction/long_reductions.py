@@ -50,8 +50,8 @@ def _share_rows(schedule: s_tir.Schedule, info: SBlockInfo) -> None:
     if "S" not in kinds:
         loops.insert(0, schedule.add_unit_loop(loops[0]))
     rows = schedule.fuse(*loops[: max(kinds.count("S"), 1)])
-    line = schedule.fuse(*loops[max(kinds.count("S"), 1) :])
+    reduced = schedule.fuse(*loops[max(kinds.count("S"), 1) :])
     # threads inside: neighbours read neighbouring elements
-    _, thread = schedule.split(line, factors=[None, BLOCK_THREADS])
+    _, thread = schedule.split(reduced, factors=[None, BLOCK_THREADS])
     schedule.bind(rows, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")

@@ -14,7 +14,7 @@ from hybridc.passes.program.program import Program, operator_name, tensor_shape
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import kernel_groups, largest_working_set_bytes
 from tests.support.programs import drawn, program_of
-from tests.support.tiled import Network, assert_same_results
+from tests.support.tiled import Network, assert_same_results, held_bytes
 
 KIB = 1 << 10
 
@@ -163,6 +163,17 @@ def test_parts_of_weights_have_one_name_in_all_ways_to_cut_up():
     for one, other in itertools.combinations(ways, 2):
         for name in one.weights.keys() & other.weights.keys():
             assert np.array_equal(one.weights[name], other.weights[name]), name
+
+
+def test_parts_of_weights_are_no_copies():
+    net = Network(4, 128)
+    product = net.emit(relax.op.matmul(net.x, net.weight(128, 512)), "product")
+    summed = net.emit(relax.op.add(product, net.weight(512)))
+    before = net.program(net.emit(relax.op.matmul(summed, net.weight(512, 16)), "logits"))
+    ways = [tile(before, limit) for limit in (200 * KIB, 100 * KIB, 50 * KIB)]
+    assert len({len(way.weights) for way in ways}) == len(ways)
+    held = held_bytes(weight for way in ways for weight in way.weights.values())
+    assert held == held_bytes(before.weights.values()) == 4 * (128 * 512 + 512 + 512 * 16)
 
 
 def test_columns_of_a_large_product_are_cut():

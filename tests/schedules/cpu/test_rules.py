@@ -94,7 +94,7 @@ REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
         "depthwise",
     ),
     "vgg: 3x3": (conv(1, 1), [(1, 64, 224, 224), (64, 64, 3, 3), (1, 64, 1, 1)], "conv2d"),
-    "atacworks: dilated": (conv(1, 200, 8), [(1, 15, 6000), (15, 15, 51), (1, 15, 1)], "fast_conv1d"),
+    "atacworks: dilated": (conv(1, 200, 8), [(1, 15, 6000), (15, 15, 51), (1, 15, 1)], "fft_conv1d"),
     "super_resolution: shuffle": (
         lambda e, x: e(op.permute_dims(x, [0, 1, 4, 2, 5, 3])),
         [(1, 1, 3, 3, 56, 56)],

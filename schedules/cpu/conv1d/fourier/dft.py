@@ -38,13 +38,16 @@ class Plane:
 
     @property
     def lanes(self) -> int:
+        """Signals that are transformed side by side."""
         return int(self.buffer.shape[-1])
 
     def load(self, position: ir.Expr, lane: ir.Expr) -> Complex:
+        """Real and imaginary part of a sample."""
         real, imaginary = (tirx.BufferLoad(self.buffer, self._at(position, i, lane)) for i in range(2))
         return real, imaginary
 
     def store(self, position: ir.Expr, lane: ir.Expr, value: Complex) -> list[tirx.Stmt]:
+        """Statements that write both parts of a sample."""
         return [
             tirx.BufferStore(self.buffer, part, self._at(position, i, lane)) for i, part in enumerate(value)
         ]
@@ -62,6 +65,7 @@ class Transform:
 
     @property
     def points(self) -> int:
+        """N, the length of the transform."""
         return self.first * self.second
 
     def position(self, frequency: ir.Expr) -> ir.Expr:

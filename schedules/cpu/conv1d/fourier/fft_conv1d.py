@@ -58,7 +58,7 @@ _MOST_CHOICES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FftPlan:
     """A transform for a convolution."""
 
     conv: Convolution
@@ -72,24 +72,29 @@ class Plan:
 
     @property
     def label(self) -> str:
+        """What tells this plan from the others of a function, for a measured search."""
         return f"{self.transform.first}x{self.transform.second} points"
 
     @property
     def inputs(self) -> int:
+        """Channels that are transformed."""
         return self.conv.group_inputs
 
     @property
     def outputs(self) -> int:
+        """Channels that are transformed back."""
         return self.conv.group_outputs
 
     @property
     def rows(self) -> int:
         """Output channels of a micro-kernel: four sums each, beside four inputs and two weights."""
+        # four registers of sums an output: real and imaginary part, at f and at N - f
         most = (self.isa.vector_registers - 6) // 4
         return ceil_div(self.outputs, ceil_div(self.outputs, most))
 
     @property
     def row_blocks(self) -> int:
+        """Micro-kernels that cover the output channels."""
         return ceil_div(self.outputs, self.rows)
 
     @property
@@ -103,15 +108,19 @@ class Plan:
         return self.transform.points // 2 + 1
 
     def write(self, batch: ir.Expr, channel: ir.Expr, x: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
+        """Store an output sample, given its sum, through the epilogue."""
         return self.conv.contraction.store(self.conv.point(batch, channel, integer(0), x), value)
 
     @property
     def cost(self) -> float:
         """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         n = self.transform.points
+        # 5 N log2 N operations of a transform, and loads, stores and twiddle factors of both its passes
         point = 5 * math.log2(n) + 6 + self.cut.copy_operations / 2
+        # 8 bytes a complex point: a quarter of the second level is for weights and signals
         if self.channels * n * 8 * self.cut.lanes > self.isa.l2_bytes * 3 // 4:
             point += SPILLED_POINT_COST
+        # a complex multiply-add is four real ones, at f and at N - f
         products = 8 * self.frequencies * self.row_blocks * self.rows * self.inputs
         task = products + n * point * (self.inputs + self.outputs)
         weights = 0.0 if self.constant else spectra_cost(self.conv, self.transform, self.cut.lanes)
@@ -120,7 +129,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FftConvolution:
     """A convolution along one axis, and the parameter that it reads."""
 
     conv: Convolution
@@ -132,16 +141,17 @@ class Source:
     threads: int
     constant: bool
 
-    def plan(self, transform: Transform) -> Plan:
+    def plan(self, transform: Transform) -> FftPlan:
+        """The convolution by one transform; its N has to be at least the number of taps."""
         conv, points = self.conv, transform.points
         axis = conv.width
         cut = Segments(conv.batches, axis.outputs, axis.taps, axis.dilation, points, self.isa.lanes())
         signal = Signal(self.data, self.before, points)
-        return Plan(conv, signal, cut, transform, self.isa, self.threads, self.constant)
+        return FftPlan(conv, signal, cut, transform, self.isa, self.threads, self.constant)
 
 
 @schedule_rule(family="winograd")
-def fast_conv1d(request: Request) -> Scheduled | None:
+def fft_conv1d(request: Request) -> Scheduled | None:
     """Accepts convolutions along one axis of any dilation, without stride and groups, if they are predicted
     to take less time than direct ones: in long signals from about 5 taps on. Weights that are not constant
     are transformed first.
@@ -167,7 +177,7 @@ def fast_conv1d(request: Request) -> Scheduled | None:
     return schedule_plan(request, pick(request, ranked), (*ranked, DIRECT))
 
 
-def read_source(request: Request) -> Source | None:
+def read_source(request: Request) -> FftConvolution | None:
     """The convolution, if the rule can compute it, whether that would be fast or not."""
     conv = read_convolution(request.function) if request.winograd else None
     if conv is None or conv.width.stride != 1 or conv.groups != 1:
@@ -178,10 +188,10 @@ def read_source(request: Request) -> Source | None:
     source = unpadded(conv) if one_line else None
     if source is None:
         return None
-    return Source(conv, *source, request.target.isa, request.threads, constant)
+    return FftConvolution(conv, *source, request.target.isa, request.threads, constant)
 
 
-def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -> Scheduled:
+def schedule_plan(request: Request, plan: FftPlan, choices: tuple[str, ...] = ()) -> Scheduled:
     """Emit: a task transforms all input channels of its segments, multiplies, and transforms back."""
     cut, transform = plan.cut, plan.transform
     fill_roots, (roots, state) = roots_of_unity(transform.points)
@@ -208,10 +218,10 @@ def schedule_plan(request: Request, plan: Plan, choices: tuple[str, ...] = ()) -
     body = [fill_roots, *weights.stages, grid((cut.tasks,), task, parallel=True)]
     intermediates = [roots, state, spectra, *scratch.buffers, *buffers, *weights.buffers]
     function = function_of(request.function, params, body, intermediates)
-    return finish(function, fast_conv1d.__name__, packings, choices)
+    return finish(function, fft_conv1d.__name__, packings, choices)
 
 
-def _forward(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
+def _forward(plan: FftPlan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
     """Read and transform an input channel, and prefetch the next one meanwhile."""
     channel, count = spectrum.channel, plan.transform.first
     following = tirx.min(channel + integer(1), integer(plan.inputs - 1))
@@ -223,7 +233,7 @@ def _forward(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task:
     return tirx.SeqStmt([gather(plan.cut, plan.signal, scratch, task, channel), transformed])
 
 
-def _inverse(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
+def _inverse(plan: FftPlan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task: ir.Expr) -> tirx.Stmt:
     """Transform back and write an output channel, and prefetch what that needs meanwhile."""
     channel, count = spectrum.channel, plan.transform.second
 
@@ -234,7 +244,7 @@ def _inverse(plan: Plan, scratch: Scratch, spectrum: Plane, roots: ir.Var, task:
     return tirx.SeqStmt([transformed, scatter(plan.cut, plan.write, scratch, task, channel)])
 
 
-def _products(plan: Plan, spectra: ir.Var, weights: Spectra) -> tuple[tirx.Stmt, list[ir.Var]]:
+def _products(plan: FftPlan, spectra: ir.Var, weights: Spectra) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Multiply spectra and sum over input channels, in place: at f, and at N - f with conjugate weights.
 
     The inputs at such a pair are first brought together: they lie far apart and are read `row_blocks` times.

@@ -82,6 +82,7 @@ class Signal:
         return self.before + int(self.data.shape[-1])
 
     def at(self, batch: ir.Expr, channel: ir.Expr, x: ir.Expr) -> tirx.BufferLoad:
+        """The sample at padded position x, which has to exist."""
         line = [integer(0)] * (len(self.data.shape) - 3)
         return tirx.BufferLoad(self.data, [batch, channel, *line, x - integer(self.before)])
 
@@ -106,6 +107,7 @@ class Segments:
 
     @property
     def per_signal(self) -> int:
+        """Segments of one phase of an image's signal."""
         return ceil_div(ceil_div(self.outputs, self.phases), self.valid)
 
     @property
@@ -125,6 +127,7 @@ class Segments:
 
     @property
     def tasks(self) -> int:
+        """Of all images: each fills the lanes of a vector with pairs of segments."""
         return ceil_div(self.batches * self.pairs, self.lanes)
 
     @property
@@ -134,6 +137,7 @@ class Segments:
 
     @property
     def contiguous(self) -> bool:
+        """Whether the samples of a segment are neighbours in memory, which dilation prevents."""
         return self.phases == 1
 
     @property
@@ -144,6 +148,7 @@ class Segments:
         return 16.0 + 2 * _PARTS * self.lanes * _SEGMENT_COST / self.points
 
     def scratch(self) -> Scratch:
+        """Buffers of a task for the segments of one channel."""
         samples = self.blocks * self.lanes
         work = tirx.decl_buffer((1, samples, _PARTS, self.lanes), "float32", "work")
         lines = tirx.decl_buffer((_PARTS, self.lanes, samples), "float32", "lines")

@@ -1,92 +1,94 @@
-"""What is read off annotations is what the indices of the block say."""
+"""What rules read off the annotations of a convolution is what its pass was asked to write."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
 import pytest
-from tvm import tirx
+from tvm import te, tirx
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d, blocked_depthwise
+from hybridc.passes.layout.operators import ConvWindow, blocked_depthwise, extents, sum_over
 from hybridc.passes.precision.quantized import int8_conv2d
-from hybridc.schedules.cpu.conv2d_blocked import read as reader
+from hybridc.schedules.annotation import BLOCKED_CONV2D, ConvAnnotation, read_annotation
+from hybridc.schedules.cpu.conv2d_blocked.read import (
+    BlockedConvolution,
+    blocked_convolution,
+    read_grouped_convolution,
+)
 from hybridc.schedules.cpu.core.nest import read_contraction, read_integer_contraction
 from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Target
-from tests.schedules.cpu.conv2d_blocked import previous_read as previous
 from tests.schedules.cpu.conv2d_blocked.test_groups import CASES as GROUPED
 from tests.support.blocked_convolutions import CASES, fused
 from tests.support.fusion import fused_behind
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert (found is None) == (expected is None)
-    if found is None:
-        return
-    for field in fields(expected):
-        one, other = getattr(found, field.name), getattr(expected, field.name)
-        if field.name in ("height", "width"):
-            assert_same(one, other)
-        elif hasattr(other, "same_as"):
-            assert one.same_as(other), field.name
-        elif field.name != "contraction":
-            assert one == other, field.name
+def assert_geometry(conv: BlockedConvolution | None, window: ConvWindow, data: tuple[int, ...]) -> None:
+    assert conv is not None
+    for i, axis in enumerate((conv.height, conv.width)):
+        assert (axis.stride, axis.dilation) == (window.strides[i], window.dilation[i])
+        assert (axis.before, axis.inputs) == (window.padding[i], data[2 + i])
+        assert axis.outputs == window.outputs(i, data[2 + i], axis.taps)
 
 
-def depthwise_functions() -> list[tirx.PrimFunc]:
-    windows = [
-        ((1, 2, 17, 19, 16), (3, 3), ConvWindow((1, 1), (1, 1, 1, 1), (1, 1))),
-        ((2, 3, 14, 15, 8), (3, 3), ConvWindow((2, 2), (0, 0, 1, 1), (1, 1))),
-        ((1, 2, 20, 21, 8), (3, 3), ConvWindow((1, 1), (4, 4, 4, 4), (4, 4))),
-        ((1, 1, 6, 40, 16), (1, 5), ConvWindow((1, 2), (0, 3, 0, 2), (1, 2))),
-        ((1, 1, 1, 1, 16), (1, 1), ConvWindow((2, 2), (0, 0, 0, 0), (1, 1))),
-    ]
-    return [
-        fused_behind(blocked_depthwise(data, (data[1], *taps, data[4]), window), op.nn.relu)
-        for data, taps, window in windows
-    ]
-
-
-def dense_functions() -> list[tirx.PrimFunc]:
-    point = ConvWindow((2, 3), (0, 0, 0, 0), (2, 2))  # one output, one tap: the indices do not tell
-    alone = [
-        blocked_conv2d((1, 2, 1, 1, 16), (2, 2, 1, 1, 16, 16), point),
-        blocked_conv2d(CASES[4].data, CASES[4].weight, CASES[4].window),
-    ]
-    behind = [fused_behind(function, op.nn.relu) for function in alone]
-    return [*(fused(case) for case in CASES), *alone, *behind, *depthwise_functions()]
-
-
-@pytest.mark.parametrize("constants", [frozenset[int](), frozenset({1})])
-def test_dense_and_depthwise(constants):
-    for function in dense_functions():
-        contraction = read_contraction(function)
-        assert contraction is not None
-        expected = previous.blocked_convolution(contraction, constants)
-        assert expected is not None
-        assert_same(reader.blocked_convolution(contraction, constants), expected)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-def test_integers(dtype):
-    for case in CASES:
-        contraction = read_integer_contraction(int8_conv2d(case.data, case.weight, case.window, dtype, 7))
-        assert contraction is not None
-        expected = previous.blocked_convolution(contraction, frozenset({1}))
-        assert expected is not None
-        assert_same(reader.blocked_convolution(contraction, frozenset({1})), expected)
-
-
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
-@pytest.mark.parametrize("case", GROUPED, ids=str)
-def test_groups(monkeypatch, isa, case):
-    function = fused_behind(case.function, op.nn.relu)
+def read(function: tirx.PrimFunc) -> BlockedConvolution | None:
     contraction = read_contraction(function)
-    for module in (reader, previous):
-        monkeypatch.setattr(module, "read_contraction", lambda function: contraction)
-    request = Request(function, frozenset({1}), Target((), ISAS[isa]))
-    expected = previous.read_grouped_convolution(request)
-    assert expected is not None
-    assert_same(reader.read_grouped_convolution(request), expected)
+    assert contraction is not None
+    return blocked_convolution(contraction, frozenset({1}))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_geometry_of_a_convolution_survives_fusion(case):
+    conv = read(fused(case))
+    assert_geometry(conv, case.window, case.data)
+    assert conv is not None and (conv.plain, conv.depthwise) == (case.plain, False)
+    assert conv.input_blocks * conv.input_lanes == case.weight[-2] * (1 if case.plain else case.weight[1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_geometry_of_a_convolution_of_integers_is_read(case):
+    contraction = read_integer_contraction(int8_conv2d(case.data, case.weight, case.window, "int8", 7))
+    assert contraction is not None
+    assert_geometry(blocked_convolution(contraction, frozenset({1})), case.window, case.data)
+
+
+@pytest.mark.parametrize(
+    "window", [ConvWindow((2, 2), (0, 0, 1, 1), (1, 1)), ConvWindow((1, 2), (4, 3, 4, 2), (4, 3))], ids=str
+)
+def test_geometry_of_a_depthwise_convolution_is_read(window):
+    data = (2, 3, 14, 15, 8)
+    conv = read(fused_behind(blocked_depthwise(data, (3, 3, 3, 8), window), op.nn.relu))
+    assert_geometry(conv, window, data)
+    assert conv is not None and conv.depthwise
+
+
+@pytest.mark.parametrize("case", GROUPED, ids=str)
+def test_geometry_of_a_grouped_convolution_is_read(case):
+    function = fused_behind(case.function, op.nn.relu)
+    conv = read_grouped_convolution(Request(function, frozenset({1}), Target((), ISAS["avx512"])))
+    assert_geometry(conv, case.window, tuple(int(e) for e in function.params[0].shape))
+    assert conv is not None and conv.grouping is not None
+    assert (conv.grouping.inputs, conv.grouping.outputs) == (case.inputs, case.outputs)
+
+
+def test_annotations_are_read_as_they_were_written():
+    written = ConvAnnotation(BLOCKED_CONV2D, (1, 2), (0, 1, 2, 3), (1, 1), 3, 8)
+    assert read_annotation(written.attributes(), BLOCKED_CONV2D) == written
+    assert read_annotation(written.attributes(), "another") is None
+    assert read_annotation({}, BLOCKED_CONV2D) is None
+
+
+def test_what_is_computed_in_front_of_a_convolution_is_not_taken_for_padding():
+    window = ConvWindow((1, 1), (0, 0, 0, 0), (1, 1))
+    x, w = (
+        te.placeholder(extents(*shape), "float32", name)
+        for shape, name in (((1, 2, 5, 5, 16), "x"), ((2, 2, 1, 1, 16, 16), "w"))
+    )
+    k = [sum_over(extent, name) for extent, name in ((2, "cb"), (1, "a"), (1, "b"), (16, "c"))]
+    doubled = te.compute(x.shape, lambda *at: x(*at) * 2.0, "doubled")
+
+    def sums(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
+        cb, a, b, c = k
+        return te.sum(doubled[n, cb, y + a, z + b, c] * w[ob, cb, a, b, c, o], axis=k)
+
+    shape, attributes = extents(1, 2, 5, 5, 16), window.attributes(BLOCKED_CONV2D)
+    assert read(te.create_prim_func([x, w, te.compute(shape, sums, "conv2d", attrs=attributes)])) is None

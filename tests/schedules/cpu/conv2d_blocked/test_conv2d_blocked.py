@@ -10,7 +10,7 @@ from hybridc.ir import Device
 from hybridc.passes.layout.operators import ConvWindow, blocked_depthwise
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
-from hybridc.schedules.cpu.conv2d_blocked.plan import Plan, even_spans, rank_plans
+from hybridc.schedules.cpu.conv2d_blocked.plan import BlockedConvPlan, even_spans, rank_plans
 from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
@@ -20,7 +20,7 @@ from tests.support.blocked_convolutions import CASES, THREE, Case, convolved, fu
 THREADS = 2
 
 
-def _plans(case: Case, isa: Isa) -> list[Plan]:
+def _plans(case: Case, isa: Isa) -> list[BlockedConvPlan]:
     conv = read_blocked_convolution(_request(fused(case)))
     assert conv is not None
     return list(rank_plans(conv, isa, THREADS).values())

@@ -10,7 +10,7 @@ import pytest
 from tvm import relax, tirx
 
 from hybridc.passes.training.kernels.convolution import Window, convolution_weight_gradient
-from hybridc.schedules.cpu.wgrad.fourier import fast_conv1d_wgrad, schedule_plan
+from hybridc.schedules.cpu.wgrad.fourier import fft_conv1d_wgrad, schedule_plan
 from hybridc.schedules.cpu.wgrad.fourier_plan import read_plans
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import ISAS, Target
@@ -94,16 +94,16 @@ def test_long_kernels_are_chosen_and_short_ones_are_not(avx2):
     def rule(taps: int, positions: int) -> str:
         return avx2.schedule(_function(1, (16, 16), positions, taps)).rule
 
-    assert rule(51, 10000) == rule(25, 10000) == "fast_conv1d_wgrad"
+    assert rule(51, 10000) == rule(25, 10000) == "fft_conv1d_wgrad"
     assert rule(1, 10000) == rule(2, 10000) == rule(51, 60) == "conv1d_wgrad"
 
 
 def test_rounding_as_in_direct_sums_can_be_demanded(avx2):
     request = Request(_function(1, (16, 16), 10000, 51), frozenset(), Target((), ISAS["avx2"]))
-    scheduled = fast_conv1d_wgrad(request)
+    scheduled = fft_conv1d_wgrad(request)
     assert scheduled is not None and scheduled.choices[-1] == "direct"
     for changed in ({"winograd": False}, {"choice": "direct"}):
-        assert fast_conv1d_wgrad(Request(request.function, frozenset(), request.target, **changed)) is None
+        assert fft_conv1d_wgrad(Request(request.function, frozenset(), request.target, **changed)) is None
 
 
 @pytest.mark.parametrize("changed", [{"stride": 2}, {"groups": 2}], ids=str)

@@ -11,8 +11,9 @@ from tvm import relax, tirx
 from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d
 from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
 from hybridc.schedules.cpu.core.micro_kernel import Tile
+from hybridc.schedules.cpu.winograd import toom_cook
 from hybridc.schedules.cpu.winograd.toom_cook import F2, F4, ToomCook
-from hybridc.schedules.cpu.winograd.winograd import Plan, candidates, schedule_plan, winograd
+from hybridc.schedules.cpu.winograd.winograd import WinogradPlan, candidates, schedule_plan, winograd
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import ISAS, Target
 
@@ -64,7 +65,7 @@ def planned(
     conv = read_blocked_convolution(request)
     assert conv is not None
     return schedule_plan(
-        request, conv, Plan(algorithm, Tile(rows, 1, width, conv.output_lanes), tiles, splits, groups)
+        request, conv, WinogradPlan(algorithm, Tile(rows, 1, width, conv.output_lanes), tiles, splits, groups)
     )
 
 
@@ -77,7 +78,7 @@ def normal(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
 def test_algorithm_is_exact_in_rational_arithmetic(
     algorithm: ToomCook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hybridc.schedules.cpu.winograd.toom_cook._times", lambda factor, term: factor * term)
+    monkeypatch.setattr(toom_cook, "_times", lambda factor, term: factor * term)
     inputs, taps = (np.random.default_rng(0).standard_normal(n) for n in (algorithm.points, 3))
     weights = np.array(algorithm.filter_matrix()) @ taps
     outputs = algorithm.transform_output(list(weights * algorithm.transform_input(list(inputs))))

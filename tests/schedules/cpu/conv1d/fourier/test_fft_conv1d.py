@@ -10,7 +10,7 @@ import pytest
 from tvm import relax
 
 from hybridc.schedules.cpu.conv1d.fourier.dft import Transform
-from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fast_conv1d, read_source, schedule_plan
+from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fft_conv1d, read_source, schedule_plan
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import ISAS, Target
 
@@ -122,19 +122,19 @@ def test_long_kernels_are_chosen_and_short_ones_are_not(avx2):
         )
         return avx2.schedule(function, constants).rule
 
-    assert rule(51, 10000) == rule(25, 10000) == rule(51, 10000, constants=()) == "fast_conv1d"
+    assert rule(51, 10000) == rule(25, 10000) == rule(51, 10000, constants=()) == "fft_conv1d"
     assert rule(1, 10000) == rule(2, 10000) == rule(51, 60) == "conv1d"
-    assert rule(51, 1500, channels=4) == "fast_conv1d"
+    assert rule(51, 1500, channels=4) == "fft_conv1d"
     assert rule(51, 1500, channels=4, constants=()) == "conv1d"
 
 
 def test_rounding_as_in_direct_sums_can_be_demanded(avx2):
     function = avx2.function(lambda emit, x, w: _conv(emit, x, w, 1, 25), [(1, 16, 10000), (16, 16, 51)])
     request = Request(function, frozenset([1]), Target((), ISAS["avx2"]))
-    scheduled = fast_conv1d(request)
+    scheduled = fft_conv1d(request)
     assert scheduled is not None and scheduled.choices[-1] == "direct"
     for changed in ({"winograd": False}, {"choice": "direct"}):
-        assert fast_conv1d(Request(function, frozenset([1]), Target((), ISAS["avx2"]), **changed)) is None
+        assert fft_conv1d(Request(function, frozenset([1]), Target((), ISAS["avx2"]), **changed)) is None
 
 
 @pytest.mark.parametrize(("stride", "groups"), [(2, 1), (1, 2)])
