@@ -43,5 +43,5 @@ def read_annotation(annotations: Mapping[str, Any], *operators: str) -> ConvAnno
     strides, padding, dilation = (
         tuple(int(v) for v in annotations[key]) for key in ("strides", "padding", "dilation")
     )
-    groups, group_outputs = (int(annotations[key]) for key in ("groups", "group_outputs"))
+    groups, group_outputs = int(annotations["groups"]), int(annotations.get("group_outputs", 0))
     return ConvAnnotation(operator, strides, padding, dilation, groups, group_outputs)

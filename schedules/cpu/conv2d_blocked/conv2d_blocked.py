@@ -61,7 +61,7 @@ def conv2d_blocked(request: Request) -> Scheduled | None:
     """Accepts convolutions as passes/layout/operators.py writes them: any kernel, stride, dilation, padding,
     batch and groups.
 
-    Tiling: see the module's docstring and `blocked_plan.py`, which chooses by predicted time. Tasks are equal
+    Tiling: see the module's docstring and `plan.py`, which chooses by predicted time. Tasks are equal
     parts of the images x equal parts of the output channels.
     """
     conv = read_blocked_convolution(request) or read_grouped_convolution(request)

@@ -3,7 +3,7 @@
 A task computes some rows of the depthwise result into a buffer that stays in its second-level cache, and the
 1x1 convolution reads them from there: the tensor between is most of what the two kernels move (Qararyah et
 al., "Fusing depthwise and pointwise convolutions for efficient inference on GPUs", ICPP workshops 2024). Both
-halves are the code of the separate kernels: `depthwise_blocked.py` fills the buffer that `conv2d_blocked.py`
+halves are the code of the separate kernels: `depthwise.py` fills the buffer that `conv2d_blocked.py`
 otherwise copies its input into.
 """
 
