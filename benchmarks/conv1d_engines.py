@@ -150,7 +150,7 @@ class Hybridc:
         from hybridc.options import BF16, FP32, CompileOptions
         from hybridc.passes.import_model import import_model
         from hybridc.passes.pipeline import run_stages
-        from hybridc.progress import Silent
+        from hybridc.progress import NullProgress
 
         precision = BF16 if self.isa.dot_product_unit is not None else FP32
         options = CompileOptions(
@@ -162,7 +162,7 @@ class Hybridc:
             start = import_model(path, options)[1]
             job = replace(start.job, rounding=lambda _, found: dict.fromkeys(found, 0.0))
             start = replace(start, job=job)
-            done = run_stages(start, Silent(), stop_after="graph")
+            done = run_stages(start, NullProgress(), stop_after="graph")
         return [done.scheduled[kernel.function, Device.CPU] for kernel in done.graph.kernels]
 
 

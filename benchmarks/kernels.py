@@ -29,10 +29,10 @@ from hybridc.options import CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.read_graph import bytes_moved
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Isa, Target, parse_target
-from hybridc.tuning.measure import Arguments, Kernel, call_times_ms, compiled, use_threads
+from hybridc.tuning.measure import Arguments, TimedKernel, call_times_ms, compiled, use_threads
 
 _KERNEL_SECONDS = 0.1
 
@@ -88,7 +88,7 @@ def kernel_rows(model: Path, target: Target, threads: int, rounds: int) -> list[
 def distinct_kernels(model: Path, target: Target, threads: int) -> list[Subject]:
     """The kernels of a model, compiled one by one."""
     options = CompileOptions(target=target, threads=threads)
-    done = run_stages(import_model(model, options)[1], Silent(), stop_after="graph")
+    done = run_stages(import_model(model, options)[1], NullProgress(), stop_after="graph")
     flops = {kernel.function: kernel.flops for kernel in done.graph.kernels}
     subjects = []
     for name, calls in Counter(kernel.function for kernel in done.graph.kernels).items():
@@ -104,7 +104,7 @@ def _sample(subject: Subject, isa: Isa, threads: int) -> Sample:
     indices = min(_shapes(subject.function)[0], default=1)
     sets = Arguments(subject.scheduled, index_limit=indices).sets_of(subject.scheduled)
     before = peak_gflops(isa, threads)
-    [times] = call_times_ms([Kernel(subject.compiled, sets)], _KERNEL_SECONDS)
+    [times] = call_times_ms([TimedKernel(subject.compiled, sets)], _KERNEL_SECONDS)
     return Sample(statistics.median(times), max(before, peak_gflops(isa, threads)), copy)
 
 

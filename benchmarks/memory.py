@@ -21,7 +21,7 @@ from hybridc.ir.graph import dtype_bits
 from hybridc.options import CompileOptions, parse_budgets
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
 
 LIMIT = 1.01
@@ -37,7 +37,7 @@ def main() -> int:
             options = CompileOptions(
                 target=parse_target(target), gpu_memory=parse_budgets(budget) if budget else ()
             )
-            done = run_stages(import_model(model, options)[1], Silent(), stop_after="verify")
+            done = run_stages(import_model(model, options)[1], NullProgress(), stop_after="verify")
             for arena in done.plans[0].arenas:
                 ratio = arena.size_bytes / arena.lower_bound_bytes if arena.lower_bound_bytes else 1.0
                 rows.append(

@@ -45,7 +45,7 @@ from hybridc.passes.planner.model.structure import smallest_working_set_bytes
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.search.policies import BASELINES
 from hybridc.passes.planner.tighten_bound import with_tight_bound
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
 
 SUITE: dict[str, dict[str, Any]] = {**CPU_SUITE, "resnet152": {"batch": 4}}
@@ -113,7 +113,7 @@ def planned(model: onnx.ModelProto, machine: Machine, share: float | None, secon
         machine=machine,
         plan_seconds=seconds,
     )
-    return run_stages(import_model(model, options)[1], Silent(), stop_after="plan")
+    return run_stages(import_model(model, options)[1], NullProgress(), stop_after="plan")
 
 
 def planned_cut_up(

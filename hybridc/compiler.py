@@ -22,7 +22,7 @@ from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.stages import tighten_bounds
-from hybridc.progress import Progress, Silent, Stopwatch
+from hybridc.progress import NullProgress, Progress, Stopwatch
 from hybridc.results import Compiled, Planned
 from hybridc.runtime.staging import arena_limit_bytes, check_host_memory
 from hybridc.tuning import tuner_of
@@ -42,7 +42,7 @@ def compile_model(
     Raises HybridcError; nothing half written is left behind.
     """
     path = _artifact_path(output, options)
-    watch = Stopwatch(progress or Silent())
+    watch = Stopwatch(progress or NullProgress())
     with watch("import"):
         model, network = import_model(source, options)
     tuner = tuner_of(options, watch.progress)
@@ -69,7 +69,7 @@ def plan_model(
     """
     if bound_seconds is not None:
         check_bound_seconds(bound_seconds, options.target)
-    progress = progress or Silent()
+    progress = progress or NullProgress()
     _, network = import_model(source, options)
     network = _with_measurements(network, progress)
     made = run_stages(network, progress, stop_after="verify", dump_ir=options.dump_ir)

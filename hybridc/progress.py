@@ -22,7 +22,7 @@ class Progress(Protocol):
         """`done` of `total` distinct functions of the present stage are finished."""
 
 
-class Silent:
+class NullProgress:
     """Says nothing."""
 
     def stage(self, name: str) -> None:
@@ -88,7 +88,7 @@ def terminal_progress(stream: TextIO | None = None) -> Iterator[Progress]:
     """
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
-        yield Silent()
+        yield NullProgress()
         return
     bar = Bar(stream)
     try:

@@ -29,7 +29,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
+class ChartPoint:
     """A point that stands out; `note` is shown when the pointer is on it."""
 
     x: float
@@ -50,7 +50,7 @@ class Chart:
     y_ticks: Sequence[Tick]
     lines: Sequence[Line]
     """In the order of the legend."""
-    dots: Sequence[Dot] = ()
+    dots: Sequence[ChartPoint] = ()
 
     def to_svg(self) -> str:
         """The picture, ending in a newline."""
@@ -90,7 +90,7 @@ class Chart:
         points = " ".join(f"{self._x(x)},{self._y(y)}" for x, y in line.points)
         return f'<polyline points="{points}" fill="none" stroke="{line.color}" {line.style}/>'
 
-    def _circle(self, dot: Dot) -> str:
+    def _circle(self, dot: ChartPoint) -> str:
         circle = f'<circle cx="{self._x(dot.x)}" cy="{self._y(dot.y)}" r="3.5" fill="{dot.color}"'
         return f"{circle}><title>{escape(dot.note)}</title></circle>" if dot.note else f"{circle}/>"
 

@@ -68,14 +68,14 @@ def kernel_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from hybridc.options import CompileOptions
     from hybridc.passes.pipeline import run_stages
     from hybridc.passes.planner.model.cost import kernel_us
-    from hybridc.progress import Silent
+    from hybridc.progress import NullProgress
     from hybridc.targets import parse_target
     from hybridc.tuning.measure import Arguments
 
     target = parse_target(arguments.target)
     machine = load_machine(arguments.machine) if arguments.machine else load_machine()
     done = run_stages(
-        import_model(arguments.model, CompileOptions(target=target))[1], Silent(), stop_after="graph"
+        import_model(arguments.model, CompileOptions(target=target))[1], NullProgress(), stop_after="graph"
     )
     assert done.graph is not None and done.scheduled is not None
     kernels = {k.function: k for k in reversed(done.graph.kernels) if Device.GPU in k.devices}

@@ -15,7 +15,7 @@ from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.context import Effort
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
 from training.steps import build, programs_of
 
@@ -33,7 +33,7 @@ def states(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[
         step = programs_of(model, optimizer="sgd:lr=0.1,momentum=0.9").step
         for profile in MACHINES:
             options = CompileOptions(target=parse_target("cuda+avx2"), machine=load_machine(profile))
-            done = run_stages(import_model(step, options)[1], Silent(), stop_after="graph")
+            done = run_stages(import_model(step, options)[1], NullProgress(), stop_after="graph")
             host_graph = replace(done.graph, loop_carried=())
             on_host, kept = (
                 make_plan(graph, options.machine, None, (Device.GPU, Device.CPU), effort=Effort(seconds))

@@ -29,7 +29,7 @@ from hybridc.passes.program.program import Program
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.training.spec import NEW, TrainingSpec, parse_loss, parse_optimizer
 from hybridc.passes.training.step import TrainingPrograms, training_programs
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -107,7 +107,7 @@ def step_of(
     program = Program(step.module, step.weights, step.origins)
     options = CompileOptions(target=parse_target(target), machine=load_machine(machine))
     start = ImportedNetwork(Job(options), program)
-    return Step(name, programs, run_stages(start, Silent(), stop_after="graph"))
+    return Step(name, programs, run_stages(start, NullProgress(), stop_after="graph"))
 
 
 @cache
@@ -125,7 +125,7 @@ def cut_up(step: Step, limit_bytes: int) -> Graph:
     program = tile(whole.unfused, limit_bytes)
     if program is whole.unfused:
         return step.graph
-    return TO_GRAPH.run(ImportedNetwork(whole.job, program, whole.library), Silent()).graph
+    return TO_GRAPH.run(ImportedNetwork(whole.job, program, whole.library), NullProgress()).graph
 
 
 def caffe_bytes(model: onnx.ModelProto) -> tuple[int, int]:

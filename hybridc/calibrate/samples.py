@@ -13,7 +13,7 @@ from hybridc.options import CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.phases import GraphedNetwork
 from hybridc.passes.pipeline import run_stages
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Target
 
@@ -34,7 +34,7 @@ def subjects(target: Target, threads: int) -> tuple[Subject, ...]:
     of the CPU."""
     options = CompileOptions(target=target, threads=threads)
     _, start = import_model(sample_model().SerializeToString(), options)
-    done: GraphedNetwork = run_stages(start, Silent(), stop_after="graph")
+    done: GraphedNetwork = run_stages(start, NullProgress(), stop_after="graph")
     by_function = {kernel.function: kernel for kernel in done.graph.kernels}
     return tuple(
         Subject(

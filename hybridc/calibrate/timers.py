@@ -23,7 +23,7 @@ from hybridc.schedules.select import schedule
 from hybridc.targets import Target, missing_flags
 from hybridc.tuning.measure import (
     Arguments,
-    Kernel,
+    TimedKernel,
     arguments_bytes,
     call_times_ms,
     compiled,
@@ -80,7 +80,7 @@ class CpuTimer:
 
     def us(self, scheduled: Scheduled) -> float:
         use_threads(self._threads)
-        kernel = Kernel(compiled(scheduled, self._isa), Arguments(scheduled).sets_of(scheduled))
+        kernel = TimedKernel(compiled(scheduled, self._isa), Arguments(scheduled).sets_of(scheduled))
         [times_ms] = call_times_ms([kernel], SECONDS_PER_KERNEL)
         return _lower_quartile(times_ms) * 1e3
 

@@ -25,7 +25,7 @@ from hybridc.training.schedule import parse_schedule
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from hybridc.training.checkpoint import Evaluated, Progress
+    from hybridc.training.checkpoint import Evaluated, TrainingProgress
     from hybridc.training.session import TrainingSession
 
 HELP = "train with a compiled training step"
@@ -139,14 +139,14 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _train(session: TrainingSession, arguments: argparse.Namespace) -> int:
     from hybridc.training.data import load_dataset
-    from hybridc.training.loop import Run, train
+    from hybridc.training.loop import TrainingRun, train
 
     data = load_dataset(arguments.data, session.inputs, session.targets)
     validation = None
     if arguments.val is not None:
         validation = load_dataset(arguments.val, session.inputs, session.targets)
     with deferred_interrupts() as interrupts, _teller(arguments) as teller:
-        run = Run(
+        run = TrainingRun(
             arguments.epochs,
             arguments.schedule,
             arguments.lr,
@@ -166,7 +166,9 @@ def _train(session: TrainingSession, arguments: argparse.Namespace) -> int:
     return 128 + interrupts[0] if is_stopped else 0
 
 
-def _write_results(session: TrainingSession, arguments: argparse.Namespace, progress: Progress) -> None:
+def _write_results(
+    session: TrainingSession, arguments: argparse.Namespace, progress: TrainingProgress
+) -> None:
     from hybridc.training.curve import losses_to_svg
 
     curve = arguments.curve
@@ -178,7 +180,7 @@ def _write_results(session: TrainingSession, arguments: argparse.Namespace, prog
         session.export_onnx(arguments.export)
 
 
-def _report(progress: Progress, teller: Teller) -> dict[str, Any]:
+def _report(progress: TrainingProgress, teller: Teller) -> dict[str, Any]:
     return {
         "epochs": progress.epoch,
         "steps": len(progress.losses),
@@ -188,7 +190,7 @@ def _report(progress: Progress, teller: Teller) -> dict[str, Any]:
     }
 
 
-def _farewell(arguments: argparse.Namespace, progress: Progress) -> str:
+def _farewell(arguments: argparse.Namespace, progress: TrainingProgress) -> str:
     where = f"stopped after {len(progress.losses)} steps"
     if arguments.checkpoint is None:
         return f"{where}; nothing was saved, as there is no --checkpoint"

@@ -10,7 +10,7 @@ from typing import Any
 from hybridc.ir import Device, Plan
 from hybridc.options import format_bytes
 from hybridc.report.table import Column, format_us, render_table
-from hybridc.svg import BLUE, RED, Chart, Dot, Line
+from hybridc.svg import BLUE, RED, Chart, ChartPoint, Line
 
 _TICKS = 6
 
@@ -78,7 +78,7 @@ def curve_to_svg(points: Sequence[Point], title: str) -> str:
             Line(plans, BLUE, "predicted run"),
             Line(bounds, RED, "no plan is faster", 'stroke-dasharray="5 4"', is_below=True),
         ),
-        [Dot(x, us, BLUE, f"{format_bytes(x)}: {format_us(us)}") for x, us in plans],
+        [ChartPoint(x, us, BLUE, f"{format_bytes(x)}: {format_us(us)}") for x, us in plans],
     ).to_svg()
 
 

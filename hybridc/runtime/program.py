@@ -41,7 +41,7 @@ class Allocated:
     mapped_weight_bytes: int
 
 
-class Program:
+class LoadedProgram:
     """The code of one artifact, and the arenas and lanes of its chosen plan.
 
     What it holds is freed by `close`, or when it is collected. Not safe for several threads at once.
@@ -191,7 +191,7 @@ class Program:
 
 
 def open_library(artifact: Artifact) -> Any:
-    """The code of an artifact, for `Program`.
+    """The code of an artifact, for `LoadedProgram`.
 
     Raises DeviceError HC402 where the NVIDIA driver or the CUDA runtime is missing and there is GPU code,
     HC410 where the system refuses tile registers that it needs; ArtifactError HC307 if the library cannot be

@@ -17,7 +17,7 @@ from hybridc.errors import ArtifactError, PlanError, UsageError
 from hybridc.ir import Buffer, BufferKind, Device
 from hybridc.ir.verify import verify
 from hybridc.options import check_threads
-from hybridc.runtime.program import Program, free_gpu_bytes, gpu_page_bytes, open_library
+from hybridc.runtime.program import LoadedProgram, free_gpu_bytes, gpu_page_bytes, open_library
 from hybridc.targets import available_threads
 
 _TYPES = {"float32": "float", "float64": "double"}
@@ -103,9 +103,9 @@ class Session:
         self._tensors = _tensors(artifact)
         self._places = _places(artifact, Device.CPU)
         self._gpu_places = _places(artifact, Device.GPU)
-        new_program = functools.partial(Program, artifact, library, count, limit_bytes)
-        self._new_program: Callable[[], Program] | None = new_program
-        self._program: Program | None = new_program()
+        new_program = functools.partial(LoadedProgram, artifact, library, count, limit_bytes)
+        self._new_program: Callable[[], LoadedProgram] | None = new_program
+        self._program: LoadedProgram | None = new_program()
 
     @property
     def artifact(self) -> Artifact:
@@ -228,7 +228,7 @@ class Session:
             self._program.close()
             self._program = None
 
-    def _open_program(self) -> Program:
+    def _open_program(self) -> LoadedProgram:
         if self._new_program is None:
             where = str(self._artifact.path)
             raise UsageError("HC556", "the session is closed", where=where, remedy="load the artifact again")
@@ -236,7 +236,7 @@ class Session:
             self._program = self._new_program()
         return self._program
 
-    def _put_inputs(self, program: Program, arrays: Mapping[str, np.ndarray]) -> None:
+    def _put_inputs(self, program: LoadedProgram, arrays: Mapping[str, np.ndarray]) -> None:
         host = program.host_bytes
         for port in self._artifact.manifest.inputs:
             tensor = self._tensors[port.name]
@@ -246,7 +246,7 @@ class Session:
             elif (tensor, True) in self._gpu_places and tensor in arrays:
                 program.put_on_gpu(self._gpu_places[tensor, True].start, arrays[tensor])
 
-    def _from_gpu(self, program: Program, port: Port, *, is_before: bool) -> np.ndarray:
+    def _from_gpu(self, program: LoadedProgram, port: Port, *, is_before: bool) -> np.ndarray:
         place = self._gpu_places[self._tensors[port.name], is_before]
         return _array(program.get_from_gpu(place.start, place.stop - place.start), port)
 
@@ -280,7 +280,7 @@ class Session:
                 raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
         return {self._tensors[name]: _checked_feed(ports[name], array) for name, array in feeds.items()}
 
-    def _output(self, port: Port, program: Program, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _output(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
         """A fresh array. An output may be an input, whose place may be taken by now, or a weight."""
         tensor = self._tensors[port.name]
         if tensor in feeds:

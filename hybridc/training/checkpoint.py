@@ -32,7 +32,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Where a run is. Examples of an epoch are in an order that follows from seed and epoch alone."""
 
     seed: int
@@ -51,7 +51,7 @@ class Checkpoint:
 
     model: Mapping[str, np.ndarray]
     optimizer: Mapping[str, np.ndarray]
-    progress: Progress
+    progress: TrainingProgress
     identity: Mapping[str, object] = field(default_factory=dict)
     """What must be the same when the run goes on: the model, the data's size and so on."""
 
@@ -104,7 +104,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
             return Checkpoint(
                 model={name: archive[f"m{i}"] for i, name in enumerate(header["model"])},
                 optimizer={name: archive[f"o{i}"] for i, name in enumerate(header["optimizer"])},
-                progress=Progress(**progress, losses=losses, evaluations=evaluations),
+                progress=TrainingProgress(**progress, losses=losses, evaluations=evaluations),
                 identity=header["identity"],
             )
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:

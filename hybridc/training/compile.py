@@ -22,7 +22,7 @@ from hybridc.frontend.load import load
 from hybridc.options import FP32, CompileOptions
 from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
-from hybridc.progress import Progress, Silent
+from hybridc.progress import NullProgress, Progress
 from hybridc.results import Compiled
 from hybridc.scratch import scratch_folder
 from hybridc.training.artifact import (
@@ -91,7 +91,7 @@ def compile_training(
     Raises HybridcError.
     """
     _check_options(options)
-    progress, destination = progress or Silent(), Path(output)
+    progress, destination = progress or NullProgress(), Path(output)
     if not is_training_artifact(destination) or destination.is_symlink():
         check_destination(destination)
     start = time.perf_counter()

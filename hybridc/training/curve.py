@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from hybridc.svg import BLUE, RED, Chart, Dot, Line
-from hybridc.training.checkpoint import Progress
+from hybridc.svg import BLUE, RED, Chart, ChartPoint, Line
+from hybridc.training.checkpoint import TrainingProgress
 
 _TICKS = 5
 _POINTS = 600
 """More losses than this are drawn as means of neighbours."""
 
 
-def losses_to_svg(progress: Progress, title: str) -> str:
+def losses_to_svg(progress: TrainingProgress, title: str) -> str:
     """Loss against step, from zero; held-out losses as a second line. Requires: there is a loss."""
     points = _thinned([(step + 1, loss) for step, loss in enumerate(progress.losses) if math.isfinite(loss)])
     held_out = [(e.step, e.loss) for e in progress.evaluations if math.isfinite(e.loss)]
@@ -27,7 +27,7 @@ def losses_to_svg(progress: Progress, title: str) -> str:
         [(most_steps * share, f"{most_steps * share:.0f}") for share in shares],
         [(most_loss * share, f"{most_loss * share:.3g}") for share in shares],
         (Line(points, BLUE, "loss", 'stroke-width="1.5"'), Line(held_out, RED, "held-out loss")),
-        [Dot(step, loss, RED) for step, loss in held_out],
+        [ChartPoint(step, loss, RED) for step, loss in held_out],
     ).to_svg()
 
 

@@ -13,14 +13,20 @@ import numpy as np
 
 from hybridc.errors import UsageError
 from hybridc.passes.training.spec import loss_to_text, optimizer_to_text
-from hybridc.training.checkpoint import Checkpoint, Evaluated, Progress, read_checkpoint, write_checkpoint
+from hybridc.training.checkpoint import (
+    Checkpoint,
+    Evaluated,
+    TrainingProgress,
+    read_checkpoint,
+    write_checkpoint,
+)
 from hybridc.training.data import Dataset
 from hybridc.training.schedule import Schedule, schedule_to_text
 from hybridc.training.session import Evaluation, TrainingSession
 
 
-class Listener(Protocol):
-    """Hears how a run goes on."""
+class TrainingCallback(Protocol):
+    """What a training run reports as it goes on."""
 
     def epoch_begins(self, epoch: int, steps: int, done: int) -> None:
         """Epoch `epoch`, from 0, of `steps` steps, `done` of which were made before a resumption."""
@@ -32,8 +38,8 @@ class Listener(Protocol):
         """An epoch is complete."""
 
 
-class Silence:
-    """Hears nothing."""
+class NullCallback:
+    """Does nothing."""
 
     def epoch_begins(self, epoch: int, steps: int, done: int) -> None:
         pass
@@ -46,7 +52,7 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """How to train, apart from the step and the data."""
 
     epochs: int
@@ -68,17 +74,17 @@ class Run:
 def train(
     session: TrainingSession,
     data: Dataset,
-    run: Run,
+    run: TrainingRun,
     validation: Dataset | None = None,
-    listener: Listener | None = None,
-) -> Progress:
+    callback: TrainingCallback | None = None,
+) -> TrainingProgress:
     """Train on batches in a random order that is another in each epoch; what is left of one is left out.
 
     Returns where the run ended: with fewer complete epochs than asked for if it was stopped. A run that is
     resumed gives the losses that it would have given without the interruption. Raises UsageError HC579 for
     too few examples, for a checkpoint of another run, or one in the way.
     """
-    return _Loop(session, data, run, validation, listener or Silence()).run()
+    return _Loop(session, data, run, validation, callback or NullCallback()).run()
 
 
 class _Loop:
@@ -86,20 +92,20 @@ class _Loop:
         self,
         session: TrainingSession,
         data: Dataset,
-        run: Run,
+        run: TrainingRun,
         validation: Dataset | None,
-        listener: Listener,
+        callback: TrainingCallback,
     ) -> None:
         self.session, self.data, self.settings = session, data, run
-        self.validation, self.listener = validation, listener
+        self.validation, self.callback = validation, callback
         self.steps = data.size // session.batch
         self.losses: list[float] = []
-        self.progress = Progress(run.seed)
+        self.progress = TrainingProgress(run.seed)
         if self.steps < 1:
             what = f"{data.size} examples are less than a batch of {session.batch}"
             raise UsageError("HC579", what, remedy="give more, or compile for a smaller --batch")
 
-    def run(self) -> Progress:
+    def run(self) -> TrainingProgress:
         self._begin()
         while self.progress.epoch < self.settings.epochs:
             if not self._epoch():
@@ -139,12 +145,12 @@ class _Loop:
         """Make what is left of the present epoch; False if it was stopped."""
         session, epoch, batch = self.session, self.progress.epoch, self.session.batch
         order = np.random.default_rng([self.settings.seed, epoch]).permutation(self.data.size)
-        self.listener.epoch_begins(epoch, self.steps, self.progress.position)
+        self.callback.epoch_begins(epoch, self.steps, self.progress.position)
         for position in range(self.progress.position, self.steps):
             rows = order[position * batch : (position + 1) * batch]
             inputs, targets = self.data.batch(rows)
             self.losses.append(session.step(inputs, targets, self._rate()))
-            self.listener.stepped(self.losses[-1], batch)
+            self.callback.stepped(self.losses[-1], batch)
             self.progress = replace(self.progress, position=position + 1)
             if position + 1 < self.steps:
                 if self.settings.stop():
@@ -162,7 +168,7 @@ class _Loop:
             self.progress = replace(self.progress, evaluations=(*self.progress.evaluations, evaluated))
         self.progress = replace(self.progress, epoch=epoch + 1, position=0)
         self._save()
-        self.listener.epoch_ended(epoch, float(np.mean(self.losses[-self.steps :])), evaluated)
+        self.callback.epoch_ended(epoch, float(np.mean(self.losses[-self.steps :])), evaluated)
 
     def _rate(self) -> float:
         step = self.progress.epoch * self.steps + self.progress.position
@@ -187,7 +193,7 @@ class _Loop:
             remedy = "free some space, or choose another --checkpoint folder"
             raise UsageError("HC562", what, where=str(self.settings.checkpoint), remedy=remedy) from None
 
-    def _now(self) -> Progress:
+    def _now(self) -> TrainingProgress:
         return replace(self.progress, losses=tuple(self.losses))
 
     @cached_property

@@ -85,7 +85,7 @@ def compiled(scheduled: Scheduled, isa: Isa) -> Callable[..., None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class TimedKernel:
     """A compiled function, and the sets of arguments that its calls take in turn."""
 
     call: Callable[..., None]
@@ -99,7 +99,7 @@ class Kernel:
         return time.perf_counter() - start
 
 
-def call_times_ms(kernels: Sequence[Kernel], seconds: float) -> list[list[float]]:
+def call_times_ms(kernels: Sequence[TimedKernel], seconds: float) -> list[list[float]]:
     """Milliseconds of each kernel's calls. They are called in turn, so that a disturbance meets them all."""
     for turn, kernel in enumerate(kernels):
         kernel.seconds(turn)
@@ -127,11 +127,11 @@ class Measurer:
         fastest version has to prove itself twice: among many noisy times the least one flatters.
         """
         use_threads(self._threads)
-        kernels: list[Kernel] = []
+        kernels: list[TimedKernel] = []
         arguments: Arguments | None = None
         for version in versions:
             arguments = arguments or Arguments(version)
-            kernels.append(Kernel(compiled(version, self._isa), arguments.sets_of(version)))
+            kernels.append(TimedKernel(compiled(version, self._isa), arguments.sets_of(version)))
             if len(kernels) >= 2 and expired():
                 break
         times = _quartiles_ms(kernels)
@@ -155,7 +155,7 @@ def _sets(scheduled: Scheduled) -> int:
     return math.ceil(CACHE_BYTES / max(_set_bytes(scheduled), LEAST_SET_BYTES))
 
 
-def _quartiles_ms(kernels: Sequence[Kernel]) -> list[float]:
+def _quartiles_ms(kernels: Sequence[TimedKernel]) -> list[float]:
     times = call_times_ms(kernels, _SECONDS_PER_VERSION * len(kernels))
     return [statistics.quantiles(own)[0] for own in times]
 

@@ -12,7 +12,7 @@ from hybridc.calibrate.samples import Subject, subjects
 from hybridc.ir import Device
 from hybridc.ir.graph import FAMILIES
 from hybridc.machine import Link, load_machine, machine_from_json, machine_to_json
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import parse_target
 from tests.support.timers import PretendedTimer
@@ -68,7 +68,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_without_a_gpu_its_part_comes_from_a_profile_and_the_source_says_so(pretended: Any) -> None:
     for given, expected in ((None, "laptop-4gb"), (load_machine("h100"), "h100")):
-        machine = calibrate("mine", TARGET, 2, "cpu", 1 << 34, given, Silent())
+        machine = calibrate("mine", TARGET, 2, "cpu", 1 << 34, given, NullProgress())
         other = load_machine(expected)
         assert (machine.gpu, machine.link) == (other.gpu, other.link)
         assert f"not measured, but those of the profile {expected}: {other.source}" in machine.source
@@ -77,7 +77,7 @@ def test_without_a_gpu_its_part_comes_from_a_profile_and_the_source_says_so(pret
 
 def test_with_a_gpu_everything_is_measured_and_makes_a_valid_profile(pretended: Any) -> None:
     pretended["gpu"] = PretendedTimer(Device.GPU)
-    machine = calibrate("mine", TARGET, 2, "cpu", 1 << 34, None, Silent())
+    machine = calibrate("mine", TARGET, 2, "cpu", 1 << 34, None, NullProgress())
     assert (machine.gpu.name, machine.gpu.memory_bytes) == ("some GPU", 1 << 33)
     assert set(machine.gpu.efficiencies) == {"matmul", "pooling", "reduction"}
     assert machine.link == Link(11.11, 12, 8.889, 0.9)
@@ -91,5 +91,5 @@ def test_gpu_is_left_alone_where_the_target_has_none_or_a_profile_is_given(
 ) -> None:
     pretended["gpu"] = PretendedTimer(Device.GPU)
     other = load_machine(given) if given else None
-    calibrate("mine", parse_target(target), 2, "cpu", 1 << 34, other, Silent())
+    calibrate("mine", parse_target(target), 2, "cpu", 1 << 34, other, NullProgress())
     assert pretended["gpu"].timed == []

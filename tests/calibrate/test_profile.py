@@ -18,7 +18,7 @@ from hybridc.options import CompileOptions, parse_budgets
 from hybridc.passes.import_model import import_model
 from hybridc.passes.phases import PlannedNetwork, TiledNetwork
 from hybridc.passes.pipeline import run_stages
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import parse_target
 from tests.support.timers import PretendedTimer
@@ -35,20 +35,20 @@ def two_poolings() -> onnx.ModelProto:
 
 
 def test_nothing_is_measured_unless_asked_for() -> None:
-    assert profiler_of(replace(OPTIONS, profile_kernels=False), Silent()) is None
+    assert profiler_of(replace(OPTIONS, profile_kernels=False), NullProgress()) is None
 
 
 def test_each_function_is_timed_once_on_every_device_that_has_a_timer() -> None:
     scheduled = {(name, device): Scheduled(None, name) for name in "ab" for device in Device}
     timer = PretendedTimer(Device.CPU, {"a": 1.0, "b": 2.0})
-    assert times_us(scheduled, [timer], Silent()) == {("a", Device.CPU): 4.0, ("b", Device.CPU): 5.0}
+    assert times_us(scheduled, [timer], NullProgress()) == {("a", Device.CPU): 4.0, ("b", Device.CPU): 5.0}
     assert len(timer.timed) == 2
 
 
 def test_function_that_the_memory_does_not_hold_is_left_to_prediction() -> None:
     scheduled = {(name, Device.GPU): Scheduled(None, name) for name in "ab"}
     timer = PretendedTimer(Device.GPU, too_large=("a",))
-    assert times_us(scheduled, [timer], Silent()) == {("b", Device.GPU): 3.0}
+    assert times_us(scheduled, [timer], NullProgress()) == {("b", Device.GPU): 3.0}
 
 
 @pytest.mark.parametrize(("gpu_us", "device"), [(1.0, Device.GPU), (1e6, Device.CPU)])
@@ -57,7 +57,9 @@ def test_planner_takes_measured_times(gpu_us: float, device: Device) -> None:
         return {key: gpu_us if key[1] is Device.GPU else 1000.0 for key in scheduled}
 
     _, start = import_model(two_poolings(), OPTIONS)
-    done = run_stages(replace(start, job=replace(start.job, profiler=profiler)), Silent(), stop_after="plan")
+    done = run_stages(
+        replace(start, job=replace(start.job, profiler=profiler)), NullProgress(), stop_after="plan"
+    )
     (plan,) = done.plans
     assert set(plan.device_of().values()) == {device}
 
@@ -72,9 +74,9 @@ def test_measured_times_decide_whether_a_network_is_tiled() -> None:
         asked.append({name for name, _ in scheduled})
         return dict.fromkeys(scheduled, 1e9 if len(asked) == 1 else 1.0)
 
-    predicted: PlannedNetwork = run_stages(start, Silent(), stop_after="plan")
+    predicted: PlannedNetwork = run_stages(start, NullProgress(), stop_after="plan")
     start = replace(start, job=replace(start.job, profiler=profiler))
-    measured: PlannedNetwork = run_stages(start, Silent(), stop_after="plan")
+    measured: PlannedNetwork = run_stages(start, NullProgress(), stop_after="plan")
     assert asked[0] == {kernel.function for kernel in predicted.whole.graph.kernels}
     assert predicted.graphs == (predicted.whole.graph,)
     assert measured.graphs != (predicted.whole.graph,)
@@ -90,7 +92,7 @@ def test_functions_that_tilings_share_are_measured_once() -> None:
     options = replace(OPTIONS, gpu_memory=parse_budgets("50%"), plan_seconds=1.0)
     _, start = import_model(build("unet", size=32, width=4, levels=1), options)
     start = replace(start, job=replace(start.job, profiler=profiler))
-    tiled: TiledNetwork = run_stages(start, Silent(), stop_after="tile")
+    tiled: TiledNetwork = run_stages(start, NullProgress(), stop_after="tile")
     planned = {kernel.function for tiling in tiled.tilings for kernel in tiling.graph.kernels}
     assert len(asked) == len(set(asked))
     assert planned <= set(asked)

@@ -13,7 +13,7 @@ from hybridc.options import CompileOptions
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.precision.precision import Factors
 from hybridc.passes.program.program import Program, ProgramBuilder
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
 from tests.support.programs import drawn
 
@@ -32,7 +32,7 @@ def product(weight: np.ndarray) -> Program:
 def error_of(weight: np.ndarray) -> float:
     program = product(weight)
     (name,) = [g.name_hint for g in program.functions]
-    return RoundingErrors(Silent())(program, {name: Factors(0, 1)})[name]
+    return RoundingErrors(NullProgress())(program, {name: Factors(0, 1)})[name]
 
 
 def test_error_is_that_of_rounded_factors_in_float64() -> None:
@@ -56,11 +56,11 @@ def test_result_that_is_not_finite_counts_as_infinite_error() -> None:
 def test_functions_are_measured_once() -> None:
     program = product(drawn(3, SIZE, SIZE))
     (name,) = [g.name_hint for g in program.functions]
-    measured = RoundingErrors(Silent(), {name: 0.5})
+    measured = RoundingErrors(NullProgress(), {name: 0.5})
     assert measured(program, {name: Factors(0, 1)}) == {name: 0.5}
 
 
 def test_nothing_is_measured_unless_bf16_is_asked_for() -> None:
     options = CompileOptions(target=parse_target("amx"))
-    assert rounding_errors_of(options, Silent()) is None
-    assert rounding_errors_of(replace(options, precision="bf16"), Silent()) is not None
+    assert rounding_errors_of(options, NullProgress()) is None
+    assert rounding_errors_of(replace(options, precision="bf16"), NullProgress()) is not None

@@ -14,7 +14,7 @@ from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
 
 SECONDS = 120.0
@@ -26,7 +26,7 @@ SECONDS = 120.0
 def test_resnet_of_1517_layers_is_planned_and_verified(share: float) -> None:
     model = build("resnet", depth=1517, size=32, width=2, classes=10)
     options = CompileOptions(target=parse_target("cuda+avx2"))
-    graph = run_stages(import_model(model, options)[1], Silent(), stop_after="graph").graph
+    graph = run_stages(import_model(model, options)[1], NullProgress(), stop_after="graph").graph
     assert graph is not None and len(graph.kernels) > 1500
     budget_bytes = int(share * all_gpu_peak_bytes(graph, options.machine))
     start = time.process_time()

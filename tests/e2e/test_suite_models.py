@@ -18,7 +18,7 @@ from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
 from tests.support.light_models import light_model
 
@@ -69,7 +69,7 @@ def test_every_network_is_right_within_every_budget(name, target, tmp_path, caps
 @pytest.mark.parametrize("name", SUITE)
 def test_arenas_stay_near_the_live_bytes_bound(name):
     options = CompileOptions(target=parse_target("cuda+avx2"))
-    graph = run_stages(import_model(suite_model(name), options)[1], Silent(), stop_after="graph").graph
+    graph = run_stages(import_model(suite_model(name), options)[1], NullProgress(), stop_after="graph").graph
     assert graph is not None
     plans = [make_plan(graph, options.machine, None, (Device.CPU,))]
     for budget in BUDGETS:
@@ -87,7 +87,7 @@ def test_arenas_stay_near_the_live_bytes_bound(name):
 @pytest.mark.parametrize("target", ["avx2", "cuda+avx512"])
 def test_no_kernel_is_left_to_the_fallback(name, target):
     options = CompileOptions(target=parse_target(target))
-    done = run_stages(import_model(suite_model(name), options)[1], Silent(), stop_after="schedule")
+    done = run_stages(import_model(suite_model(name), options)[1], NullProgress(), stop_after="schedule")
     assert done.scheduled is not None
     left = {key: s.rule for key, s in done.scheduled.items() if s.rule == "fallback"}
     assert left == {}

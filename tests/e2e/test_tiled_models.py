@@ -25,7 +25,7 @@ from hybridc.passes.planner.make_plans import assemble
 from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.search.policies import kernels_that_fit, with_gpu_kernels
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.runtime import load
 from hybridc.targets import parse_target
 from tests.support.given_plans import planned_by
@@ -85,7 +85,7 @@ def test_a_u_net_runs_on_a_gpu_that_its_largest_kernel_does_not_fit(tmp_path: Pa
     model = build("unet", size=32, width=4, levels=1)
     budget_bytes = 40 << 10
     _, start = import_model(model, CompileOptions(target=parse_target(TARGET)))
-    whole = run_stages(start, Silent(), stop_after="graph").graph
+    whole = run_stages(start, NullProgress(), stop_after="graph").graph
     assert whole is not None
     assert not all(kernels_that_fit(problem_of(whole, start.machine, budget_bytes)))
     bands, plan = compile_within(model, tmp_path / "bands.hyb", budget_bytes, budget_bytes * 3 // 4)

@@ -22,7 +22,7 @@ from hybridc.machine import load_machine, machine_to_json
 from hybridc.models import build
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.pipeline import run_stages
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
 from tests.support.light_models import random_feeds
 from tests.support.tiled import held_bytes
@@ -68,7 +68,7 @@ def test_ways_to_cut_a_network_up_share_the_bytes_of_its_weights() -> None:
     model = build("mlp", inputs=256, hidden=512, layers=3, classes=64)
     options = CompileOptions(target=parse_target(TARGET), gpu_memory=(Budget(percent=100),))
     compilation = import_model(model, options)[1]
-    done = run_stages(compilation, Silent(), stop_after="tile")
+    done = run_stages(compilation, NullProgress(), stop_after="tile")
     model_bytes = held_bytes(compilation.program.weights.values())
     assert sum(weight.nbytes for weight in done.weights.values()) > 4 * model_bytes
     assert held_bytes(done.weights.values()) <= 1.05 * model_bytes

@@ -19,7 +19,7 @@ from hybridc.ir import Device
 from hybridc.machine import load_machine, machine_to_json
 from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
 from hybridc.training.data import Dataset
-from hybridc.training.loop import Run, train
+from hybridc.training.loop import TrainingRun, train
 from hybridc.training.schedule import parse_schedule
 from tests.support.machines import EAGER_GPU
 
@@ -131,7 +131,7 @@ def test_convolutional_network_trains_as_with_pytorch(digits_step: Path) -> None
 def test_held_out_digits_are_read_rightly(digits_step: Path) -> None:
     train_data, held_out = digits()
     with hybridc.load_training(digits_step) as session:
-        progress = train(session, train_data, Run(10, parse_schedule("cosine:warmup=1")), held_out)
+        progress = train(session, train_data, TrainingRun(10, parse_schedule("cosine:warmup=1")), held_out)
     accuracy = progress.evaluations[-1].accuracy
     assert accuracy is not None and accuracy >= 0.98
 

@@ -47,13 +47,13 @@ def test_repeated_runs_are_equal_and_allocate_nothing(tmp_path: Path) -> None:
 
 def test_gpu_and_link_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     from hybridc.calibrate import measure
-    from hybridc.progress import Silent
+    from hybridc.progress import NullProgress
     from hybridc.targets import parse_target
     from tests.support.timers import PretendedTimer
 
     monkeypatch.setattr(measure, "CpuTimer", lambda target, threads: PretendedTimer(Device.CPU))
     target = parse_target("cuda+avx2")
-    machine = measure.calibrate("mine", target, 2, "cpu", 1 << 34, None, Silent())
+    machine = measure.calibrate("mine", target, 2, "cpu", 1 << 34, None, NullProgress())
     assert machine.gpu.peak_gflops > 500 and machine.gpu.bandwidth_gb_s > 50
     assert 0.5 < machine.gpu.launch_us < 100
     assert machine.link.h2d_gb_s > 1 and machine.link.d2h_gb_s > 1

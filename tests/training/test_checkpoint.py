@@ -13,7 +13,7 @@ from hybridc.training.checkpoint import (
     FILE,
     Checkpoint,
     Evaluated,
-    Progress,
+    TrainingProgress,
     read_checkpoint,
     write_checkpoint,
 )
@@ -26,7 +26,7 @@ def checkpoint(seed: int = 0) -> Checkpoint:
         "file": np.zeros(2, np.float32),
     }
     optimizer = {"a/b::weight#momentum": random.standard_normal((3, 4)), "step": np.array(7, np.int64)}
-    progress = Progress(5, 1, 3, (2.5, 1.25), (Evaluated(2, 1.5, 0.75), Evaluated(4, 1.0, None)))
+    progress = TrainingProgress(5, 1, 3, (2.5, 1.25), (Evaluated(2, 1.5, 0.75), Evaluated(4, 1.0, None)))
     return Checkpoint(model, optimizer, progress, {"model": "abc", "batch": 16})
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import xml.etree.ElementTree as ElementTree
 
-from hybridc.training.checkpoint import Evaluated, Progress
+from hybridc.training.checkpoint import Evaluated, TrainingProgress
 from hybridc.training.curve import losses_to_svg
 
 
-def lines(progress: Progress) -> list[list[tuple[float, float]]]:
+def lines(progress: TrainingProgress) -> list[list[tuple[float, float]]]:
     root = ElementTree.fromstring(losses_to_svg(progress, "a <title> & more"))
     found = root.findall("{http://www.w3.org/2000/svg}polyline")
     return [
@@ -19,7 +19,7 @@ def lines(progress: Progress) -> list[list[tuple[float, float]]]:
 
 
 def test_lower_losses_are_drawn_lower_and_in_order() -> None:
-    progress = Progress(0, 1, 0, (3.0, 2.0, 1.0), (Evaluated(3, 1.5, 0.5),))
+    progress = TrainingProgress(0, 1, 0, (3.0, 2.0, 1.0), (Evaluated(3, 1.5, 0.5),))
     train, held_out = lines(progress)
     assert [x for x, _ in train] == sorted(x for x, _ in train)
     assert [y for _, y in train] == sorted(y for _, y in train)  # y grows downwards
@@ -27,7 +27,7 @@ def test_lower_losses_are_drawn_lower_and_in_order() -> None:
 
 
 def test_long_runs_are_thinned_and_infinite_losses_left_out() -> None:
-    train, held_out = lines(Progress(0, 1, 0, tuple(1 / (i + 1) for i in range(10_000))))
+    train, held_out = lines(TrainingProgress(0, 1, 0, tuple(1 / (i + 1) for i in range(10_000))))
     assert 300 <= len(train) <= 600 and held_out == []
-    train, _ = lines(Progress(0, 0, 2, (math.nan, math.inf, 1.0)))
+    train, _ = lines(TrainingProgress(0, 0, 2, (math.nan, math.inf, 1.0)))
     assert len(train) == 1

@@ -13,7 +13,7 @@ import pytest
 import hybridc
 from hybridc.training.checkpoint import FILE, read_checkpoint
 from hybridc.training.data import Dataset
-from hybridc.training.loop import Run, train
+from hybridc.training.loop import TrainingRun, train
 from tests.training.conftest import BATCH, examples
 
 pytestmark = pytest.mark.isa("avx2")
@@ -25,17 +25,17 @@ import sys
 from pathlib import Path
 import hybridc
 from hybridc.training.data import Dataset
-from hybridc.training.loop import Run, Silence, train
+from hybridc.training.loop import TrainingRun, NullCallback, train
 import numpy as np
 
-class Teller(Silence):
+class Teller(NullCallback):
     def stepped(self, loss, examples):
         print("stepped", flush=True)
 
 arrays = np.load(sys.argv[2])
 data = Dataset({{"x": arrays["x"]}}, {{"target": arrays["y"]}})
 with hybridc.load_training(sys.argv[1], seed={SEED}) as session:
-    run = Run({EPOCHS}, seed={SEED}, checkpoint=Path(sys.argv[3]), checkpoint_every=1, resume=True)
+    run = TrainingRun({EPOCHS}, seed={SEED}, checkpoint=Path(sys.argv[3]), checkpoint_every=1, resume=True)
     train(session, data, run, listener=Teller())
 """
 
@@ -63,7 +63,7 @@ def test_killed_run_resumes_with_the_same_losses(step_artifact: Path, tmp_path: 
     np.savez(tmp_path / "data.npz", x=images, y=labels)
     with hybridc.load_training(step_artifact, seed=SEED) as session:
         data = Dataset({"x": images}, {"target": labels})
-        expected = train(session, data, Run(EPOCHS, seed=SEED)).losses
+        expected = train(session, data, TrainingRun(EPOCHS, seed=SEED)).losses
     chance, done = random.Random(kills), 0
     for _ in range(kills):
         steps = chance.randint(1, max(2 * STEPS * EPOCHS // kills // 3, 1))

@@ -17,9 +17,9 @@ import hybridc
 from hybridc.errors import UsageError
 from hybridc.passes.training.spec import TrainingSpec, parse_loss
 from hybridc.training.artifact import MANIFEST
-from hybridc.training.checkpoint import Progress, read_checkpoint, write_checkpoint
+from hybridc.training.checkpoint import TrainingProgress, read_checkpoint, write_checkpoint
 from hybridc.training.data import Dataset
-from hybridc.training.loop import Run, Silence, evaluate, train
+from hybridc.training.loop import NullCallback, TrainingRun, evaluate, train
 from hybridc.training.schedule import parse_schedule
 from hybridc.training.session import Evaluation
 from tests.training.conftest import BATCH, examples, network
@@ -27,7 +27,7 @@ from tests.training.conftest import BATCH, examples, network
 pytestmark = pytest.mark.isa("avx2")
 
 STEPS = 5
-RUN = Run(epochs=3, schedule=parse_schedule("cosine:warmup=1"), seed=11)
+RUN = TrainingRun(epochs=3, schedule=parse_schedule("cosine:warmup=1"), seed=11)
 
 
 def dataset(count: int = STEPS * BATCH + 3, seed: int = 0) -> Dataset:
@@ -35,17 +35,17 @@ def dataset(count: int = STEPS * BATCH + 3, seed: int = 0) -> Dataset:
     return Dataset({"x": images}, {"target": labels})
 
 
-def trained(artifact: Path, run: Run = RUN, data: Dataset | None = None) -> Progress:
+def trained(artifact: Path, run: TrainingRun = RUN, data: Dataset | None = None) -> TrainingProgress:
     with hybridc.load_training(artifact, seed=run.seed) as session:
         return train(session, data or dataset(), run, dataset(2 * BATCH + 5, seed=1))
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(step_artifact: Path) -> Progress:
+def uninterrupted(step_artifact: Path) -> TrainingProgress:
     return trained(step_artifact)
 
 
-def test_run_makes_its_epochs_and_learns(uninterrupted: Progress) -> None:
+def test_run_makes_its_epochs_and_learns(uninterrupted: TrainingProgress) -> None:
     assert uninterrupted.epoch == 3 and len(uninterrupted.losses) == 3 * STEPS
     assert [e.step for e in uninterrupted.evaluations] == [STEPS, 2 * STEPS, 3 * STEPS]
     last = uninterrupted.evaluations[-1]
@@ -54,11 +54,11 @@ def test_run_makes_its_epochs_and_learns(uninterrupted: Progress) -> None:
 
 @pytest.mark.parametrize("steps", [1, STEPS - 1, STEPS, STEPS + 2, 3 * STEPS - 1])
 def test_stopped_run_goes_on_with_the_same_losses(
-    step_artifact: Path, uninterrupted: Progress, tmp_path: Path, steps: int
+    step_artifact: Path, uninterrupted: TrainingProgress, tmp_path: Path, steps: int
 ) -> None:
     made: list[float] = []
 
-    class Counter(Silence):
+    class Counter(NullCallback):
         def stepped(self, loss: float, examples: int) -> None:
             made.append(loss)
 
@@ -70,7 +70,7 @@ def test_stopped_run_goes_on_with_the_same_losses(
 
 
 def test_finished_run_is_not_trained_again(
-    step_artifact: Path, uninterrupted: Progress, tmp_path: Path
+    step_artifact: Path, uninterrupted: TrainingProgress, tmp_path: Path
 ) -> None:
     run = replace(RUN, checkpoint=tmp_path, resume=True)
     assert trained(step_artifact, run) == uninterrupted

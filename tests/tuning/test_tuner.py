@@ -20,7 +20,7 @@ from hybridc.options import CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.schedule import Tunable
-from hybridc.progress import Silent
+from hybridc.progress import NullProgress
 from hybridc.results import Compiled
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import native_isa, parse_target
@@ -38,16 +38,18 @@ def convolutions() -> onnx.ModelProto:
 
 
 def test_nothing_is_measured_or_read_unless_asked_for() -> None:
-    assert tuner_of(CompileOptions(target=parse_target("avx2")), Silent()) is None
+    assert tuner_of(CompileOptions(target=parse_target("avx2")), NullProgress()) is None
 
 
 def test_instruction_set_that_cannot_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hybridc.tuning.tuner.missing_flags", lambda isa: ("amx_tile",))
     options = CompileOptions(target=parse_target("amx"), tune_seconds=1.0)
     with pytest.raises(DeviceError, match="amx_tile") as refusal:
-        tuner_of(options, Silent())
+        tuner_of(options, NullProgress())
     assert refusal.value.code == "HC401"
-    assert tuner_of(replace(options, tune_seconds=None, tune_record=Path("r.json")), Silent()) is not None
+    assert (
+        tuner_of(replace(options, tune_seconds=None, tune_record=Path("r.json")), NullProgress()) is not None
+    )
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_chooser_hears_of_a_function_once_with_the_work_of_all_its_calls() -> No
 
     _, start = import_model(convolutions(), CompileOptions(target=parse_target("avx2")))
     done = run_stages(
-        replace(start, job=replace(start.job, chooser=chooser)), Silent(), stop_after="schedule"
+        replace(start, job=replace(start.job, chooser=chooser)), NullProgress(), stop_after="schedule"
     )
     ((tunable,),) = heard
     assert tunable.flops >= 2 * (2 * 16 * 16 * 25 * 12 * 12)
