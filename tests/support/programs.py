@@ -21,7 +21,7 @@ def drawn(seed: int, *shape: int) -> np.ndarray:
 
 
 _TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-"""At the default level LLVM's vectoriser turns some average pools of 2x2 into code that its verifier refuses."""
+"""At the default level LLVM turns some average pools of 2x2 into code that its own verifier refuses."""
 
 
 def run_llvm(module: tvm.IRModule, *arguments: np.ndarray) -> list[np.ndarray]:
