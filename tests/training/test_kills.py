@@ -36,7 +36,7 @@ arrays = np.load(sys.argv[2])
 data = Dataset({{"x": arrays["x"]}}, {{"target": arrays["y"]}})
 with hybridc.load_training(sys.argv[1], seed={SEED}) as session:
     run = TrainingRun({EPOCHS}, seed={SEED}, checkpoint=Path(sys.argv[3]), checkpoint_every=1, resume=True)
-    train(session, data, run, listener=Teller())
+    train(session, data, run, callback=Teller())
 """
 
 
