@@ -43,7 +43,7 @@ _STATIC_SHARED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
+class _TranslatedKernel:
     """One __global__ function, its shared arrays moved into a struct that the driver allocates."""
 
     name: str
@@ -127,9 +127,9 @@ def translate(source: str) -> tuple[str, ...]:
     return tuple(units)
 
 
-def _group(kernels: Sequence[_Kernel]) -> list[list[_Kernel]]:
+def _group(kernels: Sequence[_TranslatedKernel]) -> list[list[_TranslatedKernel]]:
     """Split kernels into units of about equal text, so that several g++ processes share the work."""
-    groups: list[list[_Kernel]] = [[]]
+    groups: list[list[_TranslatedKernel]] = [[]]
     size = 0
     for kernel in kernels:
         if groups[-1] and size + len(kernel.text) > _UNIT_CHARACTERS:
@@ -140,7 +140,7 @@ def _group(kernels: Sequence[_Kernel]) -> list[list[_Kernel]]:
     return groups
 
 
-def _translate_kernel(definition: re.Match[str], body: str, helpers_meet: bool) -> _Kernel:
+def _translate_kernel(definition: re.Match[str], body: str, helpers_meet: bool) -> _TranslatedKernel:
     name, parameters = definition.groups()
     members: list[str] = []
 
@@ -155,7 +155,7 @@ def _translate_kernel(definition: re.Match[str], body: str, helpers_meet: bool) 
     # Local copies live in registers; the thread-local originals would be read again after each barrier.
     locals_ = "const auto threadIdx = ::threadIdx, blockIdx = ::blockIdx;"
     text = f"__global__ void {name}({parameters}) {{ {locals_}\n{body}"
-    return _Kernel(name, tuple(members), text, needs_fibers)
+    return _TranslatedKernel(name, tuple(members), text, needs_fibers)
 
 
 def compile_kernels(source: str) -> Path:

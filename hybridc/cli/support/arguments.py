@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     An option that is not given is not stored: `CompileOptions` has the defaults.
     """
     add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    _add_model(add)
+    _add_planning(add)
+    add_host_memory(parser, argparse.SUPPRESS)
+    _add_kernels(add)
+
+
+def _add_model(add: Callable[..., object]) -> None:
     add(
         "--target",
         metavar="TARGET",
@@ -86,6 +94,9 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=8",
         help="fix a named dimension in all inputs; may be repeated",
     )
+
+
+def _add_planning(add: Callable[..., object]) -> None:
     add(
         "--machine",
         metavar="NAME|FILE.json",
@@ -106,7 +117,15 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="planning effort, in seconds of a nominal machine: every machine finds the same plan"
         f" (default: {DEFAULT_PLAN_SECONDS:g})",
     )
-    add_host_memory(parser, argparse.SUPPRESS)
+    add(
+        "--profile-kernels",
+        action="store_true",
+        help="measure each distinct kernel on this computer, and plan with these times; use the --machine"
+        " profile that `hybridc machine calibrate` wrote here",
+    )
+
+
+def _add_kernels(add: Callable[..., object]) -> None:
     add(
         "--threads",
         type=parse_count,
@@ -125,23 +144,14 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=PRECISIONS,
         help="bf16: round the operands of matrix products and convolutions on the CPU, and accumulate in"
-        " fp32;"
-        f" int8: compute quantized ones with integers (default: {FP32})",
+        f" fp32; int8: compute quantized ones with integers (default: {FP32})",
     )
     add(
         "--bf16-error",
         type=float,
         metavar="FRACTION",
         help="largest relative change of a kernel's result by bf16, measured on random inputs; others stay"
-        " in fp32"
-        f" (default: {BF16_ERROR:g})",
-    )
-    add(
-        "--profile-kernels",
-        action="store_true",
-        help="measure each distinct kernel on this computer, and plan with these times; use the --machine"
-        " profile"
-        " that `hybridc machine calibrate` wrote here",
+        f" in fp32 (default: {BF16_ERROR:g})",
     )
 
 

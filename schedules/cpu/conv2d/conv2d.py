@@ -82,7 +82,7 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     tile = pick(request, ranked)
     data = _flat_source(conv, tile, columns) if flat else _line_source(conv, tile)
     weight = weight_source(request, conv, tile.rows)
-    body, sums = _Tiles(conv, tile, lines, columns, data, weight, flat).nest()
+    body, sums = _ConvTiles(conv, tile, lines, columns, data, weight, flat).nest()
     params = list(request.function.params)
     packings = []
     if weight.parameter is not None:
@@ -196,7 +196,7 @@ def _weights_inside(conv: Convolution, lines: int, columns: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiles:
+class _ConvTiles:
     """All tiles of a convolution: `lines` x `columns` of output, whose lines are joined if `flat`."""
 
     conv: Convolution
@@ -222,14 +222,14 @@ class _Tiles:
         order = (lines, columns, self.row_blocks) if weights_inside else (self.row_blocks, lines, columns)
         sums: list[ir.Var] = []
 
-        def emit(at: _Tile) -> tirx.Stmt:
+        def emit(at: _ConvTile) -> tirx.Stmt:
             body, buffer = at.emit()
             sums.append(buffer)
             return body
 
         def task(point: Point) -> tirx.Stmt:
             n, g, *rest = point
-            return emit(_Tile(self, n, g, *(rest if weights_inside else (*rest[1:], rest[0]))))
+            return emit(_ConvTile(self, n, g, *(rest if weights_inside else (*rest[1:], rest[0]))))
 
         return grid(
             (conv.batches, conv.groups, *order), task, parallel=conv.multiply_adds >= PARALLEL_WORK
@@ -237,10 +237,10 @@ class _Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class _ConvTile:
     """A tile, by the number of its lines, of its columns and of its output channels in an image and group."""
 
-    tiles: _Tiles
+    tiles: _ConvTiles
     n: ir.Expr
     g: ir.Expr
     line: ir.Expr
