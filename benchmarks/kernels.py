@@ -99,7 +99,7 @@ def distinct_kernels(model: Path, target: Target, threads: int) -> list[Subject]
 
 
 def _sample(subject: Subject, isa: Isa, threads: int) -> Sample:
-    """Arguments are made anew: those of all kernels together would be too much to keep."""
+    """Arguments are made again: those of all kernels together would be too much to keep."""
     copy = copy_gb_s(max(bytes_moved(subject.function) // 2, 1), threads)
     indices = min(_shapes(subject.function)[0], default=1)
     sets = Arguments(subject.scheduled, index_limit=indices).sets_of(subject.scheduled)

@@ -17,7 +17,7 @@ EXAMPLE = """\
   hybridc explain resnet.hyb Conv_9
   hybridc explain resnet.onnx Conv_9 --target cuda+avx2 --gpu-memory 25%"""
 _FEW = 4
-"""Kernels that are explained unless all are asked for: a node that was cut into bands has many."""
+"""Kernels that are explained unless all are asked for: a node that was tiled has many."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

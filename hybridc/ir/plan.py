@@ -3,7 +3,7 @@
 Four lanes run side by side: GPU, CPU, host-to-device and device-to-host. Within a lane steps run in
 order; between lanes only `waits` order them. Steps are listed in one order that keeps both.
 
-A kernel may run more than once, which computes its outputs anew (rematerialisation), and a tensor may
+A kernel may run more than once, which computes its outputs again (rematerialisation), and a tensor may
 come to a device more than once: copied back after it left the GPU, or computed again. Each step that
 writes a tensor on a device begins a live range of it there, which ends with its last use before the next
 such step. Inputs and states have a live range on the host that begins before the first step; outputs and

@@ -264,7 +264,7 @@ def _load_once(path: Path, *_identity: int) -> Any:
 
     TVM keeps what it loads, with the GPU's code in it, until the process ends: the same file is loaded
     once. But the dynamic linker takes a library for loaded when it knows the name, even where the
-    artifact was compiled anew since.
+    artifact was compiled again since.
     """
     with scratch_folder("hybridc-load-") as folder:
         link = folder / path.name

@@ -2,7 +2,7 @@
 
 Everything is decided at once and in time: devices, orders on all four lanes, when each tensor comes, stays
 and goes, which weights are resident, what is overwritten. The solver works with whole numbers: durations
-are rounded down, so that its bound is true; the plan found is then timed anew with the real durations,
+are rounded down, so that its bound is true; the plan found is then timed again with the real durations,
 every job behind those it had to follow.
 """
 

@@ -129,7 +129,7 @@ def repacked(context: PlanningContext, placed: PlacedPlan, effort: float = 1.0) 
 def without_copies(
     context: PlanningContext, placed: PlacedPlan, names: Set[str], capacity_bytes: int
 ) -> PlacedPlan:
-    """The plan less all copies of the named tensors, which nothing needs then, with its buffers packed anew.
+    """The plan less all copies of the named tensors, which nothing needs then, with its buffers packed again.
 
     The GPU's arena may exceed the capacity, where they hold more bytes now.
     """

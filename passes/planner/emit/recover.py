@@ -35,7 +35,7 @@ def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisi
 
 
 def _arrivals(graph: Graph, plan: Plan) -> dict[str, list[int]]:
-    """Positions of the steps that put each tensor on the GPU anew: copies, and all but first runs."""
+    """Positions of the steps that put each tensor on the GPU again: copies, and all but first runs."""
     found: dict[str, list[int]] = {}
     ran: set[str] = set()
     for position, step in enumerate(plan.steps):
@@ -56,7 +56,7 @@ def _kept(
     first_run: Mapping[str, int],
     arrivals: Mapping[str, Sequence[int]],
 ) -> tuple[bool, ...]:
-    """A gap is kept if nothing puts its tensor on the GPU anew between the uses there that enclose it."""
+    """A gap is kept if nothing puts its tensor on the GPU again between the uses there that enclose it."""
     resident = {b.tensor for b in plan.buffers if b.device is Device.GPU and b.first_step < 0}
     keep = [False] * len(problem.gaps)
     for tensor, gaps in enumerate(problem.gaps_of):
@@ -74,7 +74,7 @@ def _kept(
             if on_cpu[user]:
                 continue
             now = first_run[problem.kernel_names[user]]
-            if is_there and not any(since < anew < now for anew in arrivals.get(name, ())):
+            if is_there and not any(since < again < now for again in arrivals.get(name, ())):
                 keep[first : gap + 1] = [True] * (gap + 1 - first)
             is_there, since, first = True, now, gap + 1
     return tuple(keep)

@@ -67,7 +67,7 @@ class Problem:
     """What the host may hold at once, weights aside, which are mapped from a file; None: no limit."""
     repeats: frozenset[int] = frozenset()
     """Positions at which a kernel stands again: it runs there on the GPU or, "on the CPU", not at all. Its
-    one result is that of its first run, which is on the GPU anew from there on."""
+    one result is that of its first run, which is on the GPU again from there on."""
 
     @property
     def kernel_count(self) -> int:

@@ -152,7 +152,7 @@ class _ResidencyBuilder:
             is_made_again = tensor in problem.outputs[end]
             needed_on_host |= not is_made_again and not self._is_off(end)
             on_gpu = not self.on_cpu[end]
-            # a repeat that runs makes the tensor anew: nothing is fetched
+            # a repeat that runs makes the tensor again: nothing is fetched
             if on_gpu and not is_made_again:
                 self.fetches.append(Fetch(end, gap, tensor, last_slot))
             if on_gpu:

@@ -17,7 +17,7 @@ _BLOCK_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 _TILE_COST = 24.0
 """What a tile takes beside its multiply-adds and stores, in vector multiply-adds."""
 _RUN_COST = 16.0
-"""What beginning a line of a block takes, of the input or of the output: pages and cache lines anew."""
+"""What beginning a line of a block takes, of the input or of the output: pages and cache lines again."""
 _PAGE_FLOATS = 1024
 """Rows of a copy so far apart fall into the same sets of the first-level cache."""
 _MOST_TILES = 12
