@@ -71,7 +71,7 @@ def test_without_a_gpu_its_part_comes_from_a_profile_and_the_source_says_so(pret
         machine = calibrate("mine", TARGET, 2, "cpu", 1 << 34, given, NullProgress())
         other = load_machine(expected)
         assert (machine.gpu, machine.link) == (other.gpu, other.link)
-        assert f"not measured, but those of the profile {expected}: {other.source}" in machine.source
+        assert f"not measured, but taken from the profile {expected}: {other.source}" in machine.source
         assert (machine.name, machine.cpu.name, machine.cpu.memory_bytes) == ("mine", "cpu", 1 << 34)
 
 

@@ -70,8 +70,8 @@ def test_ways_to_cut_a_network_up_share_the_bytes_of_its_weights() -> None:
     compilation = import_model(model, options)[1]
     done = run_stages(compilation, NullProgress(), stop_after="tile")
     model_bytes = held_bytes(compilation.program.weights.values())
-    assert sum(weight.nbytes for weight in done.weights.values()) > 4 * model_bytes
-    assert held_bytes(done.weights.values()) <= 1.05 * model_bytes
+    assert sum(weight.nbytes for weight in done.library.weights.values()) > 4 * model_bytes
+    assert held_bytes(done.library.weights.values()) <= 1.05 * model_bytes
 
 
 @pytest.mark.isa("avx2")
