@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from hybridc import errors
+from hybridc.cli import main
 
 ROOT = Path(__file__).parents[2]
 GROUPS: dict[str, type[errors.HybridcError]] = {
@@ -46,3 +49,10 @@ def test_every_code_is_listed_and_every_listed_code_is_raised() -> None:
 def test_codes_stand_under_the_exit_code_of_their_group() -> None:
     for code, heading in listed().items():
         assert f"(exit code {GROUPS[code[2]].exit_code})" in heading, code
+
+
+def test_example_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.search(r"    \$ hybridc (.*)\n((?:    .*\n)+)", (ROOT / "docs" / "errors.md").read_text())
+    assert block is not None
+    assert main(block[1].split()) == errors.UsageError.exit_code
+    assert capsys.readouterr().err.split() == block[2].split()
