@@ -8,14 +8,12 @@ store          model.hyb: manifest, plan, library, CUDA source, weights
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.artifact.store import Contents, check_destination, store
-from hybridc.calibrate.profile import profiler_of
-from hybridc.calibrate.rounding import rounding_errors_of
+from hybridc.calibrate.measurements import with_measurements
 from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_tools, generate_code
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
@@ -24,14 +22,13 @@ from hybridc.passes.pipeline import run_stages
 from hybridc.passes.stages import tighten_bounds
 from hybridc.progress import NullProgress, Progress, Stopwatch
 from hybridc.results import Compiled, Planned
-from hybridc.runtime.staging import arena_limit_bytes, check_host_memory
+from hybridc.runtime.staging import check_host_memory
 from hybridc.tuning import tuner_of
 
 if TYPE_CHECKING:
     from hybridc.frontend import ImportedModel
     from hybridc.passes.import_model import Model
-    from hybridc.passes.phases import ImportedNetwork, LoweredNetwork
-    from hybridc.passes.schedule import Chooser
+    from hybridc.passes.phases import LoweredNetwork
 
 
 def compile_model(
@@ -46,7 +43,7 @@ def compile_model(
     with watch("import"):
         model, network = import_model(source, options)
     tuner = tuner_of(options, watch.progress)
-    network = _with_measurements(network, watch.progress, chooser=tuner)
+    network = with_measurements(network, watch.progress, chooser=tuner)
     with watch("passes"):
         made = run_stages(network, watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir)
     if path is not None:
@@ -71,7 +68,7 @@ def plan_model(
         check_bound_seconds(bound_seconds, options.target)
     progress = progress or NullProgress()
     _, network = import_model(source, options)
-    network = _with_measurements(network, progress)
+    network = with_measurements(network, progress)
     made = run_stages(network, progress, stop_after="verify", dump_ir=options.dump_ir)
     check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
     if bound_seconds is not None:
@@ -89,22 +86,6 @@ def _artifact_path(output: str | Path | None, options: CompileOptions) -> Path |
     check_destination(Path(output))
     check_tools(options.target)
     return Path(output)
-
-
-def _with_measurements(
-    network: ImportedNetwork, progress: Progress, chooser: Chooser | None = None
-) -> ImportedNetwork:
-    """The network with what the options ask to measure, and the limit of the host's arena."""
-    options = network.job.options
-    weight_bytes = [weight.nbytes for weight in network.program.weights.values()]
-    job = replace(
-        network.job,
-        host_arena_bytes=arena_limit_bytes(weight_bytes, options.host_memory_bytes),
-        rounding=rounding_errors_of(options, progress),
-        chooser=chooser,
-        profiler=profiler_of(options, progress),
-    )
-    return replace(network, job=job)
 
 
 def _build(model: ImportedModel, made: LoweredNetwork, progress: Progress, folder: Path) -> Contents:
