@@ -18,8 +18,8 @@ from typing import Any
 from common import ROOT
 from tables import read, tables
 
-SHOWN_KERNELS = 8
-"""Rows of the README's plan table: enough to see both devices' reasons on one screen."""
+FIRST_ROWS = 3
+"""Of the README's plan table, which shows the kernels of the CPU as well, and fits on one screen."""
 
 
 def main() -> None:
@@ -47,22 +47,38 @@ def example() -> str:
     with tempfile.TemporaryDirectory() as folder:
         model = f"{folder}/resnet50.onnx"
         hybridc("models", "export", "resnet50", model)
-        shown = hybridc("plan", model, *options, "--gpu-memory", "50%").splitlines()
+        shown = hybridc("plan", model, *options, "--gpu-memory", "50%", "--all").splitlines()
         picture = str(ROOT / "docs" / "resnet50.svg")
         hybridc("sweep", model, *options, "--gpu-memory", "10%..100%", "-o", picture)
-    first = next(i for i, line in enumerate(shown) if line.startswith("Kernels"))
-    end = next(i for i, line in enumerate(shown) if line.startswith("Copies"))
-    rest = next(i for i, line in enumerate(shown) if i > end and not line)
-    left_out = end - first - 3 - SHOWN_KERNELS
+    kernels, placement = section(shown, "Kernels"), section(shown, "Placement")
     lines = [
-        "hybridc plan resnet50.onnx --target cuda+avx2 --gpu-memory 50%",
+        "hybridc plan resnet50.onnx --target cuda+avx2 --gpu-memory 50% --plan-seconds 2 --all",
         "",
-        *shown[first : first + 2 + SHOWN_KERNELS],
-        f"  ... ({left_out} more lines)" if left_out > 0 else "",
-        *shown[rest:],
+        *kernels[:2],
+        *shortened(kernels[2:]),
+        "",
+        *placement,
+        "",
+        *shown[-4:],
     ]
     block = "\n".join(f"    {line}".rstrip() for line in lines)
     return f"{block}\n\n![Predicted time of ResNet-50 against the GPU memory budget](docs/resnet50.svg)"
+
+
+def section(shown: list[str], title: str) -> list[str]:
+    """The lines of a report from a title to the next empty line."""
+    begin = next(i for i, line in enumerate(shown) if line.startswith(title))
+    return shown[begin : shown.index("", begin)]
+
+
+def shortened(rows: list[str]) -> list[str]:
+    """The first rows, and those of the CPU, with dots for what is left out."""
+    kept = [i for i, row in enumerate(rows) if i < FIRST_ROWS or row.split()[1] == "cpu"]
+    lines: list[str] = []
+    for before, i in zip([-1, *kept], [*kept, len(rows)], strict=True):
+        lines += ["   ..."] * (i > before + 1)
+        lines += rows[i : i + 1]
+    return lines
 
 
 def hybridc(*arguments: str) -> str:

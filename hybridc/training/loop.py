@@ -130,7 +130,7 @@ class _Loop:
         missing = [name for name in self._identity if name not in found]
         if missing:
             what = f"the checkpoint does not tell its {', '.join(missing)}: an older hybridc wrote it"
-            remedy = "finish the run with that version, or choose another folder to start again"
+            remedy = "finish the run with that version, or choose another folder to start a new one"
             raise UsageError("HC579", what, where=where, remedy=remedy)
         different = [
             f"its {name} is {found[name]!r}, not {value!r}"
