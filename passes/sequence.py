@@ -51,11 +51,6 @@ class StageSequence(Generic[A, B]):
             return self
         return StageSequence(self.stages[: self._position(name) + 1])
 
-    def with_stage_after(self, name: str, stage: Stage[Any, Any]) -> StageSequence[A, B]:
-        """With a further stage after the one of this name, whose type it keeps. Raises UsageError HC520."""
-        end = self._position(name) + 1
-        return StageSequence((*self.stages[:end], stage, *self.stages[end:]))
-
     def run(self, value: A, progress: Progress, *, dump_ir: Path | None = None) -> B:
         """Run the stages in order; write what each made to the folder `dump_ir`.
 

@@ -1,4 +1,4 @@
-"""The rows of `gpu.py` for people: `python benchmarks/gpu_table.py benchmarks/results/gpu_DEVICE.json`."""
+"""The rows of `gpu.py` for people: `python -m gpu.table results/gpu_DEVICE.json` in `benchmarks/`."""
 
 from __future__ import annotations
 

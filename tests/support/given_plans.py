@@ -14,6 +14,7 @@ from hybridc.passes.phases import PlannedNetwork
 from hybridc.passes.sequence import Stage
 from hybridc.passes.stages import show_plans
 from hybridc.progress import Progress
+from tests.support.stages import stages_with
 
 
 @contextmanager
@@ -24,5 +25,5 @@ def planned_by(make: Callable[[Graph, Machine], Plan]) -> Iterator[None]:
         return replace(network, plans=(make(network.whole.graph, network.machine),))
 
     given = Stage("given", run, show_plans)
-    with mock.patch.object(pipeline, "STAGES", pipeline.STAGES.with_stage_after("plan", given)):
+    with mock.patch.object(pipeline, "STAGES", stages_with(given, after="plan")):
         yield

@@ -18,6 +18,7 @@ from hybridc.passes.stages import show_program
 from hybridc.passes.tiling.tile import tile
 from hybridc.progress import Progress
 from tests.support.programs import drawn, run_llvm
+from tests.support.stages import stages_with
 
 
 class Network:
@@ -79,6 +80,6 @@ def tiled_to(limit_bytes: int) -> Iterator[None]:
     def run(network: ImportedNetwork, _: Progress) -> ImportedNetwork:
         return replace(network, program=tile(network.program, limit_bytes))
 
-    stages = pipeline.STAGES.with_stage_after("canonicalize", Stage("tiled", run, show_program))
+    stages = stages_with(Stage("tiled", run, show_program), after="canonicalize")
     with mock.patch.object(pipeline, "STAGES", stages):
         yield
