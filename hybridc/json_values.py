@@ -6,15 +6,26 @@ wrong value, for anything else.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import re
 import reprlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _LARGEST_WHOLE = 2**63 - 1
 """The runtime counts in 64 bits."""
+LARGEST_SIZE = 2**48
+"""Of anything in memory, in bytes or elements. No address space of x86-64 has more, and what is computed from
+it (ends, sums of a few, products with the bits of an element) stays far below 2**63."""
+LARGEST_RANK = 32
+"""Dimensions that every numpy can handle."""
+_LONGEST_US = 1e18
+SEAL = "sha256"
+"""Member that holds the hash of all others."""
 
 
 class JsonValueError(ValueError):
@@ -24,6 +35,32 @@ class JsonValueError(ValueError):
         super().__init__(f"{path}: {what}" if path else what)
         self.what = what
         self.path = path
+
+
+def parse(data: bytes) -> Any:
+    """The value of a JSON document. Raises JsonValueError for anything else, NaN and infinity too."""
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise JsonValueError("it is nested too deeply") from None
+    except ValueError as error:  # UTF-8, syntax, or a number of thousands of digits
+        raise JsonValueError(str(error)) from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def sealed(data: dict[str, Any]) -> dict[str, Any]:
+    """The object with a hash of all its other members, which tells when any of them was changed."""
+    content = {key: value for key, value in data.items() if key != SEAL}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return {**content, SEAL: hashlib.sha256(canonical).hexdigest()}
+
+
+def is_sealed(data: dict[str, Any]) -> bool:
+    """Whether the hash of an object that was parsed is that of its other members."""
+    return bool(sealed(data)[SEAL] == data.get(SEAL))
 
 
 _MISSING: Any = object()
@@ -71,6 +108,8 @@ def text(value: Any) -> str:
     """Reads a string."""
     if not isinstance(value, str):
         raise JsonValueError(f"{reprlib.repr(value)} is not a string")
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise JsonValueError(f"{reprlib.repr(value)} has half a character")  # which nothing can print
     return value
 
 
@@ -95,6 +134,35 @@ def count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise JsonValueError(f"{reprlib.repr(value)} is not a non-negative integer")
     return whole(value)
+
+
+def size(value: Any) -> int:
+    """Reads a number of bytes or elements, or an offset: an integer from 0 to `LARGEST_SIZE`."""
+    if count(value) > LARGEST_SIZE:
+        raise JsonValueError(f"{reprlib.repr(value)} is more than any memory holds")
+    return int(value)
+
+
+def shape(value: Any) -> tuple[int, ...]:
+    """Reads the extents of a tensor that memory can hold."""
+    extents = each(size)(value)
+    if not is_possible_shape(extents):
+        raise JsonValueError(f"{reprlib.repr(value)} is more than any memory holds")
+    return extents
+
+
+def is_possible_shape(extents: Sequence[int]) -> bool:
+    """Whether some memory holds so many elements, and a program can count them dimension by dimension."""
+    if len(extents) > LARGEST_RANK or not all(0 <= extent <= LARGEST_SIZE for extent in extents):
+        return False
+    return math.prod(extent for extent in extents if extent) <= LARGEST_SIZE
+
+
+def microseconds(value: Any) -> float:
+    """Reads a time: a number from 0 to some ten thousand years, so that sums of them are finite."""
+    if not 0 <= number(value) <= _LONGEST_US:
+        raise JsonValueError(f"{reprlib.repr(value)} is not a time in microseconds")
+    return float(value)
 
 
 def number(value: Any) -> int | float:

@@ -4,43 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
-import math
 import reprlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hybridc.artifact.check import check_agreement, check_weight_tables
 from hybridc.artifact.graphs import plans_from_json
 from hybridc.artifact.manifest import (
     CUDA_SOURCE,
     FORMAT,
+    LARGEST_JSON_BYTES,
     LIBRARY,
     MANIFEST,
     PLAN,
     SCHEMA_VERSION,
     TRAINING_MANIFEST,
-    WEIGHT_ALIGNMENT_BYTES,
     WEIGHTS,
     Manifest,
     StoredFile,
     StoredPlan,
-    StoredWeight,
     Versions,
     manifest_from_json,
 )
 from hybridc.errors import ArtifactError, DeviceError, UsageError
-from hybridc.ir import BufferKind, Device, Graph, Plan, Role
-from hybridc.ir.graph import dtype_bits
+from hybridc.files import IrregularFileError, OpenFile, OpenFolder
+from hybridc.ir import Device, Graph, Plan
 from hybridc.ir.plan import DRIVER_PAGE_BYTES, reserved_bytes
+from hybridc.json_values import LARGEST_SIZE, JsonValueError, is_sealed, parse
 from hybridc.options import format_budget
 from hybridc.targets import cpu_flags
 
 _AGAIN = "compile the model again"
-_FILES = frozenset({PLAN, LIBRARY, CUDA_SOURCE, WEIGHTS})
+_LARGEST_BYTES = {PLAN: LARGEST_JSON_BYTES, CUDA_SOURCE: 1 << 28, LIBRARY: 1 << 32, WEIGHTS: LARGEST_SIZE}
+"""Of every file that an artifact may have: what is read whole must fit memory."""
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """What reading and comparing values raises that are not what they should be."""
+_ATTEMPTS = 100
+"""How often an artifact is opened again because another took its place meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class Artifact:
     """One for each budget, smallest first."""
     number: int
     """Position of the chosen plan."""
+    files: Mapping[str, OpenFile] = field(default_factory=dict, repr=False, compare=False)
+    """By name, as they were when they were checked; closed by `close`, or when they are collected."""
+    sha256: str = ""
+    """Of manifest.json, which has those of all other files."""
+
+    def __repr__(self) -> str:
+        return f"<Artifact {self.path.name}: {self.plan!r}, {self.number + 1} of {len(self.plans)}>"
 
     @property
     def plan(self) -> Plan:
@@ -68,16 +77,33 @@ class Artifact:
 
     @property
     def stored_plan(self) -> StoredPlan:
-        """What the library needs for the chosen plan."""
+        """What a run of the chosen plan needs."""
         return self.manifest.plans[self.number]
 
     @property
-    def library(self) -> Path:
-        return self.path / LIBRARY
+    def library(self) -> StoredFile:
+        return self._stored(LIBRARY)
 
     @property
-    def weights(self) -> Path:
-        return self.path / WEIGHTS
+    def weights(self) -> OpenFile:
+        """To be mapped."""
+        return self.files[WEIGHTS]
+
+    def check_weights(self) -> None:
+        """Raises ArtifactError HC304 if anybody wrote to the weights, or cut them, since they were checked:
+        they are mapped, so a run would compute with what is there now, or end with SIGBUS."""
+        if self.weights.has_changed():
+            what = "the file has been changed since it was loaded"
+            raise ArtifactError("HC304", what, where=str(self.weights.path), remedy="load the artifact again")
+
+    def read_library(self) -> bytes:
+        """Raises ArtifactError HC304 if it was changed since it was opened."""
+        return _read(self.files[LIBRARY], self.library)
+
+    def close(self) -> None:
+        """Close the files; closing twice does no harm."""
+        for file in self.files.values():
+            file.close()
 
     @property
     def needs_gpu(self) -> bool:
@@ -117,9 +143,19 @@ class Artifact:
         return replace(self, number=numbers[-1]) if numbers else None
 
     def cuda_source(self) -> str | None:
-        """CUDA C++ of the GPU's kernels, if there are any."""
-        path = self.path / CUDA_SOURCE
-        return path.read_text() if any(f.name == CUDA_SOURCE for f in self.manifest.files) else None
+        """CUDA C++ of the GPU's kernels, if there are any.
+
+        Raises ArtifactError HC303 if it is no text, HC304 if it was changed since it was opened.
+        """
+        if CUDA_SOURCE not in self.files:
+            return None
+        try:
+            return _read(self.files[CUDA_SOURCE], self._stored(CUDA_SOURCE)).decode()
+        except UnicodeDecodeError as error:
+            raise _malformed(self.path / CUDA_SOURCE, error) from None
+
+    def _stored(self, name: str) -> StoredFile:
+        return next(file for file in self.manifest.files if file.name == name)
 
 
 def promised_bytes(plan: Plan) -> int:
@@ -133,29 +169,50 @@ def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: b
     `check_weights=False` skips the hash of weights.bin, whose size is checked all the same.
     `check_host=False` lets it be inspected where it cannot run.
 
+    Every file is opened once, and what is checked is what is used: an artifact that is replaced meanwhile is
+    opened as it was before or is afterwards, never as a mixture.
+
     Raises ArtifactError: HC301 not an artifact, HC302 of another version, HC303 malformed, HC304 a file is
-    missing or damaged, HC305 a file name that leaves the folder; DeviceError HC401 if this processor lacks
-    the instruction set it was compiled for.
+    missing or damaged, HC305 a file name that an artifact must not have, or no regular file; DeviceError
+    HC401 if this processor lacks the instruction set it was compiled for.
     """
-    folder = Path(path)
-    data = _read_json(folder, MANIFEST)
+    for _ in range(_ATTEMPTS):
+        with _folder(Path(path)) as folder:
+            try:
+                return _open(folder, check_weights=check_weights, check_host=check_host)
+            except ArtifactError as error:
+                if not folder.is_replaced():
+                    raise
+                refusal = error
+    raise refusal
+
+
+def _open(folder: OpenFolder, *, check_weights: bool, check_host: bool) -> Artifact:
+    manifest_file = _manifest_file(folder)
+    content = _read_all(manifest_file, LARGEST_JSON_BYTES)
+    data = _parse(folder.path / MANIFEST, content)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError("HC301", "this is not a compiled artifact", where=str(folder), remedy=_AGAIN)
-    _check_schema(data, folder)
-    try:
-        manifest = manifest_from_json(data)
-    except _MALFORMED as error:
-        raise _malformed(folder / MANIFEST, error) from None
-    _check_names(folder, manifest)
+        raise ArtifactError("HC301", "this is not a compiled artifact", where=str(folder.path), remedy=_AGAIN)
+    _check_schema(data, folder.path)
+    manifest = _manifest(folder.path / MANIFEST, data)
+    _check_names(folder.path / MANIFEST, manifest)
     if check_host:
-        _check_versions(folder, manifest.versions)
-        _check_processor(folder, manifest)
-    for file in manifest.files:
-        _check_file(folder, file, check_hash=check_weights or file.name != WEIGHTS)
-    _check_weight_tables(folder, manifest)
-    graphs, plans = _read_plans(folder)
-    _check_agreement(folder / MANIFEST, manifest, graphs, plans)
-    return Artifact(folder, manifest, graphs, plans, len(plans) - 1)
+        _check_versions(folder.path, manifest.versions)
+        _check_processor(folder.path, manifest)
+    files = {stored.name: _open_file(folder, stored) for stored in manifest.files}
+    for stored in manifest.files:
+        if stored.name != PLAN and (check_weights or stored.name != WEIGHTS):
+            _check_hash(files[stored.name], stored)
+    graphs, plans = _read_plans(files[PLAN], next(f for f in manifest.files if f.name == PLAN))
+    try:
+        check_agreement(manifest, graphs, plans)
+        check_weight_tables(manifest)
+    except _MALFORMED as error:
+        raise _malformed(folder.path / MANIFEST, error) from None
+    files.pop(PLAN).close()
+    manifest_file.close()
+    digest = hashlib.sha256(content).hexdigest()
+    return Artifact(folder.path, manifest, graphs, plans, len(plans) - 1, files, digest)
 
 
 def installed_versions() -> Versions:
@@ -173,25 +230,92 @@ def _damaged(where: Path, what: str) -> ArtifactError:
     return ArtifactError("HC304", what, where=str(where), remedy=f"copy the artifact again, or {_AGAIN}")
 
 
+def _changed(where: Path) -> ArtifactError:
+    return _damaged(where, "its content has changed (the SHA-256 hash differs)")
+
+
 def _unreadable(where: Path, error: OSError) -> ArtifactError:
+    if isinstance(error, IrregularFileError):
+        what = f"a file of an artifact must not be {error.strerror}"
+        return ArtifactError("HC305", what, where=str(where), remedy=_AGAIN)
     if isinstance(error, PermissionError):
         return ArtifactError("HC304", "permission denied", where=str(where), remedy="check its permissions")
     return _damaged(where, f"cannot be read: {error.strerror}")
 
 
-def _read_json(folder: Path, name: str) -> Any:
+def _folder(path: Path) -> OpenFolder:
     try:
-        return json.loads((folder / name).read_bytes())
+        return OpenFolder(path)
     except (FileNotFoundError, NotADirectoryError):
-        what = "the artifact does not exist" if not folder.exists() else f"not an artifact: {name} is missing"
-        remedy = "compile a model first"
-        if (folder / TRAINING_MANIFEST).exists():
-            what, remedy = "this is a training step", "use `hybridc train`, or load_training in Python"
-        raise ArtifactError("HC301", what, where=str(folder), remedy=remedy) from None
+        what = "this is not a compiled artifact" if path.exists() else "the artifact does not exist"
+        raise ArtifactError("HC301", what, where=str(path), remedy="compile a model first") from None
     except OSError as error:
-        raise _unreadable(folder / name, error) from None
-    except (ValueError, RecursionError) as error:
-        raise _malformed(folder / name, error) from None
+        raise _unreadable(path, error) from None
+
+
+def _manifest_file(folder: OpenFolder) -> OpenFile:
+    try:
+        return folder.open(MANIFEST)
+    except FileNotFoundError:
+        what, remedy = f"not an artifact: {MANIFEST} is missing", "compile a model first"
+        if (folder.path / TRAINING_MANIFEST).exists():
+            what, remedy = "this is a training step", "use `hybridc train`, or load_training in Python"
+        raise ArtifactError("HC301", what, where=str(folder.path), remedy=remedy) from None
+    except OSError as error:
+        raise _unreadable(folder.path / MANIFEST, error) from None
+
+
+def _open_file(folder: OpenFolder, stored: StoredFile) -> OpenFile:
+    """The file, of the size that the manifest tells."""
+    path = folder.path / stored.name
+    try:
+        file = folder.open(stored.name)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if file.size_bytes != stored.size_bytes:
+        found, expected = file.size_bytes, stored.size_bytes
+        raise _damaged(path, f"has {found:,} bytes, but {expected:,} are expected")
+    return file
+
+
+def _read(file: OpenFile, stored: StoredFile) -> bytes:
+    """The bytes that have the hash of the manifest: no others are used, even if the file is changed."""
+    content = _read_all(file, stored.size_bytes)
+    if hashlib.sha256(content).hexdigest() != stored.sha256:
+        raise _changed(file.path)
+    return content
+
+
+def _read_all(file: OpenFile, most_bytes: int) -> bytes:
+    try:
+        return file.read(most_bytes)
+    except OSError as error:
+        raise _unreadable(file.path, error) from None
+
+
+def _check_hash(file: OpenFile, stored: StoredFile) -> None:
+    try:
+        found = file.sha256()
+    except OSError as error:
+        raise _unreadable(file.path, error) from None
+    if found != stored.sha256:
+        raise _changed(file.path)
+
+
+def _parse(where: Path, content: bytes) -> Any:
+    try:
+        return parse(content)
+    except JsonValueError as error:
+        raise _malformed(where, error) from None
+
+
+def _manifest(where: Path, data: dict[str, Any]) -> Manifest:
+    try:
+        if not is_sealed(data):
+            raise _changed(where)
+        return manifest_from_json(data)
+    except _MALFORMED as error:
+        raise _malformed(where, error) from None
 
 
 def _check_schema(data: dict[str, Any], folder: Path) -> None:
@@ -201,18 +325,17 @@ def _check_schema(data: dict[str, Any], folder: Path) -> None:
         raise ArtifactError("HC302", what, where=str(folder), remedy=_AGAIN)
 
 
-def _check_names(folder: Path, manifest: Manifest) -> None:
+def _check_names(where: Path, manifest: Manifest) -> None:
     names = [file.name for file in manifest.files]
-    for name in names:
-        if name not in _FILES:
-            raise ArtifactError(
-                "HC305", f"unexpected file name {name!r}", where=str(folder / MANIFEST), remedy=_AGAIN
-            )
-        if (folder / name).is_symlink():
-            what = "a file of an artifact must not be a link"
-            raise ArtifactError("HC305", what, where=str(folder / name), remedy=_AGAIN)
+    for file in manifest.files:
+        if file.name not in _LARGEST_BYTES:
+            what = f"unexpected file name {file.name!r}"
+            raise ArtifactError("HC305", what, where=str(where), remedy=_AGAIN)
+        if file.size_bytes > _LARGEST_BYTES[file.name]:
+            what = f"{file.name} has {file.size_bytes:,} bytes, more than is read"
+            raise _malformed(where, ValueError(what))
     if len(set(names)) != len(names) or not {PLAN, LIBRARY, WEIGHTS} <= set(names):
-        raise _malformed(folder / MANIFEST, ValueError(f"the files are {', '.join(names) or 'none'}"))
+        raise _malformed(where, ValueError(f"the files are {', '.join(names) or 'none'}"))
 
 
 def _check_versions(folder: Path, written_by: Versions) -> None:
@@ -236,86 +359,12 @@ def _check_processor(folder: Path, manifest: Manifest) -> None:
         raise DeviceError("HC401", what, where=str(folder), remedy=remedy)
 
 
-def _check_file(folder: Path, file: StoredFile, *, check_hash: bool) -> None:
-    path = folder / file.name
+def _read_plans(file: OpenFile, stored: StoredFile) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
     try:
-        found = path.stat().st_size
-        if found != file.size_bytes:
-            raise _damaged(path, f"has {found:,} bytes, but {file.size_bytes:,} are expected")
-        if not check_hash:
-            return
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    if digest != file.sha256:
-        raise _damaged(path, "its content has changed (the SHA-256 hash differs)")
-
-
-def _check_weight_tables(folder: Path, manifest: Manifest) -> None:
-    file_bytes = next(f.size_bytes for f in manifest.files if f.name == WEIGHTS)
-
-    def check(weight: StoredWeight) -> None:
-        if weight.size_bytes * 8 != math.prod(weight.shape) * dtype_bits(weight.dtype):
-            raise ValueError(f"weight {weight.tensor!r} has a size that does not match its shape")
-        end = weight.offset_bytes + weight.size_bytes
-        if weight.offset_bytes % WEIGHT_ALIGNMENT_BYTES or end > file_bytes:
-            raise ValueError(f"weight {weight.tensor!r} lies outside {WEIGHTS} or is not aligned")
-
-    try:
-        for plan in manifest.plans:
-            for weight in (*plan.host_weights, *plan.streamed_weights, *plan.gpu_weights):
-                check(weight)
-    except _MALFORMED as error:
-        raise _malformed(folder / MANIFEST, error) from None
-
-
-def _read_plans(folder: Path) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
-    data = _read_json(folder, PLAN)
-    try:
-        graphs, plans = plans_from_json(data)
+        graphs, plans = plans_from_json(parse(_read(file, stored)))
         budgets = [plan.budget_bytes or 0 for plan in plans]
         if not budgets or budgets != sorted(set(budgets)):
             raise ValueError("the plans must be for increasing budgets")
         return graphs, plans
     except _MALFORMED as error:
-        raise _malformed(folder / PLAN, error) from None
-
-
-def _check_agreement(
-    where: Path, manifest: Manifest, graphs: tuple[Graph, ...], plans: tuple[Plan, ...]
-) -> None:
-    """Manifest and plans have the same inputs, outputs, and weights on the GPU."""
-    try:
-        for stored, graph, plan in zip(manifest.plans, graphs, plans, strict=True):
-            _check_ports(manifest, graph)
-            _check_stored_plan(stored, graph, plan)
-    except _MALFORMED as error:
-        raise _malformed(where, error) from None
-
-
-def _check_ports(manifest: Manifest, graph: Graph) -> None:
-    for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
-        tensors = [graph.tensor[name] for name in names]
-        # a port may see its tensor through a reshape, so only the number of elements must agree
-        types = [(math.prod(t.shape), t.dtype) for t in tensors]
-        if types != [(math.prod(p.shape), p.dtype) for p in ports]:
-            raise ValueError("its inputs and outputs do not match the plan")
-
-
-def _check_stored_plan(stored: StoredPlan, graph: Graph, plan: Plan) -> None:
-    uploads = sorted((w.tensor, w.arena_offset_bytes or 0, w.size_bytes) for w in stored.gpu_weights)
-    weights = [b for b in plan.buffers if b.kind is BufferKind.WEIGHT and b.device is Device.GPU]
-    resident = [b for b in weights if b.first_step < 0]
-    if uploads != sorted((b.tensor, b.offset_bytes, b.size_bytes) for b in resident):
-        raise ValueError("its GPU weights do not match the plan")
-    streamed = [(w.tensor, w.size_bytes) for w in stored.streamed_weights]
-    if sorted(streamed) != sorted({(b.tensor, b.size_bytes) for b in weights if b.first_step >= 0}):
-        raise ValueError("its streamed weights do not match the plan")
-    plain = {w.tensor for w in stored.host_weights if not w.packed}
-    if any(graph.tensor[n].role is Role.WEIGHT and n not in plain for n in graph.outputs):
-        raise ValueError("a weight that is an output is missing")
-    if any(w.arena_offset_bytes is None for w in stored.gpu_weights):
-        raise ValueError("a GPU weight has no place in the arena")
-    if stored.event_count > len(plan.steps):
-        raise ValueError(f"{stored.event_count} events for {len(plan.steps)} steps")
+        raise _malformed(file.path, error) from None

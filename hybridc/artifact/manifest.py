@@ -8,22 +8,28 @@ from typing import Any
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
+from hybridc.ir.bind import Parameter, Signatures, Weight
+from hybridc.ir.graph import dtype_from_json
 from hybridc.json_values import (
     JsonValueError,
     count,
     each,
-    flag,
     hexadecimal,
     mapping,
     member,
-    number,
+    microseconds,
     optional,
+    sealed,
+    shape,
+    size,
     text,
+    whole,
 )
+from hybridc.labels import Labels
 from hybridc.machine import Machine, machine_from_json, machine_to_json
 
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST = "manifest.json"
 TRAINING_MANIFEST = "training.json"
 """Of a folder that holds several artifacts, those of a training step."""
@@ -31,6 +37,8 @@ PLAN = "plan.json"
 LIBRARY = "library.so"
 CUDA_SOURCE = "kernels.cu"
 WEIGHTS = "weights.bin"
+LARGEST_JSON_BYTES = 1 << 28
+"""Of manifest.json and plan.json each: a thousand times those of resnet50, and parsed in a minute."""
 WEIGHT_ALIGNMENT_BYTES = 64
 """A cache line, and what TVM's kernels assume of a buffer."""
 
@@ -42,6 +50,8 @@ class Port:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    labels: tuple[Labels, ...] = ()
+    """Of an input, what losses take its values as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +82,34 @@ class StoredWeight:
     """After packing."""
     offset_bytes: int
     size_bytes: int
-    packed: bool
+    layout: int
+    """0 as the model has it, else how it is packed, as `Parameter.layout`."""
     arena_offset_bytes: int | None = None
     """Where it is uploaded to in the GPU's arena; None for weights that stay on the host."""
+
+    @property
+    def weight(self) -> Weight:
+        """What it is to the kernels that read it."""
+        return Weight(self.tensor, self.layout, self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFunction:
+    """A function of the library, and what it is called with."""
+
+    name: str
+    device: Device
+    parameters: tuple[Parameter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """What the library's functions for one plan need. Weights that several plans read are stored once."""
+    """What a run of one plan needs. Weights that several plans read are stored once."""
 
-    event_count: int
     host_weights: tuple[StoredWeight, ...]
-    """In the order of the parameters of the CPU's function."""
+    """What CPU kernels read, and weights that are outputs."""
     streamed_weights: tuple[StoredWeight, ...]
-    """Copied to the GPU during a run, in the order of the parameters of the function for these copies."""
+    """Copied to the GPU during a run."""
     gpu_weights: tuple[StoredWeight, ...]
     """Copied into the GPU's arena at load."""
     pins: Mapping[str, Device]
@@ -117,17 +141,24 @@ class Manifest:
     """What the plan was made for, times that were measured included."""
     host_memory_bytes: int | None
     """What a run may hold of the host's memory; None: what there is."""
+    functions: tuple[StoredFunction, ...]
+    """All of the library that plans run."""
     plans: tuple[StoredPlan, ...]
     """As in plan.json."""
     cuda_image_key: str | None
     files: tuple[StoredFile, ...]
 
+    @property
+    def signatures(self) -> Signatures:
+        """The parameters of each function."""
+        return {(f.name, f.device): f.parameters for f in self.functions}
+
 
 def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as plain JSON values; `manifest_from_json` is its inverse."""
+    """The manifest as plain JSON values, sealed; `manifest_from_json` is its inverse."""
     data = asdict(replace(manifest, machine=None))  # type: ignore[arg-type]
     measured_us = manifest.machine.measured_us
-    return {
+    content = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
         **data,
@@ -137,6 +168,7 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
             for (function, device), us in measured_us.items()
         ],
     }
+    return sealed(content)
 
 
 def manifest_from_json(data: Any) -> Manifest:
@@ -155,6 +187,7 @@ def manifest_from_json(data: Any) -> Manifest:
             measured_us=dict(member(data, "measured_us", each(_measured))),
         ),
         host_memory_bytes=member(data, "host_memory_bytes", optional(count)),
+        functions=member(data, "functions", each(_function)),
         plans=member(data, "plans", each(_plan)),
         cuda_image_key=member(data, "cuda_image_key", optional(hexadecimal(16))),
         files=member(data, "files", each(_file)),
@@ -170,7 +203,16 @@ def _source(data: Any) -> Source:
 
 
 def _port(data: Any) -> Port:
-    return Port(member(data, "name", text), member(data, "shape", each(count)), member(data, "dtype", text))
+    return Port(
+        name=member(data, "name", text),
+        shape=member(data, "shape", shape),
+        dtype=member(data, "dtype", dtype_from_json),
+        labels=member(data, "labels", each(_labels)),
+    )
+
+
+def _labels(data: Any) -> Labels:
+    return Labels(member(data, "classes", count), member(data, "ignored", optional(whole)))
 
 
 def _machine(data: Any) -> Machine:
@@ -182,12 +224,24 @@ def _machine(data: Any) -> Machine:
 
 def _measured(data: Any) -> tuple[tuple[str, Device], float]:
     key = member(data, "function", text), member(data, "device", Device)
-    return key, float(member(data, "us", number))
+    return key, member(data, "us", microseconds)
+
+
+def _function(data: Any) -> StoredFunction:
+    device = member(data, "device", Device)
+    return StoredFunction(member(data, "name", text), device, member(data, "parameters", each(_parameter)))
+
+
+def _parameter(data: Any) -> Parameter:
+    return Parameter(
+        shape=member(data, "shape", shape),
+        dtype=member(data, "dtype", dtype_from_json),
+        layout=member(data, "layout", count),
+    )
 
 
 def _plan(data: Any) -> StoredPlan:
     return StoredPlan(
-        event_count=member(data, "event_count", count),
         host_weights=member(data, "host_weights", each(_weight)),
         streamed_weights=member(data, "streamed_weights", each(_weight)),
         gpu_weights=member(data, "gpu_weights", each(_weight)),
@@ -198,15 +252,15 @@ def _plan(data: Any) -> StoredPlan:
 def _weight(data: Any) -> StoredWeight:
     return StoredWeight(
         tensor=member(data, "tensor", text),
-        dtype=member(data, "dtype", text),
-        shape=member(data, "shape", each(count)),
-        offset_bytes=member(data, "offset_bytes", count),
-        size_bytes=member(data, "size_bytes", count),
-        packed=member(data, "packed", flag),
-        arena_offset_bytes=member(data, "arena_offset_bytes", optional(count)),
+        dtype=member(data, "dtype", dtype_from_json),
+        shape=member(data, "shape", shape),
+        offset_bytes=member(data, "offset_bytes", size),
+        size_bytes=member(data, "size_bytes", size),
+        layout=member(data, "layout", count),
+        arena_offset_bytes=member(data, "arena_offset_bytes", optional(size)),
     )
 
 
 def _file(data: Any) -> StoredFile:
     name, digest = member(data, "name", text), member(data, "sha256", hexadecimal(64))
-    return StoredFile(name, member(data, "size_bytes", count), digest)
+    return StoredFile(name, member(data, "size_bytes", size), digest)

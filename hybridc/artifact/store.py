@@ -8,9 +8,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from hybridc.artifact.load import installed_versions
 from hybridc.artifact.manifest import (
     CUDA_SOURCE,
     FORMAT,
+    LARGEST_JSON_BYTES,
     LIBRARY,
     MANIFEST,
     PLAN,
@@ -30,19 +30,22 @@ from hybridc.artifact.manifest import (
     Port,
     Source,
     StoredFile,
+    StoredFunction,
     StoredPlan,
     StoredWeight,
     manifest_to_json,
 )
 from hybridc.errors import InternalError, UsageError
+from hybridc.files import read_file
 from hybridc.ir import Graph, Plan
+from hybridc.ir.bind import Binding, Weight
+from hybridc.json_values import JsonValueError, parse
 from hybridc.scratch import scratch_folder
 from hybridc.targets import Target
 
 if TYPE_CHECKING:
     from hybridc.machine import Machine
-    from hybridc.passes.lower.bind import WeightLayout
-    from hybridc.passes.lower.lower import LoweredPlan
+    from hybridc.passes.lower.lower import Lowered
     from hybridc.passes.planner.model.pins import Pins
     from hybridc.schedules.packing import Packing
 
@@ -61,8 +64,8 @@ class Contents:
     """One for each budget, smallest first."""
     pins: tuple[Pins, ...]
     """What each plan keeps to."""
-    lowered: tuple[LoweredPlan, ...]
-    """For each plan."""
+    lowered: Lowered
+    """What the plans run."""
     target: Target
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -116,9 +119,9 @@ def check_destination(destination: Path) -> None:
     except OSError as error:
         raise cannot_write(destination, error) from None
     try:
-        data = json.loads((destination / MANIFEST).read_bytes())
+        data = parse(read_file(destination / MANIFEST, LARGEST_JSON_BYTES))
         is_artifact = isinstance(data, dict) and data.get("format") == FORMAT
-    except (OSError, ValueError, RecursionError):
+    except (OSError, JsonValueError):
         is_artifact = destination.is_dir() and not any(destination.iterdir())
     if destination.is_symlink() or not is_artifact:
         what = "the output exists and is not a compiled artifact"
@@ -172,7 +175,7 @@ def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -
     if contents.cuda_source is not None:
         (folder / CUDA_SOURCE).write_text(contents.cuda_source)
         names.append(CUDA_SOURCE)
-    offsets = _write_weights(folder / WEIGHTS, map(_layouts, contents.lowered), weights)
+    offsets = _write_weights(folder / WEIGHTS, contents.lowered, weights)
     manifest = Manifest(
         versions=installed_versions(),
         target=str(contents.target),
@@ -184,9 +187,13 @@ def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -
         source=contents.source,
         machine=contents.machine,
         host_memory_bytes=contents.host_memory_bytes,
+        functions=tuple(
+            StoredFunction(name, device, parameters)
+            for (name, device), parameters in contents.lowered.signatures.items()
+        ),
         plans=tuple(
-            _stored_plan(lowered, offsets, pins)
-            for lowered, pins in zip(contents.lowered, contents.pins, strict=True)
+            _stored_plan(binding, offsets, pins)
+            for binding, pins in zip(contents.lowered.plans, contents.pins, strict=True)
         ),
         cuda_image_key=contents.cuda_image_key,
         files=tuple(_describe(folder / name) for name in sorted(names)),
@@ -196,7 +203,11 @@ def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -
 
 
 def _write_json(path: Path, data: object) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    content = (json.dumps(data, indent=1) + "\n").encode()
+    if len(content) > LARGEST_JSON_BYTES:
+        what = f"{path.name} has {len(content):,} bytes, more than the {LARGEST_JSON_BYTES:,} that are read"
+        raise UsageError("HC562", what, remedy="compile for fewer budgets")
+    path.write_bytes(content)
 
 
 def _describe(path: Path) -> StoredFile:
@@ -204,56 +215,55 @@ def _describe(path: Path) -> StoredFile:
         return StoredFile(path.name, path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())
 
 
-Offsets = dict[tuple[str, "Packing | None"], int]
+Offsets = dict[tuple[str, int], int]
+"""Where the bytes of each weight and layout begin."""
 
 
-def _stored_plan(lowered: LoweredPlan, offsets: Offsets, pins: Pins) -> StoredPlan:
+def _stored_plan(binding: Binding, offsets: Offsets, pins: Pins) -> StoredPlan:
     return StoredPlan(
-        event_count=lowered.event_count,
-        host_weights=tuple(_stored(layout, offsets) for layout in lowered.host_weights),
-        streamed_weights=tuple(_stored(layout, offsets) for layout in lowered.streamed_weights),
-        gpu_weights=tuple(_stored(r.layout, offsets, r.offset_bytes) for r in lowered.resident_weights),
+        host_weights=tuple(_stored(weight, offsets) for weight in binding.host_weights),
+        streamed_weights=tuple(_stored(weight, offsets) for weight in binding.streamed_weights),
+        gpu_weights=tuple(_stored(r.weight, offsets, r.offset_bytes) for r in binding.resident_weights),
         pins=dict(pins),
     )
 
 
-def _layouts(lowered: LoweredPlan) -> list[WeightLayout]:
-    resident = (r.layout for r in lowered.resident_weights)
-    return [*lowered.host_weights, *lowered.streamed_weights, *resident]
+def _weights(binding: Binding) -> list[Weight]:
+    resident = (r.weight for r in binding.resident_weights)
+    return [*binding.host_weights, *binding.streamed_weights, *resident]
 
 
-def _stored(layout: WeightLayout, offsets: Offsets, arena_offset_bytes: int | None = None) -> StoredWeight:
+def _stored(weight: Weight, offsets: Offsets, arena_offset_bytes: int | None = None) -> StoredWeight:
     return StoredWeight(
-        tensor=layout.tensor,
-        dtype=layout.dtype,
-        shape=layout.shape,
-        offset_bytes=offsets[layout.tensor, layout.packing],
-        size_bytes=layout.size_bytes,
-        packed=layout.packing is not None,
+        tensor=weight.tensor,
+        dtype=weight.dtype,
+        shape=weight.shape,
+        offset_bytes=offsets[weight.tensor, weight.layout],
+        size_bytes=weight.size_bytes,
+        layout=weight.layout,
         arena_offset_bytes=arena_offset_bytes,
     )
 
 
-def _write_weights(
-    path: Path, layouts: Iterable[Iterable[WeightLayout]], weights: Mapping[str, np.ndarray]
-) -> Offsets:
-    """Write each weight once for each packing, whatever plans it is for; its shape does not matter."""
+def _write_weights(path: Path, lowered: Lowered, arrays: Mapping[str, np.ndarray]) -> Offsets:
+    """Write each weight once for each layout, whatever plans it is for; its shape does not matter."""
     offsets: Offsets = {}
     with path.open("wb") as stream:
-        for layout in chain.from_iterable(layouts):
-            key = layout.tensor, layout.packing
+        for weight in (weight for binding in lowered.plans for weight in _weights(binding)):
+            key = weight.tensor, weight.layout
             if key in offsets:
                 continue
             stream.write(bytes(-stream.tell() % WEIGHT_ALIGNMENT_BYTES))
             offsets[key] = stream.tell()
-            stream.write(_packed(layout, weights[layout.tensor]).reshape(-1).view(np.uint8).data)
+            packed = _packed(weight, lowered.packings[weight.layout], arrays[weight.tensor])
+            stream.write(packed.reshape(-1).view(np.uint8).data)
     return offsets
 
 
-def _packed(layout: WeightLayout, array: np.ndarray) -> np.ndarray:
-    packed = np.ascontiguousarray(array) if layout.packing is None else layout.packing.apply(array)
-    if packed.dtype.name != layout.dtype or packed.nbytes != layout.size_bytes:
-        wanted, found = f"{layout.dtype}{list(layout.shape)}", f"{packed.dtype}{list(packed.shape)}"
+def _packed(weight: Weight, packing: Packing | None, array: np.ndarray) -> np.ndarray:
+    packed = np.ascontiguousarray(array) if packing is None else packing.apply(array)
+    if packed.dtype.name != weight.dtype or packed.nbytes != weight.size_bytes:
+        wanted, found = f"{weight.dtype}{list(weight.shape)}", f"{packed.dtype}{list(packed.shape)}"
         what = f"a kernel expects {wanted}, the weight is {found}"
-        raise InternalError("HC913", what, where=layout.tensor)
+        raise InternalError("HC913", what, where=weight.tensor)
     return packed

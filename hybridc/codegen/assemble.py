@@ -17,7 +17,7 @@ def contents_of(model: ImportedModel, network: LoweredNetwork, library: BuiltLib
         graphs=network.graphs,
         plans=network.plans,
         pins=network.pins,
-        lowered=network.lowered.plans,
+        lowered=network.lowered,
         target=options.target,
         inputs=_ports(model.inputs),
         outputs=_ports(model.outputs),
@@ -31,4 +31,4 @@ def contents_of(model: ImportedModel, network: LoweredNetwork, library: BuiltLib
 
 
 def _ports(values: tuple[ValueInfo, ...]) -> tuple[Port, ...]:
-    return tuple(Port(v.name, v.shape, v.dtype) for v in values)
+    return tuple(Port(v.name, v.shape, v.dtype, v.labels) for v in values)

@@ -1,8 +1,8 @@
-"""IRModule -> one shared library: CPU code, CUDA image, VM bytecode and the runtime's helper.
+"""IRModule -> one shared library: CPU code, CUDA image and the runtime's helper.
 
-The CPU's functions are independent, so they are compiled as several LLVM modules side by side. One
-module, the one that also holds the launchers of the CUDA kernels if there are any, is the root that TVM
-exports; the others are linked to it as plain objects, where the VM finds their symbols all the same.
+Each of the CPU's functions becomes an object of its own, so that they are compiled side by side and found in
+the cache one by one. The GPU's functions are compiled together, to one image and the object that launches its
+kernels; so they are found together, or not at all.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import functools
 import os
 import shutil
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
-from tvm.relax import _ffi_api as relax_ffi
+from tvm import tirx
 from tvm_ffi import libinfo
 
+from hybridc.compile_cache import Cache, NoCache, remembered
 from hybridc.errors import DeviceError, InternalError
 from hybridc.passes.lower.lower import cuda_target, llvm_target
 from hybridc.schedules.cpu.math.intrinsics import install as install_vector_functions
@@ -39,8 +39,6 @@ Progress = Callable[[int, int], None]
 """Called with (kernels compiled so far, kernels in all)."""
 
 HELPER_SOURCE = Path(__file__).parent.parent / "runtime" / "native" / "helper.cc"
-FUNCTIONS_PER_MODULE = 8
-"""Few enough that the modules balance over the cores, enough that LLVM's start-up does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,10 @@ class BuiltLibrary:
     cuda_image: bytes | None
     seconds: dict[str, float]
     """Wall time of `compile` and `link`."""
+    functions: int
+    """How many it has."""
+    cached: int
+    """How many of them were compiled before."""
 
 
 @dataclass
@@ -63,19 +65,21 @@ class _Capture:
     error: Exception | None = None
 
 
-class _Counter:
-    """Counts finished kernels; the threads that compile them share it."""
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """Functions that were compiled together, ready to be linked."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-        self._lock = threading.Lock()
+    objects: tuple[bytes, ...]
+    cuda_source: str | None = None
+    cuda_image: bytes | None = None
 
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            self._progress(self._done, self._total)
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Functions to be compiled together."""
+
+    functions: Mapping[str, tirx.PrimFunc]
+    compile: Callable[[Mapping[str, tirx.PrimFunc]], _Code]
 
 
 def build_library(
@@ -85,78 +89,98 @@ def build_library(
     *,
     cuda_compile: CudaCompile | None = None,
     progress: Progress = lambda done, total: None,
+    cache: Cache | None = None,
 ) -> BuiltLibrary:
-    """Compile a lowered module to `directory/library.so`.
+    """Compile a lowered module to `directory/library.so`, but for what `cache` has of it.
 
-    `cuda_compile` is needed where the module has CUDA functions; what it raises is passed on. Raises
-    DeviceError HC403 without g++, HC404 where TVM finds no CUDA driver to load (an emulated one will do),
-    InternalError HC912 where TVM or the linker fails.
+    `cuda_compile` is needed where the module has CUDA functions; what it raises is passed on, and so is what
+    `progress` raises. With a cache it has to compile like that of all other calls. Raises DeviceError HC403
+    without g++, HC404 where TVM finds no CUDA driver to load (an emulated one will do), InternalError HC912
+    where TVM or the linker fails.
     """
     install_vector_functions()
-    gpu, cpu, bytecode = _split(module)
-    chunks = [dict(cpu[i : i + FUNCTIONS_PER_MODULE]) for i in range(0, len(cpu), FUNCTIONS_PER_MODULE)]
-    root_functions = dict(gpu) if gpu or not chunks else chunks.pop(0)
-    counter = _Counter(progress, len(gpu) + len(cpu))
-    capture = _Capture()
-    path = directory / "library.so"
-    start = time.perf_counter()
-    with scratch_folder("hybridc-build-") as scratch:
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            futures = [pool.submit(_write_helper, scratch / "helper.o")]
-            for number, chunk in enumerate(chunks):
-                futures.append(
-                    pool.submit(_compile_chunk, chunk, target, scratch / f"cpu{number}.o", counter)
-                )
-            if gpu:
-                root = _build_cuda(root_functions, target, cuda_compile, capture)
-            else:
-                root = _build_llvm(root_functions, target)
-            counter.add(len(root_functions))
-            objects = [future.result() for future in futures]
-        compiled = time.perf_counter()
-        _link(bytecode, root, objects, path, scratch)
+    cache = cache or NoCache()
+    fresh: list[str] = []
+    gpu, cpu = _split(module)
+    units = [_Unit({name: function}, partial(_cpu_code, target)) for name, function in cpu]
+    if gpu:
+        units.insert(0, _Unit(dict(gpu), partial(_gpu_code, target, cuda_compile)))
+
+    def code_of(unit: _Unit) -> _Code:
+        def compile_now() -> _Code:
+            fresh.extend(unit.functions)
+            return unit.compile(unit.functions)
+
+        content = map(tvm.ir.save_json, unit.functions.values())
+        return remembered(cache, compile_now, "code", repr(target), *content)
+
+    path, start = directory / "library.so", time.perf_counter()
+    with _workers() as pool:
+        helper = pool.submit(_helper_object, cache)
+        codes = {pool.submit(code_of, unit): unit for unit in units}
+        done, total = 0, len(gpu) + len(cpu)
+        progress(done, total)
+        for future in as_completed(codes):
+            future.result()  # an error at once, not after all the others
+            done += len(codes[future].functions)
+            progress(done, total)
+        made = [future.result() for future in codes]
+        objects = [helper.result(), *(o for code in made for o in code.objects)]
+    compiled = time.perf_counter()
+    _link(objects, path)
     seconds = {"compile": compiled - start, "link": time.perf_counter() - compiled}
-    return BuiltLibrary(path, capture.source, capture.image, seconds)
+    source, image = (made[0].cuda_source, made[0].cuda_image) if gpu else (None, None)
+    return BuiltLibrary(path, source, image, seconds, total, total - len(fresh))
+
+
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """A thread for each processor. Where an error ends the block, what has not begun never does."""
+    pool = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _split(
     module: tvm.IRModule,
-) -> tuple[list[tuple[str, tirx.PrimFunc]], list[tuple[str, tirx.PrimFunc]], relax.ExecBuilder]:
-    """CUDA functions, CPU functions (both by name), and the VM bytecode of the Relax functions."""
-    passes = relax.transform
-    lowering = [
-        passes.LowerRuntimeBuiltin(),
-        passes.ComputePrimValue(),
-        passes.VMShapeLower(),
-        passes.AttachGlobalSymbol(),
-    ]
-    bytecode = relax.ExecBuilder()
-    rest = relax_ffi.VMCodeGen(bytecode, tvm.transform.Sequential(lowering)(module))
-    functions = sorted((v.name_hint, f) for v, f in rest.functions.items() if isinstance(f, tirx.PrimFunc))
+) -> tuple[list[tuple[str, tirx.PrimFunc]], list[tuple[str, tirx.PrimFunc]]]:
+    """CUDA functions and CPU functions, both by name."""
+    functions = sorted((v.name_hint, f) for v, f in module.functions.items())
     gpu = [(name, f) for name, f in functions if f.attrs["target"].kind.name == "cuda"]
     cpu = [(name, f) for name, f in functions if f.attrs["target"].kind.name == "llvm"]
-    return gpu, cpu, bytecode
+    return gpu, cpu
 
 
-def _build_llvm(functions: dict[str, tirx.PrimFunc], target: Target) -> tvm.runtime.Module:
-    return _build(functions, llvm_target(target.isa))
+def _cpu_code(target: Target, functions: Mapping[str, tirx.PrimFunc]) -> _Code:
+    with scratch_folder("hybridc-cpu-") as folder:
+        path = folder / "cpu.o"
+        _build(functions, llvm_target(target.isa)).write_to_file(str(path))
+        return _Code((path.read_bytes(),))
 
 
-def _build(functions: dict[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
+def _gpu_code(
+    target: Target, cuda_compile: CudaCompile | None, functions: Mapping[str, tirx.PrimFunc]
+) -> _Code:
+    """Two objects: what launches the kernels, and their image where TVM's runtime looks for it."""
+    capture = _Capture()
+    root = _build_cuda(functions, target, cuda_compile, capture)
+    with scratch_folder("hybridc-gpu-") as folder:
+        files = root.export_library(
+            str(folder / "gpu.so"), fcompile=lambda output, files: files, workspace_dir=str(folder)
+        )
+        objects = tuple(Path(file).read_bytes() for file in files)
+    return _Code(objects, capture.source, capture.image)
+
+
+def _build(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
     try:
-        return tirx.build(tvm.IRModule(functions), target=target)
+        return tirx.build(tvm.IRModule(dict(functions)), target=target)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         what = f"TVM cannot compile for {target.kind.name}: {reason}"
         raise InternalError("HC912", what, where=", ".join(functions)) from error
-
-
-def _compile_chunk(
-    functions: dict[str, tirx.PrimFunc], target: Target, path: Path, counter: _Counter
-) -> Path:
-    _build_llvm(functions, target).write_to_file(str(path))
-    counter.add(len(functions))
-    return path
 
 
 def build_gpu_functions(
@@ -168,7 +192,10 @@ def build_gpu_functions(
 
 
 def _build_cuda(
-    functions: dict[str, tirx.PrimFunc], target: Target, cuda_compile: CudaCompile | None, capture: _Capture
+    functions: Mapping[str, tirx.PrimFunc],
+    target: Target,
+    cuda_compile: CudaCompile | None,
+    capture: _Capture,
 ) -> tvm.runtime.Module:
     if cuda_compile is None:
         raise InternalError("HC912", "the module has CUDA functions but no CUDA compiler was given")
@@ -212,33 +239,29 @@ def _cuda_compiler(cuda_compile: CudaCompile, capture: _Capture) -> Iterator[Non
             tvm_ffi.registry.remove_global_func(name)
 
 
+def _helper_object(cache: Cache) -> bytes:
+    """The runtime's helper, for this g++."""
+    return remembered(cache, _compiled_helper, "helper", _gxx("--version"))
+
+
 @functools.cache
-def _helper_object() -> bytes:
-    """The runtime's helper, compiled once in a process: nearly all of its time goes into headers."""
+def _compiled_helper() -> bytes:
+    """Compiled once in a process, also without a cache: nearly all of its time goes into headers."""
     includes = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
     options = ["-c", "-O2", "-std=c++20", "-pthread", "-fPIC", "-fvisibility=hidden"]
     with scratch_folder("hybridc-helper-") as folder:
         path = folder / "helper.o"
-        _gxx([*options, *includes, str(HELPER_SOURCE), "-o", str(path)])
+        _gxx(*options, *includes, str(HELPER_SOURCE), "-o", str(path))
         return path.read_bytes()
 
 
-def _write_helper(path: Path) -> Path:
-    path.write_bytes(_helper_object())
-    return path
-
-
-def _link(
-    bytecode: relax.ExecBuilder, root: tvm.runtime.Module, objects: list[Path], path: Path, scratch: Path
-) -> None:
-    executable = relax_ffi.VMLink(bytecode, None, root, [], {})
-
-    def link(output: str, files: list[str]) -> None:
-        _gxx(["-shared", "-pthread", "-Wl,--build-id=none", *files, "-ldl", "-o", output])
-
-    executable.export_library(
-        str(path), fcompile=link, addons=[str(o) for o in objects], workspace_dir=str(scratch)
-    )
+def _link(objects: Sequence[bytes], path: Path) -> None:
+    with scratch_folder("hybridc-link-") as folder:
+        files = [folder / f"{number}.o" for number in range(len(objects))]
+        for file, content in zip(files, objects, strict=True):
+            file.write_bytes(content)
+        options = ("-shared", "-pthread", "-Wl,--build-id=none")
+        _gxx(*options, *map(str, files), "-ldl", "-o", str(path))
 
 
 def check_compiler() -> None:
@@ -247,7 +270,8 @@ def check_compiler() -> None:
         raise DeviceError("HC403", "g++ was not found", remedy="install g++ (Debian: apt-get install g++)")
 
 
-def _gxx(arguments: list[str]) -> None:
+def _gxx(*arguments: str) -> str:
+    """What g++ prints."""
     check_compiler()
     environment = os.environ | {"LC_ALL": "C"}
     done = subprocess.run(["g++", *arguments], capture_output=True, text=True, env=environment)
@@ -257,3 +281,4 @@ def _gxx(arguments: list[str]) -> None:
         raise InternalError(
             "HC912", "g++ failed to build the artifact's library", where=done.stderr.strip()[-2000:]
         )
+    return done.stdout

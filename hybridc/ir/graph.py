@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
+import reprlib
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
-from hybridc.json_values import count, each, member, text
+from hybridc.json_values import count, each, member, shape, size, text, whole
 
 
 class Device(StrEnum):
@@ -43,15 +43,26 @@ FAMILIES = (
 """Kinds of computation that kernels are told apart by."""
 
 
-@cache
+_DTYPE_BITS = {
+    "bool": 8,
+    "bfloat16": 16,
+    **{f"float{bits}": bits for bits in (16, 32, 64)},
+    **{f"{sign}int{bits}": bits for sign in ("", "u") for bits in (4, 8, 16, 32, 64)},
+}
+
+
 def dtype_bits(dtype: str) -> int:
-    """Bits of one element of a dtype name such as `float32`, `int8` or `bool` (one byte)."""
-    if dtype == "bool":
-        return 8
-    digits = re.search(r"(\d+)", dtype)
-    if digits is None:
-        raise ValueError(f"dtype {dtype!r} has no fixed size")
-    return int(digits.group(1))
+    """Bits of one element: `bool` has a byte. Raises ValueError for a name that no tensor may have."""
+    if dtype not in _DTYPE_BITS:
+        raise ValueError(f"{reprlib.repr(dtype)} is not the type of a tensor")
+    return _DTYPE_BITS[dtype]
+
+
+def dtype_from_json(data: Any) -> str:
+    """Reads the name of an element type of whole bytes. Raises ValueError."""
+    if dtype_bits(text(data)) % 8:
+        raise ValueError(f"elements of type {data} have no address")
+    return str(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,28 @@ class Tensor:
     @property
     def size_bytes(self) -> int:
         return (math.prod(self.shape) * dtype_bits(self.dtype) + 7) // 8
+
+
+class CheckKind(StrEnum):
+    """What a kernel looks at while it runs."""
+
+    INDEX = "index"
+    DIVISOR = "divisor"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A value that a kernel looks at before it uses it, as it is fed, or computed from what is fed.
+
+    It must be at least `lower` and at most `upper`; a divisor, whose limits are both 0, must not be 0.
+    """
+
+    node: str
+    """The ONNX node."""
+    operator: str
+    kind: CheckKind
+    lower: int
+    upper: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +130,10 @@ class Kernel:
     precision_note: str = ""
     """Why it multiplies in fp32 although less was asked for; empty if it was not, or nothing is
     multiplied."""
+    checks: tuple[Check, ...] = ()
+    """Its function then has one more parameter, the last, int64[len(checks), 2]: where a check fails, the
+    function writes a number that is not 0, and the value, into the check's row, and touches no other memory
+    than it may."""
 
     def workspace_bytes(self, device: Device) -> int:
         return self.gpu_workspace_bytes if device is Device.GPU else self.cpu_workspace_bytes
@@ -116,6 +153,9 @@ class Graph:
     outputs: tuple[str, ...]
     loop_carried: tuple[tuple[str, str], ...] = ()
     """Pairs of an input and the output that the next run takes in its place; `carried` in artifacts."""
+
+    def __repr__(self) -> str:
+        return f"<Graph: {len(self.kernels)} kernels, {len(self.tensors)} tensors>"
 
     @cached_property
     def tensor(self) -> dict[str, Tensor]:
@@ -162,6 +202,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
                 "origins": list(k.origins),
                 "family": k.family,
                 **_precision_to_json(k),
+                **({"checks": [asdict(check) for check in k.checks]} if k.checks else {}),
             }
             for k in graph.kernels
         ],
@@ -190,8 +231,12 @@ def graph_from_json(data: Any) -> Graph:
 
 
 def _tensor(data: Any) -> Tensor:
-    shape = member(data, "shape", each(count))
-    return Tensor(member(data, "name", text), shape, member(data, "dtype", text), member(data, "role", Role))
+    return Tensor(
+        name=member(data, "name", text),
+        shape=member(data, "shape", shape),
+        dtype=member(data, "dtype", dtype_from_json),
+        role=member(data, "role", Role),
+    )
 
 
 def _kernel(data: Any) -> Kernel:
@@ -203,14 +248,21 @@ def _kernel(data: Any) -> Kernel:
         may_overwrite=member(data, "may_overwrite", each(_pair)),
         flops=member(data, "flops", count),
         bytes_moved=member(data, "bytes_moved", count),
-        gpu_workspace_bytes=member(data, "gpu_workspace_bytes", count),
-        cpu_workspace_bytes=member(data, "cpu_workspace_bytes", count),
+        gpu_workspace_bytes=member(data, "gpu_workspace_bytes", size),
+        cpu_workspace_bytes=member(data, "cpu_workspace_bytes", size),
         devices=member(data, "devices", each(Device)),
         origins=member(data, "origins", each(text)),
         family=member(data, "family", text, OTHER_FAMILY),
         precision=member(data, "precision", text, "fp32"),
         precision_note=member(data, "precision_note", text, ""),
+        checks=member(data, "checks", each(_check), ()),
     )
+
+
+def _check(data: Any) -> Check:
+    limits = (member(data, key, whole) for key in ("lower", "upper"))
+    node, operator = member(data, "node", text), member(data, "operator", text)
+    return Check(node, operator, member(data, "kind", CheckKind), *limits)
 
 
 def _pair(data: Any) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Any
 
 from hybridc.ir.graph import Device, Graph
-from hybridc.json_values import JsonValueError, count, each, member, number, optional, text, whole
+from hybridc.json_values import JsonValueError, count, each, member, microseconds, optional, text, whole
 
 SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 512
@@ -49,10 +49,6 @@ class Lane(StrEnum):
     def number(self) -> int:
         """What the runtime's helper knows it by."""
         return tuple(Lane).index(self)
-
-    def function(self, plan: int) -> str:
-        """Name of the VM function that issues its steps in a plan of those that an artifact holds."""
-        return f"main_{self.value}_{plan}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +140,11 @@ class Plan:
     time_bound_us: float = 0.0
     """No plan of the graph for this machine and budget is predicted to be faster."""
 
+    def __repr__(self) -> str:
+        held = f", {self.arena_bytes(Device.GPU):,} bytes of GPU memory"
+        on_gpu = any(arena.device is Device.GPU for arena in self.arenas)
+        return f"<Plan: {len(self.steps)} steps{held * on_gpu}, predicted {self.makespan_us:.1f} us>"
+
     def arena_bytes(self, device: Device) -> int:
         return next((a.size_bytes for a in self.arenas if a.device is device), 0)
 
@@ -221,9 +222,9 @@ def plan_from_json(data: Any) -> Plan:
         buffers=member(data, "buffers", each(_buffer)),
         arenas=member(data, "arenas", each(_arena)),
         budget_bytes=member(data, "budget_bytes", optional(count)),
-        step_us=member(data, "steps", each(lambda step: member(step, "us", _us))),
-        makespan_us=member(data, "makespan_us", _us),
-        time_bound_us=member(data, "time_bound_us", _us),
+        step_us=member(data, "steps", each(lambda step: member(step, "us", microseconds))),
+        makespan_us=member(data, "makespan_us", microseconds),
+        time_bound_us=member(data, "time_bound_us", microseconds),
     )
 
 
@@ -248,7 +249,3 @@ def _buffer(data: Any) -> Buffer:
 def _arena(data: Any) -> Arena:
     sizes = (member(data, key, whole) for key in ("size_bytes", "lower_bound_bytes"))
     return Arena(member(data, "device", Device), *sizes)
-
-
-def _us(value: Any) -> float:
-    return float(number(value))

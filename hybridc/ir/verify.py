@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hybridc.errors import PlanError
 from hybridc.ir import Buffer, BufferKind, Copy, Device, Graph, Lane, Plan, Role, Run, Step, Tensor
 from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.json_values import LARGEST_SIZE, is_possible_shape
 
 _LANES = tuple(Lane)
-_LARGEST_BYTES = 2**62
 Clock = tuple[int, ...]
 """Per lane the last position that has ended: what happens before something, as a vector clock."""
 
@@ -57,7 +57,7 @@ def _check_graph(graph: Graph) -> None:
             raise _refuse("HC210", what, f"tensor {tensor.name!r}")
     for kernel in graph.kernels:
         for device in Device:
-            if not 0 <= kernel.workspace_bytes(device) < _LARGEST_BYTES:
+            if not 0 <= kernel.workspace_bytes(device) <= LARGEST_SIZE:
                 raise _refuse("HC210", "impossible workspace", f"kernel {kernel.name!r}")
     read = (name for kernel in graph.kernels for name in kernel.inputs)
     for name in (*read, *written, *graph.inputs, *graph.outputs):
@@ -72,22 +72,18 @@ def _check_loop_carried(graph: Graph) -> None:
     names = [name for pair in graph.loop_carried for name in pair]
     if len(set(names)) != len(names):
         raise _refuse("HC210", "a tensor is in two loop-carried pairs", "the graph")
+    inputs, outputs = set(graph.inputs), set(graph.outputs)
     for old, new in graph.loop_carried:
         types = [(t.shape, t.dtype) for name in (old, new) if (t := graph.tensor.get(name)) is not None]
-        known = (
-            old in graph.inputs
-            and old not in graph.outputs
-            and new in graph.outputs
-            and new in graph.producer
-        )
+        known = old in inputs and old not in outputs and new in outputs and new in graph.producer
         if not known or old in graph.producer or len(types) != 2 or types[0] != types[1]:
             raise _refuse("HC210", f"{new!r} and {old!r} cannot be a loop-carried pair", "the graph")
 
 
 def _is_possible(tensor: Tensor) -> bool:
     try:
-        return all(extent >= 0 for extent in tensor.shape) and tensor.size_bytes < _LARGEST_BYTES
-    except ValueError:
+        return is_possible_shape(tensor.shape) and tensor.size_bytes <= LARGEST_SIZE
+    except (TypeError, ValueError):
         return False
 
 
@@ -129,7 +125,7 @@ def _check_arenas(plan: Plan) -> None:
         raise _refuse("HC210", "a device has two arenas", f"arenas of {', '.join(devices)}")
     for arena in plan.arenas:
         where = f"arena of the {arena.device}"
-        if not _is_whole(arena.size_bytes) or not 0 <= arena.size_bytes < _LARGEST_BYTES:
+        if not _is_whole(arena.size_bytes) or not 0 <= arena.size_bytes <= LARGEST_SIZE:
             raise _refuse("HC210", f"impossible size {arena.size_bytes!r}", where)
         budget_bytes = budget if arena.device is Device.GPU else None
         if budget_bytes is not None and arena.size_bytes > budget_bytes:
@@ -166,23 +162,49 @@ class _Verifier:
         self.given = {
             t.name for t in graph.tensors if t.name not in graph.producer and t.role is not Role.WEIGHT
         }
+        self.gpu_weights = {
+            name
+            for kernel in graph.kernels
+            if (kernel.name, Device.GPU) in self.runs
+            for name in kernel.inputs
+            if graph.tensor[name].role is Role.WEIGHT
+        }
+        self.overwrites = {
+            (kernel.name, *pair) for kernel in graph.kernels for pair in map(tuple, kernel.may_overwrite)
+        }
         on_gpu = (b for b in plan.buffers if b.device is Device.GPU and b.kind is BufferKind.TENSOR)
         before_all = {b.tensor for b in on_gpu if b.first_step < 0}
         self.resident = {old: new for old, new in graph.loop_carried if old in before_all}
-        self.live_ranges: dict[tuple[Device, str, bool], list[int]] = {}
+        self.live_ranges: dict[_Held, list[int]] = {}
+        self.live: dict[_Held, set[int]] = {}
+        """The buffers that hold something at the step being checked."""
         self.last_use = [[-1] * len(_LANES) for _ in plan.buffers]
         """Per buffer and lane the last step that uses it."""
 
     def check(self) -> None:
         for index, buffer in enumerate(self.plan.buffers):
             self._check_buffer(buffer)
-            key = (buffer.device, buffer.tensor, buffer.kind is BufferKind.WORKSPACE)
-            self.live_ranges.setdefault(key, []).append(index)
-        for position, step in enumerate(self.plan.steps):
-            self._check_accesses(position, step)
+            self.live_ranges.setdefault(_held(buffer), []).append(index)
+        self._check_steps()
         self._check_live_ranges_are_written()
         self._check_interface()
         self._check_overlaps()
+
+    def _check_steps(self) -> None:
+        """Every access, step by step, with the buffers that are live meanwhile: linear in both."""
+        begins: list[list[int]] = [[] for _ in range(self.end + 1)]
+        ends: list[list[int]] = [[] for _ in range(self.end + 1)]
+        for index, buffer in enumerate(self.plan.buffers):
+            begins[max(buffer.first_step, 0)].append(index)
+            ends[max(buffer.last_step, 0)].append(index)
+        for position, step in enumerate(self.plan.steps):
+            for index in begins[position]:
+                buffer = self.plan.buffers[index]
+                if buffer.last_step >= position:
+                    self.live.setdefault(_held(buffer), set()).add(index)
+            self._check_accesses(position, step)
+            for index in ends[position]:
+                self.live.get(_held(self.plan.buffers[index]), set()).discard(index)
 
     def _check_buffer(self, buffer: Buffer) -> None:
         """The buffer holds something of the graph, of its size, in its arena, for a possible time."""
@@ -211,8 +233,7 @@ class _Verifier:
 
     def _check_weight(self, buffer: Buffer, where: str) -> None:
         """It is there from load to unload, or from a copy on (`_check_live_ranges_are_written`)."""
-        readers = (self.graph.kernels[reader].name for reader in self.graph.consumers[buffer.tensor])
-        if buffer.device is not Device.GPU or not any((name, Device.GPU) in self.runs for name in readers):
+        if buffer.device is not Device.GPU or buffer.tensor not in self.gpu_weights:
             raise _refuse("HC219", "only weights of GPU kernels have buffers, on the GPU", where)
         if buffer.first_step == -1 and buffer.last_step != self.end:
             raise _refuse("HC219", "is not resident during the whole run", where)
@@ -233,10 +254,10 @@ class _Verifier:
         for name in kernel.outputs:
             self._write(position, name, step.device, where)
         if kernel.workspace_bytes(step.device):
-            self._use(position, self._covering(position, kernel.name, step.device, where, workspace=True))
+            self._use(position, self._covering(kernel.name, step.device, where, workspace=True))
 
     def _read(self, position: int, name: str, device: Device, where: str) -> None:
-        index = self._covering(position, name, device, where)
+        index = self._covering(name, device, where)
         written = self.plan.buffers[index].first_step
         if written >= 0 and not self._before(written, position):
             what = f"reads {name!r} on the {device} without being behind step {written}, which puts it there"
@@ -245,22 +266,18 @@ class _Verifier:
 
     def _write(self, position: int, name: str, device: Device, where: str) -> None:
         """A live range begins with the step that writes it, and nothing else writes it."""
-        index = self._covering(position, name, device, where)
+        index = self._covering(name, device, where)
         if self.plan.buffers[index].first_step != position:
             raise _refuse("HC213", f"writes {name!r} on the {device}, which is already there", where)
         self._use(position, index)
 
-    def _covering(self, position: int, name: str, device: Device, where: str, workspace: bool = False) -> int:
-        """The one buffer that holds a tensor or workspace at a step."""
-        found = [
-            index
-            for index in self.live_ranges.get((device, name, workspace), ())
-            if self.plan.buffers[index].first_step <= position <= self.plan.buffers[index].last_step
-        ]
+    def _covering(self, name: str, device: Device, where: str, workspace: bool = False) -> int:
+        """The one buffer that holds a tensor or workspace at the step being checked."""
+        found = self.live.get((device, name, workspace), ())
         if len(found) != 1:
             what = f"{len(found) or 'no'} buffers hold {name!r} on the {device} at this step"
             raise _refuse("HC214", what, where)
-        return found[0]
+        return next(iter(found))
 
     def _use(self, position: int, index: int) -> None:
         self.last_use[index][_LANES.index(self.plan.steps[position].lane)] = position
@@ -287,9 +304,12 @@ class _Verifier:
         step = self.plan.steps[buffer.first_step]
         if isinstance(step, Copy):
             return step.tensor == buffer.tensor and step.target is buffer.device
-        kernel = self.graph.kernel[step.kernel]
-        written = (kernel.name,) if buffer.kind is BufferKind.WORKSPACE else kernel.outputs
-        return step.device is buffer.device and buffer.tensor in written
+        if step.device is not buffer.device:
+            return False
+        if buffer.kind is BufferKind.WORKSPACE:
+            return step.kernel == buffer.tensor
+        producer = self.graph.producer.get(buffer.tensor)
+        return producer is not None and step.kernel == self.graph.kernels[producer].name
 
     def _check_interface(self) -> None:
         """Inputs and states are on the host before the first step, outputs and states after the last."""
@@ -352,7 +372,7 @@ class _Verifier:
         if not isinstance(step, Run) or new.first_step not in self.last_use[early]:
             return False
         return (
-            (new.tensor, old.tensor) in self.graph.kernel[step.kernel].may_overwrite
+            (step.kernel, new.tensor, old.tensor) in self.overwrites
             and new.offset_bytes == old.offset_bytes
             and new.size_bytes <= old.size_bytes
             and _covers(self.clocks[new.first_step], self.last_use[early])
@@ -366,6 +386,14 @@ class _Verifier:
         first = late.first_step
         where = _describe(first, self.plan.steps[first]) if 0 <= first < self.end else "before the first step"
         return _refuse("HC216", f"{what}, on the {late.device}", where)
+
+
+_Held = tuple[Device, str, bool]
+"""What a buffer holds: a tensor of this name, or a kernel's workspace."""
+
+
+def _held(buffer: Buffer) -> _Held:
+    return buffer.device, buffer.tensor, buffer.kind is BufferKind.WORKSPACE
 
 
 class _Ledger:

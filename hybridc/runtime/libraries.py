@@ -6,14 +6,13 @@ import ctypes
 import importlib.util
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi
 
 from hybridc.errors import DeviceError
+from hybridc.runtime.forks import claim_gpu
 from hybridc.targets import available_threads
 
 CUDA_RUNTIME = "libcudart.so.13"
@@ -23,13 +22,13 @@ two kernels. TVM's own 300,000 keep a core from a second session, or from any ot
 second."""
 _BIG_CORES = 1  # ThreadGroup::kBig: all cores of the fastest kind
 _configured = threading.local()
-_persistent_threads = ThreadPoolExecutor(4, "hybridc")  # each with a pool of workers of its own
 
 
 def load_runtime(*, cuda: bool) -> None:
     """Load libtvm_runtime, and with `cuda` its CUDA part. Both stay loaded; loading again does nothing.
 
-    Raises DeviceError HC402 where the NVIDIA driver or the CUDA runtime is missing.
+    Raises DeviceError HC402 where the NVIDIA driver or the CUDA runtime is missing, UsageError HC559 where a
+    process that forked this one uses the GPU.
     """
     os.environ.setdefault("TVM_BIND_THREADS", "0")  # TVM would pin the caller's own thread
     os.environ.setdefault("TVM_NUM_THREADS", str(available_threads()))  # its default is half the cores
@@ -43,30 +42,22 @@ def load_runtime(*, cuda: bool) -> None:
         ctypes.CDLL(str(folder / "libtvm_runtime_cuda.so"), ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise no_gpu(str(error)) from None
+    claim_gpu()
 
 
 def no_gpu(reason: str) -> DeviceError:
     """The error for an artifact that needs a GPU where there is none."""
-    remedy = "install the NVIDIA driver, or use the emulated GPU: --emulate-gpu 1GiB"
+    emulated = 'the emulated GPU: --emulate-gpu 1GiB, or in Python load(..., emulate_gpu="1GiB")'
+    remedy = f"install the NVIDIA driver, or use {emulated}"
     return DeviceError("HC402", f"no usable GPU: {reason}", remedy=remedy)
 
 
 def limit_threads(count: int) -> None:
-    """Let parallel kernels called from this thread use `count` threads: each thread has a pool of its own."""
+    """Let parallel kernels that this thread calls one by one use `count` threads: TVM makes a pool for each
+    thread. Sessions have workers of their own."""
     if getattr(_configured, "count", None) != count:
         _global("runtime.config_threadpool")(_BIG_CORES, count)
         _configured.count = count
-
-
-def on_persistent_thread(function: Callable[[], None]) -> None:
-    """Call it here on the main thread, else on one of a few that stay.
-
-    TVM makes a pool of workers for every thread that runs kernels, and keeps it when that thread has ended.
-    """
-    if threading.current_thread() is threading.main_thread():
-        function()
-    else:
-        _persistent_threads.submit(function).result()
 
 
 def _global(name: str) -> Any:

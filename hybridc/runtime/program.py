@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import mmap
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,16 @@ import tvm_ffi
 from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import StoredWeight
 from hybridc.errors import ArtifactError, DeviceError
+from hybridc.files import OpenFile
 from hybridc.ir import Device, Lane
+from hybridc.ir.bind import Binding, FaultRows, Operand, View, Weight
 from hybridc.ir.plan import DRIVER_PAGE_BYTES, align
+from hybridc.runtime.code import Library, missing_kernel
 from hybridc.runtime.emulation import emulated_gpu
-from hybridc.runtime.libraries import limit_threads, load_runtime, no_gpu, on_persistent_thread
-from hybridc.runtime.staging import available_host_bytes, choose_staging
-from hybridc.runtime.tiles import enable_amx
-from hybridc.scratch import scratch_folder
+from hybridc.runtime.faults import Faults
+from hybridc.runtime.libraries import no_gpu
+from hybridc.runtime.staging import available_host_bytes, check_room, choose_staging, host_room_bytes
 
-_CPU = 1  # kDLCPU
-_NAIVE = 1  # AllocatorType::kNaive; the VM needs one, and never allocates from it
 _GPU_INDEX = 0
 _MAP_NORESERVE = 0x4000  # of Linux on x86; Python's mmap names it from 3.13 on
 
@@ -50,40 +49,74 @@ class LoadedProgram:
     """
 
     def __init__(
-        self, artifact: Artifact, library: Any, threads: int, host_memory_bytes: int | None = None
+        self,
+        artifact: Artifact,
+        binding: Binding,
+        library: Library,
+        threads: int,
+        host_memory_bytes: int | None = None,
     ) -> None:
         self._library = library
-        self._threads = threads
         sizes = [w.size_bytes for w in artifact.stored_plan.streamed_weights]
         host_bytes = artifact.plan.arena_bytes(Device.CPU)
         self._staging = choose_staging(sizes, host_bytes, host_memory_bytes, available_host_bytes())
+        check_room(host_bytes + self._staging.size_bytes, host_room_bytes())
         self._gpu_arena = self._allocate_on_gpu(artifact) if artifact.needs_gpu else None
         _announce_plan(artifact, self._gpu_arena)
-        with _device_errors():
-            self._prepare(artifact)
+        with _device_errors(), _step_errors(artifact):
+            self._prepare(artifact, binding, threads)
 
-    def _prepare(self, artifact: Artifact) -> None:
+    def _prepare(self, artifact: Artifact, binding: Binding, threads: int) -> None:
         """Allocate the host's arena, put weights in their places, and give the lanes their steps."""
         stored = artifact.stored_plan
+        artifact.check_weights()
         host_bytes = max(artifact.plan.arena_bytes(Device.CPU), 1)
         self._host_arena = self._helper("host_arena")(host_bytes, artifact.needs_gpu)
         self._weights = _map_weights(artifact.weights)
+        self._artifact = artifact
         self._pinned: Any = None
         self._upload(stored.gpu_weights)
-        self._lanes = self._helper("open_lanes")(artifact.needs_gpu, _GPU_INDEX, stored.event_count)
+        self._lanes = self._helper("open_lanes")(artifact.needs_gpu, _GPU_INDEX, threads)
         self._close_lanes = weakref.finalize(self, self._helper("close_lanes"), self._lanes)
         self._run_lanes = self._helper("run")
-        self._machines: dict[Lane, Any] = {}
-        self._is_traced = False
-        weights = {
-            Lane.CPU: [self._view(w, w.offset_bytes, self._weights) for w in stored.host_weights],
-            Lane.H2D: self._stage(stored.streamed_weights),
-        }
-        for lane in {Lane.CPU, *(step.lane for step in artifact.plan.steps)}:
-            arguments = (self._lanes, self._gpu_arena, self._host_arena, *weights.get(lane, ()))
-            self._machines[lane] = self._new_machine()
-            steps = self._machines[lane].get_function(lane.function(artifact.number))
-            self._helper("set_steps")(self._lanes, lane.number, steps, arguments)
+        self._faults: Faults | None = None
+        if binding.checks:
+            pinned = artifact.needs_gpu
+            self._faults = Faults(self._helper, binding.checks, pinned=pinned, gpu=_GPU_INDEX)
+            self._faults.watch(self._lanes)
+        self._used_lanes = frozenset(step.lane for step in binding.steps)
+        read = {w.weight: self._view(w, w.offset_bytes, self._weights) for w in stored.host_weights}
+        self._add_steps(binding, read, self._stage(stored.streamed_weights))
+
+    def _add_steps(
+        self, binding: Binding, read: Mapping[Weight, Any], streamed: Mapping[Weight, Any]
+    ) -> None:
+        """Give the lanes their steps. Arrays that several steps touch are made once."""
+        arenas = {Device.GPU: self._gpu_arena, Device.CPU: self._host_arena}
+
+        @functools.cache
+        def made(operand: View | FaultRows) -> Any:
+            if isinstance(operand, FaultRows):
+                assert self._faults is not None
+                return self._faults.array(operand)
+            where = arenas[operand.device], operand.offset_bytes
+            return self._helper("arena_view")(*where, operand.shape, operand.dtype)
+
+        def array(operand: Operand, weights: Mapping[Weight, Any]) -> Any:
+            return weights[operand] if isinstance(operand, Weight) else made(operand)
+
+        for step in binding.steps:
+            event = -1 if step.event is None else step.event
+            if step.function is not None:
+                function = self._library.function(step.function)
+                arrays = [array(operand, read) for operand in step.operands]
+                self._helper("add_call")(self._lanes, step.lane.number, step.waits, function, arrays, event)
+                continue
+            source, target = (array(operand, streamed) for operand in step.operands)
+            if isinstance(step.operands[0], Weight):
+                self._helper("add_stream")(self._lanes, step.waits, source, target, event)
+            else:
+                self._helper("add_copy")(self._lanes, step.lane.number, step.waits, source, target, event)
 
     @property
     def host_bytes(self) -> np.ndarray:
@@ -107,26 +140,32 @@ class LoadedProgram:
         return data
 
     def run(self) -> None:
-        """Run the plan's steps; on return every lane is idle. Raises DeviceError HC407 if the GPU fails."""
-        on_persistent_thread(self._run)
+        """Run the plan's steps; on return every lane is idle.
 
-    def _run(self) -> None:
-        limit_threads(self._threads)
-        with _device_errors():
-            self._run_lanes(self._lanes)
+        Raises DeviceError HC407 if the GPU fails, ArtifactError HC304 if the weights' file was changed,
+        UsageError HC560 if a kernel has found a value that its node does not allow: the next run starts
+        afresh.
+        """
+        self._artifact.check_weights()
+        try:
+            with _device_errors(), _step_errors(self._artifact):
+                fault = self._run_lanes(self._lanes)
+            if self._faults is not None and fault >= 0:
+                raise self._faults.error(fault)
+        except BaseException:
+            if self._faults is not None:
+                self._faults.clear()
+            raise
 
     def run_traced(self) -> dict[Lane, list[tuple[float, float]]]:
         """Run, and tell when the steps of each lane began and ended, in microseconds since the run's start.
 
         This run, and all later ones, are a little slower.
         """
-        if not self._is_traced:
-            for lane, machine in self._machines.items():
-                machine.get_function("set_instrument")(self._helper("instrument")(self._lanes, lane.number))
-            self._is_traced = True
+        self._helper("start_tracing")(self._lanes)
         self.run()
         with _device_errors():
-            times = {lane: list(self._helper("trace")(self._lanes, lane.number)) for lane in self._machines}
+            times = {lane: list(self._helper("trace")(self._lanes, lane.number)) for lane in self._used_lanes}
         return {lane: list(zip(marks[::2], marks[1::2], strict=True)) for lane, marks in times.items()}
 
     def allocated(self) -> Allocated:
@@ -137,10 +176,10 @@ class LoadedProgram:
     def close(self) -> None:
         """Free arenas, streams and events."""
         self._close_lanes()
-        del self._gpu_arena, self._host_arena, self._pinned, self._weights
+        del self._gpu_arena, self._host_arena, self._pinned, self._weights, self._faults
 
     def _helper(self, name: str) -> Any:
-        return _helper(self._library, name)
+        return self._library.helper(name)
 
     def _allocate_on_gpu(self, artifact: Artifact) -> Any:
         needed_bytes, free_bytes = artifact.plan.arena_bytes(Device.GPU), free_gpu_bytes(self._library)
@@ -168,45 +207,26 @@ class LoadedProgram:
         with _device_errors():
             self._helper("upload")(source, target)  # it goes by where the two are
 
-    def _stage(self, weights: tuple[StoredWeight, ...]) -> list[Any]:
+    def _stage(self, weights: tuple[StoredWeight, ...]) -> dict[Weight, Any]:
         """What each streamed weight is copied from: pinned memory, or the mapped file by way of slots."""
         if not weights:
-            return []
+            return {}
         self._pinned = self._helper("host_arena")(self._staging.size_bytes, True)
         if self._staging.slot_count:
             self._helper("set_slots")(self._lanes, self._pinned, self._staging.slot_count)
-            return [self._view(w, w.offset_bytes, self._weights) for w in weights]
-        pinned, staged, offset = np.from_dlpack(self._pinned), [], 0
+            return {w.weight: self._view(w, w.offset_bytes, self._weights) for w in weights}
+        pinned, staged, offset = np.from_dlpack(self._pinned), {}, 0
         for weight in weights:
             pinned[offset : offset + weight.size_bytes] = self.weight_bytes(weight)
-            staged.append(self._view(weight, offset, self._pinned))
+            staged[weight.weight] = self._view(weight, offset, self._pinned)
             offset += align(weight.size_bytes)
         return staged
 
-    def _new_machine(self) -> Any:
-        """A VM for one lane: one VM serves one thread at a time."""
-        machine = self._library.get_function("vm_load_executable")()
-        machine.get_function("vm_initialization")(_CPU, 0, _NAIVE)
-        return machine
 
-
-def open_library(artifact: Artifact) -> Any:
-    """The code of an artifact, for `LoadedProgram`.
-
-    Raises DeviceError HC402 where the NVIDIA driver or the CUDA runtime is missing and there is GPU code,
-    HC410 where the system refuses tile registers that it needs; ArtifactError HC307 if the library cannot be
-    loaded.
-    """
-    load_runtime(cuda=artifact.has_gpu_code)
-    enable_amx(artifact.manifest.cpu_flags)
-    _announce_image(artifact)
-    return _load_library(artifact.library)
-
-
-def free_gpu_bytes(library: Any) -> int:
+def free_gpu_bytes(library: Library) -> int:
     """Memory of the GPU that nobody holds. Raises DeviceError HC402 if there is no GPU."""
     try:
-        return int(_helper(library, "free_device_bytes")(_GPU_INDEX))
+        return int(library.helper("free_device_bytes")(_GPU_INDEX))
     except RuntimeError as error:
         raise no_gpu(str(error).strip().splitlines()[-1]) from None
 
@@ -215,10 +235,6 @@ def gpu_page_bytes() -> int:
     """In which the GPU's driver reserves memory. CUDA does not tell; of an emulated GPU it is known."""
     gpu = emulated_gpu()
     return DRIVER_PAGE_BYTES if gpu is None else gpu.page_bytes
-
-
-def _helper(library: Any, name: str) -> Any:
-    return library.get_function(f"hybridc_{name}", query_imports=True)
 
 
 @contextmanager
@@ -232,10 +248,21 @@ def _device_errors() -> Iterator[None]:
         raise DeviceError("HC407", what, remedy=remedy) from error
 
 
-def _announce_image(artifact: Artifact) -> None:
-    gpu, source, key = emulated_gpu(), artifact.cuda_source(), artifact.manifest.cuda_image_key
-    if gpu is not None and source is not None and key is not None:
-        gpu.provide_kernels(key, source)
+@contextmanager
+def _step_errors(artifact: Artifact) -> Iterator[None]:
+    """What the helper and the kernels refuse to do: they check every size, place and number again."""
+    try:
+        yield
+    except RuntimeError as error:
+        refusal = missing_kernel(artifact, error)
+        if refusal is None:
+            raise
+        raise refusal from error
+    except (TypeError, ValueError) as error:
+        what = f"its plan cannot be run: {' '.join(str(error).split())}"
+        raise ArtifactError(
+            "HC306", what, where=str(artifact.path), remedy="compile the model again"
+        ) from error
 
 
 def _announce_plan(artifact: Artifact, arena: Any) -> None:
@@ -244,43 +271,14 @@ def _announce_plan(artifact: Artifact, arena: Any) -> None:
         gpu.guard_plan(artifact.graph, artifact.plan, arena.data_ptr())
 
 
-def _load_library(path: Path) -> Any:
-    try:
-        status = path.stat()
-        return _load_once(path.resolve(), status.st_dev, status.st_ino, status.st_mtime_ns)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise ArtifactError(
-            "HC307",
-            f"the library cannot be loaded: {reason}",
-            where=str(path),
-            remedy="compile the model again",
-        ) from error
-
-
-@functools.cache
-def _load_once(path: Path, *_identity: int) -> Any:
-    """Load a library under a name that was never used before.
-
-    TVM keeps what it loads, with the GPU's code in it, until the process ends: the same file is loaded
-    once. But the dynamic linker takes a library for loaded when it knows the name, even where the
-    artifact was compiled again since.
-    """
-    with scratch_folder("hybridc-load-") as folder:
-        link = folder / path.name
-        link.symlink_to(path)
-        return tvm_ffi.load_module(str(link))
-
-
-def _map_weights(path: Path) -> Any:
+def _map_weights(file: OpenFile) -> Any:
     """The weights as one tensor of bytes whose pages are read when they are used.
 
     DLPack exports no read-only arrays, so the pages may be written, each then a copy of the process's own.
     The system would set memory aside for all of them, and refuse a file larger than that, but for NORESERVE.
     """
-    if path.stat().st_size == 0:  # cannot be mapped; there may be weights without elements all the same
+    if file.size_bytes == 0:  # cannot be mapped; there may be weights without elements all the same
         return tvm_ffi.from_dlpack(np.empty(0, np.uint8))
     flags, access = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-    with path.open("rb") as stream:
-        pages = mmap.mmap(stream.fileno(), 0, flags=flags, prot=access)
+    pages = mmap.mmap(file.handle, file.size_bytes, flags=flags, prot=access)
     return tvm_ffi.from_dlpack(np.frombuffer(pages, np.uint8))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,15 @@ import numpy as np
 
 from hybridc.artifact.load import Artifact, open_artifact
 from hybridc.artifact.manifest import Port
-from hybridc.errors import ArtifactError, PlanError, UsageError
+from hybridc.errors import ArtifactError, PlanError, UsageError, exhaustion_told
 from hybridc.ir import Buffer, BufferKind, Device
+from hybridc.ir.bind import Binding, BindingError, bind
 from hybridc.ir.verify import verify
+from hybridc.labels import check_labels
 from hybridc.options import check_threads
-from hybridc.runtime.program import LoadedProgram, free_gpu_bytes, gpu_page_bytes, open_library
+from hybridc.runtime.code import open_library
+from hybridc.runtime.forks import claim_gpu
+from hybridc.runtime.program import LoadedProgram, free_gpu_bytes, gpu_page_bytes
 from hybridc.targets import available_threads
 
 _TYPES = {"float32": "float", "float64": "double"}
@@ -76,7 +82,8 @@ def load(
 class Session:
     """A loaded artifact. Arenas are allocated here, once; a run allocates nothing on a device.
 
-    Runs from several threads are done one after the other. Several sessions may be open at once.
+    Runs from several threads are done one after the other. Several sessions may be open at once. A process
+    that is forked has a copy of it, unless the plan needs the GPU: then UsageError HC559 refuses to use it.
     """
 
     def __init__(
@@ -100,12 +107,19 @@ class Session:
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         self._artifact = artifact
         self._lock = threading.Lock()
+        _sessions.add(self)
         self._tensors = _tensors(artifact)
         self._places = _places(artifact, Device.CPU)
         self._gpu_places = _places(artifact, Device.GPU)
-        new_program = functools.partial(LoadedProgram, artifact, library, count, limit_bytes)
+        binding = bind_plan(artifact)
+        new_program = functools.partial(LoadedProgram, artifact, binding, library, count, limit_bytes)
         self._new_program: Callable[[], LoadedProgram] | None = new_program
         self._program: LoadedProgram | None = new_program()
+
+    def __repr__(self) -> str:
+        ports = self.get_inputs(), self.get_outputs()
+        inputs, outputs = (", ".join(f"{p.name} {p.shape}" for p in each) for each in ports)
+        return f"<Session {self._artifact.path.name}: {inputs} -> {outputs}>"
 
     @property
     def artifact(self) -> Artifact:
@@ -118,6 +132,7 @@ class Session:
     def get_outputs(self) -> list[NodeArg]:
         return [_node_arg(port) for port in self._artifact.manifest.outputs]
 
+    @exhaustion_told()
     def run(
         self,
         output_names: Sequence[str] | None,
@@ -129,7 +144,9 @@ class Session:
 
         Inputs in `kept` are not fed: they are what the arrays of `places` hold, or what is on the GPU.
         Raises UsageError: HC551 unknown input, HC552 missing input, HC553 wrong dtype, HC554 wrong shape,
-        HC555 unknown output, HC556 closed session.
+        HC555 unknown output, HC556 closed session, HC559 the GPU of a process that forked this one, HC560 a
+        value that a node does not allow: an index outside of its bounds, or a divisor of 0; HC581 a label
+        that its loss has no class for.
         """
         outputs = self._requested(output_names)
         arrays = self._checked(feeds, kept)
@@ -172,6 +189,7 @@ class Session:
         with self._lock:
             return self._from_gpu(self._open_program(), port, is_before=True)
 
+    @exhaustion_told()
     def measure(self, feeds: Mapping[str, np.ndarray]) -> tuple[tuple[float, float], ...]:
         """Run once, and tell when each step of the plan began and ended: microseconds since the run's start.
 
@@ -214,6 +232,7 @@ class Session:
         with self._lock:
             self._free()
             self._new_program = None
+            self._artifact.close()
 
     def __enter__(self) -> Session:
         return self
@@ -232,6 +251,8 @@ class Session:
         if self._new_program is None:
             where = str(self._artifact.path)
             raise UsageError("HC556", "the session is closed", where=where, remedy="load the artifact again")
+        if self._artifact.needs_gpu:
+            claim_gpu()
         if self._program is None:
             self._program = self._new_program()
         return self._program
@@ -254,12 +275,11 @@ class Session:
         ports = {port.name: port for port in self._artifact.manifest.outputs}
         if names is None:
             return list(self._artifact.manifest.outputs)
-        if isinstance(names, str):
-            raise UsageError(
-                "HC555", f"output names must be a list, not {names!r}", remedy=f"pass [{names!r}]"
-            )
+        if not isinstance(names, Collection) or isinstance(names, str | bytes):
+            remedy = f"pass [{names!r}]" if isinstance(names, str) else "pass a list of names"
+            raise UsageError("HC555", f"output names must be a list, not {names!r}", remedy=remedy)
         for name in names:
-            if name not in ports:
+            if not isinstance(name, str) or name not in ports:
                 raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
         return [ports[name] for name in names]
 
@@ -291,7 +311,7 @@ class Session:
         if (tensor, False) in self._gpu_places:
             return self._from_gpu(program, port, is_before=False)
         stored = self._artifact.stored_plan.host_weights
-        weight = next(w for w in stored if w.tensor == tensor and not w.packed)
+        weight = next(w for w in stored if w.tensor == tensor and not w.layout)
         return _array(program.weight_bytes(weight), port).copy()
 
 
@@ -303,6 +323,30 @@ def verify_plans(artifact: Artifact) -> None:
     except PlanError as error:
         what = f"its plan is rejected ({error.code}): {error.what}"
         raise ArtifactError("HC306", what, where=error.where, remedy="compile the model again") from error
+
+
+def bind_plan(artifact: Artifact) -> Binding:
+    """What a run of the chosen plan does, with the weights that the artifact stores for it.
+
+    Requires: `verify_plans`. Raises ArtifactError HC306 where the plan does not fit functions and weights.
+    """
+    stored = artifact.stored_plan
+    try:
+        binding = bind(artifact.graph, artifact.plan, artifact.manifest.signatures)
+        for wanted, found in (
+            (binding.host_weights, stored.host_weights),
+            (binding.streamed_weights, stored.streamed_weights),
+            ([r.weight for r in binding.resident_weights], stored.gpu_weights),
+        ):
+            missing = set(wanted) - {weight.weight for weight in found}
+            if missing:
+                raise BindingError(f"{min(map(str, missing))} is not stored as it is read", "weights")
+    except BindingError as error:
+        what = f"its plan does not fit its functions: {error.what} ({error.where})"
+        raise ArtifactError(
+            "HC306", what, where=str(artifact.path), remedy="compile the model again"
+        ) from error
+    return binding
 
 
 def _tensors(artifact: Artifact) -> dict[str, str]:
@@ -338,6 +382,7 @@ def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
         raise UsageError(
             "HC554", f"input {port.name!r} has shape {list(array.shape)}", remedy=f"feed {_type(port)}"
         )
+    check_labels(port.name, array, port.labels)
     return array
 
 
@@ -363,3 +408,15 @@ def _type(port: Port) -> str:
 
 def _list(names: Mapping[str, object]) -> str:
     return ", ".join(map(repr, names)) or "none"
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _unlock_sessions() -> None:
+    """In a process that was just forked: the threads that held locks are not here."""
+    for session in list(_sessions):
+        session._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_sessions)

@@ -7,6 +7,7 @@ and each is read into a slot shortly before its copy.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,8 +86,33 @@ def check_host_memory(graphs: Sequence[Graph], plans: Sequence[Plan], limit_byte
             )
 
 
+def check_room(needed_bytes: int, room_bytes: int) -> None:
+    """Raise DeviceError HC408 if a run needs more host memory than there is room for."""
+    if needed_bytes > room_bytes:
+        what = f"a run needs {needed_bytes:,} bytes of host memory, but {max(0, room_bytes):,} are available"
+        remedy = "close other programs, or compile for another batch size, --host-memory or --gpu-memory"
+        raise DeviceError("HC408", what, remedy=remedy)
+
+
 def available_host_bytes() -> int:
     """Memory that programs can get without swapping, as the kernel estimates it."""
+    return _memory_bytes()["MemAvailable"]
+
+
+def host_room_bytes() -> int:
+    """Memory that this process can get at all: with swapping, and within its limit (`ulimit -v`)."""
+    memory = _memory_bytes()
+    room_bytes = memory["MemAvailable"] + memory["SwapFree"]
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit_bytes == resource.RLIM_INFINITY:
+        return room_bytes
+    with open("/proc/self/statm") as line:
+        held_bytes = int(line.read().split()[0]) * resource.getpagesize()
+    return min(room_bytes, limit_bytes - held_bytes)
+
+
+def _memory_bytes() -> dict[str, int]:
+    """The computer's memory, by the kernel's names of its parts."""
     with open("/proc/meminfo") as lines:
-        found = next(line for line in lines if line.startswith("MemAvailable:"))
-    return int(found.split()[1]) << 10
+        parts = (line.split() for line in lines)
+        return {name.rstrip(":"): int(number) << 10 for name, number, *_ in parts}

@@ -15,6 +15,7 @@ from hybridc.artifact import open_artifact
 from hybridc.cli import main
 from hybridc.errors import ArtifactError, PlanError
 from hybridc.ir.verify import verify
+from hybridc.json_values import sealed
 from hybridc.runtime.session import verify_plans
 from tests.artifact.test_store_and_load import write
 from tests.support.artifacts import hybrid_model, model_for_two_budgets
@@ -22,14 +23,16 @@ from tests.support.mutations import HOSTILE_VALUES, places, with_value
 
 
 def put(path: Path, name: str, data: Any) -> None:
-    """Write one of the files; the hash of plan.json then is that of what is written."""
+    """Write one of the files, with hashes that are those of what is written."""
+    if name == "manifest.json":
+        data = sealed(data)
     text = json.dumps(data).encode()
     (path / name).write_bytes(text)
     if name == "plan.json":
         manifest = json.loads((path / "manifest.json").read_text())
         (file,) = (f for f in manifest["files"] if f["name"] == name)
         file.update(size_bytes=len(text), sha256=hashlib.sha256(text).hexdigest())
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        put(path, "manifest.json", manifest)
 
 
 def code_of_refusal(path: Path) -> str | None:

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import importlib
 import json
-import operator
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +21,12 @@ from hybridc.artifact import Contents, Port, Source, open_artifact, store
 from hybridc.artifact.manifest import manifest_from_json, manifest_to_json
 from hybridc.artifact.store import check_destination
 from hybridc.errors import ArtifactError, DeviceError, HybridcError, UsageError
-from hybridc.ir import Device, Plan
+from hybridc.ir import Device
+from hybridc.ir.bind import Weight
 from hybridc.ir.graph import graph_from_json, graph_to_json
 from hybridc.ir.plan import reserved_bytes
+from hybridc.json_values import sealed
 from hybridc.machine import load_machine
-from hybridc.passes.lower.bind import WeightLayout, bind
-from hybridc.passes.lower.lower import LoweredPlan
 from tests.support.artifacts import (
     Model,
     cpu_model,
@@ -40,10 +40,6 @@ MIB = 1024**2
 
 
 def contents_of(model: Model) -> Contents:
-    def lowered(plan: Plan) -> LoweredPlan:
-        binding = bind(model.graph, plan, model.functions)
-        return LoweredPlan(binding.host_weights, binding.streamed_weights, binding.resident_weights, 1)
-
     def ports(names: tuple[str, ...]) -> tuple[Port, ...]:
         return tuple(Port(f"user {n}", model.graph.tensor[n].shape, "float32") for n in names)
 
@@ -51,7 +47,7 @@ def contents_of(model: Model) -> Contents:
         graphs=(model.graph,) * len(model.plans),
         plans=model.plans,
         pins=({"k0": Device.CPU},) * len(model.plans),
-        lowered=tuple(map(lowered, model.plans)),
+        lowered=model.lower(),
         target=model.target,
         inputs=ports(model.graph.inputs),
         outputs=ports(model.graph.outputs),
@@ -81,9 +77,10 @@ def artifact(tmp_path: Path) -> Path:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a file, and the hash by which a manifest tells changes."""
     data = json.loads(path.read_text())
     change(data)
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(sealed(data) if path.name == "manifest.json" else data))
 
 
 @pytest.mark.parametrize(
@@ -113,16 +110,16 @@ def test_graph_survives_json() -> None:
 
 def test_weights_are_aligned_packed_and_plain_ones_stored_once(tmp_path: Path) -> None:
     contents = contents_of(cpu_model())
-    reshaped = WeightLayout("w", None, (48,), "float32")
-    (lowered,) = contents.lowered
-    lowered = replace(lowered, host_weights=(*lowered.host_weights, reshaped))
-    contents = replace(contents, lowered=(lowered,))
+    reshaped = Weight("w", 0, (48,), "float32")
+    (binding,) = contents.lowered.plans
+    binding = replace(binding, host_weights=(*binding.host_weights, reshaped))
+    contents = replace(contents, lowered=replace(contents.lowered, plans=(binding,)))
     weights = {"w": weight_array((8, 6))}
     manifest = store(tmp_path / "m.hyb", weights, lambda folder: with_library(folder, contents))
     packed, plain, view = manifest.plans[0].host_weights
     data = (tmp_path / "m.hyb" / "weights.bin").read_bytes()
     assert all(w.offset_bytes % 64 == 0 for w in (packed, plain, view))
-    assert (packed.packed, plain.packed) == (True, False)
+    assert (packed.layout, plain.layout) == (1, 0)
     assert plain.offset_bytes == view.offset_bytes != packed.offset_bytes
     stored = np.frombuffer(data, np.float32, 48, packed.offset_bytes).reshape(packed.shape)
     np.testing.assert_array_equal(stored, weight_array((8, 6)).T)
@@ -273,9 +270,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
         "HC303",
         lambda a: edit(a / "manifest.json", lambda m: m.update(cuda_image_key="../../x")),
     ),
-    "more events than steps": (
+    "parameter of no size": (
         "HC303",
-        lambda a: edit(a / "manifest.json", lambda m: m["plans"][0].update(event_count=99)),
+        lambda a: edit(
+            a / "manifest.json", lambda m: m["functions"][0]["parameters"][0].update(dtype="float")
+        ),
     ),
     "other interface": (
         "HC303",
@@ -328,9 +327,9 @@ def test_weights_of_several_plans_are_stored_once_for_each_layout(tmp_path: Path
     opened = open_artifact(write(tmp_path / "model.hyb", model_for_two_budgets()))
     small, large = opened.manifest.plans
     (plain,), (packed,) = small.host_weights, small.streamed_weights
-    assert (plain.packed, packed.packed) == (False, True)
+    assert (plain.layout, packed.layout) == (0, 1)
     assert (large.host_weights, large.streamed_weights) == ((), (packed,))
-    assert opened.weights.stat().st_size == 2 * weight_array((8, 8)).nbytes
+    assert opened.weights.size_bytes == 2 * weight_array((8, 8)).nbytes
 
 
 @pytest.mark.parametrize(
@@ -416,8 +415,9 @@ def test_plans_that_are_not_for_increasing_budgets_or_not_in_the_manifest_are_re
 def test_every_missing_manifest_field_is_refused(artifact: Path) -> None:
     whole = (artifact / "manifest.json").read_text()
     for field in json.loads(whole):
-        (artifact / "manifest.json").write_text(whole)
-        edit(artifact / "manifest.json", operator.methodcaller("pop", field))
+        data = json.loads(whole)
+        del data[field]
+        (artifact / "manifest.json").write_text(json.dumps(data if field == "sha256" else sealed(data)))
         with pytest.raises(ArtifactError):
             open_artifact(artifact)
 
@@ -435,10 +435,10 @@ def test_weights_can_be_trusted_to_save_reading_them(artifact: Path) -> None:
 
 
 def test_file_that_may_not_be_read_is_no_damage(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
+    def refuse(path: object, *_: object, **__: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ArtifactError) as caught:
         open_artifact(artifact)
     assert (caught.value.code, caught.value.remedy) == ("HC304", "check its permissions")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridc import emulator
-from hybridc.codegen.library import FUNCTIONS_PER_MODULE, build_library
+from hybridc.codegen.library import build_library
 from hybridc.errors import DeviceError, InternalError, UsageError
 from hybridc.ir import Graph, Kernel, Role
 from hybridc.runtime import load
@@ -44,7 +44,7 @@ def chain(length: int) -> Model:
 
 
 def test_functions_of_several_llvm_modules_are_found(tmp_path: Path) -> None:
-    length = 2 * FUNCTIONS_PER_MODULE + 1
+    length = 17
     path = chain(length).write(tmp_path / "model.hyb")
     x = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32)
     with load(path) as session:
@@ -54,7 +54,7 @@ def test_functions_of_several_llvm_modules_are_found(tmp_path: Path) -> None:
 
 
 def test_progress_counts_every_function_once(tmp_path: Path) -> None:
-    length = FUNCTIONS_PER_MODULE + 3
+    length = 11
     seen: list[tuple[int, int]] = []
     build_library(
         chain(length).lower().module,

@@ -38,6 +38,12 @@ def test_interface_is_described_like_onnxruntime(cpu_artifact: Path) -> None:
     assert [o.name for o in outputs] == ["out/0", "out/1", "out/2"]
 
 
+def test_session_and_artifact_are_told_in_one_line(cpu_artifact: Path) -> None:
+    with load(cpu_artifact) as session:
+        assert repr(session).startswith(f"<Session {cpu_artifact.name}: the/x [4, 8] -> out/0 [")
+        assert repr(session.artifact).endswith(", 1 of 1>") and len(repr(session.artifact)) < 120
+
+
 def test_outputs_come_in_the_order_asked_for(cpu_artifact: Path) -> None:
     with load(cpu_artifact) as session:
         x, y = session.run(["out/2", "out/0"], {"the/x": drawn()})
@@ -168,6 +174,13 @@ def test_ragged_feed_is_refused(cpu_artifact: Path) -> None:
 def test_single_output_name_is_not_taken_for_its_letters(cpu_artifact: Path) -> None:
     with load(cpu_artifact) as session, pytest.raises(UsageError, match="must be a list") as refusal:
         session.run("out/0", {"the/x": drawn()})
+    assert refusal.value.code == "HC555"
+
+
+@pytest.mark.parametrize("names", [7, b"out/0", [["out/0"]], [None], [{}], iter(["out/0"])])
+def test_names_of_outputs_that_are_none_are_refused(cpu_artifact: Path, names: Any) -> None:
+    with load(cpu_artifact) as session, pytest.raises(UsageError) as refusal:
+        session.run(names, {"the/x": drawn()})
     assert refusal.value.code == "HC555"
 
 

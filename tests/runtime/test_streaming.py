@@ -10,6 +10,7 @@ import pytest
 
 from hybridc import emulator
 from hybridc.errors import DeviceError
+from hybridc.files import OpenFile
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.runtime import load, program, staging
@@ -71,7 +72,7 @@ def test_weights_larger_than_memory_can_be_mapped(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     with path.open("wb") as stream:  # all holes
         stream.truncate(3 * memory_bytes)
-    mapped = np.from_dlpack(program._map_weights(path))
+    mapped = np.from_dlpack(program._map_weights(OpenFile(path)))
     assert mapped.size == 3 * memory_bytes and mapped[-1] == 0
 
 

@@ -151,7 +151,7 @@ class Model:
             graphs=(self.graph,) * len(self.plans),
             plans=self.plans,
             pins=({},) * len(self.plans),
-            lowered=lowered.plans,
+            lowered=lowered,
             target=self.target,
             inputs=tuple(self._port(f"the/{name}", name) for name in self.graph.inputs),
             outputs=tuple(self._port(f"out/{i}", name) for i, name in enumerate(self.graph.outputs)),

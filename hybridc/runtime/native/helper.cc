@@ -1,6 +1,5 @@
-// What the VM functions of an artifact call beside its kernels: views of arenas, copies and events of
-// lanes; and what a session calls: lanes, and the memory that arenas are made of. Linked into the artifact's
-// own library; needs the headers of tvm_ffi only.
+// What a session calls: the memory that arenas are made of, views of them, and lanes that issue steps. Linked
+// into the artifact's own library; needs the headers of tvm_ffi only.
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/function.h>
@@ -9,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "arrays.h"
 #include "cuda_runtime.h"
 #include "lanes.h"
 
@@ -17,43 +17,41 @@ namespace hybridc {
 constexpr size_t kHostAlignment = 4096;  // a page, as cudaMallocHost gives
 
 static Lanes* AsLanes(int64_t handle) { return reinterpret_cast<Lanes*>(handle); }
-static char* Bytes(const ffi::Tensor& t) { return static_cast<char*>(t.data_ptr()) + t.byte_offset(); }
-static size_t SizeBytes(const ffi::Tensor& t) { return ffi::GetDataSize(t.numel(), t.dtype()); }
 
 // A handle for the other functions.
-int64_t OpenLanes(bool cuda, int64_t device, int64_t event_count) {
-  auto lanes = std::make_unique<Lanes>(cuda, static_cast<int>(device));
-  lanes->Open(event_count);
+int64_t OpenLanes(bool cuda, int64_t device, int64_t thread_count) {
+  auto lanes = std::make_unique<Lanes>(cuda, static_cast<int>(device), static_cast<int>(thread_count));
+  lanes->Open();
   return reinterpret_cast<int64_t>(lanes.release());
 }
 
-void CloseLanes(int64_t handle) { delete AsLanes(handle); }
-
-void SetSteps(int64_t handle, int64_t lane, ffi::Function steps, ffi::Array<ffi::Any> arguments) {
-  AsLanes(handle)->SetSteps(lane, steps, arguments);
+void CloseLanes(int64_t handle) {
+  if (!AsLanes(handle)->IsForked()) delete AsLanes(handle);
 }
 
-void SetSlots(int64_t handle, ffi::Tensor pinned, int64_t count) {
-  AsLanes(handle)->SetSlots(Bytes(pinned), count, static_cast<int64_t>(SizeBytes(pinned)) / count);
+void AddCall(int64_t handle, int64_t lane, ffi::Shape waits, ffi::Function function,
+             ffi::Array<ffi::Tensor> arrays, int64_t event) {
+  AsLanes(handle)->AddCall(lane, waits, function, arrays, event);
 }
 
-void Run(int64_t handle) { AsLanes(handle)->Run(); }
+void AddCopy(int64_t handle, int64_t lane, ffi::Shape waits, ffi::Tensor source, ffi::Tensor target,
+             int64_t event) {
+  AsLanes(handle)->AddCopy(lane, waits, source, target, event);
+}
 
-ffi::Function Instrument(int64_t handle, int64_t lane) { return AsLanes(handle)->Instrument(lane); }
+void AddStream(int64_t handle, ffi::Shape waits, ffi::Tensor source, ffi::Tensor target, int64_t event) {
+  AsLanes(handle)->AddStream(waits, source, target, event);
+}
+
+void SetSlots(int64_t handle, ffi::Tensor pinned, int64_t count) { AsLanes(handle)->SetSlots(pinned, count); }
+
+void SetFaults(int64_t handle, ffi::Tensor faults) { AsLanes(handle)->SetFaults(faults); }
+
+int64_t Run(int64_t handle) { return AsLanes(handle)->Run(); }
+
+void StartTracing(int64_t handle) { AsLanes(handle)->StartTracing(); }
 
 ffi::Array<double> TraceOf(int64_t handle, int64_t lane) { return AsLanes(handle)->TraceOf(lane); }
-
-void CopyOnLane(int64_t handle, int64_t lane, ffi::Tensor source, ffi::Tensor target) {
-  AsLanes(handle)->Copy(lane, Bytes(target), Bytes(source), SizeBytes(target));
-}
-
-void StreamWeight(int64_t handle, ffi::Tensor source, ffi::Tensor target) {
-  AsLanes(handle)->Stream(Bytes(target), Bytes(source), SizeBytes(target));
-}
-
-void Record(int64_t handle, int64_t lane, int64_t event) { AsLanes(handle)->Record(lane, event); }
-
-void Wait(int64_t handle, int64_t lane, int64_t event) { AsLanes(handle)->Wait(lane, event); }
 
 // Bytes of an arena as a tensor of its own, whose offset is zero: compiled kernels accept no other.
 struct ViewAllocation {
@@ -63,24 +61,41 @@ struct ViewAllocation {
   void FreeData(DLTensor*) {}
 };
 
-ffi::Tensor ArenaView(ffi::Tensor arena, int64_t offset_bytes, ffi::Shape shape, DLDataType dtype) {
-  ffi::Tensor view =
-      ffi::Tensor::FromNDAlloc(ViewAllocation{arena, offset_bytes}, shape, dtype, arena.device());
-  if (offset_bytes < 0 || offset_bytes + SizeBytes(view) > SizeBytes(arena)) {
-    TVM_FFI_THROW(ValueError) << "a view of " << SizeBytes(view) << " bytes at " << offset_bytes
-                              << " leaves an arena of " << SizeBytes(arena) << " bytes";
+ffi::Tensor ViewOn(DLDevice device, ffi::Tensor arena, int64_t offset_bytes, ffi::Shape shape, DLDataType dtype) {
+  const int64_t size_bytes = CheckedSizeBytes(shape, dtype), arena_bytes = SizeBytes(arena);
+  if (offset_bytes < 0 || size_bytes > arena_bytes || offset_bytes > arena_bytes - size_bytes) {
+    TVM_FFI_THROW(ValueError) << "a view of " << size_bytes << " bytes at " << offset_bytes
+                              << " leaves an arena of " << arena_bytes << " bytes";
   }
-  return view;
+  return ffi::Tensor::FromNDAlloc(ViewAllocation{arena, offset_bytes}, shape, dtype, device);
 }
 
+ffi::Tensor ArenaView(ffi::Tensor arena, int64_t offset_bytes, ffi::Shape shape, DLDataType dtype) {
+  CheckIsThere(arena);
+  return ViewOn(arena.device(), arena, offset_bytes, shape, dtype);
+}
+
+// Pinned host memory as kernels of the GPU see it: at the same address (unified virtual addressing).
+ffi::Tensor PinnedView(int64_t device, ffi::Tensor pinned, int64_t offset_bytes, ffi::Shape shape, DLDataType dtype) {
+  CheckDevice(pinned, kDLCPU);
+  return ViewOn({kDLCUDA, static_cast<int32_t>(device)}, pinned, offset_bytes, shape, dtype);
+}
+
+// CUDA's memory belongs to the process that took it; one that was forked since must not call CUDA.
 struct DeviceAllocation {
+  pid_t process = getpid();
   void AllocData(DLTensor* tensor) { HYBRIDC_CUDA(malloc, &tensor->data, ffi::GetDataSize(*tensor)); }
-  void FreeData(DLTensor* tensor) { CudaRuntime::Get().free(tensor->data); }
+  void FreeData(DLTensor* tensor) {
+    if (process == getpid()) CudaRuntime::Get().free(tensor->data);
+  }
 };
 
 struct PinnedAllocation {
+  pid_t process = getpid();
   void AllocData(DLTensor* tensor) { HYBRIDC_CUDA(malloc_host, &tensor->data, ffi::GetDataSize(*tensor)); }
-  void FreeData(DLTensor* tensor) { CudaRuntime::Get().free_host(tensor->data); }
+  void FreeData(DLTensor* tensor) {
+    if (process == getpid()) CudaRuntime::Get().free_host(tensor->data);
+  }
 };
 
 struct PageableAllocation {
@@ -95,6 +110,7 @@ struct PageableAllocation {
 constexpr DLDataType kByte{kDLUInt, 8, 1};
 
 ffi::Tensor DeviceArena(int64_t device, int64_t size_bytes) {
+  Check(size_bytes >= 0, "an arena has no negative size");
   HYBRIDC_CUDA(set_device, static_cast<int>(device));
   return ffi::Tensor::FromNDAlloc(DeviceAllocation{}, ffi::Shape({size_bytes}), kByte,
                                   DLDevice{kDLCUDA, static_cast<int32_t>(device)});
@@ -102,6 +118,7 @@ ffi::Tensor DeviceArena(int64_t device, int64_t size_bytes) {
 
 // Host memory as a plain CPU tensor, so that CPU kernels accept it; pinned, so that copies are asynchronous.
 ffi::Tensor HostArena(int64_t size_bytes, bool pinned) {
+  Check(size_bytes >= 0, "an arena has no negative size");
   ffi::Shape shape({size_bytes});
   DLDevice cpu{kDLCPU, 0};
   if (pinned) return ffi::Tensor::FromNDAlloc(PinnedAllocation{}, shape, kByte, cpu);
@@ -118,6 +135,7 @@ int64_t FreeDeviceBytes(int64_t device) {
 // From pageable memory cudaMemcpy may return before all bytes are on the GPU, and the lanes' streams do not wait
 // for the default stream, which it uses.
 void Upload(ffi::Tensor source, ffi::Tensor target) {
+  CheckSameSize(source, target);
   HYBRIDC_CUDA(memcpy, Bytes(target), Bytes(source), SizeBytes(target), kMemcpyDefault);
   HYBRIDC_CUDA(stream_synchronize, nullptr);
 }
@@ -126,16 +144,16 @@ void Upload(ffi::Tensor source, ffi::Tensor target) {
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_open_lanes, hybridc::OpenLanes);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_close_lanes, hybridc::CloseLanes);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_set_steps, hybridc::SetSteps);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_call, hybridc::AddCall);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_copy, hybridc::AddCopy);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_stream, hybridc::AddStream);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_set_slots, hybridc::SetSlots);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_set_faults, hybridc::SetFaults);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_run, hybridc::Run);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_instrument, hybridc::Instrument);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_start_tracing, hybridc::StartTracing);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_trace, hybridc::TraceOf);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_copy, hybridc::CopyOnLane);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_stream_weight, hybridc::StreamWeight);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_record, hybridc::Record);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_wait, hybridc::Wait);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_arena_view, hybridc::ArenaView);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_pinned_view, hybridc::PinnedView);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_device_arena, hybridc::DeviceArena);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_host_arena, hybridc::HostArena);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_free_device_bytes, hybridc::FreeDeviceBytes);

@@ -1,31 +1,35 @@
 // The lanes of a run: one host thread each, which issues the lane's steps in order. Those of the GPU and of
-// copies put them on CUDA streams; the CPU's runs its kernels itself, on the thread that asks for the run.
+// copies put them on CUDA streams; the CPU's runs its kernels itself, on the thread that asks for the run and its
+// workers.
+// Steps are added once, in the order of the plan; what they are told is checked here, whoever tells it.
 #pragma once
-#include <pthread.h>
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <string>
+#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "arrays.h"
 #include "cuda_runtime.h"
 #include "trace.h"
+#include "workers.h"
 
 namespace hybridc {
-
-namespace ffi = tvm::ffi;
 
 enum LaneNumber : int64_t { kGpu, kCpu, kHostToDevice, kDeviceToHost, kLaneCount };  // as ir/plan.py has them
 constexpr LaneNumber kStreamLanes[] = {kGpu, kHostToDevice, kDeviceToHost};
@@ -35,16 +39,18 @@ constexpr LaneNumber kStreamLanes[] = {kGpu, kHostToDevice, kDeviceToHost};
 // the CPU's lane, whose steps have ended when they are recorded.
 class Lanes {
  public:
-  Lanes(bool cuda, int device) : cuda_(cuda), device_(device) {}
+  Lanes(bool cuda, int device, int thread_count) : cuda_(cuda), device_(device), workers_(thread_count) {
+    Check(0 < thread_count, "a run needs a thread");
+  }
+
+  // Whether this is a process that was forked since, in which there are neither threads nor a GPU.
+  bool IsForked() const { return cuda_ && process_ != getpid(); }
 
   // Without CUDA there is the CPU's lane only, and no events. Streams are not ordered by the null stream.
-  void Open(int64_t event_count) {
+  void Open() {
     if (!cuda_) return;
     HYBRIDC_CUDA(set_device, device_);
     for (int64_t lane : kStreamLanes) HYBRIDC_CUDA(stream_create, &streams_[lane], kStreamNonBlocking);
-    for (int64_t i = 0; i < event_count; ++i) {
-      HYBRIDC_CUDA(event_create, &events_.emplace_back().cuda, kEventDisableTiming);
-    }
     for (int64_t lane : kStreamLanes) threads_.emplace_back([this, lane] { Serve(lane); });
   }
 
@@ -60,39 +66,137 @@ class Lanes {
     for (CudaStream stream : streams_) Destroy(runtime.stream_destroy, stream);
   }
 
-  void SetSteps(int64_t lane, ffi::Function steps, ffi::Array<ffi::Any> arguments) {
-    steps_.at(lane) = {steps, arguments};
+  // A step of a lane waits for events, calls a function with arrays of its device, or copies, and records an
+  // event (-1: none). Only events of steps that were added before can be waited for, so no lanes wait for one
+  // another in a circle; and the event of a step is the next number.
+  void AddCall(int64_t lane, ffi::Shape waits, ffi::Function function, ffi::Array<ffi::Tensor> arrays,
+               int64_t event) {
+    const DLDeviceType device = lane == kGpu ? kDLCUDA : kDLCPU;
+    Check(lane == kGpu || lane == kCpu, "functions are called on the lanes of the GPU and the CPU alone");
+    Check(function.defined(), "there is no function");
+    for (const ffi::Tensor& array : arrays) CheckDevice(array, device);
+    Step& step = AddStep(lane, waits, event);
+    step.function = function;
+    step.arrays = {arrays.begin(), arrays.end()};
+    step.arguments = {step.arrays.begin(), step.arrays.end()};
+  }
+
+  void AddCopy(int64_t lane, ffi::Shape waits, ffi::Tensor source, ffi::Tensor target, int64_t event) {
+    Check(lane == kHostToDevice || lane == kDeviceToHost, "copies have lanes of their own");
+    CheckDevice(source, lane == kDeviceToHost ? kDLCUDA : kDLCPU);
+    CheckDevice(target, lane == kHostToDevice ? kDLCUDA : kDLCPU);
+    CheckSameSize(source, target);
+    AddStep(lane, waits, event).arrays = {source, target};
+  }
+
+  // A weight, to the GPU; by way of the slots if there are any.
+  void AddStream(ffi::Shape waits, ffi::Tensor source, ffi::Tensor target, int64_t event) {
+    AddCopy(kHostToDevice, waits, source, target, event);
+    steps_[kHostToDevice].back().is_streamed = true;
   }
 
   // Runs every lane's steps, and returns when all of them have ended: nothing writes into the arenas any
   // more, also after a failure. Of several failures the first is thrown; then the next run starts afresh.
-  void Run() {
-    if (is_traced_) BeginTrace();
-    if (!cuda_) return Call(kCpu);
-    for (Event& event : events_) event.state = kPending;
-    has_failed_ = false;
-    running_ = static_cast<int>(threads_.size());
-    StartRun();
-    RunLane(kCpu);
-    for (int left; (left = running_) != 0;) running_.wait(left);
-    // here and not on the lanes' threads, which would spin on cores that CPU kernels need
-    for (int64_t lane : kStreamLanes) Try([&] { HYBRIDC_CUDA(stream_synchronize, streams_[lane]); });
-    if (has_failed_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  // Returns the row of the first check that failed in a kernel, or -1.
+  int64_t Run() {
+    RunSteps();
+    for (size_t row = 0; row < faults_.size(); ++row) {
+      if (faults_[row].failed != 0) return static_cast<int64_t>(row);
+    }
+    return -1;
   }
 
-  // What a lane's VM calls before and after each call, to trace all runs from now on.
-  ffi::Function Instrument(int64_t lane) {
-    is_traced_ = true;
-    return ffi::Function::FromPacked([this, lane](ffi::PackedArgs args, ffi::Any* result) {
-      if (Trace::IsStep(args[1].cast<std::string>())) traces_[lane].Mark(streams_[lane]);
-      *result = 0;  // go on
-    });
+  // Host memory, which may be pinned, that kernels write into when a check fails: a row for each check.
+  void SetFaults(ffi::Tensor faults) {
+    CheckDevice(faults, kDLCPU);
+    Check(SizeBytes(faults) % sizeof(Fault) == 0, "a fault has two numbers");
+    fault_memory_ = faults;
+    faults_ = {reinterpret_cast<const Fault*>(Bytes(faults)), SizeBytes(faults) / sizeof(Fault)};
   }
+
+  // Notes when steps begin and end, in all runs from now on.
+  void StartTracing() { is_traced_ = true; }
 
   // Begin and end of each step of a lane in the last run, in turns, in microseconds since its start.
   ffi::Array<double> TraceOf(int64_t lane) const {
-    const std::vector<double> times = traces_.at(lane).Microseconds(trace_base_, trace_start_);
+    CheckLane(lane);
+    const std::vector<double> times = traces_[lane].Microseconds(trace_base_, trace_start_);
     return ffi::Array<double>(times.begin(), times.end());
+  }
+
+  // Slots of pinned memory, one behind the other, that streamed weights go through on their way to the GPU.
+  void SetSlots(ffi::Tensor pinned, int64_t count) {
+    CheckDevice(pinned, kDLCPU);
+    Check(slots_.empty() && 0 < count && count <= SizeBytes(pinned), "there cannot be so many slots");
+    pinned_ = pinned;
+    slot_bytes_ = SizeBytes(pinned) / count;
+    for (int64_t i = 0; i < count; ++i) {
+      Slot& slot = slots_.emplace_back();
+      slot.bytes = Bytes(pinned) + i * slot_bytes_;
+      HYBRIDC_CUDA(event_create, &slot.is_free, kEventDisableTiming | kEventBlockingSync);
+    }
+  }
+
+ private:
+  enum EventState : int { kPending, kRecorded, kEnded };
+
+  struct Event {
+    CudaEvent cuda = nullptr;
+    std::atomic<int> state = kPending;
+  };
+
+  struct Slot {
+    char* bytes;
+    CudaEvent is_free = nullptr;
+  };
+
+  struct Fault {
+    int64_t failed, value;
+  };
+
+  struct Step {
+    std::vector<int64_t> waits;
+    ffi::Optional<ffi::Function> function;  // none: a copy
+    std::vector<ffi::Tensor> arrays;        // what the function is called with; source and target of a copy
+    std::vector<ffi::AnyView> arguments;    // the same, as they are passed
+    bool is_streamed = false;
+    int64_t event = -1;
+  };
+
+  static void Destroy(int (*destroy)(void*), void* handle) {
+    if (handle != nullptr) destroy(handle);
+  }
+
+  void CheckLane(int64_t lane) const {
+    Check(0 <= lane && lane < kLaneCount && (cuda_ || lane == kCpu), "there is no such lane");
+  }
+
+  Step& AddStep(int64_t lane, ffi::Shape waits, int64_t event) {
+    CheckLane(lane);
+    const int64_t event_count = static_cast<int64_t>(events_.size());
+    for (int64_t wait : waits) Check(0 <= wait && wait < event_count, "no step before records this event");
+    Check(event == -1 || (cuda_ && event == event_count), "events are numbered in the order of their steps");
+    Step& step = steps_[lane].emplace_back();
+    step.waits = {waits.begin(), waits.end()};
+    step.event = event;
+    if (event != -1) HYBRIDC_CUDA(event_create, &events_.emplace_back().cuda, kEventDisableTiming);
+    return step;
+  }
+
+  void Issue(int64_t lane, const Step& step) {
+    for (int64_t wait : step.waits) Wait(lane, wait);
+    if (is_traced_) traces_[lane].Mark(streams_[lane]);
+    if (step.function.has_value()) {
+      ffi::Any nothing;
+      step.function.value().CallPacked(step.arguments.data(), static_cast<int32_t>(step.arguments.size()),
+                                       &nothing);
+    } else if (step.is_streamed) {
+      Stream(Bytes(step.arrays[1]), Bytes(step.arrays[0]), SizeBytes(step.arrays[1]));
+    } else {
+      Copy(lane, Bytes(step.arrays[1]), Bytes(step.arrays[0]), SizeBytes(step.arrays[1]));
+    }
+    if (is_traced_) traces_[lane].Mark(streams_[lane]);
+    if (step.event != -1) Record(lane, step.event);
   }
 
   void Copy(int64_t lane, void* target, const void* source, size_t size_bytes) {
@@ -100,7 +204,7 @@ class Lanes {
   }
 
   void Record(int64_t lane, int64_t event_index) {
-    Event& event = events_.at(event_index);
+    Event& event = events_[event_index];
     if (lane != kCpu) HYBRIDC_CUDA(event_record, event.cuda, streams_[lane]);
     event.state = lane == kCpu ? kEnded : kRecorded;
     event.state.notify_all();
@@ -108,7 +212,7 @@ class Lanes {
   }
 
   void Wait(int64_t lane, int64_t event_index) {
-    Event& event = events_.at(event_index);
+    Event& event = events_[event_index];
     event.state.wait(kPending);
     if (has_failed_) Stop();
     if (event.state == kEnded) return;
@@ -116,16 +220,6 @@ class Lanes {
       HYBRIDC_CUDA(event_synchronize, event.cuda);
     } else {
       HYBRIDC_CUDA(stream_wait_event, streams_[lane], event.cuda, 0);
-    }
-  }
-
-  // Slots of pinned memory, one behind the other, that streamed weights go through on their way to the GPU.
-  void SetSlots(char* bytes, int64_t count, int64_t slot_bytes) {
-    slot_bytes_ = slot_bytes;
-    for (int64_t i = 0; i < count; ++i) {
-      Slot& slot = slots_.emplace_back();
-      slot.bytes = bytes + i * slot_bytes;
-      HYBRIDC_CUDA(event_create, &slot.is_free, kEventDisableTiming | kEventBlockingSync);
     }
   }
 
@@ -143,28 +237,6 @@ class Lanes {
     }
   }
 
- private:
-  enum EventState : int { kPending, kRecorded, kEnded };
-
-  struct Event {
-    CudaEvent cuda = nullptr;
-    std::atomic<int> state = kPending;
-  };
-
-  struct Slot {
-    char* bytes;
-    CudaEvent is_free = nullptr;
-  };
-
-  struct Steps {
-    ffi::Optional<ffi::Function> function;
-    ffi::Array<ffi::Any> arguments;
-  };
-
-  static void Destroy(int (*destroy)(void*), void* handle) {
-    if (handle != nullptr) destroy(handle);
-  }
-
   void Serve(int64_t lane) {
     LeaveSignals();
     for (uint32_t run = 0;; ++run) {
@@ -173,14 +245,6 @@ class Lanes {
       RunLane(lane);
       if (--running_ == 0) running_.notify_all();
     }
-  }
-
-  // Signals are for the program's own threads, but for faults.
-  static void LeaveSignals() {
-    sigset_t every;
-    sigfillset(&every);
-    for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&every, fault);
-    pthread_sigmask(SIG_SETMASK, &every, nullptr);
   }
 
   void BeginTrace() {
@@ -193,6 +257,22 @@ class Lanes {
     trace_start_ = Trace::Clock::now();
   }
 
+  void RunSteps() {
+    Check(!IsForked(), "lanes on a GPU do not outlive a fork");
+    const Workers::Use use(&workers_);
+    if (is_traced_) BeginTrace();
+    if (!cuda_) return IssueAll(kCpu);
+    for (Event& event : events_) event.state = kPending;
+    has_failed_ = false;
+    running_ = static_cast<int>(threads_.size());
+    StartRun();
+    RunLane(kCpu);
+    for (int left; (left = running_) != 0;) running_.wait(left);
+    // here and not on the lanes' threads, which would spin on cores that CPU kernels need
+    for (int64_t lane : kStreamLanes) Try([&] { HYBRIDC_CUDA(stream_synchronize, streams_[lane]); });
+    if (has_failed_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+
   void StartRun() {
     ++run_;
     run_.notify_all();
@@ -202,16 +282,12 @@ class Lanes {
     Try([&] {
       HYBRIDC_CUDA(set_device, device_);
       if (lane == kGpu) TVMFFIEnvSetStream(kDLCUDA, device_, streams_[kGpu], nullptr);
-      Call(lane);
+      IssueAll(lane);
     });
   }
 
-  void Call(int64_t lane) {
-    const Steps& steps = steps_[lane];
-    if (!steps.function.has_value()) return;
-    std::vector<ffi::AnyView> arguments(steps.arguments.begin(), steps.arguments.end());
-    ffi::Any nothing;
-    steps.function.value().CallPacked(arguments.data(), static_cast<int32_t>(arguments.size()), &nothing);
+  void IssueAll(int64_t lane) {
+    for (const Step& step : steps_[lane]) Issue(lane, step);
   }
 
   template <typename Action>
@@ -242,10 +318,15 @@ class Lanes {
 
   const bool cuda_;
   const int device_;
+  const pid_t process_ = getpid();
+  Workers workers_;
   CudaStream streams_[kLaneCount] = {};  // the CPU's lane has none
   std::deque<Event> events_;  // which never moves them
-  std::array<Steps, kLaneCount> steps_;
+  std::array<std::vector<Step>, kLaneCount> steps_;
+  ffi::Optional<ffi::Tensor> pinned_;
   std::vector<Slot> slots_;
+  ffi::Optional<ffi::Tensor> fault_memory_;
+  std::span<const Fault> faults_;
   size_t slot_bytes_ = 0, next_slot_ = 0;
   std::array<Trace, kLaneCount> traces_;
   CudaEvent trace_base_ = nullptr;

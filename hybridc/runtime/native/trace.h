@@ -1,8 +1,7 @@
-// When each step of a lane begins and ends: noted around the calls of its VM function, by CUDA events on the
-// lane's stream, or by the host's clock where there is none.
+// When each step of a lane begins and ends, between its waits and what it records: by CUDA events on the lane's
+// stream, or by the host's clock where there is none.
 #pragma once
 #include <chrono>
-#include <string_view>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -17,12 +16,6 @@ class Trace {
 
   ~Trace() {
     for (CudaEvent event : events_) CudaRuntime::Get().event_destroy(event);
-  }
-
-  // Whether a call of a lane's function is a step of the plan: a kernel or a copy.
-  static bool IsStep(std::string_view function) {
-    if (function == "hybridc_copy" || function == "hybridc_stream_weight") return true;
-    return function.substr(0, 8) != "hybridc_" && function.substr(0, 3) != "vm.";
   }
 
   void Clear() {

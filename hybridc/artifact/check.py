@@ -1,0 +1,108 @@
+"""Whether the parts of an artifact agree. Their values are of the right types, and nothing else is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hybridc.artifact.manifest import (
+    WEIGHT_ALIGNMENT_BYTES,
+    WEIGHTS,
+    Manifest,
+    StoredPlan,
+    StoredWeight,
+)
+from hybridc.ir import BufferKind, Device, Graph, Plan, Role
+from hybridc.ir.graph import dtype_bits
+
+
+def check_weight_tables(manifest: Manifest) -> None:
+    """Each weight has the size of its shape, and all together fill weights.bin: no gap, no overlap.
+
+    Raises ValueError.
+    """
+    places: dict[tuple[int, int], tuple[str, str, int]] = {}
+    for weight in _weights(manifest):
+        if weight.size_bytes * 8 != math.prod(weight.shape) * dtype_bits(weight.dtype):
+            raise ValueError(f"weight {weight.tensor!r} has a size that does not match its shape")
+        if weight.offset_bytes % WEIGHT_ALIGNMENT_BYTES:
+            raise ValueError(f"weight {weight.tensor!r} is not aligned")
+        content = (weight.tensor, weight.dtype, weight.layout)
+        place = (weight.offset_bytes, weight.size_bytes)
+        if weight.size_bytes and places.setdefault(place, content) != content:
+            raise ValueError(f"weights {places[place][0]!r} and {weight.tensor!r} share bytes")
+    end = 0
+    for offset_bytes, size_bytes in sorted(places):
+        if offset_bytes != _aligned(end):
+            raise ValueError(f"weights leave a gap or overlap at byte {offset_bytes} of {WEIGHTS}")
+        end = offset_bytes + size_bytes
+    file_bytes = next(f.size_bytes for f in manifest.files if f.name == WEIGHTS)
+    if file_bytes not in (end, _aligned(end)):  # aligned for a weight without elements
+        raise ValueError(f"weights end at byte {end} of {file_bytes} of {WEIGHTS}")
+
+
+def _weights(manifest: Manifest) -> Iterator[StoredWeight]:
+    for plan in manifest.plans:
+        yield from (*plan.host_weights, *plan.streamed_weights, *plan.gpu_weights)
+
+
+def _aligned(offset_bytes: int) -> int:
+    return -(-offset_bytes // WEIGHT_ALIGNMENT_BYTES) * WEIGHT_ALIGNMENT_BYTES
+
+
+def check_agreement(manifest: Manifest, graphs: tuple[Graph, ...], plans: tuple[Plan, ...]) -> None:
+    """Manifest and plans have the same inputs, outputs and weights.
+
+    Raises ValueError or KeyError, whatever is in the plans: they are not verified yet.
+    """
+    for stored, graph, plan in zip(manifest.plans, graphs, plans, strict=True):
+        _check_ports(manifest, graph)
+        _check_stored_plan(stored, graph, plan)
+
+
+def _check_ports(manifest: Manifest, graph: Graph) -> None:
+    """Ports have their tensors' types, a name stands for one tensor, inputs are all that must be given."""
+    tensors: dict[str, str] = {}
+    for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
+        if len(ports) != len(names):
+            raise ValueError("its inputs and outputs do not match the plan")
+        for port, name in zip(ports, names, strict=True):
+            tensor = graph.tensor[name]
+            # a port may see its tensor through a reshape, so only the number of elements must agree
+            if (math.prod(tensor.shape), tensor.dtype) != (math.prod(port.shape), port.dtype):
+                raise ValueError("its inputs and outputs do not match the plan")
+            if tensors.setdefault(port.name, name) != name:
+                raise ValueError(f"{port.name!r} names two tensors")
+    given = {t.name for t in graph.tensors if t.role is not Role.WEIGHT} - graph.producer.keys()
+    if given != set(graph.inputs):
+        raise ValueError("its inputs are not what the plan's kernels are given")
+
+
+def _check_stored_plan(stored: StoredPlan, graph: Graph, plan: Plan) -> None:
+    for weight in (*stored.host_weights, *stored.streamed_weights, *stored.gpu_weights):
+        _check_weight(weight, graph)
+    uploads = sorted((w.tensor, w.arena_offset_bytes or 0, w.size_bytes) for w in stored.gpu_weights)
+    weights = [b for b in plan.buffers if b.kind is BufferKind.WEIGHT and b.device is Device.GPU]
+    resident = [b for b in weights if b.first_step < 0]
+    if uploads != sorted((b.tensor, b.offset_bytes, b.size_bytes) for b in resident):
+        raise ValueError("its GPU weights do not match the plan")
+    streamed = sorted((w.tensor, w.size_bytes) for w in stored.streamed_weights)
+    if streamed != sorted({(b.tensor, b.size_bytes) for b in weights if b.first_step >= 0}):
+        raise ValueError("its streamed weights do not match the plan")
+    plain = {w.tensor for w in stored.host_weights if not w.layout}
+    if any(graph.tensor[n].role is Role.WEIGHT and n not in plain for n in graph.outputs):
+        raise ValueError("a weight that is an output is missing")
+    if any(w.arena_offset_bytes is None for w in stored.gpu_weights):
+        raise ValueError("a GPU weight has no place in the arena")
+    if any(w.arena_offset_bytes is not None for w in (*stored.host_weights, *stored.streamed_weights)):
+        raise ValueError("a weight on the host has a place in the GPU's arena")
+
+
+def _check_weight(weight: StoredWeight, graph: Graph) -> None:
+    """It is one of the graph's, and of its type unless it is packed: kernels may see it through a reshape."""
+    tensor = graph.tensor.get(weight.tensor)
+    if tensor is None or tensor.role is not Role.WEIGHT:
+        raise ValueError(f"{weight.tensor!r} is no weight of the plan")
+    types = [(math.prod(w.shape), w.dtype) for w in (weight, tensor)]
+    if not weight.layout and types[0] != types[1]:
+        raise ValueError(f"weight {weight.tensor!r} has another type in the plan")
