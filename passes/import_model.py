@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hybridc.compile_cache import Cache, NoCache
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.options import CompileOptions
 from hybridc.passes.phases import ImportedNetwork, Job
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     Model = str | Path | bytes | onnx.ModelProto | ImportedModel
 
 
-def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel, ImportedNetwork]:
+def import_model(
+    source: Model, options: CompileOptions, cache: Cache | None = None
+) -> tuple[ImportedModel, ImportedNetwork]:
     """Read a model, unless it is read already, and make the network that the stages start from.
+
+    Its stages use `cache`.
 
     Raises ModelError or UsageError.
     """
@@ -25,5 +30,6 @@ def import_model(source: Model, options: CompileOptions) -> tuple[ImportedModel,
         model = source
     else:
         model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
+    job = Job(options, model.loop_carried, cache or NoCache())
     program = Program(model.module, model.weights, model.origins)
-    return model, ImportedNetwork(Job(options, model.loop_carried), program)
+    return model, ImportedNetwork(job, program)

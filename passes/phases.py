@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hybridc.compile_cache import Cache, NoCache
 from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine
 from hybridc.options import CompileOptions
@@ -40,6 +41,8 @@ class Job:
     options: CompileOptions
     loop_carried: tuple[tuple[int, int], ...] = ()
     """Inputs and outputs, by position, of which a run takes what the run before made."""
+    cache: Cache = field(default_factory=NoCache)
+    """What earlier compilations left."""
     host_arena_bytes: int | None = None
     """What a plan may hold in the host's memory; None: no limit."""
     rounding: Errors | None = None

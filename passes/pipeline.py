@@ -34,7 +34,7 @@ STAGES: StageSequence[ImportedNetwork, LoweredNetwork] = (
     # the passes partition, insert_copies and reuse_buffers, which depend on each other
     .then("plan", stages.plan_network, stages.show_plans)
     .then("verify", stages.verify_network, stages.show_verdict)
-    .then("lower", stages.lower_network, stages.show_module)
+    .then("lower", stages.lower_network, stages.show_lowered)
 )
 """From an imported network to a module that code is generated for."""
 

@@ -10,7 +10,8 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal, structural_walk
 
-from hybridc.ir import Device, Graph, Kernel, Role, Tensor
+from hybridc.checks import CHECKS
+from hybridc.ir import Check, CheckKind, Device, Graph, Kernel, Role, Tensor
 from hybridc.ir.graph import OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
@@ -121,6 +122,7 @@ def _kernel(
         family=facts.family,
         precision=facts.precision,
         precision_note=facts.precision_note,
+        checks=tuple(replace(check, node=origins[int(check.node)]) for check in facts.checks),
     )
 
 
@@ -155,6 +157,11 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         family=_family(name, scheduled),
         precision=str(attributes.get(PRECISION, "fp32")),
         precision_note=str(attributes.get(PRECISION_NOTE, "")),
+        checks=tuple(
+            # the node by its position among a kernel's origins
+            Check(str(node), str(operator), CheckKind(str(kind)), int(lower), int(upper))
+            for node, operator, kind, lower, upper in attributes.get(CHECKS, ())
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm import relax, s_tir
 
+from hybridc.compile_cache import Cache, NoCache, content_of, remembered
 from hybridc.ir import Device
 from hybridc.passes.program.program import Program, is_op
 from hybridc.schedules.rule import Request, Scheduled
@@ -63,8 +64,9 @@ def schedule_functions(
     requests: Mapping[str, Request],
     devices: Sequence[Device],
     progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: Cache = NoCache(),  # noqa: B008 - it has no state
 ) -> dict[tuple[str, Device], Scheduled]:
-    """The scheduled form of each function on each device, by name and device.
+    """The scheduled form of each function on each device, by name and device; from `cache` where it is there.
 
     Ensures: a function that no rule of a device accepts (because it calls into the host, for example) has no
     entry for that device, and its kernels run on the other one.
@@ -73,11 +75,22 @@ def schedule_functions(
     work = [(device, name) for device in devices for name in requests]
     for done, (device, name) in enumerate(work):
         progress(done, len(work))
-        made = schedule(requests[name], device)
+        made = _schedule(requests[name], device, cache)
         if made is not None:
             scheduled[name, device] = made
     progress(len(work), len(work))
     return scheduled
+
+
+def _schedule(request: Request, device: Device, cache: Cache) -> Scheduled | None:
+    rest = replace(request, function=None, constants=frozenset())  # type: ignore[arg-type]
+    return remembered(
+        cache,
+        lambda: schedule(request, device),
+        "schedule",
+        tvm.ir.save_json(request.function),
+        content_of((request.constants, rest, device)),
+    )
 
 
 def choose_tiles(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, TypeVar
 
+from hybridc.compile_cache import Cache, content_of, remembered
 from hybridc.ir.plan import plan_to_json
 from hybridc.ir.verify import verify
+from hybridc.native import can_build
 from hybridc.options import BF16, INT8
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse.attention import fuse_attention
@@ -45,6 +49,7 @@ TILING_LEVELS = 5
 MAX_TILED_KERNELS = 500
 """Tilings with more kernels are not tried: planning them takes minutes, and their launches take long."""
 
+T = TypeVar("T")
 ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
 
 
@@ -117,7 +122,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
     requests = schedule_requests(
         c.program, options.target, known, winograd=options.fast_algorithms, threads=options.cpu_threads
     )
-    scheduled = schedule_functions(requests, c.job.devices, progress.kernels)
+    scheduled = schedule_functions(requests, c.job.devices, progress.kernels, c.job.cache)
     if c.job.chooser is not None:
         scheduled = choose_tiles(c.program, requests, scheduled, c.job.chooser)
     library = replace(
@@ -178,7 +183,9 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
             pins = carried_pins(whole.graph, whole.pins, tiled.graph)
             if pins is not None:
                 found.append(Tiling(tiled.graph, pins, limit_bytes))
-    tilings = choose_tilings(
+    tilings = _search(
+        c.job.cache,
+        choose_tilings,
         (whole, *reversed(found)),
         c.machine,
         peak_bytes,
@@ -196,17 +203,25 @@ def _kernel_count(program: Program) -> int:
 
 def plan_network(c: TiledNetwork, progress: Progress) -> PlannedNetwork:
     """The fastest plan for each budget. Raises PlanError HC201 or HC203 as `make_plans` does."""
-    found = make_plans(
+    found = _search(
+        c.job.cache,
+        partial(make_plans, report=progress.kernels),
         c.tilings,
         c.machine,
         c.budgets,
         c.job.devices,
         effort=Effort(c.job.options.plan_seconds),
         host_bytes=c.job.host_arena_bytes,
-        report=progress.kernels,
     )
     chosen, plans = zip(*found, strict=True)
     return PlannedNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, chosen, plans)
+
+
+def _search(cache: Cache, search: Callable[..., T], *problem: Any, **wishes: Any) -> T:
+    """What a search of the planner finds, or what it found in this problem before."""
+    # without g++ it evaluates far fewer plans
+    known_as = content_of((getattr(search, "func", search).__name__, problem, wishes, can_build()))
+    return remembered(cache, lambda: search(*problem, **wishes), known_as)
 
 
 def verify_network(c: PlannedNetwork, _: Progress) -> PlannedNetwork:
@@ -223,7 +238,7 @@ def tighten_bounds(c: PlannedNetwork, seconds: float) -> PlannedNetwork:
 
 
 def lower_network(c: PlannedNetwork, _: Progress) -> LoweredNetwork:
-    """Write the steps of the plans as Relax functions, one per lane. Raises InternalError HC911."""
+    """Collect the functions that the plans run, and bind the plans to them. Raises InternalError HC911."""
     lowered = lower(c.graphs, c.plans, c.library.scheduled, c.job.options.target)
     return LoweredNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, c.chosen, c.plans, lowered)
 
@@ -277,9 +292,9 @@ def show_verdict(c: PlannedNetwork) -> tuple[str, str]:
     return ".txt", "".join(lines)
 
 
-def show_module(c: LoweredNetwork) -> tuple[str, str]:
-    """The lowered module as TVMScript."""
-    return ".py", c.lowered.module.script()
+def show_lowered(c: LoweredNetwork) -> tuple[str, str]:
+    """What each lane does step by step, and the functions as TVMScript."""
+    return ".py", str(c.lowered)
 
 
 def _json(value: object) -> str:

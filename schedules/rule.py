@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from hybridc.checks import CHECKS
 from hybridc.ir.graph import FAMILIES, OTHER_FAMILY
 from hybridc.schedules.packing import Packing
 from hybridc.targets import DEFAULT_THREADS, Target
@@ -47,7 +48,8 @@ class Scheduled:
     """A function ready for code generation on one device.
 
     Its parameters are those of the request, packed ones with the packed shape, and behind them one
-    for each of `workspace_bytes`: scratch buffers that were global allocations of the function.
+    for each of `workspace_bytes`: scratch buffers that were global allocations of the function. A function
+    with checks has one more, `faults`.
     """
 
     function: tirx.PrimFunc
@@ -58,6 +60,11 @@ class Scheduled:
     """Labels of the tiles that a measured search may try, the best predicted first."""
     family: str = OTHER_FAMILY
     """Kind of computation, one of FAMILIES, as the rule declares it; `select.schedule` sets it."""
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether the function checks some of what it is fed (`hybridc/checks.py`)."""
+        return CHECKS in (self.function.attrs or {})
 
 
 def pick(request: Request, ranked: Mapping[str, _Candidate]) -> _Candidate:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from hybridc.ir import Device
 from hybridc.schedules import cpu, cuda
+from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.rule import Request, Rule, Scheduled
+from hybridc.schedules.safety.guard import made_safe
 
 
 def rules(device: Device) -> tuple[Rule, ...]:
@@ -17,6 +19,7 @@ def rules(device: Device) -> tuple[Rule, ...]:
 def schedule(request: Request, device: Device) -> Scheduled | None:
     """Schedule by the first rule that accepts; None if the function cannot run on the device at all.
 
+    Whatever the rule made of it, the function touches nothing outside of its buffers (`schedules/safety/`).
     A GPU cannot launch a kernel of no threads: functions of empty tensors are left to the CPU.
     Raises: AttributeError for a rule that declares no family (`schedule_rule`).
     """
@@ -25,5 +28,6 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
     for rule in rules(device):
         scheduled = rule(request)
         if scheduled is not None:
-            return replace(scheduled, family=rule.family)
+            gpu = cuda_target(request.target) if device is Device.GPU else None
+            return replace(made_safe(scheduled, gpu), family=rule.family)
     return None

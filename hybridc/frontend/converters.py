@@ -19,23 +19,12 @@ from onnx import NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+from hybridc.frontend import indexing
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.values import constant_array, static_shape
 
 Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None"]
-
-
-def _gather(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """One `take`: TVM's converter computes the axis' extent at run time, and reads out of bounds.
-
-    "wrap" counts negative indices from the end and keeps every other in bounds.
-    """
-    data, indices = (importer._nodes[name] for name in proto.input)
-    axis = node.attributes.get_int("axis", 0)
-    if not isinstance(data, relax.Var):
-        return None
-    return relax.op.take(data, indices, axis, mode="wrap")
 
 
 def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
@@ -221,8 +210,12 @@ CONVERTERS: dict[str, Converter] = {
     "Concat": _concat,
     "ConvTranspose": _conv_transpose,
     "Expand": _expand,
-    "Gather": _gather,
+    "Gather": indexing.gather,
+    "GatherElements": indexing.gather_elements,
+    "GatherND": indexing.gather_nd,
     "Max": _pairwise,
+    "MaxRoiPool": indexing.max_roi_pool,
+    "MaxUnpool": indexing.max_unpool,
     "Min": _pairwise,
     "Mod": _mod,
     "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,
@@ -231,6 +224,10 @@ CONVERTERS: dict[str, Converter] = {
     "RMSNormalization": _rms_normalization,
     "ReduceLogSumExp": _reduce_log_sum_exp,
     "Resize": _resize,
+    "RoiAlign": indexing.roi_align,
+    "Scatter": indexing.scatter_elements,
+    "ScatterElements": indexing.scatter_elements,
+    "ScatterND": indexing.scatter_nd,
     "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
     "Sum": _pairwise,
     TRAINING_BATCH_NORM: _training_batch_norm,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import tvm
 
+from hybridc.labels import Labels
+
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
@@ -20,6 +22,8 @@ class ValueInfo:
     shape: tuple[int, ...]
     dtype: str
     """Name of the numpy dtype."""
+    labels: tuple[Labels, ...] = ()
+    """Of an input, what losses take its values as."""
 
 
 @dataclass(frozen=True, slots=True)

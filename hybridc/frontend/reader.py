@@ -13,6 +13,7 @@ from hybridc.frontend import codes
 from hybridc.frontend.check import check_interface, check_model
 from hybridc.frontend.importer import import_graph
 from hybridc.frontend.load import Loaded, load
+from hybridc.frontend.loss_nodes import labels_of
 from hybridc.frontend.model import ImportedModel, ValueInfo
 from hybridc.frontend.names import unique_names
 from hybridc.frontend.normal_form import normal_form
@@ -20,6 +21,7 @@ from hybridc.frontend.parameters import Chooser, check_export, promote
 from hybridc.frontend.shapes import fix_shapes
 from hybridc.frontend.simplify import simplify
 from hybridc.frontend.tensors import check_tensors
+from hybridc.labels import Labels
 
 
 def read_model(
@@ -62,13 +64,15 @@ def _read(
     check_model(loaded)
     output_names = [value.name for value in loaded.proto.graph.output]
     model = simplify(loaded.proto, name, loaded.folder, for_training=is_trained is not None)
-    input_names = [value.name or "" for value in model.graph.inputs]
     normal = normal_form(import_graph(model, name, node_names), name)
-    input_variables = normal.module["main"].params[: len(input_names)]
+    input_variables = normal.module["main"].params[: len(model.graph.inputs)]
     return ImportedModel(
         module=normal.module,
         weights=normal.weights,
-        inputs=tuple(_value_info(n, v) for n, v in zip(input_names, input_variables, strict=True)),
+        inputs=tuple(
+            _value_info(value.name or "", variable, labels_of(value))
+            for value, variable in zip(model.graph.inputs, input_variables, strict=True)
+        ),
         outputs=tuple(_value_info(n, v) for n, v in zip(output_names, normal.outputs, strict=True)),
         origins=normal.origins,
         source=loaded.source,
@@ -88,7 +92,6 @@ def _name_nodes(loaded: Loaded) -> dict[str, str]:
     return {output: node.name for node in graph.node for output in node.output if output}
 
 
-def _value_info(name: str, variable: relax.Var) -> ValueInfo:
-    return ValueInfo(
-        name, variable.name, tuple(int(dim) for dim in variable.ty.shape), str(variable.ty.dtype)
-    )
+def _value_info(name: str, variable: relax.Var, labels: tuple[Labels, ...] = ()) -> ValueInfo:
+    shape = tuple(int(dim) for dim in variable.ty.shape)
+    return ValueInfo(name, variable.name, shape, str(variable.ty.dtype), labels)

@@ -103,7 +103,7 @@ def _is_inf(node: ir.Node) -> str | None:
 def _mod(node: ir.Node) -> str | None:
     divisor = constant_array(node.inputs[1])
     if node.inputs[0] is None or node.inputs[0].dtype is None or node.inputs[0].dtype.is_integer():
-        return None
+        return _division(node)
     if divisor is None or not np.isfinite(divisor).all():
         return "of floating point numbers needs a finite constant divisor"
     return None
@@ -113,10 +113,6 @@ def _range(node: ir.Node) -> str | None:
     return None if static_shape(node.outputs[0]) is not None else "needs constant bounds"
 
 
-def _roi_align(node: ir.Node) -> str | None:
-    return "with mode max is not supported" if _text(node, "mode", "avg") == "max" else None
-
-
 def _reduce_extremum(node: ir.Node) -> str | None:
     if node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.BOOL:
         return "of booleans is not supported"
@@ -124,13 +120,54 @@ def _reduce_extremum(node: ir.Node) -> str | None:
     return "of an empty tensor is not supported" if shape is not None and 0 in shape else None
 
 
-def _gather(node: ir.Node) -> str | None:
-    indices, shape = constant_array(node.inputs[1]), static_shape(node.inputs[0])
-    if indices is None or shape is None or not indices.size:
+def _along_axis(node: ir.Node) -> str | None:
+    shape = static_shape(node.inputs[0])
+    return None if shape is None else _bad_index(node.inputs[1], shape[node.attributes.get_int("axis", 0)])
+
+
+def _along_first_axes(node: ir.Node) -> str | None:
+    """The last axis of the indices lists positions along axes, from the first one behind those of the
+    batch."""
+    shape, indices = static_shape(node.inputs[0]), static_shape(node.inputs[1])
+    if shape is None or not indices:
         return None
-    extent = shape[node.attributes.get_int("axis", 0)]
-    if indices.min() < -extent or indices.max() >= extent:
-        return f"has an index outside of [-{extent}, {extent - 1}]"
+    first = node.attributes.get_int("batch_dims", 0)
+    return _bad_index(node.inputs[1], np.array(shape[first : first + indices[-1]]))
+
+
+def _max_unpool(node: ir.Node) -> str | None:
+    shape = static_shape(node.outputs[0])
+    return None if shape is None else _bad_index(node.inputs[1], math.prod(shape), from_end=False)
+
+
+def _bad_index(value: ir.Value | None, extents: int | np.ndarray, *, from_end: bool = True) -> str | None:
+    """What is wrong with indices of axes with these extents, so far as it is known before a run."""
+    if np.min(extents, initial=1) == 0 and 0 not in (static_shape(value) or ()):
+        return "takes elements from an axis that has none"
+    indices = constant_array(value)
+    if indices is None:
+        return None
+    lowest = -np.asarray(extents) if from_end else np.zeros_like(extents)
+    outside = (indices < lowest) | (indices >= extents)
+    if not outside.any():
+        return None
+    limits = [
+        np.broadcast_to(limit, indices.shape)[outside][0] for limit in (lowest, np.asarray(extents) - 1)
+    ]
+    return f"has an index outside of [{limits[0]}, {limits[1]}]"
+
+
+def _roi_align(node: ir.Node) -> str | None:
+    if _text(node, "mode", "avg") == "max":
+        return "with mode max is not supported"
+    shape = static_shape(node.inputs[0])
+    return None if shape is None else _bad_index(node.inputs[2], shape[0], from_end=False)
+
+
+def _division(node: ir.Node) -> str | None:
+    divisor = constant_array(node.inputs[1])
+    if divisor is not None and divisor.dtype.kind in "iu" and (divisor == 0).any():
+        return "of integers by 0 has no result"
     return None
 
 
@@ -149,10 +186,14 @@ def _batch_normalization(node: ir.Node) -> str | None:
 
 _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "BatchNormalization": _batch_normalization,
+    "Div": _division,
     "Dropout": _dropout,
-    "Gather": _gather,
+    "Gather": _along_axis,
+    "GatherElements": _along_axis,
+    "GatherND": _along_first_axes,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_normalization,
+    "MaxUnpool": _max_unpool,
     "Mod": _mod,
     "NonMaxSuppression": _non_max_suppression,
     "Range": _range,
@@ -160,6 +201,9 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "ReduceMin": _reduce_extremum,
     "Resize": _resize,
     "RoiAlign": _roi_align,
+    "Scatter": _along_axis,
+    "ScatterElements": _along_axis,
+    "ScatterND": _along_first_axes,
     "Upsample": _resize,
 }
 

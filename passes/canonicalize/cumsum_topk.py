@@ -36,7 +36,8 @@ def select_by_rank(expr: relax.Expr, context: Context) -> relax.Expr | None:
     key = tensor_shape(data), axis, int(expr.attrs.k), bool(expr.attrs.largest), tensor_dtype(data)
     shape = tuple(key[2] if i == axis else extent for i, extent in enumerate(key[0]))
     places = context.emit(context.call(("topk", *key), lambda: ranked(*key), [data], shape, "int64"))
-    values = context.emit(relax.op.gather_elements(data, places, axis))
+    result = shape, key[-1]
+    values = context.emit(context.call(("taken", *key), lambda: taken(*key), [data, places], *result))
     return relax.Tuple([values, context.emit(relax.op.astype(places, str(expr.attrs.dtype)))])
 
 
@@ -70,8 +71,8 @@ def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: boo
 
 
 def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str) -> tirx.PrimFunc:
-    """Indices, int64, of the first `k` elements of `axis` in sorted order. The sort is stable; NaN comes
-    last.
+    """Indices, int64, of the first `k` elements of `axis` in sorted order. The sort is stable, and NaN
+    counts as the largest number, as in ONNX Runtime.
 
     An element's rank is the number of elements sorted before it: n comparisons each, all independent. The
     index at a rank is then a sum with a single term that is not zero.
@@ -81,8 +82,8 @@ def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str)
     one, zero, floats = tirx.const(1, "int64"), tirx.const(0, "int64"), "float" in dtype
 
     def precedes(a: te.Expr, b: te.Expr) -> te.Expr:
-        better = a > b if largest else a < b
-        return tirx.any(better, tirx.all(tirx.isnan(b), tirx.Not(tirx.isnan(a)))) if floats else better
+        better, (more, less) = (a > b, (a, b)) if largest else (a < b, (b, a))
+        return tirx.any(better, tirx.all(tirx.isnan(more), tirx.Not(tirx.isnan(less)))) if floats else better
 
     def equals(a: te.Expr, b: te.Expr) -> te.Expr:
         # not "neither precedes": TVM takes `not (a > b)` for `a <= b`, which differs for NaN
@@ -102,6 +103,14 @@ def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str)
 
     places = te.compute(index_shape(_with(shape, axis, k)), place, name="places")
     return te.create_prim_func([x, places])
+
+
+def taken(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str) -> tirx.PrimFunc:
+    """The elements at the indices that `ranked` gives. They need no check: each is a position of the axis."""
+    x = te.placeholder(index_shape(shape), name="data", dtype=dtype)
+    places = te.placeholder(index_shape(_with(shape, axis, k)), name="places", dtype="int64")
+    values = te.compute(places.shape, lambda *at: x(*_with(at, axis, places(*at))), name="values")
+    return te.create_prim_func([x, places, values])
 
 
 def _with(values: tuple[Any, ...], axis: int, value: Any) -> tuple[Any, ...]:

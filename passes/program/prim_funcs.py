@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.ir.expr import GenericConst
+from tvm_ffi import structural_walk
 
+from hybridc.checks import markers, numbered
 from hybridc.errors import ModelError
+from hybridc.passes.program.legalize import LEGALIZATIONS, Legalize, is_checked
 from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, is_op, operator_name, tensor_dtype, tensor_shape
@@ -28,6 +33,36 @@ class Pattern(IntEnum):
     OPAQUE = 8
 
 
+FUNCTION_USES = {
+    "tirx.erf": 20,
+    "tirx.tanh": 20,
+    "tirx.exp": 30,
+    "tirx.sigmoid": 75,
+    "tirx.sinh": 100,
+    "tirx.cosh": 100,
+    "tirx.log": 150,
+    "tirx.pow": 1000,
+    "tirx.cos": 3000,
+    "tirx.sin": 3000,
+    "tirx.tan": 20000,
+}
+"""How often, roughly, the vector code of an elementary function uses its argument where every name in it is
+replaced by what it stands for, which TVM's simplifier does: the product of functions of functions is the
+microseconds for which it generates code. Fitted to the times of chains of one function."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """How an operator computes its result."""
+
+    pattern: Pattern
+    reads: int = 1
+    """Of an element-wise operator: how often the expression for one element names an operand. `gelu(x)`
+    names x twice, so in a chain of them the first operand stands there 2**length times."""
+    nesting: int = 1
+    """Of an element-wise operator: the product of the `FUNCTION_USES` of the functions within functions."""
+
+
 @dataclass
 class FunctionTable:
     """Distinct PrimFuncs by what they compute, and the pattern of each distinct operator."""
@@ -37,24 +72,30 @@ class FunctionTable:
     functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     """Names in use."""
-    _patterns: dict[str, Pattern] = field(default_factory=dict)
+    _facts: dict[str, OperatorFacts] = field(default_factory=dict)
 
-    def pattern(self, binding: relax.VarBinding, program: Program) -> Pattern:
-        """The pattern of one operator; OPAQUE where TVM has no single PrimFunc for it."""
+    def facts(self, binding: relax.VarBinding, program: Program) -> OperatorFacts:
+        """What fusion asks about one operator; OPAQUE where TVM has no single PrimFunc for it."""
         key, _ = _describe([binding], program)
-        if key not in self._patterns:
-            legal = _legalize([binding], [], program)
+        if key not in self._facts:
+            # of TVM's own function: TVM takes a marker in an index for a call that does anything
+            legal = _legalize([binding], [], program, {})
             legal = relax.transform.AnnotateTIROpPattern()(legal)
             found = [f for f in legal.functions.values() if isinstance(f, tirx.PrimFunc)]
             single = len(found) == 1 and isinstance(binding.var.ty, relax.TensorType)
-            self._patterns[key] = Pattern(int(found[0].attrs["op_pattern"])) if single else Pattern.OPAQUE
-        return self._patterns[key]
+            pattern = Pattern(int(found[0].attrs["op_pattern"])) if single else Pattern.OPAQUE
+            simple = pattern <= Pattern.BROADCAST
+            self._facts[key] = (
+                OperatorFacts(pattern, *_growth(found[0])) if simple else OperatorFacts(pattern)
+            )
+        return self._facts[key]
 
     def function(
         self, members: list[relax.VarBinding], program: Program
     ) -> tuple[tvm.ir.GlobalVar, list[relax.Expr]]:
         """The function of a group and the arguments to call it with."""
         key, arguments = _describe(members, program)
+        key += _describe_checks(members, program)
         if key not in self.by_key:
             name = self._name(members)
             function, order = _compose(members, arguments, program)
@@ -74,6 +115,32 @@ class FunctionTable:
             name = f"{stem}_{i}"
         self.names.add(name)
         return name
+
+
+def _growth(function: tirx.PrimFunc) -> tuple[int, int]:
+    """How often the result, written as one expression, names the parameter that it names most often, and how
+    deeply elementary functions are nested in it (`OperatorFacts.nesting`).
+    """
+    blocks: list[s_tir.SBlock] = []
+    structural_walk(function.body, (s_tir.SBlock, blocks.append))
+    named: dict[tirx.Var, Counter[tirx.Var]] = {p: Counter({p: 1}) for p in function.params}
+    nesting: dict[tirx.Var, int] = {}
+    for block in blocks:
+        if not block.iter_vars:
+            continue
+        loads: list[tvm.ir.TensorLoad] = []
+        calls: list[tvm.ir.Call] = []
+        structural_walk(block.body, [(tvm.ir.TensorLoad, loads.append), (tvm.ir.Call, calls.append)])
+        total: Counter[tirx.Var] = Counter()
+        for load in loads:
+            total.update(named.get(load.source, {}))
+        uses = math.prod(FUNCTION_USES.get(getattr(call.op, "name", ""), 1) for call in calls)
+        uses *= max((nesting.get(load.source, 1) for load in loads), default=1)
+        for write in block.writes:
+            named[write.source] = total
+            nesting[write.source] = uses
+    reads = max((max(counts.values(), default=1) for counts in named.values()), default=1)
+    return reads, max(nesting.values(), default=1)
 
 
 def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, list[relax.Expr]]:
@@ -103,6 +170,25 @@ def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, l
     return "\n".join(lines), arguments
 
 
+def _describe_checks(members: list[relax.VarBinding], program: Program) -> str:
+    """Which members come from one ONNX node, where it matters: a function says by position whose check
+    fails."""
+    if not any(is_checked(m.value) or _markers_called(m.value, program) for m in members):
+        return ""
+    return f"\norigins {_origin_positions(members, program)}"
+
+
+def _markers_called(call: relax.Call, program: Program) -> list[tvm.ir.Call]:
+    return markers(program.module[call.args[0]].body) if is_op(call, "call_tir") else []
+
+
+def _origin_positions(members: list[relax.VarBinding], program: Program) -> list[int]:
+    """Of each member the position of its ONNX node among those of the group."""
+    origins = origins_of(members, program)
+    own = [program.origins.get(m.var.name, ())[:1] for m in members]
+    return [origins.index(names[0]) if names else 0 for names in own]
+
+
 def _is_scalar(expr: relax.Expr) -> bool:
     return isinstance(expr, GenericConst) and expr.value.ndim == 0
 
@@ -112,8 +198,16 @@ def _takes_literals(call: relax.Call) -> bool:
     return has_fact(call, Fact.LITERAL) and not all(map(_is_scalar, call.args))
 
 
-def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], program: Program) -> tvm.IRModule:
-    """A module whose `main` consists of the group, its operators replaced by calls of PrimFuncs."""
+def _legalize(
+    members: list[relax.VarBinding],
+    arguments: list[relax.Expr],
+    program: Program,
+    own: Mapping[str, Legalize] = LEGALIZATIONS,
+) -> tvm.IRModule:
+    """A module whose `main` consists of the group, its operators replaced by calls of PrimFuncs.
+
+    `own` are ways to lower operators that replace TVM's.
+    """
     if not arguments:
         _, arguments = _describe(members, program)
     parameters = [relax.Var(f"p{i}", a.ty) for i, a in enumerate(arguments)]
@@ -138,7 +232,7 @@ def _legalize(members: list[relax.VarBinding], arguments: list[relax.Expr], prog
     called = {m.value.args[0]: program.module[m.value.args[0]] for m in members if is_op(m.value, "call_tir")}
     module = tvm.IRModule({**called, tvm.ir.GlobalVar("main"): main.with_attr("global_symbol", "main")})
     with _fault(members, program):
-        return relax.transform.LegalizeOps()(module)
+        return relax.transform.LegalizeOps(dict(own))(module)
 
 
 def _compose(
@@ -167,7 +261,20 @@ def _compose(
     callee, taken = binding.value.args[:2]
     positions = {p.name: i for i, p in enumerate(fused["main"].params)}
     function = with_propagated_nan(with_infinite_bounds(fused[callee]))
+    function = numbered(function, _marker_origins(members, legal, program))
     return function, tuple(positions[argument.name] for argument in taken.fields)
+
+
+def _marker_origins(members: list[relax.VarBinding], legal: tvm.IRModule, program: Program) -> list[int]:
+    """Of each marker of a composed function the position of its ONNX node among those of the group."""
+    positions, found, member = _origin_positions(members, program), [], 0
+    for block in legal["main"].body.blocks:
+        for binding in block.bindings:
+            count = len(markers(legal[binding.value.args[0]].body))
+            found += [positions[member]] * count
+            # the last call of a member has its name
+            member += binding.var.name == f"v{member}"
+    return found
 
 
 class _fault:

@@ -10,7 +10,7 @@ from tvm import relax
 from hybridc.ir.graph import dtype_bits
 from hybridc.passes.fuse.fuse import form_groups
 from hybridc.passes.program.operators import Fact, has_fact, name_has_fact
-from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.passes.program.prim_funcs import OperatorFacts, Pattern
 from hybridc.passes.program.program import (
     Program,
     operator_name,
@@ -54,7 +54,7 @@ def largest_working_set_bytes(program: Program) -> int:
 def kernel_groups(program: Program) -> list[KernelGroup]:
     """The kernels that `fuse` will form, in an executable order."""
     bindings = program.bindings
-    return [_kernel(tuple(bindings[i] for i in g.members)) for g in form_groups(program, _pattern)]
+    return [_kernel(tuple(bindings[i] for i in g.members)) for g in form_groups(program, _facts)]
 
 
 def _kernel(members: tuple[relax.VarBinding, ...]) -> KernelGroup:
@@ -79,9 +79,9 @@ def size_bytes(var: relax.Expr) -> int:
     return math.prod(tensor_shape(var)) * dtype_bits(tensor_dtype(var)) // 8
 
 
-def _pattern(binding: relax.VarBinding, _: Program) -> Pattern:
-    """The pattern that `fuse` finds by legalising the operator, here estimated by its name."""
+def _facts(binding: relax.VarBinding, _: Program) -> OperatorFacts:
+    """What `fuse` finds by legalising the operator, here estimated by its name."""
     if not isinstance(binding.var.ty, relax.TensorType):
-        return Pattern.OPAQUE
+        return OperatorFacts(Pattern.OPAQUE)
     simple = name_has_fact(operator_name(binding.value), Fact.ELEMENTWISE)
-    return Pattern.ELEMENTWISE if simple else Pattern.OUT_ELEMENTWISE_FUSABLE
+    return OperatorFacts(Pattern.ELEMENTWISE if simple else Pattern.OUT_ELEMENTWISE_FUSABLE)

@@ -66,7 +66,7 @@ def test_an_operator_is_of_one_kind(name: str) -> None:
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_operators_are_elementwise_to_tvm(name: str) -> None:
     binding = binding_of(name)
-    assert FunctionTable().pattern(binding, program_with(binding)) <= Pattern.BROADCAST
+    assert FunctionTable().facts(binding, program_with(binding)).pattern <= Pattern.BROADCAST
 
 
 @pytest.mark.parametrize("name", [n for n in ELEMENTWISE if not OPERATORS[n] & Fact.UNARY])
