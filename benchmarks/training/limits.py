@@ -102,6 +102,7 @@ def deep(names: Sequence[str], machine: str, seconds: float) -> Iterator[dict[st
             gpu_memory=(Budget(size_bytes=12 << 30),),
             machine=load_machine(machine),
             plan_seconds=seconds,
+            cache=False,
         )
         programs = programs_of(path)
         imported = time.perf_counter()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
+import reprlib
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hybridc.errors import UsageError
+from hybridc.files import OpenFile
+from hybridc.json_values import JsonValueError, count, each, mapping, member, number, optional, text
 
 FILE = "checkpoint.npz"
 _HEADER = "header"
@@ -91,27 +97,71 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 def read_checkpoint(folder: Path) -> Checkpoint | None:
     """The checkpoint of a folder; None if there is none. Raises UsageError HC578 if it is damaged."""
     path = folder / FILE
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            header = json.loads(archive[_HEADER].tobytes())
-            if header["format"] != _FORMAT:
+        file = OpenFile(path)
+        with open(file.handle, "rb", closefd=False) as stream, zipfile.ZipFile(stream) as archive:
+            header = json.loads(_array(archive, _HEADER).tobytes())
+            if member(header, "format", text) != _FORMAT:
                 raise ValueError(f"format {header['format']!r}")
-            progress = header["progress"]
-            evaluations = tuple(Evaluated(**e) for e in progress.pop("evaluations"))
-            losses = tuple(map(float, progress.pop("losses")))
             return Checkpoint(
-                model={name: archive[f"m{i}"] for i, name in enumerate(header["model"])},
-                optimizer={name: archive[f"o{i}"] for i, name in enumerate(header["optimizer"])},
-                progress=TrainingProgress(**progress, losses=losses, evaluations=evaluations),
-                identity=header["identity"],
+                model=_arrays(archive, "m", member(header, "model", each(text))),
+                optimizer=_arrays(archive, "o", member(header, "optimizer", each(text))),
+                progress=member(header, "progress", _progress),
+                identity=member(header, "identity", mapping(lambda value: value)),
             )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        what = f"the checkpoint cannot be read: {error}"
+    except Exception as error:  # zipfile and numpy tell what they cannot read by a dozen of them
+        what = f"the checkpoint cannot be read: {getattr(error, 'strerror', None) or error}"
         raise UsageError(
             "HC578", what, where=str(path), remedy="remove it to start from the beginning"
         ) from None
+
+
+def _arrays(archive: zipfile.ZipFile, prefix: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+    if len(set(names)) != len(names):
+        raise ValueError("a name stands for two states")
+    return {name: _array(archive, f"{prefix}{i}") for i, name in enumerate(names)}
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """A member, which was stored as it is: nothing is larger in memory than in the file.
+
+    zipfile compares its CRC when it was read to the end.
+    """
+    entry = archive.getinfo(f"{name}.npy")
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+        raise ValueError(f"{name} is compressed")
+    with archive.open(entry) as stream:
+        content = stream.read()
+    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+
+
+def _progress(data: Any) -> TrainingProgress:
+    return TrainingProgress(
+        seed=member(data, "seed", _seed),
+        epoch=member(data, "epoch", count),
+        position=member(data, "position", count),
+        losses=member(data, "losses", each(_loss)),
+        evaluations=member(data, "evaluations", each(_evaluated)),
+    )
+
+
+def _evaluated(data: Any) -> Evaluated:
+    accuracy = member(data, "accuracy", optional(number))
+    return Evaluated(member(data, "step", count), member(data, "loss", _loss), accuracy)
+
+
+def _loss(value: Any) -> float:
+    """A number, which is none in a run that diverged: Python writes and reads NaN and infinity in JSON."""
+    return value if isinstance(value, float) and not math.isfinite(value) else float(number(value))
+
+
+def _seed(value: Any) -> int:
+    """Of any size."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise JsonValueError(f"{reprlib.repr(value)} is not a seed")
+    return value
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from hybridc.artifact.manifest import MANIFEST
 from hybridc.artifact.store import cannot_write, check_destination, put_in_place
-from hybridc.compiler import compile_model
+from hybridc.compiler import compile_model, plan_model
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
@@ -23,7 +24,7 @@ from hybridc.options import FP32, CompileOptions
 from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import NullProgress, Progress
-from hybridc.results import Compiled
+from hybridc.results import Compiled, Planned
 from hybridc.scratch import scratch_folder
 from hybridc.training.artifact import (
     ACCUMULATE,
@@ -57,6 +58,9 @@ class CompiledTraining:
     """Elements that are trained."""
     import_seconds: float = 0.0
     """What reading and differentiating took."""
+
+    def __repr__(self) -> str:
+        return f"<CompiledTraining {self.path.name}: {self.parameters:,} trained parameters, {self.step!r}>"
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -94,6 +98,7 @@ def compile_training(
     progress, destination = progress or NullProgress(), Path(output)
     if not is_training_artifact(destination) or destination.is_symlink():
         check_destination(destination)
+    progress.stage("import")
     start = time.perf_counter()
     model = read_training_model(source, options, spec)
     programs = training_programs(model, spec, split_layers=options.target.has_gpu)
@@ -107,6 +112,31 @@ def compile_training(
     except OSError as error:
         raise cannot_write(destination, error) from None
     return replace(made, path=destination, import_seconds=import_seconds)
+
+
+def plan_training(
+    source: OnnxModel,
+    options: CompileOptions,
+    spec: TrainingSpec,
+    progress: Progress | None = None,
+    *,
+    wanted: Collection[str] = (STEP, EVALUATE, ACCUMULATE),
+    bound_seconds: float | None = None,
+) -> dict[str, Planned]:
+    """Plan the `wanted` programs of a training step without generating code, as `plan_model` does.
+
+    By their names, in this order; there is an accumulation only where batches are gone through in parts.
+    Raises HybridcError.
+    """
+    _check_options(options)
+    model = read_training_model(source, options, spec)
+    made = training_programs(model, spec, split_layers=options.target.has_gpu)
+    programs = {STEP: made.step, EVALUATE: made.evaluation, ACCUMULATE: made.accumulation}
+    return {
+        name: plan_model(program, options, progress, bound_seconds=bound_seconds)
+        for name, program in programs.items()
+        if program is not None and name in wanted
+    }
 
 
 def _check_options(options: CompileOptions) -> None:
@@ -135,6 +165,7 @@ def _fill(
     accumulation = None
     if programs.accumulation is not None:
         accumulation = compiled(programs.accumulation, ACCUMULATE)
+    kinds = (STEP, EVALUATE) if accumulation is None else (STEP, EVALUATE, ACCUMULATE)
     states = tuple(StoredState(s.name, s.kind, s.shape, s.dtype) for s in programs.states)
     own = [state for state in states if state.is_of_model]
     _write_states(folder / STATES, (programs.step.parameters[state.name] for state in own))
@@ -152,6 +183,7 @@ def _fill(
         seed=programs.seed,
         states=states,
         splits=programs.splits,
+        programs={kind: hash_of(folder / kind / MANIFEST) for kind in kinds},
     )
     write_training(folder, manifest)
     trained = sum(int(np.prod(state.shape)) for state in own if state.kind == "parameter")

@@ -12,6 +12,7 @@ import numpy as np
 
 from hybridc.artifact.manifest import Port
 from hybridc.errors import UsageError
+from hybridc.labels import check_labels
 
 CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
@@ -48,7 +49,8 @@ def load_dataset(path: str | Path, inputs: Sequence[Port], targets: Sequence[Por
 
     An .npz file has an array for each by name; `x` and `y` will do where there is one input and one target.
     A file or folder with names ending in .bin is CIFAR-10: images become float32 from 0 to 1.
-    Raises UsageError HC571 if the file cannot be read, HC572 if its arrays do not fit.
+    Raises UsageError HC571 if the file cannot be read, HC572 if its arrays do not fit, HC581 for a label that
+    the loss has no class for.
     """
     path = Path(path)
     if path.is_dir() or path.suffix == ".bin":
@@ -129,4 +131,6 @@ def _fitting(array: np.ndarray, port: Port, path: Path) -> np.ndarray:
         what = f"array {port.name!r} is {array.dtype}{list(array.shape)}"
         remedy = f"give {port.dtype}[n, {', '.join(map(str, port.shape[1:]))}]".replace(", ]", "]")
         raise UsageError("HC572", what, where=str(path), remedy=remedy)
-    return np.ascontiguousarray(array, port.dtype)
+    fitting = np.ascontiguousarray(array, port.dtype)
+    check_labels(port.name, fitting, port.labels, str(path))
+    return fitting

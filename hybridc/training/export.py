@@ -15,12 +15,16 @@ from hybridc.frontend.load import load
 from hybridc.frontend.tensors import check_tensors
 from hybridc.scratch import scratch_folder
 from hybridc.training.artifact import TrainingArtifact
+from hybridc.training.inference import to_inference
 
 
-def export_onnx(artifact: TrainingArtifact, values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write the model with these initializers replaced and all else untouched, whole or not at all.
+def export_onnx(
+    artifact: TrainingArtifact, values: Mapping[str, np.ndarray], path: Path, *, for_training: bool = False
+) -> None:
+    """Write the model with these initializers replaced, whole or not at all.
 
-    External data is put into one file beside it, named like the model. Raises UsageError HC562.
+    It is in inference form, as `to_inference` makes it; `for_training` leaves all but the initializers
+    untouched. External data is put into one file beside it, named like the model. Raises UsageError HC562.
     """
     loaded = load(artifact.model)
     check_tensors(loaded)
@@ -33,6 +37,8 @@ def export_onnx(artifact: TrainingArtifact, values: Mapping[str, np.ndarray], pa
             onnx.external_data_helper.load_external_data_for_tensor(tensor, str(artifact.model.parent))
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
+    if not for_training:
+        to_inference(model, has_loss=not artifact.manifest.spec.loss)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(f".{path.name}-", path.parent) as folder:

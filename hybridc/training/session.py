@@ -17,11 +17,20 @@ from types import TracebackType
 import numpy as np
 
 from hybridc.artifact.manifest import Port
-from hybridc.errors import DeviceError, UsageError
+from hybridc.errors import DeviceError, UsageError, exhaustion_told
+from hybridc.labels import check_labels
 from hybridc.passes.training.spec import NEW, TrainingSpec
 from hybridc.passes.training.splits import cut, joined
 from hybridc.runtime import Session
-from hybridc.training.artifact import ACCUMULATE, EVALUATE, STEP, TrainingArtifact, named, open_training
+from hybridc.training.artifact import (
+    ACCUMULATE,
+    EVALUATE,
+    STEP,
+    TrainingArtifact,
+    check_program,
+    named,
+    open_training,
+)
 from hybridc.training.interrupts import uninterrupted
 
 Arrays = np.ndarray | Mapping[str, np.ndarray]
@@ -69,6 +78,10 @@ class TrainingSession:
         self._put(dict(self._states))
         self._inputs, self._targets = named(ports, manifest.inputs), named(ports, manifest.targets)
 
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{port.name} {list(port.shape)}" for port in (*self.inputs, *self.targets))
+        return f"<TrainingSession {self._artifact.path.name}: {inputs}, {self.step_count} steps made>"
+
     @property
     def artifact(self) -> TrainingArtifact:
         return self._artifact
@@ -102,10 +115,12 @@ class TrainingSession:
         """Steps made so far."""
         return self._step_count
 
+    @exhaustion_told()
     def step(self, inputs: Arrays, targets: Arrays | None = None, lr: float | None = None) -> float:
         """Train on one batch; returns its loss before the step. `lr` overrides the optimizer's.
 
-        Raises UsageError HC577 for a batch of another size, or as `Session.run` does.
+        Raises UsageError HC577 for a batch of another size, HC581 for a label that the loss has no class for,
+        or as `Session.run` does: HC551 and HC552 for names of other arrays.
         """
         parts = self._parts(inputs, targets, self.spec.accumulate)
         number = self._step_count + 1
@@ -133,6 +148,7 @@ class TrainingSession:
         """What dropout draws from."""
         return (self._seed % 2**31 << 32) + self._step_count * parts + part
 
+    @exhaustion_told()
     def evaluate(self, inputs: Arrays, targets: Arrays | None = None) -> Evaluation:
         """Loss and outputs without dropout and with BatchNorm's running statistics.
 
@@ -150,18 +166,22 @@ class TrainingSession:
 
     # --------------------------------------------------------------------------------------- states
 
+    @exhaustion_told()
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of parameters and running statistics, named as in the user's model."""
         return self._copies(is_of_model=True)
 
+    @exhaustion_told()
     def load_state_dict(self, values: Mapping[str, np.ndarray]) -> None:
         """Take over parameters and running statistics: all of them. Raises UsageError HC576."""
         self._put(self._checked(values, is_of_model=True))
 
+    @exhaustion_told()
     def optimizer_state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the optimizer's states, such as `conv1.weight#momentum`, and the number of steps made."""
         return {**self._copies(is_of_model=False), STEP_COUNT: np.array(self._step_count, np.int64)}
 
+    @exhaustion_told()
     def load_optimizer_state_dict(self, values: Mapping[str, np.ndarray]) -> None:
         """Take over what `optimizer_state_dict` gave. Raises UsageError HC576."""
         count = values.get(STEP_COUNT)
@@ -171,15 +191,20 @@ class TrainingSession:
         self._put(self._checked(moments, is_of_model=False))
         self._step_count = int(count)
 
-    def export_onnx(self, path: str | Path) -> None:
-        """Write the user's model with the present parameters and statistics. Raises UsageError HC562."""
+    @exhaustion_told()
+    def export_onnx(self, path: str | Path, *, for_training: bool = False) -> None:
+        """Write the user's model for inference, with the present parameters and statistics.
+
+        BatchNorm uses the running statistics, Dropout is off, and a loss that is an output of the model is
+        left out with its labels. With `for_training` the graph is the user's own. Raises UsageError HC562.
+        """
         from hybridc.training.export import export_onnx
 
-        export_onnx(self._artifact, self.state_dict(), Path(path))
+        export_onnx(self._artifact, self.state_dict(), Path(path), for_training=for_training)
 
     def close(self) -> None:
         """Free the memory of all devices; closing twice does no harm."""
-        with suppress(DeviceError):
+        with suppress(DeviceError, UsageError):  # a forked process has no GPU to fetch from
             self._fetch()
         self._are_on_gpu = False
         self._inner.close()
@@ -237,7 +262,11 @@ class TrainingSession:
         if manifest.seed is not None:
             given[manifest.seed] = np.int64(draw)
         ports = session.artifact.manifest
-        feeds = {p.name: np.asarray(given[p.name]) for p in ports.inputs if p.name not in kept}
+        read = [port.name for port in ports.inputs if port.name not in kept]
+        for name in read:
+            if name not in given:
+                raise UsageError("HC552", f"input {name!r} is missing", remedy="pass it, by name")
+        feeds = {name: np.asarray(given[name]) for name in read}
         names = [p.name for p in ports.outputs if p.name.removesuffix(NEW) not in left]
         made = zip(names, session.run(names, feeds, kept=kept), strict=True)
         results = {name.removesuffix(NEW): array for name, array in made}
@@ -264,6 +293,15 @@ class TrainingSession:
     ) -> list[dict[str, np.ndarray]]:
         """The batch in parts of the size that the device sees: `count`, or as many as there are."""
         arrays = _named(inputs, self._inputs, "inputs") | _named(targets, self._targets, "targets")
+        known = [port.name for port in (*self._inputs, *self._targets)]
+        for name in arrays:
+            if name not in known:
+                remedy = f"inputs and targets are {', '.join(map(repr, known))}"
+                raise UsageError("HC551", f"unknown input {name!r}", remedy=remedy)
+        for port in (*self._inputs, *self._targets):  # all parts, before the first of them is gone through
+            array = np.asarray(arrays.get(port.name, ()))
+            if array.dtype.name == port.dtype:
+                check_labels(port.name, array, port.labels)
         ports = [port for port in (*self._inputs, *self._targets) if port.shape]
         counts = {len(arrays[p.name]) / max(p.shape[0], 1) for p in ports if p.name in arrays} or {1.0}
         found = min(counts)
@@ -319,7 +357,7 @@ class _Inner:
         gpu_memory_bytes: int | None,
         host_memory_bytes: int | None,
     ) -> None:
-        self._path = artifact.path
+        self._artifact = artifact
         self._threads = threads
         self._gpu_memory_bytes = gpu_memory_bytes
         self._host_memory_bytes = host_memory_bytes
@@ -332,12 +370,14 @@ class _Inner:
                 if other is not session and other.artifact.needs_gpu:
                     other.release()
         if session is None:
-            session = self._open[kind] = Session(
-                self._path / kind,
+            session = Session(
+                self._artifact.path / kind,
                 threads=self._threads,
                 gpu_memory_bytes=self._gpu_memory_bytes,
                 host_memory_bytes=self._host_memory_bytes,
             )
+            check_program(self._artifact, kind, session.artifact)
+            self._open[kind] = session
         return session
 
     def close(self) -> None:

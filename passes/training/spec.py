@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from hybridc.errors import UsageError
+from hybridc.json_values import JsonValueError, each, flag, member, number, optional, size, text
 
 NEW = "#new"
 """Behind the name of a state: that of a step's output which is its new value."""
@@ -206,10 +208,64 @@ def spec_to_json(spec: TrainingSpec) -> dict[str, Any]:
     return asdict(spec)
 
 
-def spec_from_json(data: dict[str, Any]) -> TrainingSpec:
-    """The inverse of `spec_to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-    return replace(
-        TrainingSpec(**{**data, "loss": (), "optimizer": Optimizer(**data["optimizer"])}),
-        loss=tuple(LossTerm(**term) for term in data["loss"]),
-        freeze=tuple(data["freeze"]),
+def spec_from_json(data: Any) -> TrainingSpec:
+    """The inverse of `spec_to_json`. Raises JsonValueError with the path of the first wrong value."""
+    batch, accumulate = member(data, "batch", optional(_positive)), member(data, "accumulate", _positive)
+    if batch is not None and batch % accumulate:
+        raise JsonValueError(f"a batch of {batch} has not {accumulate} equal parts")
+    return TrainingSpec(
+        loss=member(data, "loss", each(_term_from_json)),
+        optimizer=member(data, "optimizer", _optimizer_from_json),
+        batch=batch,
+        accumulate=accumulate,
+        freeze=member(data, "freeze", each(text)),
     )
+
+
+def _term_from_json(data: Any) -> LossTerm:
+    return LossTerm(
+        kind=member(data, "kind", _one_of(LOSSES)),
+        output=member(data, "output", optional(text)),
+        weight=float(member(data, "weight", number)),
+        label_smoothing=member(data, "label_smoothing", _share),
+    )
+
+
+def _optimizer_from_json(data: Any) -> Optimizer:
+    return Optimizer(
+        kind=member(data, "kind", _one_of(tuple(_OPTIMIZER_OPTIONS))),
+        lr=member(data, "lr", _at_least_zero),
+        momentum=member(data, "momentum", _at_least_zero),
+        nesterov=member(data, "nesterov", flag),
+        weight_decay=member(data, "weight_decay", _at_least_zero),
+        beta1=member(data, "beta1", _share),
+        beta2=member(data, "beta2", _share),
+        eps=member(data, "eps", _at_least_zero),
+    )
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in names:
+            raise JsonValueError(f"{reprlib.repr(value)} is none of {', '.join(names)}")
+        return str(value)
+
+    return read
+
+
+def _positive(value: Any) -> int:
+    if size(value) < 1:
+        raise JsonValueError("is not positive")
+    return int(value)
+
+
+def _at_least_zero(value: Any) -> float:
+    if number(value) < 0:
+        raise JsonValueError(f"{reprlib.repr(value)} is negative")
+    return float(value)
+
+
+def _share(value: Any) -> float:
+    if _at_least_zero(value) >= 1:
+        raise JsonValueError(f"{reprlib.repr(value)} is not less than 1")
+    return float(value)

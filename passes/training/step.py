@@ -18,6 +18,7 @@ from tvm import relax
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, ValueInfo
 from hybridc.frontend.names import safe_names, unique_names
+from hybridc.labels import Labels
 from hybridc.passes.program.program import Program, tensor_dtype, tensor_shape
 from hybridc.passes.training import losses
 from hybridc.passes.training import spec as specs
@@ -313,12 +314,14 @@ def _targets(terms: Sequence[tuple[LossTerm, int]], model: ImportedModel) -> tup
     targets = []
     for name, (term, position) in zip(names, terms, strict=True):
         shape, dtype = model.outputs[position].shape, model.outputs[position].dtype
+        labels: tuple[Labels, ...] = ()
         if term.kind == "softmax_cross_entropy":
             if len(shape) < 2:
                 what = f"softmax_cross_entropy needs an output [N, C, ...], and its shape is {list(shape)}"
                 raise UsageError("HC574", what, where=model.source.name, remedy="name another output or loss")
+            labels = (Labels(classes=shape[1]),)
             shape, dtype = (shape[0], *shape[2:]), "int64"
-        targets.append(ValueInfo(name, variables[name], shape, dtype))
+        targets.append(ValueInfo(name, variables[name], shape, dtype, labels))
     return tuple(targets)
 
 

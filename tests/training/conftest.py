@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import hybridc
 from hybridc.cli import main
 from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
 
@@ -55,3 +56,39 @@ def step_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["compile", str(folder / "small.onnx"), "-o", str(folder / "small.hyb"), "--train", *options]
     assert main(command) == 0
     return folder / "small.hyb"
+
+
+def network_with_loss(*, dropout: float = 0.1) -> onnx.ModelProto:
+    """The same as PyTorch exports it for training, with its own loss, which ignores the label -100."""
+    model = as_exported_for_training(network(dropout=dropout))
+    node = onnx.helper.make_node(
+        "SoftmaxCrossEntropyLoss", ["logits", "labels"], ["loss"], "the_loss", ignore_index=-100
+    )
+    model.graph.node.append(node)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("labels", onnx.TensorProto.INT64, ["N"]))
+    model.graph.output.insert(0, onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    return model
+
+
+def as_exported_for_training(model: onnx.ModelProto) -> onnx.ModelProto:
+    """BatchNorm and Dropout in training mode, with the outputs that they then have."""
+    on = onnx.numpy_helper.from_array(np.array(True), "training")
+    model.graph.initializer.append(on)
+    for node in model.graph.node:
+        if node.op_type == "Dropout":
+            node.input.append("training")
+            node.output.append(f"{node.output[0]}_mask")
+        elif node.op_type == "BatchNormalization":
+            node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
+            node.output.extend([f"{node.output[0]}_mean", f"{node.output[0]}_variance"])
+    return model
+
+
+@pytest.fixture(scope="session")
+def own_loss_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a network with its own loss; a batch is gone through in two parts."""
+    path = tmp_path_factory.mktemp("own_loss") / "step.hyb"
+    hybridc.compile_training(
+        network_with_loss(), path, optimizer=OPTIMIZER, batch=BATCH, accumulate=2, target="avx2"
+    )
+    return path

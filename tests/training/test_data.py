@@ -10,6 +10,7 @@ import pytest
 
 from hybridc.artifact.manifest import Port
 from hybridc.errors import UsageError
+from hybridc.labels import Labels
 from hybridc.training.data import Dataset, load_dataset, read_cifar10
 
 INPUTS, TARGETS = (Port("images", (4, 1, 2, 2), "float32"),), (Port("target", (4,), "int64"),)
@@ -32,6 +33,16 @@ def test_arrays_are_found_by_name_and_put_into_the_models_type(tmp_path: Path) -
         assert inputs["images"].dtype == np.float32 and targets["target"].dtype == np.int64
         np.testing.assert_array_equal(inputs["images"], images[[4, 1]])
         np.testing.assert_array_equal(targets["target"], [4, 1])
+
+
+def test_label_without_a_class_is_refused_with_its_position(tmp_path: Path) -> None:
+    targets = (Port("target", (4,), "int64", (Labels(3),)),)
+    labels = np.array([0, 1, 2, 0, 3, 1])
+    np.savez(tmp_path / "data.npz", images=np.zeros((6, 1, 2, 2), np.float32), target=labels)
+    with pytest.raises(UsageError) as caught:
+        load_dataset(tmp_path / "data.npz", INPUTS, targets)
+    assert caught.value.code == "HC581" and "'target' has the label 3 at [4]" in caught.value.what
+    assert caught.value.where == str(tmp_path / "data.npz")
 
 
 def test_digest_tells_names_types_and_every_value() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import hybridc
 from hybridc.errors import UsageError
+from hybridc.json_values import sealed
 from hybridc.passes.training.spec import TrainingSpec, parse_loss
 from hybridc.training.artifact import MANIFEST
 from hybridc.training.checkpoint import TrainingProgress, read_checkpoint, write_checkpoint
@@ -94,7 +95,7 @@ def with_spec(artifact: Path, copy: Path, change: Callable[[dict[str, Any]], obj
     shutil.copytree(artifact, copy)
     data = json.loads((copy / MANIFEST).read_text())
     change(data["spec"])
-    (copy / MANIFEST).write_text(json.dumps(data))
+    (copy / MANIFEST).write_text(json.dumps(sealed(data)))
     return copy
 
 

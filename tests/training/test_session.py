@@ -18,7 +18,7 @@ from hybridc.passes.training.spec import NEW
 from hybridc.runtime import Session
 from hybridc.training.artifact import ACCUMULATE, MANIFEST, STATES, STEP, open_training
 from hybridc.training.session import TrainingSession
-from tests.training.conftest import BATCH, LOSS, OPTIMIZER, examples, network
+from tests.training.conftest import BATCH, CLASSES, LOSS, OPTIMIZER, examples, network
 
 pytestmark = pytest.mark.isa("avx2")
 
@@ -27,6 +27,11 @@ pytestmark = pytest.mark.isa("avx2")
 def session(step_artifact: Path) -> Iterator[TrainingSession]:
     with hybridc.load_training(step_artifact, seed=3) as opened:
         yield opened
+
+
+def test_session_is_told_in_one_line(session: TrainingSession) -> None:
+    assert repr(session).startswith(f"<TrainingSession {session.artifact.path.name}: ")
+    assert repr(session).endswith(", 0 steps made>") and "states>" in repr(session.artifact)
 
 
 def losses(session: TrainingSession, count: int, seed: int = 0) -> list[float]:
@@ -142,6 +147,21 @@ def test_batch_of_another_size_is_refused(session: TrainingSession) -> None:
     assert session.step_count == 0
 
 
+def test_arrays_under_other_names_are_refused(session: TrainingSession) -> None:
+    images, labels = examples(BATCH)
+    for inputs, targets, code in (
+        ({"x": images}, {"label": labels}, "HC551"),
+        ({"x": images, "y": images}, labels, "HC551"),
+        ({"x": images}, None, "HC552"),
+        ({}, labels, "HC552"),
+    ):
+        for call in (session.step, session.evaluate):
+            with pytest.raises(UsageError) as caught:
+                call(inputs, targets)
+            assert caught.value.code == code
+    assert session.step_count == 0
+
+
 def test_failed_step_changes_nothing(session: TrainingSession) -> None:
     images, labels = examples(BATCH)
     session.step(images, labels)
@@ -150,6 +170,18 @@ def test_failed_step_changes_nothing(session: TrainingSession) -> None:
         session.step(images.astype(np.float64), labels)
     for name, value in session.state_dict().items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("label", [CLASSES, 10**6, -1])
+def test_label_without_a_class_is_refused(session: TrainingSession, label: int) -> None:
+    images, labels = examples(2 * BATCH)
+    labels[BATCH + 3] = label
+    with pytest.raises(UsageError) as caught:
+        session.evaluate(images, labels)
+    assert caught.value.code == "HC581" and f"label {label} at [{BATCH + 3}]" in caught.value.what
+    with pytest.raises(UsageError, match=f"label {label} at \\[3\\]"):
+        session.step(images[BATCH:], labels[BATCH:])
+    assert session.step_count == 0
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +227,11 @@ def test_failed_part_of_a_batch_leaves_neither_sums_nor_statistics(
             np.testing.assert_array_equal(value, expected[name])
 
 
-def test_export_is_the_users_model_with_other_weights(session: TrainingSession, tmp_path: Path) -> None:
+def test_export_for_training_is_the_users_model_with_other_weights(
+    session: TrainingSession, tmp_path: Path
+) -> None:
     losses(session, 5)
-    session.export_onnx(tmp_path / "trained.onnx")
+    session.export_onnx(tmp_path / "trained.onnx", for_training=True)
     trained, original = onnx.load(tmp_path / "trained.onnx"), network(dropout=0.1)
     states = session.state_dict()
     for tensor in trained.graph.initializer:

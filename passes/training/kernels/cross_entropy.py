@@ -11,7 +11,8 @@ from hybridc.passes.training.gradients import placeholder
 def cross_entropy(logits: relax.Expr, targets: relax.Expr, smoothing: float) -> tirx.PrimFunc:
     """Logits [N, C, ...], targets [N, ...]: the loss of each, and `log(sum(exp(logits)))`, both [N, ...].
 
-    The largest logit is subtracted before the exponential.
+    The largest logit is subtracted before the exponential. Targets are classes; what is not one is refused
+    when it is fed, and reads the nearest class's logit here.
     """
     classes = tensor_shape(logits)[1]
     x, t = placeholder(logits, "logits"), placeholder(targets, "targets")
@@ -25,7 +26,7 @@ def cross_entropy(logits: relax.Expr, targets: relax.Expr, smoothing: float) -> 
         sums = te.compute(t.shape, lambda n, *at: te.sum(x[(n, j, *at)], axis=j), name="sums")
 
     def loss(n: tirx.Var, *at: tirx.Var) -> tirx.Expr:
-        chosen = x[(n, t[(n, *at)].astype("int64"), *at)]
+        chosen = x[(n, tirx.max(0, tirx.min(t[(n, *at)].astype("int64"), classes - 1)), *at)]
         if not smoothing:
             return lse[(n, *at)] - chosen
         keep, spread = (tirx.const(v, x.dtype) for v in (1 - smoothing, smoothing / classes))
