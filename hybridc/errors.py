@@ -12,6 +12,12 @@ Codes group by cause, and each group has the exit code the CLI ends with:
 
 from __future__ import annotations
 
+import errno
+import resource
+from contextlib import ContextDecorator
+from types import TracebackType
+from typing import Any
+
 
 class HybridcError(Exception):
     """Base of every error that hybridc raises on purpose."""
@@ -32,6 +38,17 @@ class HybridcError(Exception):
         if self.remedy:
             lines.append(f"  = help: {self.remedy}")
         return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Exceptions are copied and pickled by calling their class with `args`, which is one text here.
+
+        So a pool of processes tells what happened in one of them.
+        """
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[HybridcError], args: tuple[object, ...]) -> HybridcError:
+    return kind.__new__(kind, *args)
 
 
 class ModelError(HybridcError):
@@ -83,3 +100,53 @@ class InternalError(HybridcError):
     """HC9xx: hybridc broke its own promise; please report it."""
 
     exit_code = 1
+
+
+_NO_MEMORY = (
+    "bad_alloc",
+    "cannot allocate memory",
+    "can't start new thread",
+    "failed to map segment",
+    "no memory for",
+    "out of memory",
+    "resource temporarily unavailable",
+    "virtual memory exhausted",
+)
+"""What C++, the dynamic linker, the C library and compilers call it, in small letters."""
+
+
+def out_of_memory(error: BaseException) -> DeviceError | None:
+    """The error to tell a user if the host's memory or threads are used up, also as a cause of `error`."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, DeviceError):  # which tells already, and may mean a GPU
+        if _is_exhaustion(seen):
+            reason = (str(seen).strip().splitlines() or [type(seen).__name__])[-1]
+            remedy = "close other programs, or raise the limit (ulimit -v, ulimit -u, that of a container)"
+            return DeviceError("HC412", f"the host's memory or threads are used up: {reason}", remedy=remedy)
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+class exhaustion_told(ContextDecorator):
+    """Around a block or a function: lets the host's memory used up be DeviceError HC412, however numpy, TVM
+    or the system put it."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        told = out_of_memory(error) if isinstance(error, Exception) else None
+        if told is not None:
+            raise told from error
+
+
+def _is_exhaustion(error: BaseException) -> bool:
+    if isinstance(error, HybridcError):  # its text is about a user's file
+        return False
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    if isinstance(error, AttributeError) and "_ffi_api" in str(error):  # TVM goes on without its compiler
+        return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return any(text in str(error).lower() for text in _NO_MEMORY)

@@ -11,6 +11,8 @@ import pytest
 
 # before anything imports TVM, which reads it once: by default it takes half the cores
 os.environ.setdefault("TVM_NUM_THREADS", "2")
+# some tests put faults into the compiler, whose results must not reach others; tests of the cache set it
+os.environ["HYBRIDC_CACHE_SIZE"] = "0B"
 
 from hybridc.targets import ISAS, missing_flags
 
@@ -34,6 +36,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"this processor lacks {', '.join(missing)}")
     if item.get_closest_marker("gpu") is not None and not NVIDIA_DRIVER.exists():
         pytest.skip("no NVIDIA driver")
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output is as in a pipe, whatever width the shell that runs the tests tells of."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture

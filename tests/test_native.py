@@ -28,7 +28,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def built(tmp_path: Path) -> list[str]:
-    return sorted(path.name for path in (tmp_path / "cache" / "hybridc" / "native").iterdir())
+    return sorted(path.name for path in (tmp_path / "cache" / "hybridc" / "native").glob("*"))
 
 
 def test_functions_with_default_visibility_can_be_called(source: Path, tmp_path: Path) -> None:
@@ -45,10 +45,35 @@ def test_library_is_built_once_for_a_source(
 ) -> None:
     build_library(source, "add")
     path = tmp_path / "cache" / "hybridc" / "native" / built(tmp_path)[0]
-    before = path.stat()
+    before, content = path.stat(), path.read_bytes()
     build_library.cache_clear()
     assert build_library(source, "add") is not None
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    # a library that is built anew is another file; the time of this one is that of its last use
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+    assert path.read_bytes() == content
+
+
+def test_damaged_library_is_built_anew(source: Path, tmp_path: Path) -> None:
+    build_library(source, "add")
+    path = tmp_path / "cache" / "hybridc" / "native" / built(tmp_path)[0]
+    whole = path.read_bytes()
+    for damage in (b"", b"garbage", whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.unlink()  # what this process has mapped stays as it is
+        path.write_bytes(damage)
+        build_library.cache_clear()
+        library = build_library(source, "add")
+        assert library is not None and library.add(2, 3) == 5
+        assert path.read_bytes() != damage
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_nothing_is_loaded_from_a_folder_that_others_may_write_to(
+    source: Path, tmp_path: Path, mode: int
+) -> None:
+    build_library(source, "add")
+    (tmp_path / "cache" / "hybridc" / "native").chmod(mode)
+    build_library.cache_clear()
+    assert build_library(source, "add") is None
 
 
 def test_changed_source_is_built_anew(source: Path, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from hybridc.scratch import remove_scratch_folders, scratch_folder
+from hybridc.scratch import SUFFIX, remove_scratch_folders, scratch_folder
 
 
 def test_folder_is_fresh_and_removed_after_success_and_error(tmp_path: Path) -> None:
@@ -28,3 +31,36 @@ def test_all_open_folders_can_be_removed_at_once(tmp_path: Path) -> None:
     with scratch_folder("a-", tmp_path), scratch_folder("b-", tmp_path):
         remove_scratch_folders()
         assert not any(tmp_path.iterdir())
+
+
+def killed_in_a_scratch_folder(parent: Path) -> None:
+    """What a process leaves that is killed while it works."""
+    code = (
+        "import os, pathlib, sys; from hybridc.scratch import scratch_folder\n"
+        "with scratch_folder('.model.hyb-', pathlib.Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'half').touch(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(parent)], check=False)
+
+
+def test_folders_of_killed_processes_are_removed_by_the_next_and_no_others(tmp_path: Path) -> None:
+    killed_in_a_scratch_folder(tmp_path)
+    (abandoned,) = tmp_path.iterdir()
+    kept = [tmp_path / ".model.hyb-backup01", tmp_path / f".other.hyb-backup01{SUFFIX}"]
+    for folder in kept:
+        folder.mkdir()
+    with scratch_folder(".model.hyb-", tmp_path) as first, scratch_folder(".model.hyb-", tmp_path) as second:
+        assert first.exists() and second.exists(), "two at once leave each other alone"
+        assert not abandoned.exists()
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def test_many_at_once_never_lose_a_folder(tmp_path: Path) -> None:
+    def work(_: int) -> bool:
+        with scratch_folder("busy-", tmp_path) as folder:
+            (folder / "file").touch()
+            return (folder / "file").exists()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(400)))
+    assert not any(tmp_path.iterdir())

@@ -137,7 +137,7 @@ class _Run:
         ]
         tensors = [tvm.runtime.tensor(np.asarray(array, order="C")) for array in (*packed, *rest)]
         self._kernels[name](*tensors)
-        count = len(rest) - len(scheduled.workspace_bytes)
+        count = len(rest) - len(scheduled.workspace_bytes) - scheduled.has_checks
         return [tensor.numpy() for tensor in tensors[len(packed) : len(packed) + count]]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from hybridc.emulator.kernels import compile_kernels
 from hybridc.emulator.toolchain import NATIVE_FOLDER, build_library, cuda_include_folder
 from hybridc.errors import DeviceError
+from hybridc.runtime.forks import claim_gpu
 
 _DRIVER_NAME = "libcuda.so.1"
 _RUNTIME_NAME = "libcudart.so.13"
@@ -103,6 +104,7 @@ def configure(
     """What `start` does for the device: see there."""
     if memory_bytes <= 0:
         raise ValueError(f"memory_bytes must be positive, not {memory_bytes}")
+    claim_gpu()
     library = _load()
     wanted = _Configuration(
         memory_bytes,
@@ -118,7 +120,7 @@ def configure(
         raise DeviceError(
             "HC424",
             f"the emulated GPU cannot shrink to {memory_bytes} bytes: {used_bytes} bytes are in use",
-            remedy="free device memory first",
+            remedy="close the sessions that hold it first",
         )
     _process.configuration = wanted
 
@@ -249,13 +251,12 @@ def _build_libraries() -> tuple[Path, Path]:
             "-lpthread",
         ),
         depends_on=(*sorted(NATIVE_FOLDER.glob("*.h")), NATIVE_FOLDER / "exports.map"),
-        file_name=_RUNTIME_NAME,
     )
     driver = build_library(
         ("",),
         name="driver",
-        link_flags=(f"-Wl,-soname,{_DRIVER_NAME}", "-Wl,--no-as-needed", str(runtime)),
-        file_name=_DRIVER_NAME,
+        link_flags=(f"-Wl,-soname,{_DRIVER_NAME}", "-Wl,--no-as-needed"),
+        link_files=(runtime,),
     )
     return runtime, driver
 

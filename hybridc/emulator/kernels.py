@@ -108,7 +108,8 @@ def translate(source: str) -> tuple[str, ...]:
     prologue = source[: definitions[0].start()] if definitions else source
     # A device function that meets others makes every kernel a suspect.
     helpers_meet = bool(_MEETING.search(_DIRECTIVE.sub("", prologue)))
-    ends = [match.start() for match in definitions[1:]] + [len(source)]
+    starts = [match.start() for match in definitions]
+    ends = [*starts[1:], len(source)][: len(starts)]  # none for a text without kernels
     kernels = [
         _translate_kernel(match, source[match.end() : end], helpers_meet)
         for match, end in zip(definitions, ends, strict=True)

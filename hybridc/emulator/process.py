@@ -39,7 +39,8 @@ def start(
     tensors with guard pages around each: it can neither read nor write what else the arena holds.
 
     Raises DeviceError HC420 where a real GPU driver is loaded, HC421 to HC423 where the device cannot
-    be built, HC424 if more than `memory_bytes` is in use.
+    be built, HC424 if more than `memory_bytes` is in use; UsageError HC559 if a process that forked this one
+    uses the GPU.
     """
     configure(
         memory_bytes,

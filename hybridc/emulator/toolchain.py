@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hybridc.caches import cache_path
+from hybridc.caches import FileCache, cache_path, key_of
 from hybridc.errors import DeviceError
 from hybridc.scratch import scratch_folder
 
@@ -23,6 +23,10 @@ _INSTALL_COMPILER = "install g++ 11 or newer"
 BASE_FLAGS = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 
 
+CACHE_BYTES = 1 << 30
+"""What the cache may hold: some hundred times the kernels of a large network."""
+
+
 def cache_folder() -> Path:
     """Where built libraries are kept: the folder `emulator` of the user's cache.
 
@@ -30,23 +34,26 @@ def cache_folder() -> Path:
     """
     folder = cache_path("emulator")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "set XDG_CACHE_HOME to a writable folder"
-        raise DeviceError("HC427", f"cannot create the cache folder: {error}", remedy=remedy) from None
+        raise _no_folder(f"cannot create the cache folder: {error}") from None
     return folder
 
 
+def _no_folder(what: str) -> DeviceError:
+    remedy = "set XDG_CACHE_HOME to a folder of your own that nobody else may write to, with some space"
+    return DeviceError("HC427", what, remedy=remedy)
+
+
 @functools.cache
-def _compiler() -> tuple[str, str]:
-    """Path and version text of g++. Raises DeviceError HC421."""
+def _compiler() -> str:
+    """Path of g++. Raises DeviceError HC421."""
     path = shutil.which("g++")
     if path is None:
         raise DeviceError(
             "HC421", "the emulated GPU requires g++, which is not installed", remedy=_INSTALL_COMPILER
         )
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return path, version.partition("\n")[0]
+    return path
 
 
 @functools.cache
@@ -66,8 +73,7 @@ def cuda_include_folder() -> Path:
 
 
 def _run_compiler(arguments: Sequence[str], subject: str) -> None:
-    compiler, _ = _compiler()
-    result = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+    result = subprocess.run([_compiler(), *arguments], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         errors = [line for line in result.stderr.splitlines() if "error" in line or "undefined" in line]
         raise DeviceError(
@@ -87,31 +93,40 @@ def build_library(
     link_flags: Sequence[str] = (),
     link_files: Sequence[Path] = (),
     depends_on: Sequence[Path] = (),
-    file_name: str = "library.so",
 ) -> Path:
-    """Build a shared library of C++ `sources` (texts), or find it in the cache.
+    """Build a shared library of C++ `sources` (texts), or find it in the cache, which needs no g++.
 
-    Every source is compiled by its own g++, as many at a time as there are processors. The cache key
-    covers sources, flags, g++'s version, the headers' folder and the contents of `depends_on`. The
-    library appears in its place complete, by a rename, so that two processes may build it at once.
+    Every source is compiled by its own g++, as many at a time as there are processors. The key in the cache
+    covers sources, flags, the headers' folder, the contents of `depends_on`, and the C library, since
+    machines may share a home folder. `FileCache` checks what is found; two processes may build at once.
 
     Raises DeviceError HC421 to HC423 and HC427.
     """
     include = cuda_include_folder()
     flags = (*BASE_FLAGS, *compile_flags, f"-I{NATIVE_FOLDER}", f"-I{include}")
-    digest = hashlib.sha256()
-    for text in (*sources, *flags, *link_flags, *map(str, link_files), _compiler()[1]):
-        digest.update(text.encode() + b"\0")
-    for path in depends_on:
-        digest.update(path.read_bytes())
-    target = cache_folder() / f"{name}-{digest.hexdigest()[:24]}" / file_name
-    if target.is_file():
-        return target
-    with scratch_folder(f"{name}-building-", cache_folder()) as scratch:
-        built = _compile_and_link(sources, scratch, name, flags, (*link_flags, *map(str, link_files)))
-        target.parent.mkdir(exist_ok=True)
-        os.replace(built, target)
-    return target
+    files = [path.read_bytes() for path in (*depends_on, *link_files)]
+    key = f"{name}-{key_of(*sources, *flags, *link_flags, *platform.libc_ver(), *files)}.so"
+    cache = FileCache(cache_folder())
+    found = cache.find(key)
+    if found is None:
+        try:
+            with scratch_folder(f"{name}-building-") as scratch:
+                built = _compile_and_link(sources, scratch, name, flags, (*link_flags, *map(str, link_files)))
+                cache.put(key, built.read_bytes())
+        except OSError as error:
+            raise _no_folder(f"cannot build a library for the emulated GPU: {error}") from None
+        found = cache.find(key)
+        cache.trim(CACHE_BYTES)
+    if found is None:
+        raise _no_folder(f"nothing can be kept in {cache.folder}: {_why_not(cache.folder)}")
+    return found
+
+
+def _why_not(folder: Path) -> str:
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        return "it belongs to another user"
+    return "others may write to it" if status.st_mode & 0o022 else "the disk may be full"
 
 
 def _compile_and_link(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import hybridc
 from hybridc import emulator
-from hybridc.errors import ArtifactError, DeviceError
+from hybridc.errors import ArtifactError, DeviceError, UsageError
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.runtime import load, session
@@ -141,3 +143,37 @@ assert "tvm" not in sys.modules
     command = [sys.executable, "-c", script, str(hybrid_artifact)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+@pytest.mark.parametrize("size", ["2MiB", 2 << 20])
+def test_loading_starts_an_emulated_gpu_of_the_size_given(hybrid_artifact: Path, size: str | int) -> None:
+    with hybridc.load(hybrid_artifact, emulate_gpu=size) as opened:
+        assert emulator.statistics().capacity_bytes == 2 << 20
+        [y] = opened.run(None, {"the/x": drawn(0)})
+    np.testing.assert_allclose(y, expected(drawn(0)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_emulated_gpu_of_the_same_size_is_left_as_it_is(hybrid_artifact: Path) -> None:
+    emulator.start(EMULATED_BYTES, guard_tensors=True)
+    with hybridc.load(hybrid_artifact, emulate_gpu=EMULATED_BYTES):
+        assert emulator.guards_tensors()
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_emulated_gpu_does_not_shrink_below_what_a_session_holds(hybrid_artifact: Path) -> None:
+    with hybridc.load(hybrid_artifact) as opened:
+        with pytest.raises(DeviceError, match="close the sessions") as caught:
+            hybridc.load(hybrid_artifact, emulate_gpu="256B")
+        assert caught.value.code == "HC424"
+        [y] = opened.run(None, {"the/x": drawn(0)})
+    np.testing.assert_allclose(y, expected(drawn(0)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", ["50%", "64", "0MiB", 0, -1, "much", True])
+@pytest.mark.parametrize("load_any", [hybridc.load, hybridc.load_training])
+def test_impossible_size_of_an_emulated_gpu_is_refused(load_any: Any, size: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_any("nothing.hyb", emulate_gpu=size)
+    assert caught.value.code == "HC510"
