@@ -20,13 +20,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from hybridc.errors import HybridcError
+from hybridc.errors import HybridcError, exhaustion_told
 from hybridc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     import onnx
 
     from hybridc.keywords import CompileKeywords, PlanKeywords
+    from hybridc.options import Amount
+    from hybridc.progress import Callback
     from hybridc.results import Compiled, Planned
     from hybridc.runtime import Session
     from hybridc.training.compile import CompiledTraining
@@ -35,60 +37,77 @@ if TYPE_CHECKING:
 __all__ = ["HybridcError", "compile", "compile_training", "load", "load_training", "plan"]
 
 
+@exhaustion_told()
 def compile(
     model: str | Path | bytes | onnx.ModelProto,
     output: str | Path | None = None,
     *,
     stop_after: str | None = None,
     dump_ir: str | Path | None = None,
+    progress: Callback | None = None,
     **options: Unpack[CompileKeywords],
 ) -> Compiled:
     """Compile an ONNX model to the folder `output`.
 
     `hybridc.keywords.CompileKeywords` lists the options, which are those of `hybridc compile`: target,
     budgets, shapes and so on. `stop_after` names the last stage to run; without it `output` is required.
-    `dump_ir` is a folder that gets the IR after every stage. Raises HybridcError.
+    `dump_ir` is a folder that gets the IR after every stage. `progress(stage, done, total)` is called as the
+    compilation goes on, as `hybridc.progress.Callback` says; what it raises ends it, and nothing half written
+    is left behind. Raises HybridcError.
     """
     from hybridc.compiler import compile_model
     from hybridc.keywords import options_of
+    from hybridc.progress import listener
 
     folder = None if dump_ir is None else Path(dump_ir)
-    return compile_model(model, output, options_of(options, stop_after=stop_after, dump_ir=folder))
+    known = options_of(options, stop_after=stop_after, dump_ir=folder)
+    return compile_model(model, output, known, listener(progress))
 
 
+@exhaustion_told()
 def plan(
     model: str | Path | bytes | onnx.ModelProto,
     *,
     bound_seconds: float | None = None,
+    progress: Callback | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Planned:
     """Plan a model without compiling it, which needs no GPU.
 
     `bound_seconds` is effort that tightens the bound on the time of each plan, `Plan.time_bound_us`.
     `hybridc.keywords.PlanKeywords` lists the options, which are those of `hybridc plan`; the default of
-    `target` is `cuda+avx2`. Raises HybridcError.
+    `target` is `cuda+avx2`. `progress` is as for `compile`. Raises HybridcError.
     """
     from hybridc.compiler import plan_model
     from hybridc.keywords import PlanKeywords, options_of
+    from hybridc.progress import listener
 
     given = {**options, "target": options.get("target") or "cuda+avx2"}
-    return plan_model(model, options_of(given, PlanKeywords), bound_seconds=bound_seconds)
+    return plan_model(model, options_of(given, PlanKeywords), listener(progress), bound_seconds=bound_seconds)
 
 
+@exhaustion_told()
 def load(
     path: str | Path,
     *,
     threads: int | None = None,
-    gpu_memory: str | None = None,
-    host_memory: str | None = None,
+    gpu_memory: Amount | None = None,
+    host_memory: Amount | None = None,
+    emulate_gpu: Amount | None = None,
 ) -> Session:
     """Load a compiled artifact; `threads` overrides how many cores it uses. Raises HybridcError.
 
     Of several plans the one of the largest budget that fits the GPU's free memory is taken, or that of the
-    largest budget of at most `gpu_memory` (`"1GiB"`). `host_memory` overrides what the artifact was compiled
-    with.
+    largest budget of at most `gpu_memory`, `"1GiB"` or an integer of bytes. `host_memory` overrides what the
+    artifact was compiled with.
+
+    With `emulate_gpu` (`"64MiB"`) the GPU is an emulated one of so much memory, for machines without one. It
+    is the GPU of the process from then on; another size changes it, and DeviceError HC424 says that more is
+    in use.
     """
     from hybridc.options import parse_bytes
+
+    _emulate(emulate_gpu)
     from hybridc.runtime import load as load_session
 
     return load_session(
@@ -99,6 +118,7 @@ def load(
     )
 
 
+@exhaustion_told()
 def compile_training(
     model: str | Path | bytes | onnx.ModelProto,
     output: str | Path,
@@ -108,6 +128,7 @@ def compile_training(
     batch: int | None = None,
     accumulate: int = 1,
     freeze: Sequence[str] = (),
+    progress: Callback | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompiledTraining:
     """Compile a training step of an ONNX model to the folder `output`.
@@ -116,23 +137,26 @@ def compile_training(
     the model's first output is the loss. `optimizer` is such as `"sgd:lr=0.1,momentum=0.9"` or
     `"adamw:lr=1e-3,weight_decay=0.01"`. `batch` gives open batch dimensions a size; `accumulate` parts of a
     batch go through the network one after the other. `freeze` has patterns of the names of parameters that
-    stay as they are. The other options are those of `compile`. Raises HybridcError.
+    stay as they are. `progress` and the other options are those of `compile`. Raises HybridcError.
     """
     from hybridc.keywords import options_of
     from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
+    from hybridc.progress import listener
     from hybridc.training.compile import compile_training as compile_step
 
     terms = () if loss is None else parse_loss(loss)
     spec = TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze))
-    return compile_step(model, output, options_of(options), spec)
+    return compile_step(model, output, options_of(options), spec, listener(progress))
 
 
+@exhaustion_told()
 def load_training(
     path: str | Path,
     *,
     threads: int | None = None,
-    gpu_memory: str | None = None,
-    host_memory: str | None = None,
+    gpu_memory: Amount | None = None,
+    host_memory: Amount | None = None,
+    emulate_gpu: Amount | None = None,
     seed: int = 0,
 ) -> TrainingSession:
     """Load a compiled training step; `seed` is what dropout draws from, the rest as for `load`.
@@ -140,6 +164,8 @@ def load_training(
     Raises HybridcError.
     """
     from hybridc.options import parse_bytes
+
+    _emulate(emulate_gpu)
     from hybridc.training.session import TrainingSession
 
     return TrainingSession(
@@ -149,3 +175,15 @@ def load_training(
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
         seed=seed,
     )
+
+
+def _emulate(gpu_memory: Amount | None) -> None:
+    """Give the process an emulated GPU, before anything loads TVM, which looks for the GPU's libraries."""
+    if gpu_memory is None:
+        return
+    from hybridc import emulator
+    from hybridc.options import parse_gpu_size
+
+    memory_bytes = parse_gpu_size(gpu_memory)
+    if not emulator.is_active() or emulator.statistics().capacity_bytes != memory_bytes:
+        emulator.start(memory_bytes)

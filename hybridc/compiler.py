@@ -2,13 +2,13 @@
 
 import_model   check the file, simplify it, import it to Relax with the origin of every binding
 run_stages     canonicalize, fuse, schedule, plan within the budget, verify, lower (passes/pipeline.py)
-generate_code  CPU code, CUDA fatbin, VM bytecode and the runtime's helper in one shared library
+generate_code  CPU code, CUDA fatbin and the runtime's helper in one shared library
 store          model.hyb: manifest, plan, library, CUDA source, weights
 """
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,19 +16,18 @@ from hybridc.artifact.store import Contents, check_destination, store
 from hybridc.calibrate.measurements import with_measurements
 from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_tools, generate_code
+from hybridc.compile_cache import Cache, compile_cache
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.stages import tighten_bounds
 from hybridc.progress import NullProgress, Progress, Stopwatch
-from hybridc.results import Compiled, Planned
+from hybridc.results import Cached, Compiled, Planned
 from hybridc.runtime.staging import check_host_memory
 from hybridc.tuning import tuner_of
 
 if TYPE_CHECKING:
-    from hybridc.frontend import ImportedModel
     from hybridc.passes.import_model import Model
-    from hybridc.passes.phases import LoweredNetwork
 
 
 def compile_model(
@@ -38,19 +37,36 @@ def compile_model(
 
     Raises HybridcError; nothing half written is left behind.
     """
-    path = _artifact_path(output, options)
-    watch = Stopwatch(progress or NullProgress())
+    with compile_cache(options.cache) as cache:
+        return _compile(source, _artifact_path(output, options), options, progress or NullProgress(), cache)
+
+
+def _compile(
+    source: Model, path: Path | None, options: CompileOptions, progress: Progress, cache: Cache
+) -> Compiled:
+    watch = Stopwatch(progress)
     with watch("import"):
-        model, network = import_model(source, options)
+        model, network = import_model(source, options, cache)
     tuner = tuner_of(options, watch.progress)
     network = with_measurements(network, watch.progress, chooser=tuner)
     with watch("passes"):
         made = run_stages(network, watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir)
+    library = None
+
+    def build(folder: Path) -> Contents:
+        nonlocal library
+        library = generate_code(made.lowered.module, options.target, folder, progress.kernels, cache)
+        progress.stage("store")
+        return contents_of(model, made, library)
+
     if path is not None:
         check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
         with watch("code"):
-            store(path, made.library.weights, partial(_build, model, made, watch.progress))
-    return Compiled.of(made, path, watch.seconds, tuner.chosen if tuner else {})
+            store(path, made.library.weights, build)
+    compiled = Compiled.of(made, path, watch.seconds, tuner.chosen if tuner else {})
+    if library is None or not options.cache:
+        return compiled
+    return replace(compiled, cached=Cached(library.cached, library.functions))
 
 
 def plan_model(
@@ -67,9 +83,10 @@ def plan_model(
     if bound_seconds is not None:
         check_bound_seconds(bound_seconds, options.target)
     progress = progress or NullProgress()
-    _, network = import_model(source, options)
-    network = with_measurements(network, progress)
-    made = run_stages(network, progress, stop_after="verify", dump_ir=options.dump_ir)
+    with compile_cache(options.cache) as cache:
+        _, network = import_model(source, options, cache)
+        network = with_measurements(network, progress)
+        made = run_stages(network, progress, stop_after="verify", dump_ir=options.dump_ir)
     check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
     if bound_seconds is not None:
         progress.stage("bound")
@@ -86,8 +103,3 @@ def _artifact_path(output: str | Path | None, options: CompileOptions) -> Path |
     check_destination(Path(output))
     check_tools(options.target)
     return Path(output)
-
-
-def _build(model: ImportedModel, made: LoweredNetwork, progress: Progress, folder: Path) -> Contents:
-    library = generate_code(made.lowered.module, made.job.options.target, folder, progress.kernels)
-    return contents_of(model, made, library)

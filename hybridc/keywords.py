@@ -7,13 +7,15 @@ the command line stores its own under the same names. An option that is not give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.machine import load_machine
-from hybridc.options import CompileOptions, parse_budgets, parse_bytes, parse_pin
+from hybridc.options import Amount, CompileOptions, parse_budgets, parse_bytes, parse_pin
 from hybridc.targets import parse_target
 
 
@@ -22,11 +24,12 @@ class PlanKeywords(TypedDict, total=False):
 
     target: str | None
     """`[cuda[:ARCH,...]+]ISA`, for example `"cuda+avx2"`."""
-    gpu_memory: str | None
-    """Budget: bytes with a unit, `"64MiB"`, or a percentage of what the model needs entirely on the GPU,
-    `"50%"`. There is a plan for each of several, `"256MiB,1GiB"`. None: one plan without a limit."""
-    host_memory: str | None
-    """What a run may hold of the host's memory, `"8GiB"`."""
+    gpu_memory: Amount | Sequence[Amount] | None
+    """Budget: bytes, `64 << 20` or `"64MiB"`, or a percentage of what the model needs entirely on the GPU,
+    `"50%"`. There is a plan for each of several, `"256MiB,1GiB"` or a sequence. None: one plan without a
+    limit."""
+    host_memory: Amount | None
+    """What a run may hold of the host's memory, `"8GiB"` or an integer of bytes."""
     shapes: Mapping[str, tuple[int, ...]] | None
     """Shapes of inputs whose dimensions the model leaves open, by name."""
     dims: Mapping[str, int] | None
@@ -48,6 +51,8 @@ class PlanKeywords(TypedDict, total=False):
     """How much bf16 may change a kernel's result, as a fraction of it, measured on random inputs."""
     profile_kernels: bool | None
     """Whether the planner takes times of kernels measured on this machine instead of predictions."""
+    cache: bool | None
+    """False: take nothing from the user's cache of earlier compilations, and leave nothing there."""
 
 
 class CompileKeywords(PlanKeywords, total=False):
@@ -59,6 +64,10 @@ class CompileKeywords(PlanKeywords, total=False):
     """File of such measurements, which are used and added to."""
 
 
+_MAPPINGS = {"shapes": '{"x": (1, 3)}', "dims": '{"batch": 8}', "pins": '{"Conv_1*": "cpu"}'}
+"""Keywords that are dictionaries, and how they are written."""
+
+
 def options_of(
     keywords: Mapping[str, Any], known: type[PlanKeywords] = CompileKeywords, **more: Any
 ) -> CompileOptions:
@@ -68,7 +77,13 @@ def options_of(
     """
     unknown = next((name for name in keywords if name not in known.__annotations__), None)
     if unknown is not None:
-        raise TypeError(f"got an unexpected keyword argument {unknown!r}")
+        close = difflib.get_close_matches(unknown, known.__annotations__, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"got an unexpected keyword argument {unknown!r}{hint}")
+    for name in _MAPPINGS.keys() & keywords.keys():
+        if not isinstance(keywords[name], Mapping | None):
+            what = f"{name} must be a dictionary, not {keywords[name]!r}"
+            raise UsageError("HC500", what, remedy="write for example " + _MAPPINGS[name])
     fields = {}
     for name, value in keywords.items():
         if value is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
@@ -17,18 +18,15 @@ from hybridc.targets import Target, default_threads, parse_target
 if TYPE_CHECKING:
     from hybridc.machine import Machine
 
-_UNITS = {
-    "B": 1,
-    "kB": 1000,
-    "MB": 1000**2,
-    "GB": 1000**3,
-    "TB": 1000**4,
-    "KiB": 1024,
-    "MiB": 1024**2,
-    "GiB": 1024**3,
-    "TiB": 1024**4,
+Amount = str | int
+"""Memory as users give it: a text with a unit, or in Python a whole number of bytes."""
+_BYTES_OF_UNIT = {"b": 1} | {
+    letter + ending: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for ending, base in (("", 1024), ("i", 1024), ("ib", 1024), ("b", 1000))
 }
-_BYTES_OF_UNIT = {unit.lower(): size_bytes for unit, size_bytes in _UNITS.items()}
+"""By units in small letters. A letter alone is a power of 1024, as docker and systemd read it, and so is one
+with `i`; only `MB` and its like are powers of 1000: the smaller of two common readings, as it is a limit."""
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,12})?)\s*(?P<unit>%|[A-Za-z]*)", re.ASCII)
 _LARGEST_BYTES = 2**62
@@ -68,47 +66,70 @@ class Budget:
         return f"{self.percent:g}%" if self.size_bytes is None else format_bytes(self.size_bytes)
 
 
-def parse_budget(text: str) -> Budget:
-    """Read `64MiB`, `1.5GiB`, `500MB`, `4096B` or `50%`. Raises UsageError HC510 for anything else."""
-    match = _AMOUNT.fullmatch(str(text).strip())  # a program may give 64, which has no unit
+def parse_budget(amount: Amount) -> Budget:
+    """Read `64MiB`, `64M`, `1.5GiB`, `500MB`, `4096B`, `50%`, or a whole number of bytes.
+
+    Raises UsageError HC510 for anything else.
+    """
+    if isinstance(amount, Integral) and not isinstance(amount, bool):
+        return _sized(amount, int(amount))
+    match = _AMOUNT.fullmatch(amount.strip()) if isinstance(amount, str) else None
     if match is None:
-        raise _refuse_amount(text, "is not an amount of memory")
-    number, unit = Decimal(match["number"]), match["unit"]
+        raise _refuse_amount(amount, "is not an amount of memory")
+    number, unit = Decimal(match["number"]), match["unit"].lower()
     if unit == "%":
         return Budget(percent=float(number))
     if not unit:
-        raise _refuse_amount(
-            text, "has no unit", f"write {match[0]}B for bytes, or {match[0]}MiB for mebibytes"
-        )
-    if unit.lower() not in _BYTES_OF_UNIT:
-        raise _refuse_amount(text, f"has the unknown unit {unit!r}")
-    size_bytes = int(number * _BYTES_OF_UNIT[unit.lower()])
-    if size_bytes > _LARGEST_BYTES:
-        raise _refuse_amount(text, "is larger than any memory")
-    return Budget(size_bytes=size_bytes)
+        remedy = f"write {match[0]}B for bytes, or {match[0]}MiB for mebibytes"
+        raise _refuse_amount(amount, "has no unit", remedy)
+    if unit not in _BYTES_OF_UNIT:
+        remedy = "units are B, K, M, G, T (or KiB, MiB, GiB, TiB: powers of 1024), kB, MB, GB, TB and %"
+        raise _refuse_amount(amount, f"has the unknown unit {match['unit']!r}", remedy)
+    return _sized(amount, int(number * _BYTES_OF_UNIT[unit]))
 
 
-def parse_budgets(text: str) -> tuple[Budget, ...]:
-    """Read budgets separated by commas: `256MiB,1GiB,50%`. Raises UsageError HC510."""
-    return tuple(parse_budget(part) for part in str(text).split(","))
+def parse_budgets(amounts: Amount | Sequence[Amount]) -> tuple[Budget, ...]:
+    """Read budgets separated by commas, `256MiB,1GiB,50%`, or in a sequence. Raises UsageError HC510."""
+    if isinstance(amounts, str):
+        return tuple(parse_budget(part) for part in amounts.split(","))
+    if isinstance(amounts, Sequence) and amounts:
+        return tuple(map(parse_budget, amounts))
+    return (parse_budget(cast(Amount, amounts)),)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(amount: Amount) -> int:
     """Like `parse_budget`, where a percentage makes no sense. Raises UsageError HC510."""
-    return exact_bytes(parse_budget(text))
+    return exact_bytes(parse_budget(amount))
+
+
+def parse_gpu_size(amount: Amount) -> int:
+    """The memory of an emulated GPU: `parse_bytes`, and at least one. Raises UsageError HC510."""
+    size_bytes = parse_bytes(amount)
+    if size_bytes == 0:
+        raise UsageError("HC510", f"invalid GPU size {amount!r}", remedy="for example 64MiB")
+    return size_bytes
 
 
 def exact_bytes(budget: Budget) -> int:
     """The bytes of a budget where a percentage makes no sense. Raises UsageError HC510."""
     if budget.size_bytes is None:
-        raise _refuse_amount(str(budget), "must be an amount of bytes, not a percentage")
+        remedy = "write for example 64MiB, 1.5GiB or 500MB"
+        raise _refuse_amount(str(budget), "must be an amount of bytes, not a percentage", remedy)
     return budget.size_bytes
 
 
+def _sized(amount: object, size_bytes: int) -> Budget:
+    if size_bytes < 0:
+        raise _refuse_amount(amount, "is less than no memory")
+    if size_bytes > _LARGEST_BYTES:
+        raise _refuse_amount(amount, "is larger than any memory")
+    return Budget(size_bytes=size_bytes)
+
+
 def _refuse_amount(
-    text: str, what: str, remedy: str = "write for example 64MiB, 1.5GiB, 500MB or 50%"
+    amount: object, what: str, remedy: str = "write for example 64MiB, 1.5GiB, 500MB or 50%"
 ) -> UsageError:
-    return UsageError("HC510", f"{text!r} {what}", remedy=remedy)
+    return UsageError("HC510", f"{amount!r} {what}", remedy=remedy)
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -192,7 +213,7 @@ def check_precision(precision: str, bf16_error: float, target: Target) -> None:
     if precision == INT8 and target.has_gpu:
         what = f"--precision int8 is not supported with a GPU, and the target is {target}"
         raise UsageError("HC526", what, remedy=f"compile for --target {target.isa.name}")
-    if not 0 <= bf16_error < math.inf:
+    if not isinstance(bf16_error, int | float) or not 0 <= bf16_error < math.inf:
         raise UsageError(
             "HC526",
             f"invalid --bf16-error {bf16_error!r}: must be a fraction of at least 0",
@@ -310,6 +331,8 @@ class CompileOptions:
     profile_kernels: bool = False
     """Whether each function's time is measured on this computer, for the planner to take instead of the
     prediction."""
+    cache: bool = True
+    """Whether what earlier compilations left in the user's cache is used, and added to."""
     stop_after: str | None = None
     """Name of the last stage to run."""
     dump_ir: Path | None = None

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hybridc.ir import Device, Graph, Plan
+from hybridc.ir import Device, Graph, Plan, Run
 from hybridc.machine import Machine
+from hybridc.options import format_bytes
 from hybridc.passes.phases import ImportedNetwork, PlannedNetwork, TiledNetwork
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.search.partition import smallest_budget_bytes, smallest_bytes_bound
+from hybridc.report.table import format_us, plural
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """What the code of a library cost to make."""
+
+    found: int
+    """Functions that an earlier compilation had compiled."""
+    functions: int
+    """All that the library has; one that both devices run counts twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +40,13 @@ class Compiled:
     """Labels of the tiles that were measured to be faster than the predicted ones, by function."""
     measured_us: Mapping[tuple[str, Device], float] = field(default_factory=dict)
     """Times that were measured for the planner, by function and device."""
+    cached: Cached | None = None
+    """What was found in the cache; None without a cache or an artifact."""
+
+    def __repr__(self) -> str:
+        if self.path is None:
+            return "<Compiled: stopped before there was an artifact>"
+        return f"<Compiled {self.path.name}: {_brief(self.graphs, self.plans)}>"
 
     @staticmethod
     def of(
@@ -64,6 +84,9 @@ class Planned:
     machine: Machine
     """The profile, with measured times where there are some."""
 
+    def __repr__(self) -> str:
+        return f"<Planned: {_brief(self.graphs, self.plans)}>"
+
     @staticmethod
     def of(network: PlannedNetwork) -> Planned:
         """The result of planning, with the smallest budgets of all tilings."""
@@ -86,3 +109,17 @@ class Planned:
     def plan(self) -> Plan:
         """That of the largest budget."""
         return self.plans[-1]
+
+
+def _brief(graphs: Sequence[Graph], plans: Sequence[Plan]) -> str:
+    """The plan of the largest budget in one line, for people."""
+    graph, plan = graphs[-1], plans[-1]
+    on = Counter(step.device.value for step in plan.steps if isinstance(step, Run))
+    parts = [
+        f"{plural(len(graph.kernels), 'kernel')} ({', '.join(f'{n} {d}' for d, n in sorted(on.items()))})"
+    ]
+    if any(arena.device is Device.GPU for arena in plan.arenas):
+        parts.append(f"{format_bytes(plan.arena_bytes(Device.GPU))} of GPU memory")
+    parts.append(f"predicted {format_us(plan.makespan_us)}")
+    of_several = f"{len(plans)} plans, the largest: " if len(plans) > 1 else ""
+    return of_several + ", ".join(parts)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.errors import UsageError
+from hybridc.keywords import options_of
 from hybridc.options import (
     Budget,
     CompileOptions,
@@ -40,9 +42,20 @@ MIB = 1024**2
         ("0B", 0),
         (" 7KiB ", 7168),
         ("0.5B", 0),
+        ("4G", 4 * 1024**3),
+        ("4g", 4 * 1024**3),
+        ("4Gi", 4 * 1024**3),
+        ("4GB", 4 * 1000**3),
+        ("512M", 512 * MIB),
+        ("4096k", 4 * MIB),
+        ("4096K", 4 * MIB),
+        ("1.5 t", 1536 * 1024**3),
+        (1 << 20, MIB),
+        (np.int64(7), 7),
+        (0, 0),
     ],
 )
-def test_budget_in_bytes(text: str, size_bytes: int) -> None:
+def test_budget_in_bytes(text: Any, size_bytes: int) -> None:
     assert parse_budget(text) == Budget(size_bytes=size_bytes)
     assert parse_bytes(text) == size_bytes
 
@@ -55,8 +68,15 @@ def test_budget_in_bytes(text: str, size_bytes: int) -> None:
         "64",
         "-1MiB",
         "1e9B",
-        "64M",
+        "64X",
         "64 Mi B",
+        "4 Gigabytes",
+        -1,
+        1 << 63,
+        True,
+        0.5,
+        None,
+        b"1MiB",
         "1,5GiB",
         "nan%",
         "inf",
@@ -66,7 +86,7 @@ def test_budget_in_bytes(text: str, size_bytes: int) -> None:
         "9999999TiB",
     ],
 )
-def test_budget_refused(text: str) -> None:
+def test_budget_refused(text: Any) -> None:
     with pytest.raises(UsageError, match=r"^.") as refusal:
         parse_budget(text)
     assert refusal.value.code == "HC510"
@@ -101,8 +121,13 @@ def test_budgets_are_separated_by_commas_and_keep_their_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", ",", "1GiB,", "1GiB,,2GiB", "1GiB;2GiB", "64"])
-def test_lists_of_budgets_that_are_none_are_refused(text: str) -> None:
+def test_budgets_may_be_a_sequence() -> None:
+    assert parse_budgets(["1GiB", MIB, "50%"]) == (*parse_budgets("1G,1MiB"), Budget(percent=50))
+    assert parse_budgets(MIB) == (Budget(size_bytes=MIB),)
+
+
+@pytest.mark.parametrize("text", ["", ",", "1GiB,", "1GiB,,2GiB", "1GiB;2GiB", "64", [], ["1GiB", 0.5], {}])
+def test_lists_of_budgets_that_are_none_are_refused(text: Any) -> None:
     with pytest.raises(UsageError) as caught:
         parse_budgets(text)
     assert caught.value.code == "HC510"
@@ -204,11 +229,23 @@ def test_options_refuse_a_gpu_budget_without_a_gpu() -> None:
     assert "cuda+avx2" in refusal.value.remedy
 
 
-@pytest.mark.parametrize("amount", [64, 0.5, None])
-def test_amount_that_is_no_text_is_refused(amount: Any) -> None:
-    with pytest.raises(UsageError) as refusal:
-        parse_budget(amount)
-    assert refusal.value.code == "HC510"
+@pytest.mark.parametrize("keywords", [{"shapes": [1, 3]}, {"dims": "batch=1"}, {"pins": "a=cpu"}])
+def test_keywords_that_are_dictionaries(keywords: Any) -> None:
+    with pytest.raises(UsageError, match="must be a dictionary") as refusal:
+        options_of({"target": "cuda+avx2", **keywords})
+    assert "write for example {" in refusal.value.remedy
+
+
+def test_mistyped_keyword_and_number_are_told() -> None:
+    with pytest.raises(TypeError, match="'targt'; did you mean 'target'"):
+        options_of({"targt": "avx2"})
+    with pytest.raises(UsageError, match="invalid --bf16-error 'x'"):
+        options_of({"target": "avx2", "bf16_error": "x"})
+
+
+def test_keywords_take_bytes_as_numbers() -> None:
+    options = options_of({"target": "cuda+avx2", "gpu_memory": 1 << 20, "host_memory": 1 << 30})
+    assert options.gpu_memory == (Budget(size_bytes=MIB),) and options.host_memory_bytes == 1 << 30
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal that leaves nothing behind, and silence elsewhere."""
+"""Progress: a bar on a terminal that leaves nothing behind, and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from hybridc.progress import terminal_progress
+from hybridc.progress import Bar, Lines, listener, terminal_progress
 
 
 class Terminal(io.StringIO):
@@ -34,9 +34,75 @@ def test_line_is_wiped_after_an_error() -> None:
     assert terminal.getvalue().endswith("\r")
 
 
-def test_pipe_sees_nothing() -> None:
+def test_bar_counts_seconds_while_nothing_is_told() -> None:
+    terminal = Terminal()
+    bar = Bar(terminal)
+    bar.stage("link")
+    before = len(terminal.getvalue())
+    bar.tick()
+    assert "link" in terminal.getvalue()[before:]
+    bar.close()
+    bar.tick()
+    assert terminal.getvalue().endswith("\r")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_pipe_gets_a_line_for_each_stage_that_took_long() -> None:
+    pipe, clock = io.StringIO(), Clock()
+    lines = Lines(pipe, clock)
+    for stage, seconds in (("import", 1.24), ("passes", 0.0), ("fuse", 0.4), ("code", 3.0)):
+        lines.stage(stage)
+        lines.kernels(1, 3)
+        clock.now += seconds
+        lines.tick()
+    lines.close()
+    lines.close()
+    assert pipe.getvalue() == "import 1.2 s\ncode 3.0 s\n"
+
+
+def test_pipe_hears_of_a_long_stage_every_ten_seconds() -> None:
+    pipe, clock = io.StringIO(), Clock()
+    lines = Lines(pipe, clock)
+    lines.stage("code")
+    for second in range(25):
+        if second == 15:
+            lines.kernels(14, 56)
+        lines.tick()
+        clock.now += 1
+    lines.close()
+    assert pipe.getvalue() == "code after 10 s\ncode 14 of 56 after 20 s\ncode 25.0 s\n"
+
+
+def test_pipe_that_nobody_reads_stops_nothing() -> None:
+    clock = Clock()
     pipe = io.StringIO()
-    with terminal_progress(pipe) as progress:
+    pipe.close()
+    lines = Lines(pipe, clock)
+    lines.stage("code")
+    clock.now += 30
+    lines.tick()
+    lines.close()
+
+
+def test_quiet_says_nothing() -> None:
+    terminal = Terminal()
+    with terminal_progress(terminal, quiet=True) as progress:
         progress.stage("schedule")
         progress.kernels(1, 3)
-    assert pipe.getvalue() == ""
+    assert terminal.getvalue() == ""
+
+
+def test_callback_hears_the_stage_of_every_count() -> None:
+    heard: list[tuple[str, int, int | None]] = []
+    progress = listener(lambda *told: heard.append(told))
+    progress.stage("import")
+    progress.stage("code")
+    progress.kernels(1, 3)
+    assert heard == [("import", 0, None), ("code", 0, None), ("code", 1, 3)]

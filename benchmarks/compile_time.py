@@ -1,0 +1,123 @@
+"""How long compilations take, with and without what earlier ones left in the cache.
+
+    python benchmarks/compile_time.py [MODEL ...]
+
+Each compilation is a process of its own. Models have caches of their own, which begin with no more than what
+g++ builds of the planner. Takes about ten minutes for all models on two cores. Exits with 1 if an artifact
+differs from that of a compilation without the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import write_result
+
+TARGET, BUDGET, OTHER_BUDGET = "cuda+avx2", "50%", "25%"
+MODELS = ("lenet", "unet", "resnet50")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
+    models = parser.parse_args().models
+    rows = [row for name in models for row in measure(name)]
+    if tuple(models) == MODELS:
+        print("written to", write_result("compile_time", rows))
+    return 0 if all(row["same_as_without_cache"] for row in rows) else 1
+
+
+def measure(name: str) -> list[dict[str, Any]]:
+    """A row for each kind of compilation of a model."""
+    with tempfile.TemporaryDirectory(prefix="hybridc-compile-time-") as folder:
+        place = Path(folder)
+        hybridc(place, "models", "export", name, "model.onnx")
+        hybridc(place, "plan", "model.onnx", "--target", TARGET, "--no-cache", "--quiet")
+        reference: dict[str, str] = {}
+        rows = []
+        for kind, count, budget, words in (
+            ("no cache", 1, BUDGET, ["--no-cache"]),
+            ("cold", 1, BUDGET, []),
+            ("warm", 1, BUDGET, []),
+            ("other budget", 1, OTHER_BUDGET, []),
+            ("two at once, warm", 2, BUDGET, []),
+            ("two at once, cold", 2, BUDGET, []),
+        ):
+            if kind == "two at once, cold":
+                os.rename(place / "cache" / "hybridc" / "compiled", place / "old")
+            made = compile_at_once(place, count, budget, words)
+            if budget == BUDGET:
+                reference = reference or made[0]["digests"]
+            same = budget != BUDGET or all(one.pop("digests") == reference for one in made)
+            slowest = max(made, key=lambda one: one["process_s"])
+            slowest.pop("digests", None)
+            row = {"model": name, "target": TARGET, "budget": budget, "kind": kind, **slowest}
+            rows.append(row | {"same_as_without_cache": same})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def compile_at_once(place: Path, count: int, budget: str, words: list[str]) -> list[dict[str, Any]]:
+    """What `count` processes measure of the same compilation."""
+    before, start = children_cpu_s(), time.perf_counter()
+    artifacts = [place / f"{number}.hyb" for number in range(count)]
+    processes = [
+        start_hybridc(
+            place,
+            *("compile", "model.onnx", "-o", str(artifact), "--target", TARGET, "--gpu-memory", budget),
+            *("--json", "--quiet", *words),
+        )
+        for artifact in artifacts
+    ]
+    made = []
+    for process, artifact in zip(processes, artifacts, strict=True):
+        output, _ = process.communicate()
+        if process.returncode != 0:
+            raise SystemExit(process.returncode)
+        report = json.loads(output)
+        files = sorted(artifact.iterdir())
+        made.append(
+            {
+                "process_s": round(time.perf_counter() - start, 2),
+                "compile_s": round(sum(report["seconds"].values()), 2),
+                "seconds": {part: round(seconds, 2) for part, seconds in report["seconds"].items()},
+                "cache": report["cache"],
+                "digests": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+            }
+        )
+    cpu_s = round((children_cpu_s() - before) / count, 2)
+    return [one | {"cpu_s": cpu_s} for one in made]
+
+
+def children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def start_hybridc(place: Path, *words: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
+    command = [sys.executable, "-m", "hybridc.cli", *words]
+    return subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def hybridc(place: Path, *words: str) -> None:
+    process = start_hybridc(place, *words)
+    process.communicate()
+    if process.returncode != 0:
+        raise SystemExit(process.returncode)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
