@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.program.operators import Fact, has_fact
-from hybridc.passes.program.prim_funcs import FunctionTable, Pattern, origins_of
+from hybridc.passes.program.prim_funcs import FunctionTable, OperatorFacts, Pattern, origins_of
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -29,8 +29,17 @@ from hybridc.passes.program.program import (
 MAX_GROUP = 32
 """Operators in one kernel; longer chains gain nothing more and only slow compilation."""
 
-PatternOf = Callable[[relax.VarBinding, Program], Pattern]
-"""How the loops of a binding relate to its inputs."""
+MAX_READS = 128
+"""Operands that the expression of a kernel may name. A value that is read twice stands in it twice, so in a
+chain of values that are read twice it doubles with each. Four times what `MAX_GROUP` operators of two
+operands name if nothing is read twice, so that ordinary kernels stay as they are."""
+
+MAX_NESTING = 200_000
+"""Uses of an operand within elementary functions of elementary functions (`FUNCTION_USES`): code generation
+takes about as many microseconds. mish, `tanh(log(1 + exp(x)))`, has 90,000, and ordinary kernels no more."""
+
+FactsOf = Callable[[relax.VarBinding, Program], OperatorFacts]
+"""How a binding computes its result."""
 
 ANCHORS = (Pattern.INJECTIVE, Pattern.REDUCTION, Pattern.OUT_ELEMENTWISE_FUSABLE)
 """Patterns to which an element-wise epilogue may be attached."""
@@ -62,13 +71,13 @@ def fuse(program: Program, functions: FunctionTable | None = None) -> Program:
     Raises: ModelError HC150 for an operator that has no TensorIR.
     """
     functions = functions if functions is not None else FunctionTable()
-    return _emit(program, form_groups(program, functions.pattern), functions)
+    return _emit(program, form_groups(program, functions.facts), functions)
 
 
 # ------------------------------------------------------------------------------------------ grouping
 
 
-def form_groups(program: Program, pattern_of: PatternOf) -> list[Group]:
+def form_groups(program: Program, facts_of: FactsOf) -> list[Group]:
     """Groups in the order of their last members, which is an executable order.
 
     A producer joins its consumer only if all readers of its result are in that group; so no path leaves
@@ -85,11 +94,13 @@ def form_groups(program: Program, pattern_of: PatternOf) -> list[Group]:
             readers.setdefault(var, set()).add(-1)
 
     group_of: dict[int, Group] = {}
+    facts_at: list[OperatorFacts] = []
     for i, binding in enumerate(bindings):
-        pattern = _pattern(binding, program, pattern_of)
-        group = Group([i], pattern, {i} if pattern > Pattern.BROADCAST else set())
+        facts = _facts(binding, program, facts_of)
+        facts_at.append(facts)
+        group = Group([i], facts.pattern, {i} if facts.pattern > Pattern.BROADCAST else set())
         group_of[i] = group
-        for producer in _joinable_producers(group, bindings, position, readers, group_of):
+        for producer in _joinable_producers(group, bindings, position, readers, group_of, facts_at):
             group.members = sorted(producer.members + group.members)
             group.pattern = max(group.pattern, producer.pattern)
             group.anchors |= producer.anchors
@@ -98,10 +109,10 @@ def form_groups(program: Program, pattern_of: PatternOf) -> list[Group]:
     return sorted(distinct.values(), key=lambda group: group.last)
 
 
-def _pattern(binding: relax.VarBinding, program: Program, pattern_of: PatternOf) -> Pattern:
+def _facts(binding: relax.VarBinding, program: Program, facts_of: FactsOf) -> OperatorFacts:
     if not isinstance(binding.value, relax.Call) or has_fact(binding.value, Fact.VIEW):
-        return Pattern.OPAQUE
-    return pattern_of(binding, program)
+        return OperatorFacts(Pattern.OPAQUE)
+    return facts_of(binding, program)
 
 
 def _joinable_producers(
@@ -110,6 +121,7 @@ def _joinable_producers(
     position: dict[relax.Var, int],
     readers: dict[relax.Var, set[int]],
     group_of: dict[int, Group],
+    facts_at: list[OperatorFacts],
 ) -> Iterator[Group]:
     """Producers that the caller merges into `group` before it asks for the next one; the nearest first."""
     call = bindings[group.last].value
@@ -134,10 +146,33 @@ def _joinable_producers(
                 producer.pattern in ANCHORS and group.pattern <= Pattern.BROADCAST
             )
             inside = readers[var] <= set(group.members) - group.anchors
-            if fits and inside and _shape_or_none(var) == shape:
+            if not (fits and inside and _shape_or_none(var) == shape):
+                continue
+            if _is_short(group, producer, bindings, position, facts_at):
                 yield producer
                 progress = True
                 break
+
+
+def _is_short(
+    group: Group,
+    producer: Group,
+    bindings: list[relax.VarBinding],
+    position: dict[relax.Var, int],
+    facts_at: list[OperatorFacts],
+) -> bool:
+    """Whether the expression of both groups together names few operands, each as often as it stands there."""
+    reads: dict[int, int] = {}
+    nesting: dict[int, int] = {}
+    for i in sorted(producer.members + group.members):
+        operands = [position.get(var, -1) for var in variables(bindings[i].value)]
+        # the result of an anchor is computed once, and then read
+        is_anchor = i in producer.anchors or i in group.anchors
+        named = sum(reads.get(operand, 1) for operand in operands)
+        reads[i] = 1 if is_anchor else facts_at[i].reads * max(named, 1)
+        deepest = max((nesting.get(operand, 1) for operand in operands), default=1)
+        nesting[i] = 1 if is_anchor else facts_at[i].nesting * deepest
+    return reads[group.last] <= MAX_READS and max(nesting.values()) <= MAX_NESTING
 
 
 def _shape_or_none(var: relax.Var) -> tuple[int, ...] | None:

@@ -19,6 +19,7 @@ from hybridc.artifact import open_artifact
 from hybridc.emulator import ThreadOrder
 from hybridc.errors import DeviceError
 from hybridc.ir import Device
+from hybridc.json_values import sealed
 from hybridc.models import build
 from tests.support.light_models import random_feeds
 
@@ -46,7 +47,7 @@ def device() -> Iterator[None]:
 
 
 def with_kernels(artifact: Path, source: str, folder: Path) -> Path:
-    """A copy of the artifact with another kernels.cu, its hash put right."""
+    """A copy of the artifact with another kernels.cu, its hashes put right."""
     copy = folder / "mutated.hyb"
     shutil.copytree(artifact, copy)
     (copy / "kernels.cu").write_text(source)
@@ -57,7 +58,7 @@ def with_kernels(artifact: Path, source: str, folder: Path) -> Path:
                 "size_bytes": len(source.encode()),
                 "sha256": hashlib.sha256(source.encode()).hexdigest(),
             }
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "manifest.json").write_text(json.dumps(sealed(manifest)))
     return copy
 
 

@@ -105,7 +105,7 @@ def test_plans_are_those_for_one_budget_and_share_weights(
     several = open_artifact(artifact)
     assert hybridc.plan(perceptron, gpu_memory="60%", **options).plans == several.plans[1:2]
     weight_bytes = sum(numpy_helper.to_array(w).nbytes for w in perceptron.graph.initializer)
-    assert several.weights.stat().st_size < 2.5 * weight_bytes, "once for each layout, not for each plan"
+    assert several.weights.size_bytes < 2.5 * weight_bytes, "once for each layout, not for each plan"
 
 
 @pytest.mark.isa("avx2")

@@ -94,10 +94,10 @@ def test_each_plan_runs_the_graph_it_is_of(network: onnx.ModelProto, artifact: P
 
 @pytest.mark.isa("avx2")
 def test_weights_are_stored_once_for_all_graphs(artifact: Path) -> None:
-    offsets: dict[tuple[str, bool, tuple[int, ...]], set[int]] = {}
+    offsets: dict[tuple[str, int, tuple[int, ...]], set[int]] = {}
     for stored in open_artifact(artifact).manifest.plans:
         for weight in (*stored.host_weights, *stored.streamed_weights, *stored.gpu_weights):
-            key = weight.tensor, weight.packed, weight.shape
+            key = weight.tensor, weight.layout, weight.shape
             offsets.setdefault(key, set()).add(weight.offset_bytes)
     assert offsets and all(len(places) == 1 for places in offsets.values())
 

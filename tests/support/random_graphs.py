@@ -11,7 +11,8 @@ import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-Draw = Callable[[st.SearchStrategy[Any]], Any]
+Draw = Callable[[int, int], int]
+"""An integer from the first to the second, both included: all that a graph is drawn from."""
 Shape = tuple[int, ...]
 
 UNARY = ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Erf", "LeakyRelu", "HardSwish", "Floor")
@@ -29,10 +30,18 @@ class GraphWriter:
     values: list[tuple[str, Shape]] = field(default_factory=list)
 
     def integer(self, low: int, high: int) -> int:
-        return int(self.draw(st.integers(low, high)))
+        return self.draw(low, high)
 
     def choose(self, options: Sequence[Any]) -> Any:
-        return self.draw(st.sampled_from(options))
+        return options[self.draw(0, len(options) - 1)]
+
+    def is_so(self) -> bool:
+        return bool(self.draw(0, 1))
+
+    def order(self, count: int) -> list[int]:
+        """A permutation."""
+        left = list(range(count))
+        return [left.pop(self.draw(0, len(left) - 1)) for _ in range(count)]
 
     def weight(self, *shape: int, scale: float = 1.0) -> str:
         name = f"w{len(self.weights)}"
@@ -71,7 +80,7 @@ def binary(graph: GraphWriter, x: str, shape: Shape) -> None:
         other = graph.weight(shape[-1])
     elif other == "scalar":
         other = graph.weight(1)
-    operands = [x, other] if graph.draw(st.booleans()) else [other, x]
+    operands = [x, other] if graph.is_so() else [other, x]
     graph.emit(graph.choose(BINARY), operands, shape)
 
 
@@ -95,7 +104,7 @@ def convolution(graph: GraphWriter, x: str, shape: Shape) -> None:
         ends.append(end)
         result.append((padded - (size - 1) * dilation - 1) // stride + 1)
     weight = graph.weight(outputs, channels // group, *kernel, scale=0.5)
-    bias = [graph.weight(outputs)] if graph.draw(st.booleans()) else []
+    bias = [graph.weight(outputs)] if graph.is_so() else []
     graph.emit(
         "Conv", [x, weight, *bias], (batch, outputs, *result),
         group=group, strides=strides, dilations=dilations, pads=begins + ends,
@@ -114,7 +123,7 @@ def pooling(graph: GraphWriter, x: str, shape: Shape) -> None:
     if len(shape) not in (3, 4):
         return
     space = shape[2:]
-    if graph.draw(st.booleans()):
+    if graph.is_so():
         graph.emit("GlobalAveragePool", [x], (*shape[:2], *[1] * len(space)))
         return
     kernel = [graph.integer(1, min(3, extent)) for extent in space]
@@ -127,7 +136,7 @@ def pooling(graph: GraphWriter, x: str, shape: Shape) -> None:
 def product(graph: GraphWriter, x: str, shape: Shape) -> None:
     columns = graph.integer(1, 19)
     weight = graph.weight(shape[-1], columns, scale=0.5)
-    if len(shape) == 2 and graph.draw(st.booleans()):
+    if len(shape) == 2 and graph.is_so():
         graph.emit("Gemm", [x, weight, graph.weight(columns)], (shape[0], columns), alpha=0.5)
     else:
         graph.emit("MatMul", [x, weight], (*shape[:-1], columns))
@@ -187,7 +196,7 @@ def reshape(graph: GraphWriter, x: str, shape: Shape) -> None:
 
 
 def transpose(graph: GraphWriter, x: str, shape: Shape) -> None:
-    order = list(graph.draw(st.permutations(range(len(shape)))))
+    order = graph.order(len(shape))
     graph.emit("Transpose", [x], tuple(shape[i] for i in order), perm=order)
 
 
@@ -198,13 +207,18 @@ STEPS = (
 
 
 @st.composite
-def graphs(draw: Draw, max_steps: int = 7) -> onnx.ModelProto:
+def graphs(draw: Callable[[st.SearchStrategy[int]], int], max_steps: int = 7) -> onnx.ModelProto:
+    """For hypothesis, which shrinks what it draws."""
+    return random_graph(lambda low, high: draw(st.integers(low, high)), max_steps)
+
+
+def random_graph(draw: Draw, max_steps: int = 7) -> onnx.ModelProto:
     """A model of one float32 input and up to `max_steps` operators; unused values are outputs."""
-    shape = tuple(draw(st.lists(st.sampled_from((1, 2, 3, 5, 8, 13, 17)), min_size=2, max_size=4)))
+    shape = tuple((1, 2, 3, 5, 8, 13, 17)[draw(0, 6)] for _ in range(draw(2, 4)))
     graph = GraphWriter(draw, values=[("x", shape)])
-    for _ in range(draw(st.integers(1, max_steps))):
-        name, shape = graph.values[draw(st.sampled_from((-1, -1, -1, 0)))]
-        draw(st.sampled_from(STEPS))(graph, name, shape)
+    for _ in range(draw(1, max_steps)):
+        name, shape = graph.values[graph.choose((-1, -1, -1, 0))]
+        graph.choose(STEPS)(graph, name, shape)
     if not graph.nodes:
         unary(graph, *graph.values[0])
     read = {name for node in graph.nodes for name in node.input}

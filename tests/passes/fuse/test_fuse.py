@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from tvm import relax, tirx
@@ -7,7 +9,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.errors import ModelError
-from hybridc.passes.fuse.fuse import MAX_GROUP, fuse
+from hybridc.passes.fuse.fuse import MAX_GROUP, MAX_READS, fuse
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op
 from tests.support.programs import drawn, program_of, run_llvm
 
@@ -146,7 +148,7 @@ def test_a_long_chain_is_split_into_kernels_of_at_most_32_operators(operators):
     builder = ProgramBuilder([x])
     y = x
     for i in range(operators):
-        y = builder.emit(relax.op.tanh(y), [f"node_{i}"], f"t{i}")
+        y = builder.emit(relax.op.abs(y), [f"node_{i}"], f"t{i}")
     after = fuse(builder.finish([y]))
     sizes = [len(origins) for origins in after.origins.values()]
     assert sum(sizes) == operators and max(sizes) <= MAX_GROUP
@@ -160,11 +162,53 @@ def test_a_join_of_two_long_chains_is_at_most_32_operators():
     for chain in range(2):
         y = x
         for i in range(20):
-            y = builder.emit(relax.op.tanh(y), [f"node_{chain}_{i}"], f"t{chain}_{i}")
+            y = builder.emit(relax.op.abs(y), [f"node_{chain}_{i}"], f"t{chain}_{i}")
         ends.append(y)
     joined = builder.emit(relax.op.add(*ends), ["node_join"], "join")
     after = fuse(builder.finish([joined]))
     assert sorted(len(origins) for origins in after.origins.values()) == [20, 21]
+
+
+def chain_of(count: int, function: Callable[[relax.Expr], relax.Expr]) -> Program:
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = ProgramBuilder([x])
+    value = x
+    for i in range(count):
+        value = builder.emit(function(value), [f"node_{i}"], "v")
+    return builder.finish([value])
+
+
+@pytest.mark.parametrize(
+    ("function", "length"),
+    [
+        *((relax.op.sigmoid, 2), (relax.op.log, 2), (relax.op.exp, 3), (relax.op.tanh, 4), (relax.op.erf, 4)),
+        *((relax.op.sin, 1), (relax.op.tan, 1), (relax.op.nn.silu, 2), (relax.op.abs, 8)),
+    ],
+)
+def test_elementary_functions_of_each_other_are_few_in_a_kernel(function, length):
+    # code generation takes exponential time in their number: four sigmoids took half a minute
+    after = fuse(chain_of(8, function))
+    assert max(len(origins) for origins in after.origins.values()) == length
+
+
+def test_mish_is_one_kernel():
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = ProgramBuilder([x])
+    value = builder.emit(relax.op.exp(x), ["exp"], "v")
+    value = builder.emit(relax.op.log(value), ["log"], "v")
+    value = builder.emit(relax.op.tanh(value), ["tanh"], "v")
+    after = fuse(builder.finish([value]))
+    assert len(after.origins) == 1
+
+
+@pytest.mark.parametrize(
+    "double", [lambda v: relax.op.multiply(v, v), lambda v: relax.op.add(v, v)], ids=["square", "sum"]
+)
+def test_values_that_are_read_twice_do_not_double_the_expression_of_a_kernel_for_each(double):
+    after = fuse(chain_of(40, double))
+    # 2**7 operands stand in the expression of seven of them
+    assert MAX_READS == 2**7
+    assert [len(origins) for origins in after.origins.values()] == [7, 7, 7, 7, 7, 5]
 
 
 def test_two_anchors_never_share_a_kernel():
