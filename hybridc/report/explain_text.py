@@ -11,23 +11,28 @@ from hybridc.report.reasons import other_device
 from hybridc.report.table import Column, format_us, printable, render_table
 
 _WIDTH = 100
+"""Of paragraphs where the terminal is no narrower: longer lines are hard to read."""
 _COLUMNS = (
-    Column("instead", widest=58),
-    Column("run", numeric=True, widest=28),
+    Column("instead", least=20),
+    Column("run", numeric=True, least=10),
     Column("GPU memory", numeric=True),
 )
 _NO_CHANGE_US = 0.005
 
 
-def render_explanation(explanation: Explanation) -> str:
-    """Paragraphs of at most 100 columns, ending in a newline."""
-    lines = [_heading(explanation), "", *_wrapped(_placement(explanation)), ""]
+def render_explanation(explanation: Explanation, width: int | None = None) -> str:
+    """Paragraphs of at most 100 characters and a table of at most `width`, ending in a newline.
+
+    Paragraphs are no wider than `width` either. None: nothing of the table is cut.
+    """
+    widest = min(width or _WIDTH, _WIDTH)
+    lines = [_heading(explanation), "", *_wrapped(_placement(explanation), widest), ""]
     if explanation.tensors:
-        lines += ["Tensors", *(line for fact in explanation.tensors for line in _tensor(fact)), ""]
+        lines += ["Tensors", *(line for fact in explanation.tensors for line in _tensor(fact, widest)), ""]
     if explanation.alternatives:
         rows = [_cells(alternative) for alternative in explanation.alternatives]
         lines += ["Simulated alternatives"]
-        lines += [f"  {line}" for line in render_table(_COLUMNS, rows)]
+        lines += [f"  {line}" for line in render_table(_COLUMNS, rows, width and width - 2)]
         notes = {a.note: None for a in explanation.alternatives if a.change_us is not None}
         lines += [f"  Each {note}." for note in notes] if len(notes) == 1 else []
     return "\n".join(printable(line) for line in lines).rstrip() + "\n"
@@ -63,18 +68,17 @@ def _placement(explanation: Explanation) -> str:
     return " ".join(words)
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        printable(text), _WIDTH, initial_indent=indent, subsequent_indent=indent + "  " * bool(indent)
-    )
+def _wrapped(text: str, widest: int, indent: str = "") -> list[str]:
+    hanging = indent + "  " * bool(indent)
+    return textwrap.wrap(printable(text), widest, initial_indent=indent, subsequent_indent=hanging)
 
 
-def _tensor(fact: TensorFact) -> list[str]:
+def _tensor(fact: TensorFact, widest: int) -> list[str]:
     size = format_bytes(fact.size_bytes)
     about = (
         f"{fact.use} {fact.tensor} ({fact.role.value}, {size}): {'; '.join(fact.facts) or 'not used again'}"
     )
-    return _wrapped(about, "  ")
+    return _wrapped(about, widest, "  ")
 
 
 def _cells(alternative: Alternative) -> tuple[str, str, str]:

@@ -15,15 +15,15 @@ from hybridc.report.memory import class_of
 from hybridc.report.plan_report import KernelRow, Report
 from hybridc.report.table import format_us
 from hybridc.report.text import summary_lines
-from hybridc.report.trace import LANE_TITLES, step_name
+from hybridc.report.trace import LANE_TITLES, MeasuredRun, step_name
 
 _TEMPLATE = "page.html"
 
 
 def render_page(
-    graph: Graph, plan: Plan, report: Report, title: str, measured: Sequence[Span] | None = None
+    graph: Graph, plan: Plan, report: Report, title: str, measured: MeasuredRun | None = None
 ) -> str:
-    """The page as HTML text, which needs no other file and no network. `measured`: a span for each step."""
+    """The page as HTML text, which needs no other file and no network. `measured` is a run of the plan."""
     template = files("hybridc.report").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     data = json.dumps(page_data(graph, plan, report, measured), separators=(",", ":"))
     summary = "".join(f"<li>{escape(line)}</li>" for line in summary_lines(report))
@@ -35,21 +35,21 @@ def render_page(
 
 
 def page_data(
-    graph: Graph, plan: Plan, report: Report, measured: Sequence[Span] | None = None
+    graph: Graph, plan: Plan, report: Report, measured: MeasuredRun | None = None
 ) -> dict[str, Any]:
     """What the page draws: times in microseconds, memory in bytes."""
     spans = spans_of(plan)
     rows = {row.step: row for row in report.kernels}
-    ends_us = [end for _, end in (*spans, *(measured or ()))]
     return {
-        "end_us": max(ends_us, default=0.0),
-        "makespan_us": plan.makespan_us,
+        "predicted_end_us": max((end for _, end in spans), default=0.0),
+        "measured_end_us": max((end for _, end in measured.spans), default=0.0) if measured else 0.0,
+        "is_emulated": measured is not None and measured.is_emulated,
         "arena_bytes": plan.arena_bytes(Device.GPU),
         "budget_bytes": plan.budget_bytes,
         "lanes": [LANE_TITLES[lane] for lane in Lane],
         "steps": [_step(graph, plan, rows.get(i), i) for i in range(len(plan.steps))],
         "predicted": spans,
-        "measured": measured,
+        "measured": measured.spans if measured else None,
         "buffers": _buffers(plan, spans),
         "kernels": [_kernel(row) for row in report.kernels],
     }

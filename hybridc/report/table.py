@@ -10,29 +10,69 @@ GAP = "  "
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading, whether it is a number, and the width at which text is cut."""
+    """One column: its heading, whether it is a number, and what becomes of it on a narrow terminal."""
 
     heading: str
     numeric: bool = False
-    widest: int = 24
+    least: int | None = None
+    """Characters that its texts may be cut to; None: they are never cut."""
+    dispensable: int = 0
+    """Where cutting is not enough, the column of the highest rank is left out first; never that of rank 0."""
 
 
-def render_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table without a frame: texts left, numbers right, columns as wide as they need."""
-    cells = [
-        [cut(printable(cell), column.widest) for cell, column in zip(row, columns, strict=True)]
-        for row in rows
-    ]
-    cells.insert(0, [column.heading for column in columns])
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+def render_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None
+) -> list[str]:
+    """Lines of a table without a frame: texts left, numbers right, columns as wide as they need.
+
+    Of `width` characters at most, if that is possible: what has most to spare is cut first, then columns are
+    left out, and a last line names those. None: nothing is cut.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    shown = _shown(columns, cells, width)
+    widths = _widths([columns[i] for i in shown], [[row[i] for i in shown] for row in cells], width)
 
     def line(row: Sequence[str]) -> str:
         return GAP.join(
-            cell.rjust(width) if column.numeric else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
+            cut(row[i], size).rjust(size) if columns[i].numeric else cut(row[i], size).ljust(size)
+            for i, size in zip(shown, widths, strict=True)
         ).rstrip()
 
-    return [line(row) for row in cells]
+    left_out = [column.heading for i, column in enumerate(columns) if i not in shown]
+    told = [f"(no room for {', '.join(left_out)})"] if left_out else []
+    return [*map(line, [[column.heading for column in columns], *cells]), *told]
+
+
+def _shown(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """Positions of the columns that there is room for."""
+    shown = list(range(len(columns)))
+    least = [_least(column, size) for column, size in zip(columns, _natural(columns, cells), strict=True)]
+    while width is not None and sum(least[i] for i in shown) + len(GAP) * (len(shown) - 1) > width:
+        first = max(shown, key=lambda i: columns[i].dispensable)
+        if not columns[first].dispensable:
+            break
+        shown.remove(first)
+    return shown
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """How wide each column is."""
+    sizes = _natural(columns, cells)
+    excess = 0 if width is None else sum(sizes) + len(GAP) * (len(sizes) - 1) - width
+    for _ in range(excess):
+        spare = [size - _least(column, size) for column, size in zip(columns, sizes, strict=True)]
+        if not any(spare):
+            break
+        sizes[spare.index(max(spare))] -= 1
+    return sizes
+
+
+def _natural(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(column.heading), *(len(row[i]) for row in cells), 0) for i, column in enumerate(columns)]
+
+
+def _least(column: Column, size: int) -> int:
+    return size if column.least is None else min(size, max(column.least, len(column.heading)))
 
 
 def cut(text: str, widest: int) -> str:

@@ -1,6 +1,8 @@
-"""A plan report as text of at most 100 columns."""
+"""A plan report as text."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 from hybridc.ir import Device, Lane
 from hybridc.options import format_budget, format_bytes
@@ -13,14 +15,15 @@ from hybridc.report.trace import LANE_TITLES
 SHORT_ROWS = 24
 """Rows of a table that is not shown in full: kernels, copies and memory then fit on a tall terminal."""
 
+_INDENT = "  "
 _KERNEL_COLUMNS = (
     Column("step", numeric=True),
     Column("on"),
     Column("time", numeric=True),
-    Column("footprint", numeric=True),
-    Column("kernel", widest=16),
-    Column("ONNX nodes", widest=18),
-    Column("why", widest=25),
+    Column("footprint", numeric=True, dispensable=2),
+    Column("kernel", least=10, dispensable=1),
+    Column("ONNX nodes", least=10),
+    Column("why", least=23),  # "transfer costs too much"
 )
 _COPY_COLUMNS = (
     Column("step", numeric=True),
@@ -28,7 +31,7 @@ _COPY_COLUMNS = (
     Column("to"),
     Column("time", numeric=True),
     Column("size", numeric=True),
-    Column("tensor", widest=60),
+    Column("tensor", least=16),
 )
 _MEMORY_COLUMNS = (
     Column("on"),
@@ -37,8 +40,8 @@ _MEMORY_COLUMNS = (
     Column("peak", numeric=True),
     Column("budget", numeric=True),
     Column("used", numeric=True),
-    Column("lower bound", numeric=True),
-    Column("peak/bound", numeric=True),
+    Column("lower bound", numeric=True, dispensable=1),
+    Column("peak/bound", numeric=True, dispensable=2),
 )
 _BYTE_COLUMNS = (
     Column("GPU memory for"),
@@ -55,34 +58,38 @@ _LANE_COLUMNS = (
 )
 
 
-def render_text(report: Report, title: str, *, everything: bool = False) -> str:
-    """Tables of kernels, copies and memory, ending in a newline; long ones cut short unless `everything`."""
+def render_text(report: Report, title: str, *, everything: bool = False, width: int | None = None) -> str:
+    """Tables of kernels, copies and memory, ending in a newline; long ones cut short unless `everything`.
+
+    Tables are `width` characters wide at most; None: as wide as their texts.
+    """
     limit = None if everything else SHORT_ROWS
+
+    def table(columns: Sequence[Column], rows: Iterable[tuple[str, ...]]) -> list[str]:
+        return render_table(columns, list(rows), None if width is None else width - len(_INDENT))
+
     lines = [printable(title), ""]
     lines += _section(
         f"Kernels ({len(report.kernels):,})",
-        render_table(_KERNEL_COLUMNS, [_kernel_cells(row) for row in report.kernels[:limit]]),
+        table(_KERNEL_COLUMNS, map(_kernel_cells, report.kernels[:limit])),
         len(report.kernels[limit:]) if limit else 0,
     )
     if report.copies:
         lines += _section(
             f"Copies ({len(report.copies):,})",
-            render_table(_COPY_COLUMNS, [_copy_cells(row) for row in report.copies[:limit]]),
+            table(_COPY_COLUMNS, map(_copy_cells, report.copies[:limit])),
             len(report.copies[limit:]) if limit else 0,
         )
-    lines += _section(
-        "Memory", render_table(_MEMORY_COLUMNS, [_memory_cells(row) for row in report.devices]), 0
-    )
+    lines += _section("Memory", table(_MEMORY_COLUMNS, map(_memory_cells, report.devices)), 0)
     if report.gpu_bytes:
-        rows = [_byte_cells(row) for row in report.gpu_bytes]
-        lines += _section("GPU memory by class", render_table(_BYTE_COLUMNS, rows), 0)
-    lines += _section("Placement", render_table(_LANE_COLUMNS, [_lane_cells(row) for row in report.lanes]), 0)
+        lines += _section("GPU memory by class", table(_BYTE_COLUMNS, map(_byte_cells, report.gpu_bytes)), 0)
+    lines += _section("Placement", table(_LANE_COLUMNS, map(_lane_cells, report.lanes)), 0)
     return "\n".join(lines + summary_lines(report)) + "\n"
 
 
 def _section(heading: str, table: list[str], hidden: int) -> list[str]:
-    more = [f"  ... {plural(hidden, 'more row')}; --all shows them"] if hidden else []
-    return [heading, *(f"  {line}" for line in table), *more, ""]
+    more = [f"... {plural(hidden, 'more row')}; --all shows them"] if hidden else []
+    return [heading, *(_INDENT + line for line in (*table, *more)), ""]
 
 
 def _kernel_cells(row: KernelRow) -> tuple[str, ...]:

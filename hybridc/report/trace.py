@@ -7,9 +7,11 @@ each with a thread for every lane, and a counter for the GPU's memory. Times are
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hybridc.ir import Copy, Device, Graph, Lane, Plan, Step
+from hybridc.options import format_bytes
 from hybridc.report.lanes import Span, spans_of
 from hybridc.report.memory import live_bytes
 
@@ -24,30 +26,64 @@ LANE_TITLES = {
 }
 
 
-def trace_to_json(graph: Graph, plan: Plan, measured: Sequence[Span] | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """What a run measured, and of which plan."""
+
+    names: tuple[str, ...]
+    """Of the steps: the kernel that ran, or the tensor that was copied."""
+    spans: tuple[Span, ...]
+    """When each step started and ended."""
+    budget_bytes: int | None = None
+    """Of the plan that ran; None if it had no limit."""
+    is_emulated: bool = False
+    """Whether the GPU was emulated, so that times mean nothing beside predicted ones."""
+
+    def check_is_of(self, plan: Plan) -> None:
+        """Raises ValueError if another plan was measured."""
+        if self.budget_bytes is not None and self.budget_bytes != plan.budget_bytes:
+            shown = "no limit" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
+            raise ValueError(
+                f"it ran the plan for {format_bytes(self.budget_bytes)}, but this is for {shown}"
+            )
+        if len(self.names) != len(plan.steps):
+            raise ValueError(f"it has {len(self.names)} measured steps, but the plan has {len(plan.steps)}")
+        if self.names != tuple(map(step_name, plan.steps)):
+            raise ValueError("its steps are not those of the plan")
+
+
+def trace_to_json(
+    graph: Graph, plan: Plan, measured: Sequence[Span] | None = None, *, is_emulated: bool = False
+) -> dict[str, Any]:
     """The predicted run, and beside it the measured one: a span for each step of the plan."""
     predicted = spans_of(plan)
     events = [*_process(graph, plan, PREDICTED, predicted), *_memory(plan, predicted)]
     if measured is not None:
         events += _process(graph, plan, MEASURED, measured)
-    return {"displayTimeUnit": "ms", "traceEvents": events}
+    run_of = {"budget_bytes": plan.budget_bytes, "is_emulated": is_emulated}
+    return {"displayTimeUnit": "ms", "otherData": run_of, "traceEvents": events}
 
 
-def measured_spans(trace: Any, step_count: int) -> tuple[Span, ...]:
+def measured_run(trace: Any) -> MeasuredRun:
     """The measured run of a trace that `trace_to_json` made.
 
-    Raises KeyError, TypeError or ValueError if there is none, or it is of a plan with other steps.
+    Raises KeyError, TypeError or ValueError if there is none.
     """
-    spans: dict[int, Span] = {}
+    steps: dict[int, tuple[str, Span]] = {}
     for event in trace["traceEvents"]:
         if event["ph"] == "X" and event["pid"] == MEASURED:
             start_us = float(event["ts"])
-            spans[event["args"]["step"]] = start_us, start_us + float(event["dur"])
-    if not spans:
+            steps[event["args"]["step"]] = event["name"], (start_us, start_us + float(event["dur"]))
+    if not steps:
         raise ValueError("it contains no measured run")
-    if sorted(spans) != list(range(step_count)):
-        raise ValueError(f"it has {len(spans)} measured steps, but the plan has {step_count}")
-    return tuple(spans[i] for i in range(step_count))
+    if sorted(steps) != list(range(len(steps))):
+        raise ValueError("some of its steps are missing")
+    names, spans = zip(*(steps[i] for i in range(len(steps))), strict=True)
+    run_of = trace.get("otherData", {})  # a trace of an older version has none
+    budget_bytes, is_emulated = run_of.get("budget_bytes"), run_of.get("is_emulated", False)
+    if not isinstance(is_emulated, bool) or not isinstance(budget_bytes, int | None):
+        raise TypeError("it tells nonsense about its plan")
+    return MeasuredRun(names, spans, budget_bytes, is_emulated)
 
 
 def step_name(step: Step) -> str:

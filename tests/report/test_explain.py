@@ -30,10 +30,11 @@ def test_text(golden: Callable[[str, str], None], node: str) -> None:
     golden(f"explain_{node}.txt", render_explanation(explained(node)))
 
 
-def test_lines_are_at_most_100_columns() -> None:
+@pytest.mark.parametrize(("width", "most"), [(None, 100), (200, 100), (80, 80), (60, 60)])
+def test_lines_are_at_most_100_columns_and_fit_the_terminal(width: int | None, most: int) -> None:
     for kernel in handmade_graph().kernels:
-        text = render_explanation(explained(kernel.name))
-        assert max(map(len, text.splitlines())) <= 100
+        text = render_explanation(explained(kernel.name), width)
+        assert max(map(len, text.splitlines())) <= most
 
 
 def test_node_is_found_by_its_name_or_that_of_its_kernel() -> None:

@@ -31,10 +31,15 @@ from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.report import report_plan
 from hybridc.report.lanes import spans_of
 from hybridc.report.page import render_page
+from hybridc.report.trace import MeasuredRun, step_name
 from tests.support.browser import Page, browser_page
 from tests.support.graphs import chain, machine
 
 GPU, CPU = Device.GPU, Device.CPU
+TEXTS = "[...document.querySelectorAll('{}')].map(e => e.textContent)".format
+RIGHT_END = (
+    "Math.max(...[...document.querySelectorAll('{}')].map(e => e.getBoundingClientRect().right))".format
+)
 STRANGE = '</script><b>"&'
 
 
@@ -65,9 +70,12 @@ def streamed_chain(length: int) -> tuple[Graph, Plan]:
     return graph, Plan(tuple(steps), tuple(buffers), arenas, 8192, times_us, makespan_us)
 
 
-def html_of(graph: Graph, plan: Plan, *, measured: bool = False) -> str:
-    spans = [(1.5 * start, 1.5 * end) for start, end in spans_of(plan)] if measured else None
-    return render_page(graph, plan, report_plan(graph, plan, machine=machine()), f"Plan of {STRANGE}", spans)
+def html_of(graph: Graph, plan: Plan, *, measured: bool = False, is_emulated: bool = False) -> str:
+    slower = 1000.0 if is_emulated else 1.5
+    spans = tuple((slower * start, slower * end) for start, end in spans_of(plan))
+    names = tuple(map(step_name, plan.steps))
+    run = MeasuredRun(names, spans, plan.budget_bytes, is_emulated) if measured else None
+    return render_page(graph, plan, report_plan(graph, plan, machine=machine()), f"Plan of {STRANGE}", run)
 
 
 def test_page_needs_nothing_from_elsewhere() -> None:
@@ -144,6 +152,41 @@ def test_filter_leaves_the_rows_that_match(page: Page) -> None:
     field = "document.getElementById('filter')"
     page.evaluate(f"{field}.value = 'node3'; {field}.dispatchEvent(new Event('input'))")
     assert page.evaluate("[...document.getElementById('rows').rows].filter(row => !row.hidden).length") == 1
+
+
+def test_axes_are_named_and_labelled(page: Page) -> None:
+    assert page.evaluate("views.map(view => view.axes.map(([name]) => name))") == [["time"], ["predicted"]]
+    times = page.evaluate(TEXTS("#time g:last-of-type text"))
+    assert len(times) >= 4 and all(re.search(" (us|ms|s)$", label) for label in times)
+    held = page.evaluate(TEXTS("#memory text.bytes"))
+    assert len(held) >= 3 and held[0] == "0" and all(label.endswith("iB") for label in held[1:])
+
+
+def test_emulated_times_have_an_axis_of_their_own(tmp_path: Path) -> None:
+    graph, plan = planned()
+    html = html_of(graph, plan, measured=True, is_emulated=True)
+    (tmp_path / "plan.html").write_text(html, encoding="utf-8")
+    with browser_page(tmp_path / "profile") as page:
+        page.open((tmp_path / "plan.html").as_uri())
+        ends = [page.evaluate(RIGHT_END(f"#time rect.{run}")) for run in ("predicted", "measured")]
+        assert ends[0] == pytest.approx(ends[1], abs=1) and ends[0] > 1000
+        assert page.evaluate("views[0].axes.map(([name]) => name)") == ["predicted", "measured"]
+        assert "emulated GPU" in page.evaluate("document.getElementById('time-note').textContent")
+        assert page.errors == []
+
+
+@pytest.mark.parametrize("width", [360, 599, 800])
+def test_page_is_readable_on_narrow_screens(page: Page, width: int) -> None:
+    page.resize(width, 800)
+    try:
+        page.evaluate("show()")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(RIGHT_END("svg.chart text")) <= width, "a label reaches out of its chart"
+        cells = "[...document.querySelectorAll('#rows td')]"
+        assert page.evaluate(f"{cells}.every(e => e.scrollWidth <= e.clientWidth + 1)"), "a word does not fit"
+        assert page.evaluate(f"{cells}.every(e => e.offsetHeight < 72)"), "few words take many lines"
+    finally:
+        page.resize(1400, 1600)
 
 
 def test_page_of_1500_kernels_is_drawn_and_answers_the_pointer(tmp_path: Path) -> None:

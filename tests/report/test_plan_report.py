@@ -6,6 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable
 
+import pytest
+
+from hybridc.cli.support.terminal import print_text
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, Plan, Role, Run, Step, Tensor
 from hybridc.machine import Link, Machine, Processor
 from hybridc.report import render_text, report_plan, report_to_json
@@ -119,11 +122,30 @@ def test_text_report_is_cut_short_unless_everything_is_asked_for() -> None:
     assert "k59" in full and "more rows" not in full
 
 
-def test_lines_are_at_most_100_columns_whatever_the_names() -> None:
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_lines_fit_the_terminal_whatever_the_names(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph, plan = _long_chain(300, suffix="_" + "x" * 200)
     plan = dataclasses.replace(plan, steps=tuple(_on_cpu(step) for step in plan.steps))
-    text = render_text(report_plan(graph, plan, 10**15, 10**15), "long", everything=True)
-    assert max(map(len, text.splitlines())) <= 100
+    report = report_plan(graph, plan, 10**15, 10**15)
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_text(render_text(report, "long", everything=True, width=width))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == width
+    heading = next(line for line in lines if "step" in line)
+    assert ("footprint" in heading) == (width > 60)
+
+
+def test_nothing_is_cut_where_there_is_no_terminal() -> None:
+    graph, plan = _long_chain(3, suffix="_" + "x" * 200)
+    text = render_text(report_plan(graph, plan), "long")
+    assert ".." not in text and all(f"k{i}_{'x' * 200}" in text for i in range(3))
+
+
+def test_text_report_on_a_terminal_of_80_columns(golden: Callable[[str, str], None]) -> None:
+    report = report_plan(handmade_graph(), handmade_plan(), machine=laptop())
+    golden("plan_hybrid_80.txt", render_text(report, "Plan of tiny.onnx", width=80))
 
 
 def test_names_cannot_break_lines_or_send_terminal_codes() -> None:
