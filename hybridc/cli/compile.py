@@ -18,7 +18,8 @@ from hybridc.cli.support.arguments import (
     add_tuning,
     compile_options,
 )
-from hybridc.cli.support.files import existing_file, print_json
+from hybridc.cli.support.files import existing_model, print_json
+from hybridc.cli.support.terminal import print_text
 from hybridc.cli.support.train_options import add_training, check_training, training_spec
 from hybridc.options import missing_output
 from hybridc.progress import terminal_progress
@@ -29,38 +30,33 @@ if TYPE_CHECKING:
 
 HELP = "compile an ONNX model into an artifact"
 EXAMPLE = """\
-  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 64MiB
-  hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 32MiB,64MiB,50%
-  hybridc compile net.onnx -o step.hyb --train --loss softmax_cross_entropy --optimizer adam:lr=1e-3"""
+  hybridc compile net.onnx -o net.hyb --target cuda+avx2 --gpu-memory 64MiB,50%
+  hybridc compile net.onnx -o step.hyb --train --loss softmax_cross_entropy"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model")
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="OUT.hyb",
-        help="folder to write; required unless --stop-after is given",
+        help="folder to write; required without --stop-after",
     )
     add_compile_options(parser)
-    add_gpu_budgets(
-        parser,
-        f"{BUDGET_HELP}; a list gives a plan for each budget, of which a run uses one (default: no limit)",
-    )
+    add_gpu_budgets(parser, f"{BUDGET_HELP}; a list gives a plan for each (default: no limit)")
+    add_json(parser)
     add_tuning(parser)
     add_training(parser)
-    parser.add_argument(
-        "--stop-after", metavar="STAGE", help="stop after this stage, without writing an artifact"
+    debugging = parser.add_argument_group("debugging")
+    debugging.add_argument(
+        "--stop-after", metavar="STAGE", help="stop after this stage, and write no artifact"
     )
-    parser.add_argument(
-        "--dump-ir", type=Path, metavar="DIR", help="write the IR after every stage into a folder"
-    )
-    add_json(parser)
+    debugging.add_argument("--dump-ir", type=Path, metavar="DIR", help="folder for the IR after every stage")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    existing_file(arguments.model, "the model")
+    existing_model(arguments.model)
     check_training(arguments)
     if arguments.output is not None and not arguments.train:
         from hybridc.artifact.store import check_destination
@@ -76,14 +72,14 @@ def _compile(arguments: argparse.Namespace, options: CompileOptions) -> int:
     from hybridc.cli.support.summary import compiled_summary, compiled_to_json
     from hybridc.compiler import compile_model
 
-    with terminal_progress() as progress:
+    with terminal_progress(quiet=arguments.quiet) as progress:
         compiled = compile_model(arguments.model, arguments.output, options, progress)
     if compiled.path is None:
         _report_stop(compiled, arguments)
     elif arguments.json:
         print_json(compiled_to_json(compiled) | {"target": str(options.target)})
     else:
-        print(compiled_summary(compiled, str(options.target)))
+        print_text(compiled_summary(compiled, str(options.target)))
     return 0
 
 
@@ -92,12 +88,12 @@ def _compile_training(arguments: argparse.Namespace, options: CompileOptions) ->
     from hybridc.training.compile import compile_training
 
     spec = training_spec(arguments)
-    with terminal_progress() as progress:
+    with terminal_progress(quiet=arguments.quiet) as progress:
         made = compile_training(arguments.model, arguments.output, options, spec, progress)
     if arguments.json:
         print_json(training_to_json(made) | {"target": str(options.target)})
     else:
-        print(training_summary(made, str(options.target)))
+        print_text(training_summary(made, str(options.target)))
     return 0
 
 

@@ -13,9 +13,10 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.support.arguments import add_json, add_threads
+from hybridc.cli.support.arguments import add_json, add_quiet, add_threads
 from hybridc.cli.support.files import print_json, written_whole
 from hybridc.cli.support.hardware import Computer, this_computer
+from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes
 from hybridc.progress import terminal_progress
@@ -29,6 +30,8 @@ EXAMPLE = """\
   hybridc machine show laptop-4gb
   hybridc machine calibrate -o mine.json"""
 _UNNAMED = "this-computer"
+_WIDTH = 90
+"""Of a paragraph where the terminal is no narrower: longer lines are hard to read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE.json",
         help="measure only the CPU, and take GPU and link from this profile",
     )
+    add_quiet(calibrate)
     add_json(calibrate)
 
 
@@ -78,7 +82,7 @@ def _show(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        print(
+        print_text(
             "\n".join(
                 [
                     *_profile_lines(machine),
@@ -109,7 +113,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     threads = arguments.threads or computer.cores
     cpu = f"{computer.cpu} ({target.isa.name}, {threads} threads)"
     name = output.stem if output is not None else _UNNAMED
-    with terminal_progress() as progress:
+    with terminal_progress(quiet=arguments.quiet) as progress:
         machine = calibrate(name, target, threads, cpu, computer.memory_bytes, gpu_from, progress)
     if output is not None:
         with written_whole(output) as whole:
@@ -117,7 +121,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(machine_to_json(machine))
     else:
-        print("\n".join([*_profile_lines(machine), *_efficiency_lines(machine)]))
+        print_text("\n".join([*_profile_lines(machine), *_efficiency_lines(machine)]))
         if output is not None:
             print(f"Written to {output}; use it with --machine {output}")
     return 0
@@ -144,7 +148,8 @@ def _profile_lines(machine: Machine) -> list[str]:
         f"  CPU   {_processor_text(machine.cpu)}",
         f"  link  {speeds}",
     ]
-    return lines + textwrap.wrap(machine.source, 90, initial_indent="  from  ", subsequent_indent=" " * 8)
+    width = min(output_width() or _WIDTH, _WIDTH)
+    return lines + textwrap.wrap(machine.source, width, initial_indent="  from  ", subsequent_indent=" " * 8)
 
 
 def _processor_text(processor: Processor) -> str:

@@ -9,7 +9,9 @@ import importlib
 import io
 import os
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
@@ -18,21 +20,21 @@ from typing import NoReturn
 from hybridc.cli.support.files import NO_SPACE
 from hybridc.cli.support.interrupts import exit_code, noted_interrupts
 from hybridc.cli.support.suggest import did_you_mean
-from hybridc.errors import HybridcError, InternalError, UsageError
+from hybridc.errors import HybridcError, InternalError, UsageError, out_of_memory
 
 COMMANDS = ("compile", "run", "plan", "explain", "sweep", "compare", "train", "models", "machine")
 EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"
 
 _EPILOG = """\
-Exit codes: 0 done, 1 internal error or failed comparison, 2 usage error, 3 model or artifact refused,
-4 no plan fits the budget, 5 missing device or instruction set.
-
 A first tour:
   hybridc models export resnet resnet.onnx
-  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50% --html resnet.html
+  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50%
   hybridc compile resnet.onnx -o resnet.hyb --target cuda+avx2 --gpu-memory 50%
-  hybridc run resnet.hyb --random --output outputs
+  hybridc run resnet.hyb --random --emulate-gpu 1G
+
+Exit codes: 0 done, 1 internal error or failed comparison, 2 usage error, 3 model or artifact refused,
+4 no plan fits the budget, 5 missing device or instruction set.
 """
 _FILE_ERRORS = NO_SPACE | frozenset(
     {
@@ -46,11 +48,28 @@ _FILE_ERRORS = NO_SPACE | frozenset(
 )
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs to the terminal's width; indented lines, such as commands, stay as they are."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=min(shutil.get_terminal_size().columns, 100))
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(p if "\n  " in p else textwrap.fill(p, width) for p in paragraphs) + "\n"
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports wrong use as a `UsageError` instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError("HC500", message, remedy=f"see {self.prog} -h")
+        raise UsageError("HC500", message, remedy=self._example(message) or f"see {self.prog} -h")
+
+    def _example(self, message: str) -> str:
+        """How to write an option that lacks its value."""
+        missing = re.match(r"argument (?:-\w/)?(\S+): expected one argument", message)
+        action = self._option_string_actions.get(missing[1]) if missing else None
+        return f"write for example {missing[1]} {action.metavar}" if missing and action else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,13 +100,15 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     """The parser of the whole command line, and that of every command."""
     parser = _Parser(
         prog="hybridc",
-        description="Compile ONNX models for a GPU too small for them, together with the CPU beside it.",
+        usage="hybridc COMMAND ...",
+        description="Compile ONNX models for a GPU too small for them, together with the CPU beside it."
+        " `hybridc COMMAND -h` shows a command's options.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Formatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog=parser.prog)
     of_command: dict[str, argparse.ArgumentParser] = {}
     for name in COMMANDS:
         module = _module(name)
@@ -96,13 +117,34 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
             name,
             help=module.HELP,
             description=module.__doc__.strip(),
-            epilog=f"Example:\n{module.EXAMPLE}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         module.add_arguments(command)
+        _simplify(command, module.EXAMPLE)
         of_command[name] = command
     return parser, of_command
+
+
+def _simplify(command: argparse.ArgumentParser, example: str) -> None:
+    """Give a command, and each of its actions, a short usage and its examples."""
+    lines = [line for line in example.splitlines() if line.startswith(f"  {command.prog} ")]
+    command.usage = _usage(command)
+    command.epilog = "\n".join(["Example:", *lines])
+    command.formatter_class = _Formatter
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subcommand in action.choices.values():
+                _simplify(subcommand, example)
+
+
+def _usage(command: argparse.ArgumentParser) -> str:
+    """The command with what it cannot do without; all its options would take ten lines."""
+    words = [
+        f"{action.option_strings[-1]} {action.metavar}" if action.option_strings else str(action.metavar)
+        for action in command._actions
+        if action.required
+    ]
+    return " ".join([command.prog, *words, "[OPTIONS]"])
 
 
 def _module(command: str) -> ModuleType:
@@ -132,20 +174,23 @@ def _dispatch(argv: list[str]) -> int:
 
 def _check_command(argv: list[str]) -> None:
     """Refuse an unknown command. Options in front of the command take no values, so the first word is it."""
-    words = [word for word in argv if not word.startswith("-")]
-    if words and words[0] not in COMMANDS:
-        raise UsageError(
-            "HC500",
-            f"unknown command {words[0]!r}",
-            remedy=did_you_mean(words[0], COMMANDS, "commands are"),
-        )
+    word = next((word for word in argv if not word.startswith("-")), None)
+    if word is not None and word not in COMMANDS:
+        remedy = did_you_mean(word, COMMANDS, "commands are")
+        if word in ("help", "version"):
+            remedy = f"write hybridc --{word}"
+        elif word.endswith((".onnx", ".hyb")):
+            remedy = f"did you mean hybridc {'compile' if word.endswith('.onnx') else 'run'} {word}?"
+        raise UsageError("HC500", f"unknown command {word!r}", remedy=remedy)
 
 
 def _unknown_arguments(unknown: list[str], parser: argparse.ArgumentParser) -> UsageError:
     options = sorted(set(re.findall(r"--[a-z][a-z-]*", parser.format_help())))
     first = unknown[0]
     if not first.startswith("-"):
-        return UsageError("HC500", f"unexpected argument {first!r}", remedy=f"see {parser.prog} -h")
+        is_output = first.endswith(".hyb") and "--output" in options
+        remedy = f"did you mean -o {first}?" if is_output else f"see {parser.prog} -h"
+        return UsageError("HC500", f"unexpected argument {first!r}", remedy=remedy)
     option = first.split("=")[0]
     return UsageError(
         "HC500", f"unknown option {option}", remedy=did_you_mean(option, options, "options are")
@@ -153,6 +198,9 @@ def _unknown_arguments(unknown: list[str], parser: argparse.ArgumentParser) -> U
 
 
 def _as_hybridc_error(error: Exception) -> HybridcError:
+    exhausted = out_of_memory(error)
+    if exhausted is not None:
+        return exhausted
     if isinstance(error, HybridcError):
         return error
     if isinstance(error, OSError) and error.errno in _FILE_ERRORS:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hybridc.cli.support.arguments import add_json
 from hybridc.cli.support.files import print_json, written_whole
+from hybridc.cli.support.terminal import print_text
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes
 
@@ -60,7 +61,7 @@ def _list(arguments: argparse.Namespace) -> None:
         return
     for name in models.names():
         parameters = " ".join(f"{key}={value}" for key, value in models.parameters(name).items())
-        print(f"{name}\n  {models.describe(name)}\n  {parameters}")
+        print_text(f"{name}\n  {models.describe(name)}\n  {parameters}")
 
 
 def _export(arguments: argparse.Namespace) -> None:

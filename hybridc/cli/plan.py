@@ -1,6 +1,7 @@
 """Show what runs where, and why: kernels, copies, and memory and time against their proven bounds.
 
-Plans a model, or reads the plan of an artifact. Needs no GPU, and generates no code.
+Plans a model, or reads the plan of an artifact; of a training step, the plan of each of its programs.
+Needs no GPU, and generates no code.
 """
 
 from __future__ import annotations
@@ -13,68 +14,82 @@ from typing import TYPE_CHECKING, Any
 from hybridc.cli.support.arguments import BUDGET_HELP, add_compile_options, add_gpu_budgets, add_json
 from hybridc.cli.support.files import existing_file, measured_to_json, print_json, read_json, write_text
 from hybridc.cli.support.planned import plans_of
+from hybridc.cli.support.terminal import output_width, print_text
+from hybridc.cli.support.train_options import add_training
 from hybridc.errors import UsageError
-from hybridc.options import parse_effort
+from hybridc.options import Budget, parse_effort
 
 if TYPE_CHECKING:
     from hybridc.cli.support.planned import PlanOf
-    from hybridc.report.lanes import Span
+    from hybridc.report.trace import MeasuredRun
 
 HELP = "show what runs where, and why"
 EXAMPLE = """\
-  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 50% --all
-  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 25%,50% --bound-seconds 60
-  hybridc plan resnet.hyb --html resnet.html --trace resnet.json"""
+  hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 25%,50%
+  hybridc plan resnet.hyb --html resnet.html
+  hybridc plan net.onnx --train --loss softmax_cross_entropy"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="MODEL.onnx|OUT.hyb")
+    parser.add_argument("source", type=Path, metavar="MODEL.onnx|OUT.hyb", help="a model or an artifact")
     add_compile_options(parser)
-    add_gpu_budgets(
-        parser,
-        f"{BUDGET_HELP}; a list gives a plan for each budget (default: no limit)",
-    )
-    parser.add_argument(
-        "--bound-seconds",
-        type=parse_effort,
-        metavar="SECONDS",
-        help="effort to tighten the time bound of each plan, in seconds of a nominal machine (default: the"
-        " bound that"
-        " the search gives)",
-    )
+    add_gpu_budgets(parser, f"{BUDGET_HELP}; a list gives a plan for each (default: no limit)")
     parser.add_argument("--all", action="store_true", help="show every row of long tables")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write an HTML page with time, memory and placement"
-    )
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write the predicted run for Perfetto, ui.perfetto.dev"
-    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="page with time, memory and placement")
     parser.add_argument(
         "--measured",
         type=Path,
         metavar="TRACE",
-        help="also show on that page what `hybridc run --trace TRACE` measured",
+        help="show on that page also what `hybridc run --trace TRACE` measured",
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="the predicted run for Perfetto, ui.perfetto.dev"
     )
     add_json(parser)
+    parser.add_argument_group("bound").add_argument(
+        "--bound-seconds",
+        type=parse_effort,
+        metavar="SECONDS",
+        help="effort to tighten the bound on the time of each plan (default: what the search gives)",
+    )
+    add_training(parser, program="all; for --html and --trace, step")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     if arguments.measured is not None and arguments.html is None:
         remedy = "add --html FILE, or remove --measured"
         raise UsageError("HC500", "--measured requires --html", remedy=remedy)
-    found = plans_of(arguments, arguments.bound_seconds)
-    if len(found) > 1 and (arguments.html is not None or arguments.trace is not None):
-        what = f"--html and --trace show one plan, but there are {len(found)}"
+    measured = None if arguments.measured is None else _measured(arguments.measured)
+    found = _plans(arguments, measured)
+    drawn = _of_first_program(found)
+    if len(drawn) > 1 and (arguments.html is not None or arguments.trace is not None):
+        what = f"--html and --trace show one plan, but there are {len(drawn)}"
         raise UsageError("HC500", what, remedy="give a single budget")
-    _write_files(found[-1], arguments)
+    _write_files(drawn[-1], arguments, measured)
     if arguments.json:
-        print_json(_to_json(found))
+        print_json(_all_to_json(found))
     else:
         from hybridc.report import render_text
 
-        texts = [render_text(each.report(), each.title, everything=arguments.all) for each in found]
-        print("\n".join(texts), end="")
+        width = output_width()
+        texts = [
+            render_text(each.report(), each.title, everything=arguments.all, width=width) for each in found
+        ]
+        print_text("\n".join(texts))
     return 0
+
+
+def _of_first_program(found: Sequence[PlanOf]) -> list[PlanOf]:
+    """Of a training step, the plans that --html and --trace are about; else all."""
+    return [each for each in found if each.program == found[0].program]
+
+
+def _all_to_json(found: Sequence[PlanOf]) -> dict[str, Any]:
+    """As `_to_json`; of a training step in `programs`, for each of them by its name."""
+    programs = dict.fromkeys(each.program for each in found)
+    if None in programs:
+        return _to_json(found)
+    return {"programs": {name: _to_json([p for p in found if p.program == name]) for name in programs}}
 
 
 def _to_json(found: Sequence[PlanOf]) -> dict[str, Any]:
@@ -86,13 +101,12 @@ def _to_json(found: Sequence[PlanOf]) -> dict[str, Any]:
     return reports[-1] | measured | ({"plans": reports} if len(reports) > 1 else {})
 
 
-def _write_files(found: PlanOf, arguments: argparse.Namespace) -> None:
+def _write_files(found: PlanOf, arguments: argparse.Namespace, measured: MeasuredRun | None) -> None:
     from hybridc.report.trace import trace_to_json
 
     if arguments.html is not None:
         from hybridc.report.page import render_page
 
-        measured = _measured(arguments.measured, len(found.plan.steps)) if arguments.measured else None
         write_text(
             arguments.html, render_page(found.graph, found.plan, found.report(), found.title, measured)
         )
@@ -102,18 +116,44 @@ def _write_files(found: PlanOf, arguments: argparse.Namespace) -> None:
         write_text(arguments.trace, json.dumps(trace_to_json(found.graph, found.plan)) + "\n")
 
 
-def _measured(path: Path, step_count: int) -> tuple[Span, ...]:
-    """The measured run of a trace. Raises UsageError HC536 if it is none, or one of another plan."""
-    from hybridc.report.trace import measured_spans
+def _measured(path: Path) -> MeasuredRun:
+    """The measured run of a trace. Raises UsageError HC536 if it has none."""
+    from hybridc.report.trace import measured_run
 
     data = read_json(existing_file(path, "the trace"))
     try:
-        return measured_spans(data, step_count)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            "HC536",
-            f"not a measured run of this plan: {error}",
-            where=str(path),
-            remedy="measure with `hybridc run OUT.hyb --trace FILE`, and show the plan of that artifact;"
-            " if it has several, give both commands the same --gpu-memory",
-        ) from None
+        return measured_run(data)
+    except (AttributeError, KeyError, TypeError):
+        raise _refuse_trace(path, "it is no trace of hybridc") from None
+    except ValueError as error:
+        raise _refuse_trace(path, error) from None
+
+
+def _plans(arguments: argparse.Namespace, measured: MeasuredRun | None) -> tuple[PlanOf, ...]:
+    """The plans to show. Of an artifact's several, unless a budget is given, that which was measured.
+
+    Raises UsageError HC536 if it is not among them.
+    """
+    is_chosen = measured is not None and arguments.source.is_dir() and "gpu_memory" not in arguments
+    if is_chosen and measured is not None and measured.budget_bytes is not None:
+        arguments.gpu_memory = (Budget(size_bytes=measured.budget_bytes),)
+    try:
+        found = plans_of(arguments, arguments.bound_seconds)
+        if measured is not None:
+            measured.check_is_of(_of_first_program(found)[-1].plan)
+    except UsageError as error:
+        if not is_chosen or error.code != "HC558":
+            raise
+        raise _refuse_trace(arguments.measured, error.what) from None
+    except ValueError as error:
+        raise _refuse_trace(arguments.measured, error) from None
+    return found
+
+
+def _refuse_trace(path: Path, why: object) -> UsageError:
+    return UsageError(
+        "HC536",
+        f"not a measured run of this plan: {why}",
+        where=str(path),
+        remedy="measure with `hybridc run OUT.hyb --trace FILE`, and show the plan of that artifact",
+    )

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hybridc
 from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
 from hybridc.cli.support.files import (
     existing_artifact,
@@ -23,8 +24,9 @@ from hybridc.cli.support.files import (
     write_array,
     write_text,
 )
+from hybridc.cli.support.terminal import print_text
 from hybridc.errors import UsageError
-from hybridc.options import format_bytes, parse_bytes, parse_count, parse_seed
+from hybridc.options import format_bytes, parse_bytes, parse_count, parse_gpu_size, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +40,7 @@ EXAMPLE = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", type=Path, metavar="OUT.hyb")
+    parser.add_argument("artifact", type=Path, metavar="OUT.hyb", help="the artifact")
     parser.add_argument(
         "--input",
         type=_split_input,
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--emulate-gpu",
-        type=_parse_gpu_size,
+        type=parse_gpu_size,
         metavar="64MiB",
         help="run on an emulated GPU with this much memory",
     )
@@ -88,24 +90,21 @@ def execute(arguments: argparse.Namespace) -> int:
     existing_artifact(arguments.artifact)
     if arguments.output is not None:
         make_folder(arguments.output)
-    if arguments.emulate_gpu is not None:  # before anything loads TVM, which looks for the GPU's libraries
-        from hybridc import emulator
-
-        emulator.start(arguments.emulate_gpu)
-    from hybridc import runtime
-    from hybridc.cli.support.feeds import gather_feeds
-
-    session = runtime.load(
+    session = hybridc.load(
         arguments.artifact,
         threads=arguments.threads,
-        gpu_memory_bytes=arguments.gpu_memory,
-        host_memory_bytes=arguments.host_memory,
+        gpu_memory=arguments.gpu_memory,
+        host_memory=arguments.host_memory,
+        emulate_gpu=arguments.emulate_gpu,
     )
+    from hybridc import emulator
+    from hybridc.cli.support.feeds import gather_feeds
+
     feeds = gather_feeds(session.get_inputs(), arguments.input, arguments.seed if arguments.random else None)
     names = [output.name for output in session.get_outputs()]
     results, seconds = _timed_runs(session, names, feeds, arguments.repeat)
     if arguments.trace is not None:
-        _write_trace(session, feeds, arguments.trace)
+        _write_trace(session, feeds, arguments.trace, arguments.emulate_gpu is not None)
     report = {
         "outputs": _save(dict(zip(names, results, strict=True)), arguments.output),
         "seconds": seconds,
@@ -116,15 +115,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(report)
     else:
-        print(_summary(report))
+        print_text(_summary(report))
     return 0
-
-
-def _parse_gpu_size(text: str) -> int:
-    size_bytes = parse_bytes(text)
-    if size_bytes == 0:
-        raise UsageError("HC510", f"invalid GPU size {text!r}", remedy="for example 64MiB")
-    return size_bytes
 
 
 def _split_input(text: str) -> tuple[str, Path]:
@@ -146,11 +138,12 @@ def _timed_runs(
     return results, seconds
 
 
-def _write_trace(session: Session, feeds: dict[str, np.ndarray], path: Path) -> None:
+def _write_trace(session: Session, feeds: dict[str, np.ndarray], path: Path, is_emulated: bool) -> None:
     from hybridc.report.trace import trace_to_json
 
     artifact = session.artifact
-    trace = trace_to_json(artifact.graph, artifact.plan, session.measure(feeds))
+    measured = session.measure(feeds)
+    trace = trace_to_json(artifact.graph, artifact.plan, measured, is_emulated=is_emulated)
     write_text(path, json.dumps(trace) + "\n")
 
 

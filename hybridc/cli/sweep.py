@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridc.cli.support.arguments import add_compile_options, add_json, compile_options
-from hybridc.cli.support.files import existing_file, print_json, write_text
+from hybridc.cli.support.files import existing_model, print_json, write_text
+from hybridc.cli.support.terminal import print_text
 from hybridc.errors import UsageError
 from hybridc.options import Budget, parse_budget, parse_budgets, parse_count
 from hybridc.progress import terminal_progress
 
 HELP = "show predicted time against GPU memory"
-EXAMPLE = "  hybridc sweep resnet.onnx --target cuda+avx2 --gpu-memory 10%..100% -o resnet.svg"
+EXAMPLE = "  hybridc sweep net.onnx --target cuda+avx2 --gpu-memory 10%..100% -o net.svg"
 _SUFFIXES = (".svg", ".json")
 _POINTS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model")
     add_compile_options(parser)
     parser.add_argument(
         "--gpu-memory",
         type=_parse_sweep,
         default=_parse_range("10%..100%"),
-        metavar="10%..100%|A,B,C",
-        help="smallest and largest budget, both in bytes or both in percent of what the model needs when"
-        " fully"
-        " GPU-resident, or a list of budgets (default: 10%%..100%%)",
+        metavar="LEAST..MOST|A,B",
+        help="range of budgets, in bytes or in percent of what the whole model needs on the GPU, or a list"
+        " (default: 10%%..100%%)",
     )
     parser.add_argument(
         "--points",
@@ -47,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    existing_file(arguments.model, "the model")
+    existing_model(arguments.model)
     _check_output(arguments.output)
     options = compile_options(arguments, gpu_memory=_budgets(arguments.gpu_memory, arguments.points))
     from hybridc.compiler import plan_model
     from hybridc.report.curve import curve_to_json, curve_to_svg, point_of, render_curve
 
-    with terminal_progress() as progress:
+    with terminal_progress(quiet=arguments.quiet) as progress:
         planned = plan_model(arguments.model, options, progress)
     points = [point_of(plan) for plan in planned.plans]
     title = f"{arguments.model.name} for {options.target} on {options.machine.name}"
@@ -64,7 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(curve_to_json(points))
     else:
-        print(render_curve(points, planned.all_gpu_peak_bytes, title), end="")
+        print_text(render_curve(points, planned.all_gpu_peak_bytes, title))
     return 0
 
 

@@ -15,11 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hybridc
 from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
 from hybridc.cli.support.files import existing_artifact, print_json, write_text
 from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.errors import UsageError
-from hybridc.options import parse_bytes, parse_count, parse_seed
+from hybridc.options import parse_bytes, parse_count, parse_gpu_size, parse_seed
 from hybridc.training.schedule import parse_schedule
 
 if TYPE_CHECKING:
@@ -30,20 +31,19 @@ if TYPE_CHECKING:
 
 HELP = "train with a compiled training step"
 EXAMPLE = """\
-  hybridc train step.hyb --data train.npz --val val.npz --epochs 10 --checkpoint runs/1
-  hybridc train step.hyb --data cifar-10 --val cifar-10/test_batch.bin --export trained.onnx"""
+  hybridc train step.hyb --data train.npz --val val.npz --checkpoint run
+  hybridc train step.hyb --data cifar-10 --epochs 10 --export trained.onnx"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", type=Path, metavar="STEP.hyb")
+    parser.add_argument("artifact", type=Path, metavar="STEP.hyb", help="the compiled training step")
     parser.add_argument(
         "--data",
         type=Path,
         required=True,
         metavar="FILE.npz|DIR",
         help="examples: arrays named like the model's inputs and targets (or x and y if there is one of"
-        " each),"
-        " or a folder with CIFAR-10's binary files",
+        " each), or a folder with CIFAR-10's binary files",
     )
     parser.add_argument(
         "--val", type=Path, metavar="FILE.npz|FILE.bin", help="held-out examples, evaluated after each epoch"
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_results(parser)
     parser.add_argument(
         "--emulate-gpu",
-        type=parse_bytes,
+        type=parse_gpu_size,
         metavar="64MiB",
         help="run on an emulated GPU with this much memory",
     )
@@ -103,7 +103,13 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         help="plot of the losses (default: in the --checkpoint folder)",
     )
     parser.add_argument(
-        "--export", type=Path, metavar="OUT.onnx", help="write the model with the trained weights"
+        "--export", type=Path, metavar="OUT.onnx", help="write the trained model, for inference"
+    )
+    parser.add_argument(
+        "--training-graph",
+        action="store_true",
+        help="with --export: leave the graph as it was compiled, with its loss, and BatchNorm and Dropout as"
+        " they train",
     )
 
 
@@ -121,17 +127,14 @@ def execute(arguments: argparse.Namespace) -> int:
     existing_artifact(arguments.artifact)
     if arguments.resume and arguments.checkpoint is None:
         raise UsageError("HC500", "there is nothing to resume", remedy="give --checkpoint DIR with --resume")
-    if arguments.emulate_gpu is not None:  # before anything loads TVM, which looks for the GPU's libraries
-        from hybridc import emulator
-
-        emulator.start(arguments.emulate_gpu)
-    from hybridc.training.session import TrainingSession
-
-    with TrainingSession(
+    if arguments.training_graph and arguments.export is None:
+        raise UsageError("HC500", "--training-graph requires --export", remedy="add --export OUT.onnx")
+    with hybridc.load_training(
         arguments.artifact,
         threads=arguments.threads,
-        gpu_memory_bytes=arguments.gpu_memory,
-        host_memory_bytes=arguments.host_memory,
+        gpu_memory=arguments.gpu_memory,
+        host_memory=arguments.host_memory,
+        emulate_gpu=arguments.emulate_gpu,
         seed=arguments.seed,
     ) as session:
         return _train(session, arguments)
@@ -177,7 +180,7 @@ def _write_results(
     if curve is not None and progress.losses:
         write_text(curve, losses_to_svg(progress, f"Loss of {arguments.artifact.name}"))
     if arguments.export is not None:
-        session.export_onnx(arguments.export)
+        session.export_onnx(arguments.export, for_training=arguments.training_graph)
 
 
 def _report(progress: TrainingProgress, teller: Teller) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from hybridc.artifact.load import Artifact
@@ -20,12 +21,30 @@ from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, P
 from hybridc.machine import load_machine
 from hybridc.options import CompileOptions
 from hybridc.progress import Progress
+from hybridc.results import Cached
 
 MIB = 1024**2
 ALL_GPU_PEAK_BYTES = 8 * MIB
 SMALLEST_BUDGET_BYTES = MIB + 1
 MANIFEST_TEXT = json.dumps({"format": FORMAT})
 """As much of an artifact as the command line itself looks at."""
+
+
+def variance(mean: float = 300.0) -> onnx.ModelProto:
+    """E[x^2] - E[x]^2 of rows of `x + mean`, which float32 can only know to about 1e-7 of mean^2."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [16, 64])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [16])
+    nodes = [
+        onnx.helper.make_node("Add", ["x", "mean"], ["shifted"]),
+        onnx.helper.make_node("Mul", ["shifted", "shifted"], ["square"]),
+        onnx.helper.make_node("ReduceMean", ["square"], ["of_square"], axes=[1], keepdims=0),
+        onnx.helper.make_node("ReduceMean", ["shifted"], ["of_x"], axes=[1], keepdims=0),
+        onnx.helper.make_node("Mul", ["of_x", "of_x"], ["squared"]),
+        onnx.helper.make_node("Sub", ["of_square", "squared"], ["y"]),
+    ]
+    weights = [onnx.numpy_helper.from_array(np.array([mean], np.float32), "mean")]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], weights)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
 
 
 def small_graph() -> Graph:
@@ -131,6 +150,7 @@ class Fakes:
             seconds={"import": 0.5, "link": 1.0},
             tuned={"f": "8x3"} if options.tune_seconds else {},
             measured_us=_measured_us(options),
+            cached=Cached(53, 56) if options.cache else None,
         )
 
     def plan_model(
@@ -171,8 +191,11 @@ class Fakes:
     def start(self, memory_bytes: int) -> None:
         self.emulated_bytes.append(memory_bytes)
 
+    def is_active(self) -> bool:
+        return bool(self.emulated_bytes)
+
     def statistics(self) -> Any:
-        return _Record(peak_bytes=768)
+        return _Record(capacity_bytes=self.emulated_bytes[-1], peak_bytes=768)
 
 
 def _measured_us(options: CompileOptions) -> dict[tuple[str, Device], float]:
@@ -195,13 +218,15 @@ class _Record:
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """Fakes in place of the compiler, the runtime, the artifact reader and the emulator."""
     import hybridc
+    import hybridc.runtime.session  # real, and not found any more once its folder is pretended
+    import hybridc.training.artifact  # real, too: it asks the real folder of the artifact reader
 
     pretending = Fakes()
     for name, functions in {
         "compiler": ("compile_model", "plan_model"),
         "runtime": ("load",),
         "artifact": ("open_artifact",),
-        "emulator": ("start", "statistics"),
+        "emulator": ("start", "is_active", "statistics"),
     }.items():
         module = ModuleType(f"hybridc.{name}")
         for function in functions:

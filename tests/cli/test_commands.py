@@ -44,9 +44,18 @@ def test_compile_passes_its_options_on(cli: Any, fakes: Any, model: Path, tmp_pa
 
 def test_compile_summary(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
     out = cli("compile", model, "-o", tmp_path / "o.hyb", "--target", "cuda+avx2", "--gpu-memory", "1MiB").out
-    assert "2 kernels (1 distinct function), compiled in 1.5 s" in out
+    assert "2 kernels (1 distinct function), compiled in 1.5 s, 53 of 56 functions from the cache\n" in out
     assert "gpu: 1 kernel, memory 512 B of 1.00 MiB, lower bound 512 B" in out
     assert "2 copies of 48 B" in out
+
+
+def test_summary_of_a_compilation_without_the_cache_does_not_speak_of_it(
+    cli: Any, fakes: Any, model: Path, tmp_path: Path
+) -> None:
+    words = ("compile", model, "-o", tmp_path / "o.hyb", "--target", "avx2", "--no-cache")
+    assert "compiled in 1.5 s\n" in cli(*words).out
+    assert cli(*words, "--json").json()["cache"] is None
+    assert [options.cache for options in fakes.options] == [False, False]
 
 
 def test_compile_json(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
@@ -57,6 +66,7 @@ def test_compile_json(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None
     assert data["budget_bytes"] == MIB
     assert data["devices"][0]["peak_bytes"] == 512
     assert data["seconds"] == {"import": 0.5, "link": 1.0}
+    assert data["cache"] == {"found": 53, "functions": 56}
 
 
 def test_compile_with_several_budgets(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
@@ -290,7 +300,7 @@ def test_run_refuses_wrong_inputs(cli: Any, fakes: Any, artifact: Path, argv: li
 
 def test_run_of_a_model_says_to_compile_it(cli: Any, fakes: Any, model: Path) -> None:
     outcome = cli("run", model, "--random")
-    assert outcome.code == 2 and "hybridc compile MODEL.onnx -o network.hyb" in outcome.err
+    assert outcome.code == 2 and f"hybridc compile {model} -o network.hyb" in outcome.err
 
 
 def test_models_list(cli: Any) -> None:

@@ -10,10 +10,18 @@ import numpy as np
 import onnx
 import pytest
 
-from hybridc.cli.compare import _default_tolerance
 from hybridc.cli.support.child import ChildError, Ran, run_artifact
-from hybridc.cli.support.reference import deviation
+from hybridc.cli.support.doubles import double_run, to_doubles
+from hybridc.cli.support.tolerance import (
+    FLOATS,
+    HALVES,
+    REDUCED,
+    Tolerance,
+    default_tolerance,
+    deviation,
+)
 from hybridc.errors import UsageError
+from tests.cli.conftest import variance
 
 MIB = 1024**2
 
@@ -80,16 +88,62 @@ def test_compare_without_a_budget_gives_the_gpu_what_the_plan_needs(
 
 def test_compare_fails_on_a_wrong_result(cli: Any, ran: dict[str, Any], relu: Path) -> None:
     ran["error"] = 0.01
-    outcome = cli("compare", relu, *OPTIONS, "--gpu-memory", "2MiB", "--json")
+    outcome = cli("compare", relu, *OPTIONS, "--gpu-memory", "2MiB", "--json", "--quiet")
     assert outcome.code == 1
     assert outcome.json()["passed"] is False
     assert outcome.err.startswith("error[HC910]: at a budget of 2.00 MiB output '../y/0' is off by ")
+    assert "onnxruntime is 0.00e+00 off in float64, hybridc 1.00e-02" in outcome.err
+    [judgement] = outcome.json()["comparisons"][0]["judgements"]
+    assert judgement["elements_off"] == judgement["elements"] == 6 and not judgement["passed"]
     assert cli("compare", relu, *OPTIONS, "--tolerance", "0.1").code == 0
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-2), ("float32", 1e-4), ("int16", 1e-4)])
-def test_default_tolerance_depends_on_how_outputs_are_rounded(dtype: str, tolerance: float) -> None:
-    assert _default_tolerance({"a": np.zeros(1, np.float64), "b": np.zeros(1, dtype)}) == tolerance
+@pytest.mark.parametrize(
+    ("dtype", "precision", "tolerance"),
+    [
+        ("float16", "fp32", HALVES),
+        ("float32", "fp32", FLOATS),
+        ("int16", "fp32", FLOATS),
+        ("float32", "bf16", REDUCED),
+    ],
+)
+def test_default_tolerance_depends_on_how_outputs_are_rounded(
+    dtype: str, precision: str, tolerance: Tolerance
+) -> None:
+    outputs = [np.zeros(1, np.float64), np.zeros(1, dtype)]
+    assert default_tolerance(outputs, precision) == tolerance
+
+
+def test_rtol_and_atol_are_those_of_numpy(cli: Any, ran: dict[str, Any], relu: Path) -> None:
+    ran["error"] = 0.01
+    for given, code in (
+        (["--atol", "0.011"], 0),
+        (["--atol", "0.009"], 1),
+        (["--atol", "0.009", "--rtol", "1"], 1),  # elements that are zero have no relative error
+        (["--rtol", "0", "--atol", "0.0101"], 0),
+    ):
+        assert cli("compare", relu, *OPTIONS, *given).code == code, given
+    data = cli("compare", relu, *OPTIONS, "--rtol", "0.5", "--atol", "0.25", "--json").json()
+    assert (data["rtol"], data["atol"], data["tolerance"]) == (0.5, {"../y/0": 0.25}, None)
+    assert data["comparisons"][0]["elements_off"] == 0
+    outcome = cli("compare", relu, *OPTIONS, "--tolerance", "0.1", "--rtol", "0.1")
+    assert outcome.code == 2 and "error[HC500]" in outcome.err
+
+
+@pytest.mark.parametrize("tolerance", [Tolerance(0.1, 0.05), Tolerance(0.0, 0.0), Tolerance(0.5, 0.0)])
+def test_elements_that_miss_are_those_of_numpy(tolerance: Tolerance) -> None:
+    random = np.random.default_rng(0)
+    expected = random.standard_normal(1000)
+    found = expected + 0.1 * random.standard_normal(1000)
+    misses = ~np.isclose(found, expected, rtol=tolerance.rtol, atol=tolerance.atol or 0.0)
+    assert deviation("y", found, expected, tolerance).elements_off == misses.sum()
+
+
+def test_outputs_next_to_nothing_have_an_absolute_tolerance() -> None:
+    """What is left of terms of about one."""
+    found = deviation("y", np.array([1.2e-7, 0.0]), np.array([1e-8, 6e-8]))
+    assert found.max_rel > 1 and found.elements_off == 0
+    assert deviation("y", np.array([1.2e-5]), np.array([1e-8])).elements_off == 1
 
 
 def test_compare_fails_on_infinite_results_with_valid_json(cli: Any, ran: dict[str, Any], relu: Path) -> None:
@@ -180,3 +234,101 @@ def test_deviation_of_zeros_is_absolute_and_of_nothing_zero() -> None:
 def test_deviation_of_booleans_and_integers() -> None:
     assert deviation("y", np.array([True]), np.array([False])).max_abs == 1.0
     assert deviation("y", np.array([7], np.uint8), np.array([9], np.uint8)).max_abs == 2.0
+
+
+# ---------------------------------------------------------------------------------- float64 decides
+
+
+@pytest.fixture
+def other_order(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Runs that sum up the variance's terms one after the other in float32, and are `wrong` besides."""
+    behaviour = {"wrong": 0.0}
+
+    def pretend(artifact: Path, feeds: dict[str, np.ndarray], *rest: Any) -> Ran:
+        shifted = feeds["x"] + np.float32(300)
+        sums = [np.cumsum(terms, axis=1, dtype=np.float32)[:, -1] for terms in (shifted**2, shifted)]
+        of_square, of_x = (total / np.float32(64) for total in sums)
+        return Ran({"y": of_square - of_x * of_x + np.float32(behaviour["wrong"])}, 0.25, 512)
+
+    monkeypatch.setattr("hybridc.cli.support.child.run_artifact", pretend)
+    return behaviour
+
+
+def test_formula_that_cancels_passes_if_onnxruntime_is_as_far_off(
+    cli: Any, other_order: dict[str, float], tmp_path: Path
+) -> None:
+    onnx.save(variance(), tmp_path / "variance.onnx")
+    outcome = cli("compare", tmp_path / "variance.onnx", "--target", "avx2")
+    assert outcome.code == 0 and "PASS (float64)" in outcome.out
+    assert "elements miss the tolerance; onnxruntime is " in outcome.out and "(evaluated by " in outcome.out
+    data = cli("compare", tmp_path / "variance.onnx", "--target", "avx2", "--json").json()
+    [judgement] = data["comparisons"][0]["judgements"]
+    assert 1e-4 < judgement["onnxruntime_error"] < 0.1 and judgement["passed"]
+    assert judgement["hybridc_error"] <= 4 * judgement["onnxruntime_error"]
+    other_order["wrong"] = 1.0
+    outcome = cli("compare", tmp_path / "variance.onnx", "--target", "avx2")
+    assert outcome.code == 1 and "error[HC910]" in outcome.err and "FAIL (float64)" in outcome.out
+
+
+def test_evaluation_that_is_far_from_both_results_is_not_believed(
+    cli: Any, ran: dict[str, Any], relu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hybridc.cli.support.doubles import Doubles
+
+    def nonsense(model: Path, feeds: dict[str, np.ndarray], outputs: Any) -> Doubles:
+        return Doubles({name: np.full((2, 3), 100.0) for name in outputs}, "nonsense")
+
+    monkeypatch.setattr("hybridc.cli.support.doubles.double_run", nonsense)
+    ran["error"] = 0.01
+    outcome = cli("compare", relu, *OPTIONS)
+    assert outcome.code == 1 and "which is not credible" in outcome.err
+
+
+def test_model_that_nothing_evaluates_in_float64_fails_with_the_reason(
+    cli: Any, ran: dict[str, Any], relu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridc.cli.support.doubles.LIMIT_SECONDS", 0.01)
+    ran["error"] = 0.01
+    outcome = cli("compare", relu, *OPTIONS)
+    assert outcome.code == 1
+    assert "there is no evaluation in float64: it takes more than 0.01 s" in outcome.err
+
+
+def convolution() -> onnx.ModelProto:
+    """With constants of every kind, and a kernel that ONNX Runtime has for float32 only."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2, 6, 6])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 3, 6, 6])
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        onnx.helper.make_node("Constant", [], ["third"], value_float=1 / 3),
+        onnx.helper.make_node("Mul", ["c", "third"], ["scaled"]),
+        onnx.helper.make_node("Shape", ["scaled"], ["shape"]),
+        onnx.helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        onnx.helper.make_node("Cast", ["scaled"], ["half"], to=onnx.TensorProto.FLOAT16),
+        onnx.helper.make_node("Cast", ["half"], ["single"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Add", ["single", "zeros"], ["y"]),
+    ]
+    weight = np.random.default_rng(0).standard_normal((3, 2, 3, 3)).astype(np.float32)
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [onnx.numpy_helper.from_array(weight, "w")])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_every_float_of_a_model_becomes_a_double() -> None:
+    model = convolution()
+    to_doubles(model)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.graph.initializer[0].data_type == onnx.TensorProto.DOUBLE
+    assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
+
+
+def test_doubles_are_more_exact_than_float32(tmp_path: Path) -> None:
+    model = convolution()
+    onnx.save(model, tmp_path / "conv.onnx")
+    x = np.random.default_rng(1).standard_normal((1, 2, 6, 6)).astype(np.float32)
+    found = double_run(tmp_path / "conv.onnx", {"x": x}, ["y"])
+    assert found.outputs is not None and found.outputs["y"].dtype == np.float64, found.by
+    weight = onnx.numpy_helper.to_array(model.graph.initializer[0]).astype(np.float64)
+    padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (1, 1), (1, 1)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    expected = np.einsum("ncyxij,ocij->noyx", windows, weight) * np.float32(1 / 3)
+    np.testing.assert_allclose(found.outputs["y"], expected, rtol=1e-12, atol=1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,40 @@ def test_help_of_a_command_shows_its_example(cli: Any, command: str) -> None:
     assert "%%" not in outcome.out
 
 
+ACTIONS = ("models list", "models export", "machine show", "machine calibrate")
+
+
+@pytest.mark.parametrize("words", ["", *COMMANDS, *ACTIONS])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_help_fits_the_terminal(cli: Any, monkeypatch: pytest.MonkeyPatch, words: str, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = cli(*words.split(), "-h").out.splitlines()
+    examples = [line for line in lines if line.startswith("  hybridc ")]  # commands to copy are not broken
+    assert max(map(len, examples), default=0) <= 80
+    assert max(len(line) for line in lines if line not in examples) <= min(width, 100)
+    assert lines[0].startswith(f"usage: hybridc {words}".rstrip()) and (not words or lines[1] == "")
+
+
+def test_help_of_compile_begins_with_what_everybody_needs(cli: Any) -> None:
+    text = cli("compile", "-h").out
+    titles = [line[:-1] for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == [
+        "positional arguments",
+        "options",
+        "open dimensions of the model",
+        "planning",
+        "CPU kernels",
+        "cache and progress",
+        "measured tiles of CPU kernels",
+        "training",
+        "debugging",
+        "Example",
+    ]
+    first = text.partition("options:")[2].partition("\n\n")[0]
+    options = re.findall(r"^  (?:-\w[^-]*)?(--[a-z-]+)", first, re.MULTILINE)
+    assert options == ["--help", "--output", "--target", "--gpu-memory", "--json"]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_examples_parse(command: str) -> None:
     from hybridc.cli.main import build_parser
@@ -72,9 +107,14 @@ def test_help_imports_neither_tvm_nor_numpy() -> None:
         (["qqq"], "commands are compile, run"),
         (["plan", "m.onnx", "--gpu-memry", "1MiB"], "did you mean '--gpu-memory'?"),
         (["plan", "m.onnx", "more"], "hybridc plan -h"),
-        (["compile", "m.onnx", "-o"], "hybridc compile -h"),
+        (["compile", "m.onnx", "-o"], "write for example --output OUT.hyb"),
         (["--verison"], "did you mean '--version'?"),
         (["models", "lst"], "hybridc models -h"),
+        (["compile", "m.onnx", "m.hyb"], "did you mean -o m.hyb?"),
+        (["m.onnx"], "did you mean hybridc compile m.onnx?"),
+        (["help"], "hybridc --help"),
+        (["run", "m.hyb", "--emulate-gpu"], "write for example --emulate-gpu 64MiB"),
+        (["compile", "m.onnx", "--gpu_memory", "4G"], "did you mean '--gpu-memory'?"),
         (["plan", "m.onnx", "--gpu-mem", "1MiB"], "did you mean '--gpu-memory'?"),
     ],
 )
@@ -95,8 +135,27 @@ def test_missing_folder_is_named(cli: Any, tmp_path: Path) -> None:
     assert f"there is no folder {tmp_path / 'no'}" in cli("plan", tmp_path / "no" / "m.onnx").err
 
 
-def test_folder_is_no_model(cli: Any, tmp_path: Path) -> None:
-    assert "is not a file" in cli("compile", tmp_path, "-o", tmp_path / "o").err
+def test_folder_is_no_model(cli: Any, model: Path, artifact: Path) -> None:
+    assert "is a folder" in cli("compile", model.parent, "-o", model.parent / "o").err
+    assert f"did you mean {model}?" in cli("sweep", model.parent).err
+    assert "give the ONNX model it was compiled from" in cli("compare", artifact).err
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("net.pt", "torch.onnx.export"), ("net.TFLITE", "tf2onnx"), ("net.onnx", "export it again")],
+)
+@pytest.mark.parametrize("command", ["compile", "plan", "sweep", "compare"])
+def test_file_that_is_no_onnx_model_tells_how_to_make_one(
+    cli: Any, tmp_path: Path, command: str, name: str, remedy: str
+) -> None:
+    (tmp_path / name).touch()
+    outcome = cli(command, tmp_path / name)
+    assert outcome.code == 2 and "error[HC530]" in outcome.err and remedy in outcome.err
+
+
+def test_model_in_place_of_an_artifact_tells_its_compilation(cli: Any, model: Path) -> None:
+    assert f"hybridc compile {model} -o network.hyb" in cli("run", model, "--random").err
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_graph_tells_precision_only_where_it_is_not_fp32() -> None:
 
 def test_precision_without_instructions_for_it_is_refused(tmp_path, capsys):
     model = tmp_path / "m.onnx"
-    model.write_bytes(b"")
+    model.write_bytes(b"not read before the options")
     code = main(
         ["compile", str(model), "-o", str(tmp_path / "m.hyb"), "--target", "avx2", "--precision", "bf16"]
     )
@@ -54,7 +54,7 @@ def test_values_that_make_no_sense_are_refused(tmp_path, capsys, option):
 
 def test_training_in_less_than_fp32_is_refused(tmp_path, capsys):
     model = tmp_path / "m.onnx"
-    model.write_bytes(b"")
+    model.write_bytes(b"not read before the options")
     options = ["--target", "avx512_bf16", "--precision", "bf16", "--train", "--loss", "mse"]
     assert main(["compile", str(model), "-o", str(tmp_path / "m.hyb"), *options]) == 2
     assert "error[HC525]" in capsys.readouterr().err

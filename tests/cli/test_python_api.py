@@ -15,8 +15,8 @@ from hybridc.cli.main import build_parser
 from hybridc.errors import UsageError
 from hybridc.options import Budget, CompileOptions
 
-SHOWN_ONLY = {"help", "json", "all", "html", "trace", "measured"}
-"""Options of how a result is shown."""
+SHOWN_ONLY = {"help", "json", "all", "html", "trace", "measured", "quiet", "program"}
+"""Options of what is shown of a result, and how."""
 TRAINING = {"train", "loss", "optimizer", "batch", "accumulate", "freeze"}
 
 
@@ -35,11 +35,11 @@ def parameters(function: Callable[..., Any]) -> set[str]:
             ).__annotations__.keys()
         else:
             names.add(parameter.name)
-    return names
+    return names - {"progress"}  # the command line shows it
 
 
 def test_plan_takes_the_options_of_the_command() -> None:
-    assert parameters(hybridc.plan) - {"model"} == stored("plan") - {"source"}
+    assert parameters(hybridc.plan) - {"model"} == stored("plan") - {"source"} - TRAINING
 
 
 def test_compile_takes_the_options_of_the_command() -> None:
@@ -59,7 +59,7 @@ def test_commands_that_plan_take_all_that_a_plan_depends_on(command: str) -> Non
 def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: Path) -> None:
     words = (
         "--target cuda+avx2 --gpu-memory 25%,1MiB --host-memory 1GiB --shape x=1x3 --dim N=4 --machine h100"
-        " --pin Conv*=cpu --plan-seconds 3 --threads 2 --bf16-error 0.02 --profile-kernels"
+        " --pin Conv*=cpu --plan-seconds 3 --threads 2 --bf16-error 0.02 --profile-kernels --no-cache"
     )
     assert cli("plan", model, *words.split()).code == 0
     given = keywords.options_of(
@@ -75,6 +75,7 @@ def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: P
             "threads": 2,
             "bf16_error": 0.02,
             "profile_kernels": True,
+            "cache": False,
         }
     )
     assert fakes.options == [given]

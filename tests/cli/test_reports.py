@@ -32,6 +32,28 @@ def test_plan_writes_a_page_with_what_was_measured(
     assert '"measured":[[0.0,2.0],' in page.read_text()
 
 
+def test_measured_run_of_one_of_several_plans_is_shown_with_that_plan(
+    cli: Any, fakes: Any, artifact: Path, tmp_path: Path
+) -> None:
+    trace, page = tmp_path / "t.json", tmp_path / "p.html"
+    assert cli("run", artifact, "--random", "--emulate-gpu", "2M", "--trace", trace).code == 0
+    fakes.artifact_budgets = (MIB // 2, MIB, 4 * MIB)
+    outcome = cli("plan", artifact, "--html", page, "--measured", trace)
+    assert outcome.code == 0 and "2 of 3" in outcome.out
+    assert f'"budget_bytes":{MIB},' in page.read_text() and '"is_emulated":true' in page.read_text()
+
+
+@pytest.mark.parametrize("others", [(MIB // 2, 4 * MIB), (4 * MIB, 8 * MIB)])
+def test_measured_run_of_a_plan_that_the_artifact_lacks_is_refused(
+    cli: Any, fakes: Any, artifact: Path, tmp_path: Path, others: tuple[int, ...]
+) -> None:
+    trace, page = tmp_path / "t.json", tmp_path / "p.html"
+    assert cli("run", artifact, "--random", "--trace", trace).code == 0
+    fakes.artifact_budgets = others
+    outcome = cli("plan", artifact, "--html", page, "--measured", trace)
+    assert outcome.code == 2 and "error[HC536]" in outcome.err and not page.exists()
+
+
 def test_plan_of_a_model_writes_a_page_and_a_trace(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
     words = ["--target", "cuda+avx2", "--html", tmp_path / "p.html", "--trace", tmp_path / "t.json"]
     outcome = cli("plan", model, *words, "--json")
@@ -46,7 +68,17 @@ def test_measured_needs_a_page(cli: Any, fakes: Any, artifact: Path) -> None:
     assert outcome.code == 2 and "--measured requires --html" in outcome.err
 
 
-@pytest.mark.parametrize("text", ["nonsense", "[]", "{}", '{"traceEvents": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        "[]",
+        "{}",
+        '{"traceEvents": []}',
+        '{"traceEvents": [{"ph": "X", "pid": 2, "name": "", "ts": 0, "dur": 1, "args": {"step": 0}}],'
+        ' "otherData": 1}',
+    ],
+)
 def test_what_is_no_measured_run_is_refused(
     cli: Any, fakes: Any, artifact: Path, tmp_path: Path, text: str
 ) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+
+from tests.cli.conftest import variance
 
 pytestmark = pytest.mark.isa("avx2")
 
@@ -46,6 +49,13 @@ def test_results_agree_with_onnxruntime_at_every_budget(cli: Any, mlp: Path) -> 
     rows = outcome.json()["comparisons"]
     assert len(rows) == 3
     assert all(row["passed"] and row["allocated_bytes"] <= row["budget_bytes"] for row in rows)
+
+
+@pytest.mark.slow
+def test_formula_that_cancels_is_judged_by_float64(cli: Any, tmp_path: Path) -> None:
+    onnx.save(variance(mean=1000.0), tmp_path / "variance.onnx")
+    outcome = cli("compare", tmp_path / "variance.onnx", "--target", "avx2")
+    assert outcome.code == 0 and "PASS (float64)" in outcome.out
 
 
 @pytest.mark.parametrize("stage", ["canonicalize", "lower"])

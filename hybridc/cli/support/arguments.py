@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hybridc.options import (
     BF16_ERROR,
@@ -27,16 +26,23 @@ from hybridc.options import (
 from hybridc.targets import DEFAULT_THREADS, parse_target
 
 DEFAULT_TUNE_SECONDS = 60.0
-BUDGET_HELP = (
-    "GPU memory that is never exceeded, in bytes or as a percentage of what the model needs when fully"
-    " GPU-resident"
-)
+BUDGET_HELP = "GPU memory that is never exceeded, or a percentage of what the whole model needs there"
+
+
+class Arguments(Protocol):
+    """A parser, or a group of its options."""
+
+    def add_argument(self, *names: str, **options: Any) -> object: ...
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON document, byte counts as integers"
     )
+
+
+def add_quiet(parser: Arguments) -> None:
+    parser.add_argument("--quiet", action="store_true", help="do not report progress on standard error")
 
 
 def add_threads(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -49,13 +55,13 @@ def add_threads(parser: argparse.ArgumentParser, default: str | None = None) -> 
     )
 
 
-def add_host_memory(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+def add_host_memory(parser: Arguments, default: str | None = None) -> None:
     parser.add_argument(
         "--host-memory",
         type=parse_bytes,
         default=default,
         metavar="8GiB",
-        help="host memory that a run may use for arena and staging buffers (default: no limit)",
+        help="host memory that a run may use for tensors (default: no limit)",
     )
 
 
@@ -64,43 +70,51 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
 
     An option that is not given is not stored: `CompileOptions` has the defaults.
     """
-    add = partial(parser.add_argument, default=argparse.SUPPRESS)
-    _add_model(add)
-    _add_planning(add)
-    add_host_memory(parser, argparse.SUPPRESS)
-    _add_kernels(add)
-
-
-def _add_model(add: Callable[..., object]) -> None:
-    add(
+    parser.add_argument(
         "--target",
+        default=argparse.SUPPRESS,
         metavar="TARGET",
-        help="[cuda[:sm_80,sm_90]+]ISA, with ISA one of avx2, avx512, avx512_bf16, amx, native"
-        " (default: native)",
+        help="ISA for the CPU alone, cuda+ISA for GPU and CPU, cuda:sm_80,sm_90+ISA for these GPUs; ISA is"
+        " avx2, avx512, avx512_bf16, amx or native (default: native)",
     )
+    _add_model(parser.add_argument_group("open dimensions of the model"))
+    _add_planning(parser.add_argument_group("planning"))
+    _add_kernels(parser.add_argument_group("CPU kernels"))
+    group = parser.add_argument_group("cache and progress")
+    group.add_argument(
+        "--no-cache",
+        dest="cache",
+        default=argparse.SUPPRESS,
+        action="store_false",
+        help="neither use what earlier compilations left in the user's cache nor add to it",
+    )
+    add_quiet(group)
+
+
+def _add_model(group: Arguments) -> None:
+    add = partial(group.add_argument, default=argparse.SUPPRESS, action="append")
     add(
         "--shape",
         dest="shapes",
         type=parse_shape,
-        action="append",
         metavar="NAME=1x3x224x224",
-        help="fix the shape of an input; may be repeated",
+        help="shape of an input; may be repeated",
     )
     add(
         "--dim",
         dest="dims",
         type=parse_dim,
-        action="append",
         metavar="NAME=8",
-        help="fix a named dimension in all inputs; may be repeated",
+        help="size of a named dimension; may be repeated",
     )
 
 
-def _add_planning(add: Callable[..., object]) -> None:
+def _add_planning(group: Arguments) -> None:
+    add = partial(group.add_argument, default=argparse.SUPPRESS)
     add(
         "--machine",
         metavar="NAME|FILE.json",
-        help="profile of the machine to plan for; `hybridc machine show` lists them",
+        help="machine to plan for; `hybridc machine show` lists profiles",
     )
     add(
         "--pin",
@@ -114,49 +128,51 @@ def _add_planning(add: Callable[..., object]) -> None:
         "--plan-seconds",
         type=parse_effort,
         metavar="SECONDS",
-        help="planning effort, in seconds of a nominal machine: every machine finds the same plan"
-        f" (default: {DEFAULT_PLAN_SECONDS:g})",
+        help=f"effort: every machine finds the same plan (default: {DEFAULT_PLAN_SECONDS:g})",
     )
     add(
         "--profile-kernels",
         action="store_true",
-        help="measure each distinct kernel on this computer, and plan with these times; use the --machine"
-        " profile that `hybridc machine calibrate` wrote here",
+        help="measure each kernel here, and plan with these times; give --machine the profile that"
+        " `hybridc machine calibrate` wrote here",
     )
+    add_host_memory(group, argparse.SUPPRESS)
 
 
-def _add_kernels(add: Callable[..., object]) -> None:
+def _add_kernels(group: Arguments) -> None:
+    add = partial(group.add_argument, default=argparse.SUPPRESS)
     add(
         "--threads",
         type=parse_count,
         metavar="N",
-        help="CPU threads that kernels are scheduled for and that a run of the artifact uses (default:"
-        f" one per core; {DEFAULT_THREADS} if this processor cannot run the target)",
+        help="threads that kernels are scheduled for and a run uses (default: one per core;"
+        f" {DEFAULT_THREADS} if this processor cannot run the target)",
     )
-    add(
-        "--no-fast-algorithms",
-        dest="fast_algorithms",
-        action="store_false",
-        help="do not use Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger",
-    )
-    add("--no-winograd", dest="fast_algorithms", action="store_false", help=argparse.SUPPRESS)  # deprecated
     add(
         "--precision",
         choices=PRECISIONS,
-        help="bf16: round the operands of matrix products and convolutions on the CPU, and accumulate in"
-        f" fp32; int8: compute quantized ones with integers (default: {FP32})",
+        help="of products: bf16 rounds their operands, int8 computes quantized models with integers (default:"
+        f" {FP32})",
     )
     add(
         "--bf16-error",
         type=float,
         metavar="FRACTION",
-        help="largest relative change of a kernel's result by bf16, measured on random inputs; others stay"
-        f" in fp32 (default: {BF16_ERROR:g})",
+        help="keep kernels in fp32 whose results bf16 would change by more than this, measured on random"
+        f" inputs (default: {BF16_ERROR:g})",
     )
+    add(
+        "--no-fast-algorithms",
+        dest="fast_algorithms",
+        action="store_false",
+        help="no Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger",
+    )
+    add("--no-winograd", dest="fast_algorithms", action="store_false", help=argparse.SUPPRESS)  # deprecated
 
 
 def add_tuning(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    group = parser.add_argument_group("measured tiles of CPU kernels")
+    group.add_argument(
         "--tune",
         dest="tune_seconds",
         default=argparse.SUPPRESS,
@@ -164,17 +180,14 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=DEFAULT_TUNE_SECONDS,
         metavar="SECONDS",
-        help="measure candidate tiles of CPU kernels on this machine for about this long (default:"
-        " %(const)g), and"
-        " use the fastest",
+        help="measure tiles on this machine for about this long (%(const)g), and use the fastest",
     )
-    parser.add_argument(
+    group.add_argument(
         "--tune-record",
         default=argparse.SUPPRESS,
         type=Path,
         metavar="FILE.json",
-        help="file of measured tiles to use; --tune adds to it (default with --tune: a file in the user's"
-        " cache)",
+        help="measured tiles to use; --tune adds to them (default with --tune: a file in the user's cache)",
     )
 
 
@@ -195,7 +208,7 @@ def add_gpu_budgets(parser: argparse.ArgumentParser, purpose: str) -> None:
         "--gpu-memory",
         type=parse_budgets,
         default=argparse.SUPPRESS,
-        metavar="64MiB|50%|A,B,C",
+        metavar="64MiB|50%|A,B",
         help=purpose,
     )
 

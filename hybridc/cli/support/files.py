@@ -24,6 +24,18 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ELSEWHERE = "choose another location"
 _MANIFEST = "manifest.json"
 _LONGEST_STEM = 100
+_TORCH = "torch.onnx.export(model, args, 'model.onnx') in PyTorch"
+_KERAS = "python -m tf2onnx.convert --keras MODEL --output model.onnx"
+_EXPORTS = {
+    ".pt": _TORCH,
+    ".pth": _TORCH,
+    ".ckpt": _TORCH,
+    ".safetensors": _TORCH,
+    ".h5": _KERAS,
+    ".keras": _KERAS,
+    ".tflite": "python -m tf2onnx.convert --tflite MODEL --output model.onnx",
+}
+"""How models of other formats become ONNX, by their suffix."""
 
 
 def existing_file(path: Path, what: str) -> Path:
@@ -39,15 +51,33 @@ def existing_file(path: Path, what: str) -> Path:
     return path
 
 
+def existing_model(path: Path) -> Path:
+    """A readable file that may be an ONNX model, or UsageError HC530."""
+    if path.is_dir() and not (path / _MANIFEST).is_file():
+        models = [name for name in _names_in(path) if name.endswith(".onnx")]
+        remedy = f"did you mean {path / models[0]}?" if models else "give an .onnx file"
+        raise UsageError("HC530", "the model is a folder", where=str(path), remedy=remedy)
+    existing_file(path, "the model")
+    export = _EXPORTS.get(path.suffix.lower())
+    if export is not None:
+        what = f"the model is a {path.suffix} file, not an ONNX model"
+        raise UsageError("HC530", what, where=str(path), remedy=f"export it: {export}")
+    if path.stat().st_size == 0 and path.is_file():
+        remedy = "export it again, or check that the download is complete"
+        raise UsageError("HC530", "the model is an empty file", where=str(path), remedy=remedy)
+    return path
+
+
 def existing_artifact(path: Path) -> Path:
     """A folder that `hybridc compile` may have written, or UsageError HC530."""
     _check_exists(path, "the artifact")
     if not path.is_dir():
+        model = path if path.suffix == ".onnx" else "MODEL.onnx"
         raise UsageError(
             "HC530",
             "expected the folder of an artifact, found a file",
             where=str(path),
-            remedy=f"compile a model first: hybridc compile MODEL.onnx -o {path.stem}.hyb",
+            remedy=f"compile a model first: hybridc compile {model} -o {path.stem}.hyb",
         )
     return path
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.cli.support.arguments import compile_options, given_options
-from hybridc.cli.support.files import existing_file
+from hybridc.cli.support.files import existing_model
+from hybridc.cli.support.train_options import PROGRAMS, check_training, training_spec
 from hybridc.errors import UsageError
 from hybridc.options import exact_bytes, format_bytes
 from hybridc.progress import terminal_progress
@@ -16,8 +19,12 @@ if TYPE_CHECKING:
     from hybridc.artifact.load import Artifact
     from hybridc.ir import Graph, Plan
     from hybridc.machine import Machine
+    from hybridc.options import CompileOptions
     from hybridc.passes.planner.model.pins import Pins
     from hybridc.report import Report
+    from hybridc.results import Planned
+
+_PROGRAM = {"step": "the training step", "evaluate": "the evaluation", "accumulate": "the accumulation"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class PlanOf:
     all_gpu_peak_bytes: int | None = None
     smallest_budget_bytes: int | None = None
     smallest_bytes_bound: int | None = None
+    program: str | None = None
+    """Of a training step, the one that is planned."""
 
     def report(self) -> Report:
         from hybridc.report import report_plan
@@ -47,26 +56,82 @@ class PlanOf:
         )
 
 
-def plans_of(arguments: argparse.Namespace, bound_seconds: float | None = None) -> tuple[PlanOf, ...]:
+def plans_of(
+    arguments: argparse.Namespace,
+    bound_seconds: float | None = None,
+    *,
+    programs: Collection[str] = PROGRAMS,
+) -> tuple[PlanOf, ...]:
     """Plan `arguments.source`, or read its plans if it is an artifact: one per budget, smallest first.
 
-    Without `--gpu-memory` it is one plan, of an artifact that of the largest budget. `bound_seconds` is
-    effort to tighten the bound of each plan of a model. Raises HybridcError.
+    Without `--gpu-memory` it is one plan, of an artifact that of the largest budget. Of a training step, such
+    plans of each of `programs`, or of `--program`. `bound_seconds` is effort to tighten the bound of each
+    plan of a model. Raises HybridcError.
     """
-    if arguments.source.is_dir():
+    check_training(arguments)
+    wanted = (arguments.program,) if arguments.program else programs
+    if not arguments.source.is_dir():
+        return _of_model(arguments, wanted, bound_seconds)
+    from hybridc.training.artifact import is_training_artifact, open_training
+
+    if not is_training_artifact(arguments.source):
+        _check_program(arguments)
         return _of_artifact(arguments, bound_seconds)
-    return _of_model(arguments, bound_seconds)
+    found = open_training(arguments.source).programs
+    return tuple(
+        plan
+        for name in _existing(found, wanted, arguments)
+        for plan in _of_artifact(arguments, bound_seconds, name)
+    )
 
 
-def _of_model(arguments: argparse.Namespace, bound_seconds: float | None) -> tuple[PlanOf, ...]:
-    existing_file(arguments.source, "the model")
+def _check_program(arguments: argparse.Namespace) -> None:
+    if arguments.program is not None:
+        what = "--program is for training steps"
+        remedy = "remove it, or plan a training step with --train"
+        raise UsageError("HC525", what, where=str(arguments.source), remedy=remedy)
+
+
+def _existing(found: Collection[str], wanted: Collection[str], arguments: argparse.Namespace) -> list[str]:
+    """Those that are `wanted` of the programs that there are."""
+    chosen = [name for name in found if name in wanted]
+    if not chosen:
+        what = f"the training step has no program {arguments.program!r}"
+        remedy = f"its programs are {', '.join(found)}; accumulate is made by --accumulate"
+        raise UsageError("HC525", what, where=str(arguments.source), remedy=remedy)
+    return chosen
+
+
+def _of_model(
+    arguments: argparse.Namespace, wanted: Collection[str], bound_seconds: float | None
+) -> tuple[PlanOf, ...]:
+    existing_model(arguments.source)
     options = compile_options(arguments)
-    from hybridc.compiler import plan_model
+    if not arguments.train:
+        _check_program(arguments)
+        from hybridc.compiler import plan_model
+
+        with terminal_progress(quiet=arguments.quiet) as progress:
+            planned = plan_model(arguments.source, options, progress, bound_seconds=bound_seconds)
+        return _plans(arguments, options, planned)
+    from hybridc.training.compile import plan_training
+
+    spec = training_spec(arguments)
+    _existing(PROGRAMS if spec.accumulate > 1 else PROGRAMS[:2], wanted, arguments)
+    with terminal_progress(quiet=arguments.quiet) as progress:
+        found = plan_training(
+            arguments.source, options, spec, progress, wanted=wanted, bound_seconds=bound_seconds
+        )
+    return tuple(plan for name, made in found.items() for plan in _plans(arguments, options, made, name))
+
+
+def _plans(
+    arguments: argparse.Namespace, options: CompileOptions, planned: Planned, program: str | None = None
+) -> tuple[PlanOf, ...]:
     from hybridc.report.table import plural
 
-    with terminal_progress() as progress:
-        planned = plan_model(arguments.source, options, progress, bound_seconds=bound_seconds)
-    title = f"Plan of {arguments.source} for {options.target} on {options.machine.name}"
+    what = _described(arguments.source, program)
+    title = f"Plan of {what} for {options.target} on {options.machine.name}"
     if planned.machine.measured_us:
         title += f", with {plural(len(planned.machine.measured_us), 'measured time')}"
     return tuple(
@@ -79,15 +144,22 @@ def _of_model(arguments: argparse.Namespace, bound_seconds: float | None) -> tup
             planned.all_gpu_peak_bytes,
             planned.smallest_budget_bytes,
             planned.smallest_bytes_bound,
+            program,
         )
         for graph, plan, pins in zip(planned.graphs, planned.plans, planned.pins, strict=True)
     )
 
 
-def _of_artifact(arguments: argparse.Namespace, bound_seconds: float | None) -> tuple[PlanOf, ...]:
+def _described(source: Path, program: str | None) -> str:
+    return str(source) if program is None else f"{_PROGRAM[program]} of {source}"
+
+
+def _of_artifact(
+    arguments: argparse.Namespace, bound_seconds: float | None, program: str | None = None
+) -> tuple[PlanOf, ...]:
     given = given_options(arguments)
     budgets = given.pop("gpu_memory", ())
-    if given or bound_seconds is not None:
+    if given or bound_seconds is not None or arguments.train:
         raise UsageError(
             "HC516",
             "an artifact's plans are fixed",
@@ -97,16 +169,23 @@ def _of_artifact(arguments: argparse.Namespace, bound_seconds: float | None) -> 
     from hybridc.artifact import open_artifact
     from hybridc.runtime.session import verify_plans
 
-    artifact = open_artifact(arguments.source, check_weights=False, check_host=False)
+    path = arguments.source / (program or "")
+    artifact = open_artifact(path, check_weights=False, check_host=False)
     verify_plans(artifact)  # reports take names and positions of a plan for granted
     chosen = {a.number: a for a in (artifact.within(exact_bytes(budget)) for budget in budgets)}
-    return tuple(_stored(arguments, chosen[number]) for number in sorted(chosen)) or (
-        _stored(arguments, artifact),
-    )
+    shown = [chosen[number] for number in sorted(chosen)] or [artifact]
+    return tuple(_stored(arguments, each, program) for each in shown)
 
 
-def _stored(arguments: argparse.Namespace, artifact: Artifact) -> PlanOf:
-    title = f"Plan of {arguments.source}"
+def _stored(arguments: argparse.Namespace, artifact: Artifact, program: str | None) -> PlanOf:
+    title = f"Plan of {_described(arguments.source, program)}"
     if len(artifact.plans) > 1:
         title += f", {artifact.number + 1} of {len(artifact.plans)}, for the budgets {artifact.budgets}"
-    return PlanOf(artifact.graph, artifact.plan, artifact.manifest.machine, artifact.stored_plan.pins, title)
+    return PlanOf(
+        artifact.graph,
+        artifact.plan,
+        artifact.manifest.machine,
+        artifact.stored_plan.pins,
+        title,
+        program=program,
+    )

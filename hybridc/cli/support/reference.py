@@ -1,4 +1,4 @@
-"""ONNX Runtime's results for a model, and how far other results are from them."""
+"""ONNX Runtime's results for a model."""
 
 from __future__ import annotations
 
@@ -26,16 +26,6 @@ class FixedInput:
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """How far one output is from its reference."""
-
-    output: str
-    max_abs: float
-    max_rel: float
-    """`max_abs` over the largest finite value of the reference."""
-
-
 def reference_run(
     model: Path, options: CompileOptions, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -52,21 +42,6 @@ def reference_run(
     except Exception as error:  # onnxruntime's errors share no base
         raise _refused(model, error) from None
     return feeds, dict(zip(names, results, strict=True))
-
-
-def deviation(output: str, actual: np.ndarray, expected: np.ndarray) -> Deviation:
-    """Compare one output. Values agree where both are NaN or the same infinity.
-
-    An output of another shape is infinitely far.
-    """
-    if actual.shape != expected.shape:
-        return Deviation(output, np.inf, np.inf)
-    a, e = actual.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        distance = np.where((a == e) | (np.isnan(a) & np.isnan(e)), 0.0, np.abs(a - e))
-    max_abs = float(np.max(np.nan_to_num(distance, nan=np.inf, posinf=np.inf), initial=0.0))
-    scale = float(np.max(np.abs(e[np.isfinite(e)]), initial=0.0))
-    return Deviation(output, max_abs, max_abs / scale if scale > 0 else max_abs)
 
 
 def _open(model: Path, threads: int | None) -> onnxruntime.InferenceSession:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
         "path": str(compiled.path),
         "artifact_bytes": _folder_bytes(compiled.path),
         "seconds": dict(compiled.seconds),
+        "cache": None if compiled.cached is None else asdict(compiled.cached),
         "functions": len({kernel.function for graph in compiled.graphs for kernel in graph.kernels}),
         "tuned": dict(compiled.tuned),
         "measured_us": measured_to_json(compiled.measured_us),
@@ -65,9 +67,10 @@ def compiled_summary(compiled: Compiled, target: str) -> str:
     data = compiled_to_json(compiled)
     kernels = plural(len(compiled.graphs[-1].kernels), "kernel")
     functions = plural(data["functions"], "distinct function")
+    seconds = sum(compiled.seconds.values())
     lines = [
         f"{compiled.path}: {format_bytes(data['artifact_bytes'])}, for {target}",
-        f"  {kernels} ({functions}), compiled in {sum(compiled.seconds.values()):.1f} s",
+        f"  {kernels} ({functions}), compiled in {seconds:.1f} s{_from_cache(compiled)}",
     ]
     if data["tuned"]:
         lines.append(f"  {plural(len(data['tuned']), 'function')} with a faster tile found by tuning")
@@ -79,6 +82,11 @@ def compiled_summary(compiled: Compiled, target: str) -> str:
             lines.append(f"plan for {format_bytes(plan['budget_bytes'])} of GPU memory:")
         lines += _plan_summary(plan)
     return "\n".join(lines)
+
+
+def _from_cache(compiled: Compiled) -> str:
+    cached = compiled.cached
+    return "" if cached is None else f", {cached.found} of {cached.functions} functions from the cache"
 
 
 def precision_summary(graph: Graph) -> list[str]:
@@ -132,7 +140,7 @@ def training_summary(made: CompiledTraining, target: str) -> str:
     parts = {"step": made.step, "accumulation": made.accumulation, "evaluation": made.evaluation}
     for name, part in parts.items():
         if part is not None:
-            lines.append(f"{name}: {plural(len(part.graphs[-1].kernels), 'kernel')}")
+            lines.append(f"{name}: {plural(len(part.graphs[-1].kernels), 'kernel')}{_from_cache(part)}")
             for graph, plan in zip(part.graphs, part.plans, strict=True):
                 lines += plan_summary(graph, plan)
     return "\n".join(lines)

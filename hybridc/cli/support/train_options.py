@@ -1,4 +1,4 @@
-"""The options of `hybridc compile --train`."""
+"""The options of training: those of `compile`, `plan` and `explain` with `--train`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from hybridc.errors import UsageError
 from hybridc.options import parse_count
 from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 
+PROGRAMS = ("step", "evaluate", "accumulate")
+"""Of a training step, by the names of their folders in its artifact."""
 _OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze")
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
+def add_training(parser: argparse.ArgumentParser, program: str | None = None) -> None:
+    """`program`: what `--program` is by default, for commands that look at one of a step's programs."""
     group = parser.add_argument_group("training")
     group.add_argument(
         "--train",
         action="store_true",
-        help="compile a training step for `hybridc train` instead of inference",
+        help="a step for `hybridc train` instead of inference",
     )
     group.add_argument(
         "--loss",
         type=parse_loss,
         metavar="LOSS",
-        help="softmax_cross_entropy[:label_smoothing=0.1], mse, l1, bce_with_logits; several outputs:"
+        help="softmax_cross_entropy[:label_smoothing=0.1], mse, l1, bce_with_logits, or for several outputs"
         " 2*mse(OUT1)+l1(OUT2) (default: the model's first output is the loss)",
     )
     group.add_argument(
         "--optimizer",
         type=parse_optimizer,
         metavar="OPTIMIZER",
-        help="sgd:lr=0.1,momentum=0.9,nesterov=1,weight_decay=1e-4, or adam or adamw:lr=1e-3,beta1=0.9,"
-        "beta2=0.999,eps=1e-8,weight_decay=0.01 (default: sgd:lr=0.01)",
+        help="sgd, adam or adamw and parameters: lr; momentum, nesterov=1 of sgd; beta1, beta2, eps of the"
+        " others; weight_decay, as in sgd:lr=0.1,momentum=0.9 (default: sgd:lr=0.01)",
     )
     group.add_argument(
         "--batch", type=parse_count, metavar="N", help="examples per step (default: as in the model)"
@@ -39,16 +42,21 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--accumulate",
         type=parse_count,
         metavar="N",
-        help="split a batch into this many micro-batches and accumulate their gradients (default: 1)",
+        help="micro-batches of a batch, whose gradients are accumulated (default: 1)",
     )
     group.add_argument(
         "--freeze",
         action="append",
         metavar="PATTERN",
-        help="parameters that are not trained; PATTERN may contain * and ?; BatchNorm uses its running"
-        " statistics"
+        help="parameters that are not trained; may contain * and ?; BatchNorm uses its running statistics"
         " where these are frozen; may be repeated",
     )
+    if program is not None:
+        group.add_argument(
+            "--program",
+            choices=PROGRAMS,
+            help=f"of a training step, the program to look at (default: {program})",
+        )
 
 
 def check_training(arguments: argparse.Namespace) -> None:
