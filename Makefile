@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 EXTRAS ?= cuda,test,lint
 
-.PHONY: demo test test-full lint types metrics wheel-smoke bench clean
+.PHONY: demo test test-full fuzz lint types metrics wheel-smoke bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,12 @@ test: $(VENV)/.installed
 test-full: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --hypothesis-profile=exploring
 
+# Random damage to models, feeds, artifacts and training runs, one kind after the other, for MINUTES in all.
+MINUTES ?= 60
+SEED ?= 0
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) --json benchmarks/results/fuzz.json
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,7 +52,7 @@ wheel-smoke: $(VENV)/.installed
 
 # Measurements, one after the other; JSON under benchmarks/results/. Run nothing else meanwhile. All of them take
 # about three hours on two cores, an hour of which is `plans`: choose some with PARTS="memory cpu-avx2".
-BENCHMARKS := accuracy memory offsets plans resnet50 cpu-avx512 cpu-avx2 sessions \
+BENCHMARKS := accuracy memory offsets plans resnet50 compile_time cpu-avx512 cpu-avx2 sessions \
     conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision training
 PARTS ?= $(BENCHMARKS)
 

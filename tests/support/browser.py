@@ -62,6 +62,11 @@ class Page:
     def turn_wheel(self, x: float, y: float, by: float) -> None:
         self._call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=by)
 
+    def resize(self, width: int, height: int) -> None:
+        """As on a screen of so many pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+
     def _call(self, method: str, **parameters: Any) -> Any:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
