@@ -118,7 +118,7 @@ class Bench:
         np.savez(self.feeds, **suite_feeds(model))
         self.artifact = folder / "model.hyb"
         command = ["-m", "hybridc.cli", "compile", self.model, "-o", self.artifact, "--target", isa]
-        compiled = json.loads(_python(*command, "--threads", threads, "--json"))
+        compiled = json.loads(_python(*command, "--threads", threads, "--no-cache", "--json"))
         self.compile_s = sum(compiled["seconds"].values())
 
     def errors(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -84,7 +85,8 @@ def shortened(rows: list[str]) -> list[str]:
 def hybridc(*arguments: str) -> str:
     """What a command prints."""
     command = [sys.executable, "-m", "hybridc.cli", *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    environment = os.environ | {"COLUMNS": "80"}  # lines of the page need no scrolling
+    return subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True).stdout
 
 
 def summary() -> str:

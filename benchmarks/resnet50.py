@@ -41,7 +41,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target", default="avx512")
-    options = CompileOptions(target=parse_target(parser.parse_args().target))
+    options = CompileOptions(target=parse_target(parser.parse_args().target), cache=False)
     warnings.simplefilter("ignore")
     model = suite_model("resnet50")
     feeds = suite_feeds(model)

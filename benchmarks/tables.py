@@ -38,6 +38,7 @@ def tables() -> str:
             "a layer split (as `-ngl`), offloading with prefetch (as vDNN) and the CPU alone, all simulated "
             f"({plans['date']}; profile of a laptop's GPU with 4 GB):",
             plans_table(plans["rows"]),
+            *compile_time_tables(),
             "## CPU",
             f"ResNet-50 for `avx512` compiles in {row['compile_s']:.1f} s and runs in "
             f"{row['run_ms']:.0f} ms: {row['speedup_over_unscheduled']:.0f} times faster than TVM's "
@@ -110,6 +111,27 @@ def memory_table(rows: list[dict[str, Any]]) -> str:
         theirs = next(row["ratio"] for row in rows if row["model"] == name and "planner" in row)
         lines.append(f"| {name} | {ours:.3f} | {theirs:.3f} |")
     return "\n".join(lines)
+
+
+def compile_time_tables() -> list[str]:
+    """Seconds of compilations, if they were measured."""
+    if not (RESULTS / "compile_time.json").exists():
+        return []
+    result = read("compile_time")
+    kinds = list(dict.fromkeys(row["kind"] for row in result["rows"]))
+    lines = [f"| network | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+    for name in dict.fromkeys(row["model"] for row in result["rows"]):
+        rows = {row["kind"]: row for row in result["rows"] if row["model"] == name}
+        times = " | ".join(f"{rows[kind]['compile_s']:.1f} s" for kind in kinds)
+        lines.append(f"| {name} | {times} |")
+    row = result["rows"][0]
+    return [
+        "## Compile time",
+        f"For `{row['target']}` and {row['budget']} of the memory, with a cache that is empty (cold) or "
+        "holds what the same compilation left there (warm); without the start of Python, which takes "
+        f"two to four seconds ({result['date']}, {result['cores']} cores of an {result['processor']}):",
+        "\n".join(lines),
+    ]
 
 
 def plans_table(rows: list[dict[str, Any]]) -> str:

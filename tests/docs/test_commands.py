@@ -1,0 +1,164 @@
+"""Every command and Python block of the README and of the usage page works as written.
+
+With small networks and little effort: files that the pages name are provided, and a table of substitutions
+makes commands smaller without changing what they ask for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+ROOT = Path(__file__).parents[2]
+README, USAGE = ROOT / "README.md", ROOT / "docs" / "usage.md"
+SMALLER = {
+    "--gpu-memory": {"64MiB": "2MiB", "32MiB,64MiB,128MiB": "1MiB,2MiB,4MiB", "512MiB": "2MiB"},
+    "--emulate-gpu": {"64MiB": "4MiB", "512MiB": "4MiB"},
+    "--tune": {"60": "0.1"},
+    "--plan-seconds": {"60": "0.05"},
+    "--epochs": {"10": "1"},
+}
+"""Values of options that are made smaller."""
+LESS_EFFORT = {command: ["--plan-seconds", "0.05"] for command in ("compile", "plan", "sweep", "compare")}
+RUNS_ELSEWHERE = re.compile(r"make |\. \.venv|machine calibrate|pip install")
+"""Run by the continuous integration itself, or by tests of their own."""
+SHAPE = (1, 8, 16, 16)
+PREPARED = f"""
+import numpy as np
+import onnx
+from hybridc import emulator
+emulator.start(1 << 30)
+image = np.zeros({SHAPE}, np.float32)
+images, labels = np.zeros((100, 3, 32, 32), np.float32), np.zeros(100, np.int64)
+"""
+"""What the Python blocks count on."""
+
+
+def blocks(document: Path) -> list[str]:
+    """Indented blocks outside of the parts that programs write."""
+    text = re.sub(r"<!-- example:.*?<!-- end of example -->", "", document.read_text(), flags=re.DOTALL)
+    return [
+        "\n".join(line[4:] for line in block.splitlines())
+        for block in re.findall(r"(?:^ {4}.*\n)+", text, re.MULTILINE)
+    ]
+
+
+def commands(document: Path) -> list[list[str]]:
+    """The words of each command, without comments."""
+    lines = [line for block in blocks(document) for line in block.splitlines()]
+    return [
+        shlex.split(line, comments=True)
+        for line in lines
+        if line.startswith("hybridc ") and not RUNS_ELSEWHERE.search(line)
+    ]
+
+
+def scripts(document: Path) -> list[str]:
+    return [block for block in blocks(document) if "hybridc.compile" in block and "    hybridc " not in block]
+
+
+def run(folder: Path, *words: str) -> str:
+    environment = os.environ | {"HYBRIDC_TRACEBACK": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def small(words: list[str]) -> list[str]:
+    """A command with smaller values, and on an emulated GPU, as the pages say where there is none."""
+    made = [
+        SMALLER.get(before, {}).get(word, word) for before, word in zip(["", *words], words, strict=False)
+    ]
+    if made[1] in LESS_EFFORT and not made[2].endswith(".hyb") and "--plan-seconds" not in made:
+        made += LESS_EFFORT[made[1]]
+    if made[1] == "run":
+        made += ["--emulate-gpu", "4MiB"]
+    return made[1:]
+
+
+def write_model(path: Path) -> None:
+    """Twelve equal convolutions, named as ResNet-50's are."""
+    weights = np.random.default_rng(0).standard_normal((8, 8, 3, 3)).astype(np.float32) / 8
+    names = ["x", *(f"y{i}" for i in range(11)), "logits"]
+    nodes = [
+        helper.make_node("Conv", [names[i], f"w{i}"], [names[i + 1]], f"Conv_{i}", pads=[1, 1, 1, 1])
+        for i in range(12)
+    ]
+    ports = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, SHAPE) for name in ("x", "logits")]
+    arrays = [onnx.numpy_helper.from_array(weights, f"w{i}") for i in range(12)]
+    graph = helper.make_graph(nodes, "small", ports[:1], ports[1:], arrays)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+@pytest.mark.isa("avx2")
+def test_commands_of_the_readme(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.onnx")
+    ran = []
+    for words in commands(README):
+        ran.append(words[1])
+        run(tmp_path, "-m", "hybridc.cli", *small(words))
+    assert ran == ["plan", "compile", "run"] and list((tmp_path / "outputs").glob("*.npy"))
+    [script] = scripts(README)
+    run(tmp_path, "-c", PREPARED + script)
+
+
+def test_example_of_the_readme_is_a_command_with_its_output() -> None:
+    [example] = re.findall(r"<!-- example:.*?\n((?: {4}.*\n|\n)+)", README.read_text())
+    command, _, table = example.strip().partition("\n")
+    assert shlex.split(command)[:2] == ["hybridc", "plan"]
+    assert all(heading in table for heading in ("Kernels (", "Placement", "Predicted run: "))
+
+
+def test_every_line_of_the_pages_is_run_or_known() -> None:
+    """No command hides in a block that these tests do not read."""
+    for document in (README, USAGE):
+        lines = re.findall(r"^ {4}(\S+) .*$", document.read_text(), re.MULTILINE)
+        known = {"hybridc", "make", "import", "with"}
+        written = [word for word in lines if word in ("pip", "python", "python3", "bash")]
+        assert written == [] and known & set(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.isa("avx2")
+def test_commands_of_the_usage_page(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    write_model(tmp_path / "resnet50.onnx")
+    for words in commands(USAGE):
+        if words[1:3] == ["models", "export"] and words[3] == "resnet50":
+            words = [*words[:4], "exported.onnx", "--param", "width=4"]
+        elif any(word in words for word in ("quantized.onnx", "cifar-10", "train.npz", "bf16", "--train")):
+            continue  # the next tests
+        run(tmp_path, "-m", "hybridc.cli", *small(words))
+    for script in scripts(USAGE)[:1]:
+        run(tmp_path, "-c", PREPARED + script)
+
+
+@pytest.mark.slow
+@pytest.mark.isa("avx2")
+def test_training_of_the_usage_page(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    (tmp_path / "cifar-10").mkdir()
+    records = generator.integers(0, 255, (200, 3073), np.uint8)
+    records[:, 0] %= 10
+    for name in ("data_batch_1.bin", "test_batch.bin"):
+        records.tofile(tmp_path / "cifar-10" / name)
+    for name in ("train.npz", "val.npz"):
+        x = generator.standard_normal((100, 3, 32, 32), np.float32)
+        np.savez(tmp_path / name, x=x, y=generator.integers(0, 10, 100))
+    for words in commands(USAGE):
+        if any(word in words for word in ("cifar_quick", "--train", "train")):
+            run(tmp_path, "-m", "hybridc.cli", *small(words))
+    [script] = [block for block in scripts(USAGE) if "compile_training" in block]
+    run(tmp_path, "-c", PREPARED + "import hybridc\n" + script)
+    onnx.checker.check_model(tmp_path / "trained.onnx")
