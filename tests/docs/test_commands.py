@@ -101,6 +101,29 @@ def write_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
 
 
+def write_quantized_model(path: Path) -> None:
+    """A matrix product of 8-bit numbers, as quantizers write it."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["data"]),
+        helper.make_node("DequantizeLinear", ["w", "scale", "signed_zero"], ["weight"]),
+        helper.make_node("MatMul", ["data", "weight"], ["y"]),
+    ]
+    arrays = {
+        "scale": np.float32(0.02),
+        "zero": np.uint8(128),
+        "signed_zero": np.int8(0),
+        "w": np.random.default_rng(0).integers(-127, 128, (64, 32), np.int8),
+    }
+    initializers = [onnx.numpy_helper.from_array(np.asarray(a), name) for name, a in arrays.items()]
+    ports = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [16, width])
+        for name, width in (("x", 64), ("y", 32))
+    ]
+    graph = helper.make_graph(nodes, "quantized", ports[:1], ports[1:], initializers)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
 @pytest.mark.isa("avx2")
 def test_commands_of_the_readme(tmp_path: Path) -> None:
     write_model(tmp_path / "model.onnx")
@@ -137,11 +160,21 @@ def test_commands_of_the_usage_page(tmp_path: Path) -> None:
     for words in commands(USAGE):
         if words[1:3] == ["models", "export"] and words[3] == "resnet50":
             words = [*words[:4], "exported.onnx", "--param", "width=4"]
-        elif any(word in words for word in ("quantized.onnx", "cifar-10", "train.npz", "bf16", "--train")):
+        elif {"quantized.onnx", "cifar_quick", "step.hyb", "bf16"} & set(words):
             continue  # the next tests
         run(tmp_path, "-m", "hybridc.cli", *small(words))
     for script in scripts(USAGE)[:1]:
         run(tmp_path, "-c", PREPARED + script)
+
+
+@pytest.mark.isa("avx512_bf16")
+def test_reduced_precision_of_the_usage_page(tmp_path: Path) -> None:
+    write_model(tmp_path / "net.onnx")
+    write_quantized_model(tmp_path / "quantized.onnx")
+    narrow = [words for words in commands(USAGE) if "--precision" in words]
+    assert [words[-1] for words in narrow] == ["bf16", "int8"]
+    for words in narrow:
+        run(tmp_path, "-m", "hybridc.cli", *small(words))
 
 
 @pytest.mark.slow
@@ -157,7 +190,7 @@ def test_training_of_the_usage_page(tmp_path: Path) -> None:
         x = generator.standard_normal((100, 3, 32, 32), np.float32)
         np.savez(tmp_path / name, x=x, y=generator.integers(0, 10, 100))
     for words in commands(USAGE):
-        if any(word in words for word in ("cifar_quick", "--train", "train")):
+        if {"cifar_quick", "step.hyb"} & set(words):
             run(tmp_path, "-m", "hybridc.cli", *small(words))
     [script] = [block for block in scripts(USAGE) if "compile_training" in block]
     run(tmp_path, "-c", PREPARED + "import hybridc\n" + script)
