@@ -118,7 +118,10 @@ def _computed(
         data = files["weights.bin"][weight.offset_bytes : weight.offset_bytes + weight.size_bytes]
         array = np.frombuffer(data, weight.dtype).reshape(weight.shape).astype(np.float64)
         values[weight.tensor] = array.T if weight.layout else array
-    for kernel in graph.kernels:
+    waiting = list(graph.kernels)  # an edit may have exchanged kernels in this list; their steps are in order
+    while waiting:
+        kernel = next(k for k in waiting if values.keys() >= set(k.inputs))
+        waiting.remove(kernel)
         parameters = next(f["parameters"] for f in compiled["functions"] if f["name"] == kernel.function)
         arrays = [_seen_as(values[n], p) for n, p in zip(kernel.inputs, parameters, strict=False)]
         values[kernel.outputs[0]] = FUNCTIONS[kernel.function](*arrays)
