@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from hybridc.errors import UsageError
 from hybridc.progress import Progress
 
@@ -59,7 +61,8 @@ class StageSequence(Generic[A, B]):
         made: Any = value
         for number, stage in enumerate(self.stages):
             progress.stage(stage.name)
-            made = stage.run(made, progress)
+            with np.errstate(all="ignore"):  # weights may overflow here as they would in a run: no warning
+                made = stage.run(made, progress)
             if dump_ir is not None:
                 _dump(dump_ir, number, stage, made)
         return made

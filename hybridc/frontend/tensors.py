@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -155,10 +156,14 @@ def _resolve_inside(folder: Path, location: str, where: str) -> Path:
     if not location or "\0" in location or os.path.isabs(location) or ".." in Path(location).parts:
         raise _external(f"location {location!r} is not a path inside the model's folder", where)
     root = folder.resolve()
-    path = Path(os.path.realpath(root / location))
+    try:
+        path = Path(os.path.realpath(root / location))
+        is_file = path.is_file()
+    except OSError as error:  # a name that is longer than names may be
+        raise _external(f"location {reprlib.repr(location)}: {error.strerror}", where) from None
     if not path.is_relative_to(root):
         raise _external(f"location {location!r} is a link that leads outside the model's folder", where)
-    if not path.is_file():
+    if not is_file:
         raise _external(f"file {location!r} is missing from the model's folder", where)
     return path
 

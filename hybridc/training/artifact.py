@@ -225,7 +225,8 @@ def check_program(artifact: TrainingArtifact, name: str, program: Artifact) -> N
     if math.prod(loss_shape) != 1 or loss_dtype != "float32":
         wrong.append(manifest.loss)
     if name == STEP:
-        wrong += [name for name in (*manifest.inputs, *manifest.targets) if name not in inputs]
+        fresh = [state.name for state in manifest.states if not state.is_of_model]
+        wrong += [name for name in (*manifest.inputs, *manifest.targets, *fresh) if name not in inputs]
     if wrong:
         error = ValueError(f"{wrong[0]!r} is not what {program.path.name} reads or writes")
         raise _malformed(artifact.path / MANIFEST, error)

@@ -66,9 +66,9 @@ class TrainingSession:
         self._artifact = open_training(path)
         self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes)
         self._seed = seed
-        self._states = self._artifact.initial_values()
-        self._step_count = 0
         ports = self._inner[STEP].artifact.manifest.inputs
+        self._states = self._artifact.initial_values()  # of shapes that the step's have been found to be
+        self._step_count = 0
         manifest = self._artifact.manifest
         outputs = {port.name for port in self._inner[STEP].artifact.manifest.outputs}
         self._renewed = {s.name: s.name + NEW for s in manifest.states if s.name + NEW in outputs}

@@ -124,6 +124,7 @@ def test_step_of_an_edited_training_json_is_refused_or_made(copy: Path, count: i
         (lambda data: data.update(loss="nothing"), "HC311"),
         (lambda data: data.update(inputs=["nothing"]), "HC311"),
         (lambda data: data["states"].pop(), "HC311"),
+        (lambda data: data["states"][-1].update(shape=[1 << 44]), "HC311"),
         (lambda data: data["scalars"].clear(), "HC311"),
         (lambda data: data["programs"].update(step="0" * 64), "HC312"),
     ],
