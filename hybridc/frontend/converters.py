@@ -28,7 +28,7 @@ Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None
 
 
 def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """One or two elementwise operators: TVM's converter looks for NaN in the bounds at run time."""
+    """One or two elementwise operators, where TVM's converter makes functions, which nothing tiles."""
     data = importer._nodes[proto.input[0]]
     bounds: list[relax.Expr | None] = []
     for position, attribute in ((1, "min"), (2, "max")):
@@ -39,13 +39,18 @@ def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax
             bounds.append(importer._nodes[proto.input[position]])
         else:
             bounds.append(None)
-    if not all(
-        b is None or (isinstance(b, tvm.ir.GenericConst) and not np.isnan(b.value.numpy())) for b in bounds
-    ):
-        return None
-    low, high = bounds
+    low, high = (_bound(b, least) for b, least in zip(bounds, (-np.inf, np.inf), strict=True))
     result = data if low is None else relax.op.maximum(data, low)
     return result if high is None else relax.op.minimum(result, high)
+
+
+def _bound(bound: relax.Expr | None, none: float) -> relax.Expr | None:
+    """A bound of Clip, `none` in place of NaN, which bounds nothing."""
+    if bound is None or not bound.ty.dtype.dtype.startswith(("float", "bfloat")):
+        return bound
+    if isinstance(bound, tvm.ir.GenericConst):
+        return None if np.isnan(bound.value.numpy()) else bound
+    return relax.op.where(relax.op.isnan(bound), relax.const(none, bound.ty.dtype.dtype), bound)
 
 
 def _concat(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:

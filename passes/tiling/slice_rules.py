@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.program.operators import Fact, names_with
-from hybridc.passes.program.program import operator_name, tensor_shape
+from hybridc.passes.program.program import is_op, operator_name, tensor_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,10 @@ def slice_of(operation: Operation | None, axis: int, begin: int, end: int) -> Sl
 
     None where no rule is known, or where a slice lies entirely in the padding: nothing would be read.
     """
-    operator_rule = RULES.get(operation.name) if operation is not None else None
-    if operation is None or operator_rule is None:
+    if operation is None or is_op(operation.call, "call_tir"):  # functions may be named as operators are
+        return None
+    operator_rule = RULES.get(operation.name)
+    if operator_rule is None:
         return None
     rule = operator_rule(operation, axis, begin, end)
     if rule is None or not all(map(_overlap, operation.shapes, rule.slices)):

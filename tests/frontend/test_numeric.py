@@ -59,6 +59,16 @@ def test_clip_takes_constant_or_missing_bounds(make_model, assert_matches, rng):
     assert not imported.weights
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_clip_takes_bounds_that_are_fed(make_model, assert_matches, dtype):
+    nodes = [make_node("Clip", ["x", "low", "high"], ["y"]), make_node("Clip", ["x", "", "high"], ["z"])]
+    feeds = {"x": np.arange(-5, 7, dtype=dtype).reshape(3, 4), "low": dtype(-2), "high": dtype(4)}
+    model = make_model(nodes, {name: list(np.shape(feed)) for name, feed in feeds.items()}, ["y", "z"])
+    for port in (*model.graph.input, *model.graph.output):
+        port.type.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    assert_matches(model, {name: np.asarray(feed) for name, feed in feeds.items()})
+
+
 @pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
 def test_transposed_convolution_keeps_its_output_shape(make_model, assert_matches, rng, auto_pad):
     weights = {"w": rng.standard_normal((2, 3, 3, 3), dtype=np.float32)}

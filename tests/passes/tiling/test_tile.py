@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.script import tirx as T
 
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import Program, operator_name, tensor_shape
@@ -222,6 +223,26 @@ def test_bands_of_padding_alone_are_not_cut():
     value = relax.op.nn.conv2d(net.x, net.weight(4, 4, 1, 1), padding=(8, 0))
     program = net.program(net.emit(value))
     assert_same_results(tile(program, KIB), program)
+
+
+def test_a_function_that_is_named_as_an_operator_stays_whole():
+    @I.ir_module
+    class Before:
+        @T.prim_func(s_tir=True)
+        def maximum(x: T.Buffer((8, 64), "float32"), y: T.Buffer((8, 64), "float32")):
+            for i, j in T.grid(8, 64):
+                with T.sblock("maximum"):
+                    v, w = T.axis.remap("SS", [i, j])
+                    y[v, w] = T.max(x[v, w], T.float32(0))
+
+        @R.function
+        def main(x: R.Tensor((8, 64), "float32")):
+            cls = Before
+            y = R.call_tir(cls.maximum, (x,), R.Tensor((8, 64), "float32"))
+            return (y,)
+
+    program = program_of(Before)
+    assert tile(program, 1024) is program
 
 
 def test_a_deep_network_needs_no_recursion():
