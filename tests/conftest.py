@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ os.environ.setdefault("TVM_NUM_THREADS", "2")
 # some tests put faults into the compiler, whose results must not reach others; tests of the cache set it
 os.environ["HYBRIDC_CACHE_SIZE"] = "0B"
 
+from hybridc import emulator
 from hybridc.targets import ISAS, missing_flags
 
 # the fast suite draws the same examples every time; `make test-full` explores others
@@ -42,6 +44,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output is as in a pipe, whatever width the shell that runs the tests tells of."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_on_the_gpu() -> None:
+    """Sessions that an earlier test's traceback held must not free their memory while this one counts."""
+    if emulator.is_active() and emulator.statistics().used_bytes:
+        gc.collect()
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from hybridc.errors import (
     PlanError,
     UsageError,
 )
+from tests.support.process import PATIENCE_SECONDS
 
 
 def test_help_names_every_command_and_exit_code(cli: Any) -> None:
@@ -206,6 +207,7 @@ def test_interrupt_that_was_turned_into_another_error_is_quiet_too(
             raise RuntimeError from None
 
     before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("hybridc.cli.support.interrupts.GRACE_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr("hybridc.compiler.plan_model", lose_the_interrupt)
     outcome = cli("plan", model)
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +36,6 @@ def streaming_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def emulated_gpu() -> Iterator[None]:
-    gc.collect()  # sessions that the traceback of an error still held keep their memory until then
     emulator.start(EMULATED_BYTES)
     yield
     emulator.reset()

@@ -3,7 +3,6 @@
 # mypy: disable-error-code="valid-type"
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +16,7 @@ from hybridc.errors import DeviceError
 from hybridc.ir import Device
 from hybridc.runtime import load
 from tests.support.artifacts import CPU, SHAPE, Scheduled, hybrid_model, weight_array
+from tests.support.process import becomes_true, running_threads
 
 W = weight_array((8, 8))
 
@@ -75,18 +75,19 @@ def test_sessions_in_several_threads_do_not_block_one_another(hybrid_artifact: P
 @pytest.mark.usefixtures("emulated_gpu")
 def test_threads_of_a_session_end_with_it(hybrid_artifact: Path) -> None:
     load(hybrid_artifact).close()
-    before = len(os.listdir("/proc/self/task"))
+    before = running_threads()
     sessions = [load(hybrid_artifact) for _ in range(4)]
-    assert len(os.listdir("/proc/self/task")) == before + 4 * 3
+    started = running_threads() - before
+    assert len(started) == 4 * 3
     sessions.pop().close()
     del sessions
-    assert len(os.listdir("/proc/self/task")) <= before
+    assert becomes_true(lambda: not started & running_threads())
 
 
 def test_session_on_the_cpu_starts_no_thread(cpu_artifact: Path) -> None:
-    before = len(os.listdir("/proc/self/task"))
+    before = running_threads()
     with load(cpu_artifact, threads=1):
-        assert len(os.listdir("/proc/self/task")) == before
+        assert running_threads() <= before
 
 
 @pytest.mark.usefixtures("emulated_gpu")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,10 @@ import pytest
 from hybridc.ir import Device, Graph, Kernel, Role
 from hybridc.schedules.rule import Scheduled
 from tests.support.artifacts import CPU_TARGET, Model, PlanBuilder, parallel_scale, tensor
+from tests.support.process import PATIENCE_SECONDS
 
 SHAPE = (64, 64)
+CHILDS_PATIENCE_SECONDS = PATIENCE_SECONDS / 2  # so that the program itself says what hangs
 
 PROGRAM = """
 import multiprocessing, os, signal, sys, threading, time
@@ -44,8 +45,8 @@ def inherited(seed):
 
 def ended(child):
     # The exit status of a child, which is killed if it hangs.
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    end = time.monotonic() + {patience}
+    while time.monotonic() < end:
         process, status = os.waitpid(child, os.WNOHANG)
         if process:
             return os.waitstatus_to_exitcode(status)
@@ -76,6 +77,10 @@ RUN_LAST = """
 """
 
 
+def program_text(body: str) -> str:
+    return PROGRAM.format(body=body.strip(), patience=CHILDS_PATIENCE_SECONDS)
+
+
 @pytest.fixture(scope="session")
 def parallel_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """y = 3 * x on the CPU, in a loop over threads."""
@@ -98,11 +103,15 @@ def artifact(request: pytest.FixtureRequest, parallel_artifact: Path, hybrid_art
 
 def run(folder: Path, artifact: list[str], body: str, *, pause: float = 0.1) -> None:
     """Run a program that loads an artifact, runs it, does `body` and runs it again; it must end by itself."""
-    text = PROGRAM.format(body=(RUN_FIRST.format(pause=pause) + body + RUN_LAST).strip())
+    text = program_text(RUN_FIRST.format(pause=pause) + body + RUN_LAST)
     program = folder / "program.py"
     program.write_text(text)
     done = subprocess.run(
-        [sys.executable, str(program), *artifact], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(program), *artifact],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
@@ -124,14 +133,14 @@ def test_forked_pool_works_on_the_cpu_and_is_refused_the_gpu(
 ) -> None:
     body = f"""
     def done(seed):
-        return pool.submit({way}, seed).result(timeout=60)
+        return pool.submit({way}, seed).result(timeout={CHILDS_PATIENCE_SECONDS})
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         if EMULATED:
             assert told(done, 0) == "HC559"
         else:
             assert all(np.array_equal(done(seed), expected[seed]) for seed in range(4))
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        found = told(pool.apply_async({way}, (2,)).get, 60)
+        found = told(pool.apply_async({way}, (2,)).get, {CHILDS_PATIENCE_SECONDS})
         assert found == "HC559" if EMULATED else np.array_equal(found, expected[2])
     """
     run(tmp_path, artifact, body)
@@ -166,8 +175,8 @@ def test_process_forked_before_the_gpu_is_used_may_use_it(tmp_path: Path, artifa
     assert ended(child) == 7
     """
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(body=(first + RUN_FIRST.format(pause=0) + body + RUN_LAST).strip()))
-    done = subprocess.run([sys.executable, str(program), *artifact], timeout=100, check=False)
+    program.write_text(program_text(first + RUN_FIRST.format(pause=0) + body + RUN_LAST))
+    done = subprocess.run([sys.executable, str(program), *artifact], timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0
 
 
@@ -249,18 +258,19 @@ def test_emulated_gpu_of_the_parent_cannot_be_started_again(tmp_path: Path, hybr
 @pytest.mark.slow
 def test_interrupted_child_ends_soon(tmp_path: Path, parallel_artifact: Path) -> None:
     body = """
+    ready, begin = os.pipe()
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
+            inherited(0)
+            os.write(begin, b"!")
             while True:
                 inherited(0)
         except KeyboardInterrupt:
             sys.exit(7)
-    time.sleep(0.5)
+    os.read(ready, 1)
     os.kill(child, signal.SIGINT)
     assert ended(child) == 7
     """
-    start = time.monotonic()
     run(tmp_path, [str(parallel_artifact), "cpu"], body)
-    assert time.monotonic() - start < 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.runtime import load
 from tests.support.artifacts import SHAPE, cpu_model, negate, scheduled, weight_array
+from tests.support.process import becomes_true, running_threads
 
 W = weight_array((8, 6))
 
@@ -190,13 +190,17 @@ def test_short_lived_threads_leave_none_behind(cpu_artifact: Path) -> None:
         def run() -> None:
             session.run(None, {"the/x": drawn()})
 
-        counts = []
-        for _ in range(40):
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
-            counts.append(len(os.listdir("/proc/self/task")))
-    assert counts[-1] <= counts[9] + 4  # lasting threads may still come up; a leak would add 30
+        def run_in_threads(count: int) -> None:
+            for _ in range(count):
+                thread = threading.Thread(target=run)
+                thread.start()
+                thread.join()
+
+        run_in_threads(10)
+        before = running_threads()
+        run_in_threads(30)
+        # lasting threads may still come up; a leak would be of 30
+        assert becomes_true(lambda: len(running_threads() - before) <= 4)
 
 
 def test_library_is_loaded_once_however_often_its_artifact_is(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,14 @@ from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
 
 BATCH, CLASSES = 16, 4
 LOSS, OPTIMIZER = "softmax_cross_entropy", "sgd:lr=0.05,momentum=0.9"
+
+
+@pytest.fixture
+def interrupts_are_handled() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def network(*, dropout: float = 0.0) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ import pytest
 
 from hybridc.cli import main
 from hybridc.training.checkpoint import FILE, read_checkpoint
+from tests.support.process import PATIENCE_SECONDS
 from tests.training.conftest import BATCH, examples, network
 
 
@@ -73,7 +74,7 @@ def test_interrupt_ends_after_the_step_with_a_checkpoint(
         assert process.stdout is not None
         assert process.stdout.readline().startswith("epoch 1/")
         process.send_signal(number)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 128 + number and err == ""
     found = read_checkpoint(run)
     assert found is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from tests.support.process import PATIENCE_SECONDS
 from tests.training.conftest import network
 
 PROGRAM = """
@@ -38,4 +39,4 @@ def test_forked_process_trains_and_compiles(tmp_path: Path) -> None:
     onnx.save(network(), tmp_path / "small.onnx")
     root = Path(__file__).parents[2]
     program = f"import sys; sys.path.insert(0, {str(root)!r})" + PROGRAM
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=300, check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=PATIENCE_SECONDS, check=True)

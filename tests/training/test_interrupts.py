@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from hybridc.training.interrupts import uninterrupted
 
-
-@pytest.fixture(autouse=True)
-def interrupts_are_handled() -> Iterator[None]:
-    """Also where the tests run in the background of a shell, which ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interrupts_are_handled")
 
 
 def test_an_interrupt_waits_for_the_end_of_the_block() -> None:

@@ -110,6 +110,7 @@ def test_a_step_writes_new_states_where_the_old_ones_were(step_artifact: Path) -
             np.testing.assert_array_equal(array, expected[name])
 
 
+@pytest.mark.usefixtures("interrupts_are_handled")
 def test_an_interrupt_comes_when_the_step_is_whole(
     step_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +119,6 @@ def test_an_interrupt_comes_when_the_step_is_whole(
         session.step(images, labels)
         expected = session.state_dict()
     run = Session.run
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
@@ -131,7 +131,6 @@ def test_an_interrupt_comes_when_the_step_is_whole(
         assert session.step_count == 1
         for name, value in session.state_dict().items():
             np.testing.assert_array_equal(value, expected[name])
-    signal.signal(signal.SIGINT, before)
 
 
 def test_batch_of_another_size_is_refused(session: TrainingSession) -> None:

@@ -1,0 +1,34 @@
+"""What this process holds, one by one: a mere count falls when garbage of earlier tests goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+PATIENCE_SECONDS = 600.0
+"""What hangs is given up after this time, many times what it takes on a loaded machine."""
+
+
+def open_handles() -> set[tuple[int, str]]:
+    """Number and file of each open handle."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add((int(number), os.readlink(f"/proc/self/fd/{number}")))
+        except FileNotFoundError:  # it was that of the list itself
+            continue
+    return found
+
+
+def running_threads() -> set[int]:
+    """The system's number of each thread, native ones included."""
+    return {int(number) for number in os.listdir("/proc/self/task")}
+
+
+def becomes_true(condition: Callable[[], bool]) -> bool:
+    """Whether it holds soon: the system lists a thread for a moment after it was joined."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
