@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from common import write_result
-from conv1d_engines import FAST
-from conv1d_plot import ratios_to_svg
+from conv1d.engines import FAST
+from conv1d.plot import ratios_to_svg
 
 from hybridc.targets import available_threads, native_isa
 
@@ -132,7 +132,7 @@ class Worker:
             engine, isa = "hybridc", FLOATS[isa]
         limits = {} if engine == "hybridc" else LIMITS[isa]
         self._process = subprocess.Popen(
-            [sys.executable, str(FOLDER / "conv1d_engines.py"), engine, isa, str(threads)],
+            [sys.executable, str(FOLDER / "conv1d" / "engines.py"), engine, isa, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

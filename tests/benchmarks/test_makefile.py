@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,8 @@ def test_parts_can_be_chosen() -> None:
         "conv1d.py --isa avx512_bf16",
         "readme.py",
     ]
+
+
+def test_convolution_benchmark_finds_its_parts() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "conv1d.py"), "-h"]
+    assert "--isa" in subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

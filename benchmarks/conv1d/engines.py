@@ -1,4 +1,4 @@
-"""One engine of `conv1d.py`: python benchmarks/conv1d_engines.py ENGINE ISA THREADS
+"""One engine of `conv1d.py`: python benchmarks/conv1d/engines.py ENGINE ISA THREADS
 
 Reads requests and writes answers, a line of JSON each, until its input ends.
 """
