@@ -157,12 +157,15 @@ def test_every_line_of_the_pages_is_run_or_known() -> None:
 def test_commands_of_the_usage_page(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     write_model(tmp_path / "resnet50.onnx")
+    ran = set()
     for words in commands(USAGE):
         if words[1:3] == ["models", "export"] and words[3] == "resnet50":
             words = [*words[:4], "exported.onnx", "--param", "width=4"]
         elif {"quantized.onnx", "cifar_quick", "step.hyb", "bf16"} & set(words):
             continue  # the next tests
         run(tmp_path, "-m", "hybridc.cli", *small(words))
+        ran.add(words[1])
+    assert {"compile", "plan", "explain", "run", "compare", "sweep"} <= ran
     for script in scripts(USAGE)[:1]:
         run(tmp_path, "-c", PREPARED + script)
 

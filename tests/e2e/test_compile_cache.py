@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -161,22 +160,6 @@ made = hybridc.compile("mlp.onnx", sys.argv[1], target="cuda:sm_80+avx2", gpu_me
     assert all(not path.name.startswith(".") for path in folder.iterdir())
 
 
-@pytest.fixture
-def interrupted(network: onnx.ModelProto, tmp_path: Path) -> Iterator[Any]:
-    """Compile with a callback that raises at a stage."""
-
-    def compiled(at: str, error: type[BaseException]) -> None:
-        def stop(stage: str, done: int, total: int | None) -> None:
-            if stage == at:
-                raise error
-
-        with pytest.raises(error):
-            hybridc.compile(network, tmp_path / "out" / "model.hyb", progress=stop, **CPU)
-
-    yield compiled
-    assert list((tmp_path / "out").glob("*")) == []
-
-
 @pytest.mark.parametrize(
     ("at", "error"),
     [
@@ -187,8 +170,16 @@ def interrupted(network: onnx.ModelProto, tmp_path: Path) -> Iterator[Any]:
         ("store", KeyboardInterrupt),
     ],
 )
-def test_callback_may_end_a_compilation(interrupted: Any, at: str, error: type[BaseException]) -> None:
-    interrupted(at, error)
+def test_callback_may_end_a_compilation(
+    network: onnx.ModelProto, tmp_path: Path, at: str, error: type[BaseException]
+) -> None:
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if stage == at:
+            raise error
+
+    with pytest.raises(error):
+        hybridc.compile(network, tmp_path / "out" / "model.hyb", progress=stop, **CPU)
+    assert list((tmp_path / "out").glob("*")) == []
 
 
 def test_callback_hears_of_every_stage(network: onnx.ModelProto, tmp_path: Path) -> None:
