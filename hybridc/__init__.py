@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hybridc.training.compile import CompiledTraining
     from hybridc.training.session import TrainingSession
 
-__all__ = ["HybridcError", "compile", "compile_training", "load", "load_training", "plan"]
+__all__ = ["HybridcError", "compile", "compile_training", "load", "load_training", "plan", "plan_training"]
 
 
 @exhaustion_told()
@@ -140,13 +140,42 @@ def compile_training(
     stay as they are. `progress` and the other options are those of `compile`. Raises HybridcError.
     """
     from hybridc.keywords import options_of
-    from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
+    from hybridc.passes.training.spec import read_spec
     from hybridc.progress import listener
     from hybridc.training.compile import compile_training as compile_step
 
-    terms = () if loss is None else parse_loss(loss)
-    spec = TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze))
+    spec = read_spec(loss, optimizer, batch, accumulate, freeze)
     return compile_step(model, output, options_of(options), spec, listener(progress))
+
+
+@exhaustion_told()
+def plan_training(
+    model: str | Path | bytes | onnx.ModelProto,
+    *,
+    loss: str | None = None,
+    optimizer: str = "sgd:lr=0.01",
+    batch: int | None = None,
+    accumulate: int = 1,
+    freeze: Sequence[str] = (),
+    bound_seconds: float | None = None,
+    progress: Callback | None = None,
+    **options: Unpack[PlanKeywords],
+) -> dict[str, Planned]:
+    """Plan a training step of an ONNX model without compiling it, which needs no GPU.
+
+    Returns the plans of its programs by name: `step`, `evaluate` and, if there are parts to `accumulate`,
+    `accumulate`. What to train is told as for `compile_training`, everything else as for `plan`. Raises
+    HybridcError.
+    """
+    from hybridc.keywords import PlanKeywords, options_of
+    from hybridc.passes.training.spec import read_spec
+    from hybridc.progress import listener
+    from hybridc.training.compile import plan_training as plan_step
+
+    given = {**options, "target": options.get("target") or "cuda+avx2"}
+    spec = read_spec(loss, optimizer, batch, accumulate, freeze)
+    known = options_of(given, PlanKeywords)
+    return plan_step(model, known, spec, listener(progress), bound_seconds=bound_seconds)
 
 
 @exhaustion_told()

@@ -99,7 +99,7 @@ def _artifact_path(output: str | Path | None, options: CompileOptions) -> Path |
     if options.stop_after is not None:
         return None
     if output is None:
-        raise missing_output()
+        raise missing_output("give `output`, the folder to write, or `stop_after`, the last stage to run")
     check_destination(Path(output))
     check_tools(options.target)
     return Path(output)

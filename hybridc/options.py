@@ -264,9 +264,8 @@ def parse_effort(text: str) -> float:
         raise UsageError("HC518", f"invalid number of seconds {text!r}", remedy="for example 60") from None
 
 
-def missing_output() -> UsageError:
+def missing_output(remedy: str) -> UsageError:
     """The error of a compilation that goes to the end, and was given no folder to write: HC522."""
-    remedy = "give -o OUT.hyb, or --stop-after STAGE"
     return UsageError("HC522", "missing output path", remedy=remedy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass
@@ -168,13 +169,15 @@ def native_isa() -> Isa:
 def parse_target(text: str) -> Target:
     """Read `[cuda[:ARCH,...]+]ISA`. Raises UsageError HC501 naming what is wrong."""
 
-    def refuse(what: str) -> UsageError:
-        offered = (name for name, isa in ISAS.items() if not isa.is_emulated)
+    def refuse(what: str, word: str = "") -> UsageError:
+        offered = [*(name for name, isa in ISAS.items() if not isa.is_emulated), "native"]
+        close = difflib.get_close_matches(word, ["cuda", *offered], n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
         return UsageError(
             "HC501",
             what,
             where=f"target {text!r}",
-            remedy=f"write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(offered)}, native",
+            remedy=f"{hint}write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(offered)}",
         )
 
     gpu_text, plus, isa_text = str(text).rpartition("+")
@@ -182,7 +185,7 @@ def parse_target(text: str) -> Target:
     if plus:
         kind, colon, archs = gpu_text.partition(":")
         if kind != "cuda":
-            raise refuse(f"unknown GPU kind {kind!r}")
+            raise refuse(f"unknown GPU kind {kind!r}", kind)
         architectures = tuple(archs.split(",")) if colon else DEFAULT_ARCHITECTURES
         for arch in architectures:
             if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
@@ -190,9 +193,7 @@ def parse_target(text: str) -> Target:
     if isa_text == "native":
         return Target(architectures, native_isa())
     if isa_text not in ISAS:
-        raise refuse(
-            f"unknown instruction set {isa_text!r}"
-            if isa_text != "cuda"
-            else "a target needs a CPU instruction set as well"
-        )
+        if isa_text == "cuda":
+            raise refuse("a target needs a CPU instruction set as well")
+        raise refuse(f"unknown instruction set {isa_text!r}", isa_text)
     return Target(architectures, ISAS[isa_text])

@@ -44,3 +44,12 @@ def test_precision_that_cannot_be_had_is_refused(target, options):
     with pytest.raises(UsageError) as refusal:
         CompileOptions(target=parse_target(target), **options)
     assert refusal.value.code == "HC526"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("avx521", "avx512"), ("cuda+axv2", "avx2"), ("cud+avx2", "cuda")]
+)
+def test_misspelt_target_is_corrected(text: str, meant: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_target(text)
+    assert refusal.value.code == "HC501" and f"did you mean '{meant}'?" in refusal.value.remedy

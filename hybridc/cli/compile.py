@@ -63,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         check_destination(arguments.output)
     elif arguments.output is None and arguments.stop_after is None:
-        raise missing_output()
+        raise missing_output("give -o OUT.hyb, or --stop-after STAGE")
     options = compile_options(arguments, stop_after=arguments.stop_after, dump_ir=arguments.dump_ir)
     return _compile_training(arguments, options) if arguments.train else _compile(arguments, options)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -93,11 +94,21 @@ class TrainingSpec:
         return not any(fnmatchcase(parameter, pattern) for pattern in self.freeze)
 
 
+def read_spec(
+    loss: str | None, optimizer: str, batch: int | None, accumulate: int, freeze: Sequence[str]
+) -> TrainingSpec:
+    """What the Python API is told of a step. Raises UsageError HC570 or HC573."""
+    terms = () if loss is None else parse_loss(loss)
+    return TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze))
+
+
 def parse_loss(text: str) -> tuple[LossTerm, ...]:
     """Read `mse`, `softmax_cross_entropy:label_smoothing=0.1` or `2*mse(out1)+l1(out2)`.
 
     Raises UsageError HC570.
     """
+    if not isinstance(text, str):
+        raise _refusal(text, "loss", "give a string such as 'mse'")
     terms, position = [], 0
     while True:
         match = _TERM.match(text, position)
@@ -123,6 +134,8 @@ def parse_loss(text: str) -> tuple[LossTerm, ...]:
 
 def parse_optimizer(text: str) -> Optimizer:
     """Read `sgd:lr=0.1,momentum=0.9`, `adam` or `adamw:weight_decay=0.1`. Raises UsageError HC570."""
+    if not isinstance(text, str):
+        raise _refusal(text, "optimizer", "give a string such as 'sgd:lr=0.1'")
     kind, options = parse_call(text, "optimizer", _OPTIMIZER_OPTIONS)
     if "nesterov" in options:
         options["nesterov"] = bool(options["nesterov"])
@@ -171,7 +184,9 @@ def parse_call(text: str, what: str, options: Mapping[str, tuple[str, ...]]) -> 
     """Read `KIND:OPTION=NUMBER,OPTION=NUMBER`; `options` has those of each kind. Raises UsageError HC570."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in options:
-        raise _refusal(text, what, f"known ones are {', '.join(options)}")
+        close = difflib.get_close_matches(kind, options, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise _refusal(text, what, f"{hint}known ones are {', '.join(options)}")
     values: dict[str, Any] = {}
     for part in rest.split(",") if colon else ():
         name, _, number = (word.strip() for word in part.partition("="))

@@ -51,6 +51,30 @@ def test_compile_training_takes_the_options_of_the_command() -> None:
     assert parameters(hybridc.compile_training) == stored("compile") - {"train"} - several_programs
 
 
+def test_plan_training_takes_the_options_of_the_command() -> None:
+    assert parameters(hybridc.plan_training) - {"model"} == stored("plan") - {"source", "train"}
+
+
+def test_plan_training_plans_every_program() -> None:
+    model = models.build("mlp", batch=4, inputs=8, hidden=8, layers=2, classes=4)
+    options: Any = {"loss": "mse", "target": "avx2"}
+    assert list(hybridc.plan_training(model, **options)) == ["step", "evaluate"]
+
+
+def test_missing_output_is_told_in_words_of_python() -> None:
+    with pytest.raises(UsageError) as refusal:
+        hybridc.compile("m.onnx", target="avx2")
+    assert refusal.value.code == "HC522"
+    assert "`output`" in refusal.value.remedy and "`stop_after`" in refusal.value.remedy
+
+
+@pytest.mark.parametrize("wrong", [{"loss": 3}, {"loss": "mse", "optimizer": 3}])
+def test_what_to_train_must_be_text(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refusal:
+        hybridc.compile_training("m.onnx", tmp_path / "s.hyb", target="avx2", **wrong)
+    assert refusal.value.code == "HC570"
+
+
 @pytest.mark.parametrize("command", ["explain", "sweep", "compare"])
 def test_commands_that_plan_take_all_that_a_plan_depends_on(command: str) -> None:
     assert keywords.PlanKeywords.__annotations__.keys() <= stored(command)

@@ -13,6 +13,7 @@ with hybridc.load("m.hyb", gpu_memory="64MiB", threads=2) as session:
     outputs = session.run(None, {"x": np.zeros((1, 3), np.float32)})
     total: float = float(outputs[0].sum())
     names: list[str] = [port.name for port in session.get_inputs()]
+steps: float = hybridc.plan_training("m.onnx", loss="mse")["step"].plan.makespan_us
 made = hybridc.compile_training("m.onnx", "s.hyb", loss="mse", batch=4)
 with hybridc.load_training("s.hyb") as training:
     loss: float = training.step(np.zeros(3), np.zeros(1))

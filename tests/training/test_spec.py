@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -53,6 +54,15 @@ def test_other_losses_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_loss(text)
     assert caught.value.code == "HC570" and caught.value.remedy
+
+
+def test_misspelt_names_are_corrected() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_loss("softmax_crossentropy")
+    assert "did you mean 'softmax_cross_entropy'?" in caught.value.remedy
+    with pytest.raises(UsageError) as caught:
+        parse_optimizer("adamv:lr=0.1")
+    assert re.match("did you mean 'adamw?'", caught.value.remedy)
 
 
 def test_optimizer_is_read_with_defaults_of_pytorch() -> None:
