@@ -20,13 +20,13 @@ demo: $(VENV)/.installed
 	$(BIN)/hybridc plan demo/resnet50.hyb --all
 	$(BIN)/hybridc compare demo/resnet50.onnx --target cuda+avx2 --gpu-memory 50% --plan-seconds 2
 
-# The fast suite: at most ten minutes on two cores.
+# The fast suite: at most ten minutes on two cores. A file's tests share a process, and so what its fixtures compile.
 test: $(VENV)/.installed
-	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 # Everything, the big models on every target and budget included.
 test-full: $(VENV)/.installed
-	$(BIN)/pytest -n $(WORKERS) --hypothesis-profile=exploring
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --hypothesis-profile=exploring
 
 # Random damage to models, feeds, artifacts and training runs, one kind after the other, for MINUTES in all.
 MINUTES ?= 60

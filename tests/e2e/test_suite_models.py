@@ -54,9 +54,8 @@ def assert_promises_kept(rows: list[dict]) -> None:
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("target", ["avx2", "cuda:sm_80+avx2"])
-def test_squeezenet_is_right_within_every_budget(target, tmp_path, capsys):
-    assert_promises_kept(compare("squeezenet", target, tmp_path, capsys))
+def test_squeezenet_is_right(tmp_path, capsys):
+    assert_promises_kept(compare("squeezenet", "avx2", tmp_path, capsys))
 
 
 @pytest.mark.slow
@@ -66,7 +65,12 @@ def test_every_network_is_right_within_every_budget(name, target, tmp_path, caps
     assert_promises_kept(compare(name, target, tmp_path, capsys))
 
 
-@pytest.mark.parametrize("name", SUITE)
+LONG = ("densenet121", "bert", "inception_v1")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in SUITE]
+)
 def test_arenas_stay_near_the_live_bytes_bound(name):
     options = CompileOptions(target=parse_target("cuda+avx2"))
     graph = run_stages(import_model(suite_model(name), options)[1], NullProgress(), stop_after="graph").graph
@@ -87,7 +91,9 @@ def test_arenas_stay_near_the_live_bytes_bound(name):
 @pytest.mark.parametrize("target", ["avx2", "cuda+avx512"])
 def test_no_kernel_is_left_to_the_fallback(name, target):
     options = CompileOptions(target=parse_target(target))
-    done = run_stages(import_model(suite_model(name), options)[1], NullProgress(), stop_after="schedule")
+    # all layers of bert have the same kernels
+    model = build("bert", layers=2) if name == "bert" else suite_model(name)
+    done = run_stages(import_model(model, options)[1], NullProgress(), stop_after="schedule")
     assert done.scheduled is not None
     left = {key: s.rule for key, s in done.scheduled.items() if s.rule == "fallback"}
     assert left == {}

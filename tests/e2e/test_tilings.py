@@ -114,6 +114,7 @@ def test_more_memory_is_never_slower_and_a_budget_alone_has_the_same_plan(
     assert (alone.graphs, alone.plans) == (opened.graphs[:1], opened.plans[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.isa("avx2")
 def test_sweep_shows_what_compile_would_plan(
     network: onnx.ModelProto,

@@ -159,6 +159,7 @@ def test_accumulated_batch_trains_as_with_pytorch(tmp_path: Path) -> None:
         assert frozen not in session.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.isa("avx2")
 @pytest.mark.usefixtures("emulated_gpu")
 def test_network_trains_the_same_within_half_the_memory(tmp_path: Path) -> None:
