@@ -11,6 +11,8 @@ from random import Random
 
 import pytest
 
+from tests.support.process import PATIENCE_SECONDS
+
 COMMANDS = {
     "compile model.onnx -o new.hyb --target cuda+avx2 --gpu-memory 50% --plan-seconds 0.2 --no-cache": 12.0,
     "compile model.onnx -o step.hyb --train --loss softmax_cross_entropy --optimizer sgd:lr=0.1": 9.0,
@@ -20,6 +22,9 @@ COMMANDS = {
 }
 """And about how many seconds each takes."""
 HYBRIDC = (sys.executable, "-m", "hybridc.cli")
+BEGUN = "from hybridc.cli import main; print('begun', flush=True); raise SystemExit(main())"
+TOLD = (sys.executable, "-c", BEGUN)
+"""The same, once it can be interrupted: Python alone takes long to begin where much else runs."""
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +48,19 @@ def test_interrupted_command_leaves_nothing_half_written(folder: Path, words: st
     number = random.choice([signal.SIGINT, signal.SIGTERM])
     before = {path.name for path in folder.iterdir()}
     with subprocess.Popen(
-        [*HYBRIDC, *shlex.split(words)],
+        [*TOLD, *shlex.split(words)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
         try:
             process.wait(0.2 + random.uniform(0, COMMANDS[words]))
         except subprocess.TimeoutExpired:
             process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     made = {path.name for path in folder.iterdir()} - before
     assert process.returncode in (0, 128 + number), errors
     assert "Traceback" not in errors and not any(name.startswith(".") for name in made)
