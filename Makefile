@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 EXTRAS ?= cuda,test,lint
 
-.PHONY: demo test test-full fuzz lint types metrics wheel-smoke bench clean
+.PHONY: demo test test-full sanitize fuzz lint types metrics wheel-smoke bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,10 @@ test: $(VENV)/.installed
 # Everything, the big models on every target and budget included.
 test-full: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --hypothesis-profile=exploring
+
+# Small networks while what g++ builds has ASan and UBSan; others with TESTS="tests/e2e".
+sanitize: $(VENV)/.installed
+	WORKERS=$(WORKERS) .ci/sanitize $(TESTS)
 
 # Random damage to models, feeds, artifacts and training runs, one kind after the other, for MINUTES in all.
 MINUTES ?= 60
