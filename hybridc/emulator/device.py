@@ -71,7 +71,11 @@ class _Configuration(ctypes.Structure):
 class _TensorRange(ctypes.Structure):
     """Mirrors TensorRange in native/memory.h."""
 
-    _fields_ = (("offset_bytes", ctypes.c_uint64), ("size_bytes", ctypes.c_uint64))
+    _fields_ = (
+        ("offset_bytes", ctypes.c_uint64),
+        ("size_bytes", ctypes.c_uint64),
+        ("is_workspace", ctypes.c_bool),
+    )
 
 
 class _Statistics(ctypes.Structure):
@@ -130,10 +134,11 @@ def guards_tensors() -> bool:
     return _process.configuration is not None and bool(_process.configuration.guard_tensors)
 
 
-def guard_arena(address: int, steps: Iterable[tuple[str, Iterable[tuple[int, int]]]]) -> None:
+def guard_arena(address: int, steps: Iterable[tuple[str, Iterable[tuple[int, int, bool]]]]) -> None:
     """Tell of the allocation at `address` what each step that launches kernels may touch, until it is freed.
 
-    A step is the name of its function's first CUDA kernel, with offset and size in bytes of each tensor.
+    A step is the name of its function's first CUDA kernel, with offset and size in bytes of each tensor, and
+    whether it is workspace, in which kernels lay out tensors of their own.
     """
     library = _started_library()
     for kernel, tensors in steps:

@@ -239,11 +239,12 @@ def gpu_page_bytes() -> int:
 
 @contextmanager
 def _device_errors() -> Iterator[None]:
-    """TVM and the helper report what CUDA refuses as RuntimeError, with CUDA's name of it at the end."""
+    """TVM and the helper report what CUDA refuses as RuntimeError, with CUDA's name of it."""
     try:
         yield
     except RuntimeError as error:
-        what = f"the device failed: {str(error).strip().splitlines()[-1]}"
+        told = str(error).partition("// CUDA Source")[0]  # which may be thousands of lines
+        what = f"the device failed: {' '.join(told.split())}"
         remedy = "check that the GPU works and has free memory; if so, this is a bug in hybridc"
         raise DeviceError("HC407", what, remedy=remedy) from error
 

@@ -140,7 +140,7 @@ def arena() -> ctypes.c_void_p:
     emulator.start(emulator.statistics().capacity_bytes, guard_tensors=True)
     pointer = upload(np.arange(3 * TENSOR_BYTES // 4, dtype=np.float32))
     assert pointer.value is not None
-    tensors = [(0, TENSOR_BYTES), (TENSOR_BYTES, TENSOR_BYTES)]
+    tensors = [(0, TENSOR_BYTES, False), (TENSOR_BYTES, TENSOR_BYTES, False)]
     emulator.guard_arena(pointer.value, [("add_gpu_kernel", tensors)])
     return pointer
 
@@ -184,6 +184,18 @@ def test_read_of_another_tensor_is_reported_or_gives_nan(arena: ctypes.c_void_p)
 def test_address_of_no_tensor_of_the_kernel_is_reported(arena: ctypes.c_void_p, x: int) -> None:
     with pytest.raises(CudaError, match="kernel add_gpu_kernel: no step of the plan gives it tensors"):
         launch("add_gpu_kernel", arena, x, 0)
+
+
+def test_tensors_in_one_workspace_share_a_copy(arena: ctypes.c_void_p) -> None:
+    assert arena.value is not None
+    workspace = [(0, TENSOR_BYTES, False), (TENSOR_BYTES, 2 * TENSOR_BYTES, True)]
+    emulator.guard_arena(arena.value, [("add_gpu_kernel", workspace)])
+    launch("add_gpu_kernel", arena, TENSOR_BYTES, 2 * TENSOR_BYTES)
+    launch("add_gpu_kernel", arena, 2 * TENSOR_BYTES, 0, -256)
+    expected = np.concatenate([np.arange(256, 512) + 1, np.arange(256, 512), np.arange(256, 512) + 1])
+    np.testing.assert_array_equal(download(arena, 768), expected)
+    with pytest.raises(CudaError, match="bytes past the end of a tensor of 2048"):
+        launch("add_gpu_kernel_1", arena, 2 * TENSOR_BYTES, 0, 1)
 
 
 def test_kernel_of_no_step_is_reported(arena: ctypes.c_void_p) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import hybridc
 from hybridc import emulator
+from hybridc.emulator import guards
 from hybridc.errors import ArtifactError, DeviceError, UsageError
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
@@ -133,6 +134,7 @@ def test_emulated_gpu_needs_no_tvm_import(hybrid_artifact: Path) -> None:
 import sys
 import numpy as np
 from hybridc import emulator
+from hybridc.emulator import guards
 emulator.start(1 << 20)
 from hybridc.runtime import load
 with load(sys.argv[1]) as session:
@@ -159,6 +161,23 @@ def test_emulated_gpu_of_the_same_size_is_left_as_it_is(hybrid_artifact: Path) -
     emulator.start(EMULATED_BYTES, guard_tensors=True)
     with hybridc.load(hybrid_artifact, emulate_gpu=EMULATED_BYTES):
         assert emulator.guards_tensors()
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_failure_of_a_launch_names_the_kernel_and_what_it_did(
+    hybrid_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def guard_nothing(address: int, steps: Any) -> None:
+        emulator.guard_arena(address, [(kernel, []) for kernel, _ in steps])
+
+    monkeypatch.setattr(guards, "guard_arena", guard_nothing)
+    emulator.start(EMULATED_BYTES, guard_tensors=True)
+    with hybridc.load(hybrid_artifact) as opened:
+        for _ in range(2):  # the second time the device has failed before
+            with pytest.raises(DeviceError, match=r"kernel \w+: no step of the plan") as caught:
+                opened.run(None, {"the/x": drawn(0)})
+            assert caught.value.code == "HC407"
+            assert "\n" not in caught.value.what
 
 
 @pytest.mark.usefixtures("emulated_gpu")

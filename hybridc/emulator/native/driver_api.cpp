@@ -96,17 +96,15 @@ DRIVER_API cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute,
   return CUDA_SUCCESS;
 }
 
-DRIVER_API cuGetErrorName(CUresult result, const char** name) {
-  *name = result_name(result);
-  return CUDA_SUCCESS;
-}
-
 DRIVER_API cuGetErrorString(CUresult result, const char** text) {
   DeviceLock lock(device_mutex());
   const bool is_failure = result != CUDA_SUCCESS && result == device_result();
   *text = is_failure ? device_failure_message() : result_name(result);
   return CUDA_SUCCESS;
 }
+
+// TVM asks for the name alone where a launch fails: it gets the text, which says which kernel did what.
+DRIVER_API cuGetErrorName(CUresult result, const char** name) { return cuGetErrorString(result, name); }
 
 // Hopper's tensor copies are beyond what the emulator does.
 DRIVER_API cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,

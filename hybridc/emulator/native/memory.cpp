@@ -91,25 +91,31 @@ bool is_kernel_of(const std::string& kernel, const std::string& first) {
          (kernel.size() == first.size() || kernel[first.size()] == '_');
 }
 
-constexpr size_t kNowhere = SIZE_MAX;
+// The one that holds a tensor of the kernel at `offset`: of several that begin there, as an output may take the
+// place of an input, the longest. nullptr if none does.
+const TensorRange* tensor_at(const std::vector<TensorRange>& tensors, size_t offset) {
+  const TensorRange* found = nullptr;
+  for (const TensorRange& tensor : tensors)
+    if (tensor.has_tensor_at(offset) && (found == nullptr || tensor.end() > found->end())) found = &tensor;
+  return found;
+}
 
-// Sizes of the tensors at these offsets, as the steps have them that give the kernel tensors at all of them;
+// What holds the tensors at these offsets, as the steps have it that give the kernel tensors at all of them;
 // none if there is no such step. These steps run one function, so their tensors have the same sizes.
-std::vector<size_t> sizes_at(const Allocation& arena, const std::string& kernel,
-                             const std::vector<size_t>& offsets) {
-  std::vector<size_t> sizes;
+std::vector<TensorRange> tensors_at(const Allocation& arena, const std::string& kernel,
+                                    const std::vector<size_t>& offsets) {
+  std::vector<TensorRange> merged;
   for (const auto& [name, tensors] : arena.launches) {
     if (!is_kernel_of(kernel, name)) continue;
-    std::vector<size_t> found(offsets.size(), kNowhere);
+    std::vector<TensorRange> found;
+    for (size_t offset : offsets)
+      if (const TensorRange* tensor = tensor_at(tensors, offset)) found.push_back(*tensor);
+    if (found.size() != offsets.size()) continue;
+    if (merged.empty()) merged = found;
     for (size_t i = 0; i < offsets.size(); ++i)
-      for (const TensorRange& tensor : tensors)
-        if (tensor.offset_bytes == offsets[i])
-          found[i] = found[i] == kNowhere ? tensor.size_bytes : std::max(found[i], tensor.size_bytes);
-    if (std::find(found.begin(), found.end(), kNowhere) != found.end()) continue;
-    sizes.resize(offsets.size(), 0);
-    for (size_t i = 0; i < offsets.size(); ++i) sizes[i] = std::max(sizes[i], found[i]);
+      if (found[i].end() > merged[i].end()) merged[i] = found[i];
   }
-  return sizes;
+  return merged;
 }
 
 }  // namespace
@@ -183,11 +189,12 @@ std::string GuardedTensors::replace(const std::string& kernel, const std::vector
       offsets.push_back(static_cast<char*>(*pointer) - arena.data);
     }
     if (inside.empty()) continue;
-    const std::vector<size_t> sizes = sizes_at(arena, kernel, offsets);
-    if (sizes.empty()) return "no step of the plan gives it tensors at these places";
+    const std::vector<TensorRange> tensors = tensors_at(arena, kernel, offsets);
+    if (tensors.empty()) return "no step of the plan gives it tensors at these places";
     for (size_t i = 0; i < inside.size(); ++i) {
-      *inside[i] = copy_of(arena.data + offsets[i], sizes[i]);
-      if (*inside[i] == nullptr) return "no memory for guarded tensors";
+      char* copy = copy_of(arena.data + tensors[i].offset_bytes, tensors[i].size_bytes);
+      if (copy == nullptr) return "no memory for guarded tensors";
+      *inside[i] = copy + (offsets[i] - tensors[i].offset_bytes);
     }
     return "";
   }

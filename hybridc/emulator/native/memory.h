@@ -19,16 +19,23 @@ cudaError_t allocate_pinned(void** pointer, size_t size_bytes);
 cudaError_t release_pinned(void* pointer);
 bool is_pinned_memory(const void* pointer, size_t size_bytes);
 
-// A tensor in an allocation.
+// A tensor in an allocation; or workspace, in which a kernel lays out tensors of its own.
 struct TensorRange {
   size_t offset_bytes, size_bytes;
+  bool is_workspace;
+
+  size_t end() const { return offset_bytes + size_bytes; }
+  // Whether a tensor of the kernel may begin at `offset`.
+  bool has_tensor_at(size_t offset) const {
+    return offset == offset_bytes || (is_workspace && offset > offset_bytes && offset < end());
+  }
 };
 
 // A launch of `kernel` may touch these tensors of the allocation at `arena`, and nothing else of it.
 cudaError_t add_tensors(void* arena, const char* kernel, std::vector<TensorRange> tensors);
 
 // While a kernel runs: copies of the tensors that it is given, each between guard pages of its own and away
-// from all others. Does nothing for allocations of which nobody has told what tensors they hold.
+// from all others; its workspace is one of them. Does nothing for allocations of which nobody has told what tensors they hold.
 class GuardedTensors {
  public:
   GuardedTensors() = default;
