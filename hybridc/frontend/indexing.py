@@ -65,15 +65,33 @@ def max_unpool(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> 
     return op.reshape(flat, shape)
 
 
-def roi_align(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
-    """With checked images of the regions. TVM's operator wants them as floating point numbers."""
-    images = _operands(importer, proto)[0].ty.shape[0]
-    checked = _checked(importer, importer._nodes[proto.input[2]], int(images), "RoiAlign")
-    proto.input[2] = _named(importer, proto, checked)
+def roi_align(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    """With checked images of the regions, which TVM's operator wants as floating point numbers, and corners
+    in elements of the data: half an element is subtracted after the scale, where TVM does it before."""
+    data, corners, images = _operands(importer, proto)
+    emit, dtype, integer = importer.bb.emit, str(corners.ty.dtype), node.attributes.get_int
+    checked = _checked(importer, images, int(data.ty.shape[0]), "RoiAlign")
+    default = "half_pixel" if importer.opset >= 16 else "output_half_pixel"
+    mode = node.attributes.get_string("coordinate_transformation_mode", default)
+    scale = node.attributes.get_float("spatial_scale", 1.0)
+    corners = corners if scale == 1 else emit(op.multiply(corners, relax.const(scale, dtype)))
+    if mode == "half_pixel":
+        corners = emit(op.subtract(corners, relax.const(0.5, dtype)))
+    column = emit(op.expand_dims(emit(op.astype(checked, dtype)), 1))
+    return op.vision.roi_align(
+        data,
+        emit(op.concat([column, corners], 1)),
+        pooled_size=(integer("output_height", 1), integer("output_width", 1)),
+        spatial_scale=1.0,
+        sample_ratio=integer("sampling_ratio", 0),
+        aligned=mode == "half_pixel",
+        mode="avg",
+        layout="NCHW",
+    )
 
 
 def max_roi_pool(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
-    """Likewise; here the images are the first column of the regions, cut off."""
+    """With checked images of the regions: their first column, cut off."""
     data, regions = _operands(importer, proto)
     emit, dtype = importer.bb.emit, str(regions.ty.dtype)
     first = emit(op.strided_slice(regions, [1], [0], [1]))

@@ -1,4 +1,4 @@
-"""Operators that hybridc lowers to TensorIR itself: those whose indices or divisors only a run knows.
+"""Operators that hybridc lowers to TensorIR itself: above all those whose indices or divisors only a run knows.
 
 TVM's own take them on trust. Here each is wrapped into a marker (`hybridc/checks.py`), so that the kernel
 checks it. As ONNX has it, indices from -n to -1 count from the end of an axis of n elements.
@@ -16,6 +16,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir.expr import GenericConst
 
 from hybridc.checks import checked_divisor, checked_index
+from hybridc.passes.program.regions import legalize_roi_align
 from hybridc.schedules.shapes import shape_of
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -222,7 +223,7 @@ _DIVIDING: dict[str, Legalize] = {
     "relax.mod": _division("mod", "Mod", topi.mod),
     "relax.floor_mod": _division("floor_mod", "Mod", topi.floor_mod),
 }
-LEGALIZATIONS = {**_INDEXING, **_DIVIDING}
+LEGALIZATIONS = {**_INDEXING, **_DIVIDING, "relax.vision.roi_align": legalize_roi_align}
 """For `relax.transform.LegalizeOps`."""
 
 

@@ -261,3 +261,44 @@ def test_positions_that_are_no_numbers_read_nothing_outside(target: str, tmp_pat
         np.testing.assert_allclose(got, reference, rtol=1e-4, atol=1e-4)
     if emulator.is_active():
         emulator.reset()
+
+
+REGION_MODES: list[dict[str, Any]] = [
+    {"spatial_scale": 0.5},
+    {"coordinate_transformation_mode": "output_half_pixel"},
+    {"sampling_ratio": 2},
+]
+EMPTY = np.array([[1, 1, 1, 1], [3, 3, 1, 1], [1, 1, 1, 4]], np.float32)
+LARGE = np.array([[-100, -100, 50, 50], [0, 0, 3e4, 10], [0.3, -2, 5.5, 17]], np.float32)
+ABSURD = np.array([[0, 0, 1e9, 1e9], [np.nan, 0, 3, 3], [-np.inf, 0, 3e38, np.inf]], np.float32)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_regions_may_be_empty_or_of_any_size(target: str, tmp_path: Path) -> None:
+    """Samples outside of the image are 0, and are not visited one by one."""
+    if target.startswith("cuda"):
+        emulator.start(GPU_BYTES, guard_tensors=True)
+    images = ints(0, 1, 1)
+    fed = {"x": MAPS, "r": EMPTY, "i": images}
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in fed.items()
+    ]
+    nodes = [
+        helper.make_node("RoiAlign", ["x", "r", "i"], [f"y{k}"], output_height=2, output_width=3, **mode)
+        for k, mode in enumerate(REGION_MODES)
+    ]
+    outputs = [onnx.ValueInfoProto(name=node.output[0]) for node in nodes]
+    graph = helper.make_graph(nodes, "regions", infos, outputs)
+    proto = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    )
+    hybridc.compile(proto, tmp_path / "m.hyb", target=target, machine=EAGER_GPU, plan_seconds=0.2)
+    reference = onnxruntime.InferenceSession(proto.SerializeToString())
+    with hybridc.load(tmp_path / "m.hyb") as session:
+        for regions in (EMPTY, LARGE):
+            fed["r"] = regions
+            for got, wanted in zip(session.run(None, fed), reference.run(None, fed), strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+        for got in session.run(None, {**fed, "r": ABSURD}):  # which onnxruntime refuses
+            assert np.isfinite(got).all()

@@ -13,60 +13,8 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from hybridc.passes.program.regions import Number, Regions
 from hybridc.passes.training.gradients import extents
-
-Number = Callable[[int], tirx.Expr]
-"""One of a region's five numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Regions:
-    """Attributes of `relax.vision.roi_align` and `roi_pool`."""
-
-    cells: tuple[int, int]
-    """Along y and x of a region."""
-    scale: float
-    """Elements of the data for a unit of the corners."""
-    dtype: str
-    samples: int = 0
-    """Along each axis of a cell of `roi_align`; 0: as many as the cell has elements."""
-    is_aligned: bool = False
-    """A region may be smaller than one element."""
-
-    def _number(self, value: float) -> tirx.Expr:
-        return tirx.const(value, self.dtype)
-
-    def span(self, region: Number, axis: int) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
-        """Where cells begin along an axis, 0 for y and 1 for x, their size, and the samples in each."""
-        begin = region(2 - axis) * self._number(self.scale)
-        size = region(4 - axis) * self._number(self.scale) - begin
-        if not self.is_aligned:
-            size = tirx.max(size, self._number(1))
-        cell = size / self._number(self.cells[axis])
-        samples = tirx.const(self.samples, "int32") if self.samples > 0 else tirx.ceil(cell).astype("int32")
-        return begin, cell, samples
-
-    def neighbours(self, x: tirx.Expr, extent: int) -> tuple[tirx.Expr, list[tuple[tirx.Expr, tirx.Expr]]]:
-        """Whether a sample at `x` counts, and its neighbouring elements with their factors."""
-        counts = tirx.all(x >= self._number(-1), x <= self._number(extent))
-        x = tirx.min(tirx.max(x, self._number(0)), self._number(extent - 1))
-        first = tirx.min(tirx.floor(x).astype("int32"), max(extent - 2, 0))
-        t = x - first.astype(self.dtype)
-        terms = [(first, self._number(1) - t), (first + 1, t)]
-        return counts, terms[: min(extent, 2)]
-
-    def bounds(self, region: Number, cell: tirx.Expr, axis: int, extent: int) -> tuple[tirx.Expr, tirx.Expr]:
-        """The elements of a cell of `roi_pool` along an axis: the first, and one past the last."""
-
-        def corner(number: int) -> tirx.Expr:
-            return tirx.floor(region(number) * self._number(self.scale) + self._number(0.5)).astype("int32")
-
-        begin = corner(2 - axis)
-        size = tirx.max(corner(4 - axis) - begin + 1, 1).astype(self.dtype) / self._number(self.cells[axis])
-        first = tirx.floor(cell.astype(self.dtype) * size).astype("int32") + begin
-        end = tirx.ceil((cell + 1).astype(self.dtype) * size).astype("int32") + begin
-        return tirx.min(tirx.max(first, 0), extent), tirx.min(tirx.max(end, 0), extent)
-
 
 def roi_align_gradient(shape: Sequence[int], count: int, regions: Regions) -> tirx.PrimFunc:
     """Regions [R, 5] and dy [R, C, Y, X] to the gradient of data of `shape` [N, C, H, W].
@@ -75,28 +23,17 @@ def roi_align_gradient(shape: Sequence[int], count: int, regions: Regions) -> ti
     """
 
     def add(cell: _Cell) -> None:
-        spans = [regions.span(cell.region, axis) for axis in (0, 1)]
-        (_, _, rows), (_, _, columns) = spans
-        count = (rows * columns).astype(regions.dtype)
-        with T.serial(0, rows) as row, T.serial(0, columns) as column:
-            points = [
-                _sample(at, i, *span) for at, i, span in zip(cell.position, (row, column), spans, strict=True)
-            ]
+        axes = (0, 1)
+        samples = [regions.samples(cell.region, axis, cell.position[axis], shape[2 + axis]) for axis in axes]
+        count = samples[0].number * samples[1].number
+        with T.serial(0, samples[0].visited) as row, T.serial(0, samples[1].visited) as column:
+            points = [s.position(i) for s, i in zip(samples, (row, column), strict=True)]
             around = [regions.neighbours(x, n) for x, n in zip(points, shape[2:], strict=True)]
             with T.If(tirx.all(*(counts for counts, _ in around))), T.Then():
                 for (y, y_factor), (x, x_factor) in itertools.product(*(terms for _, terms in around)):
                     cell.add(y * shape[3] + x, cell.dy * y_factor * x_factor / count)
 
     return _scattered("roi_align_gradient", shape, count, regions, add)
-
-
-def _sample(
-    cell: tirx.Expr, number: tirx.Expr, begin: tirx.Expr, size: tirx.Expr, samples: tirx.Expr
-) -> tirx.Expr:
-    """Where a sample of a cell lies."""
-    dtype = str(size.ty.dtype)
-    share = (number.astype(dtype) + tirx.const(0.5, dtype)) * size / samples.astype(dtype)
-    return begin + cell.astype(dtype) * size + share
 
 
 def roi_pool_indices(shape: Sequence[int], count: int, regions: Regions) -> tirx.PrimFunc:

@@ -16,9 +16,12 @@ REGIONS = np.array(
         [0, -5, -4, 3, 2],
         [0, 9, 9, 18, 17],
         [1, 3, 3, 3.2, 3.1],
+        [0, 3, 3, 3, 3],
+        [0, 5, 5, 2, 2],
+        [1, -1e3, 0, 1e9, 4],
     ]
 )
-"""Some reach over the image's borders, one is smaller than an element."""
+"""Some reach over the image's borders, one is smaller than an element; some are empty, one is huge."""
 
 
 @pytest.mark.parametrize("aligned", [False, True])
