@@ -1,7 +1,8 @@
-"""Operators that hybridc lowers to TensorIR itself: above all those whose indices or divisors only a run knows.
+"""Operators that hybridc lowers to TensorIR itself: those whose indices or divisors only a run knows.
 
 TVM's own take them on trust. Here each is wrapped into a marker (`hybridc/checks.py`), so that the kernel
-checks it. As ONNX has it, indices from -n to -1 count from the end of an axis of n elements.
+checks it. As ONNX has it, indices from -n to -1 count from the end of an axis of n elements. RoiAlign is in
+`regions.py`.
 """
 
 from __future__ import annotations

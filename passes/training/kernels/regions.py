@@ -16,6 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from hybridc.passes.program.regions import Number, Regions
 from hybridc.passes.training.gradients import extents
 
+
 def roi_align_gradient(shape: Sequence[int], count: int, regions: Regions) -> tirx.PrimFunc:
     """Regions [R, 5] and dy [R, C, Y, X] to the gradient of data of `shape` [N, C, H, W].
 

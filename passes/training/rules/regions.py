@@ -7,8 +7,8 @@ import math
 from tvm import relax
 
 from hybridc.passes.program.program import tensor_dtype, tensor_shape
-from hybridc.passes.training.gradients import Gradient, Reverse, gradient
 from hybridc.passes.program.regions import Regions
+from hybridc.passes.training.gradients import Gradient, Reverse, gradient
 from hybridc.passes.training.kernels.regions import (
     roi_align_gradient,
     roi_pool_gradient,
