@@ -2,10 +2,9 @@
 
     python benchmarks/index_checks.py [--seconds 3] [--isa avx2]
 
-Without: the function as its rule scheduled it, its markers replaced by what they stand for. Both versions
-are called
-in turn on sets of operands that together exceed the caches; the least times are compared: what else runs on
-the machine only adds to others.
+Without: the function as its rule scheduled it, its markers replaced by what they stand for. Both versions are
+called in turn on sets of operands that together exceed the caches; the least times are compared: what else
+runs on the machine only adds to others.
 """
 
 from __future__ import annotations

@@ -43,6 +43,9 @@ _TO_LOOPS = Sequential(
 _POSITION_LIMIT = 1 << 30
 """Positions computed as floating point numbers are cut off here, which leaves room for sums of them in 32
 bits. No axis has as many elements."""
+_EXACT_BITS = 32
+"""Quotients of integers of so many bits are exact in float64, once cut off. TVM fails to make vectors of the
+casts of narrower ones."""
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
@@ -50,10 +53,8 @@ def made_safe(scheduled: Scheduled, gpu: tvm.target.Target | None = None) -> Sch
     """The function with checks for its markers, and no access outside of its buffers.
 
     Ensures: where it has checks, a parameter `faults` behind all others, int64 [checks, 2]: a check that
-    fails
-    writes a one and the value, as it was fed, to its row. A function whose accesses follow from loops alone
-    is
-    left as it is. `gpu` is the target of a function that was scheduled for one.
+    fails writes a one and the value, as it was fed, to its row. A function whose accesses follow from loops
+    alone is left as it is. `gpu` is the target of a function that was scheduled for one.
     """
     function = scheduled.function
     checks = function.attrs[CHECKS] if scheduled.has_checks else ()
@@ -65,7 +66,7 @@ def made_safe(scheduled: Scheduled, gpu: tvm.target.Target | None = None) -> Sch
         faults = tirx.decl_buffer(index_shape((len(checks), 2)), "int64", "faults", layout=None)
         body = CheckInserter(faults, _written(body)).function_body(body)
         parameters.append(faults)
-    body = _Guard().statement(body)
+    body = _Guard(on_gpu=gpu is not None).statement(body)
     made = tirx.PrimFunc(parameters, body, function.ret_type, function.attrs, function.span)
     return replace(scheduled, function=made)
 
@@ -127,7 +128,8 @@ def _is_integer(expr: ir.Expr) -> bool:
 class _Guard(Rebuilder):
     """Makes every access and division harmless that follows from data."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
         self.known = sym.Analyzer()
         self.data: set[ir.Var] = set()
         """Variables that follow from data."""
@@ -253,16 +255,57 @@ class _Guard(Rebuilder):
         """A quotient or remainder: by one instead of zero, and of the least integer by -1 as if by one."""
         if not _is_integer(node) or not self.follows_data(node.b):
             return node
-        bounds, dtype = self._bounds(node.b), str(node.ty.dtype)
-        if bounds.min_value > 0:
+        if self._bounds(node.b).min_value > 0:
             return node
-        by_one = is_zero(node.b)
-        if not dtype.startswith("uint"):
-            # TVM takes `a == min_value` for false
-            rest = tirx.bitwise_xor(node.a, tirx.min_value(dtype))
-            overflows = tirx.all(tirx.EQ(node.b, tirx.const(-1, dtype)), tirx.EQ(rest, tirx.const(0, dtype)))
-            by_one = tirx.any(by_one, overflows)
-        return type(node)(node.a, tirx.Select(by_one, tirx.const(1, dtype), node.b))
+        if not self.on_gpu and node.ty.dtype.bits == _EXACT_BITS:
+            return _divided_as_float(node)
+        # a branch, which is predicted, costs less than to choose a divisor
+        return tirx.if_then_else(_is_unit(node.b), _by_unit(node), node)
+
+
+def _divided_as_float(node: ir.Expr) -> ir.Expr:
+    """A quotient or remainder of 32-bit integers by way of float64, which rounds none of these to
+    another integer: CPUs have vector divisions of floating point numbers only."""
+    dtype, is_signed = str(node.ty.dtype), str(node.ty.dtype).startswith("int")
+    zero, one = (tirx.const(value, dtype) for value in (0, 1))
+    divisor = tirx.Select(_overflows(node) if is_signed else is_zero(node.b), one, node.b)
+    quotient = tirx.Cast(dtype, tirx.Cast("float64", node.a) / tirx.Cast("float64", divisor))
+    if isinstance(node, tirx.Div):
+        return quotient
+    rest = node.a - quotient * divisor
+    if isinstance(node, tirx.Mod) or not is_signed:
+        return quotient if isinstance(node, tirx.FloorDiv) else rest
+    rounded_up = tirx.all(tirx.NE(rest, zero), tirx.bitwise_xor(rest, divisor) < zero)
+    if isinstance(node, tirx.FloorDiv):
+        return tirx.Select(rounded_up, quotient - one, quotient)
+    return tirx.Select(rounded_up, rest + divisor, rest)
+
+
+def _overflows(node: ir.Expr) -> ir.Expr:
+    """Whether a signed division is one by zero, or of the least integer by -1."""
+    dtype = str(node.ty.dtype)
+    # TVM takes `a == min_value` for false
+    rest = tirx.bitwise_xor(node.a, tirx.min_value(dtype))
+    is_least = tirx.EQ(rest, tirx.const(0, dtype))
+    return tirx.any(is_zero(node.b), tirx.all(tirx.EQ(node.b, tirx.const(-1, dtype)), is_least))
+
+
+def _is_unit(divisor: ir.Expr) -> ir.Expr:
+    """Whether a divisor is zero or -1."""
+    dtype = str(divisor.ty.dtype)
+    if dtype.startswith("uint"):
+        return is_zero(divisor)
+    return tirx.any(is_zero(divisor), tirx.EQ(divisor, tirx.const(-1, dtype)))
+
+
+def _by_unit(node: ir.Expr) -> ir.Expr:
+    """What is made of a division by zero, as if by one, or by -1; without dividing."""
+    dtype = str(node.ty.dtype)
+    if isinstance(node, (tirx.Mod, tirx.FloorMod)):
+        return tirx.const(0, dtype)
+    if dtype.startswith("uint"):
+        return node.a
+    return tirx.Select(_overflows(node), node.a, tirx.const(0, dtype) - node.a)
 
 
 def _is_nought(expr: ir.Expr) -> bool:

@@ -4,28 +4,30 @@ A check stands as far outside of the loops as the variables of its value allow, 
 row of an embedding and not for each of its elements:
 
     for row:
-        v = indices[row]                                    a marker's value
-        if v < lower or v > upper:
-            faults[number, 0], faults[number, 1] = 1, v
-        safe = max(min(v < 0 ? v + extent : v, upper), 0)   what stands for the marker
+        fed = indices[row]                                  a marker's value
+        position = fed + extent if fed < 0 else fed
+        safe = unsigned_min(position, extent - 1)           what stands for the marker
+        if safe != position:
+            faults[number, 0], faults[number, 1] = 1, fed
         for column (vectorized):
             out[row, column] = data[safe, column]
 
 Where every turn of an innermost loop has its own value, a branch for each would keep the loop from being
-vectorised. There the values are surveyed in a loop of their own, which is, ahead of it:
+vectorised. There the worst position of all is kept, and judged once, behind the outermost loop of a task:
 
-    least, greatest = lower, upper
-    for column:
-        least, greatest = min(least, indices[column]), max(greatest, indices[column])
-    if least < lower or greatest > upper:
-        faults[number, 0], faults[number, 1] = 1, the one that is outside
-    for column:
-        safe = ...                                          as above
-        out[column] = data[safe]
+    worst = 0
+    for row:
+        for column:
+            position, safe = ...                            as above
+            worst = unsigned_max(worst, position)           too large, or negative, which is larger
+            out[row, column] = data[row, safe]
+    if worst >= extent (unsigned):
+        faults[number, 0], faults[number, 1] = 1, worst as it was fed
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import tvm_ffi
@@ -48,10 +50,25 @@ class _Scope:
     binds_threads: bool = False
     """Outside of it there is no GPU."""
     loop: tirx.For | None = None
-    """The innermost loop whose body it is, if its turns come one after the other."""
+    """The innermost loop whose body it is, if it is one of vectors or LLVM may make it one."""
+    is_task: bool = False
+    """All of it runs on one thread, and more than that does not."""
+    worst: dict[tuple[int, int], ir.Var] = field(default_factory=dict)
+    """Of a task: by number and lanes of a check, where the worst of its values are kept."""
     checks: list[tirx.Stmt] = field(default_factory=list)
-    made: list[tuple[ir.Expr, int, ir.Var]] = field(default_factory=list)
+    after: list[tirx.Stmt] = field(default_factory=list)
+    """What comes behind the body."""
+    made: list[tuple[ir.Expr, int, ir.Expr]] = field(default_factory=list)
     """Value, number and result of the checks here."""
+
+    def named(self, name: str, value: ir.Expr) -> ir.Expr:
+        """A name that has a value from here on; the value itself in vectors, which TVM gives no names."""
+        if self.loop is not None and self.loop.kind == tirx.ForKind.VECTORIZED:
+            return value
+        var = tirx.Var(name, str(value.ty.dtype))
+        self.checks.append(tirx.Bind(var, value))
+        self.defined.add(var)
+        return var
 
 
 class CheckInserter(Rebuilder):
@@ -68,7 +85,7 @@ class CheckInserter(Rebuilder):
     def function_body(self, body: tirx.Stmt) -> tirx.Stmt:
         """The body of a function, with its checks."""
         body = self.statement(body)
-        return sequence([*self.scopes[0].checks, body])
+        return sequence([*self.scopes[0].checks, body, *self.scopes[0].after])
 
     def statement(self, node: tirx.Stmt) -> tirx.Stmt:
         """With the checks that have to stand right before it."""
@@ -83,14 +100,18 @@ class CheckInserter(Rebuilder):
         return sequence([*scope.checks, made])
 
     def loop(self, node: tirx.For) -> tirx.Stmt:
-        threads = node.kind == tirx.ForKind.THREAD_BINDING
-        survey = node.kind == tirx.ForKind.SERIAL and node.step is None and not _has_loop(node.body)
-        scope = _Scope({node.loop_var}, binds_threads=threads, loop=node if survey else None)
+        kinds, kind = tirx.ForKind, node.kind
+        is_innermost = kind == kinds.SERIAL and node.step is None and not _has_loop(node.body)
+        scope = _Scope(
+            {node.loop_var},
+            binds_threads=kind == kinds.THREAD_BINDING,
+            loop=node if is_innermost or kind == kinds.VECTORIZED else None,
+            is_task=kind == kinds.PARALLEL,
+        )
         body = self._inside(scope, node.body)
-        # a check for each lane is no vector operation, and an unrolled one would name its value again and
-        # again
-        at_once = node.kind in (tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED)
-        return remade(node, body, tirx.ForKind.SERIAL if scope.checks and at_once else None)
+        # a branch for each lane is no vector operation, and unrolled checks would name their values again
+        at_once = kind in (kinds.VECTORIZED, kinds.UNROLLED) and _has_check(body)
+        return remade(node, body, kinds.SERIAL if at_once else None)
 
     def branches(self, node: tirx.IfThenElse) -> tirx.Stmt:
         condition = self.expression(node.condition)
@@ -109,7 +130,7 @@ class CheckInserter(Rebuilder):
         self.scopes.append(scope)
         made = self.statement(body)
         self.scopes.pop()
-        return sequence([*scope.checks, made])
+        return sequence([*scope.checks, made, *scope.after])
 
     def expression(self, expr: ir.Expr) -> ir.Expr:
         """With names of checked values for markers; what is computed under a condition is checked under
@@ -136,24 +157,34 @@ class CheckInserter(Rebuilder):
 
     def _check(self, marker: Marker) -> ir.Expr:
         dtype = str(marker.value.ty.dtype)
-        value = marker.value
+        value, is_divisor = marker.value, marker.kind is CheckKind.DIVISOR
         for guard in reversed(self.guards):
-            value = tirx.if_then_else(
-                guard, value, tirx.const(1 if marker.kind is CheckKind.DIVISOR else 0, dtype)
-            )
+            value = tirx.if_then_else(guard, value, tirx.const(int(is_divisor), dtype))
         scope = self._scope(value)
         for known, number, result in scope.made:
             if number == marker.number and tvm_ffi.structural_equal(known, value):
                 return result
-        fed, safe = tirx.Var("fed", dtype), tirx.Var("safe", dtype)
-        failed, result = _verdict(marker, fed)
-        scope.checks.append(tirx.Bind(fed, value))
-        if not self._surveyed(marker, value, scope):
-            scope.checks.append(tirx.IfThenElse(failed, self._report(marker, fed), None))
-        scope.checks.append(tirx.Bind(safe, result))
+        fed = scope.named("fed", value)
+        if is_divisor:  # `guard.py` makes divisions harmless
+            safe, badness, failed = fed, tirx.Cast("uint64", is_zero(fed)), is_zero(fed)
+        else:
+            position = scope.named("position", _from_start(marker, fed))
+            # of the illegal ones some are negative: they are huge if unsigned
+            badness = tirx.Cast("uint64", position)
+            inside = tirx.min(badness, tirx.const(marker.upper, "uint64"))
+            safe = scope.named("safe", tirx.Cast("int64", inside))
+            failed = tirx.NE(position, safe)
+        scope.checks.append(self._judged(marker, fed, badness, failed, scope))
         scope.made.append((value, marker.number, safe))
-        scope.defined |= {fed, safe}
         return safe
+
+    def _judged(
+        self, marker: Marker, fed: ir.Expr, badness: ir.Expr, failed: ir.Expr, scope: _Scope
+    ) -> tirx.Stmt:
+        """Report a value that has failed: at once, or behind loops that a branch would keep scalar."""
+        if scope.loop is None or any(outer.binds_threads for outer in self.scopes):
+            return tirx.IfThenElse(failed, self._report(marker, fed), None)
+        return self._collected(marker, badness, scope.loop)
 
     def _report(self, marker: Marker, fed: ir.Expr) -> tirx.Stmt:
         row = tirx.IntImm("int64", marker.number)
@@ -164,48 +195,35 @@ class CheckInserter(Rebuilder):
             ]
         )
 
-    def _surveyed(self, marker: Marker, value: ir.Expr, scope: _Scope) -> bool:
-        """Check the values of all turns of the loop ahead of it, where they are known there.
+    def _collected(self, marker: Marker, badness: ir.Expr, loop: tirx.For) -> tirx.Stmt:
+        """Keep the greatest `badness`, uint64, of a task's values; it is judged behind the task's loops."""
+        task = next((scope for scope in reversed(self.scopes) if scope.is_task), self.scopes[0])
+        in_vectors = loop.kind == tirx.ForKind.VECTORIZED
+        lanes = int(loop.extent) if in_vectors else 1
+        worst = task.worst.get((marker.number, lanes))
+        if worst is None:
+            # TVM keeps a small buffer of this scope on the stack, LLVM then in registers
+            worst = tirx.decl_buffer(index_shape((lanes,)), "uint64", "worst", scope="global", layout=None)
+            task.worst[marker.number, lanes] = worst
+            none = tirx.const(0, "uint64")
+            task.checks += [
+                tirx.AllocBuffer(worst),
+                _loop(lanes, tirx.ForKind.VECTORIZED, lambda at: tirx.BufferStore(worst, none, [at])),
+            ]
+            task.after.append(_loop(lanes, tirx.ForKind.SERIAL, lambda at: self._sentence(marker, worst, at)))
+        at = loop.loop_var - loop.min if in_vectors else tirx.IntImm("int64", 0)
+        return tirx.BufferStore(worst, tirx.max(tirx.BufferLoad(worst, [at]), badness), [at])
 
-        Not on a GPU, whose threads take a branch each anyway.
-        """
-        loop = scope.loop
-        if loop is None or any(outer.binds_threads for outer in self.scopes):
-            return False
-        needed = variables(value) | variables(loop.min) | variables(loop.extent)
-        known_in_loop = scope.defined - {loop.loop_var}
-        if needed & (known_in_loop | self.written):
-            return False
-        ahead = self._scope_of(needed - {loop.loop_var})
-        ahead.checks += self._survey(marker, value, loop)
-        return True
-
-    def _survey(self, marker: Marker, value: ir.Expr, loop: tirx.For) -> list[tirx.Stmt]:
-        turn, fed = tirx.Var("turn", str(loop.loop_var.ty.dtype)), tirx.Var("fed", str(value.ty.dtype))
-        value = tvm_ffi.structural_map(
-            value, (ir.Var, lambda var: turn if var.same_as(loop.loop_var) else var)
+    def _sentence(self, marker: Marker, worst: ir.Var, at: tirx.Var) -> tirx.Stmt:
+        """Report the worst value, as it was fed, if it is illegal."""
+        found = tirx.Var("found", "int64")
+        failed = tirx.any(found < 0, found > tirx.IntImm("int64", marker.upper))
+        return sequence(
+            [
+                tirx.Bind(found, tirx.Cast("int64", tirx.BufferLoad(worst, [at]))),
+                tirx.IfThenElse(failed, self._report(marker, _as_fed(marker, found)), None),
+            ]
         )
-        # TVM keeps a small buffer of this scope on the stack, LLVM then in registers; others are allocated
-        seen = tirx.decl_buffer(index_shape((2,)), "int64", "seen", scope="global", layout=None)
-        places = [[tirx.IntImm("int64", place)] for place in range(2)]
-        least, greatest = (tirx.BufferLoad(seen, place) for place in places)
-
-        def store(*values: ir.Expr) -> list[tirx.Stmt]:
-            return [tirx.BufferStore(seen, v, place) for v, place in zip(values, places, strict=True)]
-
-        lower, upper = (tirx.IntImm("int64", limit) for limit in (marker.lower, marker.upper))
-        if marker.kind is CheckKind.DIVISOR:
-            # of divisors only whether there is a zero, as a one among zeros
-            judged, outside = tirx.Cast("int64", is_zero(fed)), tirx.const(0, "int64")
-        else:
-            judged, outside = fed, tirx.Select(least < lower, least, greatest)
-        look = [tirx.Bind(fed, value), *store(tirx.min(least, judged), tirx.max(greatest, judged))]
-        return [
-            tirx.AllocBuffer(seen),
-            *store(lower, upper),
-            tirx.For(turn, loop.min, loop.extent, tirx.ForKind.SERIAL, sequence(look)),
-            tirx.IfThenElse(tirx.any(least < lower, greatest > upper), self._report(marker, outside), None),
-        ]
 
     def _scope(self, value: ir.Expr) -> _Scope:
         """The outermost place where a value is known and may be computed."""
@@ -220,6 +238,12 @@ class CheckInserter(Rebuilder):
         return self.scopes[0]
 
 
+def _has_check(body: tirx.Stmt) -> bool:
+    found: list[tirx.Stmt] = []
+    tvm_ffi.structural_walk(body, ((tirx.IfThenElse, tirx.Bind), found.append))
+    return bool(found)
+
+
 def _has_loop(body: tirx.Stmt) -> bool:
     found: list[tirx.For] = []
     tvm_ffi.structural_walk(body, (tirx.For, found.append))
@@ -231,14 +255,21 @@ def is_zero(integer: ir.Expr) -> ir.Expr:
     return tirx.EQ(tirx.Cast("int64", integer), tirx.IntImm("int64", 0))
 
 
-def _verdict(marker: Marker, fed: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
-    """Whether a value is illegal, and what to go on with."""
+def _from_start(marker: Marker, fed: ir.Expr) -> ir.Expr:
+    """An index counted from 0; it is outside of the axis if it was illegal."""
+    if not marker.lower:
+        return fed
+    return tirx.Select(fed < 0, fed + tirx.IntImm("int64", marker.upper + 1), fed)
+
+
+def _as_fed(marker: Marker, found: ir.Expr) -> ir.Expr:
+    """The value whose unsigned position, or being a divisor of zero, was `found` to be illegal."""
     if marker.kind is CheckKind.DIVISOR:
-        return is_zero(fed), fed  # `guard.py` makes divisions harmless
+        return tirx.IntImm("int64", 0)
+    below = found - tirx.IntImm("int64", marker.upper + 1) if marker.lower else found
+    return tirx.Select(found < 0, below, found)
 
-    def number(value: int) -> tirx.IntImm:
-        return tirx.IntImm("int64", value)
 
-    failed = tirx.any(fed < number(marker.lower), fed > number(marker.upper))
-    position = tirx.Select(fed < number(0), fed + number(marker.upper + 1), fed) if marker.lower else fed
-    return failed, tirx.max(tirx.min(position, number(marker.upper)), number(0))
+def _loop(extent: int, kind: int, body: Callable[[tirx.Var], tirx.Stmt]) -> tirx.For:
+    at = tirx.Var("at", "int64")
+    return tirx.For(at, tirx.IntImm("int64", 0), tirx.IntImm("int64", extent), kind, body(at))

@@ -142,6 +142,37 @@ def test_every_lane_of_a_checked_division_is_checked():
     assert run(scheduled(made), TABLE, divisors)[1].tolist() == [[1, 0]]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint32", "int64"])
+@pytest.mark.parametrize("divide", ["truncdiv", "truncmod", "floordiv", "floormod"])
+def test_fed_division_is_exact_for_extreme_integers(divide: str, dtype: str) -> None:
+    """Against Python's integers: next to multiples of the divisor a rounded quotient would be off by one."""
+    limits = np.iinfo(dtype)
+    extremes = {limits.min, limits.min + 1, -7, -2, -1, 1, 2, 3, 7, 46341, limits.max - 1, limits.max}
+    legal = sorted(value for value in extremes if limits.min <= value <= limits.max)
+    pairs = [(n, d) for n in [*legal, 0] for d in legal if d and (n, d) != (limits.min, -1)]
+    rows = len(pairs) // 16
+    dividends, divisors = np.array(pairs[: rows * 16], dtype).T.reshape(2, rows, 16).copy()
+    x, y = (te.placeholder(index_shape((rows, 16)), dtype, name) for name in "xy")
+    operate = getattr(tirx, divide)
+    out = te.compute(
+        index_shape((rows, 16)), lambda i, j: operate(x(i, j), checked_divisor(y(i, j), "Div")), name="out"
+    )
+    made = numbered(te.create_prim_func([x, y, out]), [0])
+    safe = scheduled(made).function.with_attr("global_symbol", "main")
+    arrays = dividends, divisors, np.zeros((rows, 16), dtype), np.zeros((1, 2), np.int64)
+    *_, result, faults = tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.compile(tvm.IRModule({"main": safe}), target=LLVM)["main"](*tensors)
+    assert not faults.numpy().any()
+
+    def exact(n: int, d: int) -> int:
+        toward_zero = abs(n) // abs(d) * (1 if (n < 0) == (d < 0) else -1)
+        quotient = n // d if divide.startswith("floor") else toward_zero
+        return quotient if divide.endswith("div") else n - quotient * d
+
+    expected = [exact(n, d) for n, d in pairs[: rows * 16]]
+    assert result.numpy().reshape(-1).tolist() == expected
+
+
 def test_function_that_follows_loops_alone_stays_as_it_is():
     made = function((8,), "int64", lambda table, fed, i, j: table(i, j) * 2, 8)
     by_rule = Scheduled(made, "none")
@@ -162,7 +193,7 @@ def test_check_on_a_gpu_is_made_by_its_threads():
     assert not outer
 
 
-def test_indices_of_a_row_are_surveyed_ahead_of_its_loop():
+def test_indices_of_a_row_are_judged_behind_its_loop():
     """No branch in the loop, which LLVM could not vectorise; what is reported is the value that was fed."""
     made = function(
         (8, 16), "int64", lambda table, fed, i, j: table(i, checked_index(fed(i, j), 16, "Gather")), 8
