@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
-from tvm import ir, te, tirx
+from tvm import ir, s_tir, te, tirx
 
 from hybridc.ir import CheckKind
 
@@ -83,6 +83,40 @@ def markers(node: object) -> list[ir.Call]:
 
     tvm_ffi.structural_walk(node, (ir.Call, note), order="post")
     return found
+
+
+def checked_inputs(function: tirx.PrimFunc) -> dict[int, int]:
+    """Of checks of indices, by number, the parameter of which a function looks at all elements as they are.
+
+    Not of those that look at some elements only, under a condition, or at what is computed from them. The
+    function is not scheduled yet.
+    """
+    extents: dict[ir.Var, int] = {}
+    computed: set[int] = set()
+
+    def note_axes(block: s_tir.SBlock) -> None:
+        extents.update((axis.var, int(axis.dom.extent)) for axis in block.iter_vars)
+
+    def note_conditional(call: ir.Call) -> None:
+        if call.op.name.rpartition(".")[2] == "if_then_else":
+            computed.update(marker.number for each in markers(call) if (marker := read_marker(each)))
+
+    tvm_ffi.structural_walk(function.body, [(s_tir.SBlock, note_axes), (ir.Call, note_conditional)])
+    parameters, found = list(function.params), {}
+    for call in markers(function.body):
+        marker = read_marker(call)
+        assert marker is not None
+        value = marker.value
+        while isinstance(value, tirx.Cast):
+            value = value.value
+        if marker.kind is not CheckKind.INDEX or not isinstance(value, ir.TensorLoad):
+            continue
+        axes = [axis for axis in value.indices if isinstance(axis, ir.Var)]
+        is_whole = [extents.get(axis) for axis in axes] == [int(n) for n in value.source.shape]
+        position = next((i for i, p in enumerate(parameters) if p.same_as(value.source)), None)
+        if is_whole and len(set(axes)) == len(axes) and position is not None:
+            found[marker.number] = position
+    return {number: position for number, position in found.items() if number not in computed}
 
 
 def numbered(function: tirx.PrimFunc, origins: Sequence[int]) -> tirx.PrimFunc:

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal, structural_walk
 
-from hybridc.checks import CHECKS
+from hybridc.checks import CHECKS, checked_inputs
 from hybridc.ir import Check, CheckKind, Device, Graph, Kernel, Role, Tensor
 from hybridc.ir.graph import OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
@@ -122,7 +122,14 @@ def _kernel(
         family=facts.family,
         precision=facts.precision,
         precision_note=facts.precision_note,
-        checks=tuple(replace(check, node=origins[int(check.node)]) for check in facts.checks),
+        checks=tuple(
+            replace(
+                check,
+                node=origins[int(check.node)],
+                tensor=inputs[int(check.tensor)] if check.tensor else "",
+            )
+            for check in facts.checks
+        ),
     )
 
 
@@ -142,7 +149,7 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         for device in Device
         if (name, device) in scheduled
     }
-    attributes = function.attrs or {}
+    attributes, checked = function.attrs or {}, checked_inputs(function)
     return Kernel(
         name=name,
         function=name,
@@ -158,9 +165,16 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         precision=str(attributes.get(PRECISION, "fp32")),
         precision_note=str(attributes.get(PRECISION_NOTE, "")),
         checks=tuple(
-            # the node by its position among a kernel's origins
-            Check(str(node), str(operator), CheckKind(str(kind)), int(lower), int(upper))
-            for node, operator, kind, lower, upper in attributes.get(CHECKS, ())
+            # node and tensor by their positions among a kernel's origins and inputs
+            Check(
+                str(node),
+                str(operator),
+                CheckKind(str(kind)),
+                int(lower),
+                int(upper),
+                str(checked.get(number, "")),
+            )
+            for number, (node, operator, kind, lower, upper) in enumerate(attributes.get(CHECKS, ()))
         ),
     )
 

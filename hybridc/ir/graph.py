@@ -99,6 +99,8 @@ class Check:
     kind: CheckKind
     lower: int
     upper: int
+    tensor: str = ""
+    """The kernel's input whose elements, all of them, are the values; empty if they are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
                 "origins": list(k.origins),
                 "family": k.family,
                 **_precision_to_json(k),
-                **({"checks": [asdict(check) for check in k.checks]} if k.checks else {}),
+                **({"checks": [_check_to_json(check) for check in k.checks]} if k.checks else {}),
             }
             for k in graph.kernels
         ],
@@ -259,10 +261,15 @@ def _kernel(data: Any) -> Kernel:
     )
 
 
+def _check_to_json(check: Check) -> dict[str, Any]:
+    return {name: value for name, value in asdict(check).items() if name != "tensor" or value}
+
+
 def _check(data: Any) -> Check:
-    limits = (member(data, key, whole) for key in ("lower", "upper"))
+    lower, upper = (member(data, key, whole) for key in ("lower", "upper"))
     node, operator = member(data, "node", text), member(data, "operator", text)
-    return Check(node, operator, member(data, "kind", CheckKind), *limits)
+    kind, tensor = member(data, "kind", CheckKind), member(data, "tensor", text, "")
+    return Check(node, operator, kind, lower, upper, tensor)
 
 
 def _pair(data: Any) -> tuple[str, str]:

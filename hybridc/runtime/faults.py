@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,21 @@ class Faults:
 
     def error(self, row: int) -> UsageError:
         """Of a check that has failed, with the value that the kernel found."""
-        check, value = self._checks[row], int(self._rows[row, 1])
-        what = f"{check.operator} {check.node!r}: {_finding(check, value)}"
-        return UsageError("HC560", what, remedy="feed values that the node allows")
+        return illegal_value(self._checks[row], int(self._rows[row, 1]))
+
+
+def illegal_value(check: Check, value: int) -> UsageError:
+    """The error HC560 of a value that a node does not allow."""
+    what = f"{check.operator} {check.node!r}: {_finding(check, value)}"
+    return UsageError("HC560", what, remedy="feed values that the node allows")
+
+
+def check_fed(array: np.ndarray, checks: Iterable[Check]) -> None:
+    """Make the checks of an input before a run. Raises UsageError HC560 for an index that is outside."""
+    for check in checks if array.size else ():
+        for value in int(array.min()), int(array.max()):
+            if not check.lower <= value <= check.upper:
+                raise illegal_value(check, value)
 
 
 def _finding(check: Check, value: int) -> str:

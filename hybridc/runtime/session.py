@@ -16,12 +16,13 @@ import numpy as np
 from hybridc.artifact.load import Artifact, open_artifact
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError, PlanError, UsageError, exhaustion_told
-from hybridc.ir import Buffer, BufferKind, Device
+from hybridc.ir import Buffer, BufferKind, Check, Device
 from hybridc.ir.bind import Binding, BindingError, bind
 from hybridc.ir.verify import verify
 from hybridc.labels import check_labels
 from hybridc.options import check_threads
 from hybridc.runtime.code import open_library
+from hybridc.runtime.faults import check_fed
 from hybridc.runtime.forks import claim_gpu
 from hybridc.runtime.program import LoadedProgram, free_gpu_bytes, gpu_page_bytes
 from hybridc.targets import available_threads
@@ -109,6 +110,7 @@ class Session:
         self._lock = threading.Lock()
         _sessions.add(self)
         self._tensors = _tensors(artifact)
+        self._input_checks = _input_checks(artifact)
         self._places = _places(artifact, Device.CPU)
         self._gpu_places = _places(artifact, Device.GPU)
         binding = bind_plan(artifact)
@@ -298,7 +300,10 @@ class Session:
         for name, port in ports.items():
             if name not in feeds and name not in kept:
                 raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
-        return {self._tensors[name]: _checked_feed(ports[name], array) for name, array in feeds.items()}
+        arrays = {self._tensors[name]: _checked_feed(ports[name], array) for name, array in feeds.items()}
+        for tensor, array in arrays.items():
+            check_fed(array, self._input_checks.get(tensor, ()))
+        return arrays
 
     def _output(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
         """A fresh array. An output may be an input, whose place may be taken by now, or a weight."""
@@ -354,6 +359,13 @@ def _tensors(artifact: Artifact) -> dict[str, str]:
     ports = artifact.manifest.inputs + artifact.manifest.outputs
     tensors = artifact.graph.inputs + artifact.graph.outputs
     return {port.name: tensor for port, tensor in zip(ports, tensors, strict=True)}
+
+
+def _input_checks(artifact: Artifact) -> dict[str, tuple[Check, ...]]:
+    """By input, as a tensor, what kernels check of it: it is checked before the run writes anything."""
+    made = [check for kernel in artifact.graph.kernels for check in kernel.checks]
+    found = {name: tuple(check for check in made if check.tensor == name) for name in artifact.graph.inputs}
+    return {name: checks for name, checks in found.items() if checks}
 
 
 def _places(artifact: Artifact, device: Device) -> dict[tuple[str, bool], slice]:
