@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import tvm_ffi
 from tvm import ir, tirx
 
+from hybridc.schedules.safety.statements import is_conditional
+
 
 def dtype(x: ir.Expr) -> str:
     """Type with its lanes: float32x16."""
@@ -76,8 +78,8 @@ def named(value: ir.Expr, body: Callable[[ir.Var], ir.Expr]) -> ir.Expr:
         return mutator.mutate(let.body)
 
     def stop(call: ir.Call, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
-        is_branch = call.op.name == "tirx.if_then_else"  # what is in it may not be computed before it
-        return call if is_branch else mutator.default_mutate(call)
+        # what a branch computes may not be computed before the condition
+        return call if is_conditional(call) else mutator.default_mutate(call)
 
     value = tvm_ffi.structural_mutate(value, ((tirx.Let, move), (ir.Call, stop)))
     var = tirx.Var("t", dtype(value))
