@@ -24,6 +24,10 @@ from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cr
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.values import constant_array, static_shape
 
+MAX_CONCATENATED = 128
+"""Operands of one `concat`. Its expression for an element nests a condition for each operand, and TVM's
+visitors of expressions recurse: the 2,000 operands of one ONNX node would exhaust the stack."""
+
 Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None"]
 
 
@@ -54,11 +58,20 @@ def _bound(bound: relax.Expr | None, none: float) -> relax.Expr | None:
 
 
 def _concat(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """One `concat` where a weight takes part: TVM's converter looks at its values as if it were a shape."""
-    if not any(name in importer._params for name in proto.input):
+    """One `concat` where a weight takes part: TVM's converter looks at its values as if it were a shape.
+    A tree of them where there are many operands (`MAX_CONCATENATED`).
+    """
+    is_long = len(proto.input) > MAX_CONCATENATED
+    if not (is_long or any(name in importer._params for name in proto.input)):
         return None
     axis = node.attributes.get_int("axis", 0)
-    return relax.op.concat([importer._nodes[name] for name in proto.input], axis)
+    parts: list[relax.Expr] = [importer._nodes[name] for name in proto.input]
+    while len(parts) > MAX_CONCATENATED:
+        parts = [
+            importer.bb.emit(relax.op.concat(parts[i : i + MAX_CONCATENATED], axis))
+            for i in range(0, len(parts), MAX_CONCATENATED)
+        ]
+    return relax.op.concat(parts, axis)
 
 
 def _expand(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
@@ -126,9 +139,16 @@ def _mod(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.
 
 
 def _pairwise(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
-    """A chain of binary operators: TVM's converter stacks all operands in memory and reduces the stack."""
-    combine = {"Sum": relax.op.add, "Max": relax.op.maximum, "Min": relax.op.minimum}[proto.op_type]
-    return functools.reduce(combine, (importer._nodes[name] for name in proto.input))
+    """A chain of binary operators: TVM's converter stacks all operands in memory and reduces the stack.
+
+    Operands are bound to names: TVM's visitors recurse into an expression that contains them all.
+    """
+    combine = {"Max": relax.op.maximum, "Min": relax.op.minimum}.get(proto.op_type, relax.op.add)
+    operands = [importer._nodes[name] for name in proto.input]
+    result = functools.reduce(lambda left, right: combine(importer.bb.emit(left), right), operands)
+    if proto.op_type != "Mean":
+        return result
+    return relax.op.divide(result, relax.const(len(operands), str(operands[0].ty.dtype)))
 
 
 def _pow(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
@@ -221,6 +241,7 @@ CONVERTERS: dict[str, Converter] = {
     "Max": _pairwise,
     "MaxRoiPool": indexing.max_roi_pool,
     "MaxUnpool": indexing.max_unpool,
+    "Mean": _pairwise,
     "Min": _pairwise,
     "Mod": _mod,
     "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,

@@ -7,6 +7,9 @@ import onnx
 import pytest
 from onnx import helper
 from onnx.helper import make_node
+from tvm import relax
+
+from hybridc.frontend.reader import read_model
 
 
 def test_convolution_with_bias_and_batch_normalization(make_model, assert_matches, rng):
@@ -150,6 +153,25 @@ def test_operators_of_many_operands_are_chains(make_model, assert_matches, rng):
     imported = assert_matches(model, feeds)
     operators = [binding.value.op.name for binding in imported.module["main"].body.blocks[0].bindings]
     assert operators == ["relax.add", "relax.add", "relax.maximum", "relax.maximum", "relax.minimum"]
+
+
+def test_mean_of_operands_that_broadcast(make_model, assert_matches, rng):
+    feeds = {"a": rng.standard_normal((2, 3)).astype(np.float32), "b": np.float32([[1], [5]])}
+    feeds["c"] = np.float32([2, -4, 8])
+    shapes = {name: list(value.shape) for name, value in feeds.items()}
+    assert_matches(make_model([make_node("Mean", ["a", "b", "c"], ["y"])], shapes, ["y"]), feeds)
+
+
+@pytest.mark.parametrize("operator", ["Concat", "Sum", "Mean"])
+def test_two_thousand_operands_do_not_exhaust_the_stack(make_model, operator):
+    attributes = {"axis": 0} if operator == "Concat" else {}
+    node = make_node(operator, ["x", "z"] * 1000, ["y"], **attributes)
+    imported = read_model(make_model([node], {"x": [3], "z": [3]}, ["y"]))
+    bindings = imported.module["main"].body.blocks[0].bindings
+    widths = [len(b.value.args[0].fields) for b in bindings if isinstance(b.value.args[0], relax.Tuple)]
+    assert max(widths, default=2) <= 128
+    assert imported.outputs[0].shape == ((6000,) if operator == "Concat" else (3,))
+    assert set(imported.origins.values()) == {imported.origins[bindings[0].var.name]}
 
 
 def test_power_of_mixed_types(make_model, assert_matches):
