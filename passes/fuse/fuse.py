@@ -60,6 +60,36 @@ class Group:
         return self.members[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Who reads whose result, by position: hashing and walking TVM's objects again and again is slow."""
+
+    position: dict[relax.Var, int]
+    """Of the binding that computes a variable."""
+    operands: list[list[int | None]]
+    """Of each binding the positions that it reads, with repeats; None for an input or a weight."""
+    readers: list[set[int]]
+    """Of each binding the positions that read it; -1 where it is an output of the network."""
+
+    @classmethod
+    def of(cls, program: Program) -> Uses:
+        """Linear in the bindings and their operands."""
+        position = {binding.var: i for i, binding in enumerate(program.bindings)}
+        operands = [[position.get(v) for v in variables(binding.value)] for binding in program.bindings]
+        readers: list[set[int]] = [set() for _ in operands]
+        outputs = [position.get(v) for output in program.outputs for v in variables(output)]
+        for i, read in [*enumerate(operands), (-1, outputs)]:
+            for at in read:
+                if at is not None:
+                    readers[at].add(i)
+        return cls(position, operands, readers)
+
+    def is_read_once(self, var: relax.Expr) -> bool:
+        """Whether a binding computes the variable, and one other alone reads it."""
+        at = self.position.get(var) if isinstance(var, relax.Var) else None
+        return at is not None and len(self.readers[at]) == 1
+
+
 def fuse(program: Program, functions: FunctionTable | None = None) -> Program:
     """Replace operators by calls of distinct PrimFuncs.
 
@@ -83,16 +113,8 @@ def form_groups(program: Program, facts_of: FactsOf) -> list[Group]:
     A producer joins its consumer only if all readers of its result are in that group; so no path leaves
     the group and comes back, and the groups cannot form a cycle.
     """
+    uses = Uses.of(program)
     bindings = program.bindings
-    position = {binding.var: i for i, binding in enumerate(bindings)}
-    readers: dict[relax.Var, set[int]] = {binding.var: set() for binding in bindings}
-    for i, binding in enumerate(bindings):
-        for var in variables(binding.value):
-            readers.setdefault(var, set()).add(i)
-    for output in program.outputs:
-        for var in variables(output):
-            readers.setdefault(var, set()).add(-1)
-
     group_of: dict[int, Group] = {}
     facts_at: list[OperatorFacts] = []
     for i, binding in enumerate(bindings):
@@ -100,7 +122,7 @@ def form_groups(program: Program, facts_of: FactsOf) -> list[Group]:
         facts_at.append(facts)
         group = Group([i], facts.pattern, {i} if facts.pattern > Pattern.BROADCAST else set())
         group_of[i] = group
-        for producer in _joinable_producers(group, bindings, position, readers, group_of, facts_at):
+        for producer in _joinable_producers(group, bindings, uses, group_of, facts_at):
             group.members = sorted(producer.members + group.members)
             group.pattern = max(group.pattern, producer.pattern)
             group.anchors |= producer.anchors
@@ -118,54 +140,47 @@ def _facts(binding: relax.VarBinding, program: Program, facts_of: FactsOf) -> Op
 def _joinable_producers(
     group: Group,
     bindings: list[relax.VarBinding],
-    position: dict[relax.Var, int],
-    readers: dict[relax.Var, set[int]],
+    uses: Uses,
     group_of: dict[int, Group],
     facts_at: list[OperatorFacts],
 ) -> Iterator[Group]:
     """Producers that the caller merges into `group` before it asks for the next one; the nearest first."""
     call = bindings[group.last].value
     if is_op(call, "matmul"):
-        yield from _transposed_weight(call, bindings, position, readers, group_of)
+        yield from _transposed_weight(call, bindings, uses, group_of)
     if has_fact(call, Fact.CONVOLUTION):
-        yield from _halos(call, bindings, position, readers, group_of)
+        yield from _halos(call, bindings, uses, group_of)
     if group.pattern > Pattern.BROADCAST:
         return
     shape = _shape_or_none(bindings[group.last].var)
     progress = True
     while progress:
         progress = False
-        inputs = {v for m in group.members for v in variables(bindings[m].value) if v in position}
-        for var in sorted(inputs, key=lambda v: -position[v]):
-            producer = group_of[position[var]]
-            if producer is group or producer.last != position[var]:
+        inputs = {at for m in group.members for at in uses.operands[m] if at is not None}
+        for at in sorted(inputs, reverse=True):
+            producer = group_of[at]
+            if producer is group or producer.last != at:
                 continue
             if len(group.members) + len(producer.members) > MAX_GROUP:
                 continue
             fits = producer.pattern <= Pattern.BROADCAST or (
                 producer.pattern in ANCHORS and group.pattern <= Pattern.BROADCAST
             )
-            inside = readers[var] <= set(group.members) - group.anchors
-            if not (fits and inside and _shape_or_none(var) == shape):
+            inside = uses.readers[at] <= set(group.members) - group.anchors
+            if not (fits and inside and _shape_or_none(bindings[at].var) == shape):
                 continue
-            if _is_short(group, producer, bindings, position, facts_at):
+            if _is_short(group, producer, uses, facts_at):
                 yield producer
                 progress = True
                 break
 
 
-def _is_short(
-    group: Group,
-    producer: Group,
-    bindings: list[relax.VarBinding],
-    position: dict[relax.Var, int],
-    facts_at: list[OperatorFacts],
-) -> bool:
+def _is_short(group: Group, producer: Group, uses: Uses, facts_at: list[OperatorFacts]) -> bool:
     """Whether the expression of both groups together names few operands, each as often as it stands there."""
-    reads: dict[int, int] = {}
-    nesting: dict[int, int] = {}
+    reads: dict[int | None, int] = {}
+    nesting: dict[int | None, int] = {}
     for i in sorted(producer.members + group.members):
-        operands = [position.get(var, -1) for var in variables(bindings[i].value)]
+        operands = uses.operands[i]
         # the result of an anchor is computed once, and then read
         is_anchor = i in producer.anchors or i in group.anchors
         named = sum(reads.get(operand, 1) for operand in operands)
@@ -182,38 +197,36 @@ def _shape_or_none(var: relax.Var) -> tuple[int, ...] | None:
 def _transposed_weight(
     call: relax.Call,
     bindings: list[relax.VarBinding],
-    position: dict[relax.Var, int],
-    readers: dict[relax.Var, set[int]],
+    uses: Uses,
     group_of: dict[int, Group],
 ) -> Iterator[Group]:
     """The transpose of a weight that is also read untransposed (tied embeddings), or that is an input because
     it is trained, is done by the matmul: else every run would write the transposed weight.
     """
     weight = call.args[1]
-    if not (isinstance(weight, relax.Var) and weight in position and len(readers[weight]) == 1):
+    if not uses.is_read_once(weight):
         return
-    transpose = bindings[position[weight]].value
-    if is_op(transpose, "permute_dims") and transpose.args[0] not in position:
-        yield group_of[position[weight]]
+    transpose = bindings[uses.position[weight]].value
+    if is_op(transpose, "permute_dims") and transpose.args[0] not in uses.position:
+        yield group_of[uses.position[weight]]
 
 
 def _halos(
     call: relax.Call,
     bindings: list[relax.VarBinding],
-    position: dict[relax.Var, int],
-    readers: dict[relax.Var, set[int]],
+    uses: Uses,
     group_of: dict[int, Group],
 ) -> Iterator[Group]:
     """A convolution of a tile reads the border rows of the neighbouring tiles in place (stage `tile`)."""
 
     def is_halo(var: relax.Expr) -> bool:
-        value = bindings[position[var]].value if var in position and len(readers[var]) == 1 else None
+        value = bindings[uses.position[var]].value if uses.is_read_once(var) else None
         return isinstance(value, relax.Call) and operator_name(value) == "halo"
 
-    data = call.args[0]
+    data, position = call.args[0], uses.position
     if is_halo(data):
         yield group_of[position[data]]
-    elif data in position and len(readers[data]) == 1:
+    elif uses.is_read_once(data):
         joined = bindings[position[data]].value
         parts = [var for var in variables(joined) if is_halo(var)] if is_op(joined, "concat") else []
         if parts:
