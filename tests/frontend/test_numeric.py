@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -156,15 +158,15 @@ def test_operators_of_many_operands_are_chains(make_model, assert_matches, rng):
 
 
 def test_mean_of_operands_that_broadcast(make_model, assert_matches, rng):
-    feeds = {"a": rng.standard_normal((2, 3)).astype(np.float32), "b": np.float32([[1], [5]])}
-    feeds["c"] = np.float32([2, -4, 8])
+    feeds = {"a": rng.standard_normal((2, 3)).astype(np.float32), "b": np.array([[1], [5]], np.float32)}
+    feeds["c"] = np.array([2, -4, 8], np.float32)
     shapes = {name: list(value.shape) for name, value in feeds.items()}
     assert_matches(make_model([make_node("Mean", ["a", "b", "c"], ["y"])], shapes, ["y"]), feeds)
 
 
 @pytest.mark.parametrize("operator", ["Concat", "Sum", "Mean"])
 def test_two_thousand_operands_do_not_exhaust_the_stack(make_model, operator):
-    attributes = {"axis": 0} if operator == "Concat" else {}
+    attributes: dict[str, Any] = {"axis": 0} if operator == "Concat" else {}
     node = make_node(operator, ["x", "z"] * 1000, ["y"], **attributes)
     imported = read_model(make_model([node], {"x": [3], "z": [3]}, ["y"]))
     bindings = imported.module["main"].body.blocks[0].bindings
