@@ -95,7 +95,9 @@ def checked_inputs(function: tirx.PrimFunc) -> dict[int, int]:
     computed: set[int] = set()
 
     def note_axes(block: s_tir.SBlock) -> None:
-        extents.update((axis.var, int(axis.dom.extent)) for axis in block.iter_vars)
+        for axis in block.iter_vars:
+            if isinstance(axis.dom.extent, tirx.IntImm):  # others follow from data
+                extents[axis.var] = int(axis.dom.extent)
 
     def note_conditional(call: ir.Call) -> None:
         if call.op.name.rpartition(".")[2] == "if_then_else":

@@ -35,6 +35,8 @@ _TO_LOOPS = Sequential(
         s_tir.transform.LowerAutoCopy(),
         s_tir.transform.UnifyThreadBinding(),
         s_tir.transform.LowerMatchBuffer(),
+        # compiling the function compacts it again, and then fails at differences of vectors for indices
+        s_tir.transform.StmtSimplify(),
         s_tir.transform.InjectSoftwarePipeline(),
         s_tir.transform.LowerOpaqueBlock(),
     ]

@@ -56,6 +56,7 @@ def ints(*values: Any, dtype: str = "int64") -> np.ndarray:
 NODES = {
     "rows": Node("Gather", (X, ints([2, -3], [0, 1])), -3, 2),
     "columns": Node("Gather", (X, ints(4, -5, 0, dtype="int32")), -5, 4, attributes={"axis": -1}),
+    "column": Node("Gather", (np.tile(X, (8, 1, 1)), np.array(-2)), -5, 4, attributes={"axis": 2}),
     "table": Node("Gather", (np.arange(7), ints(4, -5, 0)), -7, 6),
     "elements": Node("GatherElements", (X, ints([[3, -4, 0, 1, 2]] * 2) % 3), -3, 2),
     "last_elements": Node(
