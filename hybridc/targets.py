@@ -97,6 +97,7 @@ ISAS = {
             512,
             32,
             _AMX_FLAGS,
+            l2_bytes=1 << 21,
             dot_product_unit=DotProductUnit.AMX,
         ),
     )

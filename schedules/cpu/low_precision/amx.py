@@ -25,6 +25,8 @@ from hybridc.schedules.cpu.core.micro_kernel import Point, integer, loop, sequen
 SIDE = 16
 """Rows of a tile, and packed lanes or sums in a row."""
 REGISTERS = 8
+LEFT, RIGHT = 4, 7
+"""Registers of factors: left ones are 4 and 5 in turn, right ones count down from 7. Sums are 0 to 3."""
 ROW_BYTES = 64
 _CONFIG = "hybridc_tile_config"
 
@@ -39,6 +41,8 @@ class TileUnit:
     dot: Dot
     state: ir.Var
     """What stands for the registers where they are emulated; one unused packed lane elsewhere."""
+    words: int = SIDE
+    """Packed lanes in a row of a left factor, and rows of a right one."""
 
     def within(self, body: tirx.Stmt) -> tirx.Stmt:
         """A task that uses tiles."""
@@ -68,18 +72,22 @@ class TileUnit:
 
     def _call(self, name: str, *arguments: ir.Expr) -> tirx.Stmt:
         first = tirx.address_of(tirx.BufferLoad(self.state, [integer(0)]))
-        return tirx.Evaluate(tirx.call_extern("void", f"hybridc_tile_{name}", first, *arguments))
+        function = f"hybridc_tile_{name}_of_{self.words}"
+        return tirx.Evaluate(tirx.call_extern("void", function, first, *arguments))
 
 
-def tile_unit(dot: Dot) -> TileUnit:
-    """The instructions for a kind of products; emulated ones keep the registers in a buffer."""
-    words = REGISTERS * SIDE * SIDE if dot.emulated else 1
-    return TileUnit(dot, tirx.decl_buffer((words,), "int32", "tiles"))
+def tile_unit(dot: Dot, words: int = SIDE) -> TileUnit:
+    """The instructions for a kind of products; emulated ones keep the registers in a buffer.
+
+    Factors have `words` packed lanes at most 16; with fewer, a micro-kernel has up to two columns of tiles.
+    """
+    size = REGISTERS * SIDE * SIDE if dot.emulated else 1
+    return TileUnit(dot, tirx.decl_buffer((size,), "int32", "tiles"), words)
 
 
-def with_tiles(dot: Dot, body: tirx.Stmt) -> tirx.Stmt:
-    """A statement that may call tile instructions."""
-    return with_llvm(f"{llvm_functions(dot.emulated)}\n{_functions(dot.emulated)}", body)
+def with_tiles(dot: Dot, body: tirx.Stmt, words: int = SIDE) -> tirx.Stmt:
+    """A statement that may call tile instructions, on factors of so many packed lanes."""
+    return with_llvm(f"{llvm_functions(dot.emulated)}\n{_functions(dot.emulated, words)}", body)
 
 
 SHAPES = ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3), (2, 2))
@@ -106,18 +114,15 @@ def tile_kernel(
     rows, columns = shape
     sums = tirx.decl_buffer((rows * columns, SIDE, SIDE), unit.dot.sum_dtype, "tile_sums")
     pairs = [(i, j) for i in range(rows) for j in range(columns)]
-    first_left, first_right = len(pairs), len(pairs) + rows
 
     def number(i: int, j: int) -> int:
         return i * columns + j
 
     def step(k: Point) -> tirx.Stmt:
-        loads = [unit.load(first_right + j, right(k, j)) for j in range(columns)]
+        loads = [unit.load(RIGHT - j, right(k, j)) for j in range(columns)]
         for i in range(rows):
-            loads.append(unit.load(first_left + i, left(k, i)))
-            loads += [
-                unit.multiply_add(number(i, j), first_left + i, first_right + j) for j in range(columns)
-            ]
+            loads.append(unit.load(LEFT + i % 2, left(k, i)))
+            loads += [unit.multiply_add(number(i, j), LEFT + i % 2, RIGHT - j) for j in range(columns)]
         return sequence(loads)
 
     def nest(k: tuple[ir.Expr, ...]) -> tirx.Stmt:
@@ -140,23 +145,32 @@ def tile_kernel(
 
 
 @cache
-def _functions(emulated: bool) -> str:
+def _functions(emulated: bool, words: int) -> str:
     make = _emulated if emulated else _native
-    triples = [
-        (c, a, b)
+    triples = {
+        (i * columns + j, LEFT + i % 2, RIGHT - j)
         for rows, columns in SHAPES
-        for c in range(rows * columns)
-        for a in (rows * columns + c // columns,)
-        for b in (rows * columns + rows + c % columns,)
-    ]
-    return make(sorted(set(triples)))
+        for i in range(rows)
+        for j in range(columns)
+    }
+    return make(sorted(triples), words)
 
 
-def _native(triples: Sequence[tuple[int, int, int]]) -> str:
-    config = [1, *[0] * 15, *[ROW_BYTES, 0] * REGISTERS, *[0] * 16, *[SIDE] * REGISTERS, *[0] * 8]
+def _shape(register: int, words: int) -> tuple[int, int]:
+    """Rows of a register and packed lanes in each, where factors have so many packed lanes."""
+    if register < LEFT or words == SIDE:
+        return SIDE, SIDE
+    return (SIDE, words) if register < LEFT + 2 else (words, SIDE)
+
+
+def _native(triples: Sequence[tuple[int, int, int]], words: int) -> str:
+    shapes = [_shape(register, words) for register in range(REGISTERS)]
+    row_bytes = [part for _, lanes in shapes for part in (4 * lanes, 0)]
+    config = [1, *[0] * 15, *row_bytes, *[0] * 16, *[rows for rows, _ in shapes], *[0] * 8]
     text = "".join(f"\\{byte:02X}" for byte in config)
+    name = f"@{_CONFIG}_of_{words}"
     lines = [
-        f'@{_CONFIG} = linkonce_odr hidden constant [64 x i8] c"{text}", align 64',
+        f'{name} = linkonce_odr hidden constant [64 x i8] c"{text}", align 64',
         "declare void @llvm.x86.ldtilecfg(ptr)",
         "declare void @llvm.x86.tilerelease()",
         "declare void @llvm.x86.tilezero(i8)",
@@ -164,31 +178,33 @@ def _native(triples: Sequence[tuple[int, int, int]]) -> str:
         "declare void @llvm.x86.tilestored64(i8, ptr, i64)",
         "declare void @llvm.x86.tdpbf16ps(i8, i8, i8)",
         "declare void @llvm.x86.tdpbusd(i8, i8, i8)",
-        _define("begin(ptr %state)", f"call void @llvm.x86.ldtilecfg(ptr @{_CONFIG})"),
-        _define("end(ptr %state)", "call void @llvm.x86.tilerelease()"),
-        _define("whole(ptr %state, ptr %p)"),
+        _define("begin", words, "", f"call void @llvm.x86.ldtilecfg(ptr {name})"),
+        _define("end", words, "", "call void @llvm.x86.tilerelease()"),
+        _define("whole", words, "ptr %p"),
     ]
+    at = "ptr %p, i64 %stride"
     for t in range(REGISTERS):
-        at = f"(i8 {t}, ptr %p, i64 %stride)"
         lines += [
-            _define(f"zero_{t}(ptr %state)", f"call void @llvm.x86.tilezero(i8 {t})"),
-            _define(f"load_{t}(ptr %state, ptr %p, i64 %stride)", f"call void @llvm.x86.tileloadd64{at}"),
-            _define(f"store_{t}(ptr %state, ptr %p, i64 %stride)", f"call void @llvm.x86.tilestored64{at}"),
+            _define(f"zero_{t}", words, "", f"call void @llvm.x86.tilezero(i8 {t})"),
+            _define(f"load_{t}", words, at, f"call void @llvm.x86.tileloadd64(i8 {t}, {at})"),
+            _define(f"store_{t}", words, at, f"call void @llvm.x86.tilestored64(i8 {t}, {at})"),
         ]
     for c, a, b in triples:
         for precision, instruction in (("bf16", "tdpbf16ps"), ("int8", "tdpbusd")):
             call = f"call void @llvm.x86.{instruction}(i8 {c}, i8 {a}, i8 {b})"
-            lines.append(_define(f"{precision}_{c}_{a}_{b}(ptr %state)", call))
+            lines.append(_define(f"{precision}_{c}_{a}_{b}", words, "", call))
     return "\n".join(lines)
 
 
-def _emulated(triples: Sequence[tuple[int, int, int]]) -> str:
+def _emulated(triples: Sequence[tuple[int, int, int]], words: int) -> str:
     """Tiles are 1024 bytes each from `state` on."""
-    row = f"<{SIDE} x i32>"
-    lines = [_define("begin(ptr %state)"), _define("end(ptr %state)"), _define("whole(ptr %state, ptr %p)")]
+    lines = [_define("begin", words), _define("end", words), _define("whole", words, "ptr %p")]
+    at = "ptr %p, i64 %stride"
     for t in range(REGISTERS):
+        rows, lanes = _shape(t, words)
+        row = f"<{lanes} x i32>"
         zeros, loads, stores = [], [], []
-        for m in range(SIDE):
+        for m in range(rows):
             own = f"%r{m} = getelementptr i8, ptr %state, i64 {(t * SIDE + m) * ROW_BYTES}"
             other = [f"%o{m} = mul i64 %stride, {m}", f"%p{m} = getelementptr i8, ptr %p, i64 %o{m}", own]
             zeros += [own, f"store {row} zeroinitializer, ptr %r{m}, align 4"]
@@ -203,20 +219,20 @@ def _emulated(triples: Sequence[tuple[int, int, int]]) -> str:
                 f"store {row} %v{m}, ptr %p{m}, align 4",
             ]
         lines += [
-            _define(f"zero_{t}(ptr %state)", *zeros),
-            _define(f"load_{t}(ptr %state, ptr %p, i64 %stride)", *loads),
-            _define(f"store_{t}(ptr %state, ptr %p, i64 %stride)", *stores),
+            _define(f"zero_{t}", words, "", *zeros),
+            _define(f"load_{t}", words, at, *loads),
+            _define(f"store_{t}", words, at, *stores),
         ]
     for precision in ("bf16", "int8"):
-        lines.append(_emulated_product(precision))
+        lines.append(_emulated_product(precision, words))
         for c, a, b in triples:
             tiles = ", ".join(f"i64 {t * SIDE * ROW_BYTES}" for t in (c, a, b))
-            call = f"call void @hybridc_emulated_{precision}(ptr %state, {tiles})"
-            lines.append(_define(f"{precision}_{c}_{a}_{b}(ptr %state)", call))
+            call = f"call void @hybridc_emulated_{precision}_of_{words}(ptr %state, {tiles})"
+            lines.append(_define(f"{precision}_{c}_{a}_{b}", words, "", call))
     return "\n".join(lines)
 
 
-def _emulated_product(precision: str) -> str:
+def _emulated_product(precision: str, depth: int) -> str:
     """Row by row: a packed lane of A after the other is multiplied with its row of B."""
     words = f"<{SIDE} x i32>"
     sums = f"<{SIDE} x float>" if precision == BF16 else words
@@ -233,7 +249,7 @@ def _emulated_product(precision: str) -> str:
         "%pam = getelementptr i8, ptr %pa, i64 %o",
         f"%s0 = load {sums}, ptr %pcm, align 4",
     ]
-    for k in range(SIDE):
+    for k in range(depth):
         lines += [
             f"%pa{k} = getelementptr i32, ptr %pam, i64 {k}",
             f"%a{k} = load i32, ptr %pa{k}, align 4",
@@ -244,17 +260,18 @@ def _emulated_product(precision: str) -> str:
             f"%s{k + 1} = call {sums} {dot}({sums} %s{k}, {words} %x{k}, {words} %y{k})",
         ]
     lines += [
-        f"store {sums} %s{SIDE}, ptr %pcm, align 4",
+        f"store {sums} %s{depth}, ptr %pcm, align 4",
         "%next = add i64 %m, 1",
         f"%done = icmp eq i64 %next, {SIDE}",
         "br i1 %done, label %end, label %row",
         "end:",
         "ret void",
     ]
-    name = f"@hybridc_emulated_{precision}"
+    name = f"@hybridc_emulated_{precision}_of_{depth}"
     head = f"define linkonce_odr hidden void {name}(ptr %state, i64 %c, i64 %a, i64 %b) {{"
     return head + "\nentry:\n  " + "\n  ".join(lines) + "\n}"
 
 
-def _define(signature: str, *lines: str) -> str:
-    return define(f"void @hybridc_tile_{signature}", *lines, "ret void")
+def _define(name: str, words: int, parameters: str = "", *lines: str) -> str:
+    every = ", ".join(filter(None, ("ptr %state", parameters)))
+    return define(f"void @hybridc_tile_{name}_of_{words}({every})", *lines, "ret void")

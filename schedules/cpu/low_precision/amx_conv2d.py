@@ -7,14 +7,16 @@ them is not stored. Where that would waste more, as with strides, each line has 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.conv2d_blocked.plan import BlockedConvPlan, divisors, source_of
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
-from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Place, copy_rows
+from hybridc.schedules.cpu.conv2d_blocked.task import Buffers, Pass, Pixel, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
@@ -28,7 +30,6 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.core.sharing import imbalance
 from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
     SIDE,
@@ -39,19 +40,32 @@ from hybridc.schedules.cpu.low_precision.amx import (
     tile_unit,
     with_tiles,
 )
+from hybridc.schedules.cpu.low_precision.vnni_matmul import PackOne, PackVector
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled, pick
 from hybridc.targets import Isa
 
-STEP_CYCLES = 16
-"""A product of two tiles."""
+# of a 2.7 GHz server processor (Emerald Rapids) at about 3.6 GHz
+STEP_CYCLES = 20
+"""A product of two tiles, loaded from the second-level cache."""
+LINE_CYCLES = 8
+"""Reading a cache line of 64 bytes from the last-level cache, however far ahead: a core gets 30 GB/s."""
 COPY_CYCLES = 3
-"""Copying a row of a tile, from memory or the last-level cache."""
-STORE_CYCLES = 4
+"""Copying a row of a tile within the second-level cache."""
+STORE_CYCLES = 5
 """Writing a row of sums through an epilogue."""
+TASK_CYCLES = 700
+"""Beginning a task; 190 of them are for the configuration of its tiles."""
 
-Pack = Callable[[tirx.BufferLoad], ir.Expr]
-"""Packed lanes of the numbers that a block of a pixel has."""
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """How numbers become packed lanes."""
+
+    word: PackOne
+    vector: PackVector
+    filler: int
+    """The packed lane that stands for padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +82,8 @@ class Geometry:
         return ceil_div((self.lines - 1) * self.pitch + self.width, SIDE)
 
 
-def schedule_tiles(
-    request: Request, conv: BlockedConvolution, rule: str, pack: Pack, filler: int
-) -> Scheduled:
-    """Emit a convolution whose `conv.dot` tells which numbers it multiplies.
-
-    `filler` is the packed lane that stands for padding.
-    """
+def schedule_tiles(request: Request, conv: BlockedConvolution, rule: str, pack: Pack) -> Scheduled:
+    """Emit a convolution whose `conv.dot` tells which numbers it multiplies."""
     assert conv.dot is not None
     ranked = rank_tile_plans(conv, request.target.isa, request.threads)
     plan = pick(request, ranked)
@@ -84,15 +93,16 @@ def schedule_tiles(
     buffers = Buffers(conv, plan, source_of(conv), weight, copy, None)
     params = list(request.function.params)
     params[conv.weight] = weight
-    body = with_tiles(conv.dot, _tasks(buffers, pack, filler))
+    body = with_tiles(conv.dot, _tasks(buffers, pack), _row_words(conv))
     function = function_of(request.function, params, [body], [])
     return finish(function, rule, [(conv.weight, packing)], ranked)
 
 
 def accepts_tiles(conv: BlockedConvolution, isa: Isa) -> bool:
-    """Whether there are tiles, and blocks that fill their rows."""
+    """Whether there are tiles, blocks of sums that fill their rows, and data of blocks or of few channels."""
     tiles = isa.dot_product_unit is not None and isa.dot_product_unit.is_amx
-    return tiles and not conv.plain and conv.output_lanes == SIDE
+    narrow = conv.plain and conv.input_lanes <= SIDE
+    return tiles and (narrow or not conv.plain) and conv.output_lanes == SIDE
 
 
 def _numbers(conv: BlockedConvolution) -> int:
@@ -108,16 +118,49 @@ def _blocks_per_row(conv: BlockedConvolution) -> int:
 
 def _depth(conv: BlockedConvolution) -> int:
     """Tiles of packed lanes of a pixel."""
-    return ceil_div(conv.input_blocks, _blocks_per_row(conv))
+    return 1 if conv.plain else ceil_div(conv.input_blocks, _blocks_per_row(conv))
+
+
+def _pixel_words(conv: BlockedConvolution) -> int:
+    """Packed lanes of a pixel of the copy at one depth."""
+    return conv.input_lanes if conv.plain else SIDE
+
+
+def _row_taps(conv: BlockedConvolution) -> int:
+    """Taps side by side that a row of a tile holds: of few channels as many as fit and divide all."""
+    if not conv.plain or conv.width.dilation > 1:
+        return 1
+    return max(t for t in divisors(conv.width.taps) if t * conv.input_lanes <= SIDE)
+
+
+def _row_words(conv: BlockedConvolution) -> int:
+    """Packed lanes in a row of a tile."""
+    return _pixel_words(conv) * _row_taps(conv)
+
+
+def _extents(conv: BlockedConvolution) -> tuple[int, int, int]:
+    """Of the loops over products: depth, taps, and groups of taps side by side."""
+    return _depth(conv), conv.height.taps, conv.width.taps // _row_taps(conv)
 
 
 def tile_packing(conv: BlockedConvolution, plan: BlockedConvPlan, dot: Dot) -> Packing:
-    """`[OB / vectors, depth, KH, KW, vectors, 16 lanes, 16]` of weights `[OB, IB, KH, KW, i, o]`."""
+    """`[OB / vectors, depth, KH, KW / t, vectors, t, lanes, 16]` of weights `[OB, IB, KH, KW, i, o]`, with
+    `t` taps in a row of a tile; of plain data's `[OB, KH, KW, C, o]`."""
+    if conv.plain:
+        return _narrow_packing(conv, plan, dot)
     taps, each, numbers = (conv.height.taps, conv.width.taps), _blocks_per_row(conv), _numbers(conv)
     padded = (conv.output_blocks, _depth(conv) * each, *taps, numbers, SIDE)
     groups = conv.output_blocks // plan.vectors
     split = (groups, plan.vectors, _depth(conv), each, *taps, numbers // dot.group_size, dot.group_size, SIDE)
     return Packing(padded, split, (0, 2, 4, 5, 1, 3, 6, 8, 7), vnni_dtype=dot.operand_dtype)
+
+
+def _narrow_packing(conv: BlockedConvolution, plan: BlockedConvPlan, dot: Dot) -> Packing:
+    words, groups = conv.input_lanes, conv.output_blocks // plan.vectors
+    taps = (conv.height.taps, conv.width.taps // _row_taps(conv), _row_taps(conv))
+    padded = (conv.output_blocks, conv.height.taps, conv.width.taps, words * dot.group_size, SIDE)
+    split = (groups, plan.vectors, 1, *taps, words, dot.group_size, SIDE)
+    return Packing(padded, split, (0, 2, 3, 4, 1, 5, 6, 8, 7), vnni_dtype=dot.operand_dtype)
 
 
 # --------------------------------------------------------------------------------------------------- plans
@@ -140,18 +183,35 @@ def _plans(conv: BlockedConvolution) -> Iterator[BlockedConvPlan]:
 
 
 def predicted_tile_cycles(conv: BlockedConvolution, plan: BlockedConvPlan, isa: Isa, threads: int) -> float:
-    """Cycles of all threads together, idle ones counted, for comparing plans."""
+    """Cycles of all threads together, idle ones counted, for comparing plans.
+
+    Of a thread that has as many tasks as any: it takes input of each part and weights of each group once from
+    the last-level cache, unless the second level cannot keep them.
+    """
     geometry = geometry_of(conv, plan)
-    steps = _depth(conv) * conv.height.taps * conv.width.taps
+    steps = math.prod(_extents(conv))
     pixel_tiles = tile_shape(conv.output_blocks)[0]
     tiles = ceil_div(geometry.tiles, pixel_tiles) * pixel_tiles
-    products = plan.groups * plan.vectors * (tiles * steps * STEP_CYCLES + tiles * SIDE * STORE_CYCLES)
-    rows = _depth(conv) * _copied_pixels(conv, plan)
-    # 64 bytes a row; copies beyond half of the second level come from the third for each group of outputs
-    again = 2 if 64 * rows > isa.l2_bytes // 2 else 1
+    products = plan.groups * plan.vectors * tiles * (steps * STEP_CYCLES + SIDE * STORE_CYCLES)
+    # few channels are packed one by one
+    rows = (conv.input_lanes if conv.plain else _depth(conv)) * _copied_pixels(conv, plan)
     weight_rows = steps * SIDE * plan.groups * plan.vectors
-    tasks = plan.parts * conv.batches * (conv.output_blocks // (plan.vectors * plan.groups))
-    return tasks * (products * again + COPY_CYCLES * (rows + weight_rows) + 500) * imbalance(tasks, threads)
+    group_tasks = conv.output_blocks // (plan.vectors * plan.groups)
+    tasks = ceil_div(plan.parts * conv.batches * group_tasks, threads)
+    parts, groups = ceil_div(tasks, group_tasks), min(tasks, group_tasks)
+    level2 = isa.l2_bytes // ROW_BYTES
+    if rows > level2 // 2:
+        products += (plan.groups - 1) * rows * LINE_CYCLES
+    lines_per_row = _line_bytes(conv) / ROW_BYTES
+    weights = groups * weight_rows * (1 if groups * weight_rows + rows <= level2 else parts)
+    cold = LINE_CYCLES * (parts * rows * lines_per_row + weights)
+    return threads * (cold + tasks * (products + COPY_CYCLES * rows + TASK_CYCLES))
+
+
+def _line_bytes(conv: BlockedConvolution) -> int:
+    """Of the data that fill a row of the copy."""
+    numbers = 2 if conv.plain else _blocks_per_row(conv) * _numbers(conv)
+    return numbers * np.dtype(str(conv.data.dtype)).itemsize
 
 
 def _copied_extents(conv: BlockedConvolution, plan: BlockedConvPlan) -> tuple[int, int]:
@@ -192,7 +252,7 @@ def _copy_shape(conv: BlockedConvolution, plan: BlockedConvPlan) -> tuple[int, .
         conv.width.taps - 1
     ) * conv.width.dilation
     beyond = last + reach + (SIDE - 1) * stride + 1 - rows * columns
-    return (_depth(conv) + max(ceil_div(beyond, rows * columns), 0), rows, columns, SIDE)
+    return (_depth(conv) + max(ceil_div(beyond, rows * columns), 0), rows, columns, _pixel_words(conv))
 
 
 def _first_word(conv: BlockedConvolution, plan: BlockedConvPlan, geometry: Geometry, number: int) -> int:
@@ -205,7 +265,7 @@ def _first_word(conv: BlockedConvolution, plan: BlockedConvPlan, geometry: Geome
 # ---------------------------------------------------------------------------------------------------- loops
 
 
-def _tasks(buffers: Buffers, pack: Pack, filler: int) -> tirx.Stmt:
+def _tasks(buffers: Buffers, pack: Pack) -> tirx.Stmt:
     conv, plan = buffers.conv, buffers.plan
     group_tasks = conv.output_blocks // (plan.vectors * plan.groups)
 
@@ -213,15 +273,37 @@ def _tasks(buffers: Buffers, pack: Pack, filler: int) -> tirx.Stmt:
         n, part, number = point
         one = Pass(buffers, n, part, integer(0), number * integer(plan.groups))
         assert buffers.copy is not None
-        fill = copy_rows(one, buffers.copy, _packed_pixel(one, buffers.copy, pack, filler), _depth(conv))
+        pixel = (_narrow_pixel if conv.plain else _packed_pixel)(one, buffers.copy, pack)
+        fill = copy_rows(one, buffers.copy, pixel, _depth(conv))
         return tirx.SeqStmt([tirx.AllocBuffer(buffers.copy), fill, _products(one)])
 
     return grid((conv.batches, plan.parts, group_tasks), task, parallel=conv.multiply_adds >= PARALLEL_WORK)
 
 
-def _packed_pixel(
-    task: Pass, copy: ir.Var, pack: Pack, filler: int
-) -> Callable[[ir.Expr, ir.Expr, ir.Expr, Place | None], tirx.Stmt]:
+def _narrow_pixel(task: Pass, copy: ir.Var, pack: Pack) -> Pixel:
+    """Writes the packed lanes of a pixel of plain data, a filler behind its last channel."""
+    conv = task.buffers.conv
+    assert conv.dot is not None
+    size, channels = conv.dot.group_size, int(conv.data.shape[1])
+
+    def pixel(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:
+        def number(channel: int) -> ir.Expr:
+            if place is None or channel >= channels:
+                return tirx.const(0, str(conv.data.dtype))
+            return tirx.BufferLoad(conv.data, [task.n, integer(channel), *place])
+
+        def word(i: int) -> tirx.Stmt:
+            value = pack.word([number(i * size + j) for j in range(size)])
+            if place is None:
+                value = tirx.const(pack.filler, "int32")
+            return tirx.BufferStore(copy, value, [block, row, column, integer(i)])
+
+        return sequence([word(i) for i in range(conv.input_lanes)])
+
+    return pixel
+
+
+def _packed_pixel(task: Pass, copy: ir.Var, pack: Pack) -> Pixel:
     """Writes the 16 packed lanes of a pixel, from several blocks of the data; behind the last block stand
     zeros."""
     conv = task.buffers.conv
@@ -233,9 +315,9 @@ def _packed_pixel(
             at = [block, row, column, tirx.Ramp(integer(i * words), integer(1), words)]
             number = block * integer(each) + integer(i)
             if place is None:
-                return tirx.BufferStore(copy, tirx.Broadcast(tirx.const(filler, "int32"), words), at)
+                return tirx.BufferStore(copy, tirx.Broadcast(tirx.const(pack.filler, "int32"), words), at)
             lanes = tirx.Ramp(integer(0), integer(1), numbers)
-            value = pack(tirx.BufferLoad(conv.data, [task.n, number, *place, lanes]))
+            value = pack.vector(tirx.BufferLoad(conv.data, [task.n, number, *place, lanes]))
             store = tirx.BufferStore(copy, value, at)
             if conv.input_blocks % each == 0:
                 return store
@@ -251,7 +333,7 @@ def _products(task: Pass) -> tirx.Stmt:
     """For each group of output vectors all tiles of pixels."""
     conv, plan = task.buffers.conv, task.buffers.plan
     assert conv.dot is not None
-    unit, geometry = tile_unit(conv.dot), geometry_of(conv, plan)
+    unit, geometry = tile_unit(conv.dot, _row_words(conv)), geometry_of(conv, plan)
     most = tile_shape(conv.output_blocks)[0]
     whole, rest = divmod(geometry.tiles, most)
 
@@ -293,9 +375,10 @@ class _Tiles:
         y, x = self.place(self.pixel(i, integer(0)))
         steps = (1, 1) if flat else (conv.height.stride, conv.width.stride)
         row = y * integer(steps[0]) + k[1] * integer(conv.height.dilation)
-        column = x * integer(steps[1]) + k[2] * integer(conv.width.dilation)
+        column = x * integer(steps[1]) + k[2] * integer(_row_taps(conv) * conv.width.dilation)
         assert buffers.copy is not None
-        return tirx.BufferLoad(buffers.copy, [k[0], row, column, integer(0)]), integer(ROW_BYTES * steps[1])
+        first = tirx.BufferLoad(buffers.copy, [k[0], row, column, integer(0)])
+        return first, integer(4 * _pixel_words(conv) * steps[1])
 
     def weights(self, k: Point, j: int) -> Address:
         zeros = [integer(0)] * 3
@@ -316,7 +399,6 @@ class _Tiles:
 
 def _kernel(tiles: _Tiles) -> tirx.Stmt:
     conv, plan = tiles.task.buffers.conv, tiles.task.buffers.plan
-    extents = (_depth(conv), conv.height.taps, conv.width.taps)
     return tile_kernel(
-        tiles.unit, (tiles.count, plan.vectors), extents, tiles.words, tiles.weights, tiles.write
+        tiles.unit, (tiles.count, plan.vectors), _extents(conv), tiles.words, tiles.weights, tiles.write
     )

@@ -17,7 +17,7 @@ from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_b
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
-from hybridc.schedules.cpu.low_precision.amx_conv2d import accepts_tiles, schedule_tiles
+from hybridc.schedules.cpu.low_precision.amx_conv2d import Pack, accepts_tiles, schedule_tiles
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.winograd.winograd import direct_cost, least_cost
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
@@ -34,7 +34,8 @@ def bf16_conv2d(request: Request) -> Scheduled | None:
     if conv is None:
         return None
     if accepts_tiles(conv, request.target.isa):
-        return schedule_tiles(request, conv, bf16_conv2d.__name__, bf16_pairs_of_neighbours, filler=0)
+        pack = Pack(lambda pair: bf16_pair(*pair), bf16_pairs_of_neighbours, filler=0)
+        return schedule_tiles(request, conv, bf16_conv2d.__name__, pack)
     return schedule_blocked(request, conv, bf16_conv2d.__name__, _rounded_rows)
 
 

@@ -14,7 +14,8 @@ from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import dot_of, int8_quad, unsigned_quads
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.nest import read_integer_contraction, substitute
-from hybridc.schedules.cpu.low_precision.amx_conv2d import accepts_tiles, schedule_tiles
+from hybridc.schedules.cpu.low_precision.amx_conv2d import Pack, accepts_tiles, schedule_tiles
+from hybridc.schedules.cpu.low_precision.vnni_matmul import PackOne
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
@@ -34,7 +35,8 @@ def int8_conv2d(request: Request) -> Scheduled | None:
     words = replace(conv, input_lanes=ceil_div(conv.input_lanes, dot.group_size), dot=dot)
     filler = _filler(conv)
     if accepts_tiles(words, request.target.isa):
-        return schedule_tiles(request, words, int8_conv2d.__name__, _packed, filler)
+        pack = Pack(_pack_one(conv), _packed, filler)
+        return schedule_tiles(request, words, int8_conv2d.__name__, pack)
     return schedule_blocked(request, words, int8_conv2d.__name__, partial(_rows, filler=filler))
 
 
@@ -54,6 +56,13 @@ def _packed(numbers: tirx.BufferLoad) -> ir.Expr:
     lanes = int(str(numbers.ty.dtype).partition("x")[2])
     words = tirx.reinterpret(f"int32x{lanes // 4}", numbers)
     return unsigned_quads(words) if _is_signed(numbers.source) else words
+
+
+def _pack_one(conv: BlockedConvolution) -> PackOne:
+    """Makes a packed lane of four numbers."""
+    if _is_signed(conv.data):
+        return lambda numbers: unsigned_quads(int8_quad(numbers))
+    return int8_quad
 
 
 def _padding(conv: BlockedConvolution) -> int:
@@ -76,7 +85,7 @@ def _padding(conv: BlockedConvolution) -> int:
 def _rows(task: Pass, copy: ir.Var, filler: int) -> tirx.Stmt:
     """Fill the copy with packed lanes of four channels."""
     conv = task.buffers.conv
-    is_signed = _is_signed(conv.data)
+    pack = _pack_one(conv)
 
     def plain(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:
         channels, word = int(conv.data.shape[1]), tirx.const(filler, "int32")
@@ -90,7 +99,7 @@ def _rows(task: Pass, copy: ir.Var, filler: int) -> tirx.Stmt:
                         channel < integer(channels), value, tirx.const(0, str(conv.data.dtype))
                     )
                 numbers.append(value)
-            word = unsigned_quads(int8_quad(numbers)) if is_signed else int8_quad(numbers)
+            word = pack(numbers)
         return tirx.BufferStore(copy, word, [block, row, column])
 
     def blocked(block: ir.Expr, row: ir.Expr, column: ir.Expr, place: Place | None) -> tirx.Stmt:

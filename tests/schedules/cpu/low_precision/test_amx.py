@@ -11,7 +11,7 @@ from tvm import tirx
 
 from hybridc.schedules.cpu.core.dot_products import Dot, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import integer
-from hybridc.schedules.cpu.low_precision.amx import SIDE, Address, tile_unit, with_tiles
+from hybridc.schedules.cpu.low_precision.amx import LEFT, RIGHT, SIDE, Address, tile_unit, with_tiles
 from hybridc.schedules.rule import Scheduled
 from tests.schedules.cpu.conftest import Harness
 from tests.support.amx import executing
@@ -37,10 +37,10 @@ def product(harness: Harness, dot: Dot, left: np.ndarray, right: np.ndarray) -> 
 
     steps = [
         unit.zero(0),
-        unit.load(1, address(a)),
-        unit.load(2, address(b)),
-        unit.multiply_add(0, 1, 2),
-        unit.multiply_add(0, 1, 2),
+        unit.load(LEFT, address(a)),
+        unit.load(RIGHT, address(b)),
+        unit.multiply_add(0, LEFT, RIGHT),
+        unit.multiply_add(0, LEFT, RIGHT),
         unit.store(0, address(c)),
     ]
     body = with_tiles(dot, unit.within(tirx.SeqStmt([*map(unit.whole, (a, b, c)), *steps])))
