@@ -20,7 +20,7 @@ from tvm import ir, tirx
 
 from hybridc.options import BF16
 from hybridc.schedules.cpu.core.dot_products import Dot, define, llvm_functions, with_llvm
-from hybridc.schedules.cpu.core.micro_kernel import Point, integer, loop, sequence
+from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, integer, loop, sequence
 
 SIDE = 16
 """Rows of a tile, and packed lanes or sums in a row."""
@@ -70,6 +70,13 @@ class TileUnit:
         """Add the product of two tile registers to a third one."""
         return self._call(f"{self.dot.precision}_{sums}_{left}_{right}")
 
+    def fetch_ahead(self, first: tirx.BufferLoad, offset_bytes: ir.Expr, lines: int) -> tirx.Stmt:
+        """Begin to read cache lines at a distance from an element into the second level; they need not
+        exist."""
+        # TVM may narrow what is computed of indices to 32 bits, but no call is inlined that has other types
+        places = (tirx.Cast("int32", offset_bytes + integer(ROW_BYTES * i)) for i in range(lines))
+        return sequence([self._call("prefetch", tirx.address_of(first), place) for place in places])
+
     def _call(self, name: str, *arguments: ir.Expr) -> tirx.Stmt:
         first = tirx.address_of(tirx.BufferLoad(self.state, [integer(0)]))
         function = f"hybridc_tile_{name}_of_{self.words}"
@@ -90,6 +97,24 @@ def with_tiles(dot: Dot, body: tirx.Stmt, words: int = SIDE) -> tirx.Stmt:
     return with_llvm(f"{llvm_functions(dot.emulated)}\n{_functions(dot.emulated, words)}", body)
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Micro-kernels that take the same right factors: while they do, each reads a part of the next ones from
+    the last-level cache, whose bandwidth would otherwise be idle but in the first of them."""
+
+    number: ir.Expr
+    """Which of them."""
+    count: int
+    distance_bytes: int
+    """From right factors to the next ones; both lie in the order of the loops over products."""
+
+    def fetch(self, unit: TileUnit, first: tirx.BufferLoad, columns: int) -> tirx.Stmt:
+        """The part of a step, whose right factors begin at `first`."""
+        lines = ceil_div(columns * unit.words, self.count)
+        offset = integer(self.distance_bytes) + self.number * integer(ROW_BYTES * lines)
+        return unit.fetch_ahead(first, offset, lines)
+
+
 SHAPES = ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3), (2, 2))
 """Tiles of rows and of columns that a micro-kernel may have."""
 
@@ -106,6 +131,7 @@ def tile_kernel(
     left: Callable[[Point, int], Address],
     right: Callable[[Point, int], Address],
     write: Callable[[int, int, ir.Expr, Callable[[ir.Expr], ir.Expr]], tirx.Stmt],
+    passes: Passes | None = None,
 ) -> tirx.Stmt:
     """Sums over loops of `extents`, whose indices `left` and `right` get with the number of the tile.
 
@@ -123,7 +149,7 @@ def tile_kernel(
         for i in range(rows):
             loads.append(unit.load(LEFT + i % 2, left(k, i)))
             loads += [unit.multiply_add(number(i, j), LEFT + i % 2, RIGHT - j) for j in range(columns)]
-        return sequence(loads)
+        return sequence(loads if passes is None else [passes.fetch(unit, right(k, 0)[0], columns), *loads])
 
     def nest(k: tuple[ir.Expr, ...]) -> tirx.Stmt:
         return step(k) if len(k) == len(extents) else loop(extents[len(k)], lambda i: nest((*k, i)))
@@ -180,7 +206,7 @@ def _native(triples: Sequence[tuple[int, int, int]], words: int) -> str:
         "declare void @llvm.x86.tdpbusd(i8, i8, i8)",
         _define("begin", words, "", f"call void @llvm.x86.ldtilecfg(ptr {name})"),
         _define("end", words, "", "call void @llvm.x86.tilerelease()"),
-        _define("whole", words, "ptr %p"),
+        *_helpers(words),
     ]
     at = "ptr %p, i64 %stride"
     for t in range(REGISTERS):
@@ -196,9 +222,19 @@ def _native(triples: Sequence[tuple[int, int, int]], words: int) -> str:
     return "\n".join(lines)
 
 
+def _helpers(words: int) -> list[str]:
+    # read, once, into the second level, data
+    fetch = "call void @llvm.prefetch.p0(ptr %q, i32 0, i32 2, i32 1)"
+    return [
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+        _define("whole", words, "ptr %p"),
+        _define("prefetch", words, "ptr %p, i32 %at", "%q = getelementptr i8, ptr %p, i32 %at", fetch),
+    ]
+
+
 def _emulated(triples: Sequence[tuple[int, int, int]], words: int) -> str:
     """Tiles are 1024 bytes each from `state` on."""
-    lines = [_define("begin", words), _define("end", words), _define("whole", words, "ptr %p")]
+    lines = [_define("begin", words), _define("end", words), *_helpers(words)]
     at = "ptr %p, i64 %stride"
     for t in range(REGISTERS):
         rows, lanes = _shape(t, words)

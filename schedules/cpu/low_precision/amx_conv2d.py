@@ -34,6 +34,7 @@ from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
     SIDE,
     Address,
+    Passes,
     TileUnit,
     tile_kernel,
     tile_shape,
@@ -399,6 +400,16 @@ class _Tiles:
 
 def _kernel(tiles: _Tiles) -> tirx.Stmt:
     conv, plan = tiles.task.buffers.conv, tiles.task.buffers.plan
-    return tile_kernel(
-        tiles.unit, (tiles.count, plan.vectors), _extents(conv), tiles.words, tiles.weights, tiles.write
-    )
+    shape, extents = (tiles.count, plan.vectors), _extents(conv)
+    return tile_kernel(tiles.unit, shape, extents, tiles.words, tiles.weights, tiles.write, _passes(tiles))
+
+
+def _passes(tiles: _Tiles) -> Passes | None:
+    """Of all tiles of pixels over the weights of a group."""
+    conv, plan = tiles.task.buffers.conv, tiles.task.buffers.plan
+    most = tile_shape(conv.output_blocks)[0]
+    count = ceil_div(tiles.geometry.tiles, most)
+    if count == 1 or plan.groups == 1:
+        return None
+    group_bytes = math.prod(_extents(conv)) * plan.vectors * _row_words(conv) * ROW_BYTES
+    return Passes(tirx.floordiv(tiles.first, integer(most)), count, group_bytes)

@@ -26,6 +26,7 @@ from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
     SIDE,
     Address,
+    Passes,
     TileUnit,
     tile_kernel,
     tile_shape,
@@ -175,7 +176,7 @@ def _tasks(product: Product, layout: _Layout, unit: TileUnit, left: Left, panels
         whole = layout.row_groups % each == 0
         extent = each if whole else tirx.min(integer(each), integer(layout.row_groups) - first)
         one = _Panel(product, layout, left, panels, panel)
-        return unit.within(loop(extent, lambda i: one.kernel(unit, first + i)))
+        return unit.within(loop(extent, lambda i: one.kernel(unit, first + i, i)))
 
     tasks = (layout.panels, ceil_div(layout.row_groups, each))
     body = grid(tasks, task, parallel=product.multiply_adds >= PARALLEL_WORK)
@@ -192,9 +193,9 @@ class _Panel:
     panels: ir.Var
     panel: ir.Expr
 
-    def kernel(self, unit: TileUnit, group: ir.Expr) -> tirx.Stmt:
-        """All depths of a group of tiles of rows."""
-        rows, _ = self.layout.shape
+    def kernel(self, unit: TileUnit, group: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+        """All depths of a group of tiles of rows, the task's group of this number."""
+        rows, columns = self.layout.shape
         first = group * integer(rows * SIDE)
 
         def left(k: Point, i: int) -> Address:
@@ -207,7 +208,9 @@ class _Panel:
         def write(i: int, j: int, m: ir.Expr, sum_at: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
             return self._row(first + integer(i * SIDE) + m, j, sum_at)
 
-        return tile_kernel(unit, self.layout.shape, (self.layout.depth,), left, right, write)
+        count, panel_bytes = self.layout.groups_per_task, self.layout.depth * columns * SIDE * ROW_BYTES
+        passes = Passes(number, count, panel_bytes) if count > 1 else None
+        return tile_kernel(unit, self.layout.shape, (self.layout.depth,), left, right, write, passes)
 
     def _row(self, row: ir.Expr, j: int, sum_at: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
         """Store a row of sums of a tile if it exists, and those of its columns that do."""

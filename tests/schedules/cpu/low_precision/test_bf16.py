@@ -11,6 +11,7 @@ from tvm.relax import op
 
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import bf16_conv2d
 from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
+from hybridc.schedules.cpu.matmul.matmul import TASKS
 from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
@@ -26,6 +27,7 @@ SHAPES = [
     ((2, 5, 17), (17, 16)),
     ((70, 130), (130, 48)),
     ((1, 12), (12, 1)),
+    ((70, 40), (40, 32 * TASKS)),
 ]
 FEW_CHANNELS = [
     Case(4, 48, (6, 25), kernel=(2, 11), strides=(1, 4), padding=(1, 5, 0, 5), plain=True),
