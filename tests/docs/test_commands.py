@@ -170,6 +170,7 @@ def test_commands_of_the_usage_page(tmp_path: Path) -> None:
         run(tmp_path, "-c", PREPARED + script)
 
 
+@pytest.mark.slow
 @pytest.mark.isa("avx512_bf16")
 def test_reduced_precision_of_the_usage_page(tmp_path: Path) -> None:
     write_model(tmp_path / "net.onnx")
