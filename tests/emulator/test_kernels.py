@@ -12,7 +12,7 @@ from hybridc.emulator import kernels
 from hybridc.emulator.device import ThreadOrder
 from hybridc.errors import DeviceError
 from tests.emulator.conftest import restart
-from tests.support.gpu_program import CudaError, Program, allocate, call, download, release_all, upload
+from tests.support.gpu_program import CudaError, Program, allocate, call, download, upload
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -79,23 +79,6 @@ extern "C" __global__ void two_sites(float* x) {
 }
 extern "C" __global__ void half_a_warp(float* x) {
   if (threadIdx.x < 16) x[threadIdx.x] = __shfl_down_sync(0xffffffff, 1.0f, 1);
-}
-"""
-
-# Kernels whose frames have arrays at different places of a thread's stack.
-FRAMES = """
-extern "C" __global__ void fail_midway(float* x, int place) {
-  float volatile some[8];
-  some[place] = x[0];
-  if (threadIdx.x >= 4) return;
-  __syncthreads();
-  x[threadIdx.x] = some[place];
-}
-extern "C" __global__ void use_all(float* x, int place) {
-  float volatile more[256];
-  for (int i = 0; i < 256; ++i) more[i] = (float)i;
-  __syncthreads();
-  x[threadIdx.x] = more[place + threadIdx.x];
 }
 """
 
@@ -245,15 +228,3 @@ def test_source_that_cannot_be_emulated_is_a_device_error() -> None:
         Program('extern "C" __global__ void k(float* x) { *x = __no_such_builtin(1); }')
     assert caught.value.code == "HC423"
     assert "__no_such_builtin" in caught.value.where
-
-
-def test_stacks_serve_the_next_kernel_after_one_that_failed_midway() -> None:
-    program = Program(FRAMES)
-    program.launch("fail_midway", [allocate(128), ctypes.c_int(0)])
-    with pytest.raises(CudaError, match="divergent barrier"):
-        call("cudaDeviceSynchronize")
-    release_all()
-    emulator.reset()
-    result = allocate(128)
-    program.launch("use_all", [result, ctypes.c_int(0)])
-    np.testing.assert_array_equal(download(result, 32), np.arange(32))

@@ -9,12 +9,6 @@
 
 #include "device.h"
 
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#else
-#define ASAN_UNPOISON_MEMORY_REGION(address, size_bytes) static_cast<void>(address)
-#endif
-
 // Saves the callee-saved registers of x86-64 (System V) on the running stack and continues on another.
 extern "C" void hybridc_emulator_switch(void** save_stack_pointer, void* new_stack_pointer);
 asm(R"(.text
@@ -74,9 +68,6 @@ void BlockRunner::fiber_main() {
 
 void BlockRunner::prepare(const Extent& block) {
   const unsigned count = static_cast<unsigned>(block.count());
-  // Frames of a block that failed midway were never left: AddressSanitizer must forget them.
-  if (finished_ < fibers_.size())
-    for (char* stack : stacks_) ASAN_UNPOISON_MEMORY_REGION(stack, kStackBytes);
   fibers_.resize(count);
   warps_.assign((count + kWarpSize - 1) / kWarpSize, Warp{0, 0});
   while (stacks_.size() < count) stacks_.push_back(new_stack());
