@@ -14,6 +14,7 @@ from hybridc.ir.verify import verify
 from hybridc.native import can_build
 from hybridc.options import BF16, INT8
 from hybridc.passes.canonicalize.canonicalize import canonicalize
+from hybridc.passes.canonicalize.wide_sums import sum_in_float32
 from hybridc.passes.fuse.attention import fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
@@ -58,7 +59,7 @@ ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
 
 def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     """Rewrite operators to forms that later stages know. Raises ModelError as `canonicalize` does."""
-    return replace(c, program=canonicalize(c.program))
+    return replace(c, program=sum_in_float32(canonicalize(c.program)))
 
 
 def fuse_cpu_attention(c: ImportedNetwork, _: Progress) -> ImportedNetwork:

@@ -77,7 +77,7 @@ def choose_layout(program: Program, isa: Isa, rules: Sequence[Rule] = ()) -> Pro
 
 def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     call = binding.value
-    if not is_op(call, "nn.conv2d") or tensor_dtype(binding.var) != "float32":
+    if not is_op(call, "nn.conv2d") or tensor_dtype(call.args[0]) != "float32":
         return None
     attrs = call.attrs
     data, weight = call.args[0], ConvWeight(call.args[1], layout.weight(call.args[1]))
