@@ -114,16 +114,20 @@ def _computed(
     """
     graph, stored = artifact.graph, artifact.stored_plan
     values = {name: feed.astype(np.float64) for name, feed in zip(graph.inputs, feeds, strict=True)}
+    forms: dict[tuple[str, int], np.ndarray] = {}  # a weight may be stored plain and packed
     for weight in (*stored.host_weights, *stored.streamed_weights, *stored.gpu_weights):
         data = files["weights.bin"][weight.offset_bytes : weight.offset_bytes + weight.size_bytes]
         array = np.frombuffer(data, weight.dtype).reshape(weight.shape).astype(np.float64)
-        values[weight.tensor] = array.T if weight.layout else array
+        values[weight.tensor] = forms[weight.tensor, weight.layout] = array.T if weight.layout else array
     waiting = list(graph.kernels)  # an edit may have exchanged kernels in this list; their steps are in order
     while waiting:
         kernel = next(k for k in waiting if values.keys() >= set(k.inputs))
         waiting.remove(kernel)
         parameters = next(f["parameters"] for f in compiled["functions"] if f["name"] == kernel.function)
-        arrays = [_seen_as(values[n], p) for n, p in zip(kernel.inputs, parameters, strict=False)]
+        arrays = [
+            _seen_as(forms.get((n, p["layout"]), values[n]), p)
+            for n, p in zip(kernel.inputs, parameters, strict=False)
+        ]
         values[kernel.outputs[0]] = FUNCTIONS[kernel.function](*arrays)
     ports = artifact.manifest.outputs
     return [values[name].reshape(port.shape) for name, port in zip(graph.outputs, ports, strict=True)]
