@@ -139,14 +139,15 @@ def _plans(arguments: argparse.Namespace, measured: MeasuredRun | None) -> tuple
         arguments.gpu_memory = (Budget(size_bytes=measured.budget_bytes),)
     try:
         found = plans_of(arguments, arguments.bound_seconds)
-        if measured is not None:
-            measured.check_is_of(_of_first_program(found)[-1].plan)
     except UsageError as error:
         if not is_chosen or error.code != "HC558":
             raise
         raise _refuse_trace(arguments.measured, error.what) from None
-    except ValueError as error:
-        raise _refuse_trace(arguments.measured, error) from None
+    if measured is not None:
+        try:
+            measured.check_is_of(_of_first_program(found)[-1].plan)
+        except ValueError as error:
+            raise _refuse_trace(arguments.measured, error) from None
     return found
 
 

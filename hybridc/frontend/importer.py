@@ -19,7 +19,7 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.converters import CONVERTERS
 from hybridc.frontend.names import safe_names
-from hybridc.frontend.restrictions import check_restrictions, check_sizes, check_types
+from hybridc.frontend.restrictions import check_elements, check_restrictions, check_sizes, check_types
 from hybridc.frontend.values import static_shape
 
 FROZEN_ELEMENTS = 64
@@ -134,6 +134,8 @@ class _GraphImporter:
         for node in self.graph:
             try:
                 self._emit(node)
+            except ModelError as error:
+                return error
             except (
                 Exception
             ) as error:  # TVM's converters raise anything, InternalError and KeyError among them
@@ -172,10 +174,11 @@ class _GraphImporter:
         type_ = getattr(value, "ty", None)
         if not isinstance(type_, relax.TensorType) or not isinstance(type_.shape, relax.ShapeExpr):
             return value
-        shape = tuple(int(dim) if isinstance(dim, tvm.tirx.IntImm) else -1 for dim in type_.shape)
-        expected = static_shape(declared)
-        if expected is not None and -1 not in shape and shape != expected:
-            raise ValueError(f"its result would have shape {shape} instead of {expected}")
+        if all(isinstance(dim, tvm.tirx.IntImm) for dim in type_.shape):
+            shape, expected = tuple(map(int, type_.shape)), static_shape(declared)
+            if expected is not None and shape != expected:
+                raise ValueError(f"its result would have shape {shape} instead of {expected}")
+            check_elements(shape, declared.producer(), self.name)
         if declared.dtype is None or str(declared.dtype.numpy()) == str(type_.dtype):
             return value
         return self.tvm.bb.normalize(relax.op.astype(value, str(declared.dtype.numpy())))

@@ -21,15 +21,24 @@ MAX_RANGE_ELEMENTS = 1 << 26
 def check_sizes(graph: ir.Graph, name: str) -> None:
     """Raises ModelError HC118 for the first node that makes more values than any machine holds."""
     for node in graph:
-        shapes = [static_shape(output) or () for output in node.outputs]
-        elements = max((math.prod(shape) for shape in shapes), default=0)
-        if elements > (MAX_RANGE_ELEMENTS if node.op_type == "Range" else MAX_ELEMENTS):
-            raise ModelError(
-                codes.TOO_LARGE,
-                f"{node.op_type} produces {elements} values",
-                where=f"{name}: node {node.name!r} ({node.op_type})",
-                remedy="check its input shapes",
-            )
+        for output in node.outputs:
+            check_elements(static_shape(output) or (), node, name)
+
+
+def check_elements(shape: tuple[int, ...], node: ir.Node | None, name: str) -> None:
+    """Raises ModelError HC118 if a result of the node, of this shape, has more values than any machine holds.
+
+    A negative dimension left int64.
+    """
+    op_type = "" if node is None else node.op_type
+    most = MAX_RANGE_ELEMENTS if op_type == "Range" else MAX_ELEMENTS
+    if math.prod(shape) > most or min(shape, default=0) < 0:
+        raise ModelError(
+            codes.TOO_LARGE,
+            f"{op_type} would produce more than {most} values",
+            where=name if node is None else f"{name}: node {node.name!r} ({op_type})",
+            remedy="check its input shapes",
+        )
 
 
 def check_types(graph: ir.Graph, name: str) -> None:
@@ -171,6 +180,11 @@ def _division(node: ir.Node) -> str | None:
     return None
 
 
+def _global_pool(node: ir.Node) -> str | None:
+    shape = static_shape(node.inputs[0])
+    return "needs spatial dimensions behind batch and channels" if shape and len(shape) < 3 else None
+
+
 def _non_max_suppression(node: ir.Node) -> str | None:
     parameters = [value for value in node.inputs[2:] if value is not None]
     return None if all(constant_array(p) is not None for p in parameters) else "needs constant parameters"
@@ -191,6 +205,7 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "Gather": _along_axis,
     "GatherElements": _along_axis,
     "GatherND": _along_first_axes,
+    **dict.fromkeys(("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"), _global_pool),
     "IsInf": _is_inf,
     "LayerNormalization": _layer_normalization,
     "MaxUnpool": _max_unpool,

@@ -381,6 +381,7 @@ def _places(artifact: Artifact, device: Device) -> dict[tuple[str, bool], slice]
 
 
 def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
+    """The feed as an array of the port's type, in the machine's byte order."""
     try:
         array = np.asarray(feed)
     except ValueError:
@@ -395,7 +396,7 @@ def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
             "HC554", f"input {port.name!r} has shape {list(array.shape)}", remedy=f"feed {_type(port)}"
         )
     check_labels(port.name, array, port.labels)
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _array(data: np.ndarray, port: Port) -> np.ndarray:

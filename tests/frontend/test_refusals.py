@@ -266,6 +266,8 @@ def test_uses_that_would_be_computed_wrong(make_model):
             [make_node("Gather", ["x", "i"], ["y"], axis=1)], {"x": [2, 3]}, ["y"], {"i": np.array([-4])}
         ),
         make_model([make_node("Mod", ["x", "z"], ["y"], fmod=1)], {"x": [2], "z": [2]}, ["y"]),
+        make_model([make_node("GlobalAveragePool", ["x"], ["y"])], {"x": [2, 3]}, ["y"]),
+        make_model([make_node("GlobalMaxPool", ["x"], ["y"])], {"x": [3, 4]}, ["y"]),
     ]
     for model in models:
         error = refusal(model)
@@ -298,6 +300,20 @@ def test_constants_that_ask_for_terabytes_are_never_made(make_model, operator):
     ]
     model = make_model(nodes, {"x": [1, 1]}, ["y"], weights)
     assert refusal(model).code == codes.TOO_LARGE
+
+
+def test_result_whose_dimensions_are_no_int64_is_refused(make_model):
+    """ONNX's shape inference gives none here, TVM's importer goes on with numbers beyond its own types."""
+    repeats = {"r": np.full(2, np.iinfo(np.int64).max)}
+    nodes = [
+        make_node("Shape", ["x"], ["s"]),
+        make_node("Concat", ["s"], ["c"], axis=0),
+        make_node("Reshape", ["x", "c"], ["z"]),  # its shape is known after folding only
+        make_node("Tile", ["z", "r"], ["t"], name="tile"),
+        make_node("Add", ["t", "t"], ["y"]),
+    ]
+    error = refusal(make_model(nodes, {"x": [2, 3]}, ["y"], repeats))
+    assert error.code == codes.TOO_LARGE and "'tile'" in error.where
 
 
 def _seed_model() -> bytes:

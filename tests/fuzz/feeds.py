@@ -227,13 +227,16 @@ def _open(name: str, device: str) -> Opened:
 def _kinds(model: onnx.ModelProto, case: Case | None) -> tuple[str, ...]:
     """Which special values to feed: only such as have one right result.
 
-    ONNX does not say which index a maximum among NaN has; onnxruntime's MaxPool makes the least finite number
-    of NaN and minus infinity; and where a sum of huge numbers leaves float32 depends on its order.
+    ONNX does not say which index a maximum among NaN has, nor what the maximum is: onnxruntime's depends on
+    where they stand, and its MaxPool makes the least finite number of NaN and minus infinity. Where a sum of
+    huge numbers leaves float32 depends on its order. In a network infinities may turn into NaN on their way.
     """
     operators = {node.op_type for node in model.graph.node}
     excluded: set[str] = set() if case is not None else {"huge", "all"}
     if operators & {"ArgMax", "ArgMin"}:
         excluded |= {"nan", "all"}
+    if operators & {"ReduceMax", "ReduceMin"}:
+        excluded |= {"nan", "all"} if case is not None else {"nan", "infinite", "all"}
     if "MaxPool" in operators:
         excluded |= {"nan", "infinite", "huge", "all"}
     return tuple(kind for kind in KINDS if kind not in excluded)

@@ -73,6 +73,14 @@ def test_feed_that_is_not_contiguous_is_accepted(cpu_artifact: Path) -> None:
     np.testing.assert_allclose(y, expected(drawn()), rtol=1e-5, atol=1e-5)
 
 
+def test_feed_of_the_other_byte_order_is_converted(cpu_artifact: Path) -> None:
+    with load(cpu_artifact) as session:
+        y, x = session.run(["out/0", "out/2"], {"the/x": drawn().astype(">f4")})
+    np.testing.assert_allclose(y, expected(drawn()), rtol=1e-5, atol=1e-5)
+    assert x.dtype.isnative
+    np.testing.assert_array_equal(x, drawn())
+
+
 @pytest.mark.parametrize(
     ("code", "outputs", "feeds"),
     [
