@@ -154,6 +154,8 @@ def fuzz(
                 verdict = worker.judge(index)
                 with lock:
                     report.add(index, verdict)
+                    if verdict.outcome in FAULTS:
+                        print(f"{harness.name} {index}: {verdict.outcome}", file=sys.stderr, flush=True)
         finally:
             worker.stop()
 
