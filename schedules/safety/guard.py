@@ -7,7 +7,7 @@ inside, a divisor of zero replaced by one. No kernel can leave its buffers becau
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,7 +18,8 @@ from tvm.ir.transform import Sequential
 
 from hybridc.checks import CHECKS
 from hybridc.schedules.rule import Scheduled
-from hybridc.schedules.safety.insert import CheckInserter, is_zero
+from hybridc.schedules.safety.fed import is_zero
+from hybridc.schedules.safety.insert import CheckInserter
 from hybridc.schedules.safety.statements import Rebuilder, is_conditional, remade, variables
 from hybridc.schedules.shapes import index_shape, shape_of
 
@@ -64,11 +65,13 @@ def made_safe(scheduled: Scheduled, gpu: tvm.target.Target | None = None) -> Sch
         return scheduled
     function = _as_loops(function, gpu)
     body, parameters = function.body, list(function.params)
+    positions: Mapping[ir.Var, int] = {}
     if checks:
         faults = tirx.decl_buffer(index_shape((len(checks), 2)), "int64", "faults", layout=None)
-        body = CheckInserter(faults, _written(body)).function_body(body)
+        inserter = CheckInserter(faults, _written(body))
+        body, positions = inserter.function_body(body), inserter.positions
         parameters.append(faults)
-    body = _Guard(on_gpu=gpu is not None).statement(body)
+    body = _Guard(positions, on_gpu=gpu is not None).statement(body)
     made = tirx.PrimFunc(parameters, body, function.ret_type, function.attrs, function.span)
     return replace(scheduled, function=made)
 
@@ -128,10 +131,13 @@ def _is_integer(expr: ir.Expr) -> bool:
 
 
 class _Guard(Rebuilder):
-    """Makes every access and division harmless that follows from data."""
+    """Makes every access and division harmless that follows from data.
 
-    def __init__(self, *, on_gpu: bool) -> None:
-        self.on_gpu = on_gpu
+    `positions` are buffers of the function's own that hold numbers from 0 to below what is given.
+    """
+
+    def __init__(self, positions: Mapping[ir.Var, int], *, on_gpu: bool) -> None:
+        self.positions, self.on_gpu = positions, on_gpu
         self.known = sym.Analyzer()
         self.data: set[ir.Var] = set()
         """Variables that follow from data."""
@@ -221,7 +227,12 @@ class _Guard(Rebuilder):
         """The least and the greatest value, for all data."""
 
         def unknown(load: ir.TensorLoad) -> ir.Expr:
-            return tirx.Var("data", str(load.ty.dtype))
+            dtype = str(load.ty.dtype)
+            var = tirx.Var("data", dtype)
+            if load.source in self.positions:
+                ends = (tirx.const(n, dtype) for n in (0, self.positions[load.source]))
+                self.known.bind(var, ir.Range.from_min_extent(*ends))
+            return var
 
         def lane(ramp: tirx.Ramp, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
             var = tirx.Var("lane", str(ramp.stride.ty.dtype))

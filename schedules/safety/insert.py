@@ -23,52 +23,31 @@ vectorised. There the worst position of all is kept, and judged once, behind the
             out[row, column] = data[row, safe]
     if worst >= extent (unsigned):
         faults[number, 0], faults[number, 1] = 1, worst as it was fed
+
+And where such a loop is run through again and again with the same values, they are surveyed once, and
+the loops inside take positions that are known to be legal:
+
+    for column:
+        position, worst = ...                               as above
+        positions[column] = unsigned_min(position, extent - 1)
+    for row:
+        for column:
+            out[row, column] = data[row, positions[column]]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import tvm_ffi
 from tvm import ir, tirx
 
 from hybridc.checks import Marker, read_marker
 from hybridc.ir import CheckKind
+from hybridc.schedules.safety.fed import as_fed, from_start, is_zero, nearest
+from hybridc.schedules.safety.scopes import Scope, Survey, survey_of
 from hybridc.schedules.safety.statements import Rebuilder, is_conditional, remade, sequence, variables
 from hybridc.schedules.shapes import index_shape
-
-
-@dataclass
-class _Scope:
-    """A place that checks may be put into: before the statement, or the loop's body, that it stands for."""
-
-    defined: set[ir.Var] = field(default_factory=set)
-    """Variables that are known from here on."""
-    condition: set[ir.Var] = field(default_factory=set)
-    """Variables of a condition that holds here and not outside."""
-    binds_threads: bool = False
-    """Outside of it there is no GPU."""
-    loop: tirx.For | None = None
-    """The innermost loop whose body it is, if it is one of vectors or LLVM may make it one."""
-    is_task: bool = False
-    """All of it runs on one thread, and more than that does not."""
-    worst: dict[tuple[int, int], ir.Var] = field(default_factory=dict)
-    """Of a task: by number and lanes of a check, where the worst of its values are kept."""
-    checks: list[tirx.Stmt] = field(default_factory=list)
-    after: list[tirx.Stmt] = field(default_factory=list)
-    """What comes behind the body."""
-    made: list[tuple[ir.Expr, int, ir.Expr]] = field(default_factory=list)
-    """Value, number and result of the checks here."""
-
-    def named(self, name: str, value: ir.Expr) -> ir.Expr:
-        """A name that has a value from here on; the value itself in vectors, which TVM gives no names."""
-        if self.loop is not None and self.loop.kind == tirx.ForKind.VECTORIZED:
-            return value
-        var = tirx.Var(name, str(value.ty.dtype))
-        self.checks.append(tirx.Bind(var, value))
-        self.defined.add(var)
-        return var
 
 
 class CheckInserter(Rebuilder):
@@ -79,8 +58,10 @@ class CheckInserter(Rebuilder):
 
     def __init__(self, faults: ir.Var, written: set[ir.Var]) -> None:
         self.faults, self.written = faults, written
-        self.scopes: list[_Scope] = [_Scope()]
+        self.scopes: list[Scope] = [Scope()]
         self.guards: list[ir.Expr] = []
+        self.positions: dict[ir.Var, int] = {}
+        """Buffers of surveyed positions, and the extents of their axes."""
 
     def function_body(self, body: tirx.Stmt) -> tirx.Stmt:
         """The body of a function, with its checks."""
@@ -91,7 +72,7 @@ class CheckInserter(Rebuilder):
         """With the checks that have to stand right before it."""
         if isinstance(node, tirx.SeqStmt):
             return super().statement(node)
-        scope = _Scope()
+        scope = Scope()
         self.scopes.append(scope)
         made = super().statement(node)
         self.scopes.pop()
@@ -102,10 +83,11 @@ class CheckInserter(Rebuilder):
     def loop(self, node: tirx.For) -> tirx.Stmt:
         kinds, kind = tirx.ForKind, node.kind
         is_innermost = kind == kinds.SERIAL and node.step is None and not _has_loop(node.body)
-        scope = _Scope(
+        scope = Scope(
             {node.loop_var},
             binds_threads=kind == kinds.THREAD_BINDING,
-            loop=node if is_innermost or kind == kinds.VECTORIZED else None,
+            loop=node,
+            at_once=is_innermost or kind == kinds.VECTORIZED,
             is_task=kind == kinds.PARALLEL,
         )
         body = self._inside(scope, node.body)
@@ -116,17 +98,17 @@ class CheckInserter(Rebuilder):
     def branches(self, node: tirx.IfThenElse) -> tirx.Stmt:
         condition = self.expression(node.condition)
         known = variables(condition)
-        then = self._inside(_Scope(condition=known), node.then_case)
-        other = None if node.else_case is None else self._inside(_Scope(condition=known), node.else_case)
+        then = self._inside(Scope(condition=known), node.then_case)
+        other = None if node.else_case is None else self._inside(Scope(condition=known), node.else_case)
         return tirx.IfThenElse(condition, then, other, node.span)
 
     def attribute(self, node: tirx.AttrStmt) -> tirx.Stmt:
         threads = node.attr_key in ("thread_extent", "virtual_thread")
-        scope = _Scope({node.node.var} if threads else set(), binds_threads=threads)
+        scope = Scope({node.node.var} if threads else set(), binds_threads=threads)
         body = self._inside(scope, node.body)
         return tirx.AttrStmt(node.node, node.attr_key, node.value, body, node.span)
 
-    def _inside(self, scope: _Scope, body: tirx.Stmt) -> tirx.Stmt:
+    def _inside(self, scope: Scope, body: tirx.Stmt) -> tirx.Stmt:
         self.scopes.append(scope)
         made = self.statement(body)
         self.scopes.pop()
@@ -161,30 +143,57 @@ class CheckInserter(Rebuilder):
         for guard in reversed(self.guards):
             value = tirx.if_then_else(guard, value, tirx.const(int(is_divisor), dtype))
         scope = self._scope(value)
-        for known, number, result in scope.made:
+        survey = None
+        if scope.at_once and not is_divisor and not variables(value) & self.written:
+            survey = survey_of(self.scopes, variables(value))
+        place = scope if survey is None else survey.place
+        for known, number, result in place.made:
             if number == marker.number and tvm_ffi.structural_equal(known, value):
                 return result
+        if survey is not None:
+            safe = self._surveyed(marker, value, survey)
+            place.made.append((value, marker.number, safe))
+            return safe
         fed = scope.named("fed", value)
         if is_divisor:  # `guard.py` makes divisions harmless
             safe, badness, failed = fed, tirx.Cast("uint64", is_zero(fed)), is_zero(fed)
         else:
-            position = scope.named("position", _from_start(marker, fed))
-            # of the illegal ones some are negative: they are huge if unsigned
+            position = scope.named("position", from_start(marker, fed))
             badness = tirx.Cast("uint64", position)
-            inside = tirx.min(badness, tirx.const(marker.upper, "uint64"))
-            safe = scope.named("safe", tirx.Cast("int64", inside))
+            safe = scope.named("safe", nearest(marker, position))
             failed = tirx.NE(position, safe)
         scope.checks.append(self._judged(marker, fed, badness, failed, scope))
         scope.made.append((value, marker.number, safe))
         return safe
 
+    def _surveyed(self, marker: Marker, value: ir.Expr, survey: Survey) -> ir.Expr:
+        """The position that a survey in front of the loops around has found for `value`."""
+        # TVM takes large ones from a pool of the thread
+        positions = tirx.decl_buffer(index_shape(survey.extents), "int64", "positions", layout=None)
+        self.positions[positions] = marker.upper + 1
+        survey.place.defined.add(positions)
+
+        def body(at: list[ir.Expr], fed: ir.Expr) -> tirx.Stmt:
+            position = tirx.Var("position", "int64")
+            return sequence(
+                [
+                    tirx.Bind(position, from_start(marker, fed)),
+                    tirx.BufferStore(positions, nearest(marker, position), at),
+                    self._collected(marker, tirx.Cast("uint64", position), None),
+                ]
+            )
+
+        survey.place.checks += [tirx.AllocBuffer(positions), survey.over(value, body)]
+        return tirx.BufferLoad(positions, survey.indices)
+
     def _judged(
-        self, marker: Marker, fed: ir.Expr, badness: ir.Expr, failed: ir.Expr, scope: _Scope
+        self, marker: Marker, fed: ir.Expr, badness: ir.Expr, failed: ir.Expr, scope: Scope
     ) -> tirx.Stmt:
         """Report a value that has failed: at once, or behind loops that a branch would keep scalar."""
-        if scope.loop is None or any(outer.binds_threads for outer in self.scopes):
+        if scope.loop is None or not scope.at_once or any(outer.binds_threads for outer in self.scopes):
             return tirx.IfThenElse(failed, self._report(marker, fed), None)
-        return self._collected(marker, badness, scope.loop)
+        in_vectors = scope.loop.kind == tirx.ForKind.VECTORIZED
+        return self._collected(marker, badness, scope.loop if in_vectors else None)
 
     def _report(self, marker: Marker, fed: ir.Expr) -> tirx.Stmt:
         row = tirx.IntImm("int64", marker.number)
@@ -195,11 +204,11 @@ class CheckInserter(Rebuilder):
             ]
         )
 
-    def _collected(self, marker: Marker, badness: ir.Expr, loop: tirx.For) -> tirx.Stmt:
-        """Keep the greatest `badness`, uint64, of a task's values; it is judged behind the task's loops."""
+    def _collected(self, marker: Marker, badness: ir.Expr, vector: tirx.For | None) -> tirx.Stmt:
+        """Keep the greatest `badness`, uint64, of a task's values, for each lane if they are computed in a
+        vector; it is judged behind the task's loops."""
         task = next((scope for scope in reversed(self.scopes) if scope.is_task), self.scopes[0])
-        in_vectors = loop.kind == tirx.ForKind.VECTORIZED
-        lanes = int(loop.extent) if in_vectors else 1
+        lanes = 1 if vector is None else int(vector.extent)
         worst = task.worst.get((marker.number, lanes))
         if worst is None:
             # TVM keeps a small buffer of this scope on the stack, LLVM then in registers
@@ -211,7 +220,7 @@ class CheckInserter(Rebuilder):
                 _loop(lanes, tirx.ForKind.VECTORIZED, lambda at: tirx.BufferStore(worst, none, [at])),
             ]
             task.after.append(_loop(lanes, tirx.ForKind.SERIAL, lambda at: self._sentence(marker, worst, at)))
-        at = loop.loop_var - loop.min if in_vectors else tirx.IntImm("int64", 0)
+        at = tirx.IntImm("int64", 0) if vector is None else vector.loop_var - vector.min
         return tirx.BufferStore(worst, tirx.max(tirx.BufferLoad(worst, [at]), badness), [at])
 
     def _sentence(self, marker: Marker, worst: ir.Var, at: tirx.Var) -> tirx.Stmt:
@@ -221,16 +230,16 @@ class CheckInserter(Rebuilder):
         return sequence(
             [
                 tirx.Bind(found, tirx.Cast("int64", tirx.BufferLoad(worst, [at]))),
-                tirx.IfThenElse(failed, self._report(marker, _as_fed(marker, found)), None),
+                tirx.IfThenElse(failed, self._report(marker, as_fed(marker, found)), None),
             ]
         )
 
-    def _scope(self, value: ir.Expr) -> _Scope:
+    def _scope(self, value: ir.Expr) -> Scope:
         """The outermost place where a value is known and may be computed."""
         needed = variables(value)
         return self.scopes[-1] if needed & self.written else self._scope_of(needed)
 
-    def _scope_of(self, needed: set[ir.Var]) -> _Scope:
+    def _scope_of(self, needed: set[ir.Var]) -> Scope:
         """The outermost place where variables are known."""
         for scope in reversed(self.scopes):
             if scope.binds_threads or needed & (scope.defined | scope.condition):
@@ -248,26 +257,6 @@ def _has_loop(body: tirx.Stmt) -> bool:
     found: list[tirx.For] = []
     tvm_ffi.structural_walk(body, (tirx.For, found.append))
     return bool(found)
-
-
-def is_zero(integer: ir.Expr) -> ir.Expr:
-    """Whether an integer is zero, of 64 bits: TVM cannot simplify comparisons of unsigned numbers."""
-    return tirx.EQ(tirx.Cast("int64", integer), tirx.IntImm("int64", 0))
-
-
-def _from_start(marker: Marker, fed: ir.Expr) -> ir.Expr:
-    """An index counted from 0; it is outside of the axis if it was illegal."""
-    if not marker.lower:
-        return fed
-    return tirx.Select(fed < 0, fed + tirx.IntImm("int64", marker.upper + 1), fed)
-
-
-def _as_fed(marker: Marker, found: ir.Expr) -> ir.Expr:
-    """The value whose unsigned position, or being a divisor of zero, was `found` to be illegal."""
-    if marker.kind is CheckKind.DIVISOR:
-        return tirx.IntImm("int64", 0)
-    below = found - tirx.IntImm("int64", marker.upper + 1) if marker.lower else found
-    return tirx.Select(found < 0, below, found)
 
 
 def _loop(extent: int, kind: int, body: Callable[[tirx.Var], tirx.Stmt]) -> tirx.For:
