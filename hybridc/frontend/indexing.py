@@ -24,13 +24,19 @@ _REDUCTIONS = {"none": "update"}
 
 
 def gather(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """One `take`, unless it is of a shape or computed at once."""
+    """One `take`, unless it is of a shape or computed at once; by one index that the model says, a slice."""
     data, indices = _operands(importer, proto)
     known = isinstance(data, GenericConst) and isinstance(indices, GenericConst)
     if known or isinstance(data, relax.ShapeExpr) or isinstance(indices, relax.ShapeExpr):
         return None
+    axis, shape = node.attributes.get_int("axis", 0), static_shape(node.outputs[0])
+    if isinstance(indices, GenericConst) and math.prod(indices.value.shape) == 1 and shape is not None:
+        axis %= len(data.ty.shape)
+        # legal, or `restrictions.py` had refused the model
+        at = indices.value.numpy().item() % int(data.ty.shape[axis])
+        return op.reshape(importer.bb.emit(op.strided_slice(data, [axis], [at], [at + 1])), shape)
     # TVM warns of its other modes; none of them is what the kernel does
-    return op.take(data, indices, node.attributes.get_int("axis", 0), mode="wrap")
+    return op.take(data, indices, axis, mode="wrap")
 
 
 def gather_elements(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:

@@ -55,6 +55,16 @@ def test_gather_counts_negative_indices_from_the_end(make_model, assert_matches,
     assert_matches(model, {"x": np.array([0, -1, -7, 6], np.float32)})
 
 
+@pytest.mark.parametrize("index", [np.array(-2), np.array([1]), np.array([[-4]], np.int32), np.array(3)])
+@pytest.mark.parametrize("shape", [[4], [4, 3], [2, 4, 3]])
+def test_gather_by_one_index_of_the_model_is_a_slice(make_model, assert_matches, rng, index, shape):
+    """It needs no check, and no kernel that reads the index."""
+    axis = shape.index(4)
+    model = make_model([make_node("Gather", ["x", "i"], ["y"], axis=axis)], {"x": shape}, ["y"], {"i": index})
+    imported = assert_matches(model, {"x": rng.standard_normal(shape, dtype=np.float32)})
+    assert "take(" not in imported.module.script()
+
+
 def test_clip_takes_constant_or_missing_bounds(make_model, assert_matches, rng):
     weights = {"low": np.array(-0.5, np.float32), "high": np.array(0.25, np.float32)}
     nodes = [make_node("Clip", ["x", "low", "high"], ["y"]), make_node("Clip", ["x", "", "high"], ["z"])]
