@@ -48,7 +48,7 @@ class Writer:
         return self(op.nn.relu(self(op.nn.conv2d(x, w, padding=kernel // 2, **attributes))))
 
     def line(self, x: relax.Var, outputs: int, inputs: int, **attributes: int) -> relax.Var:
-        return self(op.nn.conv1d(x, self.weight(outputs, inputs, 5), **attributes))
+        return self(op.nn.conv1d(x, self.weight(outputs, inputs, 3), **attributes))
 
     def product(self, x: relax.Var, depth: int, columns: int) -> relax.Var:
         return self(op.nn.relu(self(op.matmul(x, self.weight(depth, columns)))))
@@ -64,7 +64,7 @@ def chains() -> dict[str, Program]:
     z = rows.product(rows.product(rows.x, 37, 70), 70, 33)
     whole = Writer(2, 32, 48)
     v = whole.product(whole.product(whole.x, 48, 64), 64, 96)
-    u = lines.line(lines.line(lines.x, 37, 13, padding=4, dilation=2), 29, 37, padding=2)
+    u = lines.line(lines.line(lines.x, 20, 13, padding=2, dilation=2), 17, 20, padding=1)
     return {
         "images": images.program(images.conv(images.conv(y, 33, 40, 1), 16, 33, 1)),
         "rows": rows.program(rows.product(z, 33, 11)),
