@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import pytest
 
+from hybridc.caches import FileCache
 from hybridc.calibrate import profile
 from hybridc.calibrate.profile import profiler_of, times_us
 from hybridc.compiler import plan_model
@@ -16,7 +17,7 @@ from hybridc.models import build
 from hybridc.models.builder import GraphBuilder
 from hybridc.options import CompileOptions, parse_budgets
 from hybridc.passes.import_model import import_model
-from hybridc.passes.phases import PlannedNetwork, TiledNetwork
+from hybridc.passes.phases import ImportedNetwork, PlannedNetwork, TiledNetwork
 from hybridc.passes.pipeline import run_stages
 from hybridc.progress import NullProgress
 from hybridc.schedules.rule import Scheduled
@@ -24,6 +25,14 @@ from hybridc.targets import parse_target
 from tests.support.timers import PretendedTimer
 
 OPTIONS = CompileOptions(target=parse_target("cuda:sm_80+avx2"), profile_kernels=True)
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory: pytest.TempPathFactory) -> ImportedNetwork:
+    """Whose functions are scheduled once for all tests: what is measured of them changes no schedule."""
+    options = replace(OPTIONS, gpu_memory=parse_budgets("50%"), plan_seconds=1.0)
+    cache = FileCache(tmp_path_factory.mktemp("cache") / "compiled")
+    return import_model(build("unet", size=32, width=4, levels=1), options, cache)[1]
 
 
 def two_poolings() -> onnx.ModelProto:
@@ -64,9 +73,7 @@ def test_planner_takes_measured_times(gpu_us: float, device: Device) -> None:
     assert set(plan.device_of().values()) == {device}
 
 
-def test_measured_times_decide_whether_a_network_is_tiled() -> None:
-    options = replace(OPTIONS, gpu_memory=parse_budgets("50%"), plan_seconds=1.0)
-    _, start = import_model(build("unet", size=32, width=4, levels=1), options)
+def test_measured_times_decide_whether_a_network_is_tiled(unet: ImportedNetwork) -> None:
     asked: list[set[str]] = []
 
     def profiler(scheduled: Any) -> dict[tuple[str, Device], float]:
@@ -74,24 +81,22 @@ def test_measured_times_decide_whether_a_network_is_tiled() -> None:
         asked.append({name for name, _ in scheduled})
         return dict.fromkeys(scheduled, 1e9 if len(asked) == 1 else 1.0)
 
-    predicted: PlannedNetwork = run_stages(start, NullProgress(), stop_after="plan")
-    start = replace(start, job=replace(start.job, profiler=profiler))
+    predicted: PlannedNetwork = run_stages(unet, NullProgress(), stop_after="plan")
+    start = replace(unet, job=replace(unet.job, profiler=profiler))
     measured: PlannedNetwork = run_stages(start, NullProgress(), stop_after="plan")
     assert asked[0] == {kernel.function for kernel in predicted.whole.graph.kernels}
     assert predicted.graphs == (predicted.whole.graph,)
     assert measured.graphs != (predicted.whole.graph,)
 
 
-def test_functions_that_tilings_share_are_measured_once() -> None:
+def test_functions_that_tilings_share_are_measured_once(unet: ImportedNetwork) -> None:
     asked: list[str] = []
 
     def profiler(scheduled: Any) -> dict[tuple[str, Device], float]:
         asked.extend({name for name, _ in scheduled})
         return dict.fromkeys(scheduled, 10.0)
 
-    options = replace(OPTIONS, gpu_memory=parse_budgets("50%"), plan_seconds=1.0)
-    _, start = import_model(build("unet", size=32, width=4, levels=1), options)
-    start = replace(start, job=replace(start.job, profiler=profiler))
+    start = replace(unet, job=replace(unet.job, profiler=profiler))
     tiled: TiledNetwork = run_stages(start, NullProgress(), stop_after="tile")
     planned = {kernel.function for tiling in tiled.tilings for kernel in tiling.graph.kernels}
     assert len(asked) == len(set(asked))
