@@ -125,6 +125,7 @@ def write_quantized_model(path: Path) -> None:
 
 
 @pytest.mark.isa("avx2")
+@pytest.mark.usefixtures("own_cache")
 def test_commands_of_the_readme(tmp_path: Path) -> None:
     write_model(tmp_path / "model.onnx")
     ran = []
@@ -154,6 +155,7 @@ def test_every_line_of_the_pages_is_run_or_known() -> None:
 
 @pytest.mark.slow
 @pytest.mark.isa("avx2")
+@pytest.mark.usefixtures("own_cache")
 def test_commands_of_the_usage_page(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     write_model(tmp_path / "resnet50.onnx")
@@ -172,6 +174,7 @@ def test_commands_of_the_usage_page(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.isa("avx512_bf16")
+@pytest.mark.usefixtures("own_cache")
 def test_reduced_precision_of_the_usage_page(tmp_path: Path) -> None:
     write_model(tmp_path / "net.onnx")
     write_quantized_model(tmp_path / "quantized.onnx")
@@ -183,6 +186,7 @@ def test_reduced_precision_of_the_usage_page(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.isa("avx2")
+@pytest.mark.usefixtures("own_cache")
 def test_training_of_the_usage_page(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     (tmp_path / "cifar-10").mkdir()

@@ -39,6 +39,7 @@ def run(folder: Path, *words: str) -> str:
 
 
 @pytest.mark.isa("avx2")
+@pytest.mark.usefixtures("own_cache")
 def test_commands_of_the_tutorial(tmp_path: Path) -> None:
     printed = {}
     for command in commands():
