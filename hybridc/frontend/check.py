@@ -13,8 +13,6 @@ from hybridc.frontend import codes
 from hybridc.frontend.load import Loaded
 from hybridc.frontend.values import SUPPORTED_TYPES
 
-OLDEST_OPSET, NEWEST_OPSET = 7, 23
-"""What both TVM's importer and the folding passes know."""
 MAX_NODES = 200_000
 """Nodes after inlining: nested functions can ask for exponentially many."""
 _CHECKED_ELEMENTS = 1024
@@ -25,29 +23,19 @@ _DEFAULT_DOMAINS = ("", "ai.onnx")
 def check_model(loaded: Loaded) -> None:
     """Check operators, names and types, and sort the nodes topologically in place.
 
-    Requires: tensors are checked, nodes are named. Raises ModelError HC105 to HC109 and HC118.
+    Requires: tensors are checked, nodes are named, operators are of known domains. Raises ModelError HC107 to
+    HC109 and HC118.
     """
     model, name = loaded.proto, loaded.source.name
-    _check_opset(loaded)
-    _check_domains(model, name)
     _check_functions(model, name)
     _check_definitions(model.graph, name)
     _sort_nodes(model.graph, name)
     _run_onnx_checker(model, name)
 
 
-def _check_opset(loaded: Loaded) -> None:
-    opset = loaded.source.opset
-    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
-        raise ModelError(
-            codes.UNSUPPORTED_OPSET,
-            f"opset {opset} is not between {OLDEST_OPSET} and {NEWEST_OPSET}",
-            where=loaded.source.name,
-            remedy=f"convert it: onnx.version_converter.convert_version(model, {NEWEST_OPSET})",
-        )
-
-
-def _check_domains(model: onnx.ModelProto, name: str) -> None:
+def check_domains(loaded: Loaded) -> None:
+    """Refuse operators that neither ONNX nor the model defines. Raises ModelError HC105."""
+    model, name = loaded.proto, loaded.source.name
     functions = {(f.domain, f.name) for f in model.functions}
     unknown: dict[str, list[str]] = {}
     nodes = [*_nodes_within(model.graph.node)]
@@ -207,7 +195,8 @@ def _run_onnx_checker(model: onnx.ModelProto, name: str) -> None:
     skeleton.graph.name = model.graph.name or "graph"
     skeleton.graph.node.extend(model.graph.node)
     skeleton.graph.input.extend(model.graph.input)
-    skeleton.graph.output.extend(model.graph.output)
+    # outputs need no shape here, though the checker wants one: all shapes are inferred anyway
+    skeleton.graph.output.extend(v for v in model.graph.output if v.type.tensor_type.HasField("shape"))
     known = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
         elements = 1

@@ -10,13 +10,14 @@ from tvm import relax
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
-from hybridc.frontend.check import check_interface, check_model
+from hybridc.frontend.check import check_domains, check_interface, check_model
 from hybridc.frontend.importer import import_graph
 from hybridc.frontend.load import Loaded, load
 from hybridc.frontend.loss_nodes import labels_of
 from hybridc.frontend.model import ImportedModel, ValueInfo
 from hybridc.frontend.names import unique_names
 from hybridc.frontend.normal_form import normal_form
+from hybridc.frontend.opsets import check_opset, modernize
 from hybridc.frontend.parameters import Chooser, check_export, promote
 from hybridc.frontend.shapes import fix_shapes
 from hybridc.frontend.simplify import simplify
@@ -58,9 +59,12 @@ def _read(
     node_names = _name_nodes(loaded)
     check_tensors(loaded)
     check_interface(loaded)
+    check_domains(loaded)
+    check_opset(loaded)
     promoted = {} if is_trained is None else promote(loaded, is_trained)
     check_export(loaded, promoted)
     fix_shapes(loaded.proto, name, shapes, dims)
+    modernize(loaded)
     check_model(loaded)
     output_names = [value.name for value in loaded.proto.graph.output]
     model = simplify(loaded.proto, name, loaded.folder, for_training=is_trained is not None)

@@ -113,9 +113,16 @@ def _mod(node: ir.Node) -> str | None:
     divisor = constant_array(node.inputs[1])
     if node.inputs[0] is None or node.inputs[0].dtype is None or node.inputs[0].dtype.is_integer():
         return _division(node)
+    if not node.attributes.get_int("fmod", 0):
+        return "of floating point numbers is supported with fmod=1 only"
     if divisor is None or not np.isfinite(divisor).all():
         return "of floating point numbers needs a finite constant divisor"
     return None
+
+
+def _space_to_depth(node: ir.Node) -> str | None:
+    mode = _text(node, "mode", "DCR")
+    return None if mode == "DCR" else f"with mode {mode} is not supported"
 
 
 def _range(node: ir.Node) -> str | None:
@@ -219,6 +226,7 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "Scatter": _along_axis,
     "ScatterElements": _along_axis,
     "ScatterND": _along_first_axes,
+    "SpaceToDepth": _space_to_depth,
     "Upsample": _resize,
 }
 

@@ -122,7 +122,7 @@ def test_operator_of_an_unknown_domain_even_if_its_name_is_known(relu):
     assert "'act'" in error.where
 
 
-@pytest.mark.parametrize("opset", [1, 6, 24, 99])
+@pytest.mark.parametrize("opset", [0, 29, 99])
 def test_opset_out_of_range(relu, opset):
     relu.opset_import[0].version = opset
     error = refusal(relu)
