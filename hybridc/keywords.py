@@ -10,13 +10,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.machine import load_machine
 from hybridc.options import Amount, CompileOptions, parse_budgets, parse_bytes, parse_pin
 from hybridc.targets import parse_target
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class PlanKeywords(TypedDict, total=False):
@@ -34,6 +37,9 @@ class PlanKeywords(TypedDict, total=False):
     """Shapes of inputs whose dimensions the model leaves open, by name."""
     dims: Mapping[str, int] | None
     """Sizes of named dimensions."""
+    values: Mapping[str, np.ndarray] | None
+    """Inputs that become constants: what shapes, axes or paddings are computed from. The artifact has no such
+    inputs."""
     machine: str | Path | None
     """Name of a machine profile, or its file, whose speeds the planner weighs."""
     pins: Mapping[str, str] | None
@@ -64,7 +70,12 @@ class CompileKeywords(PlanKeywords, total=False):
     """File of such measurements, which are used and added to."""
 
 
-_MAPPINGS = {"shapes": '{"x": (1, 3)}', "dims": '{"batch": 8}', "pins": '{"Conv_1*": "cpu"}'}
+_MAPPINGS = {
+    "shapes": '{"x": (1, 3)}',
+    "dims": '{"batch": 8}',
+    "values": '{"axes": numpy.array([0])}',
+    "pins": '{"Conv_1*": "cpu"}',
+}
 """Keywords that are dictionaries, and how they are written."""
 
 
@@ -100,6 +111,12 @@ def _read_shapes(shapes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((name, tuple(s) if isinstance(s, list) else s) for name, s in dict(shapes).items())
 
 
+def _read_values(values: Mapping[str, Any]) -> tuple[tuple[str, np.ndarray], ...]:
+    import numpy as np
+
+    return tuple((name, np.asarray(value)) for name, value in values.items())
+
+
 def _read_pins(pins: Mapping[str, str]) -> tuple[tuple[str, Device], ...]:
     return tuple(parse_pin(f"{name}={device}") for name, device in dict(pins).items())
 
@@ -110,6 +127,7 @@ _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "host_memory": ("host_memory_bytes", parse_bytes),
     "shapes": ("shapes", _read_shapes),
     "dims": ("dims", lambda dims: tuple(dict(dims).items())),
+    "values": ("values", _read_values),
     "machine": ("machine", load_machine),
     "pins": ("pins", _read_pins),
     "tune_record": ("tune_record", Path),

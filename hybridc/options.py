@@ -16,6 +16,8 @@ from hybridc.ir import Device
 from hybridc.targets import Target, default_threads, parse_target
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hybridc.machine import Machine
 
 Amount = str | int
@@ -306,6 +308,8 @@ class CompileOptions:
     """Shapes of inputs whose dimensions the model leaves open."""
     dims: tuple[tuple[str, int], ...] = ()
     """Sizes of named dimensions, in every input that has them."""
+    values: tuple[tuple[str, np.ndarray], ...] = field(default=(), compare=False)
+    """Inputs that are constants of these values. Not compared: arrays have no single truth."""
     machine: Machine = field(default_factory=_default_machine)
     """Speeds that the planner weighs against each other."""
     pins: tuple[tuple[str, Device], ...] = ()
@@ -344,8 +348,8 @@ class CompileOptions:
         return self.threads or default_threads(self.target.isa)
 
     def __post_init__(self) -> None:
-        for option, pairs in (("--shape", self.shapes), ("--dim", self.dims)):
-            names = [name for name, _ in pairs]
+        for option, pairs in (("--shape", self.shapes), ("--dim", self.dims), ("--value", self.values)):
+            names = [pair[0] for pair in pairs]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise UsageError(

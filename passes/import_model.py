@@ -29,7 +29,9 @@ def import_model(
     if isinstance(source, ImportedModel):
         model = source
     else:
-        model = read_model(source, shapes=dict(options.shapes), dims=dict(options.dims))
+        model = read_model(
+            source, shapes=dict(options.shapes), dims=dict(options.dims), values=dict(options.values)
+        )
     job = Job(options, model.loop_carried, cache or NoCache())
     program = Program(model.module, model.weights, model.origins)
     return model, ImportedNetwork(job, program)

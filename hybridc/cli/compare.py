@@ -134,7 +134,7 @@ def execute(arguments: argparse.Namespace) -> int:
     rows: list[Comparison] = []
     with scratch_folder("hybridc-compare-") as folder, terminal_progress(quiet=arguments.quiet) as progress:
         compiled = compile_model(arguments.model, folder / "model.hyb", options, progress)
-        judge = _Judge(arguments.model, feeds, expected, progress)
+        judge = _Judge(arguments.model, feeds | dict(options.values), expected, progress)
         for plan in reversed(compiled.plans):
             progress.stage("run")
             ran = _run(folder / "model.hyb", options.threads, plan, feeds, emulate)

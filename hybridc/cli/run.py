@@ -11,6 +11,7 @@ import dataclasses
 import json
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,13 @@ from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
 from hybridc.cli.support.files import (
     existing_artifact,
     make_folder,
+    named_file,
     print_json,
     safe_file_names,
     write_array,
     write_text,
 )
 from hybridc.cli.support.terminal import print_text
-from hybridc.errors import UsageError
 from hybridc.options import format_bytes, parse_bytes, parse_count, parse_gpu_size, parse_seed
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="OUT.hyb", help="the artifact")
     parser.add_argument(
         "--input",
-        type=_split_input,
+        type=partial(named_file, "--input"),
         action="append",
         default=[],
         metavar="NAME=FILE.npy",
@@ -117,14 +118,6 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         print_text(_summary(report))
     return 0
-
-
-def _split_input(text: str) -> tuple[str, Path]:
-    """Names may hold `=`, so the file begins after the last one."""
-    name, _, path = text.rpartition("=")
-    if not name or not path:
-        raise UsageError("HC533", f"invalid input {text!r}", remedy="write --input NAME=FILE.npy")
-    return name, Path(path)
 
 
 def _timed_runs(

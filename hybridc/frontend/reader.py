@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
 from tvm import relax
 
@@ -12,6 +13,8 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.check import check_domains, check_interface, check_model
 from hybridc.frontend.importer import import_graph
+from hybridc.frontend.inputs.fixed_values import fix_values
+from hybridc.frontend.inputs.shapes import fix_shapes
 from hybridc.frontend.load import Loaded, load
 from hybridc.frontend.loss_nodes import labels_of
 from hybridc.frontend.model import ImportedModel, ValueInfo
@@ -19,7 +22,6 @@ from hybridc.frontend.names import unique_names
 from hybridc.frontend.normal_form import normal_form
 from hybridc.frontend.opsets import check_opset, modernize
 from hybridc.frontend.parameters import Chooser, check_export, promote
-from hybridc.frontend.shapes import fix_shapes
 from hybridc.frontend.simplify import simplify
 from hybridc.frontend.tensors import check_tensors
 from hybridc.labels import Labels
@@ -30,17 +32,22 @@ def read_model(
     *,
     shapes: Mapping[str, tuple[int, ...]] = {},
     dims: Mapping[str, int] = {},
+    values: Mapping[str, np.ndarray] = {},
     parameters: Chooser | None = None,
 ) -> ImportedModel:
     """Read an ONNX model from an untrusted source.
 
-    `shapes` fixes inputs by name, `dims` named dimensions; all shapes are static afterwards. With
+    `shapes` fixes inputs by name, `dims` named dimensions; all shapes are static afterwards.
+    Inputs with `values` become constants, which are folded as those of the file. With
     `parameters`, which says by name what is trained, the model is read for training: what it chooses are
     inputs instead of weights, Dropout drops, and BatchNorm uses the batch's statistics. Raises
-    ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model.
+    ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model, and
+    UsageError HC527 for values that are not of its inputs.
     """
     try:
-        return _read(load(source), shapes, dims, parameters)
+        loaded = load(source)
+        named = fix_values(loaded.proto, loaded.source.name, values, dims)
+        return _read(loaded, shapes, named, parameters)
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(
             codes.NOT_ONNX,

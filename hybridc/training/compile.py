@@ -80,7 +80,8 @@ def read_training_model(source: OnnxModel, options: CompileOptions, spec: Traini
     _check_patterns(spec, [tensor.name for tensor in graph.initializer])
     if spec.micro_batch is not None:
         _fix_batch(graph, spec.micro_batch, shapes, dims)
-    return read_model(source, shapes=shapes, dims=dims, parameters=spec.trains)
+    values = dict(options.values)
+    return read_model(source, shapes=shapes, dims=dims, values=values, parameters=spec.trains)
 
 
 def compile_training(

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from hybridc.cli.support.files import named_file, read_array
 from hybridc.options import (
     BF16_ERROR,
     DEFAULT_PLAN_SECONDS,
@@ -77,7 +78,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="ISA for the CPU alone, cuda+ISA for GPU and CPU, cuda:sm_80,sm_90+ISA for these GPUs; ISA is"
         " avx2, avx512, avx512_bf16, amx or native (default: native)",
     )
-    _add_model(parser.add_argument_group("open dimensions of the model"))
+    _add_model(parser.add_argument_group("open dimensions and inputs of the model"))
     _add_planning(parser.add_argument_group("planning"))
     _add_kernels(parser.add_argument_group("CPU kernels"))
     group = parser.add_argument_group("cache and progress")
@@ -106,6 +107,13 @@ def _add_model(group: Arguments) -> None:
         type=parse_dim,
         metavar="NAME=8",
         help="size of a named dimension; may be repeated",
+    )
+    add(
+        "--value",
+        dest="values",
+        type=partial(named_file, "--value"),
+        metavar="NAME=FILE.npy",
+        help="make an input a constant, such as axes or a shape; may be repeated",
     )
 
 
@@ -221,6 +229,8 @@ def compile_options(arguments: argparse.Namespace, **more: Any) -> CompileOption
     for name, read in (("target", parse_target), ("machine", load_machine)):
         if name in given:
             given[name] = read(given[name])
+    if "values" in given:
+        given["values"] = tuple((name, read_array(path)) for name, path in given["values"])
     if "host_memory" in given:
         given["host_memory_bytes"] = given.pop("host_memory")
     return CompileOptions(**given | more)

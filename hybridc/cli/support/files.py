@@ -113,6 +113,17 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise UsageError("HC531", what, where=str(path), remedy=remedy) from None
 
 
+def named_file(option: str, text: str) -> tuple[str, Path]:
+    """Read `NAME=FILE.npy`. Names may hold `=`, so the file begins after the last one.
+
+    Raises UsageError HC533.
+    """
+    name, _, path = text.rpartition("=")
+    if not name or not path:
+        raise UsageError("HC533", f"invalid input {text!r}", remedy=f"write {option} NAME=FILE.npy")
+    return name, Path(path)
+
+
 def read_array(path: Path) -> np.ndarray:
     """The array of a .npy file; never unpickles. Raises UsageError HC530 or HC533."""
     from numpy.lib import format as npy

@@ -31,14 +31,18 @@ def reference_run(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Random feeds of a model, and ONNX Runtime's outputs for them, by name.
 
+    Inputs with values (`options.values`) are not among the feeds, but onnxruntime gets them, too.
+
     Raises UsageError HC534 if onnxruntime is missing or refuses the model, HC511 if a dimension is
     unknown.
     """
     session = _open(model, options.threads)
-    feeds = random_feeds(_fixed_inputs(session.get_inputs(), options), seed)
+    values = dict(options.values)
+    open_inputs = [each for each in session.get_inputs() if each.name not in values]
+    feeds = random_feeds(_fixed_inputs(open_inputs, options), seed)
     names = [output.name for output in session.get_outputs()]
     try:
-        results = session.run(names, feeds)
+        results = session.run(names, feeds | values)
     except Exception as error:  # onnxruntime's errors share no base
         raise _refused(model, error) from None
     return feeds, dict(zip(names, results, strict=True))
