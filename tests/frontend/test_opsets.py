@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from hybridc.errors import ModelError
 from hybridc.frontend import read_model
@@ -41,6 +43,20 @@ def test_what_newer_operators_have_got_is_refused_by_name(make_model, node):
     with pytest.raises(ModelError, match=node.op_type) as refused:
         read_model(make_model([node], {"x": [1, 2, 4, 4]}, ["y"], opset=28))
     assert refused.value.code == "HC114"
+
+
+@pytest.mark.parametrize(("shift", "refused"), [(7, False), (8, True), (-1, True)])
+def test_signed_shifts_stay_within_the_width(make_model, shift, refused):
+    if NEWEST_OPSET < 28:
+        pytest.skip("this onnx is older")
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT8),
+        helper.make_node("BitShift", ["i", "s"], ["b"], direction="LEFT"),
+        helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
+    ]
+    model = make_model(nodes, {"x": [3]}, ["y"], {"s": np.array([shift], np.int8)}, opset=28)
+    with pytest.raises(ModelError, match="BitShift") if refused else nullcontext():
+        read_model(model)
 
 
 def test_an_old_broadcast_is_converted(rng):
