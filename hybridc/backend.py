@@ -113,18 +113,25 @@ class HybridcModel(BackendRep):
 
     def _named(self, inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if isinstance(inputs, Mapping):
-            return {name: np.asarray(array) for name, array in inputs.items()}
+            return {name: _array(name, value) for name, value in inputs.items()}
         names = [value.name for value in self._model.graph.input]
         weights = {tensor.name for tensor in self._model.graph.initializer}
         if len(inputs) != len(names):
             names = [name for name in names if name not in weights]
-        return {name: np.asarray(array) for name, array in zip(names, inputs, strict=True)}
+        return {name: _array(name, value) for name, value in zip(names, inputs, strict=True)}
 
     def _compiled(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray]) -> Session:
         folder = Path(self._folder.name) / f"{len(self._sessions)}.hyb"
         options: CompileKeywords = {**self._options, "shapes": dict(shapes), "values": dict(values)}
         hybridc.compile(self._model, folder, **options)
         return hybridc.load(folder, emulate_gpu=self._emulate_gpu)
+
+
+def _array(name: str, value: object) -> np.ndarray:
+    if value is None or isinstance(value, list | tuple | dict):  # sequences, optionals and maps of ONNX
+        what = f"the value of input {name!r} is not a tensor"
+        raise UsageError("HC553", what, remedy="give an array: sequences and optionals are not supported")
+    return np.asarray(value)
 
 
 def _info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:

@@ -61,5 +61,7 @@ def test_what_cannot_be_run_is_refused():
     node = helper.make_node("StringSplit", ["x"], ["y", "n"])
     with pytest.raises(ModelError):
         HybridcBackend.run_node(node, [np.array(["a b"])], target="avx2")
+    with pytest.raises(UsageError, match="not a tensor"):
+        HybridcBackend.run_model(open_reshape(), {"x": [np.zeros(2), np.zeros(3)]}, target="avx2")
     with pytest.raises(ValueError):
         HybridcBackend.run_model(open_reshape(), [np.zeros(2, np.float32)], target="avx2")
