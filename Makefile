@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 EXTRAS ?= cuda,test,lint
 
-.PHONY: demo test test-full sanitize fuzz lint types metrics wheel-smoke bench clean
+.PHONY: demo test test-full onnx-suite sanitize fuzz lint types metrics wheel-smoke bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,13 @@ test: $(VENV)/.installed
 # Everything, the big models on every target and budget included.
 test-full: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --hypothesis-profile=exploring
+
+# onnx's own backend tests: what passes, what is refused and why, held against the list of what is to pass, which
+# UPDATE=1 writes. TARGET=cuda+avx2 runs those that pass for avx2 on an emulated GPU.
+TARGET ?= avx2
+onnx-suite: $(VENV)/.installed
+	$(BIN)/python -m tests.onnx_suite --target $(TARGET) $(if $(findstring cuda,$(TARGET)),--listed) $(if $(UPDATE),--update)
+	$(BIN)/python benchmarks/operators.py
 
 # Small networks while what g++ builds has ASan and UBSan; others with TESTS="tests/e2e".
 sanitize: $(VENV)/.installed

@@ -1,0 +1,81 @@
+"""The suite's tests as callables, by name, for a target of hybridc."""
+
+from __future__ import annotations
+
+import functools
+import unittest
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import onnx
+from onnx.backend.test import BackendTest
+
+from hybridc.backend import HybridcBackend, HybridcModel
+from hybridc.errors import HybridcError
+from tests.onnx_suite.record import Outcome, Verdict
+
+SUFFIX = "_cpu"
+"""Of the names in the suite, which has each test once for each of onnx's devices: ours is another matter."""
+EMULATED_GPU = "1GiB"
+
+
+class SuiteBackend(HybridcBackend):
+    """Compiles for the target that is tested, and keeps the model of the test that runs."""
+
+    prepared: ClassVar[onnx.ModelProto | None] = None
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **options: Any) -> HybridcModel:
+        SuiteBackend.prepared = model
+        return super().prepare(model, device)  # tolerances are among the options: the runner's matter
+
+
+def use_target(target: str) -> None:
+    """Compile for `target` from now on; with a GPU, which is emulated then, every node runs there."""
+    SuiteBackend.options = {"target": target, "cache": False, "threads": 1, "plan_seconds": 0.1}
+    if target.startswith("cuda"):
+        SuiteBackend.options["pins"] = {"*": "gpu"}
+        SuiteBackend.emulate_gpu = EMULATED_GPU
+
+
+@functools.cache
+def tests() -> dict[str, Callable[[], None]]:
+    """All tests that need no download, by their names in the suite."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the suite divides by zero while it computes expected outputs
+        cases = BackendTest(SuiteBackend).test_cases
+    found: dict[str, Callable[[], None]] = {}
+    for case in cases.values():
+        for name in unittest.defaultTestLoader.getTestCaseNames(case):
+            if name.endswith(SUFFIX):
+                found[name.removesuffix(SUFFIX)] = getattr(case(name), name)
+    return found
+
+
+def judge(name: str) -> Verdict:
+    """Run a test in this process."""
+    SuiteBackend.prepared = None
+    outcome, reason = Outcome.PASS, ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tests()[name]()
+    except HybridcError as error:
+        internal = error.code.startswith("HC9")
+        outcome = Outcome.INTERNAL if internal else Outcome.REFUSED
+        reason = f"{error.code} {error.what}"
+    except AssertionError as error:
+        outcome, reason = Outcome.WRONG, " ".join(str(error).split())[:300]
+    except Exception as error:
+        outcome, reason = Outcome.INTERNAL, f"{type(error).__name__}: {error}"[:300]
+    return Verdict(name, outcome, reason, _operator())
+
+
+def _operator() -> str:
+    """The operator that the test is about, if its model is a single node."""
+    nodes = [] if SuiteBackend.prepared is None else SuiteBackend.prepared.graph.node
+    if len(nodes) != 1:
+        return ""
+    domain = nodes[0].domain
+    return f"{domain}::{nodes[0].op_type}" if domain not in ("", "ai.onnx") else nodes[0].op_type
