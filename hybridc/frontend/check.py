@@ -10,6 +10,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.expand.table import is_expanded
 from hybridc.frontend.load import Loaded
 from hybridc.frontend.values import SUPPORTED_TYPES
 
@@ -42,12 +43,13 @@ def check_domains(loaded: Loaded) -> None:
     for function in model.functions:
         nodes += _nodes_within(function.node)
     for node in nodes:
-        if node.domain not in _DEFAULT_DOMAINS and (node.domain, node.op_type) not in functions:
+        is_known = node.domain in _DEFAULT_DOMAINS or is_expanded(node.domain, node.op_type)
+        if not is_known and (node.domain, node.op_type) not in functions:
             unknown.setdefault(f"{node.domain}::{node.op_type}", []).append(node.name)
     if unknown:
         raise ModelError(
             codes.UNKNOWN_DOMAIN,
-            f"operators from unknown domains: {', '.join(unknown)}",
+            f"operators that are not ONNX's, and unknown: {', '.join(unknown)}",
             where=f"{name}: node {next(iter(unknown.values()))[0]!r}",
             remedy="export with standard ONNX operators only",
         )

@@ -18,6 +18,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.converters import CONVERTERS
+from hybridc.frontend.folding import origin
 from hybridc.frontend.names import safe_names
 from hybridc.frontend.restrictions import check_elements, check_restrictions, check_sizes, check_types
 from hybridc.frontend.values import static_shape
@@ -49,8 +50,8 @@ def check_operators(graph: ir.Graph, name: str) -> None:
     supported = supported_operators()
     missing: dict[str, list[str]] = {}
     for node in graph:
-        if node.op_type not in supported:
-            missing.setdefault(node.op_type, []).append(f"{node.name!r}")
+        if node.domain or node.op_type not in supported:
+            missing.setdefault(node.op_type, []).append(f"{origin(node)!r}")
     if missing:
         where = "; ".join(
             f"{op}: {', '.join(nodes[:3])}{', ...' * (len(nodes) > 3)}" for op, nodes in missing.items()
@@ -196,7 +197,7 @@ class _GraphImporter:
     def _origin(self, node: ir.Node) -> str:
         """The node of the user's file: a pass may have replaced it."""
         names = (self.node_names.get(output.name or "") for output in node.outputs)
-        return next(filter(None, names), node.name or node.op_type)
+        return next(filter(None, names), origin(node))
 
     def _with_origins(self, bindings: list[relax.Binding]) -> Iterator[tuple[relax.Binding, str]]:
         """Bindings between two markers belong to one node. What follows the last marker is the result."""

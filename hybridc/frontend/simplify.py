@@ -1,4 +1,5 @@
-"""Inline functions, drop nodes that do nothing, fold constants: never copying a large or tied weight."""
+"""Inline functions, expand operators, drop nodes that do nothing, fold constants: never copying a large or
+tied weight."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
-from onnxscript.optimizer import _constant_folding as folding
+from onnxscript.optimizer import _constant_folding
 
 from hybridc.errors import HybridcError, ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.folding import FoldAndExpand
 from hybridc.frontend.parameters import to_training_form
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 
@@ -40,7 +42,7 @@ def simplify(
     constants are too large.
     """
     # What cannot be evaluated stays a node, which needs no warning.
-    log = logging.getLogger(folding.__name__)
+    log = logging.getLogger(_constant_folding.__name__)
     was_disabled, log.disabled = log.disabled, True
     try:
         return _simplify(model, name, folder, for_training)
@@ -71,7 +73,9 @@ def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None, for_traini
     if for_training:
         to_training_form(graph, name)
     _drop_no_ops(graph)
-    fold = folding.FoldConstantsPass(
+    fold = FoldAndExpand(
+        model.opset_imports[""],
+        name,
         shape_inference=True,
         input_size_limit=FOLD_INPUT_ELEMENTS,
         output_size_limit=FOLD_OUTPUT_ELEMENTS,

@@ -1,0 +1,27 @@
+"""Every operator that is expanded, by domain and name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hybridc.frontend.expand import fused
+from hybridc.frontend.expand.builder import Expansion
+from hybridc.frontend.expand.functions import by_body
+
+MICROSOFT = "com.microsoft"
+_BODIES = (
+    *("Attention", "Bernoulli", "BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad"),
+    *("HammingWindow", "HannWindow", "LinearAttention", "MeanVarianceNormalization"),
+    *("RotaryEmbedding", "SwiGLU", "Swish"),
+)
+"""Of ONNX's operators with a body those that cannot be imported as they are, or not always right."""
+
+EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
+    **{("", name): by_body for name in _BODIES},
+    **{(MICROSOFT, name): expansion for name, expansion in fused.EXPANSIONS.items()},
+}
+
+
+def is_expanded(domain: str, op_type: str) -> bool:
+    """Whether an operator of this domain is expanded."""
+    return (domain, op_type) in EXPANSIONS

@@ -1,0 +1,71 @@
+"""Constants folded, shapes inferred and operators expanded, in one walk over the nodes in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript.optimizer import _constant_folding as folding
+
+from hybridc.errors import ModelError
+from hybridc.frontend import codes
+from hybridc.frontend.expand.builder import Builder, Expansion, NotYet, Unsupported
+from hybridc.frontend.expand.table import EXPANSIONS
+
+ORIGIN = "hybridc.origin"
+"""Key of a node's metadata: the user's node that it is a part of."""
+
+
+class FoldAndExpand(folding.FoldConstantsPass):
+    """A node that is expanded is replaced by nodes that the same walk visits next, so that those behind them
+    know their shapes. `limits` are those of folding.
+    """
+
+    def __init__(self, opset: int, name: str, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.opset, self.name = opset, name
+
+    def process_node(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
+        """What replaces the node. Raises ModelError HC114 for a use that cannot be expanded."""
+        replacement = super().process_node(node, is_function)
+        expansion = EXPANSIONS.get((node.domain, node.op_type))
+        if replacement is not None or expansion is None:
+            return replacement
+        return self._expanded(node, expansion)
+
+    def _expanded(self, node: ir.Node, expansion: Expansion) -> folding.Replacement | None:
+        build = Builder(self.opset)
+        try:
+            results = expansion(node, build)
+        except NotYet:
+            return None
+        except Unsupported as error:
+            raise ModelError(
+                codes.WRONG_RESULT,
+                f"{node.op_type} {error}",
+                where=f"{self.name}: node {origin(node)!r} ({node.op_type})",
+                remedy="export the network without it",
+            ) from None
+        if results is None:
+            return None
+        values = _all_results(node, results, build)
+        for made in build.nodes:
+            made.name = f"{node.name}/{made.op_type}"
+            made.meta[ORIGIN] = origin(node)
+        return folding.Replacement(values, build.nodes)
+
+
+def origin(node: ir.Node) -> str:
+    """The name of the user's node that the node is, or is a part of."""
+    return node.meta.get(ORIGIN) or node.name or node.op_type
+
+
+def _all_results(node: ir.Node, results: Sequence[ir.Value | None], build: Builder) -> Sequence[ir.Value]:
+    """A value of its own for each result: it takes the old one's name. What nothing uses is dropped later."""
+    spare = next(value for value in results if value is not None)
+    values: list[ir.Value] = []
+    for value in (*results, *[None] * (len(node.outputs) - len(results))):
+        is_own = value is not None and value not in values and value.producer() in build.nodes
+        values.append(value if value is not None and is_own else build.op("Identity", value or spare))
+    return values

@@ -1,0 +1,75 @@
+"""A network before and after its operators are expanded, both run by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from hybridc.frontend.simplify import simplify
+
+HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n'
+
+
+def parsed(text: str, opset: int = 17) -> onnx.ModelProto:
+    """`g (inputs) => (outputs) {...}` in onnx's notation, with com.microsoft."""
+    model = onnx.parser.parse_model(HEAD.format(opset=opset) + text)
+    for i, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{i}"
+    return model
+
+
+def expanded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as the importer gets it."""
+    return ir.to_proto(simplify(model, "model", None))
+
+
+def assert_expansion_agrees(
+    text: str,
+    weights: Mapping[str, np.ndarray] = {},
+    *,
+    opset: int = 17,
+    seed: int = 0,
+    feeds: Mapping[str, np.ndarray] = {},
+    tolerance: float = 1e-5,
+) -> onnx.ModelProto:
+    """The expanded network has standard operators only, and gives what onnxruntime gives for the others.
+
+    Within `tolerance` of the largest number, exactly for integers. Inputs that are not in `feeds` are drawn.
+    Returns the network.
+    """
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = parsed(text, opset)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in weights.items())
+    fed = dict(feeds) | {v.name: _drawn(v, seed) for v in model.graph.input if v.name not in feeds}
+    result = expanded(onnx.ModelProto.FromString(model.SerializeToString()))
+    assert {node.domain for node in result.graph.node} <= {""}
+    found, wanted = (
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, fed)
+        for m in (result, model)
+    )
+    for value, reference in zip(found, wanted, strict=True):
+        assert value.shape == reference.shape and value.dtype == reference.dtype
+        if reference.dtype.kind == "f":
+            scale = np.abs(reference.astype(np.float64)).max(initial=1e-30)
+            np.testing.assert_allclose(value, reference, rtol=0, atol=tolerance * scale)
+        else:
+            np.testing.assert_array_equal(value, reference)
+    return result
+
+
+def _drawn(value: onnx.ValueInfoProto, seed: int) -> np.ndarray:
+    kind = value.type.tensor_type
+    random = np.random.default_rng([seed, *value.name.encode()])
+    shape = [dim.dim_value for dim in kind.shape.dim]
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+    if dtype.kind == "f":
+        return random.standard_normal(shape).astype(dtype)
+    low, high = (
+        (0, 2) if dtype.kind == "b" else (0 if dtype.kind == "u" else -128, 256 if dtype.kind == "u" else 128)
+    )
+    return random.integers(low, high, shape).astype(dtype)
