@@ -9,13 +9,13 @@ plan of the highest grid point that it reaches, or the fastest split in two that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
 from hybridc.ir import Copy
-from hybridc.passes.planner.bounds.bound import resident_bytes_bound, time_bound
+from hybridc.passes.planner.bounds.bound import resident_bytes_bound, simple_time_bound_us, time_bound
 from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
 from hybridc.passes.planner.model.context import BUDGET_SHARES, PlanningContext
 from hybridc.passes.planner.model.core import Core
@@ -119,7 +119,7 @@ def plan_all_budgets(
     again = runs_again(wide)
     decisions = with_recompute_slots(wide, smallest.problem, smallest.decisions)
     best = repacked(context, replace(smallest, problem=wide, decisions=decisions), _TIGHTENING)
-    bound_us = {b: time_bound(replace(problem, budget_bytes=b), again=again).bound_us for b in budgets}
+    bound_us = _time_bounds(problem, budgets, again, best.makespan_us)
     history = [(0, best)]
     points = [
         p for p in grid_points(problem, smallest.gpu_bytes, all_bytes) if p.budget_bytes <= max(budgets)
@@ -144,6 +144,16 @@ def plan_all_budgets(
     tight = _all_repacked(context, history, budgets)
     splits = _timed_splits(problem, [point.budget_bytes for point in points])
     return tuple(replace(_faster_split(context, tight[b], splits, b), bound_us=bound_us[b]) for b in budgets)
+
+
+def _time_bounds(
+    problem: Problem, budgets: Iterable[int], again: Collection[int], known_us: float
+) -> dict[int, float]:
+    """What no plan for a budget is faster than; `known_us` is the time of one that fits them all."""
+    simple_us = simple_time_bound_us(problem)
+    if known_us <= simple_us:
+        return dict.fromkeys(budgets, simple_us)  # a linear programme could not prove more
+    return {b: time_bound(replace(problem, budget_bytes=b), again=again).bound_us for b in budgets}
 
 
 def _all_repacked(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hybridc.ir import Copy, Graph
+from hybridc.ir import Copy, Device, Graph
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound
 from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize
@@ -95,6 +95,21 @@ def test_the_search_ends_where_nothing_can_be_faster() -> None:
     (draft,) = plan_all_budgets(context(), [1 << 40], smallest, report=lambda done, total: seen.append(done))
     assert draft.makespan_us <= draft.bound_us * (1 + 1e-6)
     assert seen == list(range(len(seen)))
+
+
+def test_a_plan_that_reaches_the_simple_bound_needs_no_linear_programme(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = GraphBuilder()
+    value = build.input("x", 4)
+    for i in range(5):
+        value = build.kernel((value,), {f"t{i}": 4}, devices=(Device.CPU,))
+    on_host = PlanningContext(build.graph(value), machine())
+    decisions = all_cpu(on_host.problem, lambda _: 0.0)
+    smallest = materialize(on_host, on_host.problem, decisions)
+    monkeypatch.setattr(grid, "time_bound", lambda *_, **__: pytest.fail("nothing is left to prove"))
+    (placed,) = plan_all_budgets(on_host, [10**6], smallest)
+    assert placed.bound_us == placed.makespan_us == smallest.makespan_us
 
 
 def test_no_split_in_two_that_fits_is_faster_whatever_the_budget() -> None:
