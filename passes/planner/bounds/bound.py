@@ -14,6 +14,10 @@ from hybridc.passes.planner.model.structure import smallest_working_set_bytes
 
 MOST_RELAXED_KERNELS = 4000
 """Kernels up to which the linear programme is solved: of more it takes minutes."""
+# The simplex method takes about four times as long for twice the kernels. Below this it is faster, and ends
+# at a vertex, whose whole numbers are what a search begins with.
+_MOST_SIMPLEX_KERNELS = 1000
+"""Kernels up to which the simplex method solves it; above, interior points do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ def time_bound(
     *,
     recompute: bool = False,
     again: Collection[int] = (),
-    method: str = "simplex",
+    method: str | None = None,
     iterations: int | None = None,
     nodes: int = 0,
 ) -> Relaxation:
@@ -42,7 +46,8 @@ def time_bound(
     With `recompute` also of plans in which kernels run again, after their first run has ended; with `again`
     of those in which these kernels run again on the GPU. `nodes` > 0 spends a branch and bound over that
     many nodes on tightening it. Of more than `MOST_RELAXED_KERNELS` kernels the simple bound alone is given,
-    without a plan. Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
+    without a plan. `method` is one of `minimise`'s, by default the one that is faster for so many kernels.
+    Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
     """
     if not can_be_planned(problem):
         return Relaxation(math.inf, (), ())
@@ -60,9 +65,10 @@ def time_bound(
         gpu_again=every if recompute else again,
         cpu_again=every if recompute else (),
     )
+    usual = "simplex" if problem.kernel_count <= _MOST_SIMPLEX_KERNELS else "ipm"
     found = minimise(
         model.programme,
-        method=method,
+        method=method or usual,
         iterations=iterations,
         integers=(*model.on_gpu, *model.keep) if nodes else (),
         nodes=nodes,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from hybridc.passes.planner.bounds import bound
 from hybridc.passes.planner.bounds.bound import (
     bytes_bound,
     can_be_planned,
@@ -14,6 +16,7 @@ from hybridc.passes.planner.bounds.bound import (
     simple_time_bound_us,
     time_bound,
 )
+from hybridc.passes.planner.bounds.linear import Minimum
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import simulate
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu
@@ -88,6 +91,27 @@ def test_branch_and_bound_and_limits_give_true_bounds() -> None:
     assert plain - 1e-3 <= time_bound(problem, nodes=100).bound_us <= fastest_us
     assert time_bound(problem, iterations=3).bound_us <= plain + 1e-9
     assert time_bound(problem, method="ipm").bound_us == pytest.approx(plain, rel=1e-5)
+
+
+def test_interior_points_bound_many_kernels_as_tightly_as_the_simplex_method() -> None:
+    problem = gpu_chain(47, weights=200)
+    bound_us = time_bound(problem, method="ipm").bound_us
+    assert bound_us > 1.5 * simple_time_bound_us(problem)
+    assert bound_us == pytest.approx(time_bound(problem, method="simplex").bound_us, rel=1e-4)
+
+
+def test_more_than_a_thousand_kernels_are_left_to_interior_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def minimise(*_: object, **words: object) -> Minimum:
+        asked.append(words["method"])
+        return Minimum(0.0, np.empty(0), False)
+
+    monkeypatch.setattr(bound, "minimise", minimise)
+    for kernels in (1000, 1001):
+        time_bound(gpu_chain(47, weights=kernels))
+    time_bound(gpu_chain(47, weights=1001), method="simplex")
+    assert asked == ["simplex", "ipm", "simplex"]
 
 
 def test_simple_bound_is_the_critical_path_or_the_work_of_one_lane() -> None:
