@@ -1,10 +1,14 @@
 """How long compilations take, with and without what earlier ones left in the cache.
 
     python benchmarks/compile_time.py [MODEL ...]
+    python benchmarks/compile_time.py --graphs 1000 2000 4000 [--seed 0]
 
 Each compilation is a process of its own. Models have caches of their own, which begin with no more than what
 g++ builds of the planner. Takes about ten minutes for all models on two cores. Exits with 1 if an artifact
 differs from that of a compilation without the cache.
+
+With `--graphs` it compiles networks of so many nodes instead, drawn at random from a seed, without the cache:
+times of the parts and processor time should grow as the nodes do. Seconds and bytes are printed only.
 """
 
 from __future__ import annotations
@@ -19,9 +23,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
+import onnx
 from common import write_result
+from onnx import TensorProto, helper, numpy_helper
 
 TARGET, BUDGET, OTHER_BUDGET = "cuda+avx2", "50%", "25%"
 MODELS = ("lenet", "unet", "resnet50")
@@ -32,7 +40,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
-    models = parser.parse_args().models
+    parser.add_argument("--graphs", nargs="+", type=int, metavar="NODES")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.graphs:
+        for nodes in sorted(given.graphs):  # the largest process so far is that of the present graph
+            print(measure_graph(nodes, given.seed), flush=True)
+        return 0
+    models = given.models
     rows = [row for name in models for row in measure(name)]
     if tuple(models) == MODELS:
         print("written to", write_result("compile_time", rows))
@@ -67,6 +82,42 @@ def measure(name: str) -> list[dict[str, Any]]:
             rows.append(row | {"same_as_without_cache": same})
             print(rows[-1], flush=True)
     return rows
+
+
+def measure_graph(nodes: int, seed: int) -> dict[str, Any]:
+    """What one compilation of a random graph takes."""
+    with tempfile.TemporaryDirectory(prefix="hybridc-compile-time-") as folder:
+        place = Path(folder)
+        onnx.save(random_diamonds(nodes, seed), place / "model.onnx")
+        [made] = compile_at_once(place, 1, BUDGET, ["--no-cache"])
+    largest_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    kept = {key: made[key] for key in ("cpu_s", "process_s", "seconds")}
+    return {"nodes": nodes, "seed": seed, **kept, "largest_process_bytes": largest_bytes}
+
+
+def random_diamonds(count: int, seed: int) -> onnx.ModelProto:
+    """Four nodes each: a convolution or matrix product and a ReLU beside another one, added up."""
+    random, rng = Random(seed), np.random.default_rng(seed)
+    nodes: list[onnx.NodeProto] = []
+    weights: list[onnx.TensorProto] = []
+
+    def emit(operator: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(operator, list(inputs), [f"v{len(nodes)}"], **attributes))
+        return f"v{len(nodes) - 1}"
+
+    def product(value: str) -> str:
+        operator, shape = random.choice([("Conv", (4, 4, 3, 3)), ("MatMul", (8, 8))])
+        factors = rng.standard_normal(shape).astype(np.float32) / 12
+        weights.append(numpy_helper.from_array(factors, f"w{len(weights)}"))
+        attributes = {"pads": [1, 1, 1, 1]} if operator == "Conv" else {}
+        return emit(operator, value, weights[-1].name, **attributes)
+
+    value = "x"
+    while len(nodes) < count:
+        value = emit("Add", emit("Relu", product(value)), product(value))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 4, 8, 8)) for name in ("x", value)]
+    graph = helper.make_graph(nodes, "diamonds", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
 def compile_at_once(place: Path, count: int, budget: str, words: list[str]) -> list[dict[str, Any]]:
