@@ -61,7 +61,7 @@ def check_agreement(manifest: Manifest, graphs: tuple[Graph, ...], plans: tuple[
 
 
 def _check_ports(manifest: Manifest, graph: Graph) -> None:
-    """Ports have their tensors' types, a name stands for one tensor, inputs are all that must be given."""
+    """Ports have their tensors' types, a name stands for one tensor, inputs are all that must be given, once."""
     tensors: dict[str, str] = {}
     for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
         if len(ports) != len(names):
@@ -74,7 +74,7 @@ def _check_ports(manifest: Manifest, graph: Graph) -> None:
             if tensors.setdefault(port.name, name) != name:
                 raise ValueError(f"{port.name!r} names two tensors")
     given = {t.name for t in graph.tensors if t.role is not Role.WEIGHT} - graph.producer.keys()
-    if given != set(graph.inputs):
+    if sorted(given) != sorted(graph.inputs):
         raise ValueError("its inputs are not what the plan's kernels are given")
 
 

@@ -87,6 +87,16 @@ def test_buffer_from_before_the_first_step_without_a_name_is_refused(tmp_path: P
     assert code_of_refusal(path) == "HC303"
 
 
+def test_input_that_plan_and_manifest_list_twice_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.hyb", hybrid_model())
+    plans = json.loads((path / "plan.json").read_text())
+    plans["graphs"][0]["inputs"] *= 2
+    put(path, "plan.json", plans)
+    manifest = json.loads((path / "manifest.json").read_text())
+    put(path, "manifest.json", manifest | {"inputs": manifest["inputs"] * 2})
+    assert code_of_refusal(path) == "HC303"
+
+
 def test_the_command_line_calls_a_hostile_plan_the_artifacts_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
