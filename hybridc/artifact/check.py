@@ -61,7 +61,7 @@ def check_agreement(manifest: Manifest, graphs: tuple[Graph, ...], plans: tuple[
 
 
 def _check_ports(manifest: Manifest, graph: Graph) -> None:
-    """Ports have their tensors' types, a name stands for one tensor, inputs are all that must be given, once."""
+    """Ports have their tensors' types, a name stands for one tensor, inputs are what must be given, once."""
     tensors: dict[str, str] = {}
     for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
         if len(ports) != len(names):

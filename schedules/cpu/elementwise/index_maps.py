@@ -141,8 +141,6 @@ class OperandAccess:
     load: ir.TensorLoad
     offset: AffineIndex
     rest: tuple[tuple[ir.Expr, int], ...]
-    guard: ir.Call | None
-    """`if_then_else(condition, load, constant)`, where the load stands in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +180,9 @@ class IterationSpace:
         strides = self.loops[-1].strides
         return set(strides) <= {0, 1} and not self.depends(self.indices, len(self.loops) - 1)
 
-    def depends_on_index(self, loop: int, *, guards: bool) -> bool:
-        """Whether anything but affine offsets uses a loop's index; guards only count if asked for."""
-        known = [] if guards else [o.guard for o in self.operands if o.guard is not None]
-
-        def call(node: ir.Call, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
-            if any(node.same_as(guard) for guard in known):
-                return node.args[2]
-            return mutator.default_mutate(node)
-
-        value = tvm_ffi.structural_mutate(self.value, (ir.Call, call))
-        return self.depends([without_loads(value), *self.indices], loop)
+    def depends_on_index(self, loop: int) -> bool:
+        """Whether anything but affine offsets uses a loop's index."""
+        return self.depends([without_loads(self.value), *self.indices], loop)
 
     @property
     def indices(self) -> list[ir.Expr]:
@@ -222,19 +212,8 @@ class IterationSpace:
         """What `store` writes."""
         return self._at(self.value, point, replaced or {})
 
-    def read(self, operand: int, point: Sequence[ir.Expr], lanes: int = 1, shift: int = 0) -> ir.Expr:
-        """An operand `shift` elements from `point`: that many elements as they lie in memory, or what its
-        guard gives instead."""
-        read = self.operands[operand]
-        value = self.load(operand, point, lanes, shift)
-        if read.guard is None:
-            return value
-        condition, _, other = read.guard.args
-        other = tirx.Broadcast(other, lanes) if lanes > 1 else other
-        return tirx.if_then_else(self._at(condition, point, {}), value, other)
-
     def load(self, operand: int, point: Sequence[ir.Expr], lanes: int = 1, shift: int = 0) -> tirx.BufferLoad:
-        """`read` without the guard."""
+        """An operand `shift` elements from `point`: that many elements as they lie in memory."""
         read = self.operands[operand]
         steps = [(index, lp.strides[operand]) for index, lp in zip(point, self.loops, strict=True)]
         rest = [(self._at(expr, point, {}), stride) for expr, stride in read.rest]
@@ -250,16 +229,10 @@ class IterationSpace:
             operand = next(k for k, o in enumerate(self.operands) if o.load.same_as(node))
             return replaced[operand] if operand in replaced else self.load(operand, point)
 
-        def call(node: ir.Call, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
-            for operand, value in replaced.items():
-                if node.same_as(self.operands[operand].guard):
-                    return value
-            return mutator.default_mutate(node)
-
         def variable(node: ir.Var, _: object) -> ir.Expr:
             return indices.get(node, node)
 
-        callbacks = ((ir.TensorLoad, load), (ir.Call, call), (ir.Var, variable))
+        callbacks = ((ir.TensorLoad, load), (ir.Var, variable))
         return tvm_ffi.structural_mutate(expr, callbacks)
 
     def _index(self, axis: int, point: Sequence[ir.Expr]) -> ir.Expr:
@@ -289,10 +262,7 @@ def iteration_space(buffer: ir.Var, iterators: Sequence[ir.Var], value: ir.Expr)
     extents = [int(e) for e in buffer.shape]
     # where each axis is cut, as products of extents from its innermost split on
     cuts: list[set[int]] = [{1, extent} for extent in extents]
-    guards = _guards(value)
-    operands = tuple(
-        _operand(load, guards.get(load), iterators, extents, cuts) for load in dict.fromkeys(loads(value))
-    )
+    operands = tuple(_operand(load, iterators, extents, cuts) for load in dict.fromkeys(loads(value)))
     opaque = [without_loads(value), *(without_loads(e) for o in operands for e, _ in o.rest)]
     # axes whose index itself is used: it could not be recovered from a fused one
     locked = {a for a, v in enumerate(iterators) if any(uses(expr, v) for expr in opaque)}
@@ -305,20 +275,6 @@ def iteration_space(buffer: ir.Var, iterators: Sequence[ir.Var], value: ir.Expr)
     return IterationSpace(buffer, tuple(iterators), value, operands, tuple(_merged(loops, locked)))
 
 
-def _guards(value: ir.Expr) -> dict[ir.TensorLoad, ir.Call]:
-    """Loads that stand in `if_then_else(condition, load, constant)`."""
-    found: dict[ir.TensorLoad, ir.Call] = {}
-
-    def note(call: ir.Call) -> None:
-        if call.op.name == "tirx.if_then_else":
-            _, load, other = call.args
-            if isinstance(load, ir.TensorLoad) and isinstance(other, tirx.FloatImm | tirx.IntImm):
-                found[load] = call
-
-    tvm_ffi.structural_walk(value, (ir.Call, note))
-    return found
-
-
 def without_loads(expr: ir.Expr) -> ir.Expr:
     """The expression with 0 for every load: what is left depends on indices themselves."""
     return replace_loads(expr, lambda buffer, _: tirx.const(0, str(buffer.dtype)))
@@ -326,7 +282,6 @@ def without_loads(expr: ir.Expr) -> ir.Expr:
 
 def _operand(
     load: ir.TensorLoad,
-    guard: ir.Call | None,
     iterators: Sequence[ir.Var],
     extents: Sequence[int],
     cuts: list[set[int]],
@@ -343,7 +298,7 @@ def _operand(
             cuts[:] = wanted
             offset = offset.plus(found, stride)
         stride *= int(extent)
-    return OperandAccess(load, offset, tuple(rest), guard)
+    return OperandAccess(load, offset, tuple(rest))
 
 
 def _cut(cuts: Sequence[set[int]], splits: Iterable[IterSplit]) -> list[set[int]] | None:

@@ -66,7 +66,7 @@ def _transpose(space: IterationSpace, lanes: int) -> Arranged | None:
     last = len(space.loops) - 1
     along = [_contiguous_loop(space, k) for k in range(len(space.operands))]
     column = next((b for b in along if b not in (None, last)), None)
-    if column is None or any(space.depends_on_index(k, guards=False) for k in (column, last)):
+    if column is None or any(space.depends_on_index(k) for k in (column, last)):
         return None
     # operands that lie across the output; others are read along its rows as they are
     crossing = [k for k, b in enumerate(along) if b == column and space.loops[last].strides[k]]
@@ -83,7 +83,7 @@ def _transpose(space: IterationSpace, lanes: int) -> Arranged | None:
         for k in crossing:
 
             def piece(row: int, k: int = k) -> ir.Expr:
-                return space.read(k, _moved(point, last, integer(row)), COLUMNS)
+                return space.load(k, _moved(point, last, integer(row)), COLUMNS)
 
             made, vectors = transposed(piece, height, str(registers[k].dtype))
             statements += [*made, *_kept(registers[k], vectors)]
@@ -118,7 +118,7 @@ def _interleave(space: IterationSpace, lanes: int) -> Arranged | None:
         return None
     # narrower vectors are not worth the shuffles
     width = next((n for n in (lanes, 8, 4) if n <= min(outer.extent, lanes)), 0)
-    if not width or any(space.depends_on_index(k, guards=True) for k in (last - 1, last)):
+    if not width or any(space.depends_on_index(k) for k in (last - 1, last)):
         return None
     registers = _registers(space, dealt, streams, width)
 
@@ -126,7 +126,7 @@ def _interleave(space: IterationSpace, lanes: int) -> Arranged | None:
         statements: list[tirx.Stmt] = []
         for k in dealt:
             count = streams if inner.strides[k] else 1
-            vectors = [space.read(k, _moved(point, last, integer(s)), width) for s in range(count)]
+            vectors = [space.load(k, _moved(point, last, integer(s)), width) for s in range(count)]
             places = [divmod(element, streams) for element in range(streams * width)]
             picks = [(stream if count > 1 else 0, lane) for lane, stream in places]
             made = [picked(vectors, picks[v * width :][:width]) for v in range(streams)]
@@ -147,7 +147,7 @@ def _spread(space: IterationSpace, lanes: int) -> Arranged | None:
     if not apart or any(not -STREAMS <= inner.strides[k] <= STREAMS for k in apart):
         return None
     width = next((n for n in (lanes, 8, 4) if n <= min(inner.extent, lanes)), 0)
-    if not width or space.depends_on_index(last, guards=True):
+    if not width or space.depends_on_index(last):
         return None
     registers = _registers(space, apart, 1, width)
 
@@ -159,7 +159,7 @@ def _spread(space: IterationSpace, lanes: int) -> Arranged | None:
             shift = min(0, (width - 1) * step)
             # the last vector ends with the last element that is used, so nothing behind the buffer is read
             starts = [min(v * width, reach + 1 - width) for v in range(abs(step))]
-            vectors = [space.read(k, point, width, shift + start) for start in starts]
+            vectors = [space.load(k, point, width, shift + start) for start in starts]
             elements = [lane * step - shift for lane in range(width)]
             picks = [(v, e - starts[v]) for e in elements for v in [min(e // width, abs(step) - 1)]]
             statements += _kept(registers[k], [picked(vectors, picks)])

@@ -119,7 +119,7 @@ def _tables(space: IterationSpace) -> dict[tuple[int, int], np.ndarray] | None:
             if not uses(expr, variable):
                 continue
             table = tabulate(expr, variable, inner.extent)
-            if stride != 1 or operand.guard or table is None or any(uses(expr, v) for v in others):
+            if stride != 1 or table is None or any(uses(expr, v) for v in others):
                 return None
             tables[k, number] = table
     return tables
