@@ -22,6 +22,7 @@ import numpy as np
 
 from hybridc import emulator
 from hybridc.artifact import Artifact
+from hybridc.ir.plan import Run
 from hybridc.json_values import sealed
 from hybridc.runtime import Session
 from tests.fuzz.driver import Harness, Outcome, Verdict, main
@@ -111,26 +112,36 @@ def _computed(
     """What the graph says, in double precision, with the weights that the manifest says.
 
     A tensor may have another shape than the parameter, of the manifest as `compiled`, that it is passed as.
+    Which stored weight a kernel gets is for the manifest to say, in what form it reads it is in the code.
     """
     graph, stored = artifact.graph, artifact.stored_plan
     values = {name: feed.astype(np.float64) for name, feed in zip(graph.inputs, feeds, strict=True)}
-    forms: dict[tuple[str, int], np.ndarray] = {}  # a weight may be stored plain and packed
+    stored_as: dict[tuple[str, int], np.ndarray] = {}  # a weight may be stored plain and packed
     for weight in (*stored.host_weights, *stored.streamed_weights, *stored.gpu_weights):
         data = files["weights.bin"][weight.offset_bytes : weight.offset_bytes + weight.size_bytes]
         array = np.frombuffer(data, weight.dtype).reshape(weight.shape).astype(np.float64)
-        values[weight.tensor] = forms[weight.tensor, weight.layout] = array.T if weight.layout else array
+        stored_as[weight.tensor, weight.layout] = array
+        values[weight.tensor] = array.T if weight.layout else array
+    device_of = {step.kernel: step.device for step in artifact.plan.steps if isinstance(step, Run)}
     waiting = list(graph.kernels)  # an edit may have exchanged kernels in this list; their steps are in order
     while waiting:
         kernel = next(k for k in waiting if values.keys() >= set(k.inputs))
         waiting.remove(kernel)
-        parameters = next(f["parameters"] for f in compiled["functions"] if f["name"] == kernel.function)
+        code = (kernel.function, device_of[kernel.name])
+        parameters = next(f["parameters"] for f in compiled["functions"] if (f["name"], f["device"]) == code)
+        passed = artifact.manifest.signatures[code]
         arrays = [
-            _seen_as(forms.get((n, p["layout"]), values[n]), p)
-            for n, p in zip(kernel.inputs, parameters, strict=False)
+            _read_as(stored_as[n, q.layout], p) if (n, q.layout) in stored_as else _seen_as(values[n], p)
+            for n, p, q in zip(kernel.inputs, parameters, passed, strict=False)
         ]
         values[kernel.outputs[0]] = FUNCTIONS[kernel.function](*arrays)
     ports = artifact.manifest.outputs
     return [values[name].reshape(port.shape) for name, port in zip(graph.outputs, ports, strict=True)]
+
+
+def _read_as(stored: np.ndarray, parameter: Any) -> np.ndarray:
+    array = stored.reshape(-1)[: math.prod(parameter["shape"])].reshape(parameter["shape"])
+    return array.T if parameter["layout"] else array
 
 
 def _seen_as(array: np.ndarray, parameter: Any) -> np.ndarray:
