@@ -75,8 +75,11 @@ def _reason(node: ir.Node) -> str | None:
         return f"has malformed attributes: {error}"
 
 
-def _resize(node: ir.Node) -> str | None:
-    """The importer computes positions from the sizes: scales must be exactly their ratio."""
+def refused_resize(node: ir.Node) -> str | None:
+    """Why a Resize cannot be imported as it is.
+
+    The importer computes positions from the sizes: scales must be exactly their ratio.
+    """
     if node.attributes.get_int("antialias", 0):
         return "with antialias is not supported"
     coordinates = _text(node, "coordinate_transformation_mode", "half_pixel")
@@ -207,6 +210,13 @@ def _non_max_suppression(node: ir.Node) -> str | None:
     return None if all(constant_array(p) is not None for p in parameters) else "needs constant parameters"
 
 
+def _top_k(node: ir.Node) -> str | None:
+    largest = node.attributes.get_int("largest", 1)
+    return (
+        None if largest in (0, 1) else f"with largest={largest}, which is neither 0 nor 1, is not supported"
+    )
+
+
 def _dropout(node: ir.Node) -> str | None:
     return "is supported in inference only, without its mask"
 
@@ -232,13 +242,14 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "Range": _range,
     "ReduceMax": _reduce_extremum,
     "ReduceMin": _reduce_extremum,
-    "Resize": _resize,
+    "Resize": refused_resize,
     "RoiAlign": _roi_align,
     "Scatter": _along_axis,
     "ScatterElements": _along_axis,
     "ScatterND": _along_first_axes,
     "SpaceToDepth": _space_to_depth,
-    "Upsample": _resize,
+    "TopK": _top_k,
+    "Upsample": refused_resize,
 }
 
 

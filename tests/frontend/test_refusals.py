@@ -233,28 +233,22 @@ def test_given_shape_that_contradicts_the_model(make_model, options):
 
 
 def test_missing_operators_are_all_listed_with_their_nodes(make_model):
-    weights = {"w": np.zeros((1, 8, 3), np.float32), "r": np.zeros((1, 8, 2), np.float32)}
+    weights = {"w": np.zeros((1, 3, 1, 1), np.float32)}
     nodes = [
-        make_node("LSTM", ["x", "w", "r"], ["h"], hidden_size=2, name="memory"),
-        make_node("Det", ["m"], ["d"], name="determinant"),
+        make_node("DeformConv", ["x", "w", "o"], ["h"], name="bent"),
+        make_node("RandomUniformLike", ["m"], ["d"], name="draws"),
     ]
-    error = refusal(make_model(nodes, {"x": [4, 1, 3], "m": [2, 2]}, ["h", "d"], weights))
+    inputs = {"x": [1, 3, 4, 4], "o": [1, 2, 4, 4], "m": [2, 2]}
+    error = refusal(make_model(nodes, inputs, ["h", "d"], weights, opset=19))
     assert error.code == codes.MISSING_OPERATOR
-    for part in ("LSTM", "Det"):
+    for part in ("DeformConv", "RandomUniformLike"):
         assert part in error.what
-    assert "'memory'" in error.where
-    assert "'determinant'" in error.where
+    assert "'bent'" in error.where
+    assert "'draws'" in error.where
 
 
 def test_uses_that_would_be_computed_wrong(make_model):
-    sizes = np.array([1, 1, 5, 5])
     models = [
-        make_model(
-            [make_node("Resize", ["x", "", "", "s"], ["y"], mode="linear")],
-            {"x": [1, 1, 8, 8]},
-            ["y"],
-            {"s": sizes},
-        ),
         make_model(
             [make_node("LayerNormalization", ["x", "w"], ["y", "m"])],
             {"x": [2, 3]},
@@ -267,6 +261,12 @@ def test_uses_that_would_be_computed_wrong(make_model):
         ),
         make_model([make_node("Mod", ["x", "z"], ["y"], fmod=1)], {"x": [2], "z": [2]}, ["y"]),
         make_model([make_node("GlobalAveragePool", ["x"], ["y"])], {"x": [2, 3]}, ["y"]),
+        make_model(
+            [make_node("TopK", ["x", "k"], ["y", "i"], largest=64)],
+            {"x": [2, 3]},
+            ["y"],
+            {"k": np.array([1])},
+        ),
         make_model([make_node("GlobalMaxPool", ["x"], ["y"])], {"x": [3, 4]}, ["y"]),
     ]
     for model in models:

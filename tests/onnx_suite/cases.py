@@ -18,6 +18,8 @@ from tests.onnx_suite.record import Outcome, Verdict
 SUFFIX = "_cpu"
 """Of the names in the suite, which has each test once for each of onnx's devices: ours is another matter."""
 EMULATED_GPU = "1GiB"
+INEXACT = {name: {"atol": 1e-6} for name in ("test_dft_inverse", "test_dft_inverse_opset19")}
+"""Tests whose expected zeros are what a float32 FFT leaves of them, 2e-7: more than the suite's tolerance."""
 
 
 class SuiteBackend(HybridcBackend):
@@ -44,7 +46,7 @@ def tests() -> dict[str, Callable[[], None]]:
     """All tests that need no download, by their names in the suite."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the suite divides by zero while it computes expected outputs
-        cases = BackendTest(SuiteBackend).test_cases
+        cases = BackendTest(SuiteBackend, test_kwargs=INEXACT).test_cases
     found: dict[str, Callable[[], None]] = {}
     for case in cases.values():
         for name in unittest.defaultTestLoader.getTestCaseNames(case):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hybridc.frontend.expand import fused
+from hybridc.frontend.expand import fused, resize, signal, standard
 from hybridc.frontend.expand.builder import Expansion
 from hybridc.frontend.expand.functions import by_body
 
@@ -18,6 +18,11 @@ _BODIES = (
 
 EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
     **{("", name): by_body for name in _BODIES},
+    **{
+        ("", name): expansion
+        for family in (resize, signal, standard)
+        for name, expansion in family.EXPANSIONS.items()
+    },
     **{(MICROSOFT, name): expansion for name, expansion in fused.EXPANSIONS.items()},
 }
 

@@ -1,0 +1,61 @@
+"""Operators of the standard that simpler ones make up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hybridc.errors import ModelError
+from tests.support.expansion import assert_expansion_agrees, expanded, parsed
+
+
+@pytest.mark.parametrize("time", [0, 1])
+def test_sequences_are_reversed_up_to_lengths_that_are_fed(time: int) -> None:
+    shape, count = ("5,3,2", 3) if time == 0 else ("3,5,2", 3)
+    text = f"g (float[{shape}] x, int64[{count}] n) => (float[{shape}] y)"
+    text += f" {{ y = ReverseSequence <time_axis={time}, batch_axis={1 - time}> (x, n) }}"
+    assert_expansion_agrees(text, feeds={"n": np.array([1, 5, 4])})
+
+
+@pytest.mark.parametrize(
+    "detected", ["detect_positive=0", "detect_negative=0", "detect_positive=0, detect_negative=0"]
+)
+def test_infinities_of_one_sign(detected: str) -> None:
+    x = np.array([1, np.inf, -np.inf, np.nan, 0], np.float32)
+    text = f"g (float[5] x) => (bool[5] y) {{ y = IsInf <{detected}> (x) }}"
+    assert_expansion_agrees(text, feeds={"x": x})
+
+
+@pytest.mark.parametrize(
+    ("blocks", "attributes"), [(5 * 6, ""), (4 * 6, "<strides=[2,1], pads=[1,0,1,2], dilations=[1,2]>")]
+)
+def test_blocks_become_images(blocks: int, attributes: str) -> None:
+    text = f"g (float[2,12,{blocks}] x) => (float[2,2,6,8] y) {{ y = Col2Im {attributes} (x, i, k) }}"
+    assert_expansion_agrees(text, {"i": np.array([6, 8]), "k": np.array([2, 3])}, opset=18)
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_any_and_all(operator: str) -> None:
+    text = f"g (bool[3,4] x) => (bool[3] y) {{ y = {operator} <keepdims=0> (x, a) }}"
+    assert_expansion_agrees(text, {"a": np.array([1])}, opset=20)
+
+
+def test_determinants_of_small_matrices() -> None:
+    for rows in (1, 2, 3, 4):
+        assert_expansion_agrees(f"g (float[5,{rows},{rows}] x) => (float[5] y) {{ y = Det (x) }}", seed=rows)
+    with pytest.raises(ModelError, match="more than 4 rows"):
+        expanded(parsed("g (float[5,5] x) => (float y) { y = Det (x) }"))
+
+
+def test_slopes_casts_and_units() -> None:
+    assert_expansion_agrees("g (float[2,3,4] x, float[3,1] s) => (float[2,3,4] y) { y = PRelu (x, s) }")
+    assert_expansion_agrees("g (float[2,3] x, float16[1] t) => (float16[2,3] y) { y = CastLike (x, t) }")
+    text = "g (int32[3,4] x) => (double[3,4] y) { y = EyeLike <dtype=11, k=1> (x) }"
+    assert_expansion_agrees(text)
+
+
+def test_batch_normalization_by_the_batch() -> None:
+    outputs = "float[4,3,5] y, float[3] m, float[3] v"
+    text = f"g (float[4,3,5] x, float[3] s, float[3] b, float[3] om, float[3] ov) => ({outputs})"
+    text += " { y, m, v = BatchNormalization <training_mode=1, momentum=0.8> (x, s, b, om, ov) }"
+    assert_expansion_agrees(text, feeds={"ov": np.array([1, 2, 0.5], np.float32)})
