@@ -170,7 +170,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise UsageError(
             "HC511",
             f"invalid input shape {text!r}",
-            remedy="write NAME=1x3x224x224, all dimensions positive",
+            remedy="write NAME=1x3x224x224, no dimension negative",
         )
     return name, tuple(size for size in sizes if size is not None)
 
@@ -180,20 +180,18 @@ def parse_dim(text: str) -> tuple[str, int]:
     name, _, digits = text.rpartition("=")
     size = _dimension(digits)
     if not name or size is None:
-        raise UsageError(
-            "HC512", f"invalid size of a dimension {text!r}", remedy="write NAME=8, a positive size"
-        )
+        raise UsageError("HC512", f"invalid size of a dimension {text!r}", remedy="write NAME=8")
     return name, size
 
 
 def _dimension(digits: str) -> int | None:
     if not re.fullmatch(r"\d{1,10}", digits, re.ASCII):
         return None
-    return int(digits) if 1 <= int(digits) <= _LARGEST_DIMENSION else None
+    return int(digits) if int(digits) <= _LARGEST_DIMENSION else None
 
 
 def _is_dimension(size: object) -> bool:
-    return isinstance(size, Integral) and not isinstance(size, bool) and 1 <= int(size) <= _LARGEST_DIMENSION
+    return isinstance(size, Integral) and not isinstance(size, bool) and 0 <= int(size) <= _LARGEST_DIMENSION
 
 
 def check_threads(count: int) -> int:
@@ -365,7 +363,9 @@ class CompileOptions:
         for name, size in self.dims:
             if not _is_dimension(size):
                 raise UsageError(
-                    "HC512", f"invalid size {size!r} for dimension {name!r}", remedy="give a positive integer"
+                    "HC512",
+                    f"invalid size {size!r} for dimension {name!r}",
+                    remedy="give 0, or more",
                 )
         if self.threads is not None:
             check_threads(self.threads)

@@ -190,7 +190,7 @@ def test_shape_of_any_name_reads_back(name: str, dims: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "x=", "=1x2", "x=0", "x=-1x2", "x=1X2", "x=1xN", "x=1x", "x=²", f"x={2**31}"]
+    "text", ["", "x", "x=", "=1x2", "x=-1x2", "x=1X2", "x=1xN", "x=1x", "x=²", f"x={2**31}"]
 )
 def test_shape_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
@@ -203,7 +203,7 @@ def test_dim() -> None:
     assert parse_dim("a=b=1") == ("a=b", 1)
 
 
-@pytest.mark.parametrize("text", ["N", "N=", "=1", "N=0", "N=x", "N=1x2"])
+@pytest.mark.parametrize("text", ["N", "N=", "=1", "N=-1", "N=x", "N=1x2"])
 def test_dim_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
         parse_dim(text)
@@ -251,7 +251,7 @@ def test_keywords_take_bytes_as_numbers() -> None:
 @pytest.mark.parametrize(
     ("code", "options"),
     [
-        ("HC511", {"shapes": (("x", (4, 0)),)}),
+        ("HC511", {"shapes": (("x", (4, -1)),)}),
         ("HC511", {"shapes": (("x", (4.0, 8)),)}),
         ("HC511", {"shapes": (("x", 4),)}),
         ("HC511", {"shapes": (("x", (2**70,)),)}),

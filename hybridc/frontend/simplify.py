@@ -83,6 +83,7 @@ def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None, for_traini
     )
     # A second round sees the shapes that the first one made known.
     for _ in range(2):
+        _make_empty_constants(graph)
         fold(model)
         _make_initializers(graph, name)
         _drop_no_ops(graph)
@@ -137,6 +138,19 @@ def _replace_by_array(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None
     ir.convenience.replace_all_uses_with(value, constant, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     graph.register_initializer(constant)
+
+
+def _make_empty_constants(graph: ir.Graph) -> None:
+    """A value without elements is known, whatever computes it: an empty past that a decoder is fed, too."""
+    values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
+    for value in values:
+        shape = static_shape(value)
+        if shape is None or 0 not in shape or value.dtype is None or value.const_value is not None:
+            continue
+        tensor = ir.Tensor(np.empty(shape, value.dtype.numpy()), name=f"{value.name}/empty")
+        empty = ir.Value(name=tensor.name, type=value.type, shape=tensor.shape, const_value=tensor)
+        ir.convenience.replace_all_uses_with(value, empty, replace_graph_outputs=value.producer() is not None)
+        graph.register_initializer(empty)
 
 
 def _drop_no_ops(graph: ir.Graph) -> None:

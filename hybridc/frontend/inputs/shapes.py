@@ -16,14 +16,18 @@ def fix_shapes(
 ) -> None:
     """Write static dimensions into the inputs, in place; forget every other shape but initializers'.
 
-    A dimension that is missing, zero or negative counts as unknown. A named dimension that one
-    input's shape fixes is fixed for all. Raises ModelError HC111 if a dimension stays unknown, HC112
+    A dimension that is missing, zero or negative counts as unknown: 0 must be given. A named dimension
+    that one input's shape fixes is fixed for all. Raises ModelError HC111 if a dimension stays unknown, HC112
     if `shapes` or `dims` contradict the model.
     """
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     _check_names(inputs, name, shapes, dims)
     known = dict(dims)
+    for value in inputs:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 1:
+                dim.ClearField("dim_value")
     for value in inputs:
         if value.name in shapes:
             _apply_shape(value, name, tuple(shapes[value.name]), known)
@@ -49,8 +53,8 @@ def _check_names(
             )
             raise _contradiction(f"no input has a dimension {given!r}", name, listed)
     for given, sizes in (*shapes.items(), *((d, (size,)) for d, size in dims.items())):
-        if any(size < 1 for size in sizes):
-            raise _contradiction(f"{given!r} is given as {_text(sizes)}", name, "dimensions must be positive")
+        if any(size < 0 for size in sizes):
+            raise _contradiction(f"{given!r} is given as {_text(sizes)}", name, "give no negative size")
 
 
 def _apply_shape(value: ValueInfoProto, name: str, shape: tuple[int, ...], known: dict[str, int]) -> None:
@@ -67,7 +71,7 @@ def _apply_shape(value: ValueInfoProto, name: str, shape: tuple[int, ...], known
         )
     declared = _dims_text(value)
     for dim, size in zip(tensor.shape.dim, shape, strict=True):
-        fixed = dim.dim_value if dim.dim_value > 0 else known.get(dim.dim_param, size)
+        fixed = dim.dim_value if dim.HasField("dim_value") else known.get(dim.dim_param, size)
         if fixed != size:
             raise _contradiction(
                 f"input {value.name!r} cannot have shape {_text(shape)}: a dimension is already {fixed}",
@@ -86,9 +90,9 @@ def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int]) -> N
         if dim.dim_param in known:
             dim.dim_value = known[dim.dim_param]
     unnamed = not tensor.HasField("shape") or any(
-        d.dim_value < 1 and not d.dim_param for d in tensor.shape.dim
+        not d.HasField("dim_value") and not d.dim_param for d in tensor.shape.dim
     )
-    unknown = list(dict.fromkeys(d.dim_param for d in tensor.shape.dim if d.dim_param and d.dim_value < 1))
+    unknown = list(dict.fromkeys(d.dim_param for d in tensor.shape.dim if d.dim_param))
     if unknown or unnamed:
         example = (
             "x".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim) or "1x3x224x224"
