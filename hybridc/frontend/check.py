@@ -10,7 +10,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
-from hybridc.frontend.expand.table import is_expanded
+from hybridc.frontend.expand.table import MICROSOFT, is_expanded
 from hybridc.frontend.load import Loaded
 from hybridc.frontend.values import SUPPORTED_TYPES
 
@@ -197,6 +197,7 @@ def _run_onnx_checker(model: onnx.ModelProto, name: str) -> None:
     skeleton.graph.name = model.graph.name or "graph"
     skeleton.graph.node.extend(model.graph.node)
     skeleton.graph.input.extend(model.graph.input)
+    _set_apart(skeleton)
     # outputs need no shape here, though the checker wants one: all shapes are inferred anyway
     skeleton.graph.output.extend(v for v in model.graph.output if v.type.tensor_type.HasField("shape"))
     known = {value.name for value in model.graph.input}
@@ -220,6 +221,17 @@ def _run_onnx_checker(model: onnx.ModelProto, name: str) -> None:
             remedy="export the network again; onnx.checker.check_model(model, full_check=True) gives more"
             " details",
         ) from error
+
+
+def _set_apart(model: onnx.ModelProto) -> None:
+    """Operators that onnxruntime adds to ONNX's domain go to its own, of which the checker knows nothing."""
+    opset = next((o.version for o in model.opset_import if o.domain in _DEFAULT_DOMAINS), 0)
+    for node in _nodes_within(model.graph.node):
+        is_added = is_expanded("", node.op_type) and not onnx.defs.has(node.op_type, opset, "")
+        if node.domain in _DEFAULT_DOMAINS and is_added:
+            node.domain = MICROSOFT
+    if all(o.domain != MICROSOFT for o in model.opset_import):
+        model.opset_import.add(domain=MICROSOFT, version=1)
 
 
 def _at(name: str, node: NodeProto) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,10 +63,10 @@ def origin(node: ir.Node) -> str:
 
 
 def _all_results(node: ir.Node, results: Sequence[ir.Value | None], build: Builder) -> Sequence[ir.Value]:
-    """A value of its own for each result: it takes the old one's name. What nothing uses is dropped later."""
+    """A value of its own for each output: it takes the old one's name. What nothing uses is dropped later."""
     spare = next(value for value in results if value is not None)
     values: list[ir.Value] = []
-    for value in (*results, *[None] * (len(node.outputs) - len(results))):
+    for _, value in itertools.zip_longest(node.outputs, results[: len(node.outputs)]):
         is_own = value is not None and value not in values and value.producer() in build.nodes
         values.append(value if value is not None and is_own else build.op("Identity", value or spare))
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+import hybridc
 from hybridc.frontend.simplify import simplify
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n'
@@ -73,3 +75,22 @@ def _drawn(value: onnx.ValueInfoProto, seed: int) -> np.ndarray:
         (0, 2) if dtype.kind == "b" else (0 if dtype.kind == "u" else -128, 256 if dtype.kind == "u" else 128)
     )
     return random.integers(low, high, shape).astype(dtype)
+
+
+def assert_compiles(
+    text: str, path: Path, *, opset: int = 17, feeds: Mapping[str, np.ndarray] = {}, tolerance: float = 1e-4
+) -> None:
+    """Compiled for avx2, into the file, the network gives what onnxruntime gives for the one as it is.
+
+    Within `tolerance` of the largest number. Inputs that are not in `feeds` are drawn.
+    """
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = parsed(text, opset)
+    fed = {v.name: _drawn(v, 0) for v in model.graph.input} | dict(feeds)
+    reference = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    hybridc.compile(model, path, target="avx2", plan_seconds=0.05)
+    with hybridc.load(path) as session:
+        found = session.run(None, fed)
+    for value, wanted in zip(found, reference.run(None, fed), strict=True):
+        scale = np.abs(wanted).max(initial=1e-30)
+        np.testing.assert_allclose(value, wanted, rtol=0, atol=tolerance * scale)

@@ -63,8 +63,10 @@ class Builder:
         return self.op("Transpose", value, perm=list(axes))
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """As `Cast`; nothing if the type is known to be the one wanted."""
-        return value if value.dtype == dtype else self.op("Cast", value, to=int(dtype))
+        """As `Cast`; nothing if the type is known to be the one wanted. The type of the result is known."""
+        if value.dtype == dtype:
+            return value
+        return typed(self.op("Cast", value, to=int(dtype)), dtype, static_shape(value))
 
     def reduce(
         self, op_type: str, value: ir.Value, axes: Sequence[int], *, keepdims: bool = True
@@ -132,6 +134,14 @@ def dtype_of(value: ir.Value) -> ir.DataType:
     if value.dtype is None:
         raise NotYet
     return value.dtype
+
+
+def typed(value: ir.Value, dtype: ir.DataType, shape: Sequence[int] | None = None) -> ir.Value:
+    """The value of a new node, whose type and shape are known before the walk infers them."""
+    value.type = ir.TensorType(dtype)
+    if shape is not None:
+        value.shape = ir.Shape(shape)
+    return value
 
 
 def constant_of(value: ir.Value, what: str) -> np.ndarray:

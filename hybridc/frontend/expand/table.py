@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hybridc.frontend.expand import fused, resize, signal, standard
+from hybridc.frontend.expand import (
+    fused,
+    normalization,
+    resize,
+    signal,
+    standard,
+)
 from hybridc.frontend.expand.builder import Expansion
 from hybridc.frontend.expand.functions import by_body
 
@@ -23,7 +29,12 @@ EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
         for family in (resize, signal, standard)
         for name, expansion in family.EXPANSIONS.items()
     },
-    **{(MICROSOFT, name): expansion for name, expansion in fused.EXPANSIONS.items()},
+    **{("", name): expansion for family in (normalization,) for name, expansion in family.STANDARD.items()},
+    **{
+        (MICROSOFT, name): expansion
+        for family in (fused, normalization)
+        for name, expansion in family.EXPANSIONS.items()
+    },
 }
 
 
