@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hybridc.frontend.expand import (
+    attention,
     fused,
     normalization,
     resize,
+    rotary,
     signal,
     standard,
 )
@@ -32,7 +34,7 @@ EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
     **{("", name): expansion for family in (normalization,) for name, expansion in family.STANDARD.items()},
     **{
         (MICROSOFT, name): expansion
-        for family in (fused, normalization)
+        for family in (attention, fused, normalization, rotary)
         for name, expansion in family.EXPANSIONS.items()
     },
 }
