@@ -48,7 +48,8 @@ class Builder:
     def constant(self, values: Any, dtype: ir.DataType | str | None = None) -> ir.Value:
         """A new constant: of an ONNX type, or of the type that numpy gives `values`."""
         kind = dtype.numpy() if isinstance(dtype, ir.DataType) else dtype
-        return self.op("Constant", value=ir.tensor(np.asarray(values, kind)))
+        tensor = ir.tensor(np.asarray(values, kind))
+        return typed(self.op("Constant", value=tensor), tensor.dtype, tensor.shape.numpy())
 
     def like(self, value: ir.Value, number: float) -> ir.Value:
         """A scalar of the value's type."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hybridc.frontend.expand import (
     attention,
     fused,
+    group_query,
     normalization,
     resize,
     rotary,
@@ -34,7 +35,7 @@ EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
     **{("", name): expansion for family in (normalization,) for name, expansion in family.STANDARD.items()},
     **{
         (MICROSOFT, name): expansion
-        for family in (attention, fused, normalization, rotary)
+        for family in (attention, fused, group_query, normalization, rotary)
         for name, expansion in family.EXPANSIONS.items()
     },
 }
