@@ -73,6 +73,17 @@ def context_of(scores: ir.Value, value: ir.Value, build: Builder) -> ir.Value:
     return build.op("MatMul", build.op("Softmax", scores, axis=3), value)
 
 
+def for_group(mask: ir.Value, shape: Sequence[int], group: int, build: Builder) -> ir.Value:
+    """A mask for the rows (head of the group, position) of one (batch, heads or 1, position, key)."""
+    batch, heads, rows, columns = shape
+    if heads > 1 or group == 1:
+        return build.reshape(mask, (batch, max(heads // group, 1), group * rows, columns))
+    if rows == 1:
+        return mask
+    repeated = build.op("Concat", *[mask] * group, axis=2)
+    return build.reshape(repeated, (batch, 1, group * rows, columns))
+
+
 def lowest(like: ir.Value) -> float:
     """The least number of a type."""
     return float(ir.DataType(dtype_of(like)).min)
@@ -109,7 +120,7 @@ def _attention(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     if is_used(node, 1):
         present = build.op("Concat", *(build.unsqueeze(part, [0]) for part in (key, value)), axis=0)
     operands = Heads(query, key, value)
-    scores = _masked(node, operands, mask=given(node, 3), bias=given(node, 5), build=build)
+    scores = _masked(node, operands, past, mask=given(node, 3), bias=given(node, 5), build=build)
     return [merge_heads(context_of(scores, value, build), build), present]
 
 
@@ -121,7 +132,7 @@ def _multi_head(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     query, key, value = _parts(node, heads, build)
     key, value = appended(given(node, 6), key, build), appended(given(node, 7), value, build)
     operands = Heads(query, key, value)
-    scores = _masked(node, operands, mask=given(node, 4), bias=given(node, 5), build=build)
+    scores = _masked(node, operands, given(node, 6), mask=given(node, 4), bias=given(node, 5), build=build)
     return [merge_heads(context_of(scores, value, build), build), key, value, scores]
 
 
@@ -159,10 +170,16 @@ def _unpacked(packed: ir.Value, build: Builder) -> list[ir.Value]:
 
 
 def _masked(
-    node: ir.Node, operands: Heads, *, mask: ir.Value | None, bias: ir.Value | None, build: Builder
+    node: ir.Node,
+    operands: Heads,
+    past: ir.Value | None,
+    *,
+    mask: ir.Value | None,
+    bias: ir.Value | None,
+    build: Builder,
 ) -> ir.Value:
     masks = [] if bias is None else [bias]
-    allowed = _causal(operands) if node.attributes.get_int("unidirectional", 0) else None
+    allowed = _causal(operands, past) if node.attributes.get_int("unidirectional", 0) else None
     if mask is not None:
         hidden = node.attributes.get_float("mask_filter_value", -10000.0)
         masks.append(_of_padding(_kept(mask, operands, build), allowed, hidden, operands.query, build))
@@ -171,10 +188,19 @@ def _masked(
     return logits(operands, node.attributes.get_float("scale", 0.0), masks, build)
 
 
-def _causal(operands: Heads) -> np.ndarray:
-    """Keys that each query may see, [1, 1, query, key]: the last query sees all."""
+def _causal(operands: Heads, past: ir.Value | None) -> np.ndarray | None:
+    """Keys that each query may see, [1, 1, query, key]: those of the past, and new ones up to its own.
+
+    None for one query, which onnxruntime lets see all keys. Which key is a query's own is not defined if
+    their numbers differ.
+    """
     rows, columns = shape_of(operands.query)[2], shape_of(operands.key)[2]
-    return np.tri(rows, columns, columns - rows, dtype=bool)[None, None]
+    before = 0 if past is None else shape_of(past)[-2]
+    if rows == 1:
+        return None
+    if rows != columns - before:
+        raise Unsupported("that is unidirectional needs as many new keys as queries")
+    return np.tri(rows, columns, before, dtype=bool)[None, None]
 
 
 def _of_padding(

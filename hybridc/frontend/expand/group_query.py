@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from hybridc.frontend.expand.attention import Heads, appended, context_of, logits, lowest, split_heads
+from hybridc.frontend.expand.attention import (
+    Heads,
+    appended,
+    context_of,
+    for_group,
+    logits,
+    lowest,
+    split_heads,
+)
 from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
@@ -174,7 +182,7 @@ def _first(value: ir.Value, length: int, build: Builder) -> ir.Value:
 def _scores(node: ir.Node, operands: Heads, step: Step, group: int, build: Builder) -> ir.Value:
     masks = [_mask(node, operands.query, step, group, build)]
     if (bias := given(node, 10)) is not None:
-        masks.append(_for_group(bias, shape_of(bias), group, build))
+        masks.append(for_group(bias, shape_of(bias), group, build))
     scale, softcap = (node.attributes.get_float(name, 0.0) for name in ("scale", "softcap"))
     if not softcap:
         return logits(operands, scale, masks, build)
@@ -199,18 +207,7 @@ def _mask(node: ir.Node, like: ir.Value, step: Step, group: int, build: Builder)
         hidden = build.op("Or", hidden, build.op("Not", build.op("Greater", reached, rows)))
     mask = build.op("Where", hidden, build.like(like, lowest(like)), build.like(like, 0.0))
     batch = shape_of(step.before)[0]
-    return _for_group(mask, (batch, 1, step.length, step.total), group, build)
-
-
-def _for_group(mask: ir.Value, shape: Sequence[int], group: int, build: Builder) -> ir.Value:
-    """A mask for the rows (head of the group, position) of one (batch, heads or 1, position, key)."""
-    batch, heads, rows, columns = shape
-    if heads > 1 or group == 1:
-        return build.reshape(mask, (batch, max(heads // group, 1), group * rows, columns))
-    if rows == 1:
-        return mask
-    repeated = build.op("Concat", *[mask] * group, axis=2)
-    return build.reshape(repeated, (batch, 1, group * rows, columns))
+    return for_group(mask, (batch, 1, step.length, step.total), group, build)
 
 
 EXPANSIONS: dict[str, Expansion] = {"GroupQueryAttention": _group_query_attention}

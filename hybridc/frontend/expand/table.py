@@ -13,13 +13,14 @@ from hybridc.frontend.expand import (
     rotary,
     signal,
     standard,
+    standard_attention,
 )
 from hybridc.frontend.expand.builder import Expansion
 from hybridc.frontend.expand.functions import by_body
 
 MICROSOFT = "com.microsoft"
 _BODIES = (
-    *("Attention", "Bernoulli", "BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad"),
+    *("Bernoulli", "BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad"),
     *("HammingWindow", "HannWindow", "LinearAttention", "MeanVarianceNormalization"),
     *("RotaryEmbedding", "SwiGLU", "Swish"),
 )
@@ -32,7 +33,14 @@ EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
         for family in (resize, signal, standard)
         for name, expansion in family.EXPANSIONS.items()
     },
-    **{("", name): expansion for family in (normalization,) for name, expansion in family.STANDARD.items()},
+    **{
+        ("", name): expansion
+        for family in (
+            normalization,
+            standard_attention,
+        )
+        for name, expansion in family.STANDARD.items()
+    },
     **{
         (MICROSOFT, name): expansion
         for family in (attention, fused, group_query, normalization, rotary)

@@ -91,9 +91,9 @@ def test_keys_of_an_encoder_with_heads_apart() -> None:
     )
 
 
-def _ran(text: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
+def _ran(text: str, feeds: dict[str, np.ndarray], opset: int = 17) -> np.ndarray:
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = expanded(parsed(text)).SerializeToString()
+    model = expanded(parsed(text, opset)).SerializeToString()
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, feeds)[0])
 
@@ -140,3 +140,80 @@ def test_heads_become_one_kernel(tmp_path: Path) -> None:
     (graph,) = planned.graphs
     assert [kernel.name for kernel in graph.kernels].count("attention") == 1
     assert_compiles(text, tmp_path / "heads.hyb", feeds={"m": _mask("2,24", 24)})
+
+
+STANDARD = "float[2,{q},3,8] q, float[2,2,5,8] k, float[2,2,5,4] v"
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("heads", [2, 4, 6])
+@pytest.mark.parametrize(
+    "mask", ["float[3,5]", "bool[3,5]", "float[2,1,3,5]", "bool[1,1,3,5]", "float[1,3,5]"]
+)
+def test_standard_attention_with_masks(mask: str, heads: int, causal: int) -> None:
+    shape = tuple(int(n) for n in mask.partition("[")[2].rstrip("]").split(","))
+    visible = np.tri(3, 5, dtype=bool) | np.broadcast_to([[True, False, True, False, True]], shape)
+    assert_expansion_agrees(
+        f"g ({STANDARD.format(q=heads)}, {mask} m) => (float[2,{heads},3,4] y)"
+        f" {{ y = Attention <is_causal={causal}> (q, k, v, m) }}",
+        opset=23,
+        feeds={"m": visible} if mask.startswith("bool") else {},
+    )
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("heads", [2, 6])
+def test_standard_attention_becomes_one_kernel(heads: int, tmp_path: Path) -> None:
+    text = (
+        f"g ({STANDARD.format(q=heads)}, float[3,5] m) => (float[2,{heads},3,4] y)"
+        " { y = Attention <is_causal=1> (q, k, v, m) }"
+    )
+    (graph,) = hybridc.plan(parsed(text, 23), target="avx2").graphs
+    assert [kernel.name for kernel in graph.kernels].count("attention") == 1
+    assert_compiles(text, tmp_path / "standard.hyb", opset=23)
+
+
+def test_standard_attention_of_a_query_that_sees_nothing_is_zero() -> None:
+    text = f"g ({STANDARD.format(q=4)}, bool[3,5] m) => (float[2,4,3,4] y) {{ y = Attention (q, k, v, m) }}"
+    mask = np.array([[True] * 5, [False] * 5, [False, True] * 2 + [True]])
+    random = np.random.default_rng(0)
+    shapes = {"q": (2, 4, 3, 8), "k": (2, 2, 5, 8), "v": (2, 2, 5, 4)}
+    fed = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    found = _ran(text, {**fed, "m": mask}, opset=23)
+    assert not found[:, :, 1].any() and np.isfinite(found).all() and found[:, :, 0].all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_heads_of_random_extents(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    batch, heads, length, others, past = (int(n) for n in random.integers(1, 7, 5))
+    depth, causal = 8 * int(random.integers(1, 4)), int(random.integers(2))
+    others = length if causal else others
+    total = past + others
+    shapes = {
+        "q": (batch, length, heads * depth),
+        "k": (batch, others, heads * depth),
+        "v": (batch, others, heads * depth),
+        "e": (1, heads, length, total),
+        "pk": (batch, heads, past, depth),
+        "pv": (batch, heads, past, depth),
+    }
+    declared = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    assert_expansion_agrees(
+        f"g ({declared}, int32[{batch},{total}] m) => (float[{batch},{length},{heads * depth}] y,"
+        f" float[{batch},{heads},{total},{depth}] nk, float[{batch},{heads},{total},{depth}] nv)"
+        f" {{ y, nk, nv = com.microsoft.MultiHeadAttention <num_heads={heads}, unidirectional={causal}>"
+        " (q, k, v,, m, e, pk, pv) }",
+        feeds={"m": random.integers(0, 2, (batch, total)).astype(np.int32)},
+    )
+
+
+def test_causal_attention_across_sequences_of_different_lengths_is_refused() -> None:
+    text = f"{SEPARATE}) => (float[2,3,12] y)"
+    with pytest.raises(ModelError) as caught:
+        expanded(
+            parsed(
+                f"{text} {{ y = com.microsoft.MultiHeadAttention <num_heads=2, unidirectional=1> (q, k, v) }}"
+            )
+        )
+    assert caught.value.code == "HC114" and "as many new keys" in str(caught.value)
