@@ -6,9 +6,12 @@ from collections.abc import Mapping
 
 from hybridc.frontend.expand import (
     attention,
+    block_quantized,
     fused,
     group_query,
     normalization,
+    quantized_elementwise,
+    quantized_products,
     resize,
     rotary,
     signal,
@@ -35,15 +38,15 @@ EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
     },
     **{
         ("", name): expansion
-        for family in (
-            normalization,
-            standard_attention,
-        )
+        for family in (block_quantized, normalization, quantized_products, standard_attention)
         for name, expansion in family.STANDARD.items()
     },
     **{
         (MICROSOFT, name): expansion
-        for family in (attention, fused, group_query, normalization, rotary)
+        for family in (
+            *(attention, block_quantized, fused, group_query, normalization),
+            *(quantized_elementwise, quantized_products, rotary),
+        )
         for name, expansion in family.EXPANSIONS.items()
     },
 }

@@ -1,0 +1,127 @@
+"""Constant weights with a scale for each block of an axis, of few bits or many: dequantized at compile time.
+
+    weight = scale * (code - zero)
+
+Definitions: DequantizeLinear 21 to 25 of ONNX; MatMulNBits and GatherBlockQuantized in onnxruntime's
+docs/ContribOperators.md. Codes of less than 8 bits lie in bytes, the first in the lowest bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from hybridc.frontend.expand.builder import (
+    Builder,
+    Expansion,
+    Unsupported,
+    constant_of,
+    dtype_of,
+    given,
+    operand,
+)
+from hybridc.frontend.expand.quantization import NARROW, dequantized
+from hybridc.frontend.values import SUPPORTED_TYPES, constant_array
+
+_BITS = (2, 4, 8)
+
+
+def _dequantize_linear(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """What the importer does not have: blocks of constants, and integers that it cannot hold or scale."""
+    values, scale, zero = operand(node, 0), operand(node, 1), given(node, 2)
+    block = node.attributes.get_int("block_size", 0)
+    dtype = dtype_of(values)
+    if not dtype.is_integer() or (not block and dtype in (*NARROW, ir.DataType.INT32)):
+        return None
+    axis = node.attributes.get_int("axis", 1)
+    known = constant_array(values)
+    if known is None and not block and dtype in SUPPORTED_TYPES:
+        return [dequantized(build, values, scale, zero, axis)]
+    codes = constant_of(values, "a tensor")
+    scales = constant_of(scale, "a scale")
+    zeros = None if zero is None else constant_of(zero, "a zero point")
+    result = ir.DataType(node.attributes.get_int("output_dtype", 0) or dtype_of(scale))
+    if scales.ndim == codes.ndim and block:
+        dense = _dequantized(codes, scales, zeros, axis, block)
+    else:
+        along = [-1 if i == axis % codes.ndim else 1 for i in range(codes.ndim)]
+        zeros = None if zeros is None else zeros.reshape(along if zeros.size > 1 else ())
+        dense = _difference(codes, zeros) * scales.reshape(along if scales.size > 1 else ()).astype(
+            np.float32
+        )
+    return [build.constant(dense, result)]
+
+
+def _mat_mul_nbits(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
+    """A times the transpose of B, [N, blocks, bytes of a block]; bias (5)."""
+    a = operand(node, 0)
+    bits, block = node.attributes.get_int("bits", 4), node.attributes.get_int("block_size", 0)
+    depth, columns = (node.attributes.get_int(name, 0) for name in ("K", "N"))
+    if given(node, 4) is not None:
+        raise Unsupported("with g_idx is not supported")
+    if bits not in _BITS:
+        raise Unsupported(f"of {bits} bits is not supported")
+    blocks = -(-depth // block)
+    packed = constant_of(operand(node, 1), "a weight").reshape(columns, -1)
+    scales = constant_of(operand(node, 2), "a scale").reshape(columns, blocks)
+    zero = given(node, 3)
+    zeros: np.ndarray = np.full((), 1 << (bits - 1), np.uint8)
+    if zero is not None:
+        zeros = constant_of(zero, "a zero point").reshape(columns, -1)
+        zeros = _unpacked(zeros, bits, blocks) if zeros.dtype == np.uint8 else zeros
+    weight = _dequantized(_unpacked(packed, bits, depth), scales, zeros, 1, block)
+    product = build.op("MatMul", a, build.constant(np.ascontiguousarray(weight.T), dtype_of(a)))
+    bias = given(node, 5)
+    return [product if bias is None else build.op("Add", product, bias)]
+
+
+def _gather_block_quantized(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
+    """Rows of a dequantized table. Codes of a uint8 table are packed, and zero is in their middle."""
+    codes = constant_of(operand(node, 0), "a table")
+    scale, zero = operand(node, 2), given(node, 3)
+    scales = constant_of(scale, "a scale")
+    zeros = None if zero is None else constant_of(zero, "a zero point")
+    axis, block = node.attributes.get_int("quantize_axis", 1), node.attributes.get_int("block_size", 128)
+    if codes.dtype == np.uint8:
+        bits = node.attributes.get_int("bits", 4)
+        if bits not in _BITS:
+            raise Unsupported(f"of {bits} bits is not supported")
+        codes = _unpacked(codes, bits, codes.shape[-1] * 8 // bits)
+        middle = np.full((), 1 << (bits - 1), np.uint8)
+        zeros = middle if zeros is None else _unpacked(zeros, bits, scales.shape[-1])
+    table = build.constant(_dequantized(codes, scales, zeros, axis, block), dtype_of(scale))
+    return [build.op("Gather", table, operand(node, 1), axis=node.attributes.get_int("gather_axis", 0))]
+
+
+def _dequantized(
+    codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, axis: int, block: int
+) -> np.ndarray:
+    """float32: parameters have one element for each block of an axis; the last may be cut off."""
+    extent = codes.shape[axis]
+
+    def spread(parameter: np.ndarray) -> np.ndarray:
+        return np.repeat(parameter, block, axis).take(range(extent), axis) if parameter.ndim else parameter
+
+    return _difference(codes, None if zeros is None else spread(zeros)) * spread(scales.astype(np.float32))
+
+
+def _difference(codes: np.ndarray, zeros: np.ndarray | None) -> np.ndarray:
+    """float32; of int32, whose differences it may not hold, by way of float64."""
+    wide = codes.astype(np.float64 if codes.dtype.itemsize > 2 else np.float32)
+    return (wide if zeros is None else wide - zeros.astype(wide.dtype)).astype(np.float32)
+
+
+def _unpacked(packed: np.ndarray, bits: int, extent: int) -> np.ndarray:
+    """The first codes of each row of bytes."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(*packed.shape[:-1], -1)[..., :extent]
+
+
+STANDARD: dict[str, Expansion] = {"DequantizeLinear": _dequantize_linear}
+EXPANSIONS: dict[str, Expansion] = {
+    "GatherBlockQuantized": _gather_block_quantized,
+    "MatMulNBits": _mat_mul_nbits,
+}
