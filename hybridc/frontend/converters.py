@@ -20,6 +20,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from hybridc.frontend import indexing
+from hybridc.frontend.expand.recurrence_loops import recurrence
+from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.values import constant_array, static_shape
@@ -248,6 +250,7 @@ CONVERTERS: dict[str, Converter] = {
     "PRelu": _prelu,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,
+    RECURRENCE_OPERATOR: recurrence,
     "ReduceLogSumExp": _reduce_log_sum_exp,
     "Resize": _resize,
     "RoiAlign": indexing.roi_align,

@@ -19,6 +19,7 @@ from hybridc.schedules.cpu.matmul.matmul import matmul
 from hybridc.schedules.cpu.matmul.skinny import skinny_gemm
 from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling.pooling import pooling
+from hybridc.schedules.cpu.recurrent.recurrent import recurrent
 from hybridc.schedules.cpu.reduction.arg_extremum import arg_extremum
 from hybridc.schedules.cpu.reduction.reduction import reduction
 from hybridc.schedules.cpu.reduction.softmax import softmax
@@ -29,6 +30,7 @@ from hybridc.schedules.cpu.winograd.winograd import winograd
 from hybridc.schedules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
+    recurrent,
     bf16_conv1d,
     bf16_conv2d,
     bf16_matmul,

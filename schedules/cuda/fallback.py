@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 from tvm.ir import Range
 
+from hybridc.recurrence.tensors import recurrence_of
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish, finish_function
 from hybridc.schedules.cuda.core.loops import inline_all, launch_alone
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
@@ -12,11 +13,14 @@ from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 @schedule_rule(family="other")
 def fallback(request: Request) -> Scheduled | None:
-    """Accepts everything: a launch for each block, with results between launches in the workspace.
+    """Accepts all but recurrences: a launch for each block, with results between launches in the workspace.
 
     A body that is not made of blocks (scatter) gets a launch for each of its loops instead: a thread
     for each iteration of a loop that is marked parallel, one thread for any other.
     """
+    # one thread would make all steps; the CPU is faster, whatever has to be copied
+    if recurrence_of(request.function.body) is not None:
+        return None
     target = cuda_target(request.target)
     schedule = s_tir.Schedule(request.function)
     blocks = inline_all(schedule)

@@ -24,8 +24,8 @@ INEXACT = {
 }
 """Tests whose expected results are further from the exact ones than the suite's tolerance.
 
-Zeros that are what a float32 FFT leaves of them, 2e-7; and float16 results that are 4.9e-4 from those in float64,
-where hybridc's are 4.0e-4 from them.
+Zeros that are what a float32 FFT leaves of them, 2e-7; and float16 results that are 4.9e-4 from those in
+float64, where hybridc's are 4.0e-4 from them.
 """
 
 

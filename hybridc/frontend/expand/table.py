@@ -12,6 +12,7 @@ from hybridc.frontend.expand import (
     normalization,
     quantized_elementwise,
     quantized_products,
+    recurrent,
     resize,
     rotary,
     signal,
@@ -33,7 +34,7 @@ EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
     **{("", name): by_body for name in _BODIES},
     **{
         ("", name): expansion
-        for family in (resize, signal, standard)
+        for family in (recurrent, resize, signal, standard)
         for name, expansion in family.EXPANSIONS.items()
     },
     **{

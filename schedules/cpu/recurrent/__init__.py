@@ -1,0 +1,1 @@
+"""Recurrent networks: begin with `recurrent.py`."""

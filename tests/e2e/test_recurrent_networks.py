@@ -1,0 +1,125 @@
+"""LSTM, GRU and RNN with attributes drawn at random, compiled and held against onnxruntime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import hybridc
+from hybridc.errors import ModelError
+from hybridc.ir import Device, Graph
+from hybridc.recurrence.activations import ACTIVATIONS
+from hybridc.recurrence.cell import GATES
+from hybridc.targets import ISAS, missing_flags
+from tests.support.recurrent_models import Recurrent
+
+FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}
+
+
+def drawn(seed: int) -> Recurrent:
+    """Any attributes and operands, of any small extents."""
+    random = np.random.default_rng(seed)
+
+    def perhaps() -> bool:
+        return bool(random.integers(2))
+
+    cell = str(random.choice(list(GATES)))
+    direction = str(random.choice(["forward", "reverse", "bidirectional"]))
+    attributes: dict[str, object] = {}
+    if perhaps():
+        attributes["clip"] = float(random.uniform(0.2, 2.0))
+    if perhaps():
+        functions = FUNCTIONS[cell] * (2 if direction == "bidirectional" else 1)
+        attributes["activations"] = [str(n) for n in random.choice(sorted(ACTIVATIONS), functions)]
+        # states stay small; onnxruntime's defaults of some parameters are not ONNX's
+        attributes["clip"] = float(random.uniform(0.2, 2.0))
+        for name in ("activation_alpha", "activation_beta"):
+            attributes[name] = [float(x) for x in random.uniform(0.1, 0.9, functions)]
+    if cell == "GRU":
+        attributes["linear_before_reset"] = int(random.integers(2))
+    if cell == "LSTM":
+        attributes["input_forget"] = int(random.integers(2))
+    return Recurrent(
+        cell,
+        steps=int(random.integers(1, 9)),
+        batch=int(random.integers(1, 12)),
+        inputs=int(random.integers(1, 20)),
+        hidden=int(random.integers(1, 80)),
+        direction=direction,
+        layout=int(random.integers(2)),
+        bias=perhaps(),
+        lengths=perhaps(),
+        states=(perhaps(), perhaps()),
+        peepholes=cell == "LSTM" and perhaps(),
+        weights_fed=perhaps(),
+        attributes=attributes,
+        seed=seed,
+    )
+
+
+def expected(case: Recurrent) -> list[np.ndarray]:
+    """By onnxruntime, which knows only `layout` 0."""
+    plain = replace(case, layout=0)
+    session = onnxruntime.InferenceSession(
+        plain.model().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    result, *states = session.run(None, plain.feeds())
+    if not case.layout:
+        return [result, *states]
+    return [result.transpose(2, 0, 1, 3), *(state.swapaxes(0, 1) for state in states)]
+
+
+def assert_agrees(case: Recurrent, folder: Path, target: str) -> Graph:
+    """The graph that was made of it."""
+    compiled = hybridc.compile(case.model(), folder / "n.hyb", target=target)
+    with hybridc.load(folder / "n.hyb", emulate_gpu="1GiB" if "cuda" in target else None) as session:
+        found = [result.copy() for result in session.run(None, case.feeds())]
+    for result, reference in zip(found, expected(case), strict=True):
+        assert result.shape == reference.shape
+        scale = np.abs(reference).max()
+        np.testing.assert_allclose(result, reference, rtol=0, atol=2e-5 * scale, err_msg=str(case))
+    return compiled.graphs[-1]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_networks_agree_with_onnxruntime(seed: int, tmp_path: Path) -> None:
+    target = ("avx2", "avx512")[seed % 2]
+    if missing := missing_flags(ISAS[target]):
+        pytest.skip(f"this processor lacks {', '.join(missing)}")
+    assert_agrees(drawn(seed), tmp_path, target)
+
+
+@pytest.mark.parametrize("cell", GATES)
+@pytest.mark.parametrize("batch", [1, 7])
+def test_wide_networks_run_in_parallel(cell: str, batch: int, tmp_path: Path) -> None:
+    case = Recurrent(cell, steps=6, batch=batch, hidden=380, direction="bidirectional", lengths=batch > 1)
+    graph = assert_agrees(case, tmp_path, "avx2")
+    assert len(graph.kernels) <= 3
+
+
+def test_one_initial_state_may_be_both(tmp_path: Path) -> None:
+    """Of an LSTM whose result and memory begin with the same tensor."""
+    model = Recurrent("LSTM", states=(True, False)).model()
+    model.graph.node[0].input[6] = "initial_h"
+    feeds = Recurrent("LSTM", states=(True, False)).feeds()
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    hybridc.compile(model, tmp_path / "n.hyb", target="avx2")
+    with hybridc.load(tmp_path / "n.hyb") as session:
+        for result, reference in zip(session.run(None, feeds), wanted, strict=True):
+            np.testing.assert_allclose(result, reference, atol=1e-5)
+
+
+def test_a_gpu_leaves_the_steps_to_the_cpu(tmp_path: Path) -> None:
+    graph = assert_agrees(Recurrent("LSTM", hidden=40), tmp_path, "cuda+avx2")
+    (steps,) = [kernel for kernel in graph.kernels if kernel.function.startswith("lstm")]
+    assert steps.devices == (Device.CPU,)
+
+
+def test_what_is_not_supported_is_refused_by_name() -> None:
+    case = Recurrent("RNN", attributes={"activations": ["Cosine"]})
+    with pytest.raises(ModelError, match="RNN with activation Cosine is not supported"):
+        hybridc.compile(case.model(), "never.hyb", target="avx2")
