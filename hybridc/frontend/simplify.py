@@ -144,12 +144,12 @@ def _make_empty_constants(graph: ir.Graph) -> None:
     """A value without elements is known, whatever computes it: an empty past that a decoder is fed, too."""
     values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
     for value in values:
-        shape = static_shape(value)
-        if shape is None or 0 not in shape or value.dtype is None or value.const_value is not None:
+        shape, is_read = static_shape(value), value.uses() or value.is_graph_output()
+        if shape is None or 0 not in shape or value.dtype is None or not is_read:
             continue
         tensor = ir.Tensor(np.empty(shape, value.dtype.numpy()), name=f"{value.name}/empty")
         empty = ir.Value(name=tensor.name, type=value.type, shape=tensor.shape, const_value=tensor)
-        ir.convenience.replace_all_uses_with(value, empty, replace_graph_outputs=value.producer() is not None)
+        ir.convenience.replace_all_uses_with(value, empty, replace_graph_outputs=True)
         graph.register_initializer(empty)
 
 

@@ -50,3 +50,18 @@ def test_network_of_nothing_but_empty_tensors(tmp_path: Path) -> None:
     with hybridc.load(tmp_path / "e.hyb") as session:
         (y,) = session.run(None, {"x": np.empty((0, 3), np.float32)})
     assert y.shape == (0, 3) and y.dtype == np.float32
+
+
+def test_empty_input_that_many_read_or_that_is_a_result(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float["n",3] x, float[2,3] z) => (float["n",3] a, float["all",3] b, float["n",3] same) {
+        a = Mul (x, x)
+        b = Concat <axis=0> (x, z)
+        same = Identity (x)
+    }"""
+    hybridc.compile(onnx.parser.parse_model(text), tmp_path / "e.hyb", target="avx2", dims={"n": 0})
+    z = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with hybridc.load(tmp_path / "e.hyb") as session:
+        a, b, same = session.run(None, {"x": np.empty((0, 3), np.float32), "z": z})
+    assert a.shape == same.shape == (0, 3)
+    np.testing.assert_array_equal(b, z)
