@@ -57,6 +57,10 @@ class ModelError(HybridcError):
     exit_code = 3
 
 
+class ModelWarning(UserWarning):
+    """The model contradicts itself in a way that the user's own words settle."""
+
+
 class PlanError(HybridcError):
     """HC2xx: no plan keeps the promise asked for.
 

@@ -13,14 +13,15 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hybridc.cli.support.files import NO_SPACE
 from hybridc.cli.support.interrupts import exit_code, noted_interrupts
 from hybridc.cli.support.suggest import did_you_mean
-from hybridc.errors import HybridcError, InternalError, UsageError, out_of_memory
+from hybridc.errors import HybridcError, InternalError, ModelWarning, UsageError, out_of_memory
 
 COMMANDS = ("compile", "run", "plan", "explain", "sweep", "compare", "train", "models", "machine")
 EXIT_BROKEN_PIPE = 141
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # file names need not be valid text
     interrupts: list[int] = []
     try:
-        with noted_interrupts() as interrupts:
+        with noted_interrupts() as interrupts, _shown_warnings():
             code = _dispatch(sys.argv[1:] if argv is None else list(argv))
         print(end="", flush=True)  # there may be no sys.stdout
         return exit_code(interrupts) if interrupts else code
@@ -94,6 +95,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = _as_hybridc_error(error)
         print(shown, file=sys.stderr)
         return shown.exit_code
+
+
+@contextlib.contextmanager
+def _shown_warnings() -> Iterator[None]:
+    """What the model is warned of is a line of its own; other warnings are shown as Python does."""
+    show = warnings.showwarning
+
+    def shown(message: Warning | str, category: type[Warning], *where: Any, **others: Any) -> None:
+        if issubclass(category, ModelWarning):
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            show(message, category, *where, **others)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = shown
+        yield
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

@@ -58,6 +58,16 @@ def test_formula_that_cancels_is_judged_by_float64(cli: Any, tmp_path: Path) -> 
     assert outcome.code == 0 and "PASS (float64)" in outcome.out
 
 
+def test_dimension_of_two_sizes_is_a_warning_of_one_line(cli: Any, tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float["N",3] a, float["N",3] b) '
+    text += '=> (float["N",3] y, float["N",3] z) { y = Relu (a) z = Relu (b) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    words = ["--target", "avx2", "--shape", "a=2x3", "--shape", "b=5x3"]
+    outcome = cli("plan", tmp_path / "m.onnx", *words)
+    assert outcome.code == 0 and outcome.err.count("\n") == 1
+    assert outcome.err.startswith("warning: ") and "'N' is 2 and 5" in outcome.err
+
+
 @pytest.mark.parametrize("stage", ["canonicalize", "lower"])
 def test_compilation_that_is_told_to_stop_writes_nothing(
     cli: Any, mlp: Path, tmp_path: Path, stage: str

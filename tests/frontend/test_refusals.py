@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node
 from tvm import relax
 
-from hybridc.errors import ModelError
+from hybridc.errors import ModelError, ModelWarning
 from hybridc.frontend import codes, read_model
 
 MakeModel = Callable[..., onnx.ModelProto]
@@ -230,6 +230,15 @@ def test_a_named_dimension_is_fixed_for_all_inputs(make_model):
 def test_given_shape_that_contradicts_the_model(make_model, options):
     model = make_model([make_node("Relu", ["x"], ["y"])], {"x": ["N", 3]}, ["y"])
     assert refusal(model, **options).code == codes.CONTRADICTED_SHAPE
+
+
+def test_dimension_of_two_sizes_is_warned_of_where_shapes_say_so(make_model):
+    nodes = [make_node("Relu", ["a"], ["y"]), make_node("Relu", ["b"], ["z"])]
+    model = make_model(nodes, {"a": ["N", 3], "b": [4, "N"]}, ["y", "z"])
+    with pytest.warns(ModelWarning, match="'N' is 2 and 5"):
+        shapes = [value.shape for value in read_model(model, shapes={"a": (2, 3), "b": (4, 5)}).inputs]
+    assert shapes == [(2, 3), (4, 5)]
+    assert refusal(model, dims={"N": 2}, shapes={"b": (4, 5)}).code == codes.CONTRADICTED_SHAPE
 
 
 def test_missing_operators_are_all_listed_with_their_nodes(make_model):

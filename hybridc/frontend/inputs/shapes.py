@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import onnx
 from onnx import ValueInfoProto
 
-from hybridc.errors import ModelError
+from hybridc.errors import ModelError, ModelWarning
 from hybridc.frontend import codes
 
 
@@ -17,20 +18,26 @@ def fix_shapes(
     """Write static dimensions into the inputs, in place; forget every other shape but initializers'.
 
     A dimension that is missing, zero or negative counts as unknown: 0 must be given. A named dimension
-    that one input's shape fixes is fixed for all. Raises ModelError HC111 if a dimension stays unknown, HC112
-    if `shapes` or `dims` contradict the model.
+    that one input's shape fixes is fixed for all; if `shapes` give it two sizes, which some exporters'
+    names need, that is a ModelWarning. Raises ModelError HC111 if a dimension stays unknown, HC112 if
+    `shapes` or `dims` contradict the model or each other.
     """
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     _check_names(inputs, name, shapes, dims)
-    known = dict(dims)
+    sizes: dict[str, set[int]] = {}
     for value in inputs:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 1:
                 dim.ClearField("dim_value")
     for value in inputs:
         if value.name in shapes:
-            _apply_shape(value, name, tuple(shapes[value.name]), known)
+            _apply_shape(value, name, tuple(shapes[value.name]), dims, sizes)
+    known = dict(dims) | {named: next(iter(found)) for named, found in sizes.items() if len(found) == 1}
+    for named, found in sizes.items():
+        if len(found) > 1:
+            text = " and ".join(map(str, sorted(found)))
+            warnings.warn(f"{name}: dimension {named!r} is {text} in inputs' shapes", ModelWarning, 2)
     for value in inputs:
         _apply_dims(value, name, known)
     _forget_inferred(model)
@@ -57,7 +64,14 @@ def _check_names(
             raise _contradiction(f"{given!r} is given as {_text(sizes)}", name, "give no negative size")
 
 
-def _apply_shape(value: ValueInfoProto, name: str, shape: tuple[int, ...], known: dict[str, int]) -> None:
+def _apply_shape(
+    value: ValueInfoProto,
+    name: str,
+    shape: tuple[int, ...],
+    dims: Mapping[str, int],
+    sizes: dict[str, set[int]],
+) -> None:
+    """Write the shape, and note the sizes of named dimensions."""
     tensor = value.type.tensor_type
     where = f"{name}: input {value.name!r}"
     if not tensor.HasField("shape"):
@@ -71,7 +85,7 @@ def _apply_shape(value: ValueInfoProto, name: str, shape: tuple[int, ...], known
         )
     declared = _dims_text(value)
     for dim, size in zip(tensor.shape.dim, shape, strict=True):
-        fixed = dim.dim_value if dim.HasField("dim_value") else known.get(dim.dim_param, size)
+        fixed = dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, size)
         if fixed != size:
             raise _contradiction(
                 f"input {value.name!r} cannot have shape {_text(shape)}: a dimension is already {fixed}",
@@ -79,7 +93,7 @@ def _apply_shape(value: ValueInfoProto, name: str, shape: tuple[int, ...], known
                 f"its shape is {declared}",
             )
         if dim.dim_param:
-            known[dim.dim_param] = size
+            sizes.setdefault(dim.dim_param, set()).add(size)
         dim.dim_value = size
 
 
