@@ -51,7 +51,7 @@ def check_domains(loaded: Loaded) -> None:
             codes.UNKNOWN_DOMAIN,
             f"operators that are not ONNX's, and unknown: {', '.join(unknown)}",
             where=f"{name}: node {next(iter(unknown.values()))[0]!r}",
-            remedy="export with standard ONNX operators only",
+            remedy="export with operators that docs/operators.md lists",
         )
 
 
