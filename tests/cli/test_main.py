@@ -67,7 +67,7 @@ def test_help_of_compile_begins_with_what_everybody_needs(cli: Any) -> None:
     assert titles == [
         "positional arguments",
         "options",
-        "open dimensions of the model",
+        "open dimensions and inputs of the model",
         "planning",
         "CPU kernels",
         "cache and progress",

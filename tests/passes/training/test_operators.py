@@ -30,6 +30,7 @@ WITHOUT = {
     "refused: sequences that change": "SequenceEmpty SequenceErase SequenceInsert",
     "of com.microsoft, which is refused": """
         Attention BiasGelu EmbedLayerNormalization FastGelu SkipLayerNormalization""",
+    "what LSTM, GRU and RNN become: refused with HC160, as no gradient is written yet": "Recurrence",
     "in no file: what the frontend makes for training, tested in `rules`": """
         TrainingBatchNormalization TrainingDropout""",
 }
