@@ -4,7 +4,7 @@ HC101  not an ONNX model: the bytes do not parse, or they hold no graph
 HC102  the file cannot be read, or it is larger than hybridc reads
 HC103  a tensor is malformed: its dimensions and its bytes contradict each other
 HC104  external data is refused: outside the model's folder, missing, or beyond the file's end
-HC105  an operator's domain is unknown
+HC105  an operator of another domain than ONNX's is unknown
 HC106  the opset is older or newer than hybridc supports
 HC107  a value is defined twice or not at all
 HC108  nodes or functions depend on themselves
