@@ -28,7 +28,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         self.opset, self.name = opset, name
 
     def process_node(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
-        """What replaces the node. Raises ModelError HC114 for a use that cannot be expanded."""
+        """What replaces the node. Raises ModelError HC114 or HC115 for a use that cannot be expanded."""
         replacement = super().process_node(node, is_function)
         expansion = EXPANSIONS.get((node.domain, node.op_type))
         if replacement is not None or expansion is None:
@@ -42,12 +42,10 @@ class FoldAndExpand(folding.FoldConstantsPass):
         except NotYet:
             return None
         except Unsupported as error:
-            raise ModelError(
-                codes.WRONG_RESULT,
-                f"{node.op_type} {error}",
-                where=f"{self.name}: node {origin(node)!r} ({node.op_type})",
-                remedy="export the network without it",
-            ) from None
+            raise self._refusal(node, codes.WRONG_RESULT, f"{node.op_type} {error}") from None
+        except Exception as error:  # attributes and shapes that no checker has seen may be anything
+            what = f"cannot expand the node: {type(error).__name__}: {error}"
+            raise self._refusal(node, codes.IMPORT_FAILED, what) from error
         if results is None:
             return None
         values = _all_results(node, results, build)
@@ -55,6 +53,10 @@ class FoldAndExpand(folding.FoldConstantsPass):
             made.name = f"{node.name}/{made.op_type}"
             made.meta[ORIGIN] = origin(node)
         return folding.Replacement(values, build.nodes)
+
+    def _refusal(self, node: ir.Node, code: str, what: str) -> ModelError:
+        where = f"{self.name}: node {origin(node)!r} ({node.op_type})"
+        return ModelError(code, what, where=where, remedy="export the network without it")
 
 
 def origin(node: ir.Node) -> str:

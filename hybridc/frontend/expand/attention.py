@@ -18,10 +18,12 @@ from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
     Unsupported,
+    bounded,
     dtype_of,
     given,
     is_used,
     operand,
+    refuse_attributes,
     shape_of,
     typed,
 )
@@ -39,6 +41,8 @@ class Heads:
 def split_heads(value: ir.Value, heads: int, build: Builder) -> ir.Value:
     """(batch, heads, positions, depth) of (batch, positions, heads * depth)."""
     batch, length, hidden = shape_of(value)
+    if heads < 1 or hidden % heads:
+        raise Unsupported(f"of {heads} heads for {hidden} elements is not supported")
     shape = (batch, length, heads, hidden // heads)
     parted = build.transpose(build.reshape(value, shape), (0, 2, 1, 3))
     return typed(parted, dtype_of(value), (batch, heads, length, hidden // heads))
@@ -94,7 +98,7 @@ def lowest(like: ir.Value) -> float:
 
 def _attention(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     """Inputs: input, weights, bias, mask_index, past, attention_bias."""
-    _refuse_attributes(node, ("do_rotary", "past_present_share_buffer"))
+    refuse_attributes(node, ("do_rotary", "past_present_share_buffer"))
     heads = node.attributes.get_int("num_heads", 0)
     x, weights = operand(node, 0), operand(node, 1)
     hidden = shape_of(weights)[1]
@@ -200,6 +204,7 @@ def _causal(operands: Heads, past: ir.Value | None) -> np.ndarray | None:
         return None
     if rows != columns - before:
         raise Unsupported("that is unidirectional needs as many new keys as queries")
+    rows, columns = bounded(rows, columns)
     return np.tri(rows, columns, before, dtype=bool)[None, None]
 
 
@@ -223,7 +228,7 @@ def _kept(mask: ir.Value, operands: Heads, build: Builder) -> ir.Value:
         return build.unsqueeze(build.op("Greater", mask, none), [1])
     if shape not in ((batch,), (2 * batch,)):
         raise Unsupported(f"with a mask of shape {shape} is not supported")
-    positions = build.constant(np.arange(columns).reshape(1, 1, 1, columns), dtype_of(mask))
+    positions = build.constant(np.arange(*bounded(columns)).reshape(1, 1, 1, columns), dtype_of(mask))
     limits = build.reshape(mask, (-1, batch, 1, 1, 1))
     if shape == (batch,):
         return build.op("Less", positions, build.squeeze(limits, [0]))
@@ -232,13 +237,7 @@ def _kept(mask: ir.Value, operands: Heads, build: Builder) -> ir.Value:
     return build.op("And", is_before_end, build.op("Not", build.op("Less", positions, starts)))
 
 
-def _refuse_attributes(node: ir.Node, names: Sequence[str]) -> None:
-    for name in names:
-        if node.attributes.get_int(name, 0):
-            raise Unsupported(f"with {name} is not supported")
-
-
-EXPANSIONS: dict[str, Expansion] = {
+MICROSOFT: dict[str, Expansion] = {
     "Attention": _attention,
     "MultiHeadAttention": _multi_head,
 }

@@ -102,7 +102,7 @@ def _dequantized(
     extent = codes.shape[axis]
 
     def spread(parameter: np.ndarray) -> np.ndarray:
-        return np.repeat(parameter, block, axis).take(range(extent), axis) if parameter.ndim else parameter
+        return parameter.take(np.arange(extent) // block, axis) if parameter.ndim else parameter
 
     return _difference(codes, None if zeros is None else spread(zeros)) * spread(scales.astype(np.float32))
 
@@ -121,7 +121,7 @@ def _unpacked(packed: np.ndarray, bits: int, extent: int) -> np.ndarray:
 
 
 STANDARD: dict[str, Expansion] = {"DequantizeLinear": _dequantize_linear}
-EXPANSIONS: dict[str, Expansion] = {
+MICROSOFT: dict[str, Expansion] = {
     "GatherBlockQuantized": _gather_block_quantized,
     "MatMulNBits": _mat_mul_nbits,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridc.frontend.values import constant_array, static_shape
+
+WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+"""Attributes of Conv."""
+MAX_CONSTANT_ELEMENTS = 1 << 26
+"""Of an array that an expansion makes: a few bytes of a file can ask for any size."""
 
 
 class Unsupported(Exception):
@@ -37,11 +43,10 @@ class Builder:
         attributes: Mapping[str, Any],
         *,
         results: int = 1,
-        domain: str = "",
     ) -> Sequence[ir.Value]:
         """The results of a new node."""
         given = ir.convenience.convert_attributes({k: v for k, v in attributes.items() if v is not None})
-        node = ir.Node(domain, op_type, inputs, given, num_outputs=results)
+        node = ir.Node("", op_type, inputs, given, num_outputs=results)
         self.nodes.append(node)
         return node.outputs
 
@@ -151,6 +156,25 @@ def constant_of(value: ir.Value, what: str) -> np.ndarray:
     if array is None:
         raise Unsupported(f"needs {what} that is constant")
     return array
+
+
+def bounded(*extents: int) -> tuple[int, ...]:
+    """Extents of an array that is to be made. Raises Unsupported if it were too large."""
+    if math.prod(extents) > MAX_CONSTANT_ELEMENTS:
+        raise Unsupported(f"needs a constant of more than {MAX_CONSTANT_ELEMENTS} numbers")
+    return extents
+
+
+def kept(node: ir.Node, names: Sequence[str]) -> Mapping[str, Any]:
+    """The attributes of these names that the node has."""
+    return {name: node.attributes[name].value for name in names if name in node.attributes}
+
+
+def refuse_attributes(node: ir.Node, names: Sequence[str]) -> None:
+    """Raises Unsupported if one of these attributes, integers, is not 0."""
+    for name in names:
+        if node.attributes.get_int(name, 0):
+            raise Unsupported(f"with {name} is not supported")
 
 
 def is_used(node: ir.Node, position: int) -> bool:

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from hybridc.frontend.expand.builder import (
+    WINDOW,
     Builder,
     Expansion,
     Unsupported,
     dtype_of,
     given,
+    kept,
     operand,
     shape_of,
 )
@@ -23,10 +25,8 @@ from hybridc.frontend.expand.builder import (
 
 def _fused_conv(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     """Conv (X, W, B), plus Z, through an activation."""
-    kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    attributes = {name: node.attributes[name].value for name in kept if name in node.attributes}
     inputs = [value for value in node.inputs[:3] if value is not None]
-    (result,) = build.ops("Conv", inputs, attributes)
+    (result,) = build.ops("Conv", inputs, kept(node, WINDOW))
     addend = given(node, 3)
     if addend is not None:
         result = build.op("Add", result, addend)
@@ -34,9 +34,7 @@ def _fused_conv(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
 
 
 def _fused_gemm(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
-    kept = ("alpha", "beta", "transA", "transB")
-    attributes = {name: node.attributes[name].value for name in kept if name in node.attributes}
-    (result,) = build.ops("Gemm", node.inputs, attributes)
+    (result,) = build.ops("Gemm", node.inputs, kept(node, ("alpha", "beta", "transA", "transB")))
     return [_activated(result, node, build)]
 
 
@@ -116,7 +114,7 @@ def _biased(node: ir.Node, build: Builder) -> ir.Value:
     return biased
 
 
-EXPANSIONS: dict[str, Expansion] = {
+MICROSOFT: dict[str, Expansion] = {
     "BiasGelu": _gelu,
     "FastGelu": _fast_gelu,
     "FusedConv": _fused_conv,

@@ -25,11 +25,13 @@ from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
     Unsupported,
+    bounded,
     constant_of,
     dtype_of,
     given,
     is_used,
     operand,
+    refuse_attributes,
     shape_of,
     typed,
 )
@@ -80,9 +82,7 @@ def _group_query_attention(node: ir.Node, build: Builder) -> Sequence[ir.Value |
 
 
 def _refuse(node: ir.Node) -> None:
-    for name in _UNSUPPORTED:
-        if node.attributes.get_int(name, 0):
-            raise Unsupported(f"with {name} is not supported")
+    refuse_attributes(node, _UNSUPPORTED)
     if not node.attributes.get_int("causal", 1):
         raise Unsupported("that is not causal is not supported")
     if any(value is not None for value in node.inputs[_HEAD_SINK:]):
@@ -111,7 +111,7 @@ def _step(node: ir.Node, query: ir.Value, build: Builder) -> Step:
     batch, _, length, _ = shape_of(query)
     total = int(constant_of(operand(node, 6), "a total_sequence_length").reshape(()))
     past, lengths = given(node, 3), operand(node, 5)
-    kept = max(total, 0 if past is None else shape_of(past)[2])
+    (kept,) = bounded(max(total, 0 if past is None else shape_of(past)[2]))
     if length == total:  # of the first run: what the past holds does not count
         return Step(length, build.constant(np.zeros((batch, 1, 1, 1)), dtype_of(lengths)), 0, total, kept)
     before = build.op("Sub", lengths, build.constant(length - 1, dtype_of(lengths)))
@@ -166,7 +166,7 @@ def _padded(value: ir.Value, length: int, build: Builder) -> ir.Value:
     batch, heads, positions, depth = shape_of(value)
     if positions == length:
         return value
-    zeros = build.constant(np.zeros((batch, heads, length - positions, depth)), dtype_of(value))
+    zeros = build.constant(np.zeros(bounded(batch, heads, length - positions, depth)), dtype_of(value))
     joined = build.op("Concat", value, zeros, axis=2)
     return typed(joined, dtype_of(value), (batch, heads, length, depth))
 
@@ -197,7 +197,7 @@ def _scores(node: ir.Node, operands: Heads, step: Step, group: int, build: Build
 def _mask(node: ir.Node, like: ir.Value, step: Step, group: int, build: Builder) -> ir.Value:
     """The least number where a key comes after the query, or is not within the window that ends with it."""
     kind = dtype_of(step.before)
-    offsets = build.constant(np.arange(step.length).reshape(1, 1, -1, 1), kind)
+    offsets = build.constant(np.arange(*bounded(step.length)).reshape(1, 1, -1, 1), kind)
     columns = build.constant(np.arange(step.total).reshape(1, 1, 1, -1), kind)
     rows = build.op("Add", step.before, offsets)
     hidden = build.op("Greater", columns, rows)
@@ -210,4 +210,4 @@ def _mask(node: ir.Node, like: ir.Value, step: Step, group: int, build: Builder)
     return for_group(mask, (batch, 1, step.length, step.total), group, build)
 
 
-EXPANSIONS: dict[str, Expansion] = {"GroupQueryAttention": _group_query_attention}
+MICROSOFT: dict[str, Expansion] = {"GroupQueryAttention": _group_query_attention}

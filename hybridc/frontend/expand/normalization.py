@@ -13,6 +13,7 @@ from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
     Unsupported,
+    bounded,
     dtype_of,
     given,
     is_used,
@@ -133,7 +134,7 @@ def _words_counted(node: ir.Node, build: Builder) -> ir.Value:
     """Words that the mask keeps, of each sentence: none if there is no mask."""
     mask = given(node, 7)
     if mask is None:
-        return build.constant([0] * shape_of(operand(node, 0))[0], "int32")
+        return build.constant([0] * bounded(shape_of(operand(node, 0))[0])[0], "int32")
     kept = build.cast(build.op("Equal", mask, build.constant(1, "int32")), ir.DataType.INT32)
     return build.reduce("ReduceSum", kept, [1], keepdims=False)
 
@@ -160,7 +161,7 @@ STANDARD: dict[str, Expansion] = {
 }
 """In ONNX's domain; onnxruntime adds SimplifiedLayerNormalization, and LayerNormalization before opset 17."""
 
-EXPANSIONS: dict[str, Expansion] = {
+MICROSOFT: dict[str, Expansion] = {
     "EmbedLayerNormalization": _embedding,
     "SimplifiedLayerNormalization": _simplified,
     "SkipLayerNormalization": _skip,

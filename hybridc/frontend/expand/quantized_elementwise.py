@@ -17,7 +17,9 @@ from hybridc.frontend.expand.builder import (
     Unsupported,
     dtype_of,
     given,
+    kept,
     operand,
+    refuse_attributes,
     shape_of,
 )
 from hybridc.frontend.expand.quantization import dequantized, dequantized_operand, quantized
@@ -50,20 +52,14 @@ def _leaky_relu(node: ir.Node, build: Builder, x: ir.Value) -> ir.Value:
 
 
 def _average_pool(node: ir.Node, build: Builder, x: ir.Value) -> ir.Value:
-    _refuse_channels_last(node)
+    refuse_attributes(node, ("channels_last",))
     names = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
-    kept = {name: node.attributes[name].value for name in names if name in node.attributes}
-    return build.ops("AveragePool", [x], kept)[0]
+    return build.ops("AveragePool", [x], kept(node, names))[0]
 
 
 def _global_average_pool(node: ir.Node, build: Builder, x: ir.Value) -> ir.Value:
-    _refuse_channels_last(node)
+    refuse_attributes(node, ("channels_last",))
     return build.op("GlobalAveragePool", x)
-
-
-def _refuse_channels_last(node: ir.Node) -> None:
-    if node.attributes.get_int("channels_last", 0):
-        raise Unsupported("with channels_last is not supported")
 
 
 def _softmax(node: ir.Node, build: Builder, x: ir.Value) -> ir.Value:
@@ -115,7 +111,7 @@ _UNARY: dict[str, Computation] = {
     "QLinearSigmoid": _sigmoid,
     "QLinearSoftmax": _softmax,
 }
-EXPANSIONS: dict[str, Expansion] = {
+MICROSOFT: dict[str, Expansion] = {
     "DequantizeLinear": _dequantize_linear,
     "QLinearAdd": functools.partial(_binary, "Add"),
     "QLinearConcat": _concat,

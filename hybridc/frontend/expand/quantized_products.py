@@ -8,22 +8,23 @@ Definitions: onnx's operator pages, onnxruntime's docs/ContribOperators.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from hybridc.frontend.expand.builder import (
+    WINDOW,
     Builder,
     Expansion,
     Unsupported,
     dtype_of,
     given,
+    kept,
     operand,
     shape_of,
+    typed,
 )
 from hybridc.frontend.expand.quantization import along_axis, dequantized, dequantized_operand, quantized
-
-_WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
 def _qlinear_conv(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
@@ -34,7 +35,7 @@ def _qlinear_conv(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     bias = given(node, 8)
     if bias is not None:
         operands.append(_bias(bias, operand(node, 1), operand(node, 4), build))
-    (result,) = build.ops("Conv", operands, _kept(node, _WINDOW))
+    (result,) = build.ops("Conv", operands, kept(node, WINDOW))
     return [_requantized(result, node, 6, build)]
 
 
@@ -56,7 +57,7 @@ def _qgemm(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
         scale = operand(node, 1)
         scale = scale if alpha == 1.0 else build.op("Mul", scale, build.like(scale, alpha))
         operands.append(_bias(bias, scale, operand(node, 4), build))
-    (result,) = build.ops("Gemm", operands, _kept(node, ("alpha", "transA", "transB")))
+    (result,) = build.ops("Gemm", operands, kept(node, ("alpha", "transA", "transB")))
     return [result if given(node, 7) is None else _requantized(result, node, 7, build)]
 
 
@@ -66,7 +67,7 @@ def _bias(bias: ir.Value, left: ir.Value, right: ir.Value, build: Builder) -> ir
     step = build.op("Mul", build.reshape(left, []), scale)
     if columns > 1 and shape_of(bias)[-1:] != (columns,):  # one bias for all columns
         return build.op("Mul", build.cast(bias, ir.DataType.FLOAT), step)
-    step.shape, step.type = ir.Shape((columns,) if columns > 1 else ()), right.type
+    typed(step, dtype_of(right), (columns,) if columns > 1 else ())
     return dequantized(build, bias, step, None, axis=len(shape_of(bias)) - 1)
 
 
@@ -87,7 +88,7 @@ def _conv_integer(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
         _shifted(operand(node, i), given(node, 2 + i), ir.DataType.DOUBLE, axis, build)
         for i, axis in enumerate((None, 0))
     ]
-    (sums,) = build.ops("Conv", sides, _kept(node, _WINDOW))
+    (sums,) = build.ops("Conv", sides, kept(node, WINDOW))
     return [build.cast(sums, ir.DataType.INT32)]
 
 
@@ -131,16 +132,12 @@ def _scaled(sums: ir.Value, step: ir.Value, bias: ir.Value | None, build: Builde
     return result if bias is None else build.op("Add", result, bias)
 
 
-def _kept(node: ir.Node, names: Sequence[str]) -> Mapping[str, object]:
-    return {name: node.attributes[name].value for name in names if name in node.attributes}
-
-
 STANDARD: dict[str, Expansion] = {
     "ConvInteger": _conv_integer,
     "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_mat_mul,
 }
-EXPANSIONS: dict[str, Expansion] = {
+MICROSOFT: dict[str, Expansion] = {
     "DynamicQuantizeMatMul": _dynamic_quantize_mat_mul,
     "MatMulIntegerToFloat": _mat_mul_integer_to_float,
     "QGemm": _qgemm,

@@ -11,6 +11,7 @@ from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
     Unsupported,
+    bounded,
     dtype_of,
     given,
     operand,
@@ -147,7 +148,7 @@ def _states(
     parts = []
     for state in states:
         if state is None:
-            parts.append(build.constant(np.zeros(shape, np.float32)))
+            parts.append(build.constant(np.zeros(bounded(*shape), np.float32)))
             continue
         state = build.cast(state, ir.DataType.FLOAT)
         parts.append(build.transpose(state, (1, 0, 2)) if is_batch_first else state)
@@ -181,4 +182,4 @@ def _steps(
     return made
 
 
-EXPANSIONS: Mapping[str, Expansion] = dict.fromkeys(GATES, _expand)
+STANDARD: Mapping[str, Expansion] = dict.fromkeys(GATES, _expand)

@@ -17,6 +17,7 @@ from hybridc.frontend.expand.builder import (
     Expansion,
     NotYet,
     Unsupported,
+    bounded,
     constant_of,
     dtype_of,
     given,
@@ -47,6 +48,8 @@ def _resize(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     axes = _axes(node)
     rank = len(shape_of(result))
     for axis in axes:
+        # weights of a row: with antialias for up to four times as many elements as there are
+        bounded(axis.target, *([] if mode == "nearest" else [4 * axis.source]))
         positions = _positions(axis, node)
         if mode == "nearest":
             index = _nearest(positions, node).clip(0, axis.source - 1)
@@ -183,4 +186,4 @@ def _multiplied(
     return build.transpose(product, np.argsort(order).tolist())
 
 
-EXPANSIONS: dict[str, Expansion] = {"Resize": _resize}
+STANDARD: dict[str, Expansion] = {"Resize": _resize}

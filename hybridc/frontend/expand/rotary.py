@@ -14,9 +14,10 @@ from hybridc.frontend.expand.attention import merge_heads, split_heads
 from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
-    Unsupported,
+    bounded,
     dtype_of,
     operand,
+    refuse_attributes,
     shape_of,
     typed,
 )
@@ -24,8 +25,7 @@ from hybridc.frontend.expand.builder import (
 
 def _rotary_embedding(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     """Inputs: input, position_ids, cos_cache, sin_cache."""
-    if node.attributes.get_int("is_packed_batching", 0):
-        raise Unsupported("with is_packed_batching is not supported")
+    refuse_attributes(node, ("is_packed_batching",))
     x, positions, cosines, sines = (operand(node, i) for i in range(4))
     is_flat = len(shape_of(x)) == 3
     if is_flat:
@@ -49,7 +49,7 @@ def _rotary_embedding(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
 
 def counted(first: ir.Value, length: int, build: Builder) -> ir.Value:
     """Positions (1, length) from the one given, of shape (1,)."""
-    return build.op("Add", first, build.constant(np.arange(length)[None], dtype_of(first)))
+    return build.op("Add", first, build.constant(np.arange(*bounded(length))[None], dtype_of(first)))
 
 
 def rotated(
@@ -91,4 +91,4 @@ def rotated(
     return typed(result, dtype_of(x), shape_of(x))
 
 
-EXPANSIONS: dict[str, Expansion] = {"RotaryEmbedding": _rotary_embedding}
+MICROSOFT: dict[str, Expansion] = {"RotaryEmbedding": _rotary_embedding}

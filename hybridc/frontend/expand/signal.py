@@ -127,4 +127,4 @@ def _stft(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     return [build.reshape(build.transpose(bins, [0, 2, 1]), result)]
 
 
-EXPANSIONS: dict[str, Expansion] = {"DFT": _dft, "STFT": _stft}
+STANDARD: dict[str, Expansion] = {"DFT": _dft, "STFT": _stft}

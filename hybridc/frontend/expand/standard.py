@@ -12,6 +12,7 @@ from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
     Unsupported,
+    bounded,
     constant_of,
     dtype_of,
     given,
@@ -43,6 +44,7 @@ def _eye_like(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     rows, columns = shape_of(operand(node, 0))
     dtype = node.attributes.get_int("dtype", None)
     kind = ir.DataType(dtype) if dtype is not None else dtype_of(operand(node, 0))
+    rows, columns = bounded(rows, columns)
     return [build.constant(np.eye(rows, columns, node.attributes.get_int("k", 0)), kind)]
 
 
@@ -72,7 +74,7 @@ def _reverse_sequence(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
         raise Unsupported("needs a time axis and a batch axis")
     steps = [1] * len(shape)
     steps[time] = shape[time]
-    t = build.constant(np.arange(shape[time]).reshape(steps), "int64")
+    t = build.constant(np.arange(*bounded(shape[time])).reshape(steps), "int64")
     by_batch = [1] * len(shape)
     by_batch[batch] = shape[batch]
     last = build.op(
@@ -100,7 +102,7 @@ def _col2im(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     room = [image[i] + pads[i] + pads[rank + i] - reach[i] for i in range(rank)]
     blocks = [room[i] // strides[i] + 1 for i in range(rank)]
     rows = build.reshape(x, [count * channels, taps, *blocks])
-    unit = build.constant(np.eye(taps).reshape(taps, 1, *kernel), dtype_of(x))
+    unit = build.constant(np.eye(bounded(taps, taps)[0]).reshape(taps, 1, *kernel), dtype_of(x))
     extra = [room[i] % strides[i] for i in range(rank)]
     whole = build.op(
         "ConvTranspose",
@@ -123,7 +125,7 @@ def _cum_prod(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     extent = shape[axis]
 
     def shifted(value: ir.Value, by: int) -> ir.Value:
-        ones = build.constant(np.ones([*shape[:axis], by, *shape[axis + 1 :]]), dtype_of(x))
+        ones = build.constant(np.ones(bounded(*shape[:axis], by, *shape[axis + 1 :])), dtype_of(x))
         if reverse:
             return build.op("Concat", build.slice(value, axis, by, extent), ones, axis=axis)
         return build.op("Concat", ones, build.slice(value, axis, 0, extent - by), axis=axis)
@@ -190,7 +192,7 @@ def _tensor_scatter(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     axis = node.attributes.get_int("axis", -2) % len(shape)
     steps = [1] * len(shape)
     steps[axis] = new[axis]
-    index = build.constant(np.arange(new[axis]).reshape(steps), "int64")
+    index = build.constant(np.arange(*bounded(new[axis])).reshape(steps), "int64")
     if starts is not None:
         index = build.op("Add", index, build.reshape(starts, [-1] + [1] * (len(shape) - 1)))
     if node.attributes.get_string("mode", "linear") == "circular":
@@ -221,7 +223,7 @@ def _bit_cast(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     return [build.op("Cast", x, to=int(target))]
 
 
-EXPANSIONS: dict[str, Expansion] = {
+STANDARD: dict[str, Expansion] = {
     "BatchNormalization": _batch_normalization,
     "BitCast": _bit_cast,
     "CastLike": _cast_like,

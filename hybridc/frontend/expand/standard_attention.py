@@ -24,6 +24,7 @@ from hybridc.frontend.expand.attention import (
 from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
+    bounded,
     dtype_of,
     given,
     is_used,
@@ -97,7 +98,8 @@ def _mask(node: ir.Node, extent: tuple[int, int], before: int, build: Builder) -
             masks.append(fed)
         masks = [build.reshape(masks[0], shape)]
     if node.attributes.get_int("is_causal", 0):
-        seen = np.tri(*extent, before, dtype=bool)[None, None]
+        rows, columns = bounded(*extent)
+        seen = np.tri(rows, columns, before, dtype=bool)[None, None]
         masks.append(build.constant(np.where(seen, 0.0, -math.inf), dtype_of(like)))
     if not masks:
         return None

@@ -30,26 +30,19 @@ _BODIES = (
 )
 """Of ONNX's operators with a body those that cannot be imported as they are, or not always right."""
 
+_STANDARD = (
+    *(block_quantized, normalization, quantized_products, recurrent, resize, signal, standard),
+    standard_attention,
+)
+_MICROSOFT = (
+    *(attention, block_quantized, fused, group_query, normalization),
+    *(quantized_elementwise, quantized_products, rotary),
+)
+
 EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
     **{("", name): by_body for name in _BODIES},
-    **{
-        ("", name): expansion
-        for family in (recurrent, resize, signal, standard)
-        for name, expansion in family.EXPANSIONS.items()
-    },
-    **{
-        ("", name): expansion
-        for family in (block_quantized, normalization, quantized_products, standard_attention)
-        for name, expansion in family.STANDARD.items()
-    },
-    **{
-        (MICROSOFT, name): expansion
-        for family in (
-            *(attention, block_quantized, fused, group_query, normalization),
-            *(quantized_elementwise, quantized_products, rotary),
-        )
-        for name, expansion in family.EXPANSIONS.items()
-    },
+    **{("", name): made for family in _STANDARD for name, made in family.STANDARD.items()},
+    **{(MICROSOFT, name): made for family in _MICROSOFT for name, made in family.MICROSOFT.items()},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from hybridc.errors import ModelError
 from tests.support.expansion import assert_expansion_agrees, expanded, parsed
@@ -59,3 +60,29 @@ def test_batch_normalization_by_the_batch() -> None:
     text = f"g (float[4,3,5] x, float[3] s, float[3] b, float[3] om, float[3] ov) => ({outputs})"
     text += " { y, m, v = BatchNormalization <training_mode=1, momentum=0.8> (x, s, b, om, ov) }"
     assert_expansion_agrees(text, feeds={"ov": np.array([1, 2, 0.5], np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("opset", "text"),
+    [
+        (17, "g (float[65536,65536] x) => (float[65536,65536] y) { y = EyeLike (x) }"),
+        (26, "g (float[1048576,4096] x) => (float[1048576,4096] y) { y = CumProd (x, a) }"),
+        (19, 'g (float[1,1,9,9] x) => (float[1,1,a,b] y) { y = Resize <mode="cubic"> (x, , s) }'),
+    ],
+)
+def test_constants_that_a_few_bytes_ask_for_are_never_made(opset: int, text: str) -> None:
+    weights = {"a": np.array(1), "s": np.array([1, 1, 1.5, 1e8], np.float32)}
+    model = parsed(text, opset)
+    used = [name for node in model.graph.node for name in node.input if name in weights]
+    model.graph.initializer.extend(numpy_helper.from_array(weights[name], name) for name in used)
+    with pytest.raises(ModelError, match="a constant of more than") as caught:
+        expanded(model)
+    assert caught.value.code == "HC114"
+
+
+def test_node_with_impossible_attributes_is_named() -> None:
+    text = "g (float[2,8] x, uint8[4,1,4] b, float[4] s) => (float[2,4] y)"
+    text += " { y = com.microsoft.MatMulNBits <K=8, N=4, bits=4, block_size=0> (x, b, s) }"
+    with pytest.raises(ModelError, match="MatMulNBits_0") as caught:
+        expanded(parsed(text))
+    assert caught.value.code == "HC115"
