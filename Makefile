@@ -33,7 +33,7 @@ test-full: $(VENV)/.installed
 TARGET ?= avx2
 onnx-suite: $(VENV)/.installed
 	$(BIN)/python -m tests.onnx_suite --target $(TARGET) $(if $(findstring cuda,$(TARGET)),--listed) $(if $(UPDATE),--update)
-	$(BIN)/python benchmarks/operators.py
+	$(BIN)/python -m tests.onnx_suite.page
 
 # Small networks while what g++ builds has ASan and UBSan; others with TESTS="tests/e2e".
 sanitize: $(VENV)/.installed

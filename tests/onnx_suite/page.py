@@ -1,26 +1,27 @@
 """Write docs/operators.md: which of ONNX's operators are taken, by the importer and by onnx's suite.
 
-python benchmarks/operators.py
+python -m tests.onnx_suite.page
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import onnx
-from common import ROOT
-from tables import read
 
 from hybridc.frontend.expand.table import EXPANSIONS, MICROSOFT
 from hybridc.frontend.importer import supported_operators
 from hybridc.frontend.opsets import NEWEST_OPSET
 
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operators.md"
-SUITE = "onnx_suite_avx2"
+RESULT = ROOT / "benchmarks" / "results" / "onnx_suite_avx2.json"
 
 
 def main() -> None:
-    PAGE.write_text(page(read(SUITE)))
+    PAGE.write_text(page(json.loads(RESULT.read_text())))
 
 
 def page(suite: dict[str, Any]) -> str:
@@ -32,7 +33,8 @@ def page(suite: dict[str, Any]) -> str:
     lines = [
         "# Operators",
         "",
-        f"Written by `benchmarks/operators.py`. Models of opsets 1 to {NEWEST_OPSET} are taken. Of the"
+        "Written by `python -m tests.onnx_suite.page`."
+        f" Models of opsets 1 to {NEWEST_OPSET} are taken. Of the"
         f" {len(operators)} operators of ONNX {suite['onnx']}, hybridc takes"
         f" {sum(name in known for name in operators)}; every other one is refused by name (HC113),"
         " as are uses of an operator that would be computed wrong (HC114).",
