@@ -9,8 +9,8 @@ from typing import Any
 
 from hybridc.ir import Device, Plan
 from hybridc.options import format_bytes
+from hybridc.report.svg import BLUE, RED, Chart, ChartPoint, Line
 from hybridc.report.table import Column, format_us, render_table
-from hybridc.svg import BLUE, RED, Chart, ChartPoint, Line
 
 _TICKS = 6
 

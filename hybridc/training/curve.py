@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hybridc.svg import BLUE, RED, Chart, ChartPoint, Line
+from hybridc.report.svg import BLUE, RED, Chart, ChartPoint, Line
 from hybridc.training.checkpoint import TrainingProgress
 
 _TICKS = 5

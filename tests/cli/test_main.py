@@ -90,6 +90,13 @@ def test_examples_parse(command: str) -> None:
         assert arguments.command == command
 
 
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "hybridc", "--version"]
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.startswith(
+        "hybridc "
+    )
+
+
 def test_version(cli: Any) -> None:
     outcome = cli("--version")
     assert (outcome.code, outcome.out.split()[0]) == (0, "hybridc")
