@@ -16,6 +16,8 @@ from hybridc.frontend.expand.table import EXPANSIONS
 
 ORIGIN = "hybridc.origin"
 """Key of a node's metadata: the user's node that it is a part of."""
+_SHAPED_AS_INPUT = ("GroupNormalization",)
+"""Operators for which onnx infers nothing: their result has the shape of their first input."""
 
 
 class FoldAndExpand(folding.FoldConstantsPass):
@@ -30,6 +32,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
     def process_node(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
         """What replaces the node. Raises ModelError HC114 or HC115 for a use that cannot be expanded."""
         replacement = super().process_node(node, is_function)
+        if node.op_type in _SHAPED_AS_INPUT and node.inputs[0] is not None and node.outputs[0].shape is None:
+            node.outputs[0].shape = node.inputs[0].shape
         expansion = EXPANSIONS.get((node.domain, node.op_type))
         if replacement is not None or expansion is None:
             return replacement

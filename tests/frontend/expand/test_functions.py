@@ -33,3 +33,12 @@ def test_celu_and_mean_variance_normalization() -> None:
     assert_expansion_agrees("g (float[2,3] x) => (float[2,3] y) { y = Celu <alpha=1.5> (x) }")
     text = "g (float[2,3,4,5] x) => (float[2,3,4,5] y)"
     assert_expansion_agrees(f"{text} {{ y = MeanVarianceNormalization <axes=[0,2,3]> (x) }}")
+
+
+def test_shapes_are_known_behind_an_operator_for_which_onnx_infers_none() -> None:
+    """Attention behind it is expanded."""
+    text = "g (float[2,4,8] x, float[4] s) => (float[2,4,8] y)"
+    text += " { n = GroupNormalization <num_groups=2> (x, s, s)"
+    text += "   y = Attention <q_num_heads=2, kv_num_heads=2> (n, n, n) }"
+    model = assert_expansion_agrees(text, opset=23)
+    assert all(node.op_type != "Attention" for node in model.graph.node)
