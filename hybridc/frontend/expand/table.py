@@ -16,6 +16,7 @@ from hybridc.frontend.expand import (
     resize,
     rotary,
     signal,
+    single_precision,
     standard,
     standard_attention,
 )
@@ -31,7 +32,8 @@ _BODIES = (
 """Of ONNX's operators with a body those that cannot be imported as they are, or not always right."""
 
 _STANDARD = (
-    *(block_quantized, normalization, quantized_products, recurrent, resize, signal, standard),
+    *(block_quantized, normalization, quantized_products, recurrent, resize, signal),
+    *(single_precision, standard),
     standard_attention,
 )
 _MICROSOFT = (

@@ -7,6 +7,7 @@ import pytest
 from onnx import numpy_helper
 
 from hybridc.errors import ModelError
+from hybridc.frontend import read_model
 from tests.support.expansion import assert_expansion_agrees, expanded, parsed
 
 
@@ -86,3 +87,19 @@ def test_node_with_impossible_attributes_is_named() -> None:
     with pytest.raises(ModelError, match="MatMulNBits_0") as caught:
         expanded(parsed(text))
     assert caught.value.code == "HC115"
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape"),
+    [
+        ("Elu <alpha=1.7>", "2,3"),
+        ("Selu", "2,3"),
+        ("ThresholdedRelu <alpha=0.4>", "2,3"),
+        ("LRN <size=3>", "1,5,2,3"),
+    ],
+)
+def test_what_the_importer_computes_in_single_precision_is_widened(operator: str, shape: str) -> None:
+    text = f"g (float16[{shape}] x) => (float16[{shape}] y) {{ y = {operator} (x) }}"
+    model = expanded(parsed(text))
+    assert [node.op_type for node in model.graph.node] == ["Cast", operator.split()[0], "Cast"]
+    read_model(model)

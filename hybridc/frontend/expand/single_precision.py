@@ -1,0 +1,26 @@
+"""Operators that the importer computes in float32 only: 16-bit numbers are widened for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from hybridc.frontend.expand.builder import Builder, Expansion, dtype_of, operand, typed
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_OPERATORS = ("Elu", "LRN", "Selu", "ThresholdedRelu")
+
+
+def _widened(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """The operator in float32, rounded once. Its one operand and its result are of one type and shape."""
+    x = operand(node, 0)
+    dtype = dtype_of(x)
+    if dtype not in _NARROW:
+        return None
+    wide = build.cast(x, ir.DataType.FLOAT)
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    return [build.cast(typed(build.op(node.op_type, wide, **attributes), ir.DataType.FLOAT), dtype)]
+
+
+STANDARD: dict[str, Expansion] = dict.fromkeys(_OPERATORS, _widened)
