@@ -30,7 +30,14 @@ from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import FUNCTION_RULES, NARROW_INPUT
 from hybridc.passes.layout.weights import ConvWeight
 from hybridc.passes.program.operators import Fact, has_fact
-from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import (
+    Program,
+    ProgramBuilder,
+    is_op,
+    operator_name,
+    tensor_dtype,
+    tensor_shape,
+)
 from hybridc.targets import Isa
 
 MINIMUM_REUSE = 24
@@ -276,11 +283,12 @@ def _mean(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     call = binding.value
     if not is_op(call, "mean", "max", "sum") or call.args[0] not in layout.blocked or not call.attrs.keepdims:
         return None
-    if sorted(int(a) % 4 for a in call.attrs.axis or ()) not in ([2, 3], [0, 2, 3]):
+    axes = sorted(int(a) % 4 for a in call.attrs.axis or ())  # counted from the end they would be others
+    if axes not in ([2, 3], [0, 2, 3]):
         return None
     source = layout.blocked[call.args[0]]
-    var = layout.emit(relax.Call(call.op, [source.var], call.attrs), binding.var.name)
-    return Blocked(var, source.channels)
+    reduced = getattr(relax.op, operator_name(call))(source.var, axes, keepdims=True)
+    return Blocked(layout.emit(reduced, binding.var.name), source.channels)
 
 
 def _concat(layout: Layout, binding: relax.VarBinding) -> Blocked | None:

@@ -154,9 +154,10 @@ def test_concatenation_of_blocked_parts_stays_blocked():
     assert "to_blocked" not in operators(after) and operators(after).count("to_plain") == 1
 
 
-def test_global_pooling_becomes_plain_without_a_copy():
+@pytest.mark.parametrize("axes", [(2, 3), (-1, -2)])
+def test_global_pooling_becomes_plain_without_a_copy(axes):
     net = Network(1, 3, 6, 6)
-    mean = net.emit(relax.op.mean(net.conv(net.x, 32), [2, 3], keepdims=True))
+    mean = net.emit(relax.op.mean(net.conv(net.x, 32), axes, keepdims=True))
     flat = net.emit(relax.op.reshape(mean, (1, 32)))
     after = check(net.program(flat))
     assert operators(after) == ["conv2d", "add", "mean", "reshape", "reshape"]
