@@ -12,6 +12,8 @@ from hybridc.ir import Device, Graph, Kernel
 
 Pins = Mapping[str, Device]
 """Device of each kernel that must run on a given one."""
+EVERYTHING = "*"
+"""Pattern that matches all kernels, also where there are none: a network may hand on what it is fed."""
 NO_PINS: Pins = MappingProxyType({})
 
 
@@ -26,7 +28,7 @@ def resolve_pins(graph: Graph, wishes: Sequence[tuple[str, Device]]) -> Pins:
     chosen: dict[str, tuple[str, Device]] = {}
     for pattern, device in wishes:
         kernels = [kernel for kernel in graph.kernels if _matches(kernel, pattern)]
-        if not kernels:
+        if not kernels and (graph.kernels or pattern != EVERYTHING):
             raise _unknown(graph, pattern, device)
         for kernel in kernels:
             # the first pattern that matches stays, to be named if another contradicts it

@@ -47,6 +47,13 @@ def test_pins_that_agree_may_overlap() -> None:
     assert resolve_pins(network(), wishes) == {"k0": GPU, "k1": GPU, "k2": CPU}
 
 
+def test_everything_may_be_pinned_where_there_is_nothing() -> None:
+    empty = replace(network(), kernels=())
+    assert resolve_pins(empty, [("*", GPU)]) == {}
+    with pytest.raises(PlanError, match="matches no node"):
+        resolve_pins(empty, [("k0", GPU)])
+
+
 def test_case_matters() -> None:
     with pytest.raises(PlanError, match="matches no node"):
         resolve_pins(network(), [("ENCODER/*", GPU)])
