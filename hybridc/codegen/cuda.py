@@ -45,7 +45,7 @@ def compile_fatbin(source: str, architectures: tuple[str, ...]) -> bytes:
     to nearest, denormals are kept.
 
     Raises DeviceError HC431 if the wheels of the extra `cuda` are missing, InternalError HC920 with
-    NVRTC's log if the source is refused.
+    NVRTC's errors if the source is refused.
     """
     nvrtc, nvfatbin, includes = _wheels()
     with ThreadPoolExecutor(len(architectures)) as pool:  # NVRTC runs without the interpreter's lock
@@ -93,7 +93,8 @@ def _compile(nvrtc: Any, source: str, architecture: str, includes: tuple[Path, .
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         if status == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
             log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0\n").decode(errors="replace")
-            raise InternalError("HC920", f"NVRTC rejects the CUDA source for {architecture}:\n{log}")
+            errors = "\n".join(line for line in log.splitlines() if ": error: " in line) or log
+            raise InternalError("HC920", f"NVRTC rejects the CUDA source for {architecture}:\n{errors}")
         _check(nvrtc, status)
         return _Image(architecture, _read(nvrtc, program, "CUBIN"), _read(nvrtc, program, "PTX"))
     finally:

@@ -14,6 +14,12 @@ from tvm.ir import Call
 from tvm.tirx.op import call_pure_extern, register_intrin_lowering
 
 ACCURATE = ("cos", "exp", "exp10", "log", "log10", "log2", "pow", "sin", "tan")
+WITHOUT_HALF = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "erf", "fmod", "nearbyint"),
+    *("round", "sinh", "tanh"),
+)
+"""TVM would name versions of these for float16, such as `hnearbyint`, that CUDA does not have, or only the
+newest."""
 
 
 def accurate(name: str) -> Callable[[Call], tirx.Expr]:
@@ -41,5 +47,5 @@ def accurate(name: str) -> Callable[[Call], tirx.Expr]:
 
 def register() -> None:
     """Make TVM's CUDA code generation use them."""
-    for name in ACCURATE:
+    for name in (*ACCURATE, *WITHOUT_HALF):
         register_intrin_lowering(f"tirx.{name}", target="cuda", f=accurate(name), level=99)
