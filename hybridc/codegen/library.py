@@ -25,6 +25,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm_ffi import libinfo
 
+from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.compile_cache import Cache, NoCache, remembered
 from hybridc.errors import DeviceError, InternalError
 from hybridc.passes.lower.lower import cuda_target, llvm_target
@@ -201,7 +202,7 @@ def _build_cuda(
         raise InternalError("HC912", "the module has CUDA functions but no CUDA compiler was given")
     try:
         with _cuda_compiler(cuda_compile, capture):
-            root = _build(functions, cuda_target(target))
+            root = _build(printable(functions), cuda_target(target))
     except InternalError:
         if capture.error is not None:
             raise capture.error from None
@@ -219,7 +220,7 @@ def _cuda_compiler(cuda_compile: CudaCompile, capture: _Capture) -> Iterator[Non
     """Lets TVM's CUDA code generator call `cuda_compile`, and notes what went in and out."""
 
     def compile_source(source: str) -> bytes:
-        capture.source = str(source)
+        capture.source = corrected(str(source))
         try:
             capture.image = cuda_compile(capture.source)
         except Exception as error:

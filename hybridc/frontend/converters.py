@@ -50,6 +50,16 @@ def _clip(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax
     return result if high is None else relax.op.minimum(result, high)
 
 
+def _arg_extremum(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
+    """Of bfloat16 by way of float32, which changes no comparison: TVM fails to compile pairs of bfloat16 and
+    index."""
+    data = importer._nodes[proto.input[0]]
+    if str(data.ty.dtype) != "bfloat16":
+        return
+    proto.input[0] = f"{proto.output[0]}_operand"
+    importer._nodes[proto.input[0]] = importer.bb.emit(relax.op.astype(data, "float32"))
+
+
 def _bound(bound: relax.Expr | None, none: float) -> relax.Expr | None:
     """A bound of Clip, `none` in place of NaN, which bounds nothing."""
     if bound is None or not bound.ty.dtype.dtype.startswith(("float", "bfloat")):
@@ -74,6 +84,17 @@ def _concat(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> rel
             for i in range(0, len(parts), MAX_CONCATENATED)
         ]
     return relax.op.concat(parts, axis)
+
+
+def _elu(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """Of 16-bit floats; TVM's converter mixes them with numbers of float32."""
+    x, alpha = importer._nodes[proto.input[0]], node.attributes.get_float("alpha", 1.0)
+    dtype = str(x.ty.dtype)
+    if dtype not in ("float16", "bfloat16"):
+        return None
+    zero, one = relax.const(0, dtype), relax.const(1, dtype)
+    below = relax.op.subtract(relax.op.exp(relax.op.minimum(x, zero)), one)
+    return relax.op.where(relax.op.greater(x, zero), x, relax.op.multiply(below, relax.const(alpha, dtype)))
 
 
 def _expand(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
@@ -232,10 +253,13 @@ def _remove_attribute(proto: NodeProto, name: str) -> None:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "ArgMax": _arg_extremum,
+    "ArgMin": _arg_extremum,
     "BatchNormalization": _batch_normalization,
     "Clip": _clip,
     "Concat": _concat,
     "ConvTranspose": _conv_transpose,
+    "Elu": _elu,
     "Expand": _expand,
     "Gather": indexing.gather,
     "GatherElements": indexing.gather_elements,

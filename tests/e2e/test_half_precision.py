@@ -1,4 +1,4 @@
-"""Networks in float16: sums of many elements are as exact as ONNX Runtime's, on CPU and GPU."""
+"""Networks of 16-bit floats: sums of many elements are as exact as ONNX Runtime's, on CPU and GPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
 
@@ -77,3 +79,63 @@ def test_sums_are_made_in_float32(tmp_path: Path, target: str, options: dict[str
         assert result.dtype == HALF and np.isfinite(wanted).all(), case
         error = np.abs(result.astype(np.float64) - wanted).max() / np.abs(wanted).astype(np.float64).max()
         assert error <= ROUNDING, (case, error)
+
+
+NETWORK = """
+<ir_version: 10, opset_import: ["" : 22]>
+g ({t}[6, 512] x, {t}[512, 8] w, {t}[1, 4, 6, 6] image, bool[6, 1] mask) => ({outputs}) {{
+    infinite = Constant <value_float = -inf> ()
+    none = CastLike (infinite, x)
+    product = MatMul (x, w)
+    masked = Where (mask, product, none)
+    attention = Softmax <axis = 0> (masked)
+    activated = Elu (product)
+    normal = LayerNormalization (activated, scale)
+    least = ReduceMin (normal, axis)
+    rounded = Round (product)
+    pooled = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (image)
+    mean = GlobalAveragePool (image)
+    largest = ArgMax <axis = 1> (x)
+}}
+"""
+OUTPUTS = ("attention", "normal", "least", "rounded", "pooled", "mean", "largest")
+
+
+def mixed(kind: str, dtype: Any) -> onnx.ModelProto:
+    network = onnx.parser.parse_model(NETWORK.format(t=kind, outputs=", ".join(OUTPUTS)))
+    scale = np.linspace(0.5, 2, 8).astype(dtype)
+    axis = np.array([1])
+    network.graph.initializer.extend(
+        [numpy_helper.from_array(scale, "scale"), numpy_helper.from_array(axis, "axis")]
+    )
+    for value in network.graph.output:
+        value.type.Clear()
+    return onnx.shape_inference.infer_shapes(network)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("bfloat16", ml_dtypes.bfloat16), ("float16", HALF)])
+@pytest.mark.parametrize(("target", "options"), [TARGETS[0], TARGETS[2]])
+def test_a_network_of_16_bits_is_one_of_float32_rounded(
+    tmp_path: Path, target: str, options: dict[str, Any], kind: str, dtype: Any
+) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    generator = np.random.default_rng(3)
+    feeds: dict[str, Any] = {
+        name: (generator.standard_normal(shape) / 8).astype(dtype)
+        for name, shape in {"x": (6, 512), "w": (512, 8), "image": (1, 4, 6, 6)}.items()
+    }
+    feeds["mask"] = np.array([[True], [False], [True], [True], [False], [True]])
+    hybridc.compile(mixed(kind, dtype), tmp_path / "mixed.hyb", target=target, plan_seconds=0.05, **options)
+    emulate: dict[str, Any] = {"emulate_gpu": "64MiB"} if "cuda" in target else {}
+    with hybridc.load(tmp_path / "mixed.hyb", **emulate) as session:
+        results = dict(zip(OUTPUTS, session.run(None, feeds), strict=True))
+    wide = {name: a.astype(np.float32) if a.dtype == dtype else a for name, a in feeds.items()}
+    reference = ort.InferenceSession(mixed("float", np.float32).SerializeToString())
+    for name, wanted in zip(OUTPUTS, reference.run(None, wide), strict=True):
+        found = results[name].astype(np.float64)
+        if name == "rounded":  # either neighbour of what lies near the middle
+            assert np.abs(found - wanted).max() <= 1 and (found == wanted).mean() > 0.8
+        else:
+            error = np.abs(found - wanted).max() / np.abs(wanted).max()
+            assert error <= 3 * float(ml_dtypes.finfo(dtype).eps), name
+    assert results["pooled"].dtype == dtype and results["largest"].dtype == np.int64
