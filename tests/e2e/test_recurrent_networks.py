@@ -15,6 +15,7 @@ from hybridc.ir import Device, Graph
 from hybridc.recurrence.activations import ACTIVATIONS
 from hybridc.recurrence.cell import GATES
 from hybridc.targets import ISAS, missing_flags
+from tests.support.expansion import assert_compiled_agrees
 from tests.support.recurrent_models import Recurrent
 
 FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}
@@ -123,3 +124,32 @@ def test_what_is_not_supported_is_refused_by_name() -> None:
     case = Recurrent("RNN", attributes={"activations": ["Cosine"]})
     with pytest.raises(ModelError, match="RNN with activation Cosine is not supported"):
         hybridc.compile(case.model(), "never.hyb", target="avx2")
+
+
+@pytest.mark.parametrize(
+    ("direction", "dtype", "is_per_column"),
+    [("bidirectional", "int8", True), ("forward", "int8", False), ("reverse", "uint8", False)],
+)
+def test_quantized_weights_give_what_onnxruntime_gives(
+    direction: str, dtype: str, is_per_column: bool, tmp_path: Path
+) -> None:
+    """It rounds inputs and states, too, to 255 steps."""
+    random, d, hidden = np.random.default_rng(3), 1 + (direction == "bidirectional"), 16
+    shape = (d, 4 * hidden) if is_per_column else (d,)
+    info = np.iinfo(dtype)
+
+    def codes(rows: int) -> np.ndarray:
+        return random.integers(info.min, info.max + 1, (d, rows, 4 * hidden)).astype(dtype)
+
+    weights = {"w": codes(12), "r": codes(hidden), "b": random.standard_normal((d, 8 * hidden)).astype("f4")}
+    for name in "wr":
+        weights[f"{name}s"] = random.uniform(0.001, 0.003, shape).astype("f4")
+        weights[f"{name}z"] = np.full(shape, 0 if dtype == "int8" else 120, dtype)
+    assert_compiled_agrees(
+        tmp_path,
+        f"g (float[7,2,12] x) => (float[7,{d},2,{hidden}] y, float[{d},2,{hidden}] h)"
+        f' {{ y, h = com.microsoft.DynamicQuantizeLSTM <direction="{direction}", hidden_size={hidden}>'
+        ' (x, w, r, b, "", "", "", "", ws, wz, rs, rz) }',
+        weights,
+        tolerance=2e-2,
+    )

@@ -99,32 +99,47 @@ def lowest(like: ir.Value) -> float:
 def _attention(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     """Inputs: input, weights, bias, mask_index, past, attention_bias."""
     refuse_attributes(node, ("do_rotary", "past_present_share_buffer"))
-    heads = node.attributes.get_int("num_heads", 0)
     x, weights = operand(node, 0), operand(node, 1)
     hidden = shape_of(weights)[1]
-    sizes = list(node.attributes.get_ints("qkv_hidden_sizes", ())) or [hidden // 3] * 3
     packed = build.op("MatMul", x, weights)
     if (bias := given(node, 2)) is not None:
         packed = build.op("Add", packed, bias)
-    batch, length, _ = shape_of(x)
+    typed(packed, dtype_of(x), (*shape_of(x)[:2], hidden))
+    sizes = list(node.attributes.get_ints("qkv_hidden_sizes", ())) or [hidden // 3] * 3
+    return attended(node, packed, sizes, past=4, mask=given(node, 3), bias=given(node, 5), build=build)
+
+
+def attended(
+    node: ir.Node,
+    packed: ir.Value,
+    sizes: Sequence[int],
+    *,
+    past: int,
+    mask: ir.Value | None,
+    bias: ir.Value | None,
+    build: Builder,
+) -> Sequence[ir.Value | None]:
+    """Attention of query, key and value, of these sizes side by side, with the keys and values before them
+    that the operand number `past` may hold: the result, and keys and values for the next run.
+    """
+    heads = node.attributes.get_int("num_heads", 0)
+    batch, length, _ = shape_of(packed)
     parts = [
-        typed(part, dtype_of(x), (batch, length, size))
+        typed(part, dtype_of(packed), (batch, length, size))
         for part, size in zip(build.split(packed, 2, sizes), sizes, strict=True)
     ]
     query, key, value = (split_heads(part, heads, build) for part in parts)
-    past = given(node, 4)
-    if past is not None and shape_of(past)[3]:
-        _, batch, heads, before, depth = shape_of(past)
+    former = given(node, past)
+    if former is not None and shape_of(former)[3]:
         pair = [
-            typed(build.squeeze(part, [0]), dtype_of(x), (batch, heads, before, depth))
-            for part in build.split(past, 0, [1, 1])
+            typed(build.squeeze(part, [0]), dtype_of(packed), shape_of(former)[1:])
+            for part in build.split(former, 0, [1, 1])
         ]
         key, value = appended(pair[0], key, build), appended(pair[1], value, build)
     present = None
     if is_used(node, 1):
         present = build.op("Concat", *(build.unsqueeze(part, [0]) for part in (key, value)), axis=0)
-    operands = Heads(query, key, value)
-    scores = _masked(node, operands, past, mask=given(node, 3), bias=given(node, 5), build=build)
+    scores = _masked(node, Heads(query, key, value), former, mask=mask, bias=bias, build=build)
     return [merge_heads(context_of(scores, value, build), build), present]
 
 

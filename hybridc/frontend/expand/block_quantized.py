@@ -2,8 +2,8 @@
 
     weight = scale * (code - zero)
 
-Definitions: DequantizeLinear 21 to 25 of ONNX; MatMulNBits and GatherBlockQuantized in onnxruntime's
-docs/ContribOperators.md. Codes of less than 8 bits lie in bytes, the first in the lowest bits.
+Definitions: DequantizeLinear 21 to 25 of ONNX; MatMulNBits, MatMulBnb4 and GatherBlockQuantized in
+onnxruntime's docs/ContribOperators.md. Codes of less than 8 bits lie in bytes, the first in the lowest bits.
 """
 
 from __future__ import annotations
@@ -26,6 +26,19 @@ from hybridc.frontend.expand.quantization import NARROW, dequantized
 from hybridc.frontend.values import SUPPORTED_TYPES, constant_array
 
 _BITS = (2, 4, 8)
+_FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
+_FP4 = np.concatenate([_FP4, -_FP4])
+"""What codes of bitsandbytes stand for: floating point of 4 bits, as fractions of the largest number."""
+_NF4 = np.array(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ],
+    np.float32,
+)
+"""The same of its normal float: quantiles of a normal distribution (Dettmers et al., QLoRA, 2023)."""
 
 
 def _dequantize_linear(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
@@ -77,6 +90,22 @@ def _mat_mul_nbits(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     return [product if bias is None else build.op("Add", product, bias)]
 
 
+def _mat_mul_bnb4(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
+    """A times the transpose of B: codes of 16 numbers, the first of a byte in its upper bits, each block of
+    B's rows one after the other times its largest absolute value (2).
+    """
+    a, kind = operand(node, 0), node.attributes.get_int("quant_type", -1)
+    depth, columns = (node.attributes.get_int(name, 0) for name in ("K", "N"))
+    if kind not in (0, 1) or not node.attributes.get_int("transB", 1):
+        raise Unsupported(f"of type {kind}, or with a B that is not transposed, is not supported")
+    packed = constant_of(operand(node, 1), "a weight").ravel()
+    numbers = (_FP4, _NF4)[kind][np.stack([packed >> 4, packed & 15], axis=1).ravel()[: columns * depth]]
+    largest = constant_of(operand(node, 2), "a scale").astype(np.float32).ravel()
+    blocks = np.arange(columns * depth) // node.attributes.get_int("block_size", 0)
+    weight = (numbers * largest[blocks]).reshape(columns, depth)
+    return [build.op("MatMul", a, build.constant(np.ascontiguousarray(weight.T), dtype_of(a)))]
+
+
 def _gather_block_quantized(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     """Rows of a dequantized table. Codes of a uint8 table are packed, and zero is in their middle."""
     codes = constant_of(operand(node, 0), "a table")
@@ -123,5 +152,6 @@ def _unpacked(packed: np.ndarray, bits: int, extent: int) -> np.ndarray:
 STANDARD: dict[str, Expansion] = {"DequantizeLinear": _dequantize_linear}
 MICROSOFT: dict[str, Expansion] = {
     "GatherBlockQuantized": _gather_block_quantized,
+    "MatMulBnb4": _mat_mul_bnb4,
     "MatMulNBits": _mat_mul_nbits,
 }

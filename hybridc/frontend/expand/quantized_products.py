@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from hybridc.frontend.expand.attention import attended
 from hybridc.frontend.expand.builder import (
     WINDOW,
     Builder,
@@ -21,6 +22,7 @@ from hybridc.frontend.expand.builder import (
     given,
     kept,
     operand,
+    refuse_attributes,
     shape_of,
     typed,
 )
@@ -112,14 +114,30 @@ def _dynamic_quantize_mat_mul(node: ir.Node, build: Builder) -> Sequence[ir.Valu
 
 def _mat_mul_integer_to_float(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     """A (0) and B (1), their scales (2, 3) and zero points (4, 5), a bias (6)."""
-    a, b, a_scale, b_scale = (operand(node, i) for i in range(4))
+    return [_scaled_product(node, (2, 3, 4, 5, 6), build)]
+
+
+def _scaled_product(node: ir.Node, places: tuple[int, int, int, int, int], build: Builder) -> ir.Value:
+    """The operands 0 and 1 multiplied; scales, zero points and bias are the operands at these places."""
+    a, b, a_scale, b_scale = (operand(node, i) for i in (0, 1, *places[:2]))
     if math.prod(shape_of(a_scale)) != 1:
         raise Unsupported("with a scale for each row is not supported")
-    a_zero = given(node, 4)
+    a_zero, b_zero, bias = (given(node, i) for i in places[2:])
     zero = build.constant(0, dtype_of(a)) if a_zero is None else build.reshape(a_zero, [])
-    sums = build.op("MatMulInteger", a, b, zero, *_zeros(given(node, 5), build))
+    sums = build.op("MatMulInteger", a, b, zero, *_zeros(b_zero, build))
     step = build.op("Mul", build.reshape(a_scale, []), _vector(b_scale, build))
-    return [_scaled(sums, step, given(node, 6), build)]
+    return _scaled(sums, step, bias, build)
+
+
+def _quantized_attention(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
+    """Attention of an input (0) and weights (1) with a bias (2), scales (3, 4) and zero points (6, 7); mask
+    (5) and past (8) as of Attention.
+    """
+    refuse_attributes(node, ("do_rotary", "past_present_share_buffer"))
+    columns = shape_of(operand(node, 1))[1]
+    packed = _scaled_product(node, (3, 4, 6, 7, 2), build)
+    typed(packed, ir.DataType.FLOAT, (*shape_of(operand(node, 0))[:2], columns))
+    return attended(node, packed, [columns // 3] * 3, past=8, mask=given(node, 5), bias=None, build=build)
 
 
 def _zeros(zero: ir.Value | None, build: Builder) -> list[ir.Value]:
@@ -140,5 +158,6 @@ STANDARD: dict[str, Expansion] = {
 MICROSOFT: dict[str, Expansion] = {
     "DynamicQuantizeMatMul": _dynamic_quantize_mat_mul,
     "MatMulIntegerToFloat": _mat_mul_integer_to_float,
+    "QAttention": _quantized_attention,
     "QGemm": _qgemm,
 }

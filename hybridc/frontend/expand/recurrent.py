@@ -12,8 +12,10 @@ from hybridc.frontend.expand.builder import (
     Expansion,
     Unsupported,
     bounded,
+    constant_of,
     dtype_of,
     given,
+    kept,
     operand,
     shape_of,
 )
@@ -24,6 +26,11 @@ from hybridc.recurrence.cell import GATES, Recurrence
 RECURRENCE_OPERATOR = "Recurrence"
 """An operator that no file can have; its operands and results are what `Recurrence` lists."""
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+_ATTRIBUTES = (
+    *("activation_alpha", "activation_beta", "activations", "clip"),
+    *("direction", "hidden_size", "input_forget"),
+)
+"""Of an LSTM without a layout."""
 _NAMES = {name.lower(): name for name in ACTIVATIONS}
 
 
@@ -182,4 +189,20 @@ def _steps(
     return made
 
 
+def _dynamic_quantize_lstm(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
+    """An LSTM whose weights [D, I, 4 H] and [D, H, 4 H] are quantized constants; their scales and zero points
+    (8 to 11) are one number for a direction or one for each column. Inputs and states stay float32.
+    """
+    operands = list(node.inputs[:8])
+    for position, parameters in ((1, 8), (2, 10)):
+        codes, scale, zero = (
+            constant_of(operand(node, i), "weights") for i in (position, parameters, parameters + 1)
+        )
+        scale, zero = (each.reshape(len(each), 1, -1) for each in (scale, zero))
+        weight = scale * (codes.astype(np.float32) - zero.astype(np.float32))
+        operands[position] = build.constant(np.ascontiguousarray(weight.transpose(0, 2, 1)), "float32")
+    return build.ops("LSTM", operands, kept(node, _ATTRIBUTES), results=len(node.outputs))
+
+
 STANDARD: Mapping[str, Expansion] = dict.fromkeys(GATES, _expand)
+MICROSOFT: Mapping[str, Expansion] = {"DynamicQuantizeLSTM": _dynamic_quantize_lstm}

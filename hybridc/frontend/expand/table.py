@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hybridc.frontend.expand import (
     attention,
     block_quantized,
+    diffusion,
     fused,
     group_query,
     normalization,
@@ -37,8 +38,8 @@ _STANDARD = (
     standard_attention,
 )
 _MICROSOFT = (
-    *(attention, block_quantized, fused, group_query, normalization),
-    *(quantized_elementwise, quantized_products, rotary),
+    *(attention, block_quantized, diffusion, fused, group_query, normalization),
+    *(quantized_elementwise, quantized_products, recurrent, rotary),
 )
 
 EXPANSIONS: Mapping[tuple[str, str], Expansion] = {

@@ -139,3 +139,28 @@ def test_packed_weights_compile(tmp_path: Path) -> None:
         opset=21,
         feeds={"i": RANDOM.integers(0, 9, (2, 3))},
     )
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("depth", "columns", "block"), [(64, 6, 16), (40, 7, 32), (33, 4, 64)])
+def test_codes_of_bitsandbytes(kind: int, depth: int, columns: int, block: int) -> None:
+    elements = depth * columns
+    weights = {
+        "w": codes(-(-elements // 2)),
+        "s": RANDOM.uniform(0.5, 2, -(-elements // block)).astype("f4"),
+    }
+    assert_expansion_agrees(
+        f"g (float[2,3,{depth}] a) => (float[2,3,{columns}] y) {{ y = com.microsoft.MatMulBnb4"
+        f" <K={depth}, N={columns}, block_size={block}, quant_type={kind}> (a, w, s) }}",
+        weights,
+    )
+
+
+def test_unknown_codes_are_refused() -> None:
+    text = (
+        "g (float[2,8] a, uint8[16] w, float[2] s) => (float[2,4] y)"
+        " { y = com.microsoft.MatMulBnb4 <K=8, N=4, block_size=16, quant_type=2> (a, w, s) }"
+    )
+    with pytest.raises(ModelError) as caught:
+        expanded(parsed(text))
+    assert caught.value.code == "HC114" and "of type 2" in str(caught.value)

@@ -194,3 +194,23 @@ def test_quantized_network_compiles(tmp_path: Path) -> None:
         weights,
         steps=1,
     )
+
+
+@pytest.mark.parametrize("columns", [None, 24])
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize(
+    ("rest", "past"), [("", 0), (", , xz", 0), (", m, xz, wz", 0), (", , xz, wz, p", 3), (", n, , , p", 3)]
+)
+def test_attention_of_quantized_products(columns: int | None, causal: int, rest: str, past: int) -> None:
+    weights = parameters("x") | parameters("w", "int8", columns) | {"w": integers("int8", 6, 24)}
+    weights |= {"wz": np.zeros_like(weights["wz"]), "b": RANDOM.standard_normal(24).astype("f4")}
+    weights |= {"xs": np.array(0.005, "f4")}
+    used = {n: w for n, w in weights.items() if n in ("w", "xs", "ws", "b") or f" {n}" in rest}
+    assert_expansion_agrees(
+        f"g (uint8[2,5,6] x, int32[2,5] m, int32[2,8] n, float[2,2,2,{past},4] p)"
+        f" => (float[2,5,8] y, float[2,2,2,{past + 5},4] r)"
+        f" {{ y, r = com.microsoft.QAttention <num_heads=2, unidirectional={causal}>"
+        f" (x, w, b, xs, ws{rest}) }}",
+        used,
+        feeds={"m": RANDOM.integers(0, 2, (2, 5)).astype("i4"), "n": np.ones((2, 8), "i4")},
+    )
