@@ -63,7 +63,9 @@ def check_agreement(manifest: Manifest, graphs: tuple[Graph, ...], plans: tuple[
 def _check_ports(manifest: Manifest, graph: Graph) -> None:
     """Ports have their tensors' types, a name stands for one tensor, inputs are what must be given, once."""
     tensors: dict[str, str] = {}
-    for ports, names in ((manifest.inputs, graph.inputs), (manifest.outputs, graph.outputs)):
+    _check_cuts(manifest)
+    results = (*manifest.outputs, *manifest.counts)
+    for ports, names in ((manifest.inputs, graph.inputs), (results, graph.outputs)):
         if len(ports) != len(names):
             raise ValueError("its inputs and outputs do not match the plan")
         for port, name in zip(ports, names, strict=True):
@@ -76,6 +78,20 @@ def _check_ports(manifest: Manifest, graph: Graph) -> None:
     given = {t.name for t in graph.tensors if t.role is not Role.WEIGHT} - graph.producer.keys()
     if sorted(given) != sorted(graph.inputs):
         raise ValueError("its inputs are not what the plan's kernels are given")
+
+
+def _check_cuts(manifest: Manifest) -> None:
+    """Outputs are cut along axes that they have, each once, by single numbers."""
+    if any(math.prod(port.shape) != 1 or port.dtype != "int64" for port in manifest.counts):
+        raise ValueError("a count is not a single int64 number")
+    if any(port.cuts for port in (*manifest.inputs, *manifest.counts)):
+        raise ValueError("only outputs can be cut")
+    for port in manifest.outputs:
+        axes = [cut.axis for cut in port.cuts]
+        if len(set(axes)) < len(axes) or any(axis >= len(port.shape) for axis in axes):
+            raise ValueError(f"{port.name!r} is cut along an axis that it does not have")
+        if any(cut.count >= len(manifest.counts) for cut in port.cuts):
+            raise ValueError(f"{port.name!r} is cut by a count that there is not")
 
 
 def _check_stored_plan(stored: StoredPlan, graph: Graph, plan: Plan) -> None:

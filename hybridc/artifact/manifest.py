@@ -29,7 +29,7 @@ from hybridc.labels import Labels
 from hybridc.machine import Machine, machine_from_json, machine_to_json
 
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MANIFEST = "manifest.json"
 TRAINING_MANIFEST = "training.json"
 """Of a folder that holds several artifacts, those of a training step."""
@@ -44,6 +44,15 @@ WEIGHT_ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """An axis of an output of which data determine how many elements there are: the first ones count."""
+
+    axis: int
+    count: int
+    """Which of `Manifest.counts` says how many."""
+
+
+@dataclass(frozen=True, slots=True)
 class Port:
     """An input or output as the user knows it; each graph has its tensor at the same position."""
 
@@ -52,6 +61,8 @@ class Port:
     dtype: str
     labels: tuple[Labels, ...] = ()
     """Of an input, what losses take its values as."""
+    cuts: tuple[Cut, ...] = ()
+    """Of an output, axes of which `shape` has only the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,8 @@ class Manifest:
     """As in plan.json."""
     cuda_image_key: str | None
     files: tuple[StoredFile, ...]
+    counts: tuple[Port, ...] = ()
+    """Single int64 numbers, by which outputs are cut; the graphs' results behind `outputs`."""
 
     @property
     def signatures(self) -> Signatures:
@@ -191,6 +204,7 @@ def manifest_from_json(data: Any) -> Manifest:
         plans=member(data, "plans", each(_plan)),
         cuda_image_key=member(data, "cuda_image_key", optional(hexadecimal(16))),
         files=member(data, "files", each(_file)),
+        counts=member(data, "counts", each(_port)),
     )
 
 
@@ -208,7 +222,12 @@ def _port(data: Any) -> Port:
         shape=member(data, "shape", shape),
         dtype=member(data, "dtype", dtype_from_json),
         labels=member(data, "labels", each(_labels)),
+        cuts=member(data, "cuts", each(_cut)),
     )
+
+
+def _cut(data: Any) -> Cut:
+    return Cut(member(data, "axis", size), member(data, "count", size))
 
 
 def _labels(data: Any) -> Labels:

@@ -75,6 +75,7 @@ class Contents:
     cuda_source: str | None = None
     cuda_image_key: str | None = None
     threads: int | None = None
+    counts: tuple[Port, ...] = ()
 
 
 def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[Path], Contents]) -> Manifest:
@@ -197,6 +198,7 @@ def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -
         ),
         cuda_image_key=contents.cuda_image_key,
         files=tuple(_describe(folder / name) for name in sorted(names)),
+        counts=contents.counts,
     )
     _write_json(folder / MANIFEST, manifest_to_json(manifest))
     return manifest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridc.artifact.manifest import Port, Source
+from hybridc.artifact.manifest import Cut, Port, Source
 from hybridc.artifact.store import Contents
 from hybridc.codegen.library import BuiltLibrary
 from hybridc.emulator import image_key
@@ -27,8 +27,9 @@ def contents_of(model: ImportedModel, network: LoweredNetwork, library: BuiltLib
         cuda_source=library.cuda_source,
         cuda_image_key=None if library.cuda_image is None else image_key(library.cuda_image),
         threads=options.threads,
+        counts=_ports(model.counts),
     )
 
 
 def _ports(values: tuple[ValueInfo, ...]) -> tuple[Port, ...]:
-    return tuple(Port(v.name, v.shape, v.dtype, v.labels) for v in values)
+    return tuple(Port(v.name, v.shape, v.dtype, v.labels, tuple(Cut(*cut) for cut in v.cuts)) for v in values)

@@ -20,6 +20,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from hybridc.frontend import indexing
+from hybridc.frontend.counted import kernels
+from hybridc.frontend.counted.operators import POSITIONS, SUPPRESSION
 from hybridc.frontend.expand.recurrence_loops import recurrence
 from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
@@ -272,12 +274,14 @@ CONVERTERS: dict[str, Converter] = {
     "Mod": _mod,
     "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,
     "PRelu": _prelu,
+    POSITIONS: kernels.positions,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,
     RECURRENCE_OPERATOR: recurrence,
     "ReduceLogSumExp": _reduce_log_sum_exp,
     "Resize": _resize,
     "RoiAlign": indexing.roi_align,
+    SUPPRESSION: kernels.suppression,
     "Scatter": indexing.scatter_elements,
     "ScatterElements": indexing.scatter_elements,
     "ScatterND": indexing.scatter_nd,

@@ -11,9 +11,14 @@ from onnxscript.optimizer import _constant_folding as folding
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.counted.ledger import TRUSTED, Ledger
+from hybridc.frontend.counted.rewrites import OPENING, REWRITES, Rewrite, rewritten
+from hybridc.frontend.counted.rules import RULES
+from hybridc.frontend.counted.sources import SOURCES
 from hybridc.frontend.expand.builder import Builder, Expansion, NotYet, Unsupported
 from hybridc.frontend.expand.table import EXPANSIONS
 
+_UNKNOWN = "cannot read what has an extent that follows from data"
 ORIGIN = "hybridc.origin"
 """Key of a node's metadata: the user's node that it is a part of."""
 _SHAPED_AS_INPUT = ("GroupNormalization",)
@@ -23,21 +28,58 @@ _SHAPED_AS_INPUT = ("GroupNormalization",)
 class FoldAndExpand(folding.FoldConstantsPass):
     """A node that is expanded is replaced by nodes that the same walk visits next, so that those behind them
     know their shapes. `limits` are those of folding.
+
+    Once `is_counting`, what is not constant by then is padded where data determine its extent; `ledger` knows
+    which values are.
     """
 
     def __init__(self, opset: int, name: str, **limits: Any) -> None:
         super().__init__(**limits)
         self.opset, self.name = opset, name
+        self.is_counting = False
+        self.ledger = Ledger()
 
     def process_node(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
         """What replaces the node. Raises ModelError HC114 or HC115 for a use that cannot be expanded."""
+        replacement = self._process(node, is_function)
+        if replacement is not None:
+            self.ledger.replace(node.outputs, replacement.new_outputs)
+        return replacement
+
+    def _process(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
+        knows_padding = TRUSTED in node.meta
+        is_padded = self.ledger.is_padded(node) and not knows_padding
+        if is_padded and node.op_type in REWRITES:  # before a shape is taken for one of constants
+            return self._expanded(node, self._rewriting(REWRITES[node.op_type]))
         replacement = super().process_node(node, is_function)
         if node.op_type in _SHAPED_AS_INPUT and node.inputs[0] is not None and node.outputs[0].shape is None:
             node.outputs[0].shape = node.inputs[0].shape
         expansion = EXPANSIONS.get((node.domain, node.op_type))
+        if self.is_counting and replacement is None and not knows_padding:
+            source = SOURCES.get(node.op_type) or OPENING.get(node.op_type)
+            expansion = expansion if source is None else self._rewriting(source)
+        if is_padded and node.op_type not in SOURCES:
+            if node.op_type in RULES:
+                self._follow(node)
+            elif expansion is None or replacement is not None:
+                raise self._refusal(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}")
         if replacement is not None or expansion is None:
             return replacement
         return self._expanded(node, expansion)
+
+    def _rewriting(self, rewrite: Rewrite) -> Expansion:
+        return lambda node, build: rewritten(rewrite, node, build, self.ledger)
+
+    def _follow(self, node: ir.Node) -> None:
+        """Tell the ledger of the results of a node that leaves padding where it is."""
+        taken = [self.ledger.axes(value) for value in node.inputs]
+        try:
+            for output, axes in zip(node.outputs, RULES[node.op_type](node, taken), strict=False):
+                self.ledger.mark(output, axes)
+        except NotYet:
+            raise self._refusal(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}") from None
+        except Unsupported as error:
+            raise self._refusal(node, codes.WRONG_RESULT, f"{node.op_type} {error}") from None
 
     def _expanded(self, node: ir.Node, expansion: Expansion) -> folding.Replacement | None:
         build = Builder(self.opset)

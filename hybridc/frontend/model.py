@@ -24,6 +24,9 @@ class ValueInfo:
     """Name of the numpy dtype."""
     labels: tuple[Labels, ...] = ()
     """Of an input, what losses take its values as."""
+    cuts: tuple[tuple[int, int], ...] = ()
+    """Of an output, axes of which `shape` has the bound, and which of `ImportedModel.counts` says how many
+    elements there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class ImportedModel:
 
     `main` is a single dataflow block of normalised bindings; its parameters are the inputs and then
     the weights that are used; constants inside are scalars. It returns a tuple of variables, one for
-    each output of the model, in order and possibly the same twice.
+    each output of the model and each count, in order and possibly the same twice.
     """
 
     module: tvm.IRModule
@@ -60,5 +63,7 @@ class ImportedModel:
     parameters: Mapping[str, np.ndarray] = field(default_factory=dict)
     """For training: values of the weights that are inputs instead, after the model's own, by their names in
     the file; running statistics of BatchNorm among them."""
+    counts: tuple[ValueInfo, ...] = ()
+    """Results of `main` behind `outputs`: single int64 numbers, by which outputs are cut."""
     loop_carried: tuple[tuple[int, int], ...] = ()
     """For training: positions of inputs, and of the outputs that the next run takes in their places."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tvm import relax
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.check import check_domains, check_interface, check_model
+from hybridc.frontend.counted.outputs import cuts_of
 from hybridc.frontend.importer import import_graph
 from hybridc.frontend.inputs.fixed_values import fix_values
 from hybridc.frontend.inputs.shapes import fix_shapes
@@ -75,7 +77,11 @@ def _read(
     check_model(loaded)
     output_names = [value.name for value in loaded.proto.graph.output]
     model = simplify(loaded.proto, name, loaded.folder, for_training=is_trained is not None)
+    cuts = cuts_of(model.graph).by_output
+    if is_trained is not None and any(cuts):
+        raise _untrainable(name)
     normal = normal_form(import_graph(model, name, node_names), name)
+    results, counts = normal.outputs[: len(cuts)], normal.outputs[len(cuts) :]
     input_variables = normal.module["main"].params[: len(model.graph.inputs)]
     return ImportedModel(
         module=normal.module,
@@ -84,10 +90,14 @@ def _read(
             _value_info(value.name or "", variable, labels_of(value))
             for value, variable in zip(model.graph.inputs, input_variables, strict=True)
         ),
-        outputs=tuple(_value_info(n, v) for n, v in zip(output_names, normal.outputs, strict=True)),
+        outputs=tuple(
+            replace(_value_info(n, v), cuts=cut)
+            for n, v, cut in zip(output_names, results, cuts, strict=True)
+        ),
         origins=normal.origins,
         source=loaded.source,
         parameters=promoted,
+        counts=tuple(_value_info(f"count {i}", v) for i, v in enumerate(counts)),
     )
 
 
@@ -101,6 +111,15 @@ def _name_nodes(loaded: Loaded) -> dict[str, str]:
         for i, node in enumerate(function.node):
             node.name = node.name or f"{node.op_type}_{i}"
     return {output: node.name for node in graph.node for output in node.output if output}
+
+
+def _untrainable(name: str) -> ModelError:
+    return ModelError(
+        codes.WRONG_RESULT,
+        "data determine the extent of an output, which training does not support",
+        where=name,
+        remedy="export the network without the steps behind its last layer",
+    )
 
 
 def _value_info(name: str, variable: relax.Var, labels: tuple[Labels, ...] = ()) -> ValueInfo:

@@ -205,11 +205,6 @@ def _global_pool(node: ir.Node) -> str | None:
     return "needs spatial dimensions behind batch and channels" if shape and len(shape) < 3 else None
 
 
-def _non_max_suppression(node: ir.Node) -> str | None:
-    parameters = [value for value in node.inputs[2:] if value is not None]
-    return None if all(constant_array(p) is not None for p in parameters) else "needs constant parameters"
-
-
 def _top_k(node: ir.Node) -> str | None:
     largest = node.attributes.get_int("largest", 1)
     return (
@@ -238,7 +233,6 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "LayerNormalization": _layer_normalization,
     "MaxUnpool": _max_unpool,
     "Mod": _mod,
-    "NonMaxSuppression": _non_max_suppression,
     "Range": _range,
     "ReduceMax": _reduce_extremum,
     "ReduceMin": _reduce_extremum,

@@ -15,6 +15,7 @@ from onnxscript.optimizer import _constant_folding
 
 from hybridc.errors import HybridcError, ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.counted.outputs import has_data_extents, return_counts
 from hybridc.frontend.folding import FoldAndExpand
 from hybridc.frontend.parameters import to_training_form
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
@@ -38,8 +39,8 @@ def simplify(
 
     Requires: the model is checked, input shapes are static, every node has a unique name.
     Ensures: constants are initializers of the graph, all used; values have names, nodes have names,
-    shapes are inferred where they can be. Raises ModelError HC116 if a pass fails, HC118 if
-    constants are too large.
+    shapes are inferred where they can be; counts of padded outputs are outputs, too
+    (`counted/outputs.py`). Raises ModelError HC116 if a pass fails, HC118 if constants are too large.
     """
     # What cannot be evaluated stays a node, which needs no warning.
     log = logging.getLogger(_constant_folding.__name__)
@@ -81,12 +82,16 @@ def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None, for_traini
         output_size_limit=FOLD_OUTPUT_ELEMENTS,
         should_fold=_should_fold,
     )
-    # A second round sees the shapes that the first one made known.
-    for _ in range(2):
+    # A second round sees the shapes that the first one made known; what is not constant behind it never is.
+    for is_counting in (False, False, True, True):
+        fold.is_counting = is_counting
+        if is_counting and not has_data_extents(graph):
+            break
         _make_empty_constants(graph)
         fold(model)
         _make_initializers(graph, name)
         _drop_no_ops(graph)
+    return_counts(graph, fold.ledger)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     common.RemoveUnusedNodesPass()(model)
     common.NameFixPass()(model)

@@ -37,6 +37,7 @@ class NodeArg:
 
     name: str
     shape: list[int]
+    """Of an output whose size follows from data the largest that it can have."""
     type: str
     """For example `tensor(float)`."""
 
@@ -156,7 +157,7 @@ class Session:
             program = self._open_program()
             self._put_inputs(program, arrays)
             program.run()
-            return [self._output(port, program, arrays) for port in outputs]
+            return [self._cut_output(port, program, arrays) for port in outputs]
 
     def places(self, outputs: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Of inputs, and the outputs that replace them from run to run, those that share a place on the host.
@@ -305,6 +306,15 @@ class Session:
             check_fed(array, self._input_checks.get(tensor, ()))
         return arrays
 
+    def _cut_output(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+        """A fresh array of the elements that there are, where data determine how many."""
+        array, counts = self._output(port, program, feeds), self._artifact.manifest.counts
+        for cut in port.cuts:
+            count = int(self._output(counts[cut.count], program, feeds).item())
+            # a damaged artifact may compute anything
+            array = array.take(np.arange(min(max(count, 0), array.shape[cut.axis])), cut.axis)
+        return array
+
     def _output(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
         """A fresh array. An output may be an input, whose place may be taken by now, or a weight."""
         tensor = self._tensors[port.name]
@@ -356,7 +366,8 @@ def bind_plan(artifact: Artifact) -> Binding:
 
 def _tensors(artifact: Artifact) -> dict[str, str]:
     """The tensor behind each input and output, by the name that the user knows."""
-    ports = artifact.manifest.inputs + artifact.manifest.outputs
+    manifest = artifact.manifest
+    ports = manifest.inputs + manifest.outputs + manifest.counts
     tensors = artifact.graph.inputs + artifact.graph.outputs
     return {port.name: tensor for port, tensor in zip(ports, tensors, strict=True)}
 

@@ -125,3 +125,14 @@ def test_verifier_never_fails_on_fields_of_other_types(what: str) -> None:
                     verify(model.graph, plan)
                 except PlanError as error:
                     assert error.code.startswith("HC2"), (part, field.name, value)
+
+
+@pytest.mark.parametrize("cut", [{"axis": 0, "count": 0}, {"axis": 9, "count": 0}])
+def test_an_output_is_cut_by_counts_and_along_axes_that_there_are(
+    tmp_path: Path, cut: dict[str, int]
+) -> None:
+    path = write(tmp_path / "model.hyb", hybrid_model())
+    data = json.loads((path / "manifest.json").read_text())
+    data["outputs"][0]["cuts"] = [cut]
+    put(path, "manifest.json", data)
+    assert code_of_refusal(path) == "HC303"

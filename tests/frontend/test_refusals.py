@@ -279,10 +279,12 @@ def test_uses_that_would_be_computed_wrong(make_model):
 
 
 def test_shape_that_depends_on_data(make_model):
-    model = make_model(
-        [make_node("NonZero", ["x"], ["i"]), make_node("Cast", ["i"], ["y"], to=1)], {"x": [2, 3]}, ["y"]
-    )
-    assert refusal(model).code in (codes.DATA_DEPENDENT_SHAPE, codes.IMPORT_FAILED)
+    nodes = [
+        make_node("NonZero", ["x"], ["i"]),
+        make_node("Shape", ["i"], ["extents"]),
+        make_node("ConstantOfShape", ["extents"], ["y"]),
+    ]
+    assert refusal(make_model(nodes, {"x": [2, 3]}, ["y"])).code == codes.DATA_DEPENDENT_SHAPE
 
 
 @pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "Tile", "Range"])

@@ -26,7 +26,7 @@ WITHOUT = {
         MatMulInteger16 NonMaxSuppression NonZero Not OptionalHasElement Or QuantizeLinear SequenceLength
         Shape Size Xor""",
     "of constants, integers or shapes only": "Constant ConstantOfShape DequantizeLinear EyeLike OneHot Range",
-    "refused: the shape of the result depends on data": "Compress Unique",
+    "refused: the shape of the result depends on data": "Compress Positions Suppression Unique",
     "refused: sequences that change": "SequenceEmpty SequenceErase SequenceInsert",
     "of com.microsoft, which is refused": """
         Attention BiasGelu EmbedLayerNormalization FastGelu SkipLayerNormalization""",

@@ -1,0 +1,186 @@
+"""Results of which data determine how many elements there are, against onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hybridc
+from hybridc.errors import ModelError
+from tests.support.expansion import expanded, parsed
+
+DETECTOR = """g (float[2, 60, 4] corners, float[2, 3, 60] scores, int64[1] most, float[1] iou, float least)
+=> (int64[N, 3] picked, float[N, 4] boxes, int64[N] classes, float[N, 5] rows) {
+    picked = NonMaxSuppression(corners, scores, most, iou, least)
+    one = Constant<value = int64[1] {1}>()
+    two = Constant<value = int64[1] {2}>()
+    three = Constant<value = int64[1] {3}>()
+    zero = Constant<value = int64[1] {0}>()
+    class_column = Slice(picked, one, two, one)
+    classes = Squeeze(class_column, one)
+    box_column = Slice(picked, two, three, one)
+    index = Squeeze(box_column, one)
+    first_image = Constant<value = int64 {0}>()
+    first_boxes = Gather<axis = 0>(corners, first_image)
+    boxes = Gather<axis = 0>(first_boxes, index)
+    by_box = Transpose<perm = [2, 0, 1]>(scores)
+    taken = Gather<axis = 0>(by_box, index)
+    best = ReduceMax<axes = [1, 2], keepdims = 0>(taken)
+    column = Unsqueeze(best, one)
+    rows = Concat<axis = 1>(boxes, column)
+}"""
+
+# boxes by middle and size, all that there are of a class, no threshold of scores
+CENTRED = """g (float[1, 40, 4] boxes, float[1, 2, 40] scores, float[1] iou) => (int64[N, 3] picked) {
+    most = Constant<value = int64[1] {1000}>()
+    picked = NonMaxSuppression<center_point_box = 1>(boxes, scores, most, iou)
+}"""
+
+FOLLOWING = """g (float[5, 6] x, int64[9] y, float[4, 3] z, bool[5] mask, int64[1] k)
+=> (int64[2, N] where, float[N] means, float[M, 6] rows, float[K] top, int64[K] at, float[N] taken,
+    float[6] largest, float mean, int64[U] values, int64[U] firsts, int64[9] inverse, int64[U] counts,
+    float[V, 3] slices, float[C, 6] begin, int64[2] extents, float[E] end, float[M, 2] product) {
+    zero = Constant<value = float {0}>()
+    none = Constant<value = int64[1] {0}>()
+    one = Constant<value = int64[1] {1}>()
+    two = Constant<value = int64[1] {2}>()
+    positive = Greater(x, zero)
+    where = NonZero(positive)
+    places = Transpose(where)
+    taken = GatherND(x, places)
+    rows = Compress<axis = 0>(x, mask)
+    means = ReduceMean<axes = [1], keepdims = 0>(rows)
+    largest = ReduceMax<axes = [0], keepdims = 0>(rows)
+    mean = ReduceMean<keepdims = 0>(rows)
+    number = Shape(taken)
+    most = Min(k, number)
+    top, at = TopK(taken, most)
+    values, firsts, inverse, counts = Unique(y)
+    slices = Unique<axis = 0, sorted = 0>(z)
+    begin = Slice(rows, none, two, none, one)
+    extents = Shape(begin)
+    end = Slice(taken, one, k, none, one)
+    weight = Constant<value = float[6, 2] {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}>()
+    product = MatMul(rows, weight)
+}"""
+
+
+def boxes_of(seed: int) -> dict[str, np.ndarray]:
+    """Feeds of DETECTOR; scores have ties, as those of quantized networks."""
+    random = np.random.default_rng(seed)
+    middles, sizes = random.uniform(0, 3, (2, 60, 2)), random.uniform(-1, 2, (2, 60, 2))
+    return {
+        "corners": np.concatenate([middles - sizes, middles + sizes], axis=2).astype(np.float32),
+        "scores": (random.integers(0, 20, (2, 3, 60)) / 20).astype(np.float32),
+        "most": random.integers(0, 30, 1),
+        "iou": random.uniform(0.1, 0.6, 1).astype(np.float32),
+        "least": np.array([0.3, 0.5, 0.9, -1.0, 2.0][seed % 5], np.float32),
+    }
+
+
+def centred_boxes_of(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    boxes = np.concatenate([random.uniform(0, 3, (1, 40, 2)), random.uniform(0.5, 2, (1, 40, 2))], axis=2)
+    scores = random.standard_normal((1, 2, 40))
+    iou = np.array([random.uniform()], np.float32)
+    return {"boxes": boxes.astype(np.float32), "scores": scores.astype(np.float32), "iou": iou}
+
+
+def feeds_of(seed: int) -> dict[str, np.ndarray]:
+    """Feeds of FOLLOWING: of the last one no element is left."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((5, 6)).astype(np.float32)
+    return {
+        "x": -np.abs(x) if seed == 5 else x,
+        "y": random.integers(0, 5, 9),
+        "z": random.integers(0, 2, (4, 3)).astype(np.float32),
+        # onnxruntime has no largest of none
+        "mask": np.arange(5) == 3 if seed == 4 else np.arange(5) <= seed,
+        "k": np.array([7 * seed + 1]),
+    }
+
+
+def assert_agrees(
+    path: Path, text: str, feeds: Iterable[Mapping[str, np.ndarray]], target: str = "avx2"
+) -> None:
+    """Compiled for the target, the network gives what onnxruntime gives, in arrays of the same shapes."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = parsed(text)
+    has_gpu = target.startswith("cuda")
+    hybridc.compile(model, path, target=target, plan_seconds=0.05, pins={"*": "gpu"} if has_gpu else {})
+    reference = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    with hybridc.load(path, emulate_gpu="64MiB" if has_gpu else None) as session:
+        for fed in feeds:
+            for found, wanted in zip(session.run(None, fed), reference.run(None, fed), strict=True):
+                assert found.dtype == wanted.dtype and found.shape == wanted.shape
+                np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [(DETECTOR, boxes_of), (CENTRED, centred_boxes_of), (FOLLOWING, feeds_of)],
+    ids=["detector", "centred", "following"],
+)
+def test_results_have_as_many_elements_as_onnxruntimes(
+    tmp_path: Path, text: str, drawn: Callable[[int], dict[str, np.ndarray]]
+) -> None:
+    assert_agrees(tmp_path / "model.hyb", text, map(drawn, range(6)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "drawn"), [(DETECTOR, boxes_of), (FOLLOWING, feeds_of)], ids=["detector", "following"]
+)
+def test_results_have_as_many_elements_on_a_gpu(
+    tmp_path: Path, text: str, drawn: Callable[[int], dict[str, np.ndarray]]
+) -> None:
+    assert_agrees(tmp_path / "model.hyb", text, map(drawn, range(6)), "cuda+avx2")
+
+
+@pytest.mark.parametrize(
+    ("node", "operator"),
+    [
+        ("y = Softmax<axis = 0>(rows)", "Softmax"),
+        ("y = CumSum(rows, axis)", "CumSum"),
+        ("y = Add(rows, x)", "Add"),
+        ("y = Concat<axis = 0>(rows, rows)", "Concat"),
+        ("y = Concat<axis = 1>(rows, x)", "Concat"),
+        ("y = Reshape(rows, shape)", "Reshape"),
+        ("y = Gemm<transA = 1>(rows, x)", "Gemm"),
+        ("y = MatMul(w, rows)", "MatMul"),
+        ("at = ArgMax<axis = 0>(rows) y = Cast<to = 1>(at)", "ArgMax"),
+        ("y = Gather<axis = 0>(rows, minus)", "Gather"),
+        ("flat = Reshape(rows, minus) y = Unsqueeze(flat, axis)", "Reshape"),
+        ("y = Tile(rows, twice)", "Tile"),
+        ("extents = Shape(rows) y = Expand(number, extents)", "Expand"),
+        ("back = Constant<value = int64[1] {-2}>() y = Slice(rows, minus, big, axis)", "Slice"),
+    ],
+)
+def test_what_would_see_the_padding_is_refused_by_name(node: str, operator: str) -> None:
+    model = parsed(f"""g (float[5, 6] x, bool[5] mask) => (float[N, M] y) {{
+        rows = Compress<axis = 0>(x, mask)
+        axis = Constant<value = int64[1] {{0}}>()
+        number = Constant<value = float {{0}}>()
+        shape = Constant<value = int64[2] {{5, 6}}>()
+        minus = Constant<value = int64[1] {{-1}}>()
+        big = Constant<value = int64[1] {{100}}>()
+        twice = Constant<value = int64[2] {{2, 1}}>()
+        w = Constant<value = float[1, 5] {{1, 2, 3, 4, 5}}>()
+        {node}
+    }}""")
+    with pytest.raises(ModelError) as refused:
+        hybridc.compile(model, stop_after="canonicalize", target="avx2")
+    assert refused.value.code in ("HC114", "HC117") and operator in refused.value.where
+
+
+def test_a_condition_that_is_known_leaves_no_count() -> None:
+    model = parsed("""g (float[5, 6] x) => (float[N, 6] y) {
+        mask = Constant<value = int32[5] {1, 0, 0, 1, 1}>()
+        condition = Cast<to = 9>(mask)
+        y = Compress<axis = 0>(x, condition)
+    }""")
+    graph = expanded(model).graph
+    assert [node.op_type for node in graph.node] == ["Gather"] and len(graph.output) == 1
