@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.support.graphs import chain, machine
 GPU, CPU = Device.GPU, Device.CPU
 
 
+@cache
 def a_plan() -> Plan:
     return make_plan(chain(4), machine(), 6000, (GPU, CPU))
 

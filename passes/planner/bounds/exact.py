@@ -8,15 +8,14 @@ every job behind those it had to follow.
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from hybridc.passes.planner.bounds.exact_process import ExactProcess
 from hybridc.passes.planner.bounds.retime import GpuInterval, TickSchedule, decisions_of, run_of
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
@@ -32,6 +31,7 @@ _TICKS = 1 << 20
 # Several times what a unit takes: it ends a proof on a computer that is too busy or slow.
 _PATIENCE_S = 20.0
 """Seconds for each unit of effort after which the solver, which counts its effort itself, is given up."""
+_PROCESS = ExactProcess()  # OR-tools and HiGHS cannot be loaded into one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +79,8 @@ def solve_exactly(
         "effort": effort,
         "least": max(0, ticks.floor(least_us) - 1),
     }
-    try:
-        child = subprocess.run(
-            # a process of its own: OR-tools and HiGHS cannot be loaded into one
-            [sys.executable, "-m", "hybridc.passes.planner.bounds.exact_child"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_PATIENCE_S * max(1.0, effort),
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    answer = json.loads(child.stdout)
-    if answer["schedule"] is None:
+    answer = _PROCESS.ask(request, _PATIENCE_S * max(1.0, effort))
+    if answer is None or answer["schedule"] is None:
         return None
     # jobs shorter than a tick take one: so much the solver's bound may be too high
     bound_us = max(least_us, (answer["bound"] - ticks.raised) * ticks.unit_us)

@@ -1,4 +1,4 @@
-"""The process of the exact solver: this module is run by `python -m`, with JSON on stdin and stdout.
+"""The process of the exact solver: this module is run by `python -m`, with lines of JSON on stdin and stdout.
 
 A process of its own because OR-tools and HiGHS's Python package cannot be loaded into one. `exact` says
 what goes in and out; times are whole numbers of its unit of time.
@@ -13,6 +13,7 @@ unless it is asked for.
 from __future__ import annotations
 
 import json
+import select
 import sys
 from typing import Any
 
@@ -20,11 +21,14 @@ from ortools.sat.python import cp_model
 
 # with one worker and a seed the same request has the same answer
 _SEED = 1
+_IDLE_S = 30.0
+"""Seconds without a request after which the process ends: it holds 100 MiB, its parent may live for days."""
 
 
 def main() -> None:
-    """Answer one request: `solve` from stdin to stdout."""
-    json.dump(solve(json.load(sys.stdin)), sys.stdout)
+    """Answer requests by `solve`, a line each, until there are no more for a while."""
+    while select.select([sys.stdin], [], [], _IDLE_S)[0] and (line := sys.stdin.readline()):
+        print(json.dumps(solve(json.loads(line))), flush=True)
 
 
 def solve(request: dict[str, Any]) -> dict[str, Any]:
