@@ -1,0 +1,1 @@
+"""Networks as torch exports them: `python -m tests.exports`."""
