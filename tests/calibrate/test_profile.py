@@ -73,6 +73,7 @@ def test_planner_takes_measured_times(gpu_us: float, device: Device) -> None:
     assert set(plan.device_of().values()) == {device}
 
 
+@pytest.mark.slow
 def test_measured_times_decide_whether_a_network_is_tiled(unet: ImportedNetwork) -> None:
     asked: list[set[str]] = []
 

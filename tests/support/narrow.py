@@ -13,7 +13,11 @@ from hybridc.schedules.cpu.math.intrinsics import install
 from hybridc.schedules.rule import PRECISION, Scheduled
 from hybridc.targets import ISAS, Isa, missing_flags
 
-EMULATED = ("avx512_bf16_emulated", "amx_emulated")
+EMULATED = tuple(
+    pytest.param(f"{name}_emulated", marks=[] if missing_flags(ISAS[name]) else pytest.mark.slow)
+    for name in ("avx512_bf16", "amx")
+)
+"""Parameters of tests. Where the processor has the instructions, the fast suite is content with these."""
 UNIT = 2.0**-9
 """The largest relative error of rounding a normal number to bf16."""
 

@@ -111,7 +111,7 @@ def narrow(request: pytest.FixtureRequest) -> Iterator[Harness]:
         yield Harness(isa)
 
 
-@pytest.mark.parametrize("kind", ["images", "rows", "tiles", "lines"])
+@pytest.mark.parametrize("kind", ["images", "rows", "tiles", pytest.param("lines", marks=pytest.mark.slow)])
 def test_results_are_the_same_bit_for_bit(narrow, kind, monkeypatch):
     program, target = chains()[kind], Target((), narrow.isa)
     found = reduced(program, target)

@@ -16,6 +16,7 @@ from hybridc.compiler import plan_model
 from hybridc.options import INT8, CompileOptions
 from hybridc.targets import parse_target
 from tests.support.amx import executing
+from tests.support.narrow import EMULATED
 
 KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
 
@@ -89,7 +90,7 @@ def feeds(model: onnx.ModelProto) -> list[np.ndarray]:
     return [np.random.default_rng(seed).standard_normal(shape).astype("f4") for seed in range(4)]
 
 
-@pytest.mark.parametrize("target", ["avx512_bf16_emulated", "amx_emulated", "amx"])
+@pytest.mark.parametrize("target", ["avx512_bf16", *EMULATED, "amx"])
 @pytest.mark.parametrize(("kind", "per_channel"), [("uint8", True), ("int8", False)])
 def test_network_gives_what_onnxruntime_does_but_for_one_step(tmp_path, target, kind, per_channel):
     model = convolutions(kind, per_channel=per_channel)
