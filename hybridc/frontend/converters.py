@@ -243,6 +243,13 @@ def _rms_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir.N
     return relax.op.multiply(normal if dtype == wide else relax.op.astype(normal, dtype), scale)
 
 
+def _squeeze(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """Of all axes of one element, where none is named: TVM wants an attribute."""
+    if len(node.inputs) > 1 or "axes" in node.attributes:
+        return None
+    return relax.op.squeeze(importer._nodes[proto.input[0]])
+
+
 def _set_attribute(proto: NodeProto, name: str, value: float | str | list[int]) -> None:
     _remove_attribute(proto, name)
     proto.attribute.append(onnx.helper.make_attribute(name, value))
@@ -285,7 +292,9 @@ CONVERTERS: dict[str, Converter] = {
     "Scatter": indexing.scatter_elements,
     "ScatterElements": indexing.scatter_elements,
     "ScatterND": indexing.scatter_nd,
+    "Slice": indexing.slice_by_attributes,
     "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
+    "Squeeze": _squeeze,
     "Sum": _pairwise,
     TRAINING_BATCH_NORM: _training_batch_norm,
     TRAINING_DROPOUT: _training_dropout,

@@ -16,8 +16,11 @@ from hybridc.frontend.counted.rewrites import OPENING, REWRITES, Rewrite, rewrit
 from hybridc.frontend.counted.rules import RULES
 from hybridc.frontend.counted.sources import SOURCES
 from hybridc.frontend.expand.builder import Builder, Expansion, NotYet, Unsupported
+from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
 
+_WRONGLY_FOLDED = ("ConcatFromSequence", "SplitToSequence")
+"""By the pass, in forms that older opsets do not have; and it squeezes parts whose sizes are given."""
 _UNKNOWN = "cannot read what has an extent that follows from data"
 ORIGIN = "hybridc.origin"
 """Key of a node's metadata: the user's node that it is a part of."""
@@ -38,6 +41,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         self.opset, self.name = opset, name
         self.is_counting = False
         self.ledger = Ledger()
+        self.sequences: Known = {}
 
     def process_node(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
         """What replaces the node. Raises ModelError HC114 or HC115 for a use that cannot be expanded."""
@@ -51,6 +55,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
         is_padded = self.ledger.is_padded(node) and not knows_padding
         if is_padded and node.op_type in REWRITES:  # before a shape is taken for one of constants
             return self._expanded(node, self._rewriting(REWRITES[node.op_type]))
+        if node.op_type in _WRONGLY_FOLDED:
+            return self._expanded(node, self._listing(SEQUENCES[node.op_type]))
         replacement = super().process_node(node, is_function)
         if node.op_type in _SHAPED_AS_INPUT and node.inputs[0] is not None and node.outputs[0].shape is None:
             node.outputs[0].shape = node.inputs[0].shape
@@ -58,6 +64,9 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if self.is_counting and replacement is None and not knows_padding:
             source = SOURCES.get(node.op_type) or OPENING.get(node.op_type)
             expansion = expansion if source is None else self._rewriting(source)
+        sequence = None if node.domain else SEQUENCES.get(node.op_type)
+        if sequence is not None and replacement is None:
+            expansion = self._listing(sequence)
         if is_padded and node.op_type not in SOURCES:
             if node.op_type in RULES:
                 self._follow(node)
@@ -67,8 +76,14 @@ class FoldAndExpand(folding.FoldConstantsPass):
             return replacement
         return self._expanded(node, expansion)
 
+    def visit_attribute(self, attr: ir.Attr) -> None:
+        """Nothing: the nodes of a body are visited where they are inlined."""
+
     def _rewriting(self, rewrite: Rewrite) -> Expansion:
         return lambda node, build: rewritten(rewrite, node, build, self.ledger)
+
+    def _listing(self, step: Step) -> Expansion:
+        return lambda node, build: step(node, build, self.sequences)
 
     def _follow(self, node: ir.Node) -> None:
         """Tell the ledger of the results of a node that leaves padding where it is."""
@@ -96,7 +111,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
             return None
         values = _all_results(node, results, build)
         for made in build.nodes:
-            made.name = f"{node.name}/{made.op_type}"
+            made.name = f"{origin(node)}/{made.op_type}"
             made.meta[ORIGIN] = origin(node)
         return folding.Replacement(values, build.nodes)
 

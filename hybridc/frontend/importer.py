@@ -20,7 +20,13 @@ from hybridc.frontend import codes
 from hybridc.frontend.converters import CONVERTERS
 from hybridc.frontend.folding import origin
 from hybridc.frontend.names import safe_names
-from hybridc.frontend.restrictions import check_elements, check_restrictions, check_sizes, check_types
+from hybridc.frontend.restrictions import (
+    FOLDED_AWAY,
+    check_elements,
+    check_restrictions,
+    check_sizes,
+    check_types,
+)
 from hybridc.frontend.values import static_shape
 
 FROZEN_ELEMENTS = 64
@@ -42,7 +48,7 @@ class Emitted:
 
 def supported_operators() -> frozenset[str]:
     """ONNX operators that can be imported."""
-    return frozenset(onnx_frontend._get_convert_map()) | set(CONVERTERS)
+    return frozenset(onnx_frontend._get_convert_map()) | set(CONVERTERS) | FOLDED_AWAY
 
 
 def check_operators(graph: ir.Graph, name: str) -> None:

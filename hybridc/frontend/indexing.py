@@ -57,6 +57,15 @@ def scatter_nd(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> 
     return op.scatter_nd(*_operands(importer, proto), _reduction(node))
 
 
+def slice_by_attributes(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """With attributes, as before opset 10, which TVM does not know any more."""
+    starts, ends = (node.attributes.get_ints(name, None) for name in ("starts", "ends"))
+    if starts is None or ends is None:
+        return None
+    axes = node.attributes.get_ints("axes", None) or range(len(starts))
+    return op.strided_slice(importer._nodes[proto.input[0]], list(axes), list(starts), list(ends))
+
+
 def max_unpool(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
     """Zeros, with each element of the data at the row-major offset that its index is: it never counts from
     the end."""

@@ -68,6 +68,8 @@ def check_restrictions(graph: ir.Graph, name: str) -> None:
 
 
 def _reason(node: ir.Node) -> str | None:
+    if node.op_type in _UNKNOWN:
+        return _UNKNOWN[node.op_type]
     rule = _RULES.get(node.op_type)
     try:
         return rule(node) if rule else None
@@ -245,6 +247,21 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "TopK": _top_k,
     "Upsample": refused_resize,
 }
+
+
+_UNKNOWN = {
+    "If": "needs a condition that is constant",
+    "Loop": "needs a number of trips and a condition that are constant",
+    "Scan": "needs inputs of known shapes",
+    **dict.fromkeys(("SequenceAt", "SequenceErase", "SequenceInsert"), "needs a position that is constant"),
+    **dict.fromkeys(
+        ("ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceLength", "SequenceMap"),
+        "makes or reads a sequence whose elements are not known",
+    ),
+    "SplitToSequence": "needs sizes that are constant",
+}
+FOLDED_AWAY = frozenset(_UNKNOWN)
+"""Operators that are gone before import, or else refused."""
 
 
 def _uses_output(node: ir.Node, first: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,24 +10,28 @@ import onnx
 import onnx_ir as ir
 
 from hybridc.frontend.expand.builder import Builder, NotYet, Unsupported, dtype_of, shape_of
+from hybridc.frontend.expand.control.copies import copy_nodes
 
 
 def by_body(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     """The body of ONNX's function for this node. Requires: types and shapes of its inputs."""
-    function = _function(node, build.opset)
-    values: dict[str, ir.Value | None] = {"": None}
-    values |= dict(zip(function.input, (*node.inputs, *[None] * len(function.input)), strict=False))
-    for proto in function.node:
-        if any(attribute.HasField("g") for attribute in proto.attribute):
-            raise Unsupported("has a body with branches or loops")
-        attributes = _attributes(proto, node, function)
-        operands = [values[name] for name in proto.input]
-        while operands and operands[-1] is None:
-            operands.pop()
-        made = ir.Node(proto.domain, proto.op_type, operands, attributes, num_outputs=len(proto.output))
-        build.nodes.append(made)
-        values |= dict(zip(proto.output, made.outputs, strict=True))
-    return [values.get(name) for name, _ in zip(function.output, node.outputs, strict=False)]
+    proto = _function(node, build.opset)
+    names = list(proto.output)
+    made = {name for each in proto.node for name in each.output}
+    del proto.output[:]
+    proto.output.extend(name for name in names if name in made)  # a result that is left out has no node
+    function = ir.serde.deserialize_function(proto)
+    values = dict(itertools.zip_longest(function.inputs, node.inputs[: len(function.inputs)]))
+    copy_nodes(function, values, build, _defaults(node, build.opset) | dict(node.attributes))
+    results = {output.name: values[output] for output in function.outputs}
+    return [results.get(name) for name, _ in zip(names, node.outputs, strict=False)]
+
+
+def _defaults(node: ir.Node, opset: int) -> dict[str, ir.Attr]:
+    """What attributes are that a node leaves out."""
+    attributes = onnx.defs.get_schema(node.op_type, opset, node.domain).attributes
+    protos = {name: each.default_value for name, each in attributes.items()}
+    return {name: ir.serde.deserialize_attribute(proto) for name, proto in protos.items() if proto.name}
 
 
 def _function(node: ir.Node, opset: int) -> onnx.FunctionProto:
@@ -55,20 +60,3 @@ def _type(value: ir.Value | None) -> onnx.TypeProto:
     if value is None:
         return onnx.TypeProto()
     return onnx.helper.make_tensor_type_proto(int(dtype_of(value)), shape_of(value))
-
-
-def _attributes(proto: onnx.NodeProto, node: ir.Node, function: onnx.FunctionProto) -> list[ir.Attr]:
-    """Attributes of a node of the body: written there, the caller's, or the function's defaults."""
-    defaults = {attribute.name: attribute for attribute in function.attribute_proto}
-    found = []
-    for attribute in proto.attribute:
-        name, of = attribute.name, attribute.ref_attr_name
-        if not of:
-            found.append(ir.from_proto(attribute))
-        elif of in node.attributes:
-            caller = node.attributes[of]
-            found.append(ir.Attr(name, caller.type, caller.value))
-        elif of in defaults:
-            default = ir.from_proto(defaults[of])
-            found.append(ir.Attr(name, default.type, default.value))
-    return found

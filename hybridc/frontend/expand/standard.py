@@ -40,14 +40,6 @@ def _is_inf(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     return [build.op("Equal", x, build.like(x, math.inf if above else -math.inf))]
 
 
-def _eye_like(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
-    rows, columns = shape_of(operand(node, 0))
-    dtype = node.attributes.get_int("dtype", None)
-    kind = ir.DataType(dtype) if dtype is not None else dtype_of(operand(node, 0))
-    rows, columns = bounded(rows, columns)
-    return [build.constant(np.eye(rows, columns, node.attributes.get_int("k", 0)), kind)]
-
-
 def _one_hot(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     """With a depth of one element in a list, which the importer takes as a scalar only."""
     depth, values = constant_array(given(node, 1)), operand(node, 2)
@@ -230,7 +222,6 @@ STANDARD: dict[str, Expansion] = {
     "Col2Im": _col2im,
     "CumProd": _cum_prod,
     "Det": _determinant,
-    "EyeLike": _eye_like,
     "IsInf": _is_inf,
     "OneHot": _one_hot,
     "PRelu": _prelu,

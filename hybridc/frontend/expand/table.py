@@ -22,7 +22,9 @@ from hybridc.frontend.expand import (
     standard_attention,
 )
 from hybridc.frontend.expand.builder import Expansion
+from hybridc.frontend.expand.control import loops
 from hybridc.frontend.expand.functions import by_body
+from hybridc.frontend.expand.generated import constants
 
 MICROSOFT = "com.microsoft"
 _BODIES = (
@@ -34,8 +36,7 @@ _BODIES = (
 
 _STANDARD = (
     *(block_quantized, normalization, quantized_products, recurrent, resize, signal),
-    *(single_precision, standard),
-    standard_attention,
+    *(single_precision, standard, standard_attention, loops, constants),
 )
 _MICROSOFT = (
     *(attention, block_quantized, diffusion, fused, group_query, normalization),

@@ -84,12 +84,18 @@ def shape_inputs(model: onnx.ModelProto) -> frozenset[str]:
         producer = producers.get(name)
         if producer is not None and producer.op_type not in _SHAPES_ALONE:
             open_names += producer.input
+            # what a branch or a trip computes, too
+            open_names += (used for inner in _nodes_of_bodies(producer) for used in inner.input)
     return frozenset(candidates & seen)
 
 
 def _nodes_within(graph: GraphProto) -> Iterator[NodeProto]:
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes_within(inner)
+        yield from _nodes_of_bodies(node)
+
+
+def _nodes_of_bodies(node: NodeProto) -> Iterator[NodeProto]:
+    for attribute in node.attribute:
+        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            yield from _nodes_within(inner)

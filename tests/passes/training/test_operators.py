@@ -27,7 +27,8 @@ WITHOUT = {
         Shape Size Xor""",
     "of constants, integers or shapes only": "Constant ConstantOfShape DequantizeLinear EyeLike OneHot Range",
     "refused: the shape of the result depends on data": "Compress Positions Suppression Unique",
-    "refused: sequences that change": "SequenceEmpty SequenceErase SequenceInsert",
+    "gone before import, or refused": """
+        If Loop Scan SequenceEmpty SequenceErase SequenceInsert SequenceMap""",
     "of com.microsoft, which is refused": """
         Attention BiasGelu EmbedLayerNormalization FastGelu SkipLayerNormalization""",
     "what LSTM, GRU and RNN become: refused with HC160, as no gradient is written yet": "Recurrence",

@@ -1,0 +1,1 @@
+"""Operators that make numbers of nothing, or of what the model says."""
