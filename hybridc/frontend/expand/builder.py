@@ -17,6 +17,10 @@ MAX_CONSTANT_ELEMENTS = 1 << 26
 """Of an array that an expansion makes: a few bytes of a file can ask for any size."""
 
 
+TRIP = "hybridc.trip"
+"""Key of the metadata of a node that was in the body of a loop: of which trip it is."""
+
+
 class Unsupported(Exception):
     """A use of an operator that cannot be expanded; the message continues the operator's name."""
 

@@ -24,11 +24,11 @@ from hybridc.frontend.expand import (
 from hybridc.frontend.expand.builder import Expansion
 from hybridc.frontend.expand.control import loops
 from hybridc.frontend.expand.functions import by_body
-from hybridc.frontend.expand.generated import constants
+from hybridc.frontend.expand.generated import constants, random
 
 MICROSOFT = "com.microsoft"
 _BODIES = (
-    *("Bernoulli", "BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad"),
+    *("BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad"),
     *("HammingWindow", "HannWindow", "LinearAttention", "MeanVarianceNormalization"),
     *("RotaryEmbedding", "SwiGLU", "Swish"),
 )
@@ -36,7 +36,7 @@ _BODIES = (
 
 _STANDARD = (
     *(block_quantized, normalization, quantized_products, recurrent, resize, signal),
-    *(single_precision, standard, standard_attention, loops, constants),
+    *(single_precision, standard, standard_attention, loops, constants, random),
 )
 _MICROSOFT = (
     *(attention, block_quantized, diffusion, fused, group_query, normalization),

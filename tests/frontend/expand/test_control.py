@@ -142,7 +142,8 @@ def test_a_loop_that_cannot_be_unrolled_is_refused(
         " low = Constant<value_float = 0.0>() high = Constant<value_float = 4096.0>()"
         " w = MelWeightMatrix(five, n, rate, low, high) s = ReduceMean<keepdims = 0>(x) y = Mul(w, s) }",
         "g (float[5] x) => (float[5] y) {"
-        " a = Constant<value_float = 1.0>() b = Constant<value_float = 2.2>() c = Constant<value_float = 0.25>()"
+        " a = Constant<value_float = 1.0>() b = Constant<value_float = 2.2>()"
+        " c = Constant<value_float = 0.25>()"
         " r = Range(a, b, c) y = Mul(r, x) }",
         "g (float[2, 3] x) => (float[M, N] y) { s = Shape(x) h, w = Split<axis = 0>(s)"
         " t = Concat<axis = 0>(w, h) y = Reshape(x, t) }",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 from onnx_ir._cloner import Cloner
 
-from hybridc.frontend.expand.builder import Builder
+from hybridc.frontend.expand.builder import TRIP, Builder
 
 _numbers = itertools.count()
 
@@ -40,19 +40,29 @@ def copy_nodes(
     build.nodes += [cloner.clone_node(node) for node in nodes]
 
 
-def copy_body(body: ir.Graph, operands: Iterable[ir.Value | None], build: Builder) -> list[ir.Value]:
-    """The results of a body for these operands."""
+def copy_body(
+    body: ir.Graph, operands: Iterable[ir.Value | None], build: Builder, trip: str
+) -> list[ir.Value]:
+    """The results of a body for these operands, in a trip that no other copy has the name of."""
     values: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, operands, strict=True))
     for initializer in body.initializers.values():
         if initializer.const_value is not None and initializer not in values:
             values[initializer] = build.constant(initializer.const_value.numpy())
+    first = len(build.nodes)
     copy_nodes(body, values, build)
+    for node in build.nodes[first:]:
+        node.meta[TRIP] = trip
     results = []
     for output in body.outputs:
         result = values.get(output, output)
         assert result is not None
         results.append(result)
     return results
+
+
+def trip_of(node: ir.Node, number: int) -> str:
+    """The name of a trip of a loop, which may itself be in the body of another one."""
+    return f"{node.meta.get(TRIP, '')}/{number}"
 
 
 def discard(body: ir.Graph) -> None:

@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from hybridc.frontend.expand.builder import Builder, Expansion, NotYet, Unsupported, given, operand, shape_of
-from hybridc.frontend.expand.control.copies import copy_body, discard
+from hybridc.frontend.expand.builder import (
+    TRIP,
+    Builder,
+    Expansion,
+    NotYet,
+    Unsupported,
+    given,
+    operand,
+    shape_of,
+)
+from hybridc.frontend.expand.control.copies import copy_body, discard, trip_of
 from hybridc.frontend.values import constant_array
 
 MAX_UNROLLED_NODES = 10_000
@@ -30,11 +39,12 @@ def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
         return [*states, *(_stacked(each, 0, build) for each in pieces)]
     _check_size(done + 1, body)
     operands = [build.constant(done, "int64"), build.constant(True), *states]
-    goes_on, *results = copy_body(body, operands, build)
+    goes_on, *results = copy_body(body, operands, build, trip_of(node, done))
     new_states, new = results[: len(states)], results[len(states) :]
     rest = build.ops(
         "Loop", [given(node, 0), goes_on, *new_states], {"body": body}, results=len(states) + stacks
     )
+    build.nodes[-1].meta[TRIP] = node.meta.get(TRIP, "")
     build.nodes[-1].meta[_TRIPS] = (done + 1, [(*old, each) for old, each in zip(pieces, new, strict=True)])
     return list(rest)[: len(node.outputs)]
 
@@ -70,7 +80,7 @@ def _scan(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
         for value, axis, backwards in zip(sequences, axes, is_reversed, strict=True):
             at = trips - 1 - trip if backwards else trip
             taken.append(build.squeeze(build.slice(value, axis, at, at + 1), [axis]))
-        results = copy_body(body, [*states, *taken], build)
+        results = copy_body(body, [*states, *taken], build, trip_of(node, trip))
         states = list(results[: len(states)])
         steps.append(results[len(states) :])
     discard(body)

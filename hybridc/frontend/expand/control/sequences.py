@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from hybridc.frontend.expand.builder import Builder, NotYet, Unsupported, given, operand, shape_of
-from hybridc.frontend.expand.control.copies import copy_body, discard
+from hybridc.frontend.expand.control.copies import copy_body, discard, trip_of
 from hybridc.frontend.values import constant_array
 
 Known = dict[ir.Value, list[ir.Value]]
@@ -108,7 +108,10 @@ def _map(node: ir.Node, build: Builder, known: Known) -> Sequence[ir.Value]:
     operands = [known.get(value, [value] * count) for value in node.inputs if value is not None]
     if any(len(each) != count for each in operands):
         raise Unsupported("of sequences of different lengths")
-    results = [copy_body(body, elements, build) for elements in zip(*operands, strict=True)]
+    results = [
+        copy_body(body, elements, build, trip_of(node, i))
+        for i, elements in enumerate(zip(*operands, strict=True))
+    ]
     discard(body)
     return [build.op("SequenceConstruct", *(each[i] for each in results)) for i in range(len(node.outputs))]
 
