@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.machine import load_machine
-from hybridc.options import Amount, CompileOptions, parse_budgets, parse_bytes, parse_pin
+from hybridc.options import Amount, CompileOptions, Shape, parse_budgets, parse_bytes, parse_pin
 from hybridc.targets import parse_target
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class PlanKeywords(TypedDict, total=False):
     limit."""
     host_memory: Amount | None
     """What a run may hold of the host's memory, `"8GiB"` or an integer of bytes."""
-    shapes: Mapping[str, tuple[int, ...]] | None
-    """Shapes of inputs whose dimensions the model leaves open, by name."""
+    shapes: Mapping[str, Shape] | None
+    """Shapes of inputs whose dimensions the model leaves open, by name; None for one that it fixes."""
     dims: Mapping[str, int] | None
     """Sizes of named dimensions."""
     values: Mapping[str, np.ndarray] | None

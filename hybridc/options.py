@@ -35,6 +35,8 @@ _LARGEST_BYTES = 2**62
 MAXIMUM_THREADS = 4096
 DEFAULT_PLAN_SECONDS = 10.0
 """Time that the planner may search unless asked otherwise, in seconds of a nominal machine."""
+Shape = tuple[int | None, ...]
+"""Of an input; None for a dimension that the model or a size by name fixes."""
 _LARGEST_DIMENSION = 2**31 - 1
 FP32, BF16, INT8 = PRECISIONS = ("fp32", "bf16", "int8")
 """In which products may be computed on the CPU."""
@@ -162,17 +164,22 @@ def _scale(size_bytes: int) -> tuple[Decimal, str]:
     return Decimal(size_bytes) / 1024**power, _BINARY_UNITS[power]
 
 
-def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Read `NAME=1x3x224x224`; the name may hold `=` and `:`. Raises UsageError HC511."""
+def parse_shape(text: str) -> tuple[str, Shape]:
+    """Read `NAME=1x3x224x224`, `NAME=8x_x_x_` or `NAME=scalar`; the name may hold `=` and `:`.
+
+    Raises UsageError HC511.
+    """
     name, equals, dims = text.rpartition("=")
-    sizes = tuple(_dimension(word) for word in dims.split("x"))
-    if not equals or not name or None in sizes:
+    words = [] if dims == "scalar" else dims.split("x")
+    sizes = tuple(_dimension(word) for word in words)
+    if not equals or not name or any(s is None and w != "_" for w, s in zip(words, sizes, strict=True)):
         raise UsageError(
             "HC511",
             f"invalid input shape {text!r}",
-            remedy="write NAME=1x3x224x224, no dimension negative",
+            remedy="write NAME=1x3x224x224, no dimension negative, `_` for one that the model fixes, or"
+            " NAME=scalar",
         )
-    return name, tuple(size for size in sizes if size is not None)
+    return name, sizes
 
 
 def parse_dim(text: str) -> tuple[str, int]:
@@ -302,7 +309,7 @@ class CompileOptions:
     """Budgets that the artifact has a plan for, in any order; empty: one plan without a limit."""
     host_memory_bytes: int | None = None
     """What a run may hold of the host's memory, arena and staging; None: what there is."""
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shapes: tuple[tuple[str, Shape], ...] = ()
     """Shapes of inputs whose dimensions the model leaves open."""
     dims: tuple[tuple[str, int], ...] = ()
     """Sizes of named dimensions, in every input that has them."""
@@ -354,7 +361,7 @@ class CompileOptions:
                     "HC514", f"{option} specifies {twice!r} more than once", remedy="specify it once"
                 )
         for name, shape in self.shapes:
-            if not isinstance(shape, tuple) or not all(map(_is_dimension, shape)):
+            if not isinstance(shape, tuple) or not all(s is None or _is_dimension(s) for s in shape):
                 raise UsageError(
                     "HC511",
                     f"invalid shape {shape!r} for input {name!r}",

@@ -178,6 +178,8 @@ def test_percentage_reads_back(percent: float) -> None:
         ("x=7", ("x", (7,))),
         ("scope/x:0=2x2", ("scope/x:0", (2, 2))),
         ("a=b=2x2", ("a=b", (2, 2))),
+        ("x=8x_x_", ("x", (8, None, None))),
+        ("x=scalar", ("x", ())),
     ],
 )
 def test_shape(text: str, shape: tuple[str, tuple[int, ...]]) -> None:
@@ -190,7 +192,8 @@ def test_shape_of_any_name_reads_back(name: str, dims: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "x=", "=1x2", "x=-1x2", "x=1X2", "x=1xN", "x=1x", "x=²", f"x={2**31}"]
+    "text",
+    ["", "x", "x=", "=1x2", "x=-1x2", "x=1X2", "x=1xN", "x=1x", "x=1x__", "x=scalars", "x=²", f"x={2**31}"],
 )
 def test_shape_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:

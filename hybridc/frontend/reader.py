@@ -27,19 +27,21 @@ from hybridc.frontend.parameters import Chooser, check_export, promote
 from hybridc.frontend.simplify import simplify
 from hybridc.frontend.tensors import check_tensors
 from hybridc.labels import Labels
+from hybridc.options import Shape
 
 
 def read_model(
     source: str | Path | bytes | onnx.ModelProto,
     *,
-    shapes: Mapping[str, tuple[int, ...]] = {},
+    shapes: Mapping[str, Shape] = {},
     dims: Mapping[str, int] = {},
     values: Mapping[str, np.ndarray] = {},
     parameters: Chooser | None = None,
 ) -> ImportedModel:
     """Read an ONNX model from an untrusted source.
 
-    `shapes` fixes inputs by name, `dims` named dimensions; all shapes are static afterwards.
+    `shapes` fixes inputs by name, but for dimensions that are None, `dims` named dimensions; all shapes are
+    static afterwards.
     Inputs with `values` become constants, which are folded as those of the file. With
     `parameters`, which says by name what is trained, the model is read for training: what it chooses are
     inputs instead of weights, Dropout drops, and BatchNorm uses the batch's statistics. Raises
@@ -60,7 +62,7 @@ def read_model(
 
 def _read(
     loaded: Loaded,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, Shape],
     dims: Mapping[str, int],
     is_trained: Chooser | None,
 ) -> ImportedModel:

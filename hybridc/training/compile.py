@@ -20,7 +20,7 @@ from hybridc.compiler import compile_model, plan_model
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
-from hybridc.options import FP32, CompileOptions
+from hybridc.options import FP32, CompileOptions, Shape
 from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import NullProgress, Progress
@@ -229,9 +229,7 @@ def _check_patterns(spec: TrainingSpec, names: list[str]) -> None:
             raise UsageError("HC580", f"no parameter matches {pattern!r}", remedy=remedy)
 
 
-def _fix_batch(
-    graph: onnx.GraphProto, batch: int, shapes: dict[str, tuple[int, ...]], dims: dict[str, int]
-) -> None:
+def _fix_batch(graph: onnx.GraphProto, batch: int, shapes: dict[str, Shape], dims: dict[str, int]) -> None:
     """Add to `shapes` and `dims` what gives every open first dimension this size."""
     weights = {tensor.name for tensor in graph.initializer}
     first_sizes = []

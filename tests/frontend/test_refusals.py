@@ -209,6 +209,19 @@ def test_unknown_rank_needs_a_shape(make_model):
     assert refusal(model).code == codes.UNKNOWN_DIMENSION
 
 
+def test_dimensions_that_are_left_out_are_the_models_own(make_model):
+    model = make_model([make_node("Relu", ["x"], ["y"])], {"x": ["N", 3, "M", 5]}, ["y"])
+    imported = read_model(model, shapes={"x": (2, None, None, None)}, dims={"M": 4})
+    assert imported.inputs[0].shape == (2, 3, 4, 5)
+    error = refusal(model, shapes={"x": (2, None, None, None)})
+    assert error.code == codes.UNKNOWN_DIMENSION and "M" in error.what
+
+
+def test_an_input_without_a_shape_may_be_a_scalar(make_model):
+    model = make_model([make_node("Relu", ["x"], ["y"])], {"x": None}, ["y"])
+    assert read_model(model, shapes={"x": ()}).inputs[0].shape == ()
+
+
 def test_a_named_dimension_is_fixed_for_all_inputs(make_model):
     model = make_model([make_node("Add", ["a", "b"], ["y"])], {"a": ["N", 3], "b": ["N", 3]}, ["y"])
     assert read_model(model, dims={"N": 4}).outputs[0].shape == (4, 3)

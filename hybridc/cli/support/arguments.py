@@ -99,7 +99,7 @@ def _add_model(group: Arguments) -> None:
         dest="shapes",
         type=parse_shape,
         metavar="NAME=1x3x224x224",
-        help="shape of an input; may be repeated",
+        help="shape of an input, with _ for a dimension that the model fixes, or scalar; may be repeated",
     )
     add(
         "--dim",

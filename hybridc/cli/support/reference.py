@@ -76,7 +76,10 @@ def _fixed_inputs(inputs: Iterable[Any], options: CompileOptions) -> list[FixedI
     shapes, dims = dict(options.shapes), dict(options.dims)
     fixed = []
     for i in inputs:
-        sizes = shapes.get(i.name, [dims.get(size, size) for size in i.shape])
+        own: list[Any] = [dims.get(size, size) for size in i.shape]
+        sizes = list(shapes.get(i.name, own))
+        if len(sizes) == len(own):
+            sizes = [size if told is None else told for told, size in zip(sizes, own, strict=True)]
         unknown = next((size for size in sizes if not isinstance(size, int) or size < 0), 0)
         if unknown != 0:
             raise UsageError(

@@ -10,10 +10,11 @@ from onnx import ValueInfoProto
 
 from hybridc.errors import ModelError, ModelWarning
 from hybridc.frontend import codes
+from hybridc.options import Shape
 
 
 def fix_shapes(
-    model: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]
+    model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape], dims: Mapping[str, int]
 ) -> None:
     """Write static dimensions into the inputs, in place; forget every other shape but initializers'.
 
@@ -44,7 +45,7 @@ def fix_shapes(
 
 
 def _check_names(
-    inputs: list[ValueInfoProto], name: str, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]
+    inputs: list[ValueInfoProto], name: str, shapes: Mapping[str, Shape], dims: Mapping[str, int]
 ) -> None:
     input_names = [value.name for value in inputs]
     dim_names = sorted({d.dim_param for v in inputs for d in v.type.tensor_type.shape.dim if d.dim_param})
@@ -60,21 +61,22 @@ def _check_names(
             )
             raise _contradiction(f"no input has a dimension {given!r}", name, listed)
     for given, sizes in (*shapes.items(), *((d, (size,)) for d, size in dims.items())):
-        if any(size < 0 for size in sizes):
+        if any(size is not None and size < 0 for size in sizes):
             raise _contradiction(f"{given!r} is given as {_text(sizes)}", name, "give no negative size")
 
 
 def _apply_shape(
     value: ValueInfoProto,
     name: str,
-    shape: tuple[int, ...],
+    shape: Shape,
     dims: Mapping[str, int],
     sizes: dict[str, set[int]],
 ) -> None:
-    """Write the shape, and note the sizes of named dimensions."""
+    """Write the shape, and note the sizes of named dimensions; None leaves one as the model has it."""
     tensor = value.type.tensor_type
     where = f"{name}: input {value.name!r}"
     if not tensor.HasField("shape"):
+        tensor.shape.SetInParent()  # a scalar's, too
         for _ in shape:
             tensor.shape.dim.add()
     if len(tensor.shape.dim) != len(shape):
@@ -85,6 +87,8 @@ def _apply_shape(
         )
     declared = _dims_text(value)
     for dim, size in zip(tensor.shape.dim, shape, strict=True):
+        if size is None:
+            continue
         fixed = dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, size)
         if fixed != size:
             raise _contradiction(
@@ -139,8 +143,8 @@ def _dims_text(value: ValueInfoProto) -> str:
     return "x".join(str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims)
 
 
-def _text(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+def _text(shape: Shape) -> str:
+    return "x".join("_" if size is None else str(size) for size in shape)
 
 
 def _contradiction(what: str, where: str, remedy: str) -> ModelError:

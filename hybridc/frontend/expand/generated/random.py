@@ -1,7 +1,7 @@
 """Random numbers: drawn when the model is compiled, so that each run and each device has the same.
 
-They are those of Philox4x64-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011), a function of
-a key and an element's position. The key is the node's `seed`, as float32; of a node without one, its name.
+They are those of Philox4x64-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011), a function
+of a key and an element's position. The key is the node's `seed`, as float32; of one without it, its name.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _bernoulli(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
 
 
 def _multinomial(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
-    """Classes by their logarithms of probability [batch, classes]: where the sums up to them pass a number."""
+    """Classes by logarithms of their probabilities [batch, classes]: where sums of these pass a number."""
     if build.opset < 11:
         raise Unsupported("needs opset 11")
     x = operand(node, 0)
