@@ -17,6 +17,8 @@ from hybridc.calibrate.measurements import with_measurements
 from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_tools, generate_code
 from hybridc.compile_cache import Cache, compile_cache
+from hybridc.errors import ModelError
+from hybridc.frontend import find_refusals
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
@@ -67,6 +69,24 @@ def _compile(
     if library is None or not options.cache:
         return compiled
     return replace(compiled, cached=Cached(library.cached, library.functions))
+
+
+def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError, ...]:
+    """Everything for which a model would be refused, in the words of `compile_model`; none if it is taken.
+
+    Nothing is scheduled, planned or compiled. Raises UsageError for options that do not fit the model.
+    """
+    refused = find_refusals(
+        source, shapes=dict(options.shapes), dims=dict(options.dims), values=dict(options.values)
+    )
+    if refused:
+        return refused
+    _, network = import_model(source, options)
+    try:
+        run_stages(network, NullProgress(), stop_after="fuse")
+    except ModelError as error:
+        return (error,)
+    return ()
 
 
 def plan_model(

@@ -23,7 +23,9 @@ from hybridc.cli.support.interrupts import exit_code, noted_interrupts
 from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import HybridcError, InternalError, ModelWarning, UsageError, out_of_memory
 
-COMMANDS = ("compile", "run", "plan", "explain", "sweep", "compare", "train", "models", "machine")
+COMMANDS = (
+    *("compile", "run", "check", "plan", "explain", "sweep", "compare", "train", "models", "machine"),
+)
 EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"
 

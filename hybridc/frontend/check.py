@@ -34,8 +34,8 @@ def check_model(loaded: Loaded) -> None:
     _run_onnx_checker(model, name)
 
 
-def check_domains(loaded: Loaded) -> None:
-    """Refuse operators that neither ONNX nor the model defines. Raises ModelError HC105."""
+def check_domains(loaded: Loaded, refusals: codes.Refusals) -> None:
+    """Refuse operators that neither ONNX nor the model defines: ModelError HC105."""
     model, name = loaded.proto, loaded.source.name
     functions = {(f.domain, f.name) for f in model.functions}
     unknown: dict[str, list[str]] = {}
@@ -46,13 +46,11 @@ def check_domains(loaded: Loaded) -> None:
         is_known = node.domain in _DEFAULT_DOMAINS or is_expanded(node.domain, node.op_type)
         if not is_known and (node.domain, node.op_type) not in functions:
             unknown.setdefault(f"{node.domain}::{node.op_type}", []).append(node.name)
-    if unknown:
-        raise ModelError(
-            codes.UNKNOWN_DOMAIN,
-            f"operators that are not ONNX's, and unknown: {', '.join(unknown)}",
-            where=f"{name}: node {next(iter(unknown.values()))[0]!r}",
-            remedy="export with operators that docs/operators.md lists",
-        )
+    for group in refusals.grouped(unknown):
+        what = f"operators that are not ONNX's, and unknown: {', '.join(group)}"
+        where = f"{name}: node {next(iter(group.values()))[0]!r}"
+        remedy = "export with operators that docs/operators.md lists"
+        refusals.add(ModelError(codes.UNKNOWN_DOMAIN, what, where=where, remedy=remedy))
 
 
 def _nodes_within(nodes: Iterator[NodeProto] | list[NodeProto]) -> Iterator[NodeProto]:
@@ -109,20 +107,20 @@ def _check_functions(model: onnx.ModelProto, name: str) -> None:
         )
 
 
-def check_interface(loaded: Loaded) -> None:
-    """Inputs and outputs must be tensors of numbers. Raises ModelError HC110."""
+def check_interface(loaded: Loaded, refusals: codes.Refusals) -> None:
+    """Inputs and outputs must be tensors of numbers: ModelError HC110."""
     graph, name = loaded.proto.graph, loaded.source.name
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for value in values:
             if kind == "output" and not value.HasField("type"):
                 continue
             if value.type.tensor_type.elem_type not in SUPPORTED_TYPES:
-                raise ModelError(
-                    codes.UNSUPPORTED_TYPE,
+                what, where = (
                     f"{kind} {value.name!r} is not a numeric tensor",
-                    where=f"{name}: {kind} {value.name!r}",
-                    remedy="use bool, integers of at least 8 bits, or floating point of at least 16 bits",
+                    f"{name}: {kind} {value.name!r}",
                 )
+                remedy = "use bool, integers of at least 8 bits, or floating point of at least 16 bits"
+                refusals.add(ModelError(codes.UNSUPPORTED_TYPE, what, where=where, remedy=remedy))
 
 
 def _check_definitions(graph: GraphProto, name: str) -> None:

@@ -23,6 +23,17 @@ HC121  for training: the exporter has tied weights that are apart, or copied tho
 HC122  for training: the model has no parameters that may be trained
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from hybridc.errors import ModelError
+
+T = TypeVar("T")
+
 NOT_ONNX = "HC101"
 UNREADABLE = "HC102"
 MALFORMED_TENSOR = "HC103"
@@ -44,3 +55,50 @@ TOO_LARGE = "HC118"
 FOLDED_NORM = "HC120"
 CHANGED_TIES = "HC121"
 NO_PARAMETERS = "HC122"
+
+
+class Refusals:
+    """What becomes of refusals: the first is raised, or all are noted and the model is looked at further."""
+
+    def __init__(self, *, all_of_them: bool = False) -> None:
+        self.found: list[ModelError] = []
+        self._all, self._nodes = all_of_them, set[ir.Node]()
+
+    def add(self, error: ModelError, *nodes: ir.Node) -> None:
+        """Refuse the model, because of these nodes of its graph. Raises the error unless it is noted."""
+        if not self._all:
+            raise error
+        self.found.append(error)
+        self.give_up(*nodes)
+
+    def give_up(self, *nodes: ir.Node) -> None:
+        """Say nothing more of nodes that are refused."""
+        self._nodes.update(nodes)
+
+    def stop(self, *because_of: str) -> None:
+        """Raises the first refusal that was noted, if any is, with one of these codes or with any: there are
+        things that cannot be done with a refused model."""
+        for error in self.found:
+            if not because_of or error.code in because_of:
+                raise error
+
+    def grouped(self, nodes: Mapping[str, Sequence[T]]) -> list[Mapping[str, Sequence[T]]]:
+        """Nodes by operator: all of them for one refusal, or each by itself, where refusals are noted."""
+        if self._all:
+            return [{op: [node]} for op, those in nodes.items() for node in those]
+        return [nodes] if nodes else []
+
+    def in_doubt(self, graph: ir.Graph) -> set[ir.Node]:
+        """Nodes that are refused, and those that nothing can be said of: they read what such a node makes,
+        and its shape is not known."""
+        doubtful, unknown = set[ir.Node](), set[ir.Value]()
+        for node in graph if self._nodes else ():
+            if node in self._nodes or any(value in unknown for value in node.inputs if value is not None):
+                doubtful.add(node)
+                unknown.update(value for value in node.outputs if not is_static(value))
+        return doubtful
+
+
+def is_static(value: ir.Value) -> bool:
+    """Whether type and shape are known."""
+    return value.dtype is not None and value.shape is not None and value.shape.is_static()

@@ -30,21 +30,23 @@ _SHAPED_AS_INPUT = ("GroupNormalization",)
 
 class FoldAndExpand(folding.FoldConstantsPass):
     """A node that is expanded is replaced by nodes that the same walk visits next, so that those behind them
-    know their shapes. `limits` are those of folding.
+    know their shapes. A use that cannot be expanded goes to `refusals`, as ModelError HC114 or HC115.
+    `limits` are those of folding.
 
     Once `is_counting`, what is not constant by then is padded where data determine its extent; `ledger` knows
     which values are.
     """
 
-    def __init__(self, opset: int, name: str, **limits: Any) -> None:
+    def __init__(self, opset: int, name: str, refusals: codes.Refusals, **limits: Any) -> None:
         super().__init__(**limits)
-        self.opset, self.name = opset, name
+        self.opset, self.name, self.refusals = opset, name, refusals
+        self._refused = set[ir.Node]()
         self.is_counting = False
         self.ledger = Ledger()
         self.sequences: Known = {}
 
     def process_node(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
-        """What replaces the node. Raises ModelError HC114 or HC115 for a use that cannot be expanded."""
+        """What replaces the node, if anything does."""
         replacement = self._process(node, is_function)
         if replacement is not None:
             self.ledger.replace(node.outputs, replacement.new_outputs)
@@ -71,8 +73,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
             if node.op_type in RULES:
                 self._follow(node)
             elif expansion is None or replacement is not None:
-                raise self._refusal(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}")
-        if replacement is not None or expansion is None:
+                self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
+        if replacement is not None or expansion is None or node in self._refused:
             return replacement
         return self._expanded(node, expansion)
 
@@ -92,9 +94,9 @@ class FoldAndExpand(folding.FoldConstantsPass):
             for output, axes in zip(node.outputs, RULES[node.op_type](node, taken), strict=False):
                 self.ledger.mark(output, axes)
         except NotYet:
-            raise self._refusal(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}") from None
+            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
         except Unsupported as error:
-            raise self._refusal(node, codes.WRONG_RESULT, f"{node.op_type} {error}") from None
+            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
 
     def _expanded(self, node: ir.Node, expansion: Expansion) -> folding.Replacement | None:
         build = Builder(self.opset)
@@ -103,10 +105,12 @@ class FoldAndExpand(folding.FoldConstantsPass):
         except NotYet:
             return None
         except Unsupported as error:
-            raise self._refusal(node, codes.WRONG_RESULT, f"{node.op_type} {error}") from None
+            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
+            return None
         except Exception as error:  # attributes and shapes that no checker has seen may be anything
             what = f"cannot expand the node: {type(error).__name__}: {error}"
-            raise self._refusal(node, codes.IMPORT_FAILED, what) from error
+            self._refuse(node, codes.IMPORT_FAILED, what, error)
+            return None
         if results is None:
             return None
         values = _all_results(node, results, build)
@@ -115,9 +119,16 @@ class FoldAndExpand(folding.FoldConstantsPass):
             made.meta[ORIGIN] = origin(node)
         return folding.Replacement(values, build.nodes)
 
-    def _refusal(self, node: ir.Node, code: str, what: str) -> ModelError:
+    def _refuse(self, node: ir.Node, code: str, what: str, cause: Exception | None) -> None:
+        """Once for a node, which stays as it is: those behind it are looked at with the shapes that ONNX
+        infers."""
+        if node in self._refused:
+            return
         where = f"{self.name}: node {origin(node)!r} ({node.op_type})"
-        return ModelError(code, what, where=where, remedy="export the network without it")
+        error = ModelError(code, what, where=where, remedy="export the network without it")
+        error.__cause__, error.__suppress_context__ = cause, True
+        self._refused.add(node)
+        self.refusals.add(error, node)
 
 
 def origin(node: ir.Node) -> str:

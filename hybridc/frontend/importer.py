@@ -18,15 +18,10 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.converters import CONVERTERS
+from hybridc.frontend.expand.table import is_expanded
 from hybridc.frontend.folding import origin
 from hybridc.frontend.names import safe_names
-from hybridc.frontend.restrictions import (
-    FOLDED_AWAY,
-    check_elements,
-    check_restrictions,
-    check_sizes,
-    check_types,
-)
+from hybridc.frontend.restrictions import FOLDED_AWAY, check_elements, check_nodes
 from hybridc.frontend.values import static_shape
 
 FROZEN_ELEMENTS = 64
@@ -51,44 +46,48 @@ def supported_operators() -> frozenset[str]:
     return frozenset(onnx_frontend._get_convert_map()) | set(CONVERTERS) | FOLDED_AWAY
 
 
-def check_operators(graph: ir.Graph, name: str) -> None:
-    """Raises ModelError HC113 that lists the operators nothing can import, and a node of each."""
-    supported = supported_operators()
-    missing: dict[str, list[str]] = {}
-    for node in graph:
-        if node.domain or node.op_type not in supported:
-            missing.setdefault(node.op_type, []).append(f"{origin(node)!r}")
-    if missing:
+def check_operators(graph: ir.Graph, name: str, refusals: codes.Refusals) -> None:
+    """Refuse operators that nothing can import: ModelError HC113 that lists them, and nodes of each."""
+    # these are refused already
+    refusals.give_up(*(n for n in graph if n.domain and not is_expanded(n.domain, n.op_type)))
+    supported, refused = supported_operators(), refusals.in_doubt(graph)
+    nodes = [node for node in graph if node.domain or node.op_type not in supported]
+    missing: dict[str, list[ir.Node]] = {}
+    for node in nodes:
+        if node not in refused:
+            missing.setdefault(node.op_type, []).append(node)
+    for group in refusals.grouped(missing):
         where = "; ".join(
-            f"{op}: {', '.join(nodes[:3])}{', ...' * (len(nodes) > 3)}" for op, nodes in missing.items()
+            f"{op}: {', '.join(repr(origin(n)) for n in found[:3])}{', ...' * (len(found) > 3)}"
+            for op, found in group.items()
         )
-        raise ModelError(
-            codes.MISSING_OPERATOR,
-            f"hybridc cannot import the operators {', '.join(missing)}",
-            where=f"{name}: {where}",
-            remedy="export the network without them: decomposed, or with loops and branches unrolled",
-        )
+        what = f"hybridc cannot import the operators {', '.join(group)}"
+        remedy = "export the network without them: decomposed, or with loops and branches unrolled"
+        error = ModelError(codes.MISSING_OPERATOR, what, where=f"{name}: {where}", remedy=remedy)
+        refusals.add(error, *(node for found in group.values() for node in found))
 
 
-def import_graph(model: ir.Model, name: str, node_names: Mapping[str, str]) -> Emitted:
+def import_graph(
+    model: ir.Model, name: str, node_names: Mapping[str, str], refusals: codes.Refusals
+) -> Emitted:
     """Emit the graph's nodes in order.
 
     `node_names` gives the user's node for a value, where a pass replaced the node that makes it.
-    Raises ModelError HC110, HC113 to HC115 or HC118, naming the node.
+    Refuses ModelError HC110, HC113 to HC115 or HC118, naming the node; where refusals are noted, the function
+    has zeros for what such nodes make, and lacks what is not known.
     """
-    graph = model.graph
-    check_operators(graph, name)
-    check_types(graph, name)
-    check_restrictions(graph, name)
-    check_sizes(graph, name)
-    return _GraphImporter(model, name, node_names).run()
+    check_operators(model.graph, name, refusals)
+    check_nodes(model.graph, name, refusals)
+    return _GraphImporter(model, name, node_names, refusals).run()
 
 
 class _GraphImporter:
     """Drives TVM's importer one node at a time over one BlockBuilder."""
 
-    def __init__(self, model: ir.Model, name: str, node_names: Mapping[str, str]) -> None:
-        self.graph, self.name, self.node_names = model.graph, name, node_names
+    def __init__(
+        self, model: ir.Model, name: str, node_names: Mapping[str, str], refusals: codes.Refusals
+    ) -> None:
+        self.graph, self.name, self.node_names, self.refusals = model.graph, name, node_names, refusals
         self.tvm = onnx_frontend.ONNXGraphImporter({}, {}, keep_params_in_input=True, sanitize=False)
         self.tvm.opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
         values = [*self.graph.inputs, *self.graph.initializers.values()]
@@ -104,13 +103,13 @@ class _GraphImporter:
         parameters = [*inputs, *(variable for variable, _ in weights.values())]
         with _quiet(), bb.function("main", params=parameters):
             with bb.dataflow():
-                failure = self._emit_all()
-                names = [] if failure else [self.identifiers[v.name or ""] for v in self.graph.outputs]
-                outputs = [self.tvm._nodes[name] for name in names]
+                failures = self._emit_all()
+                names = [self.identifiers[v.name or ""] for v in self.graph.outputs]
+                outputs = [self.tvm._nodes[name] for name in names if name in self.tvm._nodes]
                 result = bb.emit_output(relax.Tuple([o for o in outputs if isinstance(o, relax.Var)]))
             bb.emit_func_output(result)
-        if failure:
-            raise failure from failure.__cause__
+        for failure in failures:
+            self.refusals.add(failure)
         module = bb.get()
         bindings = module["main"].body.blocks[0].bindings
         return Emitted(module, tuple(self._with_origins(bindings)), tuple(inputs), tuple(outputs), weights)
@@ -136,20 +135,43 @@ class _GraphImporter:
             else:
                 self.tvm._params[identifier] = (self._variable(value, array.shape), array)
 
-    def _emit_all(self) -> ModelError | None:
-        """Import every node. A failure is returned: raised here, it would leave the builder's blocks open."""
+    def _emit_all(self) -> list[ModelError]:
+        """Import every node; behind one that is refused, those of whose operands the shapes are known.
+
+        Failures are returned: raised here, they would leave the builder's blocks open.
+        """
+        failures: list[ModelError] = []
+        unknown: set[ir.Value] = set()
+        refused = self.refusals.in_doubt(self.graph)
         for node in self.graph:
-            try:
-                self._emit(node)
-            except ModelError as error:
-                return error
-            except (
-                Exception
-            ) as error:  # TVM's converters raise anything, InternalError and KeyError among them
-                failure = self._failure(node, error)
-                failure.__cause__ = error
-                return failure
+            if node not in refused and unknown.isdisjoint(node.inputs):
+                failure = self._attempt(node)
+                if failure is None:
+                    continue
+                failures.append(failure)
+            unknown |= self._stand_in(node)
+        return failures
+
+    def _attempt(self, node: ir.Node) -> ModelError | None:
+        """Import a node; returns why it cannot be imported."""
+        try:
+            self._emit(node)
+        except ModelError as error:
+            return error
+        except Exception as error:  # TVM's converters raise anything, InternalError and KeyError among them
+            failure = self._failure(node, error)
+            failure.__cause__ = error
+            return failure
         return None
+
+    def _stand_in(self, node: ir.Node) -> set[ir.Value]:
+        """Zeros for what a refused node makes; returns its outputs whose shapes are not known."""
+        made = [value for value in node.outputs if value.name]
+        for value in filter(codes.is_static, made):
+            assert value.dtype is not None
+            zeros = relax.op.zeros(static_shape(value), str(value.dtype.numpy()))
+            self.tvm._nodes[self.identifiers[value.name or ""]] = self.tvm.bb.emit(zeros)
+        return {value for value in made if not codes.is_static(value)}
 
     def _emit(self, node: ir.Node) -> None:
         """Import one node and bind each of its outputs to a variable."""

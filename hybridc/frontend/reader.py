@@ -37,6 +37,7 @@ def read_model(
     dims: Mapping[str, int] = {},
     values: Mapping[str, np.ndarray] = {},
     parameters: Chooser | None = None,
+    refusals: codes.Refusals | None = None,
 ) -> ImportedModel:
     """Read an ONNX model from an untrusted source.
 
@@ -45,13 +46,14 @@ def read_model(
     Inputs with `values` become constants, which are folded as those of the file. With
     `parameters`, which says by name what is trained, the model is read for training: what it chooses are
     inputs instead of weights, Dropout drops, and BatchNorm uses the batch's statistics. Raises
-    ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model, and
-    UsageError HC527 for values that are not of its inputs.
+    ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model (the
+    first that `refusals` note, if they are given), and UsageError HC527 for values that are not of its
+    inputs.
     """
     try:
         loaded = load(source)
         named = fix_values(loaded.proto, loaded.source.name, values, dims)
-        return _read(loaded, shapes, named, parameters)
+        return _read(loaded, shapes, named, parameters, refusals or codes.Refusals())
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(
             codes.NOT_ONNX,
@@ -65,24 +67,30 @@ def _read(
     shapes: Mapping[str, Shape],
     dims: Mapping[str, int],
     is_trained: Chooser | None,
+    refusals: codes.Refusals,
 ) -> ImportedModel:
     name = loaded.source.name
     node_names = _name_nodes(loaded)
     check_tensors(loaded)
-    check_interface(loaded)
-    check_domains(loaded)
+    check_interface(loaded, refusals)
+    check_domains(loaded, refusals)
     check_opset(loaded)
     promoted = {} if is_trained is None else promote(loaded, is_trained)
     check_export(loaded, promoted)
-    fix_shapes(loaded.proto, name, shapes, dims)
+    fix_shapes(loaded.proto, name, shapes, dims, refusals)
+    # of nodes whose operands are not known nothing can be said
+    refusals.stop(codes.UNSUPPORTED_TYPE, codes.UNKNOWN_DIMENSION)
     modernize(loaded)
     check_model(loaded)
     output_names = [value.name for value in loaded.proto.graph.output]
-    model = simplify(loaded.proto, name, loaded.folder, for_training=is_trained is not None)
+    model = simplify(
+        loaded.proto, name, loaded.folder, for_training=is_trained is not None, refusals=refusals
+    )
     cuts = cuts_of(model.graph).by_output
     if is_trained is not None and any(cuts):
         raise _untrainable(name)
-    normal = normal_form(import_graph(model, name, node_names), name)
+    normal = normal_form(import_graph(model, name, node_names, refusals), name)
+    refusals.stop()
     results, counts = normal.outputs[: len(cuts)], normal.outputs[len(cuts) :]
     input_variables = normal.module["main"].params[: len(model.graph.inputs)]
     return ImportedModel(
@@ -101,6 +109,27 @@ def _read(
         parameters=promoted,
         counts=tuple(_value_info(f"count {i}", v) for i, v in enumerate(counts)),
     )
+
+
+def find_refusals(
+    source: str | Path | bytes | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, Shape] = {},
+    dims: Mapping[str, int] = {},
+    values: Mapping[str, np.ndarray] = {},
+) -> tuple[ModelError, ...]:
+    """Everything that `read_model` refuses in a model, not only what it refuses first; none if it is taken.
+
+    What can only be looked at once something else is mended is left out: the nodes, where types or shapes of
+    inputs are refused, and those of whose operands nothing is known as another node is refused. Raises
+    UsageError HC527.
+    """
+    refusals = codes.Refusals(all_of_them=True)
+    try:
+        read_model(source, shapes=shapes, dims=dims, values=values, refusals=refusals)
+    except ModelError as error:
+        refusals.found.append(error)
+    return tuple({str(error): error for error in refusals.found}.values())
 
 
 def _name_nodes(loaded: Loaded) -> dict[str, str]:

@@ -18,11 +18,22 @@ MAX_RANGE_ELEMENTS = 1 << 26
 """Of a constant `Range`, which TVM's importer computes when it imports the node: 512 MiB of int64."""
 
 
-def check_sizes(graph: ir.Graph, name: str) -> None:
-    """Raises ModelError HC118 for the first node that makes more values than any machine holds."""
-    for node in graph:
-        for output in node.outputs:
-            check_elements(static_shape(output) or (), node, name)
+def check_nodes(graph: ir.Graph, name: str, refusals: codes.Refusals) -> None:
+    """Refuse nodes of unsupported types (ModelError HC110), then those whose results would be wrong (HC114),
+    then those that make more values than any machine holds (HC118)."""
+    for check in (_check_type, _check_restriction, _check_size):
+        doubtful = refusals.in_doubt(graph)
+        for node in graph:
+            try:
+                if node not in doubtful:
+                    check(node, name)
+            except ModelError as error:
+                refusals.add(error, node)
+
+
+def _check_size(node: ir.Node, name: str) -> None:
+    for output in node.outputs:
+        check_elements(static_shape(output) or (), node, name)
 
 
 def check_elements(shape: tuple[int, ...], node: ir.Node | None, name: str) -> None:
@@ -41,30 +52,26 @@ def check_elements(shape: tuple[int, ...], node: ir.Node | None, name: str) -> N
         )
 
 
-def check_types(graph: ir.Graph, name: str) -> None:
-    """Raises ModelError HC110 for the first node that makes or reads values of an unsupported type."""
-    for node in graph:
-        for value in (*node.inputs, *node.outputs):
-            if value is not None and value.dtype is not None and value.dtype not in SUPPORTED_TYPES:
-                raise ModelError(
-                    codes.UNSUPPORTED_TYPE,
-                    f"value {value.name!r} has type {value.dtype.name}",
-                    where=f"{name}: node {node.name!r} ({node.op_type})",
-                    remedy="use bool, integers of at least 8 bits, or floating point of at least 16 bits",
-                )
-
-
-def check_restrictions(graph: ir.Graph, name: str) -> None:
-    """Raises ModelError HC114 for the first node whose result would be wrong."""
-    for node in graph:
-        reason = _reason(node)
-        if reason is not None:
+def _check_type(node: ir.Node, name: str) -> None:
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and value.dtype is not None and value.dtype not in SUPPORTED_TYPES:
             raise ModelError(
-                codes.WRONG_RESULT,
-                f"{node.op_type} {reason}",
+                codes.UNSUPPORTED_TYPE,
+                f"value {value.name!r} has type {value.dtype.name}",
                 where=f"{name}: node {node.name!r} ({node.op_type})",
-                remedy="export the network without it",
+                remedy="use bool, integers of at least 8 bits, or floating point of at least 16 bits",
             )
+
+
+def _check_restriction(node: ir.Node, name: str) -> None:
+    reason = _reason(node)
+    if reason is not None:
+        raise ModelError(
+            codes.WRONG_RESULT,
+            f"{node.op_type} {reason}",
+            where=f"{name}: node {node.name!r} ({node.op_type})",
+            remedy="export the network without it",
+        )
 
 
 def _reason(node: ir.Node) -> str | None:

@@ -31,11 +31,17 @@ _REARRANGING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"
 
 
 def simplify(
-    model: onnx.ModelProto, name: str, folder: Path | None, *, for_training: bool = False
+    model: onnx.ModelProto,
+    name: str,
+    folder: Path | None,
+    *,
+    for_training: bool = False,
+    refusals: codes.Refusals | None = None,
 ) -> ir.Model:
     """The same computation with fewer nodes, and none that calls a model-local function.
 
-    `for_training` keeps Dropout, and keeps it and BatchNorm in training form.
+    `for_training` keeps Dropout, and keeps it and BatchNorm in training form. Uses of operators that cannot
+    be expanded go to `refusals` (ModelError HC114 or HC115), which raises the first unless told otherwise.
 
     Requires: the model is checked, input shapes are static, every node has a unique name.
     Ensures: constants are initializers of the graph, all used; values have names, nodes have names,
@@ -46,7 +52,7 @@ def simplify(
     log = logging.getLogger(_constant_folding.__name__)
     was_disabled, log.disabled = log.disabled, True
     try:
-        return _simplify(model, name, folder, for_training)
+        return _simplify(model, name, folder, for_training, refusals or codes.Refusals())
     except HybridcError:
         raise
     except Exception as error:  # third-party passes raise anything
@@ -63,7 +69,9 @@ def simplify(
         log.disabled = was_disabled
 
 
-def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None, for_training: bool) -> ir.Model:
+def _simplify(
+    proto: onnx.ModelProto, name: str, folder: Path | None, for_training: bool, refusals: codes.Refusals
+) -> ir.Model:
     model = ir.from_proto(proto)
     graph = model.graph
     if folder is not None:
@@ -77,6 +85,7 @@ def _simplify(proto: onnx.ModelProto, name: str, folder: Path | None, for_traini
     fold = FoldAndExpand(
         model.opset_imports[""],
         name,
+        refusals,
         shape_inference=True,
         input_size_limit=FOLD_INPUT_ELEMENTS,
         output_size_limit=FOLD_OUTPUT_ELEMENTS,

@@ -71,14 +71,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
 
     An option that is not given is not stored: `CompileOptions` has the defaults.
     """
-    parser.add_argument(
-        "--target",
-        default=argparse.SUPPRESS,
-        metavar="TARGET",
-        help="ISA for the CPU alone, cuda+ISA for GPU and CPU, cuda:sm_80,sm_90+ISA for these GPUs; ISA is"
-        " avx2, avx512, avx512_bf16, amx or native (default: native)",
-    )
-    _add_model(parser.add_argument_group("open dimensions and inputs of the model"))
+    add_target(parser)
+    add_model_options(parser)
     _add_planning(parser.add_argument_group("planning"))
     _add_kernels(parser.add_argument_group("CPU kernels"))
     group = parser.add_argument_group("cache and progress")
@@ -92,7 +86,19 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     add_quiet(group)
 
 
-def _add_model(group: Arguments) -> None:
+def add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target",
+        default=argparse.SUPPRESS,
+        metavar="TARGET",
+        help="ISA for the CPU alone, cuda+ISA for GPU and CPU, cuda:sm_80,sm_90+ISA for these GPUs; ISA is"
+        " avx2, avx512, avx512_bf16, amx or native (default: native)",
+    )
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """What fixes shapes and inputs of a model."""
+    group = parser.add_argument_group("open dimensions and inputs of the model")
     add = partial(group.add_argument, default=argparse.SUPPRESS, action="append")
     add(
         "--shape",

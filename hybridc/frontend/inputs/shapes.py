@@ -14,14 +14,18 @@ from hybridc.options import Shape
 
 
 def fix_shapes(
-    model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape], dims: Mapping[str, int]
+    model: onnx.ModelProto,
+    name: str,
+    shapes: Mapping[str, Shape],
+    dims: Mapping[str, int],
+    refusals: codes.Refusals,
 ) -> None:
     """Write static dimensions into the inputs, in place; forget every other shape but initializers'.
 
     A dimension that is missing, zero or negative counts as unknown: 0 must be given. A named dimension
     that one input's shape fixes is fixed for all; if `shapes` give it two sizes, which some exporters'
-    names need, that is a ModelWarning. Raises ModelError HC111 if a dimension stays unknown, HC112 if
-    `shapes` or `dims` contradict the model or each other.
+    names need, that is a ModelWarning. Dimensions that stay unknown are refused (ModelError HC111). Raises
+    HC112 if `shapes` or `dims` contradict the model or each other.
     """
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
@@ -40,7 +44,7 @@ def fix_shapes(
             text = " and ".join(map(str, sorted(found)))
             warnings.warn(f"{name}: dimension {named!r} is {text} in inputs' shapes", ModelWarning, 2)
     for value in inputs:
-        _apply_dims(value, name, known)
+        _apply_dims(value, name, known, refusals)
     _forget_inferred(model)
 
 
@@ -101,7 +105,7 @@ def _apply_shape(
         dim.dim_value = size
 
 
-def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int]) -> None:
+def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int], refusals: codes.Refusals) -> None:
     tensor = value.type.tensor_type
     declared = _dims_text(value)
     for dim in tensor.shape.dim:
@@ -116,12 +120,10 @@ def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int]) -> N
             "x".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim) or "1x3x224x224"
         )
         by_dim = " or " + " ".join(f"--dim {d}=1" for d in unknown) if unknown and not unnamed else ""
-        raise ModelError(
-            codes.UNKNOWN_DIMENSION,
-            f"input {value.name!r} has unknown dimensions: {declared}",
-            where=f"{name}: input {value.name!r}",
-            remedy=f"fix them, for example --shape {value.name}={example}{by_dim}",
-        )
+        what = f"input {value.name!r} has unknown dimensions: {declared}"
+        remedy = f"fix them, for example --shape {value.name}={example}{by_dim}"
+        where = f"{name}: input {value.name!r}"
+        refusals.add(ModelError(codes.UNKNOWN_DIMENSION, what, where=where, remedy=remedy))
 
 
 def _forget_inferred(model: onnx.ModelProto) -> None:
