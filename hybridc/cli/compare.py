@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,9 +38,11 @@ from hybridc.scratch import scratch_folder
 if TYPE_CHECKING:
     import numpy as np
 
+    from hybridc.cli.support.bisection import FirstMiss
     from hybridc.cli.support.child import Ran
     from hybridc.cli.support.doubles import Doubles
     from hybridc.ir import Plan
+    from hybridc.options import CompileOptions
 
 HELP = "compare results with ONNX Runtime at several budgets"
 EXAMPLE = "  hybridc compare resnet.onnx --target cuda+avx2 --gpu-memory 100%,50%,25%"
@@ -114,6 +117,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=parse_seed, default=0, metavar="N", help="seed of the inputs (default: %(default)s)"
     )
     parser.add_argument(
+        "--bisect",
+        action="store_true",
+        help="if results fail, find the first node whose output is off, in further compilations",
+    )
+    parser.add_argument(
         "--emulate-gpu", action="store_true", help="use the emulated GPU even if there is a real one"
     )
     add_json(parser)
@@ -140,6 +148,7 @@ def execute(arguments: argparse.Namespace) -> int:
             ran = _run(folder / "model.hyb", options.threads, plan, feeds, emulate)
             rows.append(_compare(tolerance, plan.budget_bytes, ran, expected, judge))
     passed = all(row.passed for row in rows)
+    culprit = None if passed or not arguments.bisect else _bisected(arguments, options, rows, emulate)
     if arguments.json:
         print_json(
             {
@@ -151,13 +160,41 @@ def execute(arguments: argparse.Namespace) -> int:
                 "emulated_gpu": emulate,
                 "passed": passed,
                 "comparisons": [_finite(dataclasses.asdict(row)) for row in rows],
+                "first_miss": None if culprit is None else _finite(dataclasses.asdict(culprit)),
             }
         )
     else:
-        print_text("\n".join([_table(rows), *_notes(rows)]))
+        nothing = "No value between nodes misses the tolerance where it is an output."
+        found = [str(culprit or nothing)] if arguments.bisect and not passed else []
+        print_text("\n".join([_table(rows), *_notes(rows), *found]))
     if not passed:
         raise _failure(rows, arguments.model, tolerance, expected)
     return 0
+
+
+def _bisected(
+    arguments: argparse.Namespace, options: CompileOptions, rows: list[Comparison], emulate: bool
+) -> FirstMiss | None:
+    from hybridc.cli.support.bisection import first_miss
+    from hybridc.cli.support.reference import reference_run
+    from hybridc.compiler import compile_model
+
+    def results(path: Path) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+        feeds, expected = reference_run(path, options, arguments.seed)
+        with (
+            scratch_folder("hybridc-compare-") as folder,
+            terminal_progress(quiet=arguments.quiet) as progress,
+        ):
+            compiled = compile_model(path, folder / "model.hyb", options, progress)
+            for plan in reversed(compiled.plans):
+                ran = _run(folder / "model.hyb", options.threads, plan, feeds, emulate)
+                yield ran.outputs, expected
+
+    def tolerance_of(expected: np.ndarray) -> Tolerance:
+        return _tolerance(arguments, default_tolerance([expected], options.precision))
+
+    wrong = next(row for row in rows if not row.passed).worst_output
+    return first_miss(arguments.model, wrong, results, tolerance_of)
 
 
 def _tolerance(arguments: argparse.Namespace, default: Tolerance) -> Tolerance:

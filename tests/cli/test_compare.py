@@ -98,6 +98,17 @@ def test_compare_fails_on_a_wrong_result(cli: Any, ran: dict[str, Any], relu: Pa
     assert cli("compare", relu, *OPTIONS, "--tolerance", "0.1").code == 0
 
 
+def test_compare_bisect_names_the_first_node_that_is_off(cli: Any, ran: dict[str, Any], relu: Path) -> None:
+    ran["error"] = 0.01
+    outcome = cli("compare", relu, *OPTIONS, "--gpu-memory", "2MiB", "--bisect", "--quiet")
+    assert outcome.code == 1 and outcome.err.startswith("error[HC910]: at a budget of 2.00 MiB")
+    assert "The first to miss is node 'Relu_0' (Relu), output '../y/0' (2x3): off by 1.00e-02" in outcome.out
+    found = cli("compare", relu, *OPTIONS, "--bisect", "--json", "--quiet").json()["first_miss"]
+    assert (found["node"], found["shape"], found["elements_off"]) == ("Relu_0", [2, 3], 6)
+    ran["error"] = 0.0
+    assert cli("compare", relu, *OPTIONS, "--bisect", "--json").json()["first_miss"] is None
+
+
 @pytest.mark.parametrize(
     ("dtype", "precision", "tolerance"),
     [
