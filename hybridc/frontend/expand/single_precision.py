@@ -1,4 +1,7 @@
-"""Operators that the importer computes in float32 only: 16-bit numbers are widened for them."""
+"""Operators that the importer computes in float32 only, or in several steps that would each be rounded.
+
+16-bit numbers are widened for them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import onnx_ir as ir
 from hybridc.frontend.expand.builder import Builder, Expansion, dtype_of, operand, typed
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_OPERATORS = ("Elu", "LRN", "Selu", "ThresholdedRelu")
+_OPERATORS = ("Elu", "Gelu", "HardSwish", "LRN", "Mish", "Selu", "ThresholdedRelu")
 
 
 def _widened(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:

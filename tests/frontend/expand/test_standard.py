@@ -96,10 +96,13 @@ def test_node_with_impossible_attributes_is_named() -> None:
         ("Selu", "2,3"),
         ("ThresholdedRelu <alpha=0.4>", "2,3"),
         ("LRN <size=3>", "1,5,2,3"),
+        ('Gelu <approximate="tanh">', "2,3"),
+        ("HardSwish", "2,3"),
+        ("Mish", "2,3"),
     ],
 )
 def test_what_the_importer_computes_in_single_precision_is_widened(operator: str, shape: str) -> None:
     text = f"g (float16[{shape}] x) => (float16[{shape}] y) {{ y = {operator} (x) }}"
-    model = expanded(parsed(text))
+    model = expanded(parsed(text, opset=20))
     assert [node.op_type for node in model.graph.node] == ["Cast", operator.split()[0], "Cast"]
     read_model(model)
