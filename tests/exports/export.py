@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.exports.architecture import Architecture, randomized
+from tests.exports.families.detection import TRANSLATIONS
 from tests.exports.table import ARCHITECTURES
 
 OPSETS = {"dynamo": (18, 23), "script": (17, 20)}
@@ -125,6 +126,7 @@ def _model(variant: Variant, architecture: Architecture, module: nn.Module) -> o
         tuple(inputs.values()),
         dynamo=True,
         verbose=False,
+        custom_translation_table=TRANSLATIONS,
         dynamic_shapes=_nested(module, shapes),
         **common,
     )

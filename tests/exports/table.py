@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tests.exports.architecture import Architecture
 from tests.exports.families.decoders import DECODERS
+from tests.exports.families.detection import DETECTION
 from tests.exports.families.encoders import ENCODERS
 from tests.exports.families.images import IMAGE_NETWORKS
 from tests.exports.families.pairs import PAIRS
@@ -19,4 +20,5 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **IMAGE_NETWORKS,
     **RECURRENT,
     **PLAIN,
+    **DETECTION,
 }
