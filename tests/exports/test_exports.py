@@ -16,12 +16,8 @@ from tests.exports.export import VARIANTS
 from tests.exports.judge import Outcome, Verdict, judge
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "exports.json"
-SMALL = (
-    "graph/dynamo/fixed",
-    "lstm/script/half",
-    "gpt2_empty_past/script/dynamic",
-)
-"""That take a second or two: each exporter, and each form of an export."""
+SMALL = ("graph/dynamo/fixed", "lstm/script/half")
+"""Of each exporter one that takes few seconds."""
 GPU = "cuda:sm_80+avx2"
 
 
