@@ -22,6 +22,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from hybridc.frontend import indexing
 from hybridc.frontend.counted import kernels
 from hybridc.frontend.counted.operators import POSITIONS, SUPPRESSION
+from hybridc.frontend.expand.elements import SHIFT_WITHIN
 from hybridc.frontend.expand.recurrence_loops import recurrence
 from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
@@ -88,17 +89,6 @@ def _concat(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> rel
     return relax.op.concat(parts, axis)
 
 
-def _elu(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """Of 16-bit floats; TVM's converter mixes them with numbers of float32."""
-    x, alpha = importer._nodes[proto.input[0]], node.attributes.get_float("alpha", 1.0)
-    dtype = str(x.ty.dtype)
-    if dtype not in ("float16", "bfloat16"):
-        return None
-    zero, one = relax.const(0, dtype), relax.const(1, dtype)
-    below = relax.op.subtract(relax.op.exp(relax.op.minimum(x, zero)), one)
-    return relax.op.where(relax.op.greater(x, zero), x, relax.op.multiply(below, relax.const(alpha, dtype)))
-
-
 def _expand(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
     """Broadcast to the inferred shape: a target dimension may be smaller than the input's."""
     target = static_shape(node.outputs[0])
@@ -151,6 +141,25 @@ def _conv_transpose(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node
         _remove_attribute(proto, name)
     _set_attribute(proto, "output_padding", extra)
     _set_attribute(proto, "pads", begins + ends)
+
+
+def _elu(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """In other types than float32: TVM's converter has constants of that alone."""
+    x = importer._nodes[proto.input[0]]
+    dtype = str(x.ty.dtype)
+    if dtype == "float32":
+        return None
+    one, zero = (relax.const(value, dtype) for value in (1, 0))
+    below = relax.op.subtract(relax.op.exp(relax.op.minimum(x, zero)), one)
+    alpha = relax.const(node.attributes.get_float("alpha", 1.0), dtype)
+    return relax.op.where(relax.op.greater(x, zero), x, relax.op.multiply(alpha, below))
+
+
+def _shift(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    shift = (
+        relax.op.left_shift if node.attributes["direction"].as_string() == "LEFT" else relax.op.right_shift
+    )
+    return shift(*(importer._nodes[name] for name in proto.input))
 
 
 def _mod(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
@@ -268,7 +277,6 @@ CONVERTERS: dict[str, Converter] = {
     "Clip": _clip,
     "Concat": _concat,
     "ConvTranspose": _conv_transpose,
-    "Elu": _elu,
     "Expand": _expand,
     "Gather": indexing.gather,
     "GatherElements": indexing.gather_elements,
@@ -289,6 +297,7 @@ CONVERTERS: dict[str, Converter] = {
     "Resize": _resize,
     "RoiAlign": indexing.roi_align,
     SUPPRESSION: kernels.suppression,
+    SHIFT_WITHIN: _shift,
     "Scatter": indexing.scatter_elements,
     "ScatterElements": indexing.scatter_elements,
     "ScatterND": indexing.scatter_nd,

@@ -132,16 +132,6 @@ def _mod(node: ir.Node) -> str | None:
     return None
 
 
-def _bit_shift(node: ir.Node) -> str | None:
-    """Of signed integers, which opset 28 allows, shifts may be negative or as wide as the type."""
-    data, shifts = node.inputs[0], constant_array(node.inputs[1])
-    if data is None or data.dtype is None or not data.dtype.is_signed():
-        return None
-    if shifts is not None and (shifts >= 0).all() and (shifts < data.dtype.bitwidth).all():
-        return None
-    return "of signed integers needs constant shifts that are less than their width"
-
-
 def _space_to_depth(node: ir.Node) -> str | None:
     mode = _text(node, "mode", "DCR")
     return None if mode == "DCR" else f"with mode {mode} is not supported"
@@ -231,7 +221,6 @@ def _batch_normalization(node: ir.Node) -> str | None:
 
 _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "BatchNormalization": _batch_normalization,
-    "BitShift": _bit_shift,
     "Div": _division,
     "Dropout": _dropout,
     "Gather": _along_axis,

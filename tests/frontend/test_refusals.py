@@ -258,15 +258,18 @@ def test_missing_operators_are_all_listed_with_their_nodes(make_model):
     weights = {"w": np.zeros((1, 3, 1, 1), np.float32)}
     nodes = [
         make_node("DeformConv", ["x", "w", "o"], ["h"], name="bent"),
-        make_node("RandomUniformLike", ["m"], ["d"], name="draws"),
+        make_node("ImageDecoder", ["m"], ["d"], name="decodes"),
     ]
-    inputs = {"x": [1, 3, 4, 4], "o": [1, 2, 4, 4], "m": [2, 2]}
-    error = refusal(make_model(nodes, inputs, ["h", "d"], weights, opset=19))
+    inputs = {"x": [1, 3, 4, 4], "o": [1, 2, 4, 4], "m": [2]}
+    model = make_model(nodes, inputs, ["h", "d"], weights, opset=20)
+    for value in (model.graph.input[2], model.graph.output[1]):
+        value.type.tensor_type.elem_type = TensorProto.UINT8
+    error = refusal(model)
     assert error.code == codes.MISSING_OPERATOR
-    for part in ("DeformConv", "RandomUniformLike"):
+    for part in ("DeformConv", "ImageDecoder"):
         assert part in error.what
     assert "'bent'" in error.where
-    assert "'draws'" in error.where
+    assert "'decodes'" in error.where
 
 
 def test_uses_that_would_be_computed_wrong(make_model):

@@ -19,7 +19,6 @@ from hybridc.frontend.expand.builder import (
     operand,
     shape_of,
 )
-from hybridc.frontend.values import constant_array
 
 MAX_DETERMINANT = 4
 """Rows of a matrix whose determinant is expanded by its first row: there are factorially many products."""
@@ -38,16 +37,6 @@ def _is_inf(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     if not above and not below:
         return [build.op("And", *[build.op("Less", x, x)] * 2)]
     return [build.op("Equal", x, build.like(x, math.inf if above else -math.inf))]
-
-
-def _one_hot(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
-    """With a depth of one element in a list, which the importer takes as a scalar only."""
-    depth, values = constant_array(given(node, 1)), operand(node, 2)
-    if depth is None or depth.ndim == 0:
-        return None
-    axis = node.attributes.get_int("axis", -1)
-    scalar = build.constant(depth.reshape(()))
-    return [build.op("OneHot", operand(node, 0), scalar, values, axis=axis)]
 
 
 def _prelu(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
@@ -223,7 +212,6 @@ STANDARD: dict[str, Expansion] = {
     "CumProd": _cum_prod,
     "Det": _determinant,
     "IsInf": _is_inf,
-    "OneHot": _one_hot,
     "PRelu": _prelu,
     "ReduceMax": _reduce_of_booleans,
     "ReduceMin": _reduce_of_booleans,

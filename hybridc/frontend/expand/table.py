@@ -8,6 +8,7 @@ from hybridc.frontend.expand import (
     attention,
     block_quantized,
     diffusion,
+    elements,
     fused,
     group_query,
     normalization,
@@ -36,7 +37,7 @@ _BODIES = (
 
 _STANDARD = (
     *(block_quantized, normalization, quantized_products, recurrent, resize, signal),
-    *(single_precision, standard, standard_attention, loops, constants, random),
+    *(single_precision, standard, standard_attention, elements, loops, constants, random),
 )
 _MICROSOFT = (
     *(attention, block_quantized, diffusion, fused, group_query, normalization),

@@ -106,3 +106,20 @@ def test_what_the_importer_computes_in_single_precision_is_widened(operator: str
     model = expanded(parsed(text, opset=20))
     assert [node.op_type for node in model.graph.node] == ["Cast", operator.split()[0], "Cast"]
     read_model(model)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (int64[5] i, float[2] v) => (float[5, 4] y)"
+        " { d = Constant<value = int64 {4}>() y = OneHot(i, d, v) }",
+        "g (int64[2, 3] i, float[2] v) => (float[2, 4, 3] y)"
+        " { d = Constant<value = int64[1] {4}>() y = OneHot<axis = 1>(i, d, v) }",
+        "g (float[2, 3] x, float v) => (float[5, 4] y)"
+        " { p = Constant<value = int64[4] {1, 0, 2, 1}>() y = Pad(x, p, v) }",
+    ],
+    ids=["one hot", "one hot along an axis", "pad"],
+)
+def test_operands_that_are_computed(text: str) -> None:
+    fed = {"i": np.array([0, -1, 3, -4, 7])} if "[5] i" in text else {}
+    assert_expansion_agrees(text, feeds=fed)

@@ -24,7 +24,7 @@ WITHOUT = {
         AllClassNMS And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
         DynamicQuantizeLinear Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual MatMulInteger
         MatMulInteger16 NonMaxSuppression NonZero Not OptionalHasElement Or QuantizeLinear SequenceLength
-        Shape Size Xor""",
+        Shape ShiftWithin Size Xor""",
     "of constants, integers or shapes only": "Constant ConstantOfShape DequantizeLinear EyeLike OneHot Range",
     "refused: the shape of the result depends on data": "Compress Positions Suppression Unique",
     "gone before import, or refused": """
