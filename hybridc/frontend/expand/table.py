@@ -8,7 +8,6 @@ from hybridc.frontend.expand import (
     attention,
     block_quantized,
     diffusion,
-    elements,
     fused,
     group_query,
     normalization,
@@ -18,12 +17,12 @@ from hybridc.frontend.expand import (
     resize,
     rotary,
     signal,
-    single_precision,
     standard,
     standard_attention,
 )
 from hybridc.frontend.expand.builder import Expansion
 from hybridc.frontend.expand.control import loops
+from hybridc.frontend.expand.elementwise import elements, single_precision
 from hybridc.frontend.expand.functions import by_body
 from hybridc.frontend.expand.generated import constants, random
 
