@@ -16,6 +16,7 @@ from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.cpu.matmul.matmul import matmul
+from hybridc.schedules.cpu.matmul.packed import packed_gemm
 from hybridc.schedules.cpu.matmul.skinny import skinny_gemm
 from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling.pooling import pooling
@@ -48,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     conv1d,
     conv2d,
     depthwise,
+    packed_gemm,
     skinny_gemm,
     matmul,
     elementwise,

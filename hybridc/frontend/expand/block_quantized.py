@@ -22,6 +22,7 @@ from hybridc.frontend.expand.builder import (
     given,
     operand,
 )
+from hybridc.frontend.expand.packed_product import packed_product
 from hybridc.frontend.expand.quantization import NARROW, dequantized
 from hybridc.frontend.values import SUPPORTED_TYPES, constant_array
 
@@ -84,8 +85,11 @@ def _mat_mul_nbits(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     if zero is not None:
         zeros = constant_of(zero, "a zero point").reshape(columns, -1)
         zeros = _unpacked(zeros, bits, blocks) if zeros.dtype == np.uint8 else zeros
-    weight = _dequantized(_unpacked(packed, bits, depth), scales, zeros, 1, block)
-    product = build.op("MatMul", a, build.constant(np.ascontiguousarray(weight.T), dtype_of(a)))
+    codes = _unpacked(packed, bits, depth)
+    product = packed_product(a, codes, scales, zeros, build) if bits == 4 and depth % block == 0 else None
+    if product is None:
+        weight = _dequantized(codes, scales, zeros, 1, block)
+        product = build.op("MatMul", a, build.constant(np.ascontiguousarray(weight.T), dtype_of(a)))
     bias = given(node, 5)
     return [product if bias is None else build.op("Add", product, bias)]
 

@@ -220,7 +220,7 @@ def _contraction(
     if str(anchor.buffer.dtype) != dtype or nest.parameter(last.buffer) is None:
         return None
     product = _summand(anchor)
-    if product is None or not _is_pointwise(nest, anchor):
+    if product is None or not is_pointwise(nest, anchor):
         return None
     left, right = factor_of(product.a), factor_of(product.b)
     if not isinstance(left, ir.TensorLoad) or not isinstance(right, ir.TensorLoad):
@@ -252,7 +252,7 @@ def _summand(anchor: NestBlock) -> tirx.Mul | None:
     return value.b if own else None
 
 
-def _is_pointwise(nest: Nest, anchor: NestBlock) -> bool:
+def is_pointwise(nest: Nest, anchor: NestBlock) -> bool:
     """Everything after the anchor maps its element at a point to the output's element at that point."""
     start = nest.blocks.index(anchor)
     shape = [int(e) for e in anchor.buffer.shape]
