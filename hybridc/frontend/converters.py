@@ -23,7 +23,7 @@ from hybridc.frontend import indexing
 from hybridc.frontend.counted import kernels
 from hybridc.frontend.counted.operators import POSITIONS, SUPPRESSION
 from hybridc.frontend.expand.elementwise.elements import SHIFT_WITHIN
-from hybridc.frontend.expand.packed_product import PACKED_PRODUCT, import_packed_product
+from hybridc.frontend.expand.quantized.packed_product import PACKED_PRODUCT, import_packed_product
 from hybridc.frontend.expand.recurrence_loops import recurrence
 from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 
 from hybridc.frontend.expand import (
     attention,
-    block_quantized,
     diffusion,
     fused,
     group_query,
     normalization,
-    quantized_elementwise,
-    quantized_products,
     recurrent,
     resize,
     rotary,
@@ -25,6 +22,8 @@ from hybridc.frontend.expand.control import loops
 from hybridc.frontend.expand.elementwise import elements, single_precision
 from hybridc.frontend.expand.functions import by_body
 from hybridc.frontend.expand.generated import constants, random
+from hybridc.frontend.expand.quantized import block_quantized, products
+from hybridc.frontend.expand.quantized import elementwise as quantized_elementwise
 
 MICROSOFT = "com.microsoft"
 _BODIES = (
@@ -35,12 +34,12 @@ _BODIES = (
 """Of ONNX's operators with a body those that cannot be imported as they are, or not always right."""
 
 _STANDARD = (
-    *(block_quantized, normalization, quantized_products, recurrent, resize, signal),
+    *(block_quantized, normalization, products, recurrent, resize, signal),
     *(single_precision, standard, standard_attention, elements, loops, constants, random),
 )
 _MICROSOFT = (
     *(attention, block_quantized, diffusion, fused, group_query, normalization),
-    *(quantized_elementwise, quantized_products, recurrent, rotary),
+    *(quantized_elementwise, products, recurrent, rotary),
 )
 
 EXPANSIONS: Mapping[tuple[str, str], Expansion] = {

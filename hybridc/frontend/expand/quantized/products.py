@@ -26,7 +26,12 @@ from hybridc.frontend.expand.builder import (
     shape_of,
     typed,
 )
-from hybridc.frontend.expand.quantization import along_axis, dequantized, dequantized_operand, quantized
+from hybridc.frontend.expand.quantized.quantization import (
+    along_axis,
+    dequantized,
+    dequantized_operand,
+    quantized,
+)
 
 
 def _qlinear_conv(node: ir.Node, build: Builder) -> Sequence[ir.Value]:

@@ -22,7 +22,7 @@ from hybridc.frontend.expand.builder import (
     refuse_attributes,
     shape_of,
 )
-from hybridc.frontend.expand.quantization import dequantized, dequantized_operand, quantized
+from hybridc.frontend.expand.quantized.quantization import dequantized, dequantized_operand, quantized
 
 Computation = Callable[[ir.Node, Builder, ir.Value], ir.Value]
 

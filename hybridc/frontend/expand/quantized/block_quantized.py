@@ -22,8 +22,8 @@ from hybridc.frontend.expand.builder import (
     given,
     operand,
 )
-from hybridc.frontend.expand.packed_product import packed_product
-from hybridc.frontend.expand.quantization import NARROW, dequantized
+from hybridc.frontend.expand.quantized.packed_product import packed_product
+from hybridc.frontend.expand.quantized.quantization import NARROW, dequantized
 from hybridc.frontend.values import SUPPORTED_TYPES, constant_array
 
 _BITS = (2, 4, 8)

@@ -1,0 +1,1 @@
+"""Operators on quantised tensors: `quantization.py` has what the others share."""
