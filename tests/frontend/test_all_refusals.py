@@ -31,20 +31,20 @@ def test_a_model_that_is_taken_has_none() -> None:
 
 
 def test_nodes_behind_a_refused_one_are_looked_at_with_inferred_shapes() -> None:
-    text = """g (float[2, 3, 8, 8] x) => (float[2, 3, 8, 8] y, float[2, 3, 8, 8] u)
-    <float[1, 4] rois = {0, 0, 1, 1}, int64[1] index = {0}> {
+    text = """g (float[2, 2, 8, 8] x) => (float[2, 2, 8, 8] y, float[2, 2, 8, 8] u)
+    <float[1, 4] rois = {0, 0, 1, 1}, int64[1] index = {0}, float[2, 2, 1, 1] w = {1, 0, 0, 1}> {
         activated = Relu(x)
         cut = RoiAlign <mode = "max", output_height = 2, output_width = 2>(activated, rois, index)
         remainder = Mod(activated, x)
-        noise = RandomNormalLike(x)
-        again = RandomNormalLike(noise)
+        bent = DeformConv(x, w, x)
+        again = DeformConv(bent, w, bent)
         total = ReduceSum(cut)
         y = Add(remainder, total)
-        u = Add(noise, again)
+        u = Add(bent, again)
     }"""
     assert refused(text) == [
-        (codes.MISSING_OPERATOR, "RandomNormalLike: 'RandomNormalLike_3'"),
-        (codes.MISSING_OPERATOR, "RandomNormalLike: 'RandomNormalLike_4'"),
+        (codes.MISSING_OPERATOR, "DeformConv: 'DeformConv_3'"),
+        (codes.MISSING_OPERATOR, "DeformConv: 'DeformConv_4'"),
         (codes.WRONG_RESULT, "node 'RoiAlign_1' (RoiAlign)"),
         (codes.WRONG_RESULT, "node 'Mod_2' (Mod)"),
     ]
