@@ -126,7 +126,7 @@ def test_plan_hands_its_keywords_on(fakes: Any) -> None:
 def test_plan_with_effort_for_its_bound() -> None:
     model = models.build("encoder", batch=1, tokens=8, layers=2, hidden=64, heads=2, vocabulary=50)
     options: Any = {"gpu_memory": "50%", "plan_seconds": 0.1}
-    loose, tight = hybridc.plan(model, **options), hybridc.plan(model, bound_seconds=2, **options)
+    loose, tight = hybridc.plan(model, **options), hybridc.plan(model, bound_seconds=0.5, **options)
     assert loose.plan.steps == tight.plan.steps
     assert loose.plan.time_bound_us <= tight.plan.time_bound_us <= tight.plan.makespan_us
     with pytest.raises(UsageError) as refusal:

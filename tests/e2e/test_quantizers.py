@@ -169,8 +169,8 @@ def assert_agrees(
     ("network", "per_channel", "is_optimized"),
     [
         ("convolutions", False, True),
-        ("convolutions", True, False),
-        ("transformer", False, False),
+        pytest.param("convolutions", True, False, marks=pytest.mark.slow),
+        pytest.param("transformer", False, False, marks=pytest.mark.slow),
         ("transformer", True, False),
     ],
 )
@@ -181,7 +181,7 @@ def test_dynamic(tmp_path: Path, network: str, per_channel: bool, is_optimized: 
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(("form", "per_channel"), [("QDQ", True), ("QOperator", False)])
-@pytest.mark.parametrize("is_optimized", [False, True])
+@pytest.mark.parametrize("is_optimized", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_static(tmp_path: Path, network: str, form: str, per_channel: bool, is_optimized: bool) -> None:
     model = statically(NETWORKS[network](), tmp_path, form, per_channel=per_channel)
     assert_agrees(model, tmp_path, 2e-2, optimized(model, tmp_path) if is_optimized else None)

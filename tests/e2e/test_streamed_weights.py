@@ -108,7 +108,7 @@ def test_weights_of_three_times_the_budget_stream_through_it(
 
 
 @pytest.mark.isa("avx2")
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.randoms(use_true_random=False))
 def test_random_steps_of_all_kinds_run_right(model: onnx.ModelProto, random: Random) -> None:
     emulator.start(CAP_BYTES, lazy_streams=True)

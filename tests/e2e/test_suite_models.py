@@ -65,7 +65,7 @@ def test_every_network_is_right_within_every_budget(name, target, tmp_path, caps
     assert_promises_kept(compare(name, target, tmp_path, capsys))
 
 
-LONG = ("densenet121", "bert", "inception_v1")
+LONG = ("densenet121", "bert", "inception_v1", "resnet50", "unet")
 
 
 @pytest.mark.parametrize(

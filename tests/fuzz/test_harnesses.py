@@ -27,9 +27,9 @@ FEW_FEEDS = Harness("feeds", partial(feeds.check, names=FEW_OPERATORS, gpu_share
     ("harness", "inputs"),
     [
         pytest.param(models.HARNESS, 8, id="models"),
-        pytest.param(FEW_FEEDS, 80, id="feeds"),
-        pytest.param(artifacts.HARNESS, 20, id="artifacts"),
-        pytest.param(training.HARNESS, 20, id="training"),
+        pytest.param(FEW_FEEDS, 40, id="feeds"),
+        pytest.param(artifacts.HARNESS, 10, id="artifacts"),
+        pytest.param(training.HARNESS, 10, id="training"),
     ],
 )
 def test_few_inputs_are_refused_by_name_or_right(harness: Harness, inputs: int) -> None:

@@ -81,7 +81,17 @@ def _poisoned(parameter: tirx.Var) -> np.ndarray:
 
 @pytest.fixture(params=["avx2", "avx512"])
 def harness(request: pytest.FixtureRequest) -> Harness:
-    isa = ISAS[request.param]
+    return _harness(request.param)
+
+
+@pytest.fixture(params=["avx2", pytest.param("avx512", marks=pytest.mark.slow)])
+def costly_harness(request: pytest.FixtureRequest) -> Harness:
+    """For tests whose code takes LLVM a second: the fast suite has that of narrower vectors."""
+    return _harness(request.param)
+
+
+def _harness(name: str) -> Harness:
+    isa = ISAS[name]
     if missing := missing_flags(isa):
         pytest.skip(f"this processor lacks {', '.join(missing)}")
     return Harness(isa)

@@ -150,7 +150,7 @@ def test_network_without_sums_over_its_batch_is_left_alone() -> None:
     assert split_batch(before, 1) is before
 
 
-@pytest.mark.parametrize("divisor", [4, 20, 100])
+@pytest.mark.parametrize("divisor", [4, 20, pytest.param(100, marks=pytest.mark.slow)])
 def test_cutting_samples_up_too_never_takes_more_memory(divisor: int) -> None:
     before = step("plain")
     limit_bytes = largest_working_set_bytes(before) // divisor

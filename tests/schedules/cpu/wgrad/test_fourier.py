@@ -57,7 +57,7 @@ def _planned(request: Request, transform: tuple[int, int], gradient_lanes: bool)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradient_matches_float64(harness, case):
+def test_gradient_matches_float64(costly_harness, case):
     batch, inputs, outputs, taps, dilation, padding, positions, transform, gradient_lanes = case
     function = _function(batch, (inputs, outputs), positions, taps, dilation=dilation, padding=padding)
     random = np.random.default_rng(1)
@@ -66,26 +66,26 @@ def test_gradient_matches_float64(harness, case):
         for parameter in function.params[:2]
     )
     rule = partial(_planned, transform=transform, gradient_lanes=gradient_lanes)
-    (result,) = harness.run(function, harness.schedule(function, rule=rule), [x, dy])
+    (result,) = costly_harness.run(function, costly_harness.schedule(function, rule=rule), [x, dy])
     expected = _reference(x, dy, taps, dilation, padding)
     assert result.shape == expected.shape
     assert np.abs(result - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
-def test_splits_share_the_segments_of_long_signals(harness):
+def test_splits_share_the_segments_of_long_signals(costly_harness):
     """Sums over 400 tasks of random signs: rounding does not add up."""
     function = _function(2, (2, 3), 60000, 11)
 
     def rule(request: Request) -> Scheduled:
         return schedule_plan(request, min(read_plans(request), key=lambda plan: plan.cost))
 
-    scheduled = harness.schedule(function, rule=rule)
+    scheduled = costly_harness.schedule(function, rule=rule)
     random = np.random.default_rng(2)
     x, dy = (
         random.standard_normal([int(e) for e in parameter.shape]).astype("f4")
         for parameter in function.params[:2]
     )
-    (result,) = harness.run(function, scheduled, [x, dy])
+    (result,) = costly_harness.run(function, scheduled, [x, dy])
     expected = _reference(x, dy, 11, 1, 0)
     assert np.abs(result - expected).max() <= 2e-6 * np.abs(expected).max()
 

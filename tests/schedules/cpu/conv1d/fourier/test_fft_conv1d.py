@@ -54,7 +54,7 @@ def _error(result, expected):
 @pytest.mark.parametrize(
     ("case", "constants"), [(case, (1,)) for case in CASES] + [(case, ()) for case in CASES[1::4]], ids=str
 )
-def test_result_with_bias_residual_and_relu_matches_float64(harness, case, constants):
+def test_result_with_bias_residual_and_relu_matches_float64(costly_harness, case, constants):
     batch, inputs, outputs, taps, dilation, padding, length, transform = case
     rng = np.random.default_rng(1)
     x, w = rng.standard_normal((batch, inputs, length)), rng.standard_normal((outputs, inputs, taps))
@@ -68,46 +68,48 @@ def test_result_with_bias_residual_and_relu_matches_float64(harness, case, const
         return emit(op.nn.relu(emit(op.add(y, r))))
 
     arrays = [x, w, bias, residual]
-    function = harness.function(build, [a.shape for a in arrays])
-    scheduled = harness.schedule(function, constants, partial(_planned, transform=Transform(*transform)))
-    (result,) = harness.run(function, scheduled, arrays)
+    function = costly_harness.function(build, [a.shape for a in arrays])
+    scheduled = costly_harness.schedule(
+        function, constants, partial(_planned, transform=Transform(*transform))
+    )
+    (result,) = costly_harness.run(function, scheduled, arrays)
     assert _error(result, np.maximum(expected + bias + residual, 0)) <= 1e-6
 
 
-def test_two_dimensional_convolution_of_one_line_matches_float64(harness):
+def test_two_dimensional_convolution_of_one_line_matches_float64(costly_harness):
     rng = np.random.default_rng(2)
     x, w = (rng.standard_normal(s).astype("f4") for s in ((1, 3, 1, 300), (4, 3, 1, 9)))
-    function = harness.function(
+    function = costly_harness.function(
         lambda emit, x, w: emit(op.nn.conv2d(x, w, padding=(0, 4), dilation=(1, 1))), [x.shape, w.shape]
     )
-    scheduled = harness.schedule(function, [1], partial(_planned, transform=Transform(4, 8)))
-    (result,) = harness.run(function, scheduled, [x, w])
+    scheduled = costly_harness.schedule(function, [1], partial(_planned, transform=Transform(4, 8)))
+    (result,) = costly_harness.run(function, scheduled, [x, w])
     expected = reference_conv(x[:, :, 0].astype("f8"), w[:, :, 0].astype("f8"), 1, 4)
     assert _error(result[:, :, 0], expected) <= 1e-6
 
 
-def test_residual_may_share_its_bytes_with_the_output(harness):
+def test_residual_may_share_its_bytes_with_the_output(costly_harness):
     """The planner lets an output overwrite a residual: every element is read before it is written."""
     rng = np.random.default_rng(3)
     inputs = [rng.standard_normal(s).astype("f4") for s in ((1, 3, 400), (5, 3, 9), (1, 5, 400))]
-    function = harness.function(
+    function = costly_harness.function(
         lambda emit, x, w, r: emit(op.add(_conv(emit, x, w, 4, 16), r)), [a.shape for a in inputs]
     )
-    scheduled = harness.schedule(function, [1], partial(_planned, transform=Transform(4, 8)))
-    (expected,) = harness.run(function, scheduled, inputs)
+    scheduled = costly_harness.schedule(function, [1], partial(_planned, transform=Transform(4, 8)))
+    (expected,) = costly_harness.run(function, scheduled, inputs)
     packed = [inputs[0], scheduled.packings[0][1].apply(inputs[1]), inputs[2]]
-    np.testing.assert_array_equal(harness.run_in_place(scheduled, packed, 2), expected)
+    np.testing.assert_array_equal(costly_harness.run_in_place(scheduled, packed, 2), expected)
 
 
-def test_images_of_a_batch_do_not_mix(harness):
+def test_images_of_a_batch_do_not_mix(costly_harness):
     """A NaN stays in its image, and a small image has small errors beside a large one."""
     rng = np.random.default_rng(5)
     x, w = rng.standard_normal((3, 2, 50)).astype("f4"), rng.standard_normal((2, 2, 5)).astype("f4")
     x[1] *= 1e9
     x[2, 0, 20] = np.nan
-    function = harness.function(lambda emit, x, w: _conv(emit, x, w, 1, 0), [x.shape, w.shape])
-    scheduled = harness.schedule(function, [1], partial(_planned, transform=Transform(4, 4)))
-    (result,) = harness.run(function, scheduled, [x, w])
+    function = costly_harness.function(lambda emit, x, w: _conv(emit, x, w, 1, 0), [x.shape, w.shape])
+    scheduled = costly_harness.schedule(function, [1], partial(_planned, transform=Transform(4, 4)))
+    (result,) = costly_harness.run(function, scheduled, [x, w])
     for image in range(2):
         expected = reference_conv(x[image : image + 1].astype("f8"), w.astype("f8"), 1, 0)
         assert _error(result[image : image + 1], expected) <= 1e-6
