@@ -12,7 +12,7 @@ import onnxruntime
 
 import hybridc
 from hybridc.errors import HybridcError
-from tests.variants.tools import LIMITS, TOOLS, fed
+from tests.variants.tools import TOOLS, fed, limit
 
 AGREES, DIFFERS, REFUSED, FAILED = "agrees", "differs", "refused", "failed"
 NOT_MADE = "not made"
@@ -51,7 +51,7 @@ def judge(network: str, tool: str, original: onnx.ModelProto, folder: Path, targ
     except Exception as error:  # a fault, which a table is to show
         return Verdict(network, tool, FAILED, f"{type(error).__name__}: {str(error)[:200]}")
     apart = max(_distance(a, b) for a, b in zip(found, wanted, strict=True))
-    return Verdict(network, tool, AGREES if apart <= LIMITS[tool] else DIFFERS, error=apart)
+    return Verdict(network, tool, AGREES if apart <= limit(network, tool) else DIFFERS, error=apart)
 
 
 def _reference(
