@@ -73,6 +73,10 @@ def _class_picks(
     def candidate(j: Expr) -> Expr:
         return tirx.BufferLoad(work, [row, j])
 
+    def listed(j: Expr, body: tirx.Stmt) -> tirx.Stmt:
+        """A branch: `tirx.all` evaluates both sides, and behind the list there are no boxes' numbers."""
+        return tirx.IfThenElse(j < left, body, None)
+
     def begin(i: Expr) -> tirx.Stmt:
         counts = i < tirx.BufferLoad(valid, [zero])
         if has_threshold:
@@ -81,8 +85,8 @@ def _class_picks(
         return tirx.IfThenElse(counts, tirx.SeqStmt(take), None)
 
     def compare(j: Expr) -> tirx.Stmt:
-        is_better = tirx.all(j < left, score(candidate(j)) > score(best))
-        return tirx.IfThenElse(is_better, tirx.BufferStore(work, candidate(j), best_at), None)
+        is_better = score(candidate(j)) > score(best)
+        return listed(j, tirx.IfThenElse(is_better, tirx.BufferStore(work, candidate(j), best_at), None))
 
     def keep(j: Expr) -> tirx.Stmt:
         one, other = (
@@ -90,8 +94,8 @@ def _class_picks(
         )
         is_suppressed = _overlaps(one, other, is_centred, tirx.BufferLoad(iou, [zero]))
         take = [tirx.BufferStore(work, candidate(j), [row, kept]), tirx.BufferStore(work, kept + 1, kept_at)]
-        stays = tirx.all(j < left, candidate(j) != best, tirx.Not(is_suppressed))
-        return tirx.IfThenElse(stays, tirx.SeqStmt(take), None)
+        stays = tirx.all(candidate(j) != best, tirx.Not(is_suppressed))
+        return listed(j, tirx.IfThenElse(stays, tirx.SeqStmt(take), None))
 
     def pick(t: Expr) -> tirx.Stmt:
         steps = [

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 
 import hybridc
 from hybridc.errors import ModelError
+from hybridc.frontend import read_model
 from tests.support.expansion import expanded, parsed
 
 DETECTOR = """g (float[2, 60, 4] corners, float[2, 3, 60] scores, int64[1] most, float[1] iou, float least)
@@ -184,3 +186,24 @@ def test_a_condition_that_is_known_leaves_no_count() -> None:
     }""")
     graph = expanded(model).graph
     assert [node.op_type for node in graph.node] == ["Gather"] and len(graph.output) == 1
+
+
+def test_suppression_reads_nothing_by_what_its_workspace_held() -> None:
+    """Behind the boxes that are left, a tensor that the function only writes holds anything."""
+    text = """g (float[1, 40, 4] boxes, float[1, 2, 40] scores) => (int64[N, 3] picked)
+    <int64[1] most = {5}, float[1] iou = {0.5}, float[1] least = {0.5}> {
+        picked = NonMaxSuppression(boxes, scores, most, iou, least)
+    }"""
+    functions = {v.name_hint: f for v, f in read_model(parsed(text)).module.functions.items()}
+    function = functions["non_max_suppression"].with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": function}), target="llvm")
+    random = np.random.default_rng(0)
+    fed = [random.uniform(size=shape).astype(np.float32) for shape in ((1, 40, 4), (1, 2, 40))]
+    fed += [np.array([5]), np.full(1, 0.5, np.float32), np.full(1, 0.5, np.float32), np.array([40])]
+    found = []
+    for garbage in (0, 1 << 40):
+        results = [tvm.runtime.tensor(np.full(shape, garbage)) for shape in ((2, 5), (2, 43))]
+        library["main"](*map(tvm.runtime.tensor, fed), *results)
+        found.append(results[0].numpy())
+    np.testing.assert_array_equal(*found)
+    assert (found[0] >= 0).any()
