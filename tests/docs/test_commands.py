@@ -132,7 +132,7 @@ def test_commands_of_the_readme(tmp_path: Path) -> None:
     for words in commands(README):
         ran.append(words[1])
         run(tmp_path, "-m", "hybridc.cli", *small(words))
-    assert ran == ["plan", "compile", "run"] and list((tmp_path / "outputs").glob("*.npy"))
+    assert ran == ["check", "plan", "compile", "run"] and list((tmp_path / "outputs").glob("*.npy"))
     [script] = scripts(README)
     run(tmp_path, "-c", PREPARED + script)
 
