@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybridc.codegen.cuda_headers import HEADERS
 from hybridc.errors import DeviceError, InternalError, UsageError
 
 _PREAMBLE = """\
@@ -87,7 +88,9 @@ def _compile(nvrtc: Any, source: str, architecture: str, includes: tuple[Path, .
         "--device-int128",
         *(f"--include-path={path}" for path in includes),
     ]
-    status, program = nvrtc.nvrtcCreateProgram((_PREAMBLE + source).encode(), b"kernels.cu", 0, None, None)
+    names, headers = ([text.encode() for text in part] for part in zip(*HEADERS.items(), strict=True))
+    content = (_PREAMBLE + source).encode()
+    status, program = nvrtc.nvrtcCreateProgram(content, b"kernels.cu", len(names), headers, names)
     _check(nvrtc, status)
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 import sys
 
 import pytest
 
 from hybridc.codegen import cuda
 from hybridc.codegen.cuda import check_architectures, compile_fatbin
+from hybridc.codegen.cuda_headers import HEADERS
 from hybridc.errors import DeviceError, InternalError, UsageError
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -81,3 +83,26 @@ def test_architecture_that_nvrtc_does_not_know_is_the_users_error() -> None:
     with pytest.raises(UsageError, match="sm_999") as refusal:
         check_architectures(("sm_80", "sm_999"))
     assert refusal.value.code == "HC501" and "sm_90" in refusal.value.remedy
+
+
+def test_short_headers_say_what_those_of_cuda_do():
+    """The language's own library, which g++ has, is the oracle."""
+    whole = ("char", "short", "int", "long")
+    signs = [f"{sign} {kind}" for sign in ("signed", "unsigned") for kind in whole]
+    traits = ("is_integral", "is_signed", "is_unsigned", "is_floating_point")
+    claims = [
+        f"cuda::std::{trait}<{kind}>::value == std::{trait}<{kind}>::value"
+        for trait in traits
+        for kind in (*whole, *signs, "bool", "float", "double")
+    ]
+    widths = (8, 16, 32, 64)
+    claims += [f"sizeof(cuda::std::{s}int{bits}_t) * 8 == {bits}" for s in ("", "u") for bits in widths]
+    claims += [
+        "std::is_same_v<cuda::std::conditional<true, int, char>::type, int>",
+        "std::is_same_v<cuda::std::enable_if<true, int>::type, int>",
+        "!cuda::std::is_same<int, long>::value && cuda::std::is_same_v<int, int>",
+    ]
+    short = "\n".join(HEADERS.values()).replace("#pragma once", "")
+    source = "\n".join(["#include <type_traits>", short, *(f"static_assert({claim});" for claim in claims)])
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
+    subprocess.run(command, input=source, text=True, check=True)
