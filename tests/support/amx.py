@@ -12,7 +12,7 @@ import pytest
 
 from hybridc.artifact import load
 from hybridc.native import build_library
-from hybridc.runtime import program
+from hybridc.runtime import code
 from hybridc.runtime.tiles import enable_amx
 from hybridc.targets import ISAS, Isa, cpu_flags, missing_flags
 
@@ -37,7 +37,7 @@ def executing(name: str) -> Iterator[Isa]:
     trap = _library()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "cpu_flags", lambda: cpu_flags() | _tile_flags())
-        patch.setattr(program, "enable_amx", lambda flags: None)
+        patch.setattr(code, "enable_amx", lambda flags: None)
         assert trap.amx_trap_install() == 0
         open_before = trap.amx_trap_configurations() - trap.amx_trap_releases()
         try:
