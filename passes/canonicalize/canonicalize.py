@@ -21,6 +21,7 @@ from hybridc.passes.canonicalize.transposed_conv import (
     interleave_later,
     split_transposed_convolution,
 )
+from hybridc.passes.program.dequantized import dequantized
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import (
     Program,
@@ -105,6 +106,21 @@ def _fold_weight_views(expr: relax.Expr, context: Context) -> relax.Expr | None:
     shared = isinstance(expr.args[0], relax.Var) and context.uses[expr.args[0]] > 1
     if moves_bytes and shared and folded.nbytes > SHARED_FOLD_LIMIT_BYTES:
         return None
+    return context.builder.weight(folded, context.name)
+
+
+def _fold_dequantized_vectors(expr: relax.Expr, context: Context) -> relax.Expr | None:
+    """A dequantized vector or scalar of weights is a weight.
+
+    Those of more axes stay as they are: int8 kernels read them, and they take a quarter of the memory.
+    """
+    if not is_op(expr, "dequantize") or len(tensor_shape(expr.args[0])) > 1:
+        return None
+    values, scale, zero = (context.weight(argument) for argument in expr.args)
+    if values is None or scale is None or zero is None:
+        return None
+    attrs = expr.attrs
+    folded = dequantized(values, scale, zero, int(attrs.axis), str(attrs.out_dtype))
     return context.builder.weight(folded, context.name)
 
 
@@ -205,6 +221,7 @@ def _as_scalar(argument: relax.Expr, call: relax.Call, context: Context) -> rela
 RULES: tuple[Rule, ...] = (
     _drop_names_of_names,
     _fold_weight_views,
+    _fold_dequantized_vectors,
     _fold_batch_norm,
     split_transposed_convolution,
     interleave_later,

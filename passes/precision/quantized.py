@@ -22,6 +22,7 @@ from hybridc.passes.layout.operators import ConvWindow, extents, sum_over
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import NARROW_INPUT
 from hybridc.passes.layout.weights import ConvWeight
+from hybridc.passes.program.dequantized import dequantized
 from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 from hybridc.schedules.annotation import BLOCKED_CONV2D
@@ -188,18 +189,11 @@ def _known(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
     value = values[0]
     assert value is not None
     if is_op(call, "dequantize"):
-        value = _dequantized(value, values[1], values[2], int(call.attrs.axis))
+        value = dequantized(value, values[1], values[2], int(call.attrs.axis))
     elif is_op(call, "permute_dims"):
         axes = call.attrs.axes
         value = np.ascontiguousarray(value.transpose(None if axes is None else [int(a) for a in axes]))
     return layout.builder.weight(value.reshape(tensor_shape(binding.var)), binding.var.name)
-
-
-def _dequantized(values: np.ndarray, scale: Any, zero: Any, axis: int) -> np.ndarray:
-    shape = [1] * values.ndim
-    shape[axis] = -1
-    scale, zero = (p.reshape(()) if p.size == 1 else p.reshape(shape) for p in (scale, zero))
-    return ((values.astype(np.int32) - zero.astype(np.int32)) * scale).astype(np.float32)
 
 
 QUANTIZED_RULES: tuple[Rule, ...] = (_known, _convolution, _matmul, _blocked_conversion)

@@ -122,3 +122,25 @@ def test_product_of_a_tensor_that_is_not_quantized_stays_in_fp32():
     )
     (kernel,) = [k for k in planned.graphs[0].kernels if k.precision_note]
     assert kernel.precision == "fp32" and "not both quantized" in kernel.precision_note
+
+
+def test_quantized_norm_behind_a_convolution_is_no_kernel_of_its_own(tmp_path):
+    """The quantizer quantizes the scales of norms, too: a vector, or a number where all are one."""
+    g = Network("uint8", per_channel=True)
+    y = g.quantized(g.node("Conv", [g.quantized("x", 0.03), g.weight(24, 16, 3, 3)], pads=[1] * 4), 0.05)
+    vector = [np.full(24, 40, "i1"), np.float32(0.02), np.int8(0)]
+    gamma = g.node("DequantizeLinear", [g.constant(np.asarray(value)) for value in vector])
+    mean, variance = g.random.normal(0, 0.1, 24).astype("f4"), g.random.uniform(0.5, 2, 24).astype("f4")
+    y = g.node("BatchNormalization", [y, gamma, g.bias(24), g.constant(mean), g.constant(variance)])
+    number = [np.int8(50), np.float32(0.02), np.int8(0)]
+    factor = g.node("DequantizeLinear", [g.constant(value) for value in number])
+    y = g.quantized(g.node("Mul", [g.node("Relu", [y]), factor]), 0.05)
+    model = g.model((1, 16, 9, 9), y, (1, 24, 9, 9))
+    options = CompileOptions(target=parse_target("avx512_bf16"), precision=INT8)
+    kernels = plan_model(model, options).graphs[0].kernels
+    convolution = next(kernel for kernel in kernels if kernel.family == "conv2d")
+    assert {"BatchNormalization", "Relu", "Mul"} <= {name.partition("_")[0] for name in convolution.origins}
+    reference = onnxruntime.InferenceSession(model.SerializeToString())
+    for x, result in zip(feeds(model), compiled(model, tmp_path, "avx512_bf16_emulated"), strict=True):
+        (expected,) = reference.run(None, {"x": x})
+        assert np.abs(result - expected).max() <= 0.0501  # a step of the last quantization
