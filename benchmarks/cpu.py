@@ -2,12 +2,14 @@
 
     python benchmarks/cpu.py [--isa avx512|avx2] [--models resnet50,bert] [--threads 2] [--rounds 3]
                              [--kernels resnet50 | --skip-kernels]
+    python benchmarks/cpu.py --drawn recurrent|attention|speech|depthwise|quantized [--count 8] [--seed 0]
 
 Each engine runs in a process of its own, one after the other, so that neither spinning threads nor memory of
 one disturb another; rounds of all engines alternate, figures are medians over all rounds. Before a model is
 timed, the outputs of all engines have to agree. For the target avx2 the peer is OpenVINO held to AVX2, which
-onnxruntime cannot be. Let nothing else run on the machine. Exits with 1 if outputs disagree or an engine
-fails; such a model is left out.
+onnxruntime cannot be. Drawn networks are of random sizes (`drawn/`); int8 ones are compiled for the same
+processors' VNNI instructions. Let nothing else run on the machine. Exits with 1 if outputs disagree or an
+engine fails; such a model is left out.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from common import suite_feeds, write_result
+from drawn import FAMILIES, draw
+from drawn.case import Case
 
 from hybridc import models
 from hybridc.targets import available_threads, native_isa
@@ -45,7 +50,6 @@ PEERS = {"avx2": ("openvino",), "avx512": ("onnxruntime", "openvino")}
 LIMITS = {"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx512": {}}
 """Environment that holds the peers to an instruction set."""
 REFERENCE = "onnxruntime"
-TOLERANCE = 1e-4
 FOLDER = Path(__file__).parent
 
 
@@ -53,29 +57,37 @@ def main() -> int:
     arguments = _arguments()
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
-    for name in arguments.models:
+    for case in cases(arguments):
         try:
-            rows += model_rows(name, arguments)
+            rows += model_rows(case, arguments)
         except (subprocess.CalledProcessError, Disagreement) as error:
-            failed.append(name)
-            print(f"{name} failed: {error}", flush=True)
+            failed.append(case.name)
+            print(f"{case.name} failed: {error}", flush=True)
     if rows:
         rows += summary(rows)
         print(table(rows))
-        print("written to", write_result(f"cpu_{arguments.isa}", rows))
+        drawn = f"_{arguments.drawn}" if arguments.drawn else ""
+        print("written to", write_result(f"cpu_{arguments.isa}{drawn}", rows))
     return 1 if failed else 0
 
 
-def model_rows(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def cases(arguments: argparse.Namespace) -> list[Case]:
+    """The networks asked for."""
+    if arguments.drawn:
+        return draw(arguments.drawn, arguments.count, arguments.seed)
+    return [Case(name, partial(models.build, name, **SUITE[name])) for name in arguments.models]
+
+
+def model_rows(case: Case, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of one model. Raises Disagreement, or CalledProcessError if an engine fails."""
     with tempfile.TemporaryDirectory(prefix="hybridc-bench-") as folder:
-        bench = Bench(name, Path(folder), arguments.isa, arguments.threads)
+        bench = Bench(case, Path(folder), arguments.isa, arguments.threads)
         errors = bench.errors()
-        if not all(error <= TOLERANCE for error in errors.values()):
+        if not all(error <= case.tolerance for error in errors.values()):
             raise Disagreement(f"outputs differ from those of {REFERENCE}: {errors}")
         row = bench.compare(arguments.rounds, arguments.seconds) | {"max_rel_errors": errors}
         print(json.dumps(row), flush=True)
-        return [row, *(bench.kernels(arguments.rounds) if name in arguments.kernels else [])]
+        return [row, *(bench.kernels(arguments.rounds) if case.name in arguments.kernels else [])]
 
 
 def _arguments() -> argparse.Namespace:
@@ -85,6 +97,9 @@ def _arguments() -> argparse.Namespace:
     native = "avx2" if native_isa().name == "avx2" else "avx512"
     parser.add_argument("--isa", choices=PEERS, default=native)
     parser.add_argument("--models", type=_names, default=list(SUITE), metavar="A,B")
+    parser.add_argument("--drawn", choices=FAMILIES, help="networks of random sizes, not those of the suite")
+    parser.add_argument("--count", type=int, default=8, help="of drawn networks")
+    parser.add_argument("--seed", type=int, default=0, help="of drawn networks")
     parser.add_argument("--threads", type=int, default=available_threads())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one engine in one round")
@@ -92,7 +107,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--skip-kernels", action="store_true")
     arguments = parser.parse_args()
     if arguments.kernels is None:
-        arguments.kernels = [] if arguments.skip_kernels else arguments.models
+        without = arguments.skip_kernels or arguments.drawn
+        arguments.kernels = [] if without else arguments.models
     return arguments
 
 
@@ -108,17 +124,28 @@ class Disagreement(Exception):
 
 
 class Bench:
-    """One model of the suite, written and compiled into `folder`."""
+    """One network, written and compiled into `folder`."""
 
-    def __init__(self, name: str, folder: Path, isa: str, threads: int) -> None:
-        self.name, self.folder, self.isa, self.threads = name, folder, isa, threads
-        model = models.build(name, **SUITE[name])
+    def __init__(self, case: Case, folder: Path, isa: str, threads: int) -> None:
+        self.name, self.folder, self.isa, self.threads = case.name, folder, isa, threads
+        model = case.build()
         self.model, self.feeds = folder / "model.onnx", folder / "feeds.npz"
         onnx.save(model, self.model)
         np.savez(self.feeds, **suite_feeds(model))
         self.artifact = folder / "model.hyb"
-        command = ["-m", "hybridc.cli", "compile", self.model, "-o", self.artifact, "--target", isa]
-        compiled = json.loads(_python(*command, "--threads", threads, "--no-cache", "--json"))
+        command = [
+            "-m",
+            "hybridc.cli",
+            "compile",
+            self.model,
+            "-o",
+            self.artifact,
+            "--target",
+            case.target or isa,
+        ]
+        compiled = json.loads(
+            _python(*command, *case.compile_options, "--threads", threads, "--no-cache", "--json")
+        )
         self.compile_s = sum(compiled["seconds"].values())
 
     def errors(self) -> dict[str, float]:
@@ -225,10 +252,11 @@ def _percentages(what: str, kernels: list[dict[str, Any]], field: str) -> dict[s
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows for people."""
     lines = []
+    width = max(len(row["model"]) for row in rows if row["table"] == "models")
     for row in rows:
         if row["table"] == "models":
             times = "  ".join(f"{engine} {ms:9.2f}" for engine, ms in row["ms"].items())
-            lines.append(f"{row['model']:18} {times}  ratio {row['ratio']:.2f}")
+            lines.append(f"{row['model']:{width}} {times}  ratio {row['ratio']:.2f}")
     for row in sorted((r for r in rows if r["table"] == "kernels"), key=lambda r: -r["total_ms"]):
         limit = (
             f"{row['percent_of_peak']:5.1f} % of peak"

@@ -28,10 +28,10 @@ def attention(g: GraphBuilder, x: Value, heads: int, mask: Value | None = None) 
 
 def feed_forward(g: GraphBuilder, x: Value, width: int) -> Value:
     """Two fully connected layers, the inner one `width` wide, with a gelu between them."""
-    return g.project(_gelu(g, g.project(x, width)), x.size(2), RELU_GAIN)
+    return g.project(gelu(g, g.project(x, width)), x.size(-1), RELU_GAIN)
 
 
-def _gelu(g: GraphBuilder, x: Value) -> Value:
+def gelu(g: GraphBuilder, x: Value) -> Value:
     """x/2 * (1 + erf(x / sqrt 2)), spelled as exporters do."""
     erf = g.unary("Erf", g.binary("Div", x, g.scalar(math.sqrt(2))))
     return g.binary("Mul", g.binary("Mul", x, g.add(erf, g.scalar(1.0))), g.scalar(0.5))
