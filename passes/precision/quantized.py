@@ -184,12 +184,12 @@ def _known(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
     if not is_op(call, "dequantize", "reshape", "permute_dims", "expand_dims"):
         return None
     values = [layout.weight(argument) for argument in call.args if not isinstance(argument, relax.ShapeExpr)]
-    if any(value is None for value in values):
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
         return None
-    value = values[0]
-    assert value is not None
+    value = known[0]
     if is_op(call, "dequantize"):
-        value = dequantized(value, values[1], values[2], int(call.attrs.axis))
+        value = dequantized(value, known[1], known[2], int(call.attrs.axis))
     elif is_op(call, "permute_dims"):
         axes = call.attrs.axes
         value = np.ascontiguousarray(value.transpose(None if axes is None else [int(a) for a in axes]))
