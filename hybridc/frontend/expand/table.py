@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hybridc.frontend.expand import (
     attention,
+    deformable,
     diffusion,
     fused,
     group_query,
@@ -34,7 +35,7 @@ _BODIES = (
 """Of ONNX's operators with a body those that cannot be imported as they are, or not always right."""
 
 _STANDARD = (
-    *(block_quantized, normalization, products, recurrent, resize, signal),
+    *(block_quantized, deformable, normalization, products, recurrent, resize, signal),
     *(single_precision, standard, standard_attention, elements, loops, constants, random),
 )
 _MICROSOFT = (
