@@ -20,8 +20,10 @@ from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
+from hybridc.passes.fuse.fuse import refused_operators
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
+from hybridc.passes.program.prim_funcs import NO_KERNEL
 from hybridc.passes.stages import tighten_bounds
 from hybridc.progress import NullProgress, Progress, Stopwatch
 from hybridc.results import Cached, Compiled, Planned
@@ -85,7 +87,10 @@ def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError
     try:
         run_stages(network, NullProgress(), stop_after="fuse")
     except ModelError as error:
-        return (error,)
+        if error.code != NO_KERNEL:
+            return (error,)
+        unfused = run_stages(network, NullProgress(), stop_after="layout")
+        return refused_operators(unfused.program) or (error,)
     return ()
 
 

@@ -26,17 +26,18 @@ class NormalForm:
     origins: Mapping[str, tuple[str, ...]]
 
 
-def normal_form(emitted: Emitted, name: str) -> NormalForm:
+def normal_form(emitted: Emitted, name: str, refusals: codes.Refusals) -> NormalForm:
     """Resolve aliases and tuples, make tensors parameters, drop what is unused; linear in the bindings.
 
-    Raises ModelError HC117 if the shape of a value that is needed depends on data.
+    Refuses ModelError HC117 where the shape of a value that is needed depends on data; raises the first
+    refusal that is noted.
     """
-    return _Normalizer(emitted, name).run()
+    return _Normalizer(emitted, name, refusals).run()
 
 
 class _Normalizer:
-    def __init__(self, emitted: Emitted, name: str) -> None:
-        self.emitted, self.name = emitted, name
+    def __init__(self, emitted: Emitted, name: str, refusals: codes.Refusals) -> None:
+        self.emitted, self.name, self.refusals = emitted, name, refusals
         self.weights = dict(emitted.weights)
         self.resolved: dict[relax.Var, relax.Expr] = {}
         self.hoisted: dict[tvm.ir.GenericConst, relax.Var] = {}
@@ -46,6 +47,7 @@ class _Normalizer:
         kept = self._resolve_aliases()
         outputs = [self._resolve_output(value) for value in self.emitted.outputs]
         kept = _without_dead(kept, outputs)
+        self._refuse_unknown_shapes(kept)
         bindings, origins, renamed = self._rebuild(kept, outputs)
         results = tuple(renamed.get(value, value) for value in outputs)
         used = {v for binding in bindings for v in _variables(binding.value)} | set(results)
@@ -59,7 +61,7 @@ class _Normalizer:
         kept = []
         for binding, origin in self.emitted.bindings:
             if isinstance(binding, relax.MatchCast):
-                raise self._data_dependent(origin)
+                self.refusals.add(self._data_dependent(origin))
             value = fold_shape(self._substitute(binding.value))
             if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
                 value = value.tuple_value.fields[value.index]
@@ -120,14 +122,22 @@ class _Normalizer:
         origins: dict[str, tuple[str, ...]] = {}
         names = _distinct([variable.name for variable, _, _ in kept], self.taken)
         for (variable, value, origin), identifier in zip(kept, names, strict=True):
-            if not _is_static(variable.ty):
-                raise self._data_dependent(origin)
             make = relax.Var if variable in visible else relax.DataflowVar
             fresh = make(identifier, variable.ty)
             bindings.append(relax.VarBinding(fresh, self._hoist_constants(self._substitute(value))))
             origins[identifier] = (origin,)
             self.resolved[variable] = fresh
         return bindings, origins, self.resolved
+
+    def _refuse_unknown_shapes(self, kept: list[tuple[relax.Var, relax.Expr, str]]) -> None:
+        """Of bindings whose shapes are not known those whose operands' are: the others follow from them."""
+        unknown = set[relax.Var]()
+        for variable, value, origin in kept:
+            if not _is_static(variable.ty):
+                if unknown.isdisjoint(_variables(value)):
+                    self.refusals.add(self._data_dependent(origin))
+                unknown.add(variable)
+        self.refusals.stop()
 
     def _module(
         self, parameters: list[relax.Var], bindings: list[relax.VarBinding], results: tuple[relax.Var, ...]

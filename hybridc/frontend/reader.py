@@ -89,8 +89,7 @@ def _read(
     cuts = cuts_of(model.graph).by_output
     if is_trained is not None and any(cuts):
         raise _untrainable(name)
-    normal = normal_form(import_graph(model, name, node_names, refusals), name)
-    refusals.stop()
+    normal = normal_form(import_graph(model, name, node_names, refusals), name, refusals)
     results, counts = normal.outputs[: len(cuts)], normal.outputs[len(cuts) :]
     input_variables = normal.module["main"].params[: len(model.graph.inputs)]
     return ImportedModel(

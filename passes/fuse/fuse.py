@@ -14,6 +14,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
+from hybridc.errors import ModelError
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.prim_funcs import FunctionTable, OperatorFacts, Pattern, origins_of
 from hybridc.passes.program.program import (
@@ -102,6 +103,21 @@ def fuse(program: Program, functions: FunctionTable | None = None) -> Program:
     """
     functions = functions if functions is not None else FunctionTable()
     return _emit(program, form_groups(program, functions.facts), functions)
+
+
+def refused_operators(program: Program) -> tuple[ModelError, ...]:
+    """What `fuse` raises, of every operator by itself."""
+    functions = FunctionTable()
+    found: list[ModelError] = []
+    for binding in program.bindings:
+        if not isinstance(binding.value, relax.Call) or has_fact(binding.value, Fact.VIEW):
+            continue
+        try:
+            functions.facts(binding, program)
+            functions.function([binding], program)
+        except ModelError as error:
+            found.append(error)
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------------------------ grouping

@@ -20,6 +20,9 @@ from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_prop
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, is_op, operator_name, tensor_dtype, tensor_shape
 
+NO_KERNEL = "HC150"
+"""Code of the error of a node that no kernel can be made of."""
+
 
 class Pattern(IntEnum):
     """How an operator's loops relate to its inputs, as TVM's `AnnotateTIROpPattern` numbers it."""
@@ -296,7 +299,7 @@ def _unsupported(members: list[relax.VarBinding], program: Program, why: str) ->
     nodes = ", ".join(origins_of(members, program))
     what = f"no kernel can be made for {operators}" + (f": {why}" if why else "")
     return ModelError(
-        "HC150", what, where=f"node {nodes}", remedy="replace the operator or fix its attributes"
+        NO_KERNEL, what, where=f"node {nodes}", remedy="replace the operator or fix its attributes"
     )
 
 

@@ -91,3 +91,20 @@ def test_sizes_that_are_given_are_used() -> None:
 
 def test_bytes_that_are_no_model_are_the_only_refusal() -> None:
     assert [error.code for error in find_refusals(b"no model")] == [codes.NOT_ONNX]
+
+
+def test_every_shape_that_depends_on_data_is_told() -> None:
+    text = """g (float[2, 3] x, float[4] z) => (float[a, b] y, float[c, d] u) {
+        places = NonZero(x)
+        extents = Shape(places)
+        zeros = ConstantOfShape(extents)
+        y = Relu(zeros)
+        others = NonZero(z)
+        sizes = Shape(others)
+        more = ConstantOfShape(sizes)
+        u = Exp(more)
+    }"""
+    assert refused(text) == [
+        (codes.DATA_DEPENDENT_SHAPE, "node 'ConstantOfShape_2'"),
+        (codes.DATA_DEPENDENT_SHAPE, "node 'ConstantOfShape_6'"),
+    ]

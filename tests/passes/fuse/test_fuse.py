@@ -9,7 +9,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.errors import ModelError
-from hybridc.passes.fuse.fuse import MAX_GROUP, MAX_READS, fuse
+from hybridc.passes.fuse.fuse import MAX_GROUP, MAX_READS, fuse, refused_operators
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op
 from tests.support.programs import drawn, program_of, run_llvm
 
@@ -326,9 +326,12 @@ def test_an_operator_without_tensor_ir_is_refused_by_the_name_of_its_node():
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         value = builder.emit(relax.op.call_pure_packed("nowhere", x, ty_args=[x.ty]), "strange")
+        value = builder.emit(relax.op.nn.relu(value))
+        value = builder.emit(relax.op.call_pure_packed("elsewhere", value, ty_args=[x.ty]), "stranger")
         builder.emit_func_output(relax.Tuple([value]))
     with pytest.raises(ModelError, match="HC150"):
         fuse(program_of(builder.get()))
+    assert [error.code for error in refused_operators(program_of(builder.get()))] == ["HC150", "HC150"]
 
 
 def test_the_result_is_well_formed_relax():
