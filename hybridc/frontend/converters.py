@@ -23,6 +23,7 @@ from hybridc.frontend import indexing
 from hybridc.frontend.counted import kernels
 from hybridc.frontend.counted.operators import POSITIONS, SUPPRESSION
 from hybridc.frontend.expand.elementwise.elements import SHIFT_WITHIN
+from hybridc.frontend.expand.group_query import CHECKED_COUNT
 from hybridc.frontend.expand.quantized.packed_product import PACKED_PRODUCT, import_packed_product
 from hybridc.frontend.expand.recurrence_loops import recurrence
 from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
@@ -275,6 +276,7 @@ CONVERTERS: dict[str, Converter] = {
     "ArgMax": _arg_extremum,
     "ArgMin": _arg_extremum,
     "BatchNormalization": _batch_normalization,
+    CHECKED_COUNT: indexing.checked_count,
     "Clip": _clip,
     "Concat": _concat,
     "ConvTranspose": _conv_transpose,

@@ -80,6 +80,13 @@ def max_unpool(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> 
     return op.reshape(flat, shape)
 
 
+def checked_count(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    """Numbers from 0 to an attribute."""
+    (counts,) = _operands(importer, proto)
+    most, operator = node.attributes["most"].as_int(), node.attributes["operator"].as_string()
+    return op.astype(_checked(importer, counts, most + 1, operator), str(counts.ty.dtype))
+
+
 def roi_align(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
     """With checked images of the regions, which TVM's operator wants as floating point numbers, and corners
     in elements of the data: half an element is subtracted after the scale, where TVM does it before."""

@@ -38,6 +38,9 @@ from hybridc.frontend.expand.builder import (
 from hybridc.frontend.expand.rotary import counted, rotated
 from hybridc.frontend.values import constant_array
 
+CHECKED_COUNT = "CheckedCount"
+"""Fed counts as they are, each checked to be from 0 to the attribute `most`: an operator that no file can
+have."""
 _UNSUPPORTED = ("smooth_softmax", "qk_output", "sliding_window_cache")
 _HEAD_SINK = 11
 """Position of the first input that is not supported: sinks, scales of quantised keys, norms, lengths."""
@@ -117,7 +120,12 @@ def _step(node: ir.Node, query: ir.Value, build: Builder) -> Step:
     before = build.op("Sub", lengths, build.constant(length - 1, dtype_of(lengths)))
     known = constant_array(lengths)
     numbers = set() if known is None else {int(n) - (length - 1) for n in known.ravel()}
+    if any(not 0 <= n <= total - length for n in numbers):
+        raise Unsupported(f"has lengths that are not from {length - 1} to {total - 1}")
     placed = typed(build.reshape(before, (batch, 1, 1, 1)), dtype_of(lengths), (batch, 1, 1, 1))
+    if known is None:
+        checked = build.op(CHECKED_COUNT, placed, most=total - length, operator=node.op_type)
+        placed = typed(checked, dtype_of(lengths), (batch, 1, 1, 1))
     return Step(length, placed, numbers.pop() if len(numbers) == 1 else None, total, kept)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hybridc
-from hybridc.errors import ModelError
+from hybridc.errors import ModelError, UsageError
 from tests.support.expansion import assert_compiles, assert_expansion_agrees, expanded, parsed
 
 
@@ -124,3 +124,21 @@ def test_total_that_is_fed_is_refused_with_the_node() -> None:
     with pytest.raises(ModelError) as caught:
         expanded(parsed(text))
     assert caught.value.code == "HC114" and "total_sequence_length" in str(caught.value)
+
+
+@pytest.mark.isa("avx2")
+def test_lengths_beyond_the_cache_are_found_as_they_are_fed(tmp_path: Path) -> None:
+    text = _network(1, 8, 6, "n")
+    assert_compiles(text, tmp_path / "heads.hyb", feeds={"n": np.array([5, 0], np.int32)})
+    with hybridc.load(tmp_path / "heads.hyb") as session:
+        feeds = {port.name: np.zeros(port.shape, np.float32) for port in session.get_inputs()}
+        for beyond in (6, -1):
+            with pytest.raises(UsageError) as caught:
+                session.run(None, feeds | {"n": np.array([5, beyond], np.int32)})
+            assert caught.value.code == "HC560" and "GroupQueryAttention" in str(caught.value)
+            assert str(beyond) in caught.value.what
+
+
+def test_lengths_beyond_the_cache_that_are_constant_are_refused() -> None:
+    with pytest.raises(ModelError, match="from 0 to 5"):
+        expanded(parsed(_network(1, 8, 6, "{5, 6}")))

@@ -22,7 +22,7 @@ from tests.support.gradients import compiled, distinct, normal
 WITHOUT = {
     "integers, booleans and shapes": """
         AllClassNMS And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-        DynamicQuantizeLinear Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual MatMulInteger
+        CheckedCount DynamicQuantizeLinear Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual MatMulInteger
         MatMulInteger16 NonMaxSuppression NonZero Not OptionalHasElement Or QuantizeLinear SequenceLength
         Shape ShiftWithin Size Xor""",
     "of constants, integers or shapes only": "Constant ConstantOfShape DequantizeLinear EyeLike OneHot Range",
