@@ -165,12 +165,22 @@ def _shift(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> rela
 
 
 def _mod(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """Half precision goes through single precision, where a remainder is exact: CUDA has no other."""
+    """Of floating point numbers: by the remainder that has the sign of x, which is exact.
+
+    Half precision goes through single precision: CUDA has no other remainder.
+    """
     x, y = (importer._nodes[name] for name in proto.input)
-    dtype = str(x.ty.dtype)
-    if dtype not in ("float16", "bfloat16"):
+    dtype, emit = str(x.ty.dtype), importer.bb.emit
+    if not dtype.startswith(("float", "bfloat")):
         return None
-    remainder = relax.op.mod(relax.op.astype(x, "float32"), relax.op.astype(y, "float32"))
+    if dtype in ("float16", "bfloat16"):
+        x, y = (emit(relax.op.astype(operand, "float32")) for operand in (x, y))
+    remainder = emit(relax.op.mod(x, y))
+    if not node.attributes.get_int("fmod", 0):
+        zero = relax.const(0, str(y.ty.dtype))
+        differs = relax.op.logical_xor(relax.op.less(remainder, zero), relax.op.less(y, zero))
+        moves = relax.op.logical_and(differs, relax.op.not_equal(remainder, zero))
+        remainder = emit(relax.op.where(moves, relax.op.add(remainder, y), remainder))
     return relax.op.astype(remainder, dtype)
 
 
@@ -285,6 +295,7 @@ CONVERTERS: dict[str, Converter] = {
     "GatherElements": indexing.gather_elements,
     "GatherND": indexing.gather_nd,
     "Max": _pairwise,
+    "MaxPool": indexing.max_pool,
     "MaxRoiPool": indexing.max_roi_pool,
     "MaxUnpool": indexing.max_unpool,
     "Mean": _pairwise,

@@ -121,17 +121,6 @@ def _is_inf(node: ir.Node) -> str | None:
     return None if both else "of one sign only is not supported"
 
 
-def _mod(node: ir.Node) -> str | None:
-    divisor = constant_array(node.inputs[1])
-    if node.inputs[0] is None or node.inputs[0].dtype is None or node.inputs[0].dtype.is_integer():
-        return _division(node)
-    if not node.attributes.get_int("fmod", 0):
-        return "of floating point numbers is supported with fmod=1 only"
-    if divisor is None or not np.isfinite(divisor).all():
-        return "of floating point numbers needs a finite constant divisor"
-    return None
-
-
 def _space_to_depth(node: ir.Node) -> str | None:
     mode = _text(node, "mode", "DCR")
     return None if mode == "DCR" else f"with mode {mode} is not supported"
@@ -186,8 +175,6 @@ def _bad_index(value: ir.Value | None, extents: int | np.ndarray, *, from_end: b
 
 
 def _roi_align(node: ir.Node) -> str | None:
-    if _text(node, "mode", "avg") == "max":
-        return "with mode max is not supported"
     shape = static_shape(node.inputs[0])
     return None if shape is None else _bad_index(node.inputs[2], shape[0], from_end=False)
 
@@ -212,7 +199,7 @@ def _top_k(node: ir.Node) -> str | None:
 
 
 def _dropout(node: ir.Node) -> str | None:
-    return "is supported in inference only, without its mask"
+    return "needs a training mode and a shape that are constant"
 
 
 def _batch_normalization(node: ir.Node) -> str | None:
@@ -230,7 +217,7 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "IsInf": _is_inf,
     "LayerNormalization": _layer_normalization,
     "MaxUnpool": _max_unpool,
-    "Mod": _mod,
+    "Mod": _division,
     "Range": _range,
     "ReduceMax": _reduce_extremum,
     "ReduceMin": _reduce_extremum,

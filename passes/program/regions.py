@@ -1,4 +1,4 @@
-"""Regions of interest: what of an image the cells of a region cover, and the means of these cells.
+"""Regions of interest: what of an image the cells of a region cover, and means or maxima of these cells.
 
 A region is the number of its image, and x and y of two corners.
 """
@@ -101,11 +101,12 @@ class Regions:
         return tirx.min(tirx.max(first, 0), extent), tirx.min(tirx.max(end, 0), extent)
 
 
-def roi_align(data: te.Tensor, boxes: te.Tensor, regions: Regions) -> te.Tensor:
-    """Data [N, C, H, W] and regions [R, 5] to the means of their cells [R, C, Y, X].
+def roi_align(data: te.Tensor, boxes: te.Tensor, regions: Regions, mode: str) -> te.Tensor:
+    """Data [N, C, H, W] and regions [R, 5] to the means of their cells [R, C, Y, X], or to maxima (`max`).
 
     A cell's samples are interpolated between four elements (He et al., Mask R-CNN, 2017); those outside of
-    the image are 0. The mean of no samples is 0, where TVM's own operator leaves the result as it was.
+    the image are 0. The mean of no samples is 0, where TVM's own operator leaves the result as it was. ONNX's
+    maxima are those of each element times its factor, not of the samples.
     """
     height, width = shape_of(data)[2:]
 
@@ -120,9 +121,11 @@ def roi_align(data: te.Tensor, boxes: te.Tensor, regions: Regions) -> te.Tensor:
         is_inside_y, y, y_factor = _neighbour(regions, rows.position(i), height, u)
         is_inside_x, x, x_factor = _neighbour(regions, columns.position(j), width, v)
         image, count = boxes[r, 0].astype("int32"), rows.number * columns.number
-        share = data[image, c, y, x] * (y_factor * x_factor / count).astype(data.dtype)
+        factor = y_factor * x_factor if mode == "max" else y_factor * x_factor / count
+        share = data[image, c, y, x] * factor.astype(data.dtype)
         counts = tirx.all(count > tirx.const(0, regions.dtype), is_inside_y, is_inside_x)
-        return te.sum(tirx.if_then_else(counts, share, tirx.const(0, data.dtype)), axis=[i, j, u, v])
+        combine = te.max if mode == "max" else te.sum
+        return combine(tirx.if_then_else(counts, share, tirx.const(0, data.dtype)), axis=[i, j, u, v])
 
     return te.compute((boxes.shape[0], data.shape[1], *regions.cells), body, name="roi_align")
 
@@ -142,11 +145,11 @@ def _neighbour(
 
 
 def legalize_roi_align(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Means of channels in layout NCHW, as the frontend makes them."""
+    """In layout NCHW, as the frontend makes it."""
     attrs, dtype = call.attrs, str(call.args[1].ty.dtype)
-    assert (str(attrs.mode), str(attrs.layout)) == ("avg", "NCHW")
+    assert str(attrs.layout) == "NCHW"
     height, width = (int(n) for n in attrs.pooled_size)
     scale, samples = float(attrs.spatial_scale), int(attrs.sample_ratio)
     regions = Regions((height, width), scale, dtype, samples, bool(attrs.aligned))
-    means = partial(roi_align, regions=regions)
-    return bb.call_te(means, *call.args, primfunc_name_hint="roi_align")
+    cells = partial(roi_align, regions=regions, mode=str(attrs.mode))
+    return bb.call_te(cells, *call.args, primfunc_name_hint="roi_align")

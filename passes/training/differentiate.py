@@ -181,10 +181,10 @@ class _Differentiator:
             )
             return
         rule = GRADIENTS.get(rule_name(value))
-        if rule is None:
+        gradients = None if rule is None else rule(reverse, value, var, dy)
+        if gradients is None:
             raise _no_gradient(recorded)
-        arguments = operands(value)
-        for argument, gradient in zip(arguments, rule(reverse, value, var, dy), strict=True):
+        for argument, gradient in zip(operands(value), gradients, strict=True):
             self._add(argument, gradient)
 
     def _taken(self, var: relax.Var) -> Gradient:

@@ -196,8 +196,9 @@ class Reverse(Emitter):
         return isinstance(argument, relax.Var) and argument in self.active
 
 
-Rule = Callable[[Reverse, relax.Call, relax.Var, Any], Sequence[Gradient]]
-"""(reverse, call, result y, its gradient dy) -> a gradient for each argument, which may be left to emit.
+Rule = Callable[[Reverse, relax.Call, relax.Var, Any], Sequence[Gradient] | None]
+"""(reverse, call, result y, its gradient dy) -> a gradient for each argument, which may be left to emit; None
+for a use of the operator that no gradient is written for.
 
 Where y is a tuple, dy is a list with a gradient, or None, for each field. For a `call_tir` the arguments are
 those of the called function.

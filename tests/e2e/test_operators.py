@@ -151,6 +151,15 @@ def poolings(m: Model) -> None:
     m.add("AveragePool", m.x(1, 2, 7), kernel_shape=[3], strides=[2], pads=[1, 1], count_include_pad=1)
     m.add("AveragePool", m.x(1, 2, 6, 7), kernel_shape=[3, 3], pads=[1, 0, 1, 2])
     m.add("GlobalMaxPool", m.x(2, 3, 5, 4))
+    # with offsets: of equal elements, along columns, in three dimensions
+    steps = m.feed(np.random.default_rng(0).integers(0, 3, (2, 3, 9, 7)).astype(np.float32))
+    m.add("MaxPool", steps, results=2, kernel_shape=[3, 2], pads=[1, 0, 2, 1], dilations=[2, 1])
+    m.add("MaxPool", steps, results=2, kernel_shape=[2, 3], strides=[2, 3], storage_order=1, ceil_mode=1)
+    m.add("MaxPool", m.x(1, 2, 5, 4, 6), results=2, kernel_shape=[2, 2, 3], auto_pad="SAME_LOWER")
+    pooled = m.value("MaxPool", m.x(2, 2, 5, 7), results=2, kernel_shape=[2, 2], strides=[2, 2])
+    offsets = m.nodes[-1].output[1]
+    shape = m.constant([2, 2, 5, 7])  # more than what windows of 2 x 2 give back
+    m.add("MaxUnpool", pooled, offsets, shape, kernel_shape=[2, 2], strides=[2, 2])
     m.add("LpPool", m.x(1, 2, 6, 6), kernel_shape=[2, 2], strides=[2, 2], p=2)
 
 
@@ -252,7 +261,27 @@ def elements(m: Model) -> None:
     )
     m.add("Mod", m.feed(np.array([-7, 7], np.int32)), m.feed(np.array([3, -3], np.int32)))
     m.add("Mod", m.feed(np.array([-7, 7], np.float16)), m.constant(np.array([3, -3], np.float16)), fmod=1)
+    odd = np.array([5.5, -5.5, 0.0, -3.0, np.inf, np.nan, 1e30, -7.25], np.float32)
+    by = np.array([2.0, np.inf, 3.0, -3.0, 2.0, 1.0, 0.3, -np.inf], np.float32)
+    m.add("Mod", m.feed(odd), m.feed(by), fmod=1)
     m.add("IsNaN", m.feed(np.array([np.nan, 1], np.float32)))
+
+
+def regions(m: Model) -> None:
+    corners = m.constant(np.array([[0.3, 0.7, 4.1, 5.2], [-3, 2, 9.3, 3.9], [1, 1, 1, 1]], np.float32))
+    images = m.constant([1, 0, 1])
+    for x in (m.x(2, 3, 6, 7), m.x(2, 2, 1, 5)):
+        for ratio in (0, 2):
+            m.add(
+                "RoiAlign",
+                x,
+                corners,
+                images,
+                mode="max",
+                output_height=2,
+                output_width=3,
+                sampling_ratio=ratio,
+            )
 
 
 GROUPS: tuple[Callable[[Model], None], ...] = (
@@ -264,6 +293,7 @@ GROUPS: tuple[Callable[[Model], None], ...] = (
     infinities,
     movements,
     elements,
+    regions,
 )
 
 

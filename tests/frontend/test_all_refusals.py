@@ -9,6 +9,11 @@ import pytest
 from hybridc.errors import ModelError
 from hybridc.frontend import codes, find_refusals, read_model
 
+NGRAMS = (
+    'mode="TF", min_gram_length=1, max_gram_length=1, max_skip_count=0, ngram_counts=[0],'
+    " ngram_indexes=[0, 1], pool_int64s=[2, 3]"
+)
+"""Attributes of TfIdfVectorizer, which hybridc has not."""
 HEAD = '<ir_version: 10, opset_import: ["" : 20, "my" : 1, "com.microsoft" : 1]>\n'
 
 
@@ -31,34 +36,39 @@ def test_a_model_that_is_taken_has_none() -> None:
 
 
 def test_nodes_behind_a_refused_one_are_looked_at_with_inferred_shapes() -> None:
-    text = """g (float[2, 2, 8, 8] x) => (float[2, 2, 8, 8] y, float[2, 2, 8, 8] u)
-    <float[1, 4] rois = {0, 0, 1, 1}, int64[1] index = {0}, float[2, 2, 1, 1] w = {1, 0, 0, 1}> {
+    text = """g (float[2, 2, 8, 8] x) => (float[1, 1, 1, 1] y, float[2, 2, 8, 8] u)
+    <float[1, 4] rois = {0, 0, 1, 1}, int64[1] far = {2}, int64[1, 1, 1, 1] further = {8}> {
         activated = Relu(x)
-        cut = RoiAlign <mode = "max", output_height = 2, output_width = 2>(activated, rois, index)
-        remainder = Mod(activated, x)
-        bent = DeformConv(x, w, x)
-        again = DeformConv(bent, w, bent)
+        cut = RoiAlign <output_height = 2, output_width = 2>(activated, rois, far)
+        taken = GatherElements <axis = 2>(activated, further)
+        numbers = Cast <to = 7>(x)
+        flat = Reshape <allowzero = 0>(numbers, shape)
+        counts = TfIdfVectorizer <NGRAMS>(flat)
+        wide = Cast <to = 7>(counts)
+        again = TfIdfVectorizer <NGRAMS>(wide)
         total = ReduceSum(cut)
-        y = Add(remainder, total)
-        u = Add(bent, again)
-    }"""
+        y = Add(taken, total)
+        few = ReduceSum(again)
+        u = Add(x, few)
+    }""".replace("NGRAMS", NGRAMS).replace("<float[1", "<int64[1] shape = {-1}, float[1")
     assert refused(text) == [
-        (codes.MISSING_OPERATOR, "DeformConv: 'DeformConv_3'"),
-        (codes.MISSING_OPERATOR, "DeformConv: 'DeformConv_4'"),
+        (codes.MISSING_OPERATOR, "TfIdfVectorizer: 'TfIdfVectorizer_5'"),
+        (codes.MISSING_OPERATOR, "TfIdfVectorizer: 'TfIdfVectorizer_7'"),
         (codes.WRONG_RESULT, "node 'RoiAlign_1' (RoiAlign)"),
-        (codes.WRONG_RESULT, "node 'Mod_2' (Mod)"),
+        (codes.WRONG_RESULT, "node 'GatherElements_2' (GatherElements)"),
     ]
 
 
 def test_nothing_is_said_of_nodes_whose_operands_are_unknown() -> None:
-    text = """g (float[2, 3] x, float s) => (float[n] y, float[2, 3] z) {
+    text = """g (float[2, 3] x, float s) => (float[n] y, float[1, 1] z)
+    <int64[1, 1] far = {2}> {
         odd = my.Odd(x)
         y = Range(odd, s, s)
-        z = Mod(x, x)
+        z = GatherElements(x, far)
     }"""
     assert refused(text) == [
         (codes.UNKNOWN_DOMAIN, "node 'Odd_0'"),
-        (codes.WRONG_RESULT, "node 'Mod_2' (Mod)"),
+        (codes.WRONG_RESULT, "node 'GatherElements_2' (GatherElements)"),
     ]
 
 

@@ -144,8 +144,14 @@ def _where(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> 
 
 @gradient("mod", "floor_mod")
 def _remainder(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
-    """Of the dividend; divisors are constant."""
-    return [summed_to(reverse, dy, call.args[0]), None]
+    """The divisor's is -dy times the whole quotient."""
+    a, b = call.args
+    return _each(
+        reverse,
+        call,
+        lambda: dy,
+        lambda: op.multiply(dy, op.round(op.divide(op.subtract(y, a), b))),
+    )
 
 
 @gradient("astype")

@@ -17,10 +17,12 @@ from hybridc.passes.training.kernels.regions import (
 
 
 @gradient("vision.roi_align")
-def _roi_align(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
+def _roi_align(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient] | None:
+    """Of means; none of maxima."""
     data, boxes = call.args
     attrs, shape = call.attrs, tensor_shape(data)
-    assert str(attrs.mode) == "avg", "the frontend takes means only"
+    if str(attrs.mode) != "avg":
+        return None
     regions = Regions(
         _cells(y),
         float(attrs.spatial_scale),

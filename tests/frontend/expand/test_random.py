@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import hybridc
@@ -103,3 +104,27 @@ def test_choices_have_their_probabilities(tmp_path: Path, target: str) -> None:
     assert abs((y - p).mean()) < 0.01 and abs((y - p)[p < 0.1].mean()) < 0.02
     found = np.stack([np.bincount(row, minlength=5) for row in chosen]) / 4000
     assert np.abs(found - shares).max() < 0.03 and not found[shares == 0].any()
+
+
+def test_dropout_in_training_drops_its_share_and_scales_the_rest() -> None:
+    model = parsed(
+        """g (float[100, 300] x) => (float[100, 300] y, bool[100, 300] mask, float[100, 300] z)
+        <float ratio = {0.25}, bool on = {1}> {
+            y, mask = Dropout<seed = 3>(x, ratio, on)
+            z = Dropout(x, ratio, on)
+        }""",
+        13,
+    )
+    x = np.random.default_rng(0).standard_normal((100, 300)).astype(np.float32)
+    session = onnxruntime.InferenceSession(expanded(model).SerializeToString())
+    y, mask, z = session.run(None, {"x": x})
+    assert abs(mask.mean() - 0.75) < 0.01 and abs((z != 0).mean() - 0.75) < 0.01
+    assert not np.array_equal(mask, z != 0)
+    np.testing.assert_allclose(y, np.where(mask, x / np.float32(0.75), 0), rtol=1e-6)
+
+
+def test_dropout_in_inference_has_a_mask_of_ones() -> None:
+    model = parsed("g (float[3] x) => (float[3] y, bool[3] mask) { y, mask = Dropout(x) }", 13)
+    session = onnxruntime.InferenceSession(expanded(model).SerializeToString())
+    y, mask = session.run(None, {"x": np.arange(3, dtype=np.float32)})
+    assert mask.all() and y.tolist() == [0, 1, 2]

@@ -22,9 +22,9 @@ from tests.support.gradients import compiled, distinct, normal
 WITHOUT = {
     "integers, booleans and shapes": """
         AllClassNMS And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-        CheckedCount DynamicQuantizeLinear Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual MatMulInteger
-        MatMulInteger16 NonMaxSuppression NonZero Not OptionalHasElement Or QuantizeLinear SequenceLength
-        Shape ShiftWithin Size Xor""",
+        CheckedCount DynamicQuantizeLinear Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual
+        MatMulInteger MatMulInteger16 NonMaxSuppression NonZero Not OptionalHasElement Or QuantizeLinear
+        SequenceLength Shape ShiftWithin Size Xor""",
     "of constants, integers or shapes only": "Constant ConstantOfShape DequantizeLinear EyeLike OneHot Range",
     "refused: the shape of the result depends on data": "Compress Positions Suppression Unique",
     "gone before import, or refused": """
@@ -172,7 +172,7 @@ def elements(n: Network) -> None:
     n.add("Div", n.x(normal(0, 3, 1, 5)), n.x(distinct(3, 4, 1) + 2))
     n.add("Pow", n.x(distinct(0, 3, 1, 5) + 1.5), n.x(distinct(3, 4, 1)))
     n.add("PRelu", n.x(distinct(0, 3, 5)), n.x(distinct(1, 5)))
-    n.add("Mod", n.x(distinct(0, 3, 4) * 5), n.k(3.0), fmod=1)
+    n.add("Mod", n.x(distinct(0, 3, 4) * 5), n.x(distinct(1, 3, 4) + 2), fmod=1)
     n.add("Where", n.k(True, False, True, True), n.x(normal(0, 3, 4)), n.x(normal(1, 4)))
     n.add("Cast", n.x(normal(0, 3, 4)), to=TensorProto.FLOAT, step=1.0)
     n.add("CastLike", n.x(normal(0, 3, 4)), n.k(0, dtype=np.float32), step=1.0)

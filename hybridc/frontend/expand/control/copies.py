@@ -60,7 +60,7 @@ def copy_body(
     return results
 
 
-def trip_of(node: ir.Node, number: int) -> str:
+def trip_of(node: ir.Node, number: int | str) -> str:
     """The name of a trip of a loop, which may itself be in the body of another one."""
     return f"{node.meta.get(TRIP, '')}/{number}"
 

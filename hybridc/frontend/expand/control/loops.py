@@ -13,9 +13,11 @@ from hybridc.frontend.expand.builder import (
     Expansion,
     NotYet,
     Unsupported,
+    dtype_of,
     given,
     operand,
     shape_of,
+    typed,
 )
 from hybridc.frontend.expand.control.copies import copy_body, discard, trip_of
 from hybridc.frontend.values import constant_array
@@ -62,34 +64,72 @@ def _number(value: ir.Value | None) -> float:
 def _scan(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     """Trips over slices of the inputs, all at once."""
     if build.opset < 9:
-        raise Unsupported("needs opset 9")
+        return _batched_scan(node, build)
     body = node.attributes["body"].as_graph()
     count = node.attributes["num_scan_inputs"].as_int()
     states, sequences = list(node.inputs[:-count]), [operand(node, i) for i in range(-count, 0)]
+    axes, is_reversed = (_listed(node, f"scan_input_{what}", count) for what in ("axes", "directions"))
+    last, steps = _trips(node, states, sequences, axes, is_reversed, build)
     stacks = len(body.outputs) - len(states)
-    shapes = [shape_of(value) for value in sequences]
-    axes = [
-        axis % len(shape) for axis, shape in zip(_listed(node, "scan_input_axes", count), shapes, strict=True)
-    ]
-    trips = shapes[0][axes[0]]
-    _check_size(trips, body)
-    is_reversed = _listed(node, "scan_input_directions", count)
-    steps: list[list[ir.Value]] = []
-    for trip in range(trips):
-        taken = []
-        for value, axis, backwards in zip(sequences, axes, is_reversed, strict=True):
-            at = trips - 1 - trip if backwards else trip
-            taken.append(build.squeeze(build.slice(value, axis, at, at + 1), [axis]))
-        results = copy_body(body, [*states, *taken], build, trip_of(node, trip))
-        states = list(results[: len(states)])
-        steps.append(results[len(states) :])
     discard(body)
     stacked = []
     output_axes = _listed(node, "scan_output_axes", stacks)
     for i, backwards in enumerate(_listed(node, "scan_output_directions", stacks)):
         pieces = [step[i] for step in steps]
         stacked.append(_stacked(pieces[::-1] if backwards else pieces, output_axes[i], build))
-    return [*states, *stacked][: len(node.outputs)]
+    return [*last, *stacked][: len(node.outputs)]
+
+
+def _batched_scan(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
+    """Of opset 8: each element of the first axis by itself; trips are along the second."""
+    if given(node, 0) is not None:
+        raise Unsupported("with lengths of its sequences is not supported")
+    body = node.attributes["body"].as_graph()
+    count = node.attributes["num_scan_inputs"].as_int()
+    is_reversed = _listed(node, "directions", count)
+    operands = [operand(node, i) for i in range(1, len(node.inputs))]
+    by_image: list[list[ir.Value]] = []
+
+    def part(value: ir.Value, image: int) -> ir.Value:
+        own = build.squeeze(build.slice(value, 0, image, image + 1), [0])
+        return typed(own, dtype_of(value), shape_of(value)[1:])
+
+    for image in range(shape_of(operands[0])[0]):
+        own = [part(value, image) for value in operands]
+        prefix = f"{image}/"
+        last, steps = _trips(node, own[:-count], own[-count:], [0] * count, is_reversed, build, prefix)
+        stacks = range(len(body.outputs) - len(last))
+        stacked = [_stacked([step[i] for step in steps], 0, build) for i in stacks]
+        by_image.append([*(value for value in last if value is not None), *stacked])
+    discard(body)
+    return [_stacked(pieces, 0, build) for pieces in zip(*by_image, strict=True)][: len(node.outputs)]
+
+
+def _trips(
+    node: ir.Node,
+    states: Sequence[ir.Value | None],
+    sequences: Sequence[ir.Value],
+    axes: Sequence[int],
+    is_reversed: Sequence[int],
+    build: Builder,
+    prefix: str = "",
+) -> tuple[Sequence[ir.Value | None], list[list[ir.Value]]]:
+    """The last states of a Scan, and what each trip leaves to stack. `prefix` tells its trips from others."""
+    body = node.attributes["body"].as_graph()
+    shapes = [shape_of(value) for value in sequences]
+    trips = shapes[0][axes[0]]
+    _check_size(trips, body)
+    steps: list[list[ir.Value]] = []
+    for trip in range(trips):
+        taken = []
+        for value, shape, axis, backwards in zip(sequences, shapes, axes, is_reversed, strict=True):
+            at = trips - 1 - trip if backwards else trip
+            along = axis % len(shape)
+            taken.append(build.squeeze(build.slice(value, along, at, at + 1), [along]))
+        results = copy_body(body, [*states, *taken], build, trip_of(node, f"{prefix}{trip}"))
+        states = results[: len(states)]
+        steps.append(results[len(states) :])
+    return states, steps
 
 
 def _listed(node: ir.Node, name: str, count: int) -> Sequence[int]:

@@ -1,7 +1,8 @@
 """Random numbers: drawn when the model is compiled, so that each run and each device has the same.
 
 They are those of Philox4x64-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011), a function
-of a key and an element's position. The key is the node's `seed`, as float32; of one without it, its name.
+of a key and an element's position. The key is the node's `seed`, as an integer or float32; of one without it,
+its name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from hybridc.frontend.expand.builder import (
     Expansion,
     Unsupported,
     bounded,
+    constant_of,
     dtype_of,
+    given,
+    is_used,
     operand,
     shape_of,
 )
@@ -39,10 +43,12 @@ def normal_numbers(key: tuple[int, int], count: int) -> np.ndarray:
 
 def _key(node: ir.Node) -> tuple[int, int]:
     """A node in a loop has another one in each trip."""
-    seed, trip = node.attributes.get_float("seed", None), node.meta.get(TRIP, "")
+    seed, trip = node.attributes.get("seed"), zlib.crc32(node.meta.get(TRIP, "").encode())
     if seed is None:
-        return 1 << 32 | zlib.crc32((node.name or "").encode()), zlib.crc32(trip.encode())
-    return int(np.float32(seed).view(np.uint32)), zlib.crc32(trip.encode())
+        return 1 << 32 | zlib.crc32((node.name or "").encode()), trip
+    if seed.type == ir.AttributeType.INT:  # of Dropout
+        return seed.as_int() & (1 << 64) - 1, trip
+    return int(np.float32(seed.as_float()).view(np.uint32)), trip
 
 
 def _drawn(node: ir.Node, shape: Sequence[int], dtype: int, build: Builder) -> Sequence[ir.Value]:
@@ -103,8 +109,29 @@ def _multinomial(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     return [build.op("Cast", inside, to=node.attributes.get_int("dtype", int(ir.DataType.INT32)))]
 
 
+def _dropout(node: ir.Node, build: Builder) -> Sequence[ir.Value | None] | None:
+    """As a network is trained: zeros, where numbers are below `ratio`. Else what it is fed, and a mask of
+    ones if one is asked for."""
+    x = operand(node, 0)
+    shape, training, wants_mask = shape_of(x), given(node, 2), is_used(node, 1)
+    is_on = training is not None and bool(constant_of(training, "a training mode").any())
+    if not is_on:
+        ones = build.constant(np.ones(bounded(*shape)), ir.DataType.BOOL) if wants_mask else None
+        mask = ones if ones is None or build.opset >= 10 else build.cast(ones, dtype_of(x))
+        return [build.op("Identity", x), mask] if wants_mask else None
+    own = dtype_of(x)
+    ratio = given(node, 1)
+    share = build.constant(0.5, own) if ratio is None else build.cast(ratio, own)
+    kind = ir.DataType.DOUBLE if own == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    numbers = uniform_numbers(_key(node), math.prod(bounded(*shape))).reshape(shape)
+    stays = build.op("GreaterOrEqual", build.constant(numbers, kind), build.cast(share, kind))
+    scaled = build.op("Div", x, build.op("Sub", build.like(x, 1), share))
+    return [build.op("Where", stays, scaled, build.like(x, 0)), stays if wants_mask else None]
+
+
 STANDARD: Mapping[str, Expansion] = {
     "Bernoulli": _bernoulli,
+    "Dropout": _dropout,
     "Multinomial": _multinomial,
     "RandomNormal": _of_shape,
     "RandomNormalLike": _like,
