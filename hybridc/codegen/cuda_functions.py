@@ -33,17 +33,33 @@ def _with_casts(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def cast(call: ir.Call) -> ir.Call | tirx.Cast:
-        if getattr(call.op, "name", "") != "tirx.reinterpret":
-            return call
-        bits = call.args[0]
-        types = _dtype(call), _dtype(bits)
-        if types == ("float32", "uint32") and isinstance(bits, tirx.LShift):
-            return tirx.Cast(call.ty, bits.a.value.args[0])  # uint32(bits of a bfloat16) << 16
-        if types == ("bfloat16", "uint16") and isinstance(bits, tirx.Cast):
-            return tirx.Cast(call.ty, bits.value.a.a.args[0])  # uint16(bits of a float32 + what rounds >> 16)
-        return call
+        number = _number_cast(call)
+        return call if number is None else tirx.Cast(call.ty, number)
 
     return function.with_body(tvm_ffi.structural_map(function.body, (ir.Call, cast)))
+
+
+def _number_cast(call: ir.Call) -> ir.Expr | None:
+    """What is cast, where a call is such shifts; None of other calls."""
+    bits = _reinterpreted(call)
+    types = None if bits is None else (_dtype(call), _dtype(bits))
+    if types == ("float32", "uint32") and isinstance(bits, tirx.LShift):
+        # uint32(bits of a bfloat16) << 16
+        number = _reinterpreted(bits.a.value) if isinstance(bits.a, tirx.Cast) else None
+        return number if number is not None and _dtype(number) == "bfloat16" else None
+    if types == ("bfloat16", "uint16") and isinstance(bits, tirx.Cast):
+        # uint16(bits of a float32 + what rounds >> 16)
+        shifted = bits.value
+        is_rounded = isinstance(shifted, tirx.RShift) and isinstance(shifted.a, tirx.Add)
+        number = _reinterpreted(shifted.a.a) if is_rounded else None
+        return number if number is not None and _dtype(number) == "float32" else None
+    return None
+
+
+def _reinterpreted(value: ir.Expr) -> ir.Expr | None:
+    """What a call takes the bits of."""
+    is_call = isinstance(value, ir.Call) and getattr(value.op, "name", "") == "tirx.reinterpret"
+    return value.args[0] if is_call else None
 
 
 def _dtype(value: ir.Expr) -> str:
