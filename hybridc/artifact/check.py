@@ -13,7 +13,7 @@ from hybridc.artifact.manifest import (
     StoredWeight,
 )
 from hybridc.ir import BufferKind, Device, Graph, Plan, Role
-from hybridc.ir.graph import dtype_bits
+from hybridc.ir.graph import dtype_bits, stored_dtype
 
 
 def check_weight_tables(manifest: Manifest) -> None:
@@ -71,7 +71,7 @@ def _check_ports(manifest: Manifest, graph: Graph) -> None:
         for port, name in zip(ports, names, strict=True):
             tensor = graph.tensor[name]
             # a port may see its tensor through a reshape, so only the number of elements must agree
-            if (math.prod(tensor.shape), tensor.dtype) != (math.prod(port.shape), port.dtype):
+            if (math.prod(tensor.shape), tensor.dtype) != (math.prod(port.shape), stored_dtype(port.dtype)):
                 raise ValueError("its inputs and outputs do not match the plan")
             if tensors.setdefault(port.name, name) != name:
                 raise ValueError(f"{port.name!r} names two tensors")

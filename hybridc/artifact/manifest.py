@@ -9,7 +9,7 @@ from typing import Any
 from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.ir.bind import Parameter, Signatures, Weight
-from hybridc.ir.graph import dtype_from_json
+from hybridc.ir.graph import dtype_from_json, port_dtype_from_json
 from hybridc.json_values import (
     JsonValueError,
     count,
@@ -220,7 +220,7 @@ def _port(data: Any) -> Port:
     return Port(
         name=member(data, "name", text),
         shape=member(data, "shape", shape),
-        dtype=member(data, "dtype", dtype_from_json),
+        dtype=member(data, "dtype", port_dtype_from_json),
         labels=member(data, "labels", each(_labels)),
         cuts=member(data, "cuts", each(_cut)),
     )

@@ -12,7 +12,7 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.expand.table import MICROSOFT, is_expanded
 from hybridc.frontend.load import Loaded
-from hybridc.frontend.values import SUPPORTED_TYPES
+from hybridc.frontend.values import NARROW_TYPES, SUPPORTED_TYPES
 
 MAX_NODES = 200_000
 """Nodes after inlining: nested functions can ask for exponentially many."""
@@ -114,12 +114,12 @@ def check_interface(loaded: Loaded, refusals: codes.Refusals) -> None:
         for value in values:
             if kind == "output" and not value.HasField("type"):
                 continue
-            if value.type.tensor_type.elem_type not in SUPPORTED_TYPES:
+            if value.type.tensor_type.elem_type not in SUPPORTED_TYPES | NARROW_TYPES:
                 what, where = (
                     f"{kind} {value.name!r} is not a numeric tensor",
                     f"{name}: {kind} {value.name!r}",
                 )
-                remedy = "use bool, integers of at least 8 bits, or floating point of at least 16 bits"
+                remedy = "use bool, integers or floating point numbers"
                 refusals.add(ModelError(codes.UNSUPPORTED_TYPE, what, where=where, remedy=remedy))
 
 

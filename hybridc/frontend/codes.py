@@ -9,7 +9,7 @@ HC106  the opset is older or newer than hybridc supports
 HC107  a value is defined twice or not at all
 HC108  nodes or functions depend on themselves
 HC109  the ONNX checker refuses the model
-HC110  a type is not supported: sequences, optionals, strings, complex numbers, sparse tensors
+HC110  a type is not supported: sequences, optionals, strings, complex, sparse, or int4 and float8 here
 HC111  a dimension of an input is unknown
 HC112  a given shape or dimension contradicts the model
 HC113  operators that hybridc cannot import

@@ -28,6 +28,7 @@ from hybridc.frontend.expand.quantized.packed_product import PACKED_PRODUCT, imp
 from hybridc.frontend.expand.recurrence_loops import recurrence
 from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
+from hybridc.frontend.narrow.casts import bit_cast, cast
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.values import constant_array, static_shape
 
@@ -286,6 +287,8 @@ CONVERTERS: dict[str, Converter] = {
     "ArgMax": _arg_extremum,
     "ArgMin": _arg_extremum,
     "BatchNormalization": _batch_normalization,
+    "BitCast": bit_cast,
+    "Cast": cast,
     CHECKED_COUNT: indexing.checked_count,
     "Clip": _clip,
     "Concat": _concat,

@@ -19,8 +19,9 @@ from hybridc.frontend.expand.builder import Builder, Expansion, NotYet, Unsuppor
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
 
-_WRONGLY_FOLDED = ("ConcatFromSequence", "SplitToSequence")
-"""By the pass, in forms that older opsets do not have; and it squeezes parts whose sizes are given."""
+_WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
+"""By the pass, which forgets how a cast saturates; in forms that older opsets do not have; and it squeezes
+parts whose sizes are given."""
 _UNKNOWN = "cannot read what has an extent that follows from data"
 ORIGIN = "hybridc.origin"
 """Key of a node's metadata: the user's node that it is a part of."""
@@ -58,7 +59,10 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if is_padded and node.op_type in REWRITES:  # before a shape is taken for one of constants
             return self._expanded(node, self._rewriting(REWRITES[node.op_type]))
         if node.op_type in _WRONGLY_FOLDED:
-            return self._expanded(node, self._listing(SEQUENCES[node.op_type]))
+            sequence = SEQUENCES.get(node.op_type)
+            return self._expanded(
+                node, EXPANSIONS[("", node.op_type)] if sequence is None else self._listing(sequence)
+            )
         replacement = super().process_node(node, is_function)
         if node.op_type in _SHAPED_AS_INPUT and node.inputs[0] is not None and node.outputs[0].shape is None:
             node.outputs[0].shape = node.inputs[0].shape

@@ -22,7 +22,7 @@ from hybridc.frontend.expand.table import is_expanded
 from hybridc.frontend.folding import origin
 from hybridc.frontend.names import safe_names
 from hybridc.frontend.restrictions import FOLDED_AWAY, check_elements, check_nodes
-from hybridc.frontend.values import static_shape
+from hybridc.frontend.values import NARROW_TYPES, static_shape, stored_as
 
 FROZEN_ELEMENTS = 64
 """Integers up to this many become constants: operators need shapes, axes and pads at compile time."""
@@ -118,7 +118,7 @@ class _GraphImporter:
         """A parameter with the value's type."""
         assert shape is not None and value.dtype is not None
         identifier = self.identifiers[value.name or ""]
-        variable = relax.Var(identifier, relax.TensorType(shape, str(value.dtype.numpy())))
+        variable = relax.Var(identifier, relax.TensorType(shape, stored_as(value)))
         self.tvm._nodes[identifier] = variable
         return variable
 
@@ -127,6 +127,8 @@ class _GraphImporter:
         for value in self.graph.initializers.values():
             assert value.const_value is not None
             array = value.const_value.numpy()
+            if value.dtype in NARROW_TYPES:
+                array = array.view(stored_as(value))
             identifier = self.identifiers[value.name or ""]
             if array.ndim == 0 or (array.dtype.kind in "iub" and array.size <= FROZEN_ELEMENTS):
                 self.tvm._nodes[identifier] = relax.const(array, str(array.dtype))
@@ -169,7 +171,7 @@ class _GraphImporter:
         made = [value for value in node.outputs if value.name]
         for value in filter(codes.is_static, made):
             assert value.dtype is not None
-            zeros = relax.op.zeros(static_shape(value), str(value.dtype.numpy()))
+            zeros = relax.op.zeros(static_shape(value), stored_as(value))
             self.tvm._nodes[self.identifiers[value.name or ""]] = self.tvm.bb.emit(zeros)
         return {value for value in made if not codes.is_static(value)}
 
@@ -208,9 +210,9 @@ class _GraphImporter:
             if expected is not None and shape != expected:
                 raise ValueError(f"its result would have shape {shape} instead of {expected}")
             check_elements(shape, declared.producer(), self.name)
-        if declared.dtype is None or str(declared.dtype.numpy()) == str(type_.dtype):
+        if declared.dtype is None or stored_as(declared) == str(type_.dtype):
             return value
-        return self.tvm.bb.normalize(relax.op.astype(value, str(declared.dtype.numpy())))
+        return self.tvm.bb.normalize(relax.op.astype(value, stored_as(declared)))
 
     def _renamed(self, node: ir.Node) -> onnx.NodeProto:
         """The node as protobuf with safe value names."""

@@ -21,7 +21,7 @@ class ValueInfo:
     """Its variable in the Relax function: a safe identifier."""
     shape: tuple[int, ...]
     dtype: str
-    """Name of the numpy dtype."""
+    """Name of the numpy dtype, or of that of the package ml_dtypes."""
     labels: tuple[Labels, ...] = ()
     """Of an input, what losses take its values as."""
     cuts: tuple[tuple[int, int], ...] = ()

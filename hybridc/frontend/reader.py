@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from tvm import relax
 
 from hybridc.errors import ModelError
@@ -26,6 +27,7 @@ from hybridc.frontend.opsets import check_opset, modernize
 from hybridc.frontend.parameters import Chooser, check_export, promote
 from hybridc.frontend.simplify import simplify
 from hybridc.frontend.tensors import check_tensors
+from hybridc.frontend.values import NARROW_TYPES, dtype_name
 from hybridc.labels import Labels
 from hybridc.options import Shape
 
@@ -91,22 +93,23 @@ def _read(
         raise _untrainable(name)
     normal = normal_form(import_graph(model, name, node_names, refusals), name, refusals)
     results, counts = normal.outputs[: len(cuts)], normal.outputs[len(cuts) :]
+    graph = model.graph
     input_variables = normal.module["main"].params[: len(model.graph.inputs)]
     return ImportedModel(
         module=normal.module,
         weights=normal.weights,
         inputs=tuple(
-            _value_info(value.name or "", variable, labels_of(value))
-            for value, variable in zip(model.graph.inputs, input_variables, strict=True)
+            _value_info(value.name or "", variable, value, labels_of(value))
+            for value, variable in zip(graph.inputs, input_variables, strict=True)
         ),
         outputs=tuple(
-            replace(_value_info(n, v), cuts=cut)
-            for n, v, cut in zip(output_names, results, cuts, strict=True)
+            replace(_value_info(n, variable, value), cuts=cut)
+            for n, variable, value, cut in zip(output_names, results, graph.outputs, cuts, strict=False)
         ),
         origins=normal.origins,
         source=loaded.source,
         parameters=promoted,
-        counts=tuple(_value_info(f"count {i}", v) for i, v in enumerate(counts)),
+        counts=tuple(_value_info(f"count {i}", v, None) for i, v in enumerate(counts)),
     )
 
 
@@ -152,6 +155,11 @@ def _untrainable(name: str) -> ModelError:
     )
 
 
-def _value_info(name: str, variable: relax.Var, labels: tuple[Labels, ...] = ()) -> ValueInfo:
+def _value_info(
+    name: str, variable: relax.Var, value: ir.Value | None, labels: tuple[Labels, ...] = ()
+) -> ValueInfo:
     shape = tuple(int(dim) for dim in variable.ty.shape)
-    return ValueInfo(name, variable.name, shape, str(variable.ty.dtype), labels)
+    dtype = str(variable.ty.dtype)
+    if value is not None and value.dtype in NARROW_TYPES:
+        dtype = dtype_name(value)
+    return ValueInfo(name, variable.name, shape, dtype, labels)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
-from hybridc.frontend.values import SUPPORTED_TYPES, constant_array, static_shape
+from hybridc.frontend.values import NARROW_TYPES, SUPPORTED_TYPES, constant_array, static_shape
 
 MAX_ELEMENTS = 1 << 38
 """Of one value: no machine that hybridc compiles for holds more."""
@@ -52,9 +52,18 @@ def check_elements(shape: tuple[int, ...], node: ir.Node | None, name: str) -> N
         )
 
 
+_MOVING = (
+    *("Cast", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
+    *("Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose"),
+    *("Unsqueeze", "Where"),
+)
+"""Operators that take elements of at most 8 bits, whose codes they move as they are; casts know the codes."""
+
+
 def _check_type(node: ir.Node, name: str) -> None:
+    taken = SUPPORTED_TYPES | NARROW_TYPES if node.op_type in _MOVING else SUPPORTED_TYPES
     for value in (*node.inputs, *node.outputs):
-        if value is not None and value.dtype is not None and value.dtype not in SUPPORTED_TYPES:
+        if value is not None and value.dtype is not None and value.dtype not in taken:
             raise ModelError(
                 codes.UNSUPPORTED_TYPE,
                 f"value {value.name!r} has type {value.dtype.name}",

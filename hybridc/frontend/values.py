@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from hybridc.ir.graph import stored_dtype
+
 SUPPORTED_TYPES = frozenset(
     ir.DataType[name]
     for name in (
@@ -12,7 +14,26 @@ SUPPORTED_TYPES = frozenset(
         *("FLOAT16", "BFLOAT16", "FLOAT", "DOUBLE"),
     )
 )
-"""Element types, numbered as in ONNX. TVM casts to smaller ones without their NaN and saturation."""
+"""Element types that operators compute in, numbered as in ONNX."""
+NARROW_TYPES = frozenset(
+    ir.DataType[name]
+    for name in (
+        *("INT2", "INT4", "UINT2", "UINT4"),
+        *("FLOAT4E2M1", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E8M0"),
+    )
+)
+"""Element types that are moved and cast alone: in memory there are bytes with their codes."""
+
+
+def dtype_name(value: ir.Value) -> str:
+    """What numpy, or the package ml_dtypes, calls the value's type. Requires: it is known."""
+    assert value.dtype is not None
+    return str(value.dtype.numpy())
+
+
+def stored_as(value: ir.Value) -> str:
+    """The type of the value's elements in memory. Requires: its type is known."""
+    return stored_dtype(dtype_name(value))
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:

@@ -51,6 +51,23 @@ _DTYPE_BITS = {
 }
 
 
+_NARROW_DTYPES = (
+    *("int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+
+def stored_dtype(dtype: str) -> str:
+    """The type of a tensor that holds what a user sees as `dtype`: of elements of at most 8 bits, as the
+    package ml_dtypes names them, there are the codes, each in the lowest bits of a byte."""
+    return "uint8" if dtype in _NARROW_DTYPES else dtype
+
+
+def port_dtype_from_json(data: Any) -> str:
+    """Reads the name of the element type of an input or output. Raises ValueError."""
+    return text(data) if data in _NARROW_DTYPES else dtype_from_json(data)
+
+
 def dtype_bits(dtype: str) -> int:
     """Bits of one element: `bool` has a byte. Raises ValueError for a name that no tensor may have."""
     if dtype not in _DTYPE_BITS:

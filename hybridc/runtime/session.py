@@ -18,6 +18,7 @@ from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError, PlanError, UsageError, exhaustion_told
 from hybridc.ir import Buffer, BufferKind, Check, Device
 from hybridc.ir.bind import Binding, BindingError, bind
+from hybridc.ir.graph import stored_dtype
 from hybridc.ir.verify import verify
 from hybridc.labels import check_labels
 from hybridc.options import check_threads
@@ -415,10 +416,10 @@ def _array(data: np.ndarray, port: Port) -> np.ndarray:
 
 
 def _dtype(name: str) -> np.dtype:
-    if name == "bfloat16":
-        import ml_dtypes  # numpy knows the name only after this import
+    if name == "bfloat16" or stored_dtype(name) != name:
+        import ml_dtypes  # numpy has no such types
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name)
 
 

@@ -316,6 +316,33 @@ def test_transposed_convolutions_in_double_precision(target, tmp_path):  # ONNX 
 
 
 @pytest.mark.parametrize("target", TARGETS[::2])
+def test_bits_and_remainders_of_new_opsets(target, tmp_path):  # ONNX Runtime has none
+    model = Model(28)
+    rng = np.random.default_rng(0)
+    words = rng.integers(-(2**31), 2**31, 50).astype(np.int32)
+    words[:2] = 0x7F800001, -1  # no numbers, whose bits stay as they are
+    half = rng.integers(0, 2**16, 40).astype(np.uint16)
+    for array, to in (
+        (words, TensorProto.FLOAT),
+        (words.view(np.float32), TensorProto.UINT32),
+        (half, TensorProto.FLOAT16),
+        (half.view(np.float16), TensorProto.INT16),
+        (rng.standard_normal(7), TensorProto.INT64),
+    ):
+        model.add("BitCast", model.feed(array), to=to)
+    bits = list(model.outputs)
+    odd = np.array([5.5, -5.5, 0.0, -3.0, 3.0, -5.5, 1e10, -7.25, np.inf, 1], np.float32)
+    by = np.array([2.0, np.inf, -3.0, -3.0, -np.inf, 2.0, -0.3, np.nan, 2, 0], np.float32)
+    for dtype in (np.float32, np.float64):
+        model.add("Mod", model.feed(odd.astype(dtype)), model.feed(by.astype(dtype)))
+    got = dict(zip(model.outputs, run(model.proto(), model.feeds, target, tmp_path), strict=True))
+    expected = dict(zip(model.outputs, ReferenceEvaluator(model.proto()).run(None, model.feeds), strict=True))
+    assert all(got[name].tobytes() == expected[name].tobytes() for name in bits)
+    for name in model.outputs[len(bits) :]:
+        np.testing.assert_array_equal(got[name], expected[name])
+
+
+@pytest.mark.parametrize("target", TARGETS[::2])
 def test_empty_tensors_are_handed_through(target, tmp_path):
     model = Model()
     model.add("Slice", model.x(2, 3), model.constant([3]), model.constant([5]), model.constant([1]))

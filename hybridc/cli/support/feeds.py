@@ -11,6 +11,7 @@ import numpy as np
 from hybridc.cli.support.files import read_array
 from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import UsageError
+from hybridc.ir.graph import stored_dtype
 
 _DTYPE_OF_TYPE = {"float": "float32", "double": "float64"}
 
@@ -84,10 +85,10 @@ def numpy_dtype(onnx_type: str) -> np.dtype:
     """The dtype of `tensor(float)`, `tensor(int64)` and so on. Raises UsageError HC533 for other types."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
     try:
-        if name == "bfloat16":
+        if name == "bfloat16" or stored_dtype(name) != name:
             import ml_dtypes
 
-            return np.dtype(ml_dtypes.bfloat16)
+            return np.dtype(getattr(ml_dtypes, name))
         return np.dtype(_DTYPE_OF_TYPE.get(name, name))
     except TypeError:
         what = f"unsupported input type {onnx_type}"

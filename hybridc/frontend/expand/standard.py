@@ -16,6 +16,7 @@ from hybridc.frontend.expand.builder import (
     constant_of,
     dtype_of,
     given,
+    kept,
     operand,
     shape_of,
 )
@@ -25,7 +26,8 @@ MAX_DETERMINANT = 4
 
 
 def _cast_like(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
-    return [build.op("Cast", operand(node, 0), to=int(dtype_of(operand(node, 1))))]
+    how = kept(node, ("round_mode", "saturate"))
+    return [build.op("Cast", operand(node, 0), to=int(dtype_of(operand(node, 1))), **how)]
 
 
 def _is_inf(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
@@ -193,15 +195,16 @@ def _reduce_of_booleans(node: ir.Node, build: Builder) -> Sequence[ir.Value] | N
     return [build.op("Cast", result, to=int(ir.DataType.BOOL))]
 
 
-def _bit_cast(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
-    """Between integers of one width: a cast wraps around, as two's complement does."""
+def _bit_cast(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """Between integers of one width: a cast wraps around, as two's complement does. A boolean is 0 or 1."""
     x, target = operand(node, 0), ir.DataType(node.attributes["to"].as_int())
     source = dtype_of(x)
     if source == target:
         return [build.op("Identity", x)]
-    if not (source.is_integer() and target.is_integer() and source.itemsize == target.itemsize):
-        raise Unsupported("of other types than integers of one width is not supported")
-    return [build.op("Cast", x, to=int(target))]
+    if source.bitwidth != target.bitwidth:
+        raise Unsupported("to a type of another width has no result")
+    is_number = [dtype.is_integer() or dtype == ir.DataType.BOOL for dtype in (source, target)]
+    return [build.op("Cast", x, to=int(target))] if all(is_number) else None
 
 
 STANDARD: dict[str, Expansion] = {

@@ -10,6 +10,7 @@ from hybridc.frontend.expand import (
     diffusion,
     fused,
     group_query,
+    linear,
     normalization,
     recurrent,
     resize,
@@ -35,7 +36,7 @@ _BODIES = (
 """Of ONNX's operators with a body those that cannot be imported as they are, or not always right."""
 
 _STANDARD = (
-    *(block_quantized, deformable, normalization, products, recurrent, resize, signal),
+    *(deformable, linear, normalization, products, recurrent, resize, signal),
     *(single_precision, standard, standard_attention, elements, loops, constants, random),
 )
 _MICROSOFT = (

@@ -21,7 +21,7 @@ from tests.support.gradients import compiled, distinct, normal
 
 WITHOUT = {
     "integers, booleans and shapes": """
-        AllClassNMS And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
+        AllClassNMS And ArgMax ArgMin BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
         CheckedCount DynamicQuantizeLinear Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual
         MatMulInteger MatMulInteger16 NonMaxSuppression NonZero Not OptionalHasElement Or QuantizeLinear
         SequenceLength Shape ShiftWithin Size Xor""",

@@ -1,0 +1,1 @@
+"""Types of at most 8 bits: a byte holds the code of an element. Begin with `formats.py`."""
