@@ -24,7 +24,12 @@ from hybridc.frontend.counted import kernels
 from hybridc.frontend.counted.operators import POSITIONS, SUPPRESSION
 from hybridc.frontend.expand.elementwise.elements import SHIFT_WITHIN
 from hybridc.frontend.expand.group_query import CHECKED_COUNT
-from hybridc.frontend.expand.quantized.packed_product import PACKED_PRODUCT, import_packed_product
+from hybridc.frontend.expand.quantized.packed_product import (
+    PACKED_GATHER,
+    PACKED_PRODUCT,
+    import_packed_gather,
+    import_packed_product,
+)
 from hybridc.frontend.expand.recurrence_loops import recurrence
 from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
@@ -307,6 +312,7 @@ CONVERTERS: dict[str, Converter] = {
     "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,
     "PRelu": _prelu,
     POSITIONS: kernels.positions,
+    PACKED_GATHER: import_packed_gather,
     PACKED_PRODUCT: import_packed_product,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,

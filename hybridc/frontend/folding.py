@@ -32,14 +32,17 @@ _SHAPED_AS_INPUT = ("GroupNormalization",)
 class FoldAndExpand(folding.FoldConstantsPass):
     """A node that is expanded is replaced by nodes that the same walk visits next, so that those behind them
     know their shapes. A use that cannot be expanded goes to `refusals`, as ModelError HC114 or HC115.
-    `limits` are those of folding.
+    `limits` are those of folding. Without `keeps_packed` weights of few bits become float32.
 
     Once `is_counting`, what is not constant by then is padded where data determine its extent; `ledger` knows
     which values are.
     """
 
-    def __init__(self, opset: int, name: str, refusals: codes.Refusals, **limits: Any) -> None:
+    def __init__(
+        self, opset: int, name: str, refusals: codes.Refusals, *, keeps_packed: bool = True, **limits: Any
+    ) -> None:
         super().__init__(**limits)
+        self.keeps_packed = keeps_packed
         self.opset, self.name, self.refusals = opset, name, refusals
         self._refused = set[ir.Node]()
         self.is_counting = False
@@ -103,7 +106,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
             self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
 
     def _expanded(self, node: ir.Node, expansion: Expansion) -> folding.Replacement | None:
-        build = Builder(self.opset)
+        build = Builder(self.opset, keeps_packed=self.keeps_packed)
         try:
             results = expansion(node, build)
         except NotYet:

@@ -86,6 +86,7 @@ def _simplify(
         model.opset_imports[""],
         name,
         refusals,
+        keeps_packed=not for_training,  # products with packed weights have no gradients
         shape_inference=True,
         input_size_limit=FOLD_INPUT_ELEMENTS,
         output_size_limit=FOLD_OUTPUT_ELEMENTS,

@@ -16,8 +16,8 @@ from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.cpu.matmul.matmul import matmul
-from hybridc.schedules.cpu.matmul.packed import packed_gemm
 from hybridc.schedules.cpu.matmul.skinny import skinny_gemm
+from hybridc.schedules.cpu.packed.packed import packed_gemm
 from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling.pooling import pooling
 from hybridc.schedules.cpu.recurrent.recurrent import recurrent

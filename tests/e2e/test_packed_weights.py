@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -13,6 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hybridc
 from hybridc import emulator
+from hybridc.errors import HybridcError
+from hybridc.frontend.simplify import simplify
+from tests.support.expansion import assert_compiled_agrees
 from tests.support.machines import EAGER_GPU
 
 GPU_BYTES = 64 << 20
@@ -93,11 +97,92 @@ def test_a_gpu_reads_packed_weights(seed: int, rows: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize(("rows", "dtype"), [(9, "float32"), (2, "float16")])
+@pytest.mark.parametrize(("rows", "dtype"), [(9, "float32"), (70, "float32"), (2, "float16")])
 def test_many_rows_and_float16(rows: int, dtype: str, tmp_path: Path) -> None:
-    """Weights of many rows are dequantized when compiling: they are read once for all."""
+    """Kernels of many rows dequantize as they read."""
     model = product(6, rows, dtype)
     hybridc.compile(model, tmp_path / "m.hyb", target="avx2")
-    is_packed = weight_bytes(tmp_path / "m.hyb") < dense_bytes(model) / 2
-    assert is_packed == (rows <= 8)
+    assert weight_bytes(tmp_path / "m.hyb") < dense_bytes(model) / 2
     assert_agrees(model, tmp_path / "m.hyb")
+
+
+BEFORE_A_PRODUCT = {
+    "blocks of rows": "d = DequantizeLinear <axis=0, block_size=32> (w, s, z) h = MatMul (x, d)",
+    "blocks of columns, transposed": "d = DequantizeLinear <axis=1, block_size=16> (w, s, z)"
+    " t = Transpose <perm=[1, 0]> (d) h = MatMul (x, t)",
+    "columns": "d = DequantizeLinear <axis=1> (w, s, z) h = MatMul (x, d)",
+    "all": "d = DequantizeLinear (w, s, z) h = MatMul (x, d)",
+    "rows of a Gemm": "d = DequantizeLinear <axis=0> (w, s, z)"
+    " h = Gemm <alpha=0.5, beta=2.0, transB=1> (x, d, c)",
+}
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize(
+    ("form", "kind", "rows"),
+    [
+        ("blocks of rows", "int4", 3),
+        ("blocks of columns, transposed", "uint4", 20),
+        ("columns", "int8", 40),
+        ("all", "uint8", 2),
+        ("rows of a Gemm", "int4", 11),
+    ],
+)
+def test_a_dequantized_constant_stays_packed(form: str, kind: str, rows: int, tmp_path: Path) -> None:
+    """Whichever way it comes: the float32 matrix is in no file."""
+    random, (depth, columns) = np.random.default_rng([rows, *form.encode()]), (704, 150)
+    is_transposed = "transposed" in form or "Gemm" in form
+    shape = (columns, depth) if is_transposed else (depth, columns)
+    scales = {
+        "blocks of rows": (depth // 32, columns),
+        "blocks of columns, transposed": (columns, depth // 16),
+        "all": (),
+    }.get(form, (columns,))
+    dtype = getattr(ml_dtypes, kind, None) or np.dtype(kind)
+    low, high = (int(limit) for limit in (ml_dtypes.iinfo(kind).min, ml_dtypes.iinfo(kind).max))
+    weights = {
+        "w": random.integers(low, high + 1, shape).astype(dtype),
+        "s": np.asarray(random.uniform(0.01, 0.02, scales), "f4"),
+        "z": np.asarray(random.integers(low // 2, high // 2 + 1, scales)).astype(
+            getattr(ml_dtypes, kind, kind)
+        ),
+        "c": random.standard_normal(columns).astype("f4"),
+    }
+    weights = weights if "Gemm" in form else {name: w for name, w in weights.items() if name != "c"}
+    head = f"g (float[{rows},{depth}] x) => (float[{rows},{columns}] y)"
+    text = f"{head} {{ {BEFORE_A_PRODUCT[form]} y = Relu (h) }}"
+    assert_compiled_agrees(tmp_path, text, weights, opset=21, tolerance=1e-5)
+    assert weight_bytes(tmp_path / "model.hyb") < 4 * depth * columns * (0.35 if "8" in kind else 0.26)
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize(("kind", "axis"), [("int4", "axis=1, block_size=16"), ("uint8", "axis=0")])
+def test_rows_of_a_packed_table(kind: str, axis: str, tmp_path: Path) -> None:
+    """They are dequantized when they are read; an index that is fed is checked."""
+    random, (rows, width) = np.random.default_rng(5), (300, 64)
+    scales = (rows, 4) if "block" in axis else (rows,)
+    weights = {
+        "w": random.integers(0, 8, (rows, width)).astype(getattr(ml_dtypes, kind, kind)),
+        "s": random.uniform(0.01, 0.02, scales).astype("f4"),
+        "z": random.integers(0, 5, scales).astype(getattr(ml_dtypes, kind, kind)),
+    }
+    text = (
+        f"g (int64[2,3] i) => (float[2,3,{width}] y)"
+        f" {{ d = DequantizeLinear <{axis}> (w, s, z) r = Gather (d, i) y = Neg (r) }}"
+    )
+    feeds = {"i": random.integers(-rows, rows, (2, 3))}
+    assert_compiled_agrees(tmp_path, text, weights, opset=21, feeds=feeds)
+    assert weight_bytes(tmp_path / "model.hyb") < 4 * rows * width * 0.35
+    feeds["i"][1, 2] = rows
+    with hybridc.load(tmp_path / "model.hyb") as session, pytest.raises(HybridcError) as caught:
+        session.run(None, feeds)
+    assert caught.value.code == "HC560" and "Gather" in str(caught.value)
+
+
+def test_training_has_float32_weights() -> None:
+    """Products with packed weights have no gradients."""
+    model = product(6, 4)
+    node = model.graph.node[0]
+    assert node.op_type == "MatMulNBits"
+    kept = {node.op_type for node in simplify(model, "model", None, for_training=True).graph}
+    assert "MatMul" in kept and "PackedProduct" not in kept

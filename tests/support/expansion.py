@@ -26,9 +26,9 @@ def parsed(text: str, opset: int = 17) -> onnx.ModelProto:
     return model
 
 
-def expanded(model: onnx.ModelProto) -> onnx.ModelProto:
+def expanded(model: onnx.ModelProto, *, for_training: bool = False) -> onnx.ModelProto:
     """The model as the importer gets it."""
-    return ir.to_proto(simplify(model, "model", None))
+    return ir.to_proto(simplify(model, "model", None, for_training=for_training))
 
 
 def assert_expansion_agrees(
@@ -40,6 +40,7 @@ def assert_expansion_agrees(
     feeds: Mapping[str, np.ndarray] = {},
     tolerance: float = 1e-5,
     steps: int = 0,
+    for_training: bool = False,
 ) -> onnx.ModelProto:
     """The expanded network has standard operators only, and gives what onnxruntime gives for the others.
 
@@ -48,7 +49,7 @@ def assert_expansion_agrees(
     """
     model, fed = _with_weights(text, weights, opset), dict(feeds)
     fed |= {v.name: _drawn(v, seed) for v in model.graph.input if v.name not in feeds}
-    result = expanded(onnx.ModelProto.FromString(model.SerializeToString()))
+    result = expanded(onnx.ModelProto.FromString(model.SerializeToString()), for_training=for_training)
     for node in result.graph.node:
         if node.op_type == CHECKED_COUNT:  # what onnxruntime is fed here is legal
             node.op_type = "Identity"
@@ -85,7 +86,11 @@ def _with_weights(text: str, weights: Mapping[str, np.ndarray], opset: int) -> o
 
 def _run(model: onnx.ModelProto, fed: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
     onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    # it would make products of integers of dequantized weights
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    model_bytes = model.SerializeToString()
+    session = onnxruntime.InferenceSession(model_bytes, options, providers=["CPUExecutionProvider"])
     return session.run(None, dict(fed))
 
 

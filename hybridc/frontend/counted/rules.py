@@ -202,6 +202,17 @@ def _matmul(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     return [axes]
 
 
+def _packed_product(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
+    if len(shape_of(operand(node, 0))) - 1 in taken[0]:
+        raise Unsupported(_ALONG)
+    return [taken[0]]
+
+
+def _packed_gather(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
+    """The indices' axes come first."""
+    return [taken[0]]
+
+
 def _gemm(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     axes = _only_first(node, taken)
     if node.attributes.get_int("transA", 0) or set(axes) != {0}:
@@ -251,6 +262,8 @@ RULES: Mapping[str, Rule] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "OneHot": _one_hot,
+    "PackedGather": _packed_gather,
+    "PackedProduct": _packed_product,
     "Reshape": _reshape,
     "RoiAlign": _roi_align,
     "Split": _split,

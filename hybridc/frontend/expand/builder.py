@@ -32,8 +32,10 @@ class NotYet(Exception):
 class Builder:
     """Records nodes of the standard operators. Values are added as operands as they are."""
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, *, keeps_packed: bool = True) -> None:
         self.opset = opset
+        self.keeps_packed = keeps_packed
+        """Whether constant weights of few bits may stay so."""
         self.nodes: list[ir.Node] = []
 
     def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:

@@ -24,7 +24,7 @@ from hybridc.frontend.expand.control import loops
 from hybridc.frontend.expand.elementwise import elements, single_precision
 from hybridc.frontend.expand.functions import by_body
 from hybridc.frontend.expand.generated import constants, random
-from hybridc.frontend.expand.quantized import block_quantized, products
+from hybridc.frontend.expand.quantized import block_quantized, packed_weights, products
 from hybridc.frontend.expand.quantized import elementwise as quantized_elementwise
 
 MICROSOFT = "com.microsoft"
@@ -36,7 +36,17 @@ _BODIES = (
 """Of ONNX's operators with a body those that cannot be imported as they are, or not always right."""
 
 _STANDARD = (
-    *(deformable, linear, normalization, products, recurrent, resize, signal),
+    *(
+        block_quantized,
+        deformable,
+        linear,
+        normalization,
+        packed_weights,
+        products,
+        recurrent,
+        resize,
+        signal,
+    ),
     *(single_precision, standard, standard_attention, elements, loops, constants, random),
 )
 _MICROSOFT = (

@@ -50,6 +50,7 @@ def test_product_with_packed_weights(bits: int, depth: int, block: int, zeros: s
         f"g (float[2,3,{depth}] a) => (float[2,3,{columns}] y) {{ y = com.microsoft.MatMulNBits"
         f" <K={depth}, N={columns}, bits={bits}, block_size={block}, accuracy_level=0> ({text}) }}",
         weights,
+        for_training=True,  # else they stay packed: tests/e2e/test_packed_weights.py
     )
 
 
@@ -73,6 +74,7 @@ def test_rows_of_a_packed_table(kind: str, zeros: bool) -> None:
         weights,
         feeds={"i": RANDOM.integers(0, rows, (2, 3))},
         opset=21,
+        for_training=True,
     )
 
 

@@ -32,7 +32,7 @@ WITHOUT = {
     "of com.microsoft, which is refused": """
         Attention BiasGelu EmbedLayerNormalization FastGelu SkipLayerNormalization""",
     "what LSTM, GRU and RNN become: refused with HC160, as no gradient is written yet": "Recurrence",
-    "what MatMulNBits of few rows becomes: refused with HC160": "PackedProduct",
+    "what readers of packed weights become, but not in training": "PackedGather PackedProduct",
     "in no file: what the frontend makes for training, tested in `rules`": """
         TrainingBatchNormalization TrainingDropout""",
 }

@@ -22,7 +22,9 @@ from hybridc.frontend.expand.builder import (
     given,
     operand,
 )
-from hybridc.frontend.expand.quantized.packed_product import packed_product
+from hybridc.frontend.expand.quantized.packed_matrix import Codes, packed_panels, packed_rows
+from hybridc.frontend.expand.quantized.packed_product import has_rows, packed_gather, packed_product
+from hybridc.frontend.expand.quantized.packed_weights import is_left_packed, is_read
 from hybridc.frontend.expand.quantized.quantization import NARROW, dequantized
 from hybridc.frontend.values import SUPPORTED_TYPES, constant_array
 
@@ -44,6 +46,8 @@ _NF4 = np.array(
 
 def _dequantize_linear(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     """What the importer does not have: blocks of constants, and integers that it cannot hold or scale."""
+    if is_left_packed(node, build) or not is_read(node):
+        return None
     values, scale, zero = operand(node, 0), operand(node, 1), given(node, 2)
     block = node.attributes.get_int("block_size", 0)
     dtype = dtype_of(values)
@@ -86,8 +90,10 @@ def _mat_mul_nbits(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
         zeros = constant_of(zero, "a zero point").reshape(columns, -1)
         zeros = _unpacked(zeros, bits, blocks) if zeros.dtype == np.uint8 else zeros
     codes = _unpacked(packed, bits, depth)
-    product = packed_product(a, codes, scales, zeros, build) if bits == 4 and depth % block == 0 else None
-    if product is None:
+    matrix = packed_panels(Codes(codes, scales, zeros, bits, block)) if build.keeps_packed else None
+    if matrix is not None and has_rows(a):
+        product = packed_product(a, matrix, build)
+    else:
         weight = _dequantized(codes, scales, zeros, 1, block)
         product = build.op("MatMul", a, build.constant(np.ascontiguousarray(weight.T), dtype_of(a)))
     bias = given(node, 5)
@@ -117,6 +123,7 @@ def _gather_block_quantized(node: ir.Node, build: Builder) -> Sequence[ir.Value]
     scales = constant_of(scale, "a scale")
     zeros = None if zero is None else constant_of(zero, "a zero point")
     axis, block = node.attributes.get_int("quantize_axis", 1), node.attributes.get_int("block_size", 128)
+    bits = 4  # of int4 and uint4
     if codes.dtype == np.uint8:
         bits = node.attributes.get_int("bits", 4)
         if bits not in _BITS:
@@ -124,8 +131,13 @@ def _gather_block_quantized(node: ir.Node, build: Builder) -> Sequence[ir.Value]
         codes = _unpacked(codes, bits, codes.shape[-1] * 8 // bits)
         middle = np.full((), 1 << (bits - 1), np.uint8)
         zeros = middle if zeros is None else _unpacked(zeros, bits, scales.shape[-1])
+    indices, gather_axis = operand(node, 1), node.attributes.get_int("gather_axis", 0)
+    if build.keeps_packed and codes.ndim == 2 and gather_axis % 2 == 0 and axis % 2 == 1:
+        packed = packed_rows(Codes(codes, scales, zeros, bits, block))
+        if packed is not None and has_rows(indices) and constant_array(indices) is None:
+            return [packed_gather(indices, packed, dtype_of(scale), build)]
     table = build.constant(_dequantized(codes, scales, zeros, axis, block), dtype_of(scale))
-    return [build.op("Gather", table, operand(node, 1), axis=node.attributes.get_int("gather_axis", 0))]
+    return [build.op("Gather", table, indices, axis=gather_axis)]
 
 
 def _dequantized(

@@ -1,73 +1,91 @@
-"""Products of a few rows with weights of 4 bits, which stay packed.
+"""Products with, and rows of, constant matrices of few bits, which stay packed in files, memory and budgets.
 
     y = a @ (scale * (code - zero))
 
-A block of codes in each column has one scale and zero. Such products take as long as reading the weights.
-With more rows a weight that is read serves them all, and unpacking it again in each run would cost time.
+Such products of few rows take as long as reading the weights; kernels of many rows dequantize a part at a
+time into a buffer that stays in cache.
 """
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import onnx_ir as ir
 from onnx import NodeProto
 from tvm import relax, te
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+from hybridc.checks import checked_index
 from hybridc.frontend.expand.builder import Builder, dtype_of, shape_of, typed
+from hybridc.frontend.expand.quantized.packed_matrix import PackedMatrix
+from hybridc.packed.layout import PackedLayout, dequantized, dequantized_rows
 
 PACKED_PRODUCT = "PackedProduct"
-"""An operator that no file has: rows [M, K], codes [N / 64, K / 2, 64], steps [2, N / 64, blocks, 64]."""
-MOST_ROWS = 8
-_PANEL = 64
-"""Columns that lie side by side: a cache line of codes."""
+"""An operator that no file has: rows [..., K] and the operands of a packed matrix [K, N]."""
+PACKED_GATHER = "PackedGather"
+"""Another one: indices of any shape and the operands of a matrix that is packed by rows."""
 
 
-def packed_product(
-    a: ir.Value, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, build: Builder
-) -> ir.Value | None:
-    """a [..., K] times the transpose of codes [N, K] of 4 bits, with scales, and zeros, [N, blocks].
+def packed_product(a: ir.Value, weight: PackedMatrix, build: Builder) -> ir.Value:
+    """a [..., K] times the matrix, in a's type."""
+    rows, shape = build.cast(a, ir.DataType.FLOAT), (*shape_of(a)[:-1], weight.columns)
+    return build.cast(_emitted(PACKED_PRODUCT, rows, weight, shape, build), dtype_of(a))
 
-    None if there are more rows than that pays for, or other extents than panels and blocks have.
-    """
-    *leading, depth = shape_of(a)
-    columns, blocks = scales.shape
-    rows, is_even = math.prod(leading), depth % (2 * blocks) == 0
-    if not 1 <= rows <= MOST_ROWS or columns % _PANEL or not is_even:
-        return None
-    parted = codes.reshape(columns // _PANEL, _PANEL, blocks, 2, depth // blocks // 2)
-    joined = (parted[:, :, :, 0] | parted[:, :, :, 1] << 4).transpose(0, 2, 3, 1)
-    packed = joined.reshape(columns // _PANEL, depth // 2, _PANEL)
-    scales = scales.astype(np.float32)
-    steps = np.stack([scales, scales * zeros.astype(np.float32)])
-    steps = steps.reshape(2, columns // _PANEL, _PANEL, blocks).transpose(0, 1, 3, 2)
-    flat = build.reshape(build.cast(a, ir.DataType.FLOAT), (rows, depth))
-    constants = (build.constant(np.ascontiguousarray(each)) for each in (packed, steps))
-    product = typed(build.op(PACKED_PRODUCT, flat, *constants), ir.DataType.FLOAT, (rows, columns))
-    shaped = typed(build.reshape(product, (*leading, columns)), ir.DataType.FLOAT, (*leading, columns))
-    return build.cast(shaped, dtype_of(a))
+
+def packed_gather(indices: ir.Value, table: PackedMatrix, dtype: ir.DataType, build: Builder) -> ir.Value:
+    """The rows at the indices."""
+    codes = table.operands[0]
+    shape = (*shape_of(indices), codes.shape[1] * table.layout.codes_in_byte)
+    return build.cast(_emitted(PACKED_GATHER, indices, table, shape, build), dtype)
+
+
+def _emitted(
+    op_type: str, first: ir.Value, matrix: PackedMatrix, shape: tuple[int, ...], build: Builder
+) -> ir.Value:
+    layout = matrix.layout
+    attributes = {"bits": layout.bits, "span": layout.span, "zero": layout.zero, "columns": matrix.columns}
+    constants = (build.constant(each) for each in matrix.operands)
+    return typed(build.op(op_type, first, *constants, **attributes), ir.DataType.FLOAT, shape)
+
+
+def has_rows(value: ir.Value) -> bool:
+    """Whether there is anything to compute. Raises NotYet."""
+    return math.prod(shape_of(value)) > 0
 
 
 def import_packed_product(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
-    """One call of a function with one sum, which rules know by its name."""
+    """One call of a function with one sum, which rules know by the annotation of its weight."""
+    layout, columns = _layout(node), node.attributes["columns"].as_int()
+
+    def computed(rows: te.Tensor, *weight: te.Tensor) -> te.Tensor:
+        matrix = dequantized(layout, columns, *weight)
+        k = te.reduce_axis((0, int(rows.shape[-1])), name="k")
+        return te.compute(
+            (*rows.shape[:-1], columns),
+            lambda *at: te.sum(rows[(*at[:-1], k)] * matrix[k, at[-1]], axis=k),
+            name="packed_product",
+        )
+
     operands = [importer._nodes[name] for name in proto.input]
-    return importer.bb.call_te(_computed, *operands, primfunc_name_hint="packed_product")
+    return importer.bb.call_te(computed, *operands, primfunc_name_hint="packed_product")
 
 
-def _computed(rows: te.Tensor, codes: te.Tensor, steps: te.Tensor) -> te.Tensor:
-    (height, depth), blocks = rows.shape, int(steps.shape[2])
-    block = int(depth) // blocks
-    half = block // 2
-    k = te.reduce_axis((0, int(depth)), name="k")
+def import_packed_gather(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    """Rows at indices that are checked as those of Gather are."""
+    layout, extent = _layout(node), node.attributes["columns"].as_int()
 
-    def weight(n: te.Var) -> te.Expr:
-        panel, lane, number, inner = n // _PANEL, n % _PANEL, k // block, k % block
-        pair = codes[panel, number * half + inner % half, lane].astype("int32")
-        code = (pair >> (inner // half * 4).astype("int32")) & 15
-        scale, offset = (steps[i, panel, number, lane] for i in (0, 1))
-        return scale * code.astype("float32") - offset
+    def computed(indices: te.Tensor, *table: te.Tensor) -> te.Tensor:
+        row = dequantized_rows(layout, *table)
+        width = int(table[0].shape[1]) * layout.codes_in_byte
+        return te.compute(
+            (*indices.shape, width),
+            lambda *at: row(checked_index(indices(*at[:-1]), extent, "Gather"), at[-1]),
+            name="packed_gather",
+        )
 
-    shape = (height, int(codes.shape[0]) * _PANEL)
-    return te.compute(shape, lambda m, n: te.sum(rows[m, k] * weight(n), axis=k), name="packed_product")
+    operands = [importer._nodes[name] for name in proto.input]
+    return importer.bb.call_te(computed, *operands, primfunc_name_hint="packed_gather")
+
+
+def _layout(node: ir.Node) -> PackedLayout:
+    return PackedLayout(*(node.attributes[name].as_int() for name in ("bits", "span", "zero")))

@@ -1,0 +1,104 @@
+"""Constant matrices of few bits, laid out as kernels read them (`hybridc/packed/layout.py`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+from hybridc.packed.layout import PackedLayout
+
+_WIDTHS = (64, 32, 16)
+"""Columns of a panel: of bytes a cache line if there are many columns, at least a vector of float32."""
+_MOST_PADDING = 1 / 8
+_SPAN = 32
+_MOST_OF_DENSE = 1 / 2
+"""Of the bytes of the matrix in float32: what saves less stays float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Constants of a matrix `scale * (code - zero)`, `[N, K]`; its rows have a scale for each block."""
+
+    codes: np.ndarray
+    """`[N, K]`: integers of 4 bits, or of 8."""
+    scales: np.ndarray
+    """`[N, blocks]`."""
+    zeros: np.ndarray | None
+    """One number, or as many as there are scales; None: 0."""
+    bits: int
+    block: int
+    """Elements of a block; the last one may have fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """Operands of a kernel: bytes, scales, and zeros unless all are one."""
+
+    layout: PackedLayout
+    columns: int
+    """N."""
+    operands: tuple[np.ndarray, ...]
+
+
+def packed_panels(given: Codes) -> PackedMatrix | None:
+    """The transpose, `[K, N]`, for products: bytes `[panels, bytes of a column, width]`, scales `[panels,
+    blocks, width]`. None if more than half of the bytes that the matrix has in float32 were left.
+    """
+    packed = packed_rows(given)
+    if packed is None:
+        return None
+    columns = packed.columns
+    width = next((w for w in _WIDTHS if -columns % w <= columns * _MOST_PADDING), _WIDTHS[-1])
+    operands = tuple(_panels(each.T, width) for each in packed.operands)
+    return _if_small(replace(packed, operands=operands), given)
+
+
+def packed_rows(given: Codes) -> PackedMatrix | None:
+    """The matrix as it is, for reading rows: bytes `[N, bytes of a row]`, scales `[N, blocks]`; or None."""
+    depth = given.codes.shape[1]
+    # the last block may be cut off: its scale is that of smaller blocks, which are whole
+    whole = math.gcd(depth, given.block)
+    if given.bits not in (4, 8) or not given.codes.size or (given.bits == 4 and whole % 2):
+        return None
+    spread = np.arange(depth // whole) * whole // given.block
+    codes, zeros = _around_zero(given)
+    is_one = (zeros == zeros.flat[0]).all() and float(zeros.flat[0]).is_integer()
+    layout = PackedLayout(given.bits, math.gcd(whole, _SPAN), int(zeros.flat[0]) if is_one else 0)
+    # in float16 as they are
+    scales = given.scales if given.scales.dtype == np.float16 else given.scales.astype(np.float32)
+    parameters = [each.take(spread, 1) for each in ([scales] if is_one else [scales, zeros])]
+    rows = codes if given.bits == 8 else _pairs(codes, layout.span)
+    return _if_small(PackedMatrix(layout, len(codes), (rows, *parameters)), given)
+
+
+def _if_small(packed: PackedMatrix, given: Codes) -> PackedMatrix | None:
+    size_bytes = sum(each.nbytes for each in packed.operands)
+    return packed if size_bytes <= 4 * given.codes.size * _MOST_OF_DENSE else None
+
+
+def _around_zero(given: Codes) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and zeros as kernels want them: 4 bits unsigned, 8 bits signed, most often around 0."""
+    is_signed = ml_dtypes.iinfo(given.codes.dtype).min < 0
+    shift = 8 if is_signed and given.bits == 4 else -128 if not is_signed and given.bits == 8 else 0
+    kept = np.uint8 if given.bits == 4 else np.int8
+    zeros: np.ndarray = np.zeros((), np.int16) if given.zeros is None else given.zeros
+    codes = (given.codes.astype(np.int16) + shift).astype(kept)
+    if np.issubdtype(zeros.dtype, np.floating):
+        return codes, zeros.astype(np.float32) + np.float32(shift)
+    return codes, (zeros.astype(np.int16) + shift).astype(kept)
+
+
+def _pairs(codes: np.ndarray, span: int) -> np.ndarray:
+    """`[N, K / 2]`: the codes of k in the lower bits, those half a span further in the upper ones."""
+    parted = codes.reshape(len(codes), -1, 2, span // 2)
+    return (parted[:, :, 0] | parted[:, :, 1] << 4).reshape(len(codes), -1)
+
+
+def _panels(rows: np.ndarray, width: int) -> np.ndarray:
+    """`[rows, N]` as `[panels, rows, width]`, padded with zeros."""
+    height, columns = rows.shape
+    padded = np.pad(rows, ((0, 0), (0, -columns % width)))
+    return np.ascontiguousarray(padded.reshape(height, -1, width).transpose(1, 0, 2))

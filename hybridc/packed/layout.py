@@ -1,0 +1,92 @@
+"""How the codes of a packed matrix lie, and what they stand for.
+
+    weight[k, n] = scale[block of k, n] * (code[k, n] - zero[block of k, n])
+
+Codes are bytes `[panels, bytes of a column, width]`: the columns of a panel lie side by side, so that one
+vector of codes belongs to one vector of columns. Of 4 bits two codes share a byte: those of k and of half a
+span further. Scales, and zeros where they differ, are `[panels, blocks, width]`. Columns that there are not
+have scale 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tvm import te
+
+OPERATOR = "packed_weight"
+"""What the block that dequantizes is annotated with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Of the codes of a matrix."""
+
+    bits: int
+    """4, unsigned, or 8, signed."""
+    span: int
+    """Consecutive k whose codes of 4 bits lie in `span / 2` bytes. It divides the block; even for 4 bits."""
+    zero: int
+    """The code that stands for 0, where it is one for all and no operand."""
+
+    def attributes(self) -> dict[str, object]:
+        """The `attrs` of `te.compute`, which become annotations of the block."""
+        return {"operator": OPERATOR, **asdict(self)}
+
+    @property
+    def codes_in_byte(self) -> int:
+        return 8 // self.bits
+
+
+def read_layout(annotations: Mapping[str, Any]) -> PackedLayout | None:
+    """What a block is annotated with; None if it does not dequantize a packed matrix."""
+    if str(annotations.get("operator", "")) != OPERATOR:
+        return None
+    return PackedLayout(*(int(annotations[name]) for name in ("bits", "span", "zero")))
+
+
+def dequantized(
+    layout: PackedLayout, columns: int, codes: te.Tensor, scales: te.Tensor, *zeros: te.Tensor
+) -> te.Tensor:
+    """The matrix `[K, columns]` in float32."""
+    width, depth = int(codes.shape[2]), int(codes.shape[1]) * layout.codes_in_byte
+    block = depth // int(scales.shape[1])
+
+    def weight(k: te.Var, n: te.Var) -> te.Expr:
+        panel, lane = n // width, n % width
+        parameters = (each[panel, k // block, lane] for each in (scales, *zeros))
+        return _number(layout, _code(layout, k, lambda byte: codes[panel, byte, lane]), *parameters)
+
+    return te.compute((depth, columns), weight, name=OPERATOR, attrs=layout.attributes())
+
+
+def dequantized_rows(
+    layout: PackedLayout, codes: te.Tensor, scales: te.Tensor, *zeros: te.Tensor
+) -> Callable[[te.Expr, te.Expr], te.Expr]:
+    """The element at a row and a column of bytes `[N, bytes of a row]`, scales and zeros `[N, blocks]`."""
+    block = int(codes.shape[1]) * layout.codes_in_byte // int(scales.shape[1])
+
+    def element(n: te.Expr, k: te.Expr) -> te.Expr:
+        parameters = (each[n, k // block] for each in (scales, *zeros))
+        return _number(layout, _code(layout, k, lambda byte: codes[n, byte]), *parameters)
+
+    return element
+
+
+def _code(layout: PackedLayout, k: te.Expr, byte_at: Callable[[te.Expr], te.Expr]) -> te.Expr:
+    if layout.bits == 8:
+        return byte_at(k)
+    half, inner = layout.span // 2, k % layout.span
+    pair = byte_at(k // layout.span * half + inner % half).astype("int32")
+    return (pair >> (inner // half * 4).astype("int32")) & 15
+
+
+def _number(layout: PackedLayout, code: te.Expr, scale: te.Expr, *zero: te.Expr) -> te.Expr:
+    value = code.astype("float32")
+    if zero:
+        value = value - zero[0].astype("float32")
+    elif layout.zero:
+        value = value - te.const(layout.zero, "float32")
+    return scale.astype("float32") * value
