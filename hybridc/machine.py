@@ -19,6 +19,7 @@ T = TypeVar("T")
 DEFAULT_MACHINE = "laptop-4gb"
 _PROFILES = Path(__file__).parent / "machines"
 _MAY_BE_ZERO = frozenset({"launch_us", "latency_us"})
+_TENSOR_TYPES = ("float16", "bfloat16", "tf32", "int8")
 _PROCESSOR_NUMBERS = ("peak_gflops", "bandwidth_gb_s", "launch_us")
 
 
@@ -37,6 +38,27 @@ FULL_EFFICIENCY = Efficiency()
 
 
 @dataclass(frozen=True, slots=True)
+class Chip:
+    """How a GPU is built, as far as `hybridc.gpu_model` needs it."""
+
+    architecture: str
+    """Such as `sm_86`."""
+    multiprocessors: int
+    clock_ghz: float
+    """Boost clock."""
+    l2_bytes: int
+    tensor_gflops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Peaks of the tensor cores without sparsity, 1e9 operations a second, by type: `float16`, `bfloat16` and
+    `tf32` with sums in float32, `int8`. Types that are left out they do not multiply."""
+
+    @property
+    def tensor_multiplies(self) -> float:
+        """fp16 multiply-adds with float32 sums that a quarter of a multiprocessor starts in a cycle."""
+        quarters = 4 * self.multiprocessors
+        return self.tensor_gflops.get("float16", 0.0) / (2 * quarters * self.clock_ghz)
+
+
+@dataclass(frozen=True, slots=True)
 class Processor:
     """Speeds that a kernel's time is predicted from."""
 
@@ -50,6 +72,8 @@ class Processor:
     memory_bytes: int
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict, hash=False)
     """By family of kernels; families that are left out reach the peaks."""
+    chip: Chip | None = None
+    """Of a GPU. None: not known."""
 
     def efficiency(self, family: str) -> Efficiency:
         return self.efficiencies.get(family, FULL_EFFICIENCY)
@@ -113,6 +137,27 @@ def load_machine(name_or_path: str | Path = DEFAULT_MACHINE) -> Machine:
     return machine_from_json(data, where=text)
 
 
+def gpu_named(name: str) -> Processor:
+    """The GPU of a profile, by the profile's name, path or any part of the GPU's own name that is not
+    another's.
+
+    Raises UsageError HC540 if there is none, or more than one, and HC541 as `load_machine` does.
+    """
+    if name.endswith(".json") or name in machine_names():
+        return load_machine(name).gpu
+    gpus = {load_machine(profile).gpu.name: load_machine(profile).gpu for profile in machine_names()}
+    found = [gpu for full, gpu in gpus.items() if _plain(name) in _plain(full)]
+    whole = [gpu for gpu in found if _plain(gpu.name).endswith(_plain(name))]
+    if len(found) != 1 and len(whole) != 1:
+        what = f"{len(found)} GPUs of the profiles have {name!r} in their name"
+        raise UsageError("HC540", what, remedy=f"choose from {', '.join(sorted(gpus))}")
+    return (whole if len(whole) == 1 else found)[0]
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
 def machine_from_json(data: Any, where: str = "") -> Machine:
     """Check every value of a profile and build it. Raises UsageError HC541 naming the first wrong one."""
     _check_keys(data, ("name", "gpu", "cpu", "link"), ("source",), where)
@@ -129,6 +174,9 @@ def machine_to_json(machine: Machine) -> dict[str, Any]:
     """The profile as plain JSON values; `machine_from_json` is its inverse."""
     data = asdict(machine)
     del data["measured_us"]
+    for processor in (data["gpu"], data["cpu"]):
+        if processor["chip"] is None:
+            del processor["chip"]
     return data
 
 
@@ -140,15 +188,34 @@ def _wrong(
 
 def _processor(data: Any, where: str) -> Processor:
     required = ("name", *_PROCESSOR_NUMBERS, "memory_bytes")
-    _check_keys(data, required, ("efficiencies",), where)
-    memory = data["memory_bytes"]
-    if not isinstance(memory, int) or isinstance(memory, bool) or memory <= 0:
-        what = f"{memory!r} is not a positive whole number of bytes"
-        raise _wrong(what, f"{where}.memory_bytes")
+    _check_keys(data, required, ("efficiencies", "chip"), where)
+    memory = _whole(data, "memory_bytes", where)
     name = _text(data["name"], f"{where}.name")
     peak, bandwidth, launch = (_number(data, key, where) for key in _PROCESSOR_NUMBERS)
     efficiencies = _efficiencies(data.get("efficiencies", {}), f"{where}.efficiencies")
-    return Processor(name, peak, bandwidth, launch, memory, efficiencies)
+    chip = _chip(data["chip"], f"{where}.chip") if "chip" in data else None
+    return Processor(name, peak, bandwidth, launch, memory, efficiencies, chip)
+
+
+def _chip(data: Any, where: str) -> Chip:
+    _check_keys(data, ("architecture", "multiprocessors", "clock_ghz", "l2_bytes"), ("tensor_gflops",), where)
+    tensor = data.get("tensor_gflops", {})
+    _check_keys(tensor, (), _TENSOR_TYPES, f"{where}.tensor_gflops")
+    return Chip(
+        _text(data["architecture"], f"{where}.architecture"),
+        _whole(data, "multiprocessors", where),
+        _number(data, "clock_ghz", where),
+        _whole(data, "l2_bytes", where),
+        {name: _number(tensor, name, f"{where}.tensor_gflops") for name in tensor},
+    )
+
+
+def _whole(data: dict[str, Any], key: str, where: str) -> int:
+    value = data[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        unit = " of bytes" if key.endswith("bytes") else ""
+        raise _wrong(f"{value!r} is not a positive whole number{unit}", f"{where}.{key}")
+    return value
 
 
 def _efficiencies(data: Any, where: str) -> dict[str, Efficiency]:

@@ -88,6 +88,33 @@ def test_efficiencies_survive_json_and_count_as_full_where_they_are_left_out() -
     assert measured.gpu.efficiency(FAMILIES[-1]) == Efficiency(1.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("multiprocessors", 2.5, "whole number"),
+        ("clock_ghz", 0, "not positive"),
+        ("architecture", 86, "not a string"),
+        ("tensor_gflops", {"float8": 1}, "unknown key"),
+        ("tensor_gflops", {"int8": -1}, "not positive"),
+    ],
+)
+def test_wrong_value_of_a_chip_is_refused_by_name(key: str, value: Any, what: str) -> None:
+    data = machine_to_json(load_machine("rtx-3090"))
+    data["gpu"]["chip"][key] = value
+    with pytest.raises(UsageError, match=what) as error:
+        machine_from_json(data, "mine.json")
+    assert error.value.code == "HC541" and "gpu.chip" in error.value.where
+
+
+@pytest.mark.parametrize("name", sorted(set(machine_names()) - {"k40"}))
+def test_peaks_are_those_of_the_chip(name: str) -> None:
+    gpu = load_machine(name).gpu
+    assert gpu.chip is not None
+    lanes = 128 if gpu.chip.architecture in ("sm_86", "sm_89", "sm_90") else 64
+    of_chip = 2 * lanes * gpu.chip.multiprocessors * gpu.chip.clock_ghz
+    assert gpu.peak_gflops == pytest.approx(of_chip, rel=0.01)
+
+
 def test_profile_of_peaks_and_speeds_alone_is_complete() -> None:
     data = machine_to_json(load_machine())
     for processor in (data["gpu"], data["cpu"]):
