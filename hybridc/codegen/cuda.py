@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,13 @@ def compile_fatbin(source: str, architectures: tuple[str, ...]) -> bytes:
     with ThreadPoolExecutor(len(architectures)) as pool:  # NVRTC runs without the interpreter's lock
         images = list(pool.map(lambda arch: _compile(nvrtc, source, arch, includes), architectures))
     return _pack(nvfatbin, images)
+
+
+def compile_cubin(source: str, architecture: str, include: Sequence[Path] = ()) -> bytes:
+    """Compile CUDA C++ for one architecture; `include` are further folders of headers. Raises as
+    `compile_fatbin` does."""
+    nvrtc, _, includes = _wheels()
+    return _compile(nvrtc, source, architecture, (*includes, *include)).cubin
 
 
 def _wheels() -> tuple[Any, Any, tuple[Path, ...]]:
