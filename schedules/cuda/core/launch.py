@@ -68,10 +68,15 @@ def cuda_target(target: Target, **attributes: object) -> tvm.target.Target:
     )
 
 
+def lowered_for_gpu(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
+    """A scheduled function with its loops, threads and buffers as they will be. Raises what TVM raises."""
+    named = function.with_attr("global_symbol", "kernel").with_attr("target", target)
+    return _LOWER(tvm.IRModule({"kernel": named}))["kernel"]
+
+
 def runs_on_gpu(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
     """Whether every access is made by a bound thread, and every launch stays within the limits."""
-    named = function.with_attr("global_symbol", "kernel").with_attr("target", target)
-    lowered = attempt("lowering for a GPU", lambda: _LOWER(tvm.IRModule({"kernel": named}))["kernel"])
+    lowered = attempt("lowering for a GPU", lambda: lowered_for_gpu(function, target))
     if lowered is None:
         return False
     return _leaves_nothing_to_the_host(lowered) and verify_gpu_code(lowered, _LIMITS) and _fits_grid(lowered)
