@@ -51,10 +51,12 @@ class PlanKeywords(TypedDict, total=False):
     fast_algorithms: bool | None
     """False: no Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger."""
     precision: str | None
-    """`"bf16"`: the CPU rounds operands of products to bf16 where `bf16_error` allows it; `"int8"`: it
-    multiplies quantized numbers as integers."""
-    bf16_error: float | None
-    """How much bf16 may change a kernel's result, as a fraction of it, measured on random inputs."""
+    """`"fp16"`: tensors are stored in 16 bits where `rounding_error` allows it; `"bf16"`: the CPU rounds
+    operands of products to bf16 where that allows it; `"int8"`: it multiplies quantized numbers as
+    integers."""
+    rounding_error: float | None
+    """How much rounding to 16 bits may change a kernel's result, as a fraction of it, measured on random
+    inputs."""
     profile_kernels: bool | None
     """Whether the planner takes times of kernels measured on this machine instead of predictions."""
     cache: bool | None

@@ -38,10 +38,10 @@ DEFAULT_PLAN_SECONDS = 10.0
 Shape = tuple[int | None, ...]
 """Of an input; None for a dimension that the model or a size by name fixes."""
 _LARGEST_DIMENSION = 2**31 - 1
-FP32, BF16, INT8 = PRECISIONS = ("fp32", "bf16", "int8")
-"""In which products may be computed on the CPU."""
-BF16_ERROR = 0.01
-"""How much rounding factors to bf16 may change a kernel's result unless asked otherwise, as a fraction of
+FP32, FP16, BF16, INT8 = PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+"""fp16: tensors are stored in 16 bits, on both devices; bf16, int8: the CPU multiplies such numbers."""
+ROUNDING_ERROR = 0.01
+"""How much rounding to fp16 or bf16 may change a kernel's result unless asked otherwise, as a fraction of
 it."""
 
 
@@ -209,21 +209,21 @@ def check_threads(count: int) -> int:
     return count
 
 
-def check_precision(precision: str, bf16_error: float, target: Target) -> None:
+def check_precision(precision: str, rounding_error: float, target: Target) -> None:
     """Refuse an unknown precision, or one that the target does not have. Raises UsageError HC526."""
     if precision not in PRECISIONS:
         what, remedy = f"unknown precision {precision!r}", f"choose from {', '.join(PRECISIONS)}"
         raise UsageError("HC526", what, remedy=remedy)
-    if precision != FP32 and target.isa.dot_product_unit is None:
+    if precision in (BF16, INT8) and target.isa.dot_product_unit is None:
         what = f"--precision {precision} requires instructions that {target.isa.name} does not have"
-        raise UsageError("HC526", what, remedy="compile for --target avx512_bf16 or amx")
+        raise UsageError("HC526", what, remedy="compile for --target avx512_bf16 or amx, or use fp16")
     if precision == INT8 and target.has_gpu:
         what = f"--precision int8 is not supported with a GPU, and the target is {target}"
         raise UsageError("HC526", what, remedy=f"compile for --target {target.isa.name}")
-    if not isinstance(bf16_error, int | float) or not 0 <= bf16_error < math.inf:
+    if not isinstance(rounding_error, int | float) or not 0 <= rounding_error < math.inf:
         raise UsageError(
             "HC526",
-            f"invalid --bf16-error {bf16_error!r}: must be a fraction of at least 0",
+            f"invalid --rounding-error {rounding_error!r}: must be a fraction of at least 0",
             remedy="for example 0.01",
         )
 
@@ -328,9 +328,9 @@ class CompileOptions:
     """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few
     times larger."""
     precision: str = FP32
-    """Of PRECISIONS; where the CPU has instructions for it, and errors stay within the tolerance."""
-    bf16_error: float = BF16_ERROR
-    """How much rounding factors to bf16 may change a kernel's result, as a fraction of it."""
+    """Of PRECISIONS; where errors stay within the tolerance."""
+    rounding_error: float = ROUNDING_ERROR
+    """How much rounding to fp16 or bf16 may change a kernel's result, as a fraction of it."""
     tune_seconds: float | None = None
     """Time for a measured choice among the tiles of CPU kernels; None: none is measured."""
     tune_record: Path | None = None
@@ -376,7 +376,7 @@ class CompileOptions:
                 )
         if self.threads is not None:
             check_threads(self.threads)
-        check_precision(self.precision, self.bf16_error, self.target)
+        check_precision(self.precision, self.rounding_error, self.target)
         if self.tune_seconds is not None:
             check_seconds(self.tune_seconds)
         check_seconds(self.plan_seconds, "planning")

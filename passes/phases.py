@@ -23,6 +23,7 @@ from hybridc.passes.lower.lower import Lowered
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.precision.precision import Errors
+from hybridc.passes.precision.wide_program import NarrowTensors
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program
 from hybridc.passes.schedule import Chooser
@@ -81,6 +82,8 @@ class ImportedNetwork:
     program: Program
     library: Library = field(default_factory=Library)
     """Of this network, or of what it is a tiling of."""
+    narrow: NarrowTensors = field(default_factory=NarrowTensors)
+    """What has 16-bit floats in the model."""
 
     @property
     def machine(self) -> Machine:

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hybridc.compile_cache import Cache, content_of, remembered
+from hybridc.ir import Graph
 from hybridc.ir.plan import plan_to_json
 from hybridc.ir.verify import verify
 from hybridc.native import can_build
-from hybridc.options import BF16, INT8
+from hybridc.options import FP16, FP32, INT8
 from hybridc.passes.canonicalize.canonicalize import canonicalize
-from hybridc.passes.canonicalize.wide_sums import sum_in_float32
 from hybridc.passes.fuse.attention import fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
@@ -36,14 +36,17 @@ from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.tighten_bound import with_tight_bound
-from hybridc.passes.precision.precision import mark_integers, reduce_precision
+from hybridc.passes.precision.narrow_storage import store_narrow
+from hybridc.passes.precision.precision import choose_halves, mark_integers, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES
+from hybridc.passes.precision.wide_program import in_float32
 from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_requests
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
+from hybridc.schedules.storage import NARROW
 
 TILING_LEVELS = 5
 """A network is tiled to a half, a quarter, ... 1/32 of what it needs; smaller tiles are mostly launches."""
@@ -59,7 +62,8 @@ ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
 
 def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     """Rewrite operators to forms that later stages know. Raises ModelError as `canonicalize` does."""
-    return replace(c, program=sum_in_float32(canonicalize(c.program)))
+    program, narrow = in_float32(c.program)
+    return replace(c, program=canonicalize(program), narrow=narrow)
 
 
 def fuse_cpu_attention(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
@@ -82,7 +86,7 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
 def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     """One PrimFunc for each kernel. Raises ModelError HC150 for an operator that no kernel can compute."""
     program = fuse(c.program, c.library.table)
-    return FusedNetwork(c.job, program, c.library, unfused=c.program)
+    return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)
 
 
 def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
@@ -94,27 +98,28 @@ def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
 
 
 def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
-    """Mark functions that multiply bf16 or integers, where the options ask for it.
+    """Mark functions that multiply bf16 or integers, where the options ask for it; store 16-bit floats.
 
-    Requires: for bf16, `job.rounding`.
+    Requires: for bf16 and fp16, `job.rounding`.
     """
-    options = c.job.options
+    options, program, halved = c.job.options, c.program, frozenset[str]()
     if options.precision == INT8:
-        return replace(c, program=mark_integers(c.program))
-    if options.precision != BF16:
-        return c
-    if c.job.rounding is None:
-        raise ValueError("bf16 needs a measurement of rounding errors")
-    errors, winograd = c.job.rounding, options.fast_algorithms
-    program = reduce_precision(
-        c.program,
-        options.target,
-        options.bf16_error,
-        errors,
-        winograd=winograd,
-        threads=options.cpu_threads,
-    )
-    return replace(c, program=program)
+        program = mark_integers(program)
+    elif options.precision != FP32:
+        if c.job.rounding is None:
+            raise ValueError(f"{options.precision} needs a measurement of rounding errors")
+        if options.precision == FP16:
+            program, halved = choose_halves(program, options.rounding_error, c.job.rounding)
+        else:
+            program = reduce_precision(
+                program,
+                options.target,
+                options.rounding_error,
+                c.job.rounding,
+                winograd=options.fast_algorithms,
+                threads=options.cpu_threads,
+            )
+    return replace(c, program=store_narrow(program, c.narrow, halved))
 
 
 def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
@@ -131,13 +136,13 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         scheduled={**known, **scheduled},
         weights={**c.library.weights, **c.program.weights},
     )
-    return ScheduledNetwork(c.job, c.program, library, unfused=c.unfused)
+    return ScheduledNetwork(c.job, c.program, library, c.narrow, unfused=c.unfused)
 
 
 def read_network_graph(c: ScheduledNetwork, _: Progress) -> GraphedNetwork:
     """Kernels and tensors with their costs; from here on no stage but `tile` and `lower` needs TVM."""
     graph = read_graph(c.program, c.scheduled, c.job.loop_carried)
-    return GraphedNetwork(c.job, c.program, c.library, unfused=c.unfused, graph=graph)
+    return GraphedNetwork(c.job, c.program, c.library, c.narrow, unfused=c.unfused, graph=graph)
 
 
 def profile_network(c: GraphedNetwork, _: Progress) -> GraphedNetwork:
@@ -170,15 +175,16 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
     if not options.gpu_memory:
         return TiledNetwork(c, (whole,), peak_bytes)
     largest_bytes = max(budget_bytes(c.job, peak_bytes))
+    widening = _widening(c.graph)
     found: list[Tiling] = []
     if len(c.graph.kernels) <= MAX_TILED_KERNELS:
         for limit_bytes in sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1)):
-            program = tile(c.unfused, limit_bytes)
+            program = tile(c.unfused, int(limit_bytes * widening))
             if program is c.unfused or (found and limit_bytes > largest_bytes):
                 break  # all kernels are within this limit, or no budget could use larger tiles
             if _kernel_count(program) > MAX_TILED_KERNELS:
                 continue
-            tiled = to_graph(ImportedNetwork(c.job, program, c.library), progress)
+            tiled = to_graph(ImportedNetwork(c.job, program, c.library, c.narrow), progress)
             progress.stage("tile")  # again, after the stages of the tiling
             c = replace(c, library=tiled.library)
             pins = carried_pins(whole.graph, whole.pins, tiled.graph)
@@ -195,6 +201,13 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
         c.job.host_arena_bytes,
     )
     return TiledNetwork(c, tilings, peak_bytes)
+
+
+def _widening(graph: Graph) -> float:
+    """Bytes of tensors before fusion, where all floats have 32 bits, over those that they have in memory."""
+    stored = sum(tensor.size_bytes for tensor in graph.tensors)
+    narrow = sum(tensor.size_bytes for tensor in graph.tensors if tensor.dtype in NARROW)
+    return (stored + narrow) / stored if stored else 1.0
 
 
 def _kernel_count(program: Program) -> int:

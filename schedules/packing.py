@@ -44,6 +44,9 @@ class Packing:
     vnni_dtype: str | None = None
     """Type of VNNI-packed operands, bfloat16 or int8: the last axis of the permuted array is one pair or quad
     of them, which becomes one int32, the first number lowest."""
+    dtype: str | None = None
+    """Of the packed numbers where it is not the array's: an array of 16-bit floats that a kernel reads as
+    float32."""
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
@@ -53,6 +56,8 @@ class Packing:
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """The packed array. `array` has the shape that the model gives it; the result is contiguous."""
+        if self.dtype is not None:
+            array = array.astype(self.dtype)
         if self.transform is not None:
             array = self.transform.apply(array)
         pad = [(0, big - small) for small, big in zip(array.shape, self.padded, strict=True)]

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from hybridc.ir import Device
 from hybridc.schedules import cpu, cuda
+from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.rule import Request, Rule, Scheduled
 from hybridc.schedules.safety.guard import made_safe
+from hybridc.schedules.storage import widened, with_storage
 
 
 def rules(device: Device) -> tuple[Rule, ...]:
@@ -25,9 +27,13 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
     """
     if device is Device.GPU and any(int(e) == 0 for p in request.function.params for e in p.shape):
         return None
+    wide = widened(request.function) if device is Device.CPU else None
+    asked = request if wide is None else replace(request, function=wide.function)
     for rule in rules(device):
-        scheduled = rule(request)
+        scheduled = rule(asked)
         if scheduled is not None:
+            if wide is not None:
+                scheduled = with_storage(scheduled, wide.dtypes, asked, elementwise)
             gpu = cuda_target(request.target) if device is Device.GPU else None
             return replace(made_safe(scheduled, gpu), family=rule.family)
     return None

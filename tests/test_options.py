@@ -242,7 +242,7 @@ def test_keywords_that_are_dictionaries(keywords: Any) -> None:
 def test_mistyped_keyword_and_number_are_told() -> None:
     with pytest.raises(TypeError, match="'targt'; did you mean 'target'"):
         options_of({"targt": "avx2"})
-    with pytest.raises(UsageError, match="invalid --bf16-error 'x'"):
+    with pytest.raises(UsageError, match="invalid --rounding-error 'x'"):
         options_of({"target": "avx2", "bf16_error": "x"})
 
 

@@ -35,8 +35,8 @@ def test_emulated_sets_need_no_narrow_instructions(isa: Isa) -> None:
         ("avx512", {"precision": "bf16"}),
         ("avx2", {"precision": "int8"}),
         ("amx", {"precision": "fp8"}),
-        ("amx", {"precision": "bf16", "bf16_error": -1.0}),
-        ("amx", {"precision": "bf16", "bf16_error": float("nan")}),
+        ("amx", {"precision": "bf16", "rounding_error": -1.0}),
+        ("amx", {"precision": "bf16", "rounding_error": float("nan")}),
         ("cuda+amx", {"precision": "int8"}),
     ],
 )

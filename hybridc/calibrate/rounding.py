@@ -1,27 +1,27 @@
-"""How much rounding factors to bf16 changes results, layer by layer.
+"""How much rounding to 16 bits changes results, layer by layer.
 
 The fused network runs once in fp32, one function after the other, on inputs drawn from a seed. What a
 function would give with factors in bf16 is what its fp32 kernel gives for rounded factors: bf16 kernels
 multiply these exactly and add up in fp32 as well. So this needs no processor that has bf16 instructions.
+Kernels that read and write float16 compute in float32.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401 - numpy knows bfloat16 only after this import
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from hybridc.ir import Device
-from hybridc.options import BF16, CompileOptions
-from hybridc.passes.precision.precision import Factors
+from hybridc.options import BF16, FP16, CompileOptions
 from hybridc.passes.program.program import Program, count_uses, is_op, tensor_dtype, tensor_shape, variables
 from hybridc.passes.schedule import constant_arguments
 from hybridc.progress import Progress
@@ -36,7 +36,8 @@ SEED = 0
 
 def rounding_errors_of(options: CompileOptions, progress: Progress) -> RoundingErrors | None:
     """What measures the errors that the options ask to keep within a tolerance; None if none arise."""
-    return RoundingErrors(progress) if options.precision == BF16 else None
+    dtype = {BF16: "bfloat16", FP16: "float16"}.get(options.precision)
+    return None if dtype is None else RoundingErrors(progress, dtype)
 
 
 @dataclass
@@ -44,24 +45,29 @@ class RoundingErrors:
     """Measures functions of programs; those that it knows already it does not measure again."""
 
     progress: Progress
+    dtype: str
+    """That is rounded to."""
     known: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, program: Program, factors: Mapping[str, Factors]) -> Mapping[str, float]:
+    def __call__(self, program: Program, positions: Mapping[str, Collection[int]]) -> Mapping[str, float]:
         """The largest error of each function over its calls; infinite where a result is not finite.
+
+        `positions` are those of the parameters that are rounded, results behind arguments.
 
         Raises DeviceError HC401 where this processor has not even AVX2.
         """
-        new = {name: found for name, found in factors.items() if name not in self.known}
+        new = {name: found for name, found in positions.items() if name not in self.known}
         if new:
             self.progress.stage("precision")
             use_threads(available_threads())
-            self.known |= _Run(program, self.progress).errors(new)
-        return {name: self.known[name] for name in factors}
+            self.known |= _Run(program, self.progress, self.dtype).errors(new)
+        return {name: self.known[name] for name in positions}
 
 
-def rounded(array: np.ndarray) -> np.ndarray:
-    """The nearest bf16 numbers, as float32."""
-    return array.astype(ml_dtypes.bfloat16).astype(np.float32)
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The nearest numbers of a type, as float32; infinite beyond its range."""
+    with np.errstate(over="ignore"):
+        return array.astype(dtype).astype(np.float32)
 
 
 def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
@@ -76,8 +82,8 @@ def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
 class _Run:
     """One run of a fused program on the CPU in fp32."""
 
-    def __init__(self, program: Program, progress: Progress) -> None:
-        self._program, self._progress = program, progress
+    def __init__(self, program: Program, progress: Progress, dtype: str) -> None:
+        self._program, self._progress, self._dtype = program, progress, dtype
         self._scheduled = _scheduled(program)
         install_vector_functions()  # once, before threads compile
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -91,8 +97,8 @@ class _Run:
             if var.name not in program.weights
         }
 
-    def errors(self, factors: Mapping[str, Factors]) -> dict[str, float]:
-        found = dict.fromkeys(factors, 0.0)
+    def errors(self, positions: Mapping[str, Collection[int]]) -> dict[str, float]:
+        found = dict.fromkeys(positions, 0.0)
         uses = count_uses(self._program)
         for number, binding in enumerate(self._program.bindings):
             self._progress.kernels(number, len(self._program.bindings))
@@ -100,8 +106,8 @@ class _Run:
             if is_op(value, "call_tir"):
                 name, arguments = value.args[0].name_hint, [self._value(a) for a in value.args[1].fields]
                 results = self._call(name, arguments)
-                if name in factors:
-                    found[name] = max(found[name], self._error(name, arguments, factors[name], results))
+                if name in positions:
+                    found[name] = max(found[name], self._error(name, arguments, positions[name], results))
                 self._values[binding.var] = results[0] if len(results) == 1 else results
             elif isinstance(value, relax.TupleGetItem):
                 self._values[binding.var] = self._values[value.tuple_value][value.index]
@@ -115,12 +121,16 @@ class _Run:
         return found
 
     def _error(
-        self, name: str, arguments: list[np.ndarray], factors: Factors, results: list[np.ndarray]
+        self, name: str, arguments: list[np.ndarray], positions: Collection[int], results: list[np.ndarray]
     ) -> float:
-        changed = list(arguments)
-        for position in (factors.left, factors.right):
-            changed[position] = rounded(arguments[position])
-        return max(map(relative_error, self._call(name, changed), results))
+        def changed(arrays: list[np.ndarray], start: int = 0) -> list[np.ndarray]:
+            return [
+                rounded(array, self._dtype) if i in positions else array
+                for i, array in enumerate(arrays, start)
+            ]
+
+        found = changed(self._call(name, changed(arguments)), len(arguments))
+        return max(map(relative_error, found, results))
 
     def _value(self, expr: relax.Expr) -> np.ndarray:
         if isinstance(expr, GenericConst):

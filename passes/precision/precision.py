@@ -1,12 +1,16 @@
-"""Precision: which kernels multiply bf16 instead of float32 numbers.
+"""Precision: which kernels multiply bf16 instead of float32 numbers, or read and write float16.
 
-A kernel does if the target has instructions that multiply bf16 operands and accumulate in float32 for it,
-unless rounding its operands was measured to change its result by more than `bf16_error`, or fp32 is predicted
-to be faster. Tensors between two bf16 kernels are stored as bf16 (`bf16_storage.py`).
+A kernel multiplies bf16 numbers if the target has instructions that multiply bf16 operands and accumulate in
+float32 for it, unless rounding its operands was measured to change its result by more than `rounding_error`,
+or fp32 is predicted to be faster. Tensors between two bf16 kernels are stored as bf16 (`bf16_storage.py`).
+
+A kernel reads and writes float16 unless rounding all of that was measured to change its result by more
+(`narrow_storage.py`); its arithmetic stays float32.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +18,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal
 
-from hybridc.options import BF16, INT8
+from hybridc.options import BF16, FP16, INT8
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments
@@ -39,15 +43,15 @@ class Factors:
     right: int
 
 
-Errors = Callable[[Program, Mapping[str, Factors]], Mapping[str, float]]
-"""How much rounding these factors to bf16 changes what each function gives: the Euclidean norm of the change
-over that of the result, of the worst call."""
+Errors = Callable[[Program, Mapping[str, Collection[int]]], Mapping[str, float]]
+"""How much rounding these parameters, by position, changes what each function gives: the Euclidean norm of
+the change over that of the result, of the worst call. Results come behind arguments."""
 
 
 def reduce_precision(
     program: Program,
     target: Target,
-    bf16_error: float,
+    rounding_error: float,
     errors: Errors,
     *,
     winograd: bool = True,
@@ -73,14 +77,39 @@ def reduce_precision(
             factors[name] = found
         else:
             notes[name] = found
-    for name, error in errors(program, factors).items():
-        if not error <= bf16_error:
+    positions = {name: (found.left, found.right) for name, found in factors.items()}
+    for name, error in errors(program, positions).items():
+        if not error <= rounding_error:
             del factors[name]
             notes[name] = f"rounding the factors would change the result by {error:.2g} of it"
     marked = _marked(program, BF16, factors, notes)
     if target.has_gpu:
         return marked  # either device may run a kernel, and the GPU's read floats
     return keep_in_bf16(marked, {name: found.left for name, found in factors.items()})
+
+
+def choose_halves(program: Program, rounding_error: float, errors: Errors) -> tuple[Program, frozenset[str]]:
+    """Choose the functions whose tensors may be float16.
+
+    Requires: `program` fused.
+    Ensures: the functions that may, by name; others that read or write float32 have the attribute
+    PRECISION_NOTE, which says why not.
+    Raises: what `errors` raises.
+    """
+    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
+    floats = {
+        name: [i for i, p in enumerate(program.module[name].params) if str(p.dtype) == "float32"]
+        for name in called
+    }
+    found = errors(program, {name: positions for name, positions in floats.items() if positions})
+    notes = {
+        name: "what it reads or writes exceeds the range of float16"
+        if math.isinf(error)
+        else f"rounding what it reads and writes would change the result by {error:.2g} of it"
+        for name, error in found.items()
+        if not error <= rounding_error
+    }
+    return _marked(program, FP16, (), notes), frozenset(found.keys() - notes.keys())
 
 
 def adds_up_products(function: tirx.PrimFunc) -> bool:

@@ -1,4 +1,4 @@
-"""How much rounding factors to bf16 changes results."""
+"""How much rounding to 16 bits changes results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tvm import relax
 from hybridc.calibrate.rounding import RoundingErrors, relative_error, rounded, rounding_errors_of
 from hybridc.options import CompileOptions
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.precision.precision import Factors
 from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.progress import NullProgress
 from hybridc.targets import parse_target
@@ -29,22 +28,41 @@ def product(weight: np.ndarray) -> Program:
     return fuse(builder.finish([builder.emit(relax.op.add(y, one), ("add",), "z")]))
 
 
-def error_of(weight: np.ndarray) -> float:
+BF16, FP16 = "bfloat16", "float16"
+
+
+def error_of(weight: np.ndarray, dtype: str = BF16, positions: tuple[int, ...] = (0, 1)) -> float:
     program = product(weight)
     (name,) = [g.name_hint for g in program.functions]
-    return RoundingErrors(NullProgress())(program, {name: Factors(0, 1)})[name]
+    return RoundingErrors(NullProgress(), dtype)(program, {name: positions})[name]
 
 
 def test_error_is_that_of_rounded_factors_in_float64() -> None:
     weight = drawn(3, SIZE, SIZE)
     x = np.random.default_rng(0).standard_normal((SIZE, SIZE), np.float32)
     exact = x.astype("f8") @ weight + 1
-    expected = relative_error(rounded(x).astype("f8") @ rounded(weight) + 1, exact)
-    assert error_of(weight) == pytest.approx(expected, rel=1e-2)
+    for dtype in (BF16, FP16):
+        found = rounded(x, dtype).astype("f8") @ rounded(weight, dtype) + 1
+        assert error_of(weight, dtype) == pytest.approx(relative_error(found, exact), rel=1e-2)
+
+
+def test_results_behind_arguments_are_rounded_too() -> None:
+    weight = rounded(drawn(3, SIZE, SIZE), FP16)
+    assert error_of(weight, FP16, (1,)) == 0.0
+    # one rounding: half a unit in the last of 11 bits at most, and a quarter on average
+    assert 1e-4 < error_of(weight, FP16, (1, 3)) < 2**-11
+
+
+def test_numbers_that_float16_does_not_hold_count_as_infinite_error() -> None:
+    weight = drawn(3, SIZE, SIZE)
+    weight[0, 0] = 70_000
+    assert error_of(weight, FP16) == np.inf and error_of(weight, BF16) < 1e-2
+    large = rounded(drawn(3, SIZE, SIZE), FP16) * 8192
+    assert error_of(large, FP16, (1,)) == 0.0 and error_of(large, FP16, (1, 3)) == np.inf
 
 
 def test_numbers_that_bf16_holds_exactly_make_no_error_of_their_own() -> None:
-    assert error_of(rounded(drawn(3, SIZE, SIZE))) < error_of(drawn(3, SIZE, SIZE))
+    assert error_of(rounded(drawn(3, SIZE, SIZE), BF16)) < error_of(drawn(3, SIZE, SIZE))
 
 
 def test_result_that_is_not_finite_counts_as_infinite_error() -> None:
@@ -56,11 +74,13 @@ def test_result_that_is_not_finite_counts_as_infinite_error() -> None:
 def test_functions_are_measured_once() -> None:
     program = product(drawn(3, SIZE, SIZE))
     (name,) = [g.name_hint for g in program.functions]
-    measured = RoundingErrors(NullProgress(), {name: 0.5})
-    assert measured(program, {name: Factors(0, 1)}) == {name: 0.5}
+    measured = RoundingErrors(NullProgress(), BF16, {name: 0.5})
+    assert measured(program, {name: (0, 1)}) == {name: 0.5}
 
 
-def test_nothing_is_measured_unless_bf16_is_asked_for() -> None:
+def test_nothing_is_measured_unless_16_bits_are_asked_for() -> None:
     options = CompileOptions(target=parse_target("amx"))
     assert rounding_errors_of(options, NullProgress()) is None
-    assert rounding_errors_of(replace(options, precision="bf16"), NullProgress()) is not None
+    for precision, dtype in (("bf16", BF16), ("fp16", FP16)):
+        found = rounding_errors_of(replace(options, precision=precision), NullProgress())
+        assert found is not None and found.dtype == dtype

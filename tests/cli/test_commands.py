@@ -239,7 +239,9 @@ def test_plan_of_an_artifact_takes_no_options_of_planning(cli: Any, fakes: Any, 
     assert outcome.code == 2 and "plans are fixed" in outcome.err
 
 
-@pytest.mark.parametrize("words", ["--plan-seconds 10", "--bf16-error 0.5", "--target native", "--threads 2"])
+@pytest.mark.parametrize(
+    "words", ["--plan-seconds 10", "--rounding-error 0.5", "--target native", "--threads 2"]
+)
 def test_plan_of_an_artifact_ignores_no_option(cli: Any, fakes: Any, artifact: Path, words: str) -> None:
     outcome = cli("plan", artifact, *words.split())
     assert outcome.code == 2 and "error[HC516]" in outcome.err

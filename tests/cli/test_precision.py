@@ -46,7 +46,9 @@ def test_precision_without_instructions_for_it_is_refused(tmp_path, capsys):
     assert "error[HC526]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--precision", "fp8"], ["--bf16-error", "much"]])
+@pytest.mark.parametrize(
+    "option", [["--precision", "fp8"], ["--rounding-error", "much"], ["--bf16-error", "much"]]
+)
 def test_values_that_make_no_sense_are_refused(tmp_path, capsys, option):
     assert main(["compile", "m.onnx", "-o", str(tmp_path / "m.hyb"), *option]) == 2
     assert option[0] in capsys.readouterr().err

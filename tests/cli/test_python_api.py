@@ -83,7 +83,7 @@ def test_commands_that_plan_take_all_that_a_plan_depends_on(command: str) -> Non
 def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: Path) -> None:
     words = (
         "--target cuda+avx2 --gpu-memory 25%,1MiB --host-memory 1GiB --shape x=1x3 --dim N=4 --machine h100"
-        " --pin Conv*=cpu --plan-seconds 3 --threads 2 --bf16-error 0.02 --profile-kernels --no-cache"
+        " --pin Conv*=cpu --plan-seconds 3 --threads 2 --rounding-error 0.02 --profile-kernels --no-cache"
     )
     assert cli("plan", model, *words.split()).code == 0
     given = keywords.options_of(
@@ -97,7 +97,7 @@ def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: P
             "pins": {"Conv*": "cpu"},
             "plan_seconds": 3,
             "threads": 2,
-            "bf16_error": 0.02,
+            "rounding_error": 0.02,
             "profile_kernels": True,
             "cache": False,
         }

@@ -28,7 +28,7 @@ def results(
 ) -> list[np.ndarray]:
     """In bf16 wherever there is a kernel for it."""
     compiled = hybridc.compile(
-        model, folder / "n.hyb", target=target, precision="bf16", bf16_error=1.0, threads=THREADS
+        model, folder / "n.hyb", target=target, precision="bf16", rounding_error=1.0, threads=THREADS
     )
     assert sum(kernel.precision == "bf16" for kernel in compiled.graphs[-1].kernels) > 3
     with hybridc.load(folder / "n.hyb") as session:

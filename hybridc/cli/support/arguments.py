@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from hybridc.cli.support.files import named_file, read_array
 from hybridc.options import (
-    BF16_ERROR,
     DEFAULT_PLAN_SECONDS,
     FP32,
     PRECISIONS,
+    ROUNDING_ERROR,
     CompileOptions,
     parse_budget,
     parse_budgets,
@@ -165,16 +165,18 @@ def _add_kernels(group: Arguments) -> None:
     add(
         "--precision",
         choices=PRECISIONS,
-        help="of products: bf16 rounds their operands, int8 computes quantized models with integers (default:"
-        f" {FP32})",
+        help="fp16 stores tensors in 16 bits on both devices, bf16 rounds the operands of products, int8"
+        f" computes quantized models with integers (default: {FP32})",
     )
     add(
-        "--bf16-error",
+        "--rounding-error",
         type=float,
         metavar="FRACTION",
-        help="keep kernels in fp32 whose results bf16 would change by more than this, measured on random"
-        f" inputs (default: {BF16_ERROR:g})",
+        help="keep kernels in fp32 whose results fp16 or bf16 would change by more than this, measured on"
+        f" random inputs (default: {ROUNDING_ERROR:g})",
     )
+    older = {"dest": "rounding_error", "type": float, "help": argparse.SUPPRESS}
+    add("--bf16-error", **older)  # deprecated
     add(
         "--no-fast-algorithms",
         dest="fast_algorithms",

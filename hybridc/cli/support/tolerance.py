@@ -35,7 +35,7 @@ are what is left of terms of about one, rounded to 1e-7 each."""
 HALVES = Tolerance(rtol=5e-3, share=5e-3, least=1e-5)
 """Where outputs are 16-bit floats, which are themselves rounded to 1e-3 (float16) or 8e-3 (bfloat16)."""
 REDUCED = Tolerance(rtol=2e-2, share=2e-2, least=1e-5)
-"""Of `--precision`: bf16 has 8 bits, a layer may be off by 1 % (`--bf16-error`), and int8 by a step."""
+"""Of `--precision`: bf16 has 8 bits, a layer may be off by 1 % (`--rounding-error`), and int8 by a step."""
 
 
 def default_tolerance(outputs: Iterable[np.ndarray], precision: str = FP32) -> Tolerance:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from tvm import relax
 
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.layout.layout import choose_layout
-from hybridc.passes.precision.precision import Factors, mark_integers, reduce_precision
+from hybridc.passes.precision.precision import choose_halves, mark_integers, reduce_precision
 from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE
 from hybridc.targets import parse_target
@@ -41,7 +41,7 @@ def reduced(program: Program, **options: Any) -> dict[str, str]:
     """What is noted of each function by the first word of its name."""
     given: dict[str, Any] = {
         "target": TILES,
-        "bf16_error": 0.01,
+        "rounding_error": 0.01,
         "errors": lambda p, factors: dict.fromkeys(factors, 0.003),
     }
     marked = reduce_precision(program, **given | options)
@@ -65,13 +65,13 @@ def test_products_with_a_kernel_are_marked_and_others_tell_why_not() -> None:
 
 
 def test_function_whose_error_exceeds_the_bound_stays_in_fp32() -> None:
-    def errors(program: Program, factors: Mapping[str, Factors]) -> dict[str, float]:
+    def errors(program: Program, factors: Mapping[str, Collection[int]]) -> dict[str, float]:
         return {name: 0.02 if name.startswith("conv2d") else 0.001 for name in factors}
 
     notes = reduced(network(), errors=errors)
     assert notes["conv2d"] == "rounding the factors would change the result by 0.02 of it"
     assert notes["matmul"] == "bf16"
-    assert reduced(network(), errors=errors, bf16_error=0.03)["conv2d"] == "bf16"
+    assert reduced(network(), errors=errors, rounding_error=0.03)["conv2d"] == "bf16"
 
 
 def test_error_that_is_no_number_counts_as_too_large() -> None:
@@ -85,18 +85,34 @@ def test_vectors_leave_a_convolution_to_winograd_where_that_is_faster() -> None:
 
 
 def test_positions_of_data_and_weights_are_given_to_measure_their_rounding() -> None:
-    seen: dict[str, Factors] = {}
+    seen: dict[str, Collection[int]] = {}
 
-    def errors(program: Program, factors: Mapping[str, Factors]) -> dict[str, float]:
+    def errors(program: Program, factors: Mapping[str, Collection[int]]) -> dict[str, float]:
         seen.update(factors)
         return dict.fromkeys(factors, 0.0)
 
     program = network()
     reduced(program, errors=errors)
-    for name, factors in seen.items():
+    for name, (left, right) in seen.items():
         shapes = [len(p.shape) for p in program.module[name].params]
-        assert shapes[factors.left] == (5 if name.startswith("conv2d") else 2)
-        assert shapes[factors.right] == (6 if name.startswith("conv2d") else 2)
+        assert shapes[left] == (5 if name.startswith("conv2d") else 2)
+        assert shapes[right] == (6 if name.startswith("conv2d") else 2)
+
+
+def test_functions_whose_tensors_may_be_float16_are_those_within_the_bound() -> None:
+    program = network()
+
+    def errors(program: Program, positions: Mapping[str, Collection[int]]) -> dict[str, float]:
+        assert all(list(p) == list(range(len(program.module[name].params))) for name, p in positions.items())
+        found = {"conv2d": 0.02, "mean": np.inf, "matmul": np.nan}
+        return {name: found.get(name.split("_")[0], 0.001) for name in positions}
+
+    marked, halved = choose_halves(program, 0.01, errors)
+    assert halved and all(name.startswith("depthwise") for name in halved if "blocked" not in name)
+    notes = notes_of(marked)
+    assert notes["conv2d"] == "rounding what it reads and writes would change the result by 0.02 of it"
+    assert notes["mean"] == "what it reads or writes exceeds the range of float16"
+    assert "nan" in notes["matmul"] and notes["depthwise"] == ""
 
 
 def test_programs_without_integers_are_told_to_have_none() -> None:
