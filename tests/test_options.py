@@ -243,7 +243,7 @@ def test_mistyped_keyword_and_number_are_told() -> None:
     with pytest.raises(TypeError, match="'targt'; did you mean 'target'"):
         options_of({"targt": "avx2"})
     with pytest.raises(UsageError, match="invalid --rounding-error 'x'"):
-        options_of({"target": "avx2", "bf16_error": "x"})
+        options_of({"target": "avx2", "rounding_error": "x"})
 
 
 def test_keywords_take_bytes_as_numbers() -> None:

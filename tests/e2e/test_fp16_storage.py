@@ -55,7 +55,7 @@ def network(text: str, **scales: float) -> onnx.ModelProto:
 
 
 def compiled(model: onnx.ModelProto, path: Path, target: str, **options: Any) -> Graph:
-    pins = {"pins": {"*": "gpu"}} if "cuda" in target else {}
+    pins: dict[str, Any] = {"pins": {"*": "gpu"}} if "cuda" in target else {}
     made = hybridc.compile(model, path, target=target, plan_seconds=0.05, threads=2, **pins, **options)
     (graph,) = made.graphs
     return graph
