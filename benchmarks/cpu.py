@@ -65,6 +65,8 @@ def main() -> int:
             print(f"{case.name} failed: {error}", flush=True)
     if rows:
         rows += summary(rows)
+        if arguments.drawn:
+            rows.append({"table": "drawn", "family": arguments.drawn, "seed": arguments.seed})
         print(table(rows))
         drawn = f"_{arguments.drawn}" if arguments.drawn else ""
         print("written to", write_result(f"cpu_{arguments.isa}{drawn}", rows))
