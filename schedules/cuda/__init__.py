@@ -5,6 +5,7 @@ from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.math import intrinsics
 from hybridc.schedules.cuda.matmul.matmul import matmul
+from hybridc.schedules.cuda.packed.few_rows import packed_gemv
 from hybridc.schedules.cuda.reduction.long_reductions import long_reductions
 from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
@@ -12,6 +13,15 @@ from hybridc.schedules.rule import Rule
 
 intrinsics.register()
 
-RULES: tuple[Rule, ...] = (elementwise, matmul, conv_wgrad, conv2d, reduction, long_reductions, fallback)
+RULES: tuple[Rule, ...] = (
+    elementwise,
+    packed_gemv,
+    matmul,
+    conv_wgrad,
+    conv2d,
+    reduction,
+    long_reductions,
+    fallback,
+)
 
 __all__ = ["RULES"]

@@ -16,7 +16,8 @@ import hybridc
 from hybridc import emulator
 from hybridc.errors import HybridcError
 from hybridc.frontend.simplify import simplify
-from tests.support.expansion import assert_compiled_agrees
+from hybridc.ir import Device, Role
+from tests.support.expansion import assert_compiled_agrees, parsed
 from tests.support.machines import EAGER_GPU
 
 GPU_BYTES = 64 << 20
@@ -85,7 +86,7 @@ def test_few_rows_read_packed_weights(target: str, seed: int, rows: int, tmp_pat
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize(("seed", "rows"), [(4, 1), (5, 3)])
+@pytest.mark.parametrize(("seed", "rows"), [(4, 1), (5, 3), (6, 20)])
 def test_a_gpu_reads_packed_weights(seed: int, rows: int, tmp_path: Path) -> None:
     emulator.start(GPU_BYTES, guard_tensors=True)
     model = product(seed, rows)
@@ -186,3 +187,61 @@ def test_training_has_float32_weights() -> None:
     assert node.op_type == "MatMulNBits"
     kept = {node.op_type for node in simplify(model, "model", None, for_training=True).graph}
     assert "MatMul" in kept and "PackedProduct" not in kept
+
+
+def decoder(width: int, layers: int) -> onnx.ModelProto:
+    """A table of words, layers of two products each with a residual, and the table's products at the end."""
+    random, block, words = np.random.default_rng(9), 32, 320
+    weights: dict[str, np.ndarray] = {}
+
+    def matrix(name: str, depth: int, columns: int) -> list[str]:
+        shape = (columns, depth // block)
+        weights[f"{name}_w"] = random.integers(0, 256, (*shape, block // 2)).astype("u1")
+        weights[f"{name}_s"] = random.uniform(0.005, 0.01, shape).astype("f2").astype("f4")
+        return [f"{name}_w", f"{name}_s"]
+
+    def product(x: str, name: str, depth: int, columns: int) -> str:
+        operands = ", ".join([x, *matrix(name, depth, columns)])
+        attributes = f"K={depth}, N={columns}, bits=4, block_size={block}"
+        return f"{name} = com.microsoft.MatMulNBits <{attributes}> ({operands})"
+
+    codes, scales = matrix("words", width, words)
+    weights[codes] = weights[codes].reshape(words, width // 2)
+    table = f"{codes}, i, {scales}"
+    lines = [f"h0 = com.microsoft.GatherBlockQuantized <bits=4, block_size={block}> ({table})"]
+    for n in range(layers):
+        lines += [
+            product(f"h{n}", f"up{n}", width, 2 * width),
+            f"gelu{n} = Gelu (up{n})",
+            product(f"gelu{n}", f"down{n}", 2 * width, width),
+            f"h{n + 1} = Add (h{n}, down{n})",
+        ]
+    lines.append(product(f"h{layers}", "y", width, words))
+    head = f"g (int64[1,3] i) => (float[1,3,{words}] y)"
+    model = parsed(f"{head} {{ {' '.join(lines)} }}", 20)
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
+    return model
+
+
+@pytest.mark.isa("avx2")
+def test_a_budget_counts_packed_bytes(tmp_path: Path) -> None:
+    """With half of the memory that the packed network needs, on an emulated GPU that has no more."""
+    model, path, target = decoder(256, 3), tmp_path / "m.hyb", "cuda:sm_80+avx2"
+    given = sum(len(each.raw_data) for each in model.graph.initializer)
+    feeds = {"i": np.array([[5, 319, 0]])}
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    compiled = hybridc.compile(
+        model, path, target=target, machine=EAGER_GPU, gpu_memory="50%", plan_seconds=0.05
+    )
+    graph = compiled.graphs[0]
+    planned = sum(t.size_bytes for t in graph.tensors if t.role is Role.WEIGHT)
+    assert planned <= 1.1 * given and weight_bytes(path) <= 1.2 * given
+    (plan,) = compiled.plans
+    assert plan.budget_bytes is not None and plan.arena_bytes(Device.GPU) <= plan.budget_bytes < 0.75 * given
+    products = [k.name for k in graph.kernels if k.function.startswith("packed_product")]
+    assert any(plan.device_of()[name] is Device.GPU for name in products)
+    emulator.start(plan.budget_bytes, guard_tensors=True)
+    with hybridc.load(path) as session:
+        (found,) = session.run(None, feeds)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    emulator.reset()

@@ -1,0 +1,1 @@
+"""Products with packed weights, which become numbers in registers."""
