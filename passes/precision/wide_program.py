@@ -14,7 +14,8 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype
+from hybridc.passes.program.operators import Fact, has_fact
+from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, variables
 from hybridc.schedules.storage import NARROW, WIDE
 
 _OPAQUE = ("call_tir", "memory.view")
@@ -73,6 +74,17 @@ class _Widener:
     type_of: dict[str, str] = field(default_factory=dict)
     """Of the last tensor that a node computes, if that has 16 bits, else empty."""
 
+    def __post_init__(self) -> None:
+        values = {b.var: b.value for b in self.old.bindings}
+        self.seen_as_outputs = set[relax.Var]()
+        todo = [v for output in self.old.outputs for v in variables(output)]
+        while todo:
+            var = todo.pop()
+            value = values.get(var)
+            self.seen_as_outputs.add(var)
+            if value is not None and (not isinstance(value, relax.Call) or has_fact(value, Fact.VIEW)):
+                todo += variables(value)
+
     def program(self) -> Program:
         old, builder = self.old, self.builder
         self.new.update(zip(old.inputs, builder.inputs, strict=True))
@@ -120,7 +132,9 @@ class _Widener:
         if is_op(call, "astype"):
             source = self.expression(call.args[0])
             wanted = tensor_dtype(binding.var)
-            if wanted in (tensor_dtype(source), tensor_dtype(call.args[0])):
+            # an output has bytes of its own where its type is not that of what it is cast from
+            is_copied = binding.var in self.seen_as_outputs and tensor_dtype(call.args[0]) != wanted
+            if wanted in (tensor_dtype(source), tensor_dtype(call.args[0])) and not is_copied:
                 return source
             result = emit(relax.op.astype(source, wanted))
             return emit(relax.op.astype(result, WIDE)) if wanted in NARROW else result
