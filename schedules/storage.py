@@ -18,6 +18,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, te, tirx
 
+from hybridc.schedules.cpu.core.micro_kernel import function_of
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Rule, Scheduled
 from hybridc.schedules.scalar_loads import addressed, scalar_loads
@@ -75,8 +76,7 @@ def with_storage(
 
     `request` is that of the function, `elementwise` the rule for element-wise functions.
     """
-    function = scheduled.function
-    params = list(function.params)
+    function, params = scheduled.function, list(scheduled.function.params)
     counts, pointed, read = scalar_loads(function), addressed(function), _read(function.body)
     written = _written(function)
     packings, workspace = dict(scheduled.packings), list(scheduled.workspace_bytes)
@@ -162,16 +162,13 @@ def _joined(
         block = root.block
         stages += block.body if isinstance(block.body, tirx.SeqStmt) else [block.body]
         allocated += block.alloc_buffers
-    joined = stages[0] if len(stages) == 1 else tirx.SeqStmt(stages)
-    block = s_tir.SBlock([], [], [], "root", joined, alloc_buffers=allocated)
-    realize = s_tir.SBlockRealize([], True, block)
-    return tirx.PrimFunc(list(parameters), realize, function.ret_type, function.attrs)
+    return function_of(function, parameters, stages, allocated)
 
 
 def _without_copies(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Without the blocks that `stored` added to round results: the function writes these itself."""
     root = function.body.block
-    stages = list(root.body) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    stages = root.body if isinstance(root.body, tirx.SeqStmt) else [root.body]
     new, kept = dict[ir.Var, ir.Var](), list[tirx.Stmt]()
     for stage in stages:
         block = _only_block(stage)
@@ -181,12 +178,9 @@ def _without_copies(function: tirx.PrimFunc) -> tirx.PrimFunc:
             kept.append(stage)
     if not new:
         return function
-    body = kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
-    body = tvm_ffi.structural_map(body, (ir.Var, lambda v: new.get(v, v)))
+    stages = [tvm_ffi.structural_map(stage, (ir.Var, lambda v: new.get(v, v))) for stage in kept]
     buffers = [b for b in root.alloc_buffers if b not in new]
-    block = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
-    realize = s_tir.SBlockRealize([], True, block)
-    return tirx.PrimFunc(list(function.params), realize, function.ret_type, function.attrs)
+    return function_of(function, function.params, stages, buffers)
 
 
 def _only_block(stage: tirx.Stmt) -> s_tir.SBlock | None:
