@@ -87,7 +87,7 @@ def _show(arguments: argparse.Namespace) -> int:
                 [
                     *_profile_lines(machine),
                     *_efficiency_lines(machine),
-                    f"Profiles: {', '.join(names)}",
+                    *textwrap.wrap(f"Profiles: {', '.join(names)}", _width(), subsequent_indent=" " * 10),
                     "",
                     *_computer_lines(computer),
                 ]
@@ -137,6 +137,10 @@ def _efficiency_lines(machine: Machine) -> list[str]:
     return lines
 
 
+def _width() -> int:
+    return min(output_width() or _WIDTH, _WIDTH)
+
+
 def _profile_lines(machine: Machine) -> list[str]:
     link = machine.link
     speeds = f"{link.h2d_gb_s:g} GB/s to the GPU, {link.d2h_gb_s:g} GB/s back, {link.latency_us:g} us a copy"
@@ -148,8 +152,9 @@ def _profile_lines(machine: Machine) -> list[str]:
         f"  CPU   {_processor_text(machine.cpu)}",
         f"  link  {speeds}",
     ]
-    width = min(output_width() or _WIDTH, _WIDTH)
-    return lines + textwrap.wrap(machine.source, width, initial_indent="  from  ", subsequent_indent=" " * 8)
+    return lines + textwrap.wrap(
+        machine.source, _width(), initial_indent="  from  ", subsequent_indent=" " * 8
+    )
 
 
 def _processor_text(processor: Processor) -> str:
