@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT
-from tables import read, tables
+from pages.results import read
+from pages.tables import tables
 
 FIRST_ROWS = 3
 """Of the README's plan table, which shows the kernels of the CPU as well, and fits on one screen."""

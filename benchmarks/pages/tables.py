@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 from common import RESULTS
+
+from pages.gpu_model import gpu_model_tables
+from pages.results import read
 
 MIB = 1 << 20
 
@@ -49,12 +51,9 @@ def tables() -> str:
             *(part for result in conv1d for part in conv1d_table(result)),
             *(part for result in precision for part in precision_table(result)),
             *training_tables(),
+            *gpu_model_tables(),
         ]
     )
-
-
-def read(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def accuracy_table(rows: list[dict[str, Any]]) -> str:

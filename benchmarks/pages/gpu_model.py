@@ -1,0 +1,79 @@
+"""How far the model of GPU times is off, and what it says of our own kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pages.results import read
+
+_UNKNOWN = """\
+Known of the error is no more than this: products of large float32 matrices on GPUs of two generations,
+each measured by somebody else, with other compilers than ours; one author notes up to 25 % from one
+measurement to another. Fast kernels come out a third too slow on an A100: how far the clock falls under
+load was learnt on a card that its power limits, which float32 does not do there. Not validated are Turing
+and Hopper, tensor cores and fp16, copies past the registers (`cp.async`), convolutions, small grids and
+kernels that wait for latencies, kernels bound by memory, L2's bandwidth, launch costs, and everything
+that follows warm caches or data: what is loaded counts as 0, so a gather reads one row over and over.
+Differences of less than a fourth are within the error; causes and order deserve more trust than
+microseconds."""
+
+
+def gpu_model_tables() -> list[str]:
+    """Published against estimated times, then networks."""
+    ladders, suite = read("gpu_model"), read("gpu_model_suite")
+    kernels = [row for row in ladders["rows"] if row["table"] == "kernels"]
+    return [
+        "## Estimated times of GPU kernels",
+        "There is no GPU among the machines that measured this page. `benchmarks/gpu_model.py` estimates "
+        "times from machine code instead (`hybridc/gpu_model/`), or in closed form from counts of "
+        "instructions and accesses. Both were fitted to one published ladder of kernels alone, and held "
+        f"against the others ({ladders['date']}); errors are of the speed, the correlation is Spearman's of "
+        "the ranks:",
+        _ladders([row for row in ladders["rows"] if row["table"] == "ladders"]),
+        _kernels(kernels),
+        _UNKNOWN,
+        "Kernels of networks at batch 1 as hybridc compiles them, estimated, without launches "
+        f"({suite['date']}):",
+        _networks(suite["rows"]),
+    ]
+
+
+def _ladders(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| kernels of | GPU | constants fitted to it | median error | worst | rank correlation "
+        "| closed form: median | worst | rank correlation |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        errors = " | ".join(
+            f"{e['median_error']:.0%} | {e['worst_error']:.0%} | {e['rank_correlation']:.2f}"
+            for e in (row["slow"], row["fast"])
+        )
+        fitted = "yes" if row["fitted"] else "no"
+        lines.append(f"| {row['set']}, {row['kernels']} kernels | {row['gpu']} | {fitted} | {errors} |")
+    return "\n".join(lines)
+
+
+def _kernels(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| kernel | GPU | measured, GFLOP/s | estimated | closed form | bound by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        name = row["kernel"].partition("<")[0].removesuffix("If")
+        speeds = " | ".join(f"{row[key]:,.0f}" for key in ("gflops", "estimated_gflops", "fast_gflops"))
+        lines.append(f"| `{name}` | {row['gpu']} | {speeds} | {row['bound_by']} |")
+    return "\n".join(lines)
+
+
+def _networks(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| network | GPU | distinct kernels | estimated, ms | closed form, ms | rank correlation |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in (row for row in rows if "rank_correlation" in row):
+        lines.append(
+            f"| {row['network']} | {row['gpu']} | {row['kernels']} | {row['us'] / 1e3:.2f} "
+            f"| {row['fast_us'] / 1e3:.2f} | {row['rank_correlation']:.2f} |"
+        )
+    return "\n".join(lines)
