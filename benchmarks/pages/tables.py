@@ -7,6 +7,7 @@ from typing import Any
 
 from common import RESULTS
 
+from pages.drawn import drawn_tables
 from pages.gpu_model import gpu_model_tables
 from pages.results import read
 
@@ -48,6 +49,7 @@ def tables() -> str:
             f"{row['run_ms'] / row['onnxruntime_ms']:.2f} times the time of ONNX Runtime "
             f"({row['onnxruntime_ms']:.0f} ms) in the same run ({where}).",
             *(part for result in cpu for part in cpu_tables(result)),
+            *drawn_tables(),
             *(part for result in conv1d for part in conv1d_table(result)),
             *(part for result in precision for part in precision_table(result)),
             *training_tables(),

@@ -124,7 +124,8 @@ class _Writer:
                 (source,) = variables(value)
                 made = relax.op.reshape(self._operand(source, builder), tensor_shape(binding.var))
             self.new[binding.var] = builder.emit(made, old.origins[name], name)
-        outputs = [self._operand(output, builder) for output in old.outputs]
+        types = self.model.outputs
+        outputs = [self._operand(output, builder, types.get(i, "")) for i, output in enumerate(old.outputs)]
         return builder.finish(outputs, dict(self.functions.values()))
 
     def _operand(self, var: relax.Var, builder: ProgramBuilder, dtype: str = "") -> relax.Var:

@@ -28,20 +28,6 @@ def test_newer_operators_that_are_as_before(make_model, assert_matches, rng, ops
     assert assert_matches(made[23], {"x": x}).outputs == read_model(made[opset]).outputs
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        helper.make_node("Mod", ["x", "x"], ["y"], fmod=0),
-    ],
-)
-def test_what_newer_operators_have_got_is_refused_by_name(make_model, node):
-    if NEWEST_OPSET < 28:
-        pytest.skip("this onnx is older")
-    with pytest.raises(ModelError, match=node.op_type) as refused:
-        read_model(make_model([node], {"x": [1, 2, 4, 4]}, ["y"], opset=28))
-    assert refused.value.code == "HC114"
-
-
 @pytest.mark.parametrize("direction", ["LEFT", "RIGHT"])
 def test_signed_shifts_beyond_the_width_leave_the_sign(make_model, direction):
     """onnxruntime has no such shifts."""

@@ -15,6 +15,7 @@ WITHOUT = {
     "integers, booleans and shapes": """
         argmax argmin bitwise_and bitwise_not bitwise_or bitwise_xor equal floor_divide greater greater_equal
         isfinite isinf isnan left_shift less less_equal logical_and logical_not logical_or logical_xor nonzero
+        not_equal
         one_hot right_shift shape_of shape_to_tensor size tensor_to_shape unique""",
     "results that depend on no values": "arange full zeros",
     "rounded to integers": "quantize dequantize",

@@ -1,0 +1,41 @@
+"""The table of networks of random sizes."""
+
+from __future__ import annotations
+
+from common import RESULTS
+
+from pages.results import read
+
+FAMILIES = {
+    "recurrent": "LSTM and GRU layers, batch 1 and 16",
+    "attention": "transformers over 1,000 to 2,000 positions",
+    "speech": "speech encoders",
+    "depthwise": "7x7 depthwise convolutions, layer norm, GELU",
+    "quantized": "int8 networks (VNNI, `--precision int8`)",
+}
+"""What `benchmarks/cpu.py --drawn` draws, for readers."""
+
+
+def drawn_tables() -> list[str]:
+    """A row for each family and instruction set that was measured."""
+    lines = []
+    for isa in ("avx512", "avx2"):
+        for family, what in FAMILIES.items():
+            if not (RESULTS / f"cpu_{isa}_{family}.json").exists():
+                continue
+            record = read(f"cpu_{isa}_{family}")
+            rows = record["rows"]
+            summary, drawn = (next(r for r in rows if r["table"] == kind) for kind in ("summary", "drawn"))
+            count = sum(row["table"] == "models" for row in rows)
+            lines.append(
+                f"| {what} | `{isa}` | {count} (seed {drawn['seed']}) | {summary['geometric_mean']:.2f} | "
+                f"{summary['worst']:.2f} | {record['date']}, {record['processor']} |"
+            )
+    if not lines:
+        return []
+    head = ["| networks | target | drawn | faster peer over hybridc | worst | measured |", "|---" * 6 + "|"]
+    words = (
+        "Networks of random sizes, two threads, against the faster of ONNX Runtime and OpenVINO "
+        "(for `avx2`: OpenVINO held to AVX2):"
+    )
+    return [words, "\n".join([*head, *lines])]
