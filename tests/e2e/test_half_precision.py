@@ -37,6 +37,7 @@ class Sum:
 
 SUMS = (
     Sum("MatMul", (4, 4096), (4096, 24)),
+    Sum("Einsum", (4, 4096), (4096, 24), {"equation": "ij,jk->ik"}),
     Sum("Gemm", (4, 2048), (24, 2048), {"transB": 1}),
     Sum("Conv", (1, 256, 5, 5), (16, 256, 3, 3), {"pads": [1, 1, 1, 1]}),
     Sum("Conv", (1, 128, 40), (16, 128, 5), {"dilations": [2]}),

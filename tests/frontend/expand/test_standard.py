@@ -99,6 +99,7 @@ def test_node_with_impossible_attributes_is_named() -> None:
         ('Gelu <approximate="tanh">', "2,3"),
         ("HardSwish", "2,3"),
         ("Mish", "2,3"),
+        ('Einsum <equation="ij->ji">', "3,3"),
     ],
 )
 def test_what_the_importer_computes_in_single_precision_is_widened(operator: str, shape: str) -> None:
