@@ -9,7 +9,8 @@ from pages.results import read
 _UNKNOWN = """\
 Known of the error is no more than this: products of large float32 matrices on GPUs of two generations,
 each measured by somebody else, with other compilers than ours; one author notes up to 25 % from one
-measurement to another. Fast kernels come out a third too slow on an A100: how far the clock falls under
+measurement to another, and who measured the A100 and the RTX 4090 was not kept. Fast kernels come out a
+third too slow on an A100: how far the clock falls under
 load was learnt on a card that its power limits, which float32 does not do there. Not validated are Turing
 and Hopper, tensor cores and fp16, copies past the registers (`cp.async`), convolutions, small grids and
 kernels that wait for latencies, kernels bound by memory, L2's bandwidth, launch costs, and everything
