@@ -9,6 +9,7 @@ import re
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,12 +39,17 @@ def main() -> int:
                 verdicts.append(judge(network, tool, original, Path(folder), given.target))
             found = verdicts[-1]
             print(network, tool, found.outcome, found.reason or f"{found.error:.1e}", sep="  ", flush=True)
+            if given.json is not None:  # after each: the whole takes hours
+                _write(given.json, given.target, verdicts)
     counts = Counter(verdict.outcome for verdict in verdicts)
     print(f"{sum(counts.values()) - counts[NOT_MADE]} files", dict(counts))
-    if given.json is not None:
-        record = {"target": given.target, "counts": counts, "verdicts": [asdict(v) for v in verdicts]}
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0
+
+
+def _write(path: Path, target: str, verdicts: Sequence[Verdict]) -> None:
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    record = {"target": target, "counts": counts, "verdicts": [asdict(v) for v in verdicts]}
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
