@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     import onnxruntime
 
 
+EXACT_INTEGERS = ("session.x64quantprecision", "1")
+"""A setting of onnxruntime: where a processor has no VNNI, its products of uint8 and int8 saturate pairs of
+them at 16 bits unless this is set (its kernels of vpmaddubsw), and it is the reference here."""
+
+
 @dataclass(frozen=True, slots=True)
 class FixedInput:
     """An input whose dimensions are all known."""
@@ -60,6 +65,7 @@ def _open(model: Path, threads: int | None) -> onnxruntime.InferenceSession:
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = threads or 0
     session_options.log_severity_level = 3
+    session_options.add_session_config_entry(*EXACT_INTEGERS)
     try:
         return onnxruntime.InferenceSession(str(model), session_options, providers=["CPUExecutionProvider"])
     except Exception as error:
