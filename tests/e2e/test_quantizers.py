@@ -19,6 +19,7 @@ import hybridc
 from hybridc.compiler import plan_model
 from hybridc.options import INT8, CompileOptions
 from hybridc.targets import parse_target
+from tests.support.exact_reference import exact_session
 
 onnxruntime = pytest.importorskip("onnxruntime")
 quantization = pytest.importorskip("onnxruntime.quantization")
@@ -153,11 +154,7 @@ def assert_agrees(
 ) -> None:
     """The model, or what is `compiled` in its place, gives what onnxruntime gives for the model as it is."""
     hybridc.compile(compiled or model, folder / "m.hyb", target="avx2")
-    settings = onnxruntime.SessionOptions()
-    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    reference = onnxruntime.InferenceSession(
-        model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-    )
+    reference = exact_session(model)
     with hybridc.load(folder / "m.hyb") as session:
         for seed in (11, 12):
             feeds = fed(model, seed)

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
-import pytest
 
 import hybridc
 from hybridc.frontend.expand.group_query import CHECKED_COUNT
 from hybridc.frontend.simplify import simplify
+from tests.support.exact_reference import exact_session
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n'
 
@@ -85,13 +85,7 @@ def _with_weights(text: str, weights: Mapping[str, np.ndarray], opset: int) -> o
 
 
 def _run(model: onnx.ModelProto, fed: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    # it would make products of integers of dequantized weights
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    model_bytes = model.SerializeToString()
-    session = onnxruntime.InferenceSession(model_bytes, options, providers=["CPUExecutionProvider"])
-    return session.run(None, dict(fed))
+    return exact_session(model).run(None, dict(fed))
 
 
 def _assert_agree(
@@ -128,10 +122,9 @@ def assert_compiles(
 
     Within `tolerance` of the largest number. Inputs that are not in `feeds` are drawn.
     """
-    onnxruntime = pytest.importorskip("onnxruntime")
     model = parsed(text, opset)
     fed = {v.name: _drawn(v, 0) for v in model.graph.input} | dict(feeds)
-    reference = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    reference = exact_session(model)
     hybridc.compile(model, path, target="avx2", plan_seconds=0.05)
     with hybridc.load(path) as session:
         found = session.run(None, fed)

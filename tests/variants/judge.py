@@ -11,9 +11,8 @@ import onnx
 import onnxruntime
 
 import hybridc
-from hybridc.cli.support.reference import EXACT_INTEGERS
 from hybridc.errors import HybridcError
-from hybridc.targets import cpu_flags
+from tests.support.exact_reference import exact_session
 from tests.variants.tools import TOOLS, fed, limit
 
 AGREES, DIFFERS, REFUSED, FAILED = "agrees", "differs", "refused", "failed"
@@ -61,35 +60,11 @@ def _reference(
 ) -> Sequence[np.ndarray] | None:
     """Of the model as it is; of the original one where a tool writes operators for a GPU only."""
     try:
-        return _run(model, feeds)
+        return exact_session(model).run(None, feeds)
     except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
-        return _run(original, feeds)
+        return exact_session(original).run(None, feeds)
     except Exception:  # invalid graphs, of several classes
         return None
-
-
-def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Sequence[np.ndarray]:
-    """Without its optimizer, which moves roundings, unless integers need it to be exact."""
-    levels = onnxruntime.GraphOptimizationLevel
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4
-    settings.graph_optimization_level = (
-        levels.ORT_ENABLE_EXTENDED if _SATURATES and _has_integers(model) else levels.ORT_DISABLE_ALL
-    )
-    settings.add_session_config_entry(*EXACT_INTEGERS)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, feeds)
-
-
-_SATURATES = "avx512_vnni" not in cpu_flags() and "avx_vnni" not in cpu_flags()
-"""Whether onnxruntime's products of 8-bit integers do, but for a setting that its optimizer carries out."""
-
-
-def _has_integers(model: onnx.ModelProto) -> bool:
-    kinds = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
-    return any(weight.data_type in kinds for weight in model.graph.initializer)
 
 
 def _compiled(
