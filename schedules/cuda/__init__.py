@@ -2,6 +2,8 @@
 
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.elementwise.elementwise import elementwise
+from hybridc.schedules.cuda.elementwise.transpose import transpose
+from hybridc.schedules.cuda.elementwise.vectors import vector_elementwise
 from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.math import intrinsics
 from hybridc.schedules.cuda.matmul.matmul import matmul
@@ -14,6 +16,8 @@ from hybridc.schedules.rule import Rule
 intrinsics.register()
 
 RULES: tuple[Rule, ...] = (
+    vector_elementwise,
+    transpose,
     elementwise,
     packed_gemv,
     matmul,

@@ -194,7 +194,7 @@ FAMILIES: dict[str, Family] = {
         lambda emit, x, i: op.take(x, i, 0),
         lambda x, i: x[i.astype(int)],
         ((10, 8), (2, 3)),
-        "elementwise",
+        "vector_elementwise",
         ("float32", "int64"),
     ),
     "resize": unary(
@@ -210,14 +210,14 @@ FAMILIES: dict[str, Family] = {
         lambda emit, x, y: op.power(x, emit(op.round(y))),
         lambda x, y: np.power(x, np.rint(y)),
         ((3, 64), (3, 64)),
-        "elementwise",
+        "vector_elementwise",
     ),
     "waves": unary(
         lambda x: op.sin(op.multiply(x, relax.const(1024.0))),
         lambda x: np.sin(x * 1024),
         3,
         64,
-        rule="elementwise",
+        rule="vector_elementwise",
     ),
     "scatter": Family(
         lambda emit, x, i, u: op.scatter_elements(x, i, u, 0),
