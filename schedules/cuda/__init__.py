@@ -10,6 +10,7 @@ from hybridc.schedules.cuda.matmul.matmul import matmul
 from hybridc.schedules.cuda.packed.few_rows import packed_gemv
 from hybridc.schedules.cuda.reduction.long_reductions import long_reductions
 from hybridc.schedules.cuda.reduction.reduction import reduction
+from hybridc.schedules.cuda.reduction.rows import rows
 from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
 from hybridc.schedules.rule import Rule
 
@@ -23,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     matmul,
     conv_wgrad,
     conv2d,
+    rows,
     reduction,
     long_reductions,
     fallback,

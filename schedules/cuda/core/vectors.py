@@ -20,7 +20,7 @@ VECTOR_BITS = 128
 """Of the widest load and store of a thread."""
 VECTOR_DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "int8", "uint8")
 """What TVM prints as vectors that are laid out as memory is; vectors of bool are not."""
-_MANY_READERS = 4
+MANY_READERS = 4
 """An operand with this many times fewer bytes than the result is read from L1 anyway, element by element."""
 
 
@@ -160,7 +160,7 @@ def vector_operands(value: ir.Expr, lanes: Lanes, result_bytes: int) -> list[ir.
     found = [node for node in moved(value) if _is_vector(node, lanes)]
     vectors = [load for node in found for load in sources(node)]
     for load in loads(value):
-        is_large = size_bytes(load.source) * _MANY_READERS > result_bytes
+        is_large = size_bytes(load.source) * MANY_READERS > result_bytes
         is_moved = any(tvm_ffi.structural_equal(load, vector) for vector in vectors)
         if is_large and not is_moved and not lanes.is_uniform(address_of(load)):
             return None

@@ -138,11 +138,9 @@ FAMILIES: dict[str, Family] = {
         40,
         7,
         7,
-        rule="reduction",
+        rule="rows",
     ),
-    "softmax": unary(
-        lambda x: op.nn.softmax(x, -1), lambda x: ref.softmax(x, -1), 3, 5, 37, rule="reduction"
-    ),
+    "softmax": unary(lambda x: op.nn.softmax(x, -1), lambda x: ref.softmax(x, -1), 3, 5, 37, rule="rows"),
     "softmax_short": unary(
         lambda x: op.nn.softmax(x, -1), lambda x: ref.softmax(x, -1), 70, 10, rule="reduction"
     ),
@@ -150,13 +148,13 @@ FAMILIES: dict[str, Family] = {
         lambda x: op.nn.softmax(x, 1), lambda x: ref.softmax(x, 1), 2, 5, 37, rule="reduction"
     ),
     "log_softmax": unary(
-        lambda x: op.nn.log_softmax(x, -1), lambda x: np.log(ref.softmax(x, -1)), 5, 37, rule="reduction"
+        lambda x: op.nn.log_softmax(x, -1), lambda x: np.log(ref.softmax(x, -1)), 5, 37, rule="rows"
     ),
     "layer_norm": Family(
         lambda emit, x, g, b: op.nn.layer_norm(x, g, b, axes=[-1]),
         lambda x, g, b: ref.normalise(x, (-1,), g, b),
         ((2, 9, 64), (64,), (64,)),
-        "reduction",
+        "rows",
     ),
     "instance_norm": Family(
         lambda emit, x, g, b: op.nn.instance_norm(x, g, b, 1, [2, 3]),
@@ -165,14 +163,15 @@ FAMILIES: dict[str, Family] = {
         "reduction",
     ),
     "mean_rows": unary(lambda x: op.mean(x, [1]), lambda x: x.mean(1), 9, 64, 5, rule="reduction"),
-    "sum_all": unary(lambda x: op.sum(x), lambda x: x.sum(), 9, 64, rule="reduction"),
-    "mean_all": replace(
-        unary(lambda x: op.mean(x), lambda x: x.mean(), 9, 64, rule="long_reductions"),
+    "sum_all": unary(lambda x: op.sum(x), lambda x: x.sum(), 9, 64, rule="rows"),
+    "mean_all": unary(lambda x: op.mean(x), lambda x: x.mean(), 9, 64, rule="rows"),
+    "mean_of_many": replace(
+        unary(lambda x: op.mean(x), lambda x: x.mean(), 150, 512, rule="long_reductions"),
         launches=2,
         workspace_bytes=(4,),
     ),
-    "max_all": unary(lambda x: op.max(x), lambda x: x.max(), 9, 64, rule="reduction"),
-    "max_rows": unary(lambda x: op.max(x, [1]), lambda x: x.max(1), 9, 64, rule="reduction"),
+    "max_all": unary(lambda x: op.max(x), lambda x: x.max(), 9, 64, rule="rows"),
+    "max_rows": unary(lambda x: op.max(x, [1]), lambda x: x.max(1), 9, 64, rule="rows"),
     "argmax": unary(lambda x: op.argmax(x, 1), lambda x: x.argmax(1), 9, 64, rule="reduction"),
     "concat": Family(
         lambda emit, x, y: op.concat([x, y], 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 from tests.support.emulated import compile_for_emulator, cuda_compiler
+from tests.support.fusion import Build, fused_operators
 
 TARGET = parse_target("cuda:sm_80+avx2")
 Array = np.ndarray
@@ -32,6 +33,19 @@ class Case:
     """That has to take it; None if any may."""
     relative_error: float = 1e-5
     """Largest, as a share of the largest result."""
+
+
+def case(
+    build: Build,
+    reference: Callable[..., Array],
+    inputs: list[Array],
+    rule: str | None = None,
+    error: float = 1e-5,
+) -> Case:
+    """A case whose expected result `reference` computes in float64."""
+    function = fused_operators(build, [x.shape for x in inputs], [str(x.dtype) for x in inputs])
+    wide = [x.astype("float64") if x.dtype.kind == "f" else x for x in inputs]
+    return Case(function, inputs, np.asarray(reference(*wide), "float64"), rule, error)
 
 
 def scheduled_for_gpu(function: tirx.PrimFunc) -> Scheduled:

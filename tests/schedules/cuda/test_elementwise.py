@@ -7,8 +7,7 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
-from tests.schedules.cuda.harness import Case, check
-from tests.support.fusion import Build, fused_operators
+from tests.schedules.cuda.harness import case, check
 
 Array = np.ndarray
 
@@ -17,14 +16,6 @@ def drawn(generator: np.random.Generator, rank: int) -> tuple[int, ...]:
     """A shape whose last axis is a whole number of vectors, or not."""
     last = int(generator.choice([4, 8, 16, 20, 64, 7, 9, 33, 50]))
     return (*(int(e) for e in generator.integers(1, 12, rank - 1)), last)
-
-
-def case(
-    build: Build, reference: object, inputs: list[Array], rule: str | None = None, error: float = 1e-5
-) -> Case:
-    function = fused_operators(build, [x.shape for x in inputs], [str(x.dtype) for x in inputs])
-    wide = [x.astype("float64") if x.dtype.kind == "f" else x for x in inputs]
-    return Case(function, inputs, np.asarray(reference(*wide), "float64"), rule, error)  # type: ignore[operator]
 
 
 def silu(x: Array) -> Array:
