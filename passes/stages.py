@@ -15,7 +15,7 @@ from hybridc.ir.verify import verify
 from hybridc.native import can_build
 from hybridc.options import FP16, FP32, INT8
 from hybridc.passes.canonicalize.canonicalize import canonicalize
-from hybridc.passes.fuse.attention import fuse_attention
+from hybridc.passes.fuse.attention import Attention, fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
 from hybridc.passes.layout.layout import choose_layout
@@ -46,7 +46,9 @@ from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_r
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
+from hybridc.schedules.cuda.attention import is_suitable
 from hybridc.schedules.storage import NARROW
+from hybridc.targets import Isa
 
 TILING_LEVELS = 5
 """A network is tiled to a half, a quarter, ... 1/32 of what it needs; smaller tiles are mostly launches."""
@@ -67,7 +69,7 @@ def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
 
 
 def fuse_cpu_attention(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
-    """Where a CPU runs alone: a GPU beside it has other schedules, and reads the same tensors."""
+    """Where a CPU runs alone. Beside a GPU `fuse_network` does it, as tiles are those of the operators."""
     return c if c.job.options.target.has_gpu else replace(c, program=fuse_attention(c.program))
 
 
@@ -85,8 +87,18 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
 
 def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     """One PrimFunc for each kernel. Raises ModelError HC150 for an operator that no kernel can compute."""
-    program = fuse(c.program, c.library.table)
+    target = c.job.options.target
+    # not before the network is tiled: tiles are those of its operators
+    whole = c.program
+    if target.has_gpu and c.job.options.precision == FP32 and not c.narrow:
+        whole = fuse_attention(whole, partial(_has_attention_kernels, target.isa))
+    program = fuse(whole, c.library.table)
     return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)
+
+
+def _has_attention_kernels(isa: Isa, match: Attention) -> bool:
+    """Whether both devices have a schedule for it that is better than those of its operators."""
+    return is_suitable(match.rows, match.depth, match.width) and match.width % isa.lanes() == 0
 
 
 def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:

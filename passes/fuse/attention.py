@@ -6,7 +6,7 @@ A row of scores needs all keys but only its own query, so it can live in a cache
 second (Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021). Transpositions of the operands
 and of the result become part of the kernel's indices.
 
-Only for targets without a GPU, for which there is no schedule.
+`suits` says which matches are worth it: another device may have no schedule for some sizes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
+    content_number,
     count_uses,
     is_op,
     substitute,
@@ -48,6 +49,10 @@ class TransposedOperand:
         """Of the tensor, before the transposition."""
         return tensor_shape(self.tensor)
 
+    def extent(self, axis: int) -> int:
+        """Of an axis of the factor."""
+        return self.shape[self.axes[axis]]
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -63,15 +68,31 @@ class Attention:
     """Axis of the context `[batch..., query position, depth]` for each axis of the result."""
     members: tuple[relax.Var, ...]
 
+    @property
+    def rows(self) -> int:
+        """Queries of one batch."""
+        return self.query.extent(-2)
 
-def fuse_attention(program: Program) -> Program:
-    """Replace every attention of a float32 program by a call of one function.
+    @property
+    def depth(self) -> int:
+        """Of a query."""
+        return self.query.extent(-1)
+
+    @property
+    def width(self) -> int:
+        """Of a value."""
+        return self.value.extent(-1)
+
+
+def fuse_attention(program: Program, suits: Callable[[Attention], bool] = lambda match: True) -> Program:
+    """Replace every attention of a float32 program that `suits` by a call of one function, whose name tells
+    what it computes.
 
     Requires: `main` canonical.
     Ensures: every binding has origins; inputs and outputs of `main` as they were.
     Raises: nothing of its own.
     """
-    found = _find(program)
+    found = [match for match in _find(program) if suits(match)]
     if not found:
         return program
     last = {match.members[-1]: match for match in found}
@@ -191,7 +212,8 @@ def _call(
     function = attention_function(match)
     key = function.script()
     if key not in functions:
-        variable = tvm.ir.GlobalVar(f"attention_{len(functions)}")
+        # tilings of a network share their functions: of equal names, equal bodies
+        variable = tvm.ir.GlobalVar(f"attention_{content_number(key.encode())}")
         function = function.with_attr("global_symbol", variable.name_hint)
         relax.expr._update_type(variable, function.ty)
         functions[key] = variable, function

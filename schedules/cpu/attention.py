@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.core.attention import AttentionBlocks, read_attention
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_FLOATS,
     PARALLEL_WORK,
@@ -29,79 +30,12 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import (
-    Nest,
-    NestBlock,
     finish,
-    loads,
-    read_nest,
-    replace_loads,
-    substitute,
 )
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
 from hybridc.schedules.cpu.matmul.kernel import Element, GemmAccess, gemm_kernel, rank_gemm_tiles
 from hybridc.schedules.cpu.reduction.softmax import exp_of_nonpositive
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
-
-BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")
-
-
-@dataclass(frozen=True, slots=True)
-class _AttentionBlocks:
-    """The blocks by name; `scores` has iterators batch..., row, column and `depth`."""
-
-    nest: Nest
-    blocks: Mapping[str, NestBlock]
-
-    def extent(self, block: str, axis: int) -> int:
-        return self.blocks[block].extents[self.blocks[block].spatial[axis]]
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        return tuple(self.extent("scores", a) for a in range(len(self.blocks["scores"].spatial) - 2))
-
-    @property
-    def rows(self) -> int:
-        return self.extent("scores", -2)
-
-    @property
-    def columns(self) -> int:
-        return self.extent("scores", -1)
-
-    @property
-    def depth(self) -> int:
-        block = self.blocks["scores"]
-        return block.extents[block.reduce[0]]
-
-    @property
-    def width(self) -> int:
-        return self.extent("context", -1)
-
-    def batch_at(self, flat: ir.Expr) -> list[ir.Expr]:
-        point: list[ir.Expr] = []
-        for extent in reversed(self.batch):
-            point.insert(0, tirx.floormod(flat, integer(extent)) if extent > 1 else integer(0))
-            flat = tirx.floordiv(flat, integer(extent))
-        return point
-
-    def factor(self, block: str, side: int, spatial: Sequence[ir.Expr], reduce: ir.Expr) -> ir.Expr:
-        """The left (0) or right (1) factor of a product at a point."""
-        product = self.blocks[block]
-        points = dict(zip((*product.spatial, *product.reduce), (*spatial, reduce), strict=True))
-        load = (product.value.b.a, product.value.b.b)[side]
-        return tirx.BufferLoad(load.source, [substitute(index, points) for index in load.indices])
-
-    def logit(self, at: Sequence[ir.Expr], score: ir.Expr) -> ir.Expr:
-        """What the softmax sees of a score."""
-        scores = self.blocks["scores"].buffer
-        value = self.blocks["logits"].value_at(at)
-        return replace_loads(value, lambda buffer, _: score if buffer.same_as(scores) else None)
-
-    def store(self, at: Sequence[ir.Expr], value: ir.Expr) -> tirx.BufferStore:
-        """Write the element of the result that is the context's at a point."""
-        result, context = self.blocks["result"], self.blocks["context"].buffer
-        (load,) = (load for load in loads(result.value) if load.source.same_as(context))
-        places = {axis: at[i] for i, axis in enumerate(load.indices) if isinstance(axis, ir.Var)}
-        return tirx.BufferStore(result.buffer, value, [places.get(v, integer(0)) for v in result.spatial])
 
 
 @schedule_rule(family="matmul")
@@ -114,7 +48,7 @@ def attention(request: Request) -> Scheduled | None:
 
     Error: that of the two products and exp, at most 2e-6 of the result's scale for a thousand keys.
     """
-    found = _read(request)
+    found = read_attention(request.function)
     if found is None:
         return None
     isa = request.target.isa
@@ -133,15 +67,6 @@ def attention(request: Request) -> Scheduled | None:
     )
 
 
-def _read(request: Request) -> _AttentionBlocks | None:
-    names = {block.name for block in nest.blocks} if (nest := read_nest(request.function)) else set()
-    if nest is None or names != set(BLOCKS) or len(nest.blocks) != len(BLOCKS):
-        return None
-    if any(str(p.dtype) != "float32" for p in request.function.params):
-        return None
-    return _AttentionBlocks(nest, {block.name: block for block in nest.blocks})
-
-
 def _value_tile(first: Tile, width: int, lanes: int, registers: int) -> Tile | None:
     """Rows of the first product, and as many vectors of the value's width as registers allow."""
     # a tail of the values' vectors would need conditions in the inner loop
@@ -154,7 +79,7 @@ def _value_tile(first: Tile, width: int, lanes: int, registers: int) -> Tile | N
     return None if found is None else Tile(first.rows, 1, found, lanes)
 
 
-def _pack_keys(found: _AttentionBlocks, keys: ir.Var, lanes: int) -> tirx.Stmt:
+def _pack_keys(found: AttentionBlocks, keys: ir.Var, lanes: int) -> tirx.Stmt:
     """Panels of columns, each with the whole depth; columns that do not exist repeat the last one.
 
     One vector of columns at a time: more rows of the keys than a cache has ways would evict each other.
@@ -199,7 +124,7 @@ def _pack_keys(found: _AttentionBlocks, keys: ir.Var, lanes: int) -> tirx.Stmt:
     return grid((batches, panels, columns // lanes), vector, parallel=work >= PARALLEL_WORK)
 
 
-def _fetch_row(found: _AttentionBlocks, batch: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
+def _fetch_row(found: AttentionBlocks, batch: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
     """Bring a row of the queries and of the values into L2."""
     # queries may be fewer than keys: their last row is fetched again
     column, zero = clamp(row, found.columns, inside=False), integer(0)
@@ -216,7 +141,7 @@ def _fetch_row(found: _AttentionBlocks, batch: Sequence[ir.Expr], row: ir.Expr) 
 
 
 def _rows(
-    found: _AttentionBlocks, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]
+    found: AttentionBlocks, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]
 ) -> tirx.Stmt:
     """The parallel loop over blocks of query rows; scratch it needs is added to `buffers`."""
     # whole panels: softmax goes over whole vectors
@@ -246,7 +171,7 @@ def _rows(
 class _QueryBlock:
     """A task: the query rows of one block, `point` being batch and block."""
 
-    found: _AttentionBlocks
+    found: AttentionBlocks
     first: Tile
     second: Tile
     keys: ir.Var

@@ -1,5 +1,6 @@
 """CUDA schedules: a rule returns a function whose every loop nest is one launch, or None for "not mine"."""
 
+from hybridc.schedules.cuda.attention import attention
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.elementwise.transpose import transpose
@@ -20,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     vector_elementwise,
     transpose,
     elementwise,
+    attention,
     packed_gemv,
     matmul,
     conv_wgrad,

@@ -76,8 +76,9 @@ def check(cases: Mapping[str, Case]) -> None:
 def _run(kernel: tvm.runtime.PackedFunc, case: Case, scheduled: Scheduled) -> Array:
     device = tvm.cuda(0)
     count = len(case.inputs)
+    names = [p.name for p in case.function.params[:count]]
     # fusion orders inputs by use
-    order = [int(p.name.removeprefix("p")) for p in case.function.params[:count]]
+    order = [int(n[1:]) for n in names] if all(n[1:].isdigit() for n in names) else list(range(count))
     rest = scheduled.function.params[count:]
     fresh = [tvm.runtime.empty([int(e) for e in p.shape], str(p.dtype), device) for p in rest]
     kernel(*(tvm.runtime.tensor(case.inputs[i], device) for i in order), *fresh)

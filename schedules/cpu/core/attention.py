@@ -1,0 +1,83 @@
+"""Scaled dot-product attention, as `passes/fuse/attention.py` writes it and both devices read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cpu.core.nest import Nest, NestBlock, loads, read_nest, replace_loads, substitute
+
+BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlocks:
+    """A function of them by name; `scores` has iterators batch..., row, column and `depth`."""
+
+    nest: Nest
+    blocks: Mapping[str, NestBlock]
+
+    def extent(self, block: str, axis: int) -> int:
+        return self.blocks[block].extents[self.blocks[block].spatial[axis]]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.extent("scores", a) for a in range(len(self.blocks["scores"].spatial) - 2))
+
+    @property
+    def rows(self) -> int:
+        return self.extent("scores", -2)
+
+    @property
+    def columns(self) -> int:
+        return self.extent("scores", -1)
+
+    @property
+    def depth(self) -> int:
+        block = self.blocks["scores"]
+        return block.extents[block.reduce[0]]
+
+    @property
+    def width(self) -> int:
+        return self.extent("context", -1)
+
+    def batch_at(self, flat: ir.Expr) -> list[ir.Expr]:
+        point: list[ir.Expr] = []
+        for extent in reversed(self.batch):
+            point.insert(0, tirx.floormod(flat, integer(extent)) if extent > 1 else integer(0))
+            flat = tirx.floordiv(flat, integer(extent))
+        return point
+
+    def factor(self, block: str, side: int, spatial: Sequence[ir.Expr], reduce: ir.Expr) -> ir.Expr:
+        """The left (0) or right (1) factor of a product at a point."""
+        product = self.blocks[block]
+        points = dict(zip((*product.spatial, *product.reduce), (*spatial, reduce), strict=True))
+        load = (product.value.b.a, product.value.b.b)[side]
+        return tirx.BufferLoad(load.source, [substitute(index, points) for index in load.indices])
+
+    def logit(self, at: Sequence[ir.Expr], score: ir.Expr) -> ir.Expr:
+        """What the softmax sees of a score."""
+        scores = self.blocks["scores"].buffer
+        value = self.blocks["logits"].value_at(at)
+        return replace_loads(value, lambda buffer, _: score if buffer.same_as(scores) else None)
+
+    def store(self, at: Sequence[ir.Expr], value: ir.Expr) -> tirx.BufferStore:
+        """Write the element of the result that is the context's at a point."""
+        result, context = self.blocks["result"], self.blocks["context"].buffer
+        (load,) = (load for load in loads(result.value) if load.source.same_as(context))
+        places = {axis: at[i] for i, axis in enumerate(load.indices) if isinstance(axis, ir.Var)}
+        return tirx.BufferStore(result.buffer, value, [places.get(v, integer(0)) for v in result.spatial])
+
+
+def read_attention(function: tirx.PrimFunc) -> AttentionBlocks | None:
+    """The blocks of an attention in float32; None of any other function."""
+    nest = read_nest(function)
+    names = {block.name for block in nest.blocks} if nest else set()
+    if nest is None or names != set(BLOCKS) or len(nest.blocks) != len(BLOCKS):
+        return None
+    if any(str(p.dtype) != "float32" for p in function.params):
+        return None
+    return AttentionBlocks(nest, {block.name: block for block in nest.blocks})
