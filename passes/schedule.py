@@ -11,6 +11,7 @@ from tvm import relax, s_tir
 
 from hybridc.compile_cache import Cache, NoCache, content_of, remembered
 from hybridc.ir import Device
+from hybridc.machine import Processor
 from hybridc.passes.program.program import Program, is_op
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
@@ -46,6 +47,7 @@ def schedule_requests(
     *,
     winograd: bool = True,
     threads: int = DEFAULT_THREADS,
+    gpu: Processor | None = None,
 ) -> dict[str, Request]:
     """A request for each function of the program, by name, except those that are `known` already.
 
@@ -54,7 +56,7 @@ def schedule_requests(
     constants = constant_arguments(program)
     functions = {g.name_hint: f for g, f in program.functions.items()}
     return {
-        name: Request(function, constants[name], target, winograd=winograd, threads=threads)
+        name: Request(function, constants[name], target, winograd=winograd, threads=threads, gpu=gpu)
         for name, function in functions.items()
         if all((name, device) not in known for device in Device)
     }
@@ -84,6 +86,8 @@ def schedule_functions(
 
 def _schedule(request: Request, device: Device, cache: Cache) -> Scheduled | None:
     rest = replace(request, function=None, constants=frozenset())  # type: ignore[arg-type]
+    if device is Device.CPU:
+        rest = replace(rest, gpu=None)
     return remembered(
         cache,
         lambda: schedule(request, device),

@@ -138,7 +138,12 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
     """Schedule the functions that the library has no code for, for each device of the target."""
     options, known = c.job.options, c.library.scheduled
     requests = schedule_requests(
-        c.program, options.target, known, winograd=options.fast_algorithms, threads=options.cpu_threads
+        c.program,
+        options.target,
+        known,
+        winograd=options.fast_algorithms,
+        threads=options.cpu_threads,
+        gpu=options.machine.gpu,
     )
     scheduled = schedule_functions(requests, c.job.devices, progress.kernels, c.job.cache)
     if c.job.chooser is not None:

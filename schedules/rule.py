@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from hybridc.checks import CHECKS
 from hybridc.ir.graph import FAMILIES, OTHER_FAMILY
+from hybridc.machine import Processor
 from hybridc.schedules.packing import Packing
 from hybridc.targets import DEFAULT_THREADS, Target
 
@@ -36,6 +37,9 @@ class Request:
     """Whether fast convolution and fast matrix products, whose rounding errors are larger, may be used."""
     threads: int = DEFAULT_THREADS
     """Threads that are going to share the tasks of the function on a CPU."""
+    gpu: Processor | None = None
+    """Whose estimated times decide between tiles of a GPU. None, or one that `hybridc.gpu_model` does not
+    know: the GPU of the default profile."""
 
     @property
     def precision(self) -> str:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from hybridc.gpu_model.kernel import Buffer, Call, Kernel, call, kernels_of
 from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
 from hybridc.ir.graph import dtype_bits
-from hybridc.machine import Processor
+from hybridc.machine import Processor, load_machine
 from hybridc.options import CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.lower.lower import cuda_target
@@ -46,10 +47,11 @@ def suite_rows(network: str, processor: Processor) -> Iterator[dict[str, Any]]:
     target = parse_target(f"cuda:{chip_of(processor).architecture}+avx2")
     name, _, batch = network.partition(":")
     parameters = PARAMETERS.get(name, {}) | ({"batch": int(batch)} if batch else {})
+    options = CompileOptions(target=target, machine=replace(load_machine(), gpu=processor))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(models.build(name, **parameters), path, save_as_external_data=True)
-        imported = import_model(path, CompileOptions(target=target))[1]
+        imported = import_model(path, options)[1]
         done = run_stages(imported, NullProgress(), stop_after="graph")
     assert done.graph is not None and done.scheduled is not None
     kernels = {k.function: k for k in done.graph.kernels if Device.GPU in k.devices}

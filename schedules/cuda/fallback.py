@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from tvm import s_tir, tirx
-from tvm.ir import Range
 
 from hybridc.recurrence.tensors import recurrence_of
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish, finish_function
-from hybridc.schedules.cuda.core.loops import inline_all, launch_alone
+from hybridc.schedules.cuda.core.loops import inline_all, launch_alone, launched
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
@@ -58,18 +57,13 @@ def _launch(statement: tirx.Stmt) -> tirx.Stmt:
         iterations, threads = int(statement.extent), BLOCK_THREADS
     else:
         iterations, threads = 1, 1
-    block, thread = tirx.Var("bx", "int64"), tirx.Var("tx", "int64")
-    position = block * threads + thread
-    if threads > 1:
+
+    def body(block: tirx.Var, thread: tirx.Var) -> tirx.Stmt:
+        if threads == 1:
+            return statement
+        position = block * threads + thread
         at = statement.min + position.astype(str(statement.loop_var.ty.dtype))
         one = tirx.For(statement.loop_var, at, 1, tirx.ForKind.SERIAL, statement.body)
-        statement = tirx.IfThenElse(position < iterations, one, None)
-    return _bind(
-        block, "blockIdx.x", -(-iterations // threads), _bind(thread, "threadIdx.x", threads, statement)
-    )
+        return tirx.IfThenElse(position < iterations, one, None)
 
-
-def _bind(var: tirx.Var, tag: str, extent: int, body: tirx.Stmt) -> tirx.For:
-    zero, threads = tirx.const(0, "int64"), tirx.const(extent, "int64")
-    index = tirx.IterVar(Range(zero, threads), tirx.Var(tag, "int64"), tirx.IterVar.ThreadIndex, tag)
-    return tirx.For(var, zero, threads, tirx.ForKind.THREAD_BINDING, body, index)
+    return launched(-(-iterations // threads), threads, body)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir import Range
 from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.s_tir.dlight.base import try_inline
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -47,6 +49,27 @@ def bind(schedule: s_tir.Schedule, loops: list[LoopRV]) -> LoopRV:
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
     return inner
+
+
+def launched(
+    blocks: int, threads: int, body: Callable[[tirx.Var, tirx.Var], tirx.Stmt], **annotations: object
+) -> tirx.Stmt:
+    """One launch of so many blocks of threads; `body` is what thread `thread` of block `block` does.
+
+    `annotations` are those of the loop over threads.
+    """
+    block, thread = tirx.Var("bx", "int64"), tirx.Var("tx", "int64")
+    inner = _bound(thread, "threadIdx.x", threads, body(block, thread), annotations)
+    return _bound(block, "blockIdx.x", blocks, inner, {})
+
+
+def _bound(
+    var: tirx.Var, tag: str, extent: int, body: tirx.Stmt, annotations: Mapping[str, object]
+) -> tirx.For:
+    zero, threads = tirx.const(0, "int64"), tirx.const(extent, "int64")
+    index = tirx.IterVar(Range(zero, threads), tirx.Var(tag, "int64"), tirx.IterVar.ThreadIndex, tag)
+    kind = tirx.ForKind.THREAD_BINDING
+    return tirx.For(var, zero, threads, kind, body, index, annotations=dict(annotations))
 
 
 def launch_alone(schedule: s_tir.Schedule, info: SBlockInfo, epilogue: SBlockRV | None = None) -> None:

@@ -8,6 +8,7 @@ from tvm.target import Target
 
 from hybridc.schedules.cuda.core.anchor import Anchor, find_anchor
 from hybridc.schedules.cuda.core.launch import by_dlight
+from hybridc.schedules.cuda.tile.schedule import tiled
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 SMALLEST_SIDE = 4
@@ -71,14 +72,15 @@ def tile_columns(anchor: Anchor) -> int:
 def matmul(request: Request) -> Scheduled | None:
     """Accepts one product of two matrices, batched or not, with element-wise producers and epilogue.
 
-    Tiling: a block computes a tile of 2048 outputs in registers, 4 x 4 a thread, from slices of depth 16
-    staged in shared memory. A vector times a matrix is bound by reading the matrix: a block reduces a row.
+    Tiling: that of `cuda/tile` in float32. Where factors have other types, a block computes a tile of 2048
+    outputs in registers, 4 x 4 a thread, from slices of depth 16 staged in shared memory. A vector times a
+    matrix is bound by reading the matrix: a block reduces a row.
     """
     anchor = find_anchor(request.function)
     if anchor is None or anchor.slides:
         return None
     if min(anchor.rows, anchor.columns) >= SMALLEST_SIDE:
-        tiled = by_dlight((TiledMatmul(anchor),), request, "matmul")
-        if tiled is not None:
-            return tiled
+        made = tiled(request, anchor, "matmul") or by_dlight((TiledMatmul(anchor),), request, "matmul")
+        if made is not None:
+            return made
     return by_dlight((GEMV(), Reduction(), GeneralReduction()), request, "matmul")

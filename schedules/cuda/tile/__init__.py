@@ -1,0 +1,1 @@
+"""Products of matrices, and convolutions as such, in tiles that blocks of threads keep in registers."""

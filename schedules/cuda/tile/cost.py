@@ -1,0 +1,134 @@
+"""Estimated time of a plan: what its launches do, counted in closed form, for `estimate_fast`.
+
+The counts follow `hybridc/gpu_model/tir.py`, which takes a lowered function and tens of milliseconds; a
+candidate takes some microseconds here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hybridc.gpu_model.fast import Work, estimate_fast
+from hybridc.machine import Processor
+from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, WARP
+from hybridc.schedules.cuda.tile.access import WIDTH
+from hybridc.schedules.cuda.tile.kernel import Plan
+from hybridc.schedules.cuda.tile.stage import Stage
+
+_SECTOR = 32
+_OWN_REGISTERS = 30
+"""Of a thread for addresses and loops, beside what `_registers` counts: what nvcc takes for 8 x 8 tiles."""
+_LEAST_LSU_CYCLES = 2
+"""Of any access of a warp, as in `tir.py`."""
+_ADDRESS_INSTRUCTIONS = 2
+"""Of an access: nvcc keeps addresses that grow by a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Accesses:
+    """Of a block to one slice."""
+
+    count: float = 0.0
+    """Instructions of warps."""
+    lsu_cycles: float = 0.0
+    sectors: float = 0.0
+
+    def __add__(self, other: _Accesses) -> _Accesses:
+        return _Accesses(
+            self.count + other.count, self.lsu_cycles + other.lsu_cycles, self.sectors + other.sectors
+        )
+
+
+def estimated_us(plan: Plan, processor: Processor) -> float:
+    """Microseconds of all launches of a plan, with the time between them."""
+    us = estimate_fast(_main_work(plan), processor).us
+    if plan.tile.parts > 1:
+        us += processor.launch_us + estimate_fast(_sum_work(plan), processor).us
+    return us
+
+
+def _main_work(plan: Plan) -> Work:
+    tile, steps, turns = plan.tile, plan.slices.steps, plan.slices_of_part
+    warps = tile.threads // WARP
+    slice_accesses = _staging(plan.left) + _staging(plan.right) + _fragments(plan)
+    fp32 = float(turns * steps * tile.accumulators * warps)
+    results = tile.accumulators / WIDTH * warps
+    return Work(
+        blocks=plan.blocks,
+        threads=tile.threads,
+        registers=_registers(plan),
+        shared_bytes=plan.shared_bytes,
+        instructions=fp32 + turns * (1 + _ADDRESS_INSTRUCTIONS) * slice_accesses.count,
+        fp32=fp32,
+        special=0.0,
+        tensor_multiplies=0.0,
+        lsu_cycles=turns * slice_accesses.lsu_cycles + results * WIDTH,
+        l2_sectors=turns * slice_accesses.sectors + results * WARP * WIDTH * 4 / _SECTOR,
+        rounds=1.0 + turns,
+        memory_bytes=_memory_bytes(plan),
+    )
+
+
+def _sum_work(plan: Plan) -> Work:
+    """Of the launch that adds parts up: bound by what it reads."""
+    product, parts = plan.product, plan.tile.parts
+    results = product.batch.size * product.rows.size * product.columns.size
+    blocks = -(-results // (WIDTH * BLOCK_THREADS))
+    warps = BLOCK_THREADS // WARP
+    accesses = (parts + 1) * warps
+    return Work(
+        blocks=blocks,
+        threads=BLOCK_THREADS,
+        registers=_OWN_REGISTERS + WIDTH * 4,
+        shared_bytes=0,
+        instructions=float((1 + _ADDRESS_INSTRUCTIONS + WIDTH) * accesses),
+        fp32=float(WIDTH * parts * warps),
+        special=0.0,
+        tensor_multiplies=0.0,
+        lsu_cycles=float(WIDTH * accesses),
+        l2_sectors=accesses * WARP * WIDTH * 4 / _SECTOR,
+        rounds=2.0,
+        memory_bytes=4.0 * results,
+    )
+
+
+def _memory_bytes(plan: Plan) -> float:
+    product, parts = plan.product, plan.tile.parts
+    rows, columns, depth = product.rows.size, product.columns.size, product.depth.size
+    # a window reads each element as often as it has taps, which counts once
+    window = math.prod(product.depth.extents[1:]) if len(product.depth.axes) > 1 else 1
+    results = rows * columns * (parts if parts > 1 else 1)
+    return 4.0 * product.batch.size * (rows * depth + columns * depth / window + results)
+
+
+def _staging(stage: Stage) -> _Accesses:
+    """Reads of global memory, and stores into shared memory."""
+    warps = stage.threads / WARP
+    accesses = stage.turns * warps
+    words = stage.side * stage.slices.steps
+    if stage.wide:
+        lines = WIDTH if not stage.along_depth else WARP // (stage.slices.steps // WIDTH)
+        sectors = words * 4 / _SECTOR
+    elif stage.along_depth:
+        lines = -(-WARP // stage.slices.steps)
+        sectors = stage.side * (1 + (stage.slices.steps - 1) * 4 / _SECTOR)
+    else:
+        lines, sectors = _LEAST_LSU_CYCLES, words * 4 / _SECTOR * 1.25
+    reads = _Accesses(accesses, accesses * max(lines, _LEAST_LSU_CYCLES), sectors)
+    stores = accesses * (stage.lanes if stage.along_depth else 1)
+    cycles = WIDTH if stage.wide and not stage.along_depth else _LEAST_LSU_CYCLES
+    return reads + _Accesses(stores, stores * cycles)
+
+
+def _fragments(plan: Plan) -> _Accesses:
+    """Reads of shared memory for the multiply-adds."""
+    tile = plan.tile
+    reads = plan.slices.steps * (tile.down + tile.across) / WIDTH * tile.threads / WARP
+    return _Accesses(reads, reads * _LEAST_LSU_CYCLES)
+
+
+def _registers(plan: Plan) -> int:
+    tile = plan.tile
+    kept = tile.accumulators + tile.down + tile.across + plan.left.registers + plan.right.registers
+    return min(255, kept + _OWN_REGISTERS)

@@ -1,0 +1,234 @@
+"""A product of matrices as launches: tiles in registers, slices of the factors staged in shared memory.
+
+    for each slice of the depth:
+        store what the registers hold of it into shared memory                   barriers around it
+        load the next slice into registers                                       which arrives while
+        for each step of the slice: accumulators += rows x columns               this is computed
+    store the results
+
+The two levels of tiles are from Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008.
+Where tiles are few, blocks share the depth of each: partial sums go to memory, and a second launch adds them
+up in their order, so that results do not vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tvm import ir, tirx
+
+from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop, unrolled, vectorized
+from hybridc.schedules.cuda.core.launch import BLOCK_THREADS
+from hybridc.schedules.cuda.core.loops import launched
+from hybridc.schedules.cuda.tile.access import WIDTH
+from hybridc.schedules.cuda.tile.group import Slices
+from hybridc.schedules.cuda.tile.read import Product
+from hybridc.schedules.cuda.tile.results import Results, results_of
+from hybridc.schedules.cuda.tile.shape import Tile
+from hybridc.schedules.cuda.tile.stage import Stage, stage
+from hybridc.schedules.safety.statements import sequence
+from hybridc.schedules.shapes import index_shape
+
+UNROLLED_BY_COMPILER = {"pragma_unroll_explicit": 0}
+"""`#pragma unroll` keeps the source a twentieth of what unrolling in TVM makes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a product is computed."""
+
+    product: Product
+    tile: Tile
+    slices: Slices
+    left: Stage
+    right: Stage
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Down and across."""
+        rows, columns = self.product.rows.size, self.product.columns.size
+        return -(-rows // self.tile.rows), -(-columns // self.tile.columns)
+
+    @property
+    def slices_of_part(self) -> int:
+        return -(-self.slices.count // self.tile.parts)
+
+    @property
+    def blocks(self) -> int:
+        down, across = self.tiles
+        return self.product.batch.size * self.tile.parts * down * across
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * (self.left.words + self.right.words)
+
+
+def plan_of(product: Product, tile: Tile, slices: Slices) -> Plan:
+    """The plan for a tile."""
+    left = stage(product.left, product.rows, tile.rows, slices, tile.threads, product.batch)
+    right = stage(product.right, product.columns, tile.columns, slices, tile.threads, product.batch)
+    return Plan(product, tile, slices, left, right)
+
+
+def scheduled_product(function: tirx.PrimFunc, plan: Plan) -> tirx.PrimFunc:
+    """The launches of a plan, in place of what `function` computes."""
+    product, tile = plan.product, plan.tile
+    results = results_of(product)
+    shared = [_buffer(f"shared_{n}", s.words, "shared") for n, s in (("a", plan.left), ("b", plan.right))]
+    local = _Locals(plan)
+    buffers = [*shared, *local.all, *results.inputs]
+    if tile.parts == 1:
+        return function_of(function, function.params, [_main(plan, shared, local, results)], buffers)
+    parts = results.partial(tile.parts)
+    first = _main(plan, shared, local, results, parts)
+    sums = _buffer("sums", WIDTH, "local")
+    second = _add_up(product, tile.parts, parts, sums, results)
+    return function_of(function, function.params, [first, second], [*buffers, parts, sums])
+
+
+class _Locals:
+    """Registers of a thread."""
+
+    def __init__(self, plan: Plan) -> None:
+        tile = plan.tile
+        self.sums = _buffer("sum", tile.accumulators, "local")
+        self.loaded = [
+            _buffer(f"loaded_{n}", s.registers, "local") for n, s in (("a", plan.left), ("b", plan.right))
+        ]
+        self.parts = [_buffer("rows", tile.down, "local"), _buffer("columns", tile.across, "local")]
+        self.all = [self.sums, *self.loaded, *self.parts]
+
+
+def _buffer(name: str, size: int, scope: str) -> ir.Var:
+    return tirx.decl_buffer(index_shape((size,)), "float32", name, scope=scope, layout=None)
+
+
+def _main(
+    plan: Plan, shared: list[ir.Var], local: _Locals, results: Results, parts: ir.Var | None = None
+) -> tirx.Stmt:
+    """The launch of the tiles."""
+    tile, product = plan.tile, plan.product
+    down, across = plan.tiles
+
+    def body(block: ir.Var, thread: ir.Var) -> tirx.Stmt:
+        # blocks that run at the same time share columns, the larger operand of a convolution
+        first_row = tirx.floormod(block, integer(down)) * integer(tile.rows)
+        rest = tirx.floordiv(block, integer(down))
+        first_column = tirx.floormod(rest, integer(across)) * integer(tile.columns)
+        rest = tirx.floordiv(rest, integer(across))
+        part = tirx.floormod(rest, integer(tile.parts))
+        batch = tirx.floordiv(rest, integer(tile.parts))
+        at = product.batch.at(batch)
+        count = plan.slices_of_part
+        uneven = plan.slices.count % count != 0
+
+        def load(turn: ir.Expr) -> tirx.Stmt:
+            number = part * integer(count) + turn
+            exists = number < integer(plan.slices.count) if uneven else None
+            left = plan.left.load(local.loaded[0], thread, first_row, number, at, exists)
+            right = plan.right.load(local.loaded[1], thread, first_column, number, at, exists)
+            return tirx.SeqStmt([left, right])
+
+        place = tile.place(thread)
+
+        def turn(number: ir.Expr) -> tirx.Stmt:
+            steps = [
+                plan.left.store(local.loaded[0], shared[0], thread),
+                plan.right.store(local.loaded[1], shared[1], thread),
+            ]
+            if count > 1:
+                more = number + integer(1) < integer(count)
+                steps.append(tirx.IfThenElse(more, load(number + integer(1)), None))
+            steps.append(_multiply(plan, shared, local, place))
+            return tirx.SeqStmt(steps)
+
+        def clear(number: ir.Expr) -> tirx.Stmt:
+            return tirx.BufferStore(local.sums, tirx.FloatImm("float32", 0.0), [number])
+
+        statements = [unrolled(tile.accumulators, clear), load(integer(0)), loop(count, turn)]
+        rows, columns = (first_row, place[0]), (first_column, place[1])
+        if parts is None:
+            statements.append(results.store_tile(tile, local.sums, at, rows, columns))
+        else:
+            slot = batch * integer(tile.parts) + part
+            statements.append(results.store_partial(tile, local.sums, parts, slot, rows, columns))
+        return sequence(statements)
+
+    return launched(plan.blocks, tile.threads, body, **UNROLLED_BY_COMPILER)
+
+
+def _multiply(plan: Plan, shared: list[ir.Var], local: _Locals, place: tuple[ir.Expr, ir.Expr]) -> tirx.Stmt:
+    """A thread's share of the products of a slice."""
+    tile = plan.tile
+    sides = (
+        (plan.left, tile.row, tile.down, place[0]),
+        (plan.right, tile.column, tile.across, place[1]),
+    )
+
+    def step(number: ir.Expr) -> tirx.Stmt:
+        statements: list[tirx.Stmt] = []
+        for source, into, (staged, first, size, own) in zip(shared, local.parts, sides, strict=True):
+            start = number * integer(staged.line)
+            statements.append(_fragment(source, into, size, partial(first, own), start))
+
+        def row(i: ir.Expr) -> tirx.Stmt:
+            def column(j: ir.Expr) -> tirx.Stmt:
+                at = [i * integer(tile.across) + j]
+                product = tirx.BufferLoad(local.parts[0], [i]) * tirx.BufferLoad(local.parts[1], [j])
+                return tirx.BufferStore(local.sums, tirx.BufferLoad(local.sums, at) + product, at)
+
+            return unrolled(tile.across, column)
+
+        statements.append(unrolled(tile.down, row))
+        return sequence(statements)
+
+    return unrolled(plan.slices.steps, step)
+
+
+def _fragment(
+    shared: ir.Var, into: ir.Var, size: int, first: Callable[[ir.Expr], ir.Expr], start: ir.Expr
+) -> tirx.Stmt:
+    """A thread's rows or columns of a step, which begins at `start`; `first` says where four of them do."""
+
+    def quad(number: ir.Expr) -> tirx.Stmt:
+        def one(lane: ir.Expr) -> tirx.Stmt:
+            value = tirx.BufferLoad(shared, [start + first(number) + lane])
+            return tirx.BufferStore(into, value, [number * integer(WIDTH) + lane])
+
+        return vectorized(WIDTH, one)
+
+    return unrolled(size // WIDTH, quad)
+
+
+def _add_up(product: Product, count: int, parts: ir.Var, sums: ir.Var, results: Results) -> tirx.Stmt:
+    """The launch that adds partial sums, four results a thread."""
+    quads = -(-product.columns.size // WIDTH)
+    total = product.batch.size * product.rows.size * quads
+
+    def body(block: ir.Var, thread: ir.Var) -> tirx.Stmt:
+        flat = block * integer(BLOCK_THREADS) + thread
+        column = tirx.floormod(flat, integer(quads)) * integer(WIDTH)
+        rest = tirx.floordiv(flat, integer(quads))
+        row = tirx.floormod(rest, integer(product.rows.size))
+        batch = tirx.floordiv(rest, integer(product.rows.size))
+
+        def clear(lane: ir.Expr) -> tirx.Stmt:
+            return tirx.BufferStore(sums, tirx.FloatImm("float32", 0.0), [lane])
+
+        def part(number: ir.Expr) -> tirx.Stmt:
+            def lane(lane: ir.Expr) -> tirx.Stmt:
+                slot = batch * integer(count) + number
+                value = tirx.BufferLoad(parts, [slot, row, column + lane])
+                return tirx.BufferStore(sums, tirx.BufferLoad(sums, [lane]) + value, [lane])
+
+            return vectorized(WIDTH, lane)
+
+        stored = results.store_quad(sums, integer(0), product.batch.at(batch), row, column)
+        whole = tirx.SeqStmt([vectorized(WIDTH, clear), unrolled(count, part), stored])
+        if total % BLOCK_THREADS:
+            return tirx.IfThenElse(flat < integer(total), whole, None)
+        return whole
+
+    return launched(-(-total // BLOCK_THREADS), BLOCK_THREADS, body, **UNROLLED_BY_COMPILER)
