@@ -20,9 +20,9 @@ def conv2d(request: Request) -> Scheduled | None:
     """Accepts a product in which a window slides: convolution 1-D to 3-D, transposed, dilated, grouped.
 
     Dense: implicit GEMM in the tiles of `cuda/tile`, rows are output channels and columns output positions;
-    the padding is computed while a slice is staged in shared memory, so that no padded copy is written. Grouped
-    and depthwise ones, and those of very few channels, have no operand worth sharing: a thread computes
-    one output in a register, neighbours read neighbouring columns.
+    the padding is computed while a slice is staged in shared memory, so that no padded copy is written.
+    Grouped and depthwise ones, and those of very few channels, have no operand worth sharing: a thread
+    computes one output in a register, neighbours read neighbouring columns.
     """
     anchor = find_anchor(request.function)
     if anchor is None or not anchor.slides:

@@ -51,15 +51,14 @@ def bind(schedule: s_tir.Schedule, loops: list[LoopRV]) -> LoopRV:
     return inner
 
 
-def launched(
-    blocks: int, threads: int, body: Callable[[tirx.Var, tirx.Var], tirx.Stmt], **annotations: object
-) -> tirx.Stmt:
-    """One launch of so many blocks of threads; `body` is what thread `thread` of block `block` does.
+def launched(blocks: int, threads: int, body: Callable[[tirx.Var, tirx.Var], tirx.Stmt]) -> tirx.Stmt:
+    """One launch of so many blocks of threads; `body` takes the numbers of the block and of its thread.
 
-    `annotations` are those of the loop over threads.
+    Loops that are to be unrolled become `#pragma unroll`, which keeps the source a twentieth of what
+    unrolling in TVM makes of a tile of registers.
     """
     block, thread = tirx.Var("bx", "int64"), tirx.Var("tx", "int64")
-    inner = _bound(thread, "threadIdx.x", threads, body(block, thread), annotations)
+    inner = _bound(thread, "threadIdx.x", threads, body(block, thread), {"pragma_unroll_explicit": 0})
     return _bound(block, "blockIdx.x", blocks, inner, {})
 
 

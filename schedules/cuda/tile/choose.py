@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hybridc.machine import Processor
+from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES
 from hybridc.schedules.cuda.tile.cost import estimated_us
 from hybridc.schedules.cuda.tile.group import slices_of
-from hybridc.schedules.cuda.tile.kernel import Plan, plan_of
+from hybridc.schedules.cuda.tile.plan import Plan, plan_of
 from hybridc.schedules.cuda.tile.read import Product
 from hybridc.schedules.cuda.tile.shape import Tile
 
@@ -30,9 +31,12 @@ TILES = (
 )
 """From 8 x 8 results a thread, 16 multiply-adds for each read of shared memory, to what small results need to
 be spread over many threads. Of equal estimates the first is taken."""
+GROUPS = (1, 2, 4, 8)
+PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 LEAST_SLICES = 4
-"""Of a part: the pipeline of fewer is mostly its beginning and its end."""
-MOST_PARTS = 32
+"""Of a group: the pipeline of fewer is mostly its beginning and its end."""
+MOST_THREADS = 256
+"""Of a block: with more, nvcc has too few registers for 8 x 8 results of a thread and what is on its way."""
 
 
 def choose(product: Product, processor: Processor) -> Plan:
@@ -43,11 +47,16 @@ def choose(product: Product, processor: Processor) -> Plan:
 def _candidates(product: Product) -> Iterator[Plan]:
     slices = slices_of(product.depth)
     for tile in TILES:
-        yield (whole := plan_of(product, tile, slices))
-        parts = 2
-        while parts <= min(MOST_PARTS, slices.count // LEAST_SLICES):
-            # as many parts as have the same number of slices
-            length = -(-slices.count // parts)
-            even = -(-slices.count // length)
-            yield replace(whole, tile=replace(tile, parts=even))
-            parts += parts // 2
+        whole = plan_of(product, tile, slices)
+        for groups in GROUPS:
+            for parts in PARTS:
+                plan = replace(whole, tile=replace(tile, groups=groups, parts=parts))
+                if groups * parts == 1 or _may_share(plan):
+                    yield plan
+
+
+def _may_share(plan: Plan) -> bool:
+    """Whether blocks of so many groups are possible, and each has enough slices."""
+    threads = plan.tile.groups * plan.tile.threads
+    small = threads <= MOST_THREADS and plan.shared_bytes <= MAX_SHARED_BYTES
+    return small and plan.turns >= LEAST_SLICES

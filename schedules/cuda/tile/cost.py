@@ -13,7 +13,7 @@ from hybridc.gpu_model.fast import Work, estimate_fast
 from hybridc.machine import Processor
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, WARP
 from hybridc.schedules.cuda.tile.access import WIDTH
-from hybridc.schedules.cuda.tile.kernel import Plan
+from hybridc.schedules.cuda.tile.plan import Plan
 from hybridc.schedules.cuda.tile.stage import Stage
 
 _SECTOR = 32
@@ -49,23 +49,25 @@ def estimated_us(plan: Plan, processor: Processor) -> float:
 
 
 def _main_work(plan: Plan) -> Work:
-    tile, steps, turns = plan.tile, plan.slices.steps, plan.slices_of_part
-    warps = tile.threads // WARP
+    tile, steps = plan.tile, plan.slices.steps
+    warps, turns = tile.threads // WARP, tile.groups * plan.turns
     slice_accesses = _staging(plan.left) + _staging(plan.right) + _fragments(plan)
+    # each group but the first gives its sums to the first
+    exchanges = 2 * (tile.groups - 1) * tile.accumulators / WIDTH * warps
     fp32 = float(turns * steps * tile.accumulators * warps)
     results = tile.accumulators / WIDTH * warps
     return Work(
         blocks=plan.blocks,
-        threads=tile.threads,
+        threads=tile.groups * tile.threads,
         registers=_registers(plan),
         shared_bytes=plan.shared_bytes,
-        instructions=fp32 + turns * (1 + _ADDRESS_INSTRUCTIONS) * slice_accesses.count,
+        instructions=fp32 + exchanges + turns * (1 + _ADDRESS_INSTRUCTIONS) * slice_accesses.count,
         fp32=fp32,
         special=0.0,
         tensor_multiplies=0.0,
-        lsu_cycles=turns * slice_accesses.lsu_cycles + results * WIDTH,
+        lsu_cycles=turns * slice_accesses.lsu_cycles + (results + exchanges) * WIDTH,
         l2_sectors=turns * slice_accesses.sectors + results * WARP * WIDTH * 4 / _SECTOR,
-        rounds=1.0 + turns,
+        rounds=1.0 + plan.turns,
         memory_bytes=_memory_bytes(plan),
     )
 
@@ -89,7 +91,7 @@ def _sum_work(plan: Plan) -> Work:
         lsu_cycles=float(WIDTH * accesses),
         l2_sectors=accesses * WARP * WIDTH * 4 / _SECTOR,
         rounds=2.0,
-        memory_bytes=4.0 * results,
+        memory_bytes=4.0 * results * (parts + 1),
     )
 
 

@@ -7,84 +7,45 @@
     store the results
 
 The two levels of tiles are from Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008.
-Where tiles are few, blocks share the depth of each: partial sums go to memory, and a second launch adds them
-up in their order, so that results do not vary.
+Where tiles are few, groups of threads of a block share the depth of each, and blocks do: then partial sums go
+to memory, and a second launch adds them up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop, unrolled, vectorized
-from hybridc.schedules.cuda.core.launch import BLOCK_THREADS
 from hybridc.schedules.cuda.core.loops import launched
 from hybridc.schedules.cuda.tile.access import WIDTH
-from hybridc.schedules.cuda.tile.group import Slices
-from hybridc.schedules.cuda.tile.read import Product
+from hybridc.schedules.cuda.tile.plan import Plan
 from hybridc.schedules.cuda.tile.results import Results, results_of
-from hybridc.schedules.cuda.tile.shape import Tile
-from hybridc.schedules.cuda.tile.stage import Stage, stage
+from hybridc.schedules.cuda.tile.share import added_up, collected
 from hybridc.schedules.safety.statements import sequence
 from hybridc.schedules.shapes import index_shape
-
-UNROLLED_BY_COMPILER = {"pragma_unroll_explicit": 0}
-"""`#pragma unroll` keeps the source a twentieth of what unrolling in TVM makes of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a product is computed."""
-
-    product: Product
-    tile: Tile
-    slices: Slices
-    left: Stage
-    right: Stage
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """Down and across."""
-        rows, columns = self.product.rows.size, self.product.columns.size
-        return -(-rows // self.tile.rows), -(-columns // self.tile.columns)
-
-    @property
-    def slices_of_part(self) -> int:
-        return -(-self.slices.count // self.tile.parts)
-
-    @property
-    def blocks(self) -> int:
-        down, across = self.tiles
-        return self.product.batch.size * self.tile.parts * down * across
-
-    @property
-    def shared_bytes(self) -> int:
-        return 4 * (self.left.words + self.right.words)
-
-
-def plan_of(product: Product, tile: Tile, slices: Slices) -> Plan:
-    """The plan for a tile."""
-    left = stage(product.left, product.rows, tile.rows, slices, tile.threads, product.batch)
-    right = stage(product.right, product.columns, tile.columns, slices, tile.threads, product.batch)
-    return Plan(product, tile, slices, left, right)
 
 
 def scheduled_product(function: tirx.PrimFunc, plan: Plan) -> tirx.PrimFunc:
     """The launches of a plan, in place of what `function` computes."""
     product, tile = plan.product, plan.tile
     results = results_of(product)
-    shared = [_buffer(f"shared_{n}", s.words, "shared") for n, s in (("a", plan.left), ("b", plan.right))]
+    shared = [
+        _buffer(f"shared_{n}", tile.groups * s.words, "shared")
+        for n, s in (("a", plan.left), ("b", plan.right))
+    ]
     local = _Locals(plan)
     buffers = [*shared, *local.all, *results.inputs]
+    if tile.groups > 1:
+        buffers.append(local.exchanged)
     if tile.parts == 1:
         return function_of(function, function.params, [_main(plan, shared, local, results)], buffers)
     parts = results.partial(tile.parts)
     first = _main(plan, shared, local, results, parts)
     sums = _buffer("sums", WIDTH, "local")
-    second = _add_up(product, tile.parts, parts, sums, results)
+    second = added_up(product, tile.parts, parts, sums, results)
     return function_of(function, function.params, [first, second], [*buffers, parts, sums])
 
 
@@ -98,6 +59,8 @@ class _Locals:
             _buffer(f"loaded_{n}", s.registers, "local") for n, s in (("a", plan.left), ("b", plan.right))
         ]
         self.parts = [_buffer("rows", tile.down, "local"), _buffer("columns", tile.across, "local")]
+        self.exchanged = _buffer("exchanged", tile.rows * tile.columns, "shared")
+        """By which groups hand over their sums."""
         self.all = [self.sums, *self.loaded, *self.parts]
 
 
@@ -121,45 +84,61 @@ def _main(
         part = tirx.floormod(rest, integer(tile.parts))
         batch = tirx.floordiv(rest, integer(tile.parts))
         at = product.batch.at(batch)
-        count = plan.slices_of_part
-        uneven = plan.slices.count % count != 0
+        group = tirx.floordiv(thread, integer(tile.threads)) if tile.groups > 1 else integer(0)
+        own = tirx.floormod(thread, integer(tile.threads)) if tile.groups > 1 else thread
+        starts = [group * integer(s.words) for s in (plan.left, plan.right)]
+        count = plan.turns
+        uneven = plan.slices.count != count * tile.groups * tile.parts
 
         def load(turn: ir.Expr) -> tirx.Stmt:
-            number = part * integer(count) + turn
+            number = (part * integer(tile.groups) + group) * integer(count) + turn
             exists = number < integer(plan.slices.count) if uneven else None
-            left = plan.left.load(local.loaded[0], thread, first_row, number, at, exists)
-            right = plan.right.load(local.loaded[1], thread, first_column, number, at, exists)
+            left = plan.left.load(local.loaded[0], own, first_row, number, at, exists)
+            right = plan.right.load(local.loaded[1], own, first_column, number, at, exists)
             return tirx.SeqStmt([left, right])
 
-        place = tile.place(thread)
+        place = tile.place(own)
 
         def turn(number: ir.Expr) -> tirx.Stmt:
             steps = [
-                plan.left.store(local.loaded[0], shared[0], thread),
-                plan.right.store(local.loaded[1], shared[1], thread),
+                plan.left.store(local.loaded[0], shared[0], starts[0], own),
+                plan.right.store(local.loaded[1], shared[1], starts[1], own),
             ]
             if count > 1:
                 more = number + integer(1) < integer(count)
                 steps.append(tirx.IfThenElse(more, load(number + integer(1)), None))
-            steps.append(_multiply(plan, shared, local, place))
+            steps.append(_multiply(plan, shared, starts, local, place))
             return tirx.SeqStmt(steps)
 
         def clear(number: ir.Expr) -> tirx.Stmt:
             return tirx.BufferStore(local.sums, tirx.FloatImm("float32", 0.0), [number])
 
-        statements = [unrolled(tile.accumulators, clear), load(integer(0)), loop(count, turn)]
+        statements: list[tirx.Stmt] = [
+            unrolled(tile.accumulators, clear),
+            load(integer(0)),
+            loop(count, turn),
+        ]
         rows, columns = (first_row, place[0]), (first_column, place[1])
         if parts is None:
-            statements.append(results.store_tile(tile, local.sums, at, rows, columns))
+            stored = results.store_tile(tile, local.sums, at, rows, columns)
         else:
             slot = batch * integer(tile.parts) + part
-            statements.append(results.store_partial(tile, local.sums, parts, slot, rows, columns))
-        return sequence(statements)
+            stored = results.store_partial(tile, local.sums, parts, slot, rows, columns)
+        if tile.groups > 1:
+            statements += collected(tile, local.sums, local.exchanged, group, own)
+            stored = tirx.IfThenElse(tirx.EQ(group, integer(0)), stored, None)
+        return sequence([*statements, stored])
 
-    return launched(plan.blocks, tile.threads, body, **UNROLLED_BY_COMPILER)
+    return launched(plan.blocks, tile.groups * tile.threads, body)
 
 
-def _multiply(plan: Plan, shared: list[ir.Var], local: _Locals, place: tuple[ir.Expr, ir.Expr]) -> tirx.Stmt:
+def _multiply(
+    plan: Plan,
+    shared: list[ir.Var],
+    starts: list[ir.Expr],
+    local: _Locals,
+    place: tuple[ir.Expr, ir.Expr],
+) -> tirx.Stmt:
     """A thread's share of the products of a slice."""
     tile = plan.tile
     sides = (
@@ -169,8 +148,10 @@ def _multiply(plan: Plan, shared: list[ir.Var], local: _Locals, place: tuple[ir.
 
     def step(number: ir.Expr) -> tirx.Stmt:
         statements: list[tirx.Stmt] = []
-        for source, into, (staged, first, size, own) in zip(shared, local.parts, sides, strict=True):
-            start = number * integer(staged.line)
+        for source, begin, into, (staged, first, size, own) in zip(
+            shared, starts, local.parts, sides, strict=True
+        ):
+            start = begin + number * integer(staged.line)
             statements.append(_fragment(source, into, size, partial(first, own), start))
 
         def row(i: ir.Expr) -> tirx.Stmt:
@@ -200,35 +181,3 @@ def _fragment(
         return vectorized(WIDTH, one)
 
     return unrolled(size // WIDTH, quad)
-
-
-def _add_up(product: Product, count: int, parts: ir.Var, sums: ir.Var, results: Results) -> tirx.Stmt:
-    """The launch that adds partial sums, four results a thread."""
-    quads = -(-product.columns.size // WIDTH)
-    total = product.batch.size * product.rows.size * quads
-
-    def body(block: ir.Var, thread: ir.Var) -> tirx.Stmt:
-        flat = block * integer(BLOCK_THREADS) + thread
-        column = tirx.floormod(flat, integer(quads)) * integer(WIDTH)
-        rest = tirx.floordiv(flat, integer(quads))
-        row = tirx.floormod(rest, integer(product.rows.size))
-        batch = tirx.floordiv(rest, integer(product.rows.size))
-
-        def clear(lane: ir.Expr) -> tirx.Stmt:
-            return tirx.BufferStore(sums, tirx.FloatImm("float32", 0.0), [lane])
-
-        def part(number: ir.Expr) -> tirx.Stmt:
-            def lane(lane: ir.Expr) -> tirx.Stmt:
-                slot = batch * integer(count) + number
-                value = tirx.BufferLoad(parts, [slot, row, column + lane])
-                return tirx.BufferStore(sums, tirx.BufferLoad(sums, [lane]) + value, [lane])
-
-            return vectorized(WIDTH, lane)
-
-        stored = results.store_quad(sums, integer(0), product.batch.at(batch), row, column)
-        whole = tirx.SeqStmt([vectorized(WIDTH, clear), unrolled(count, part), stored])
-        if total % BLOCK_THREADS:
-            return tirx.IfThenElse(flat < integer(total), whole, None)
-        return whole
-
-    return launched(-(-total // BLOCK_THREADS), BLOCK_THREADS, body, **UNROLLED_BY_COMPILER)

@@ -23,14 +23,17 @@ class Tile:
     columns: int
     down: int
     across: int
+    groups: int = 1
+    """Of threads in a block, which share the depth: each has accumulators for the whole tile."""
     parts: int = 1
     """Blocks that share the depth of a tile."""
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}/{self.down}x{self.across}" + f"/{self.parts}" * (self.parts > 1)
+        return f"{self.rows}x{self.columns}/{self.down}x{self.across}/{self.groups}x{self.parts}"
 
     @property
     def threads(self) -> int:
+        """Of a group."""
         return self.rows // self.down * (self.columns // self.across)
 
     @property

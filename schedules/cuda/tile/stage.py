@@ -24,7 +24,7 @@ _SECTOR = 8
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A factor `value` of the iterators in `group`; a block of threads has `side` rows or columns of it."""
+    """A factor `value` of the iterators in `group`, of which `threads` load `side` rows or columns."""
 
     value: ir.Expr
     group: Group
@@ -131,8 +131,8 @@ class Stage:
 
         return unrolled(self.turns, turn)
 
-    def store(self, registers: ir.Var, shared: ir.Var, thread: ir.Expr) -> tirx.Stmt:
-        """A thread's part of a slice from registers into shared memory."""
+    def store(self, registers: ir.Var, shared: ir.Var, start: ir.Expr, thread: ir.Expr) -> tirx.Stmt:
+        """A thread's part of a slice from registers into shared memory from `start` on."""
 
         def turn(at: ir.Expr) -> tirx.Stmt:
             row, step, guards = self._places(thread, at)
@@ -140,8 +140,10 @@ class Stage:
             def lane(number: ir.Expr) -> tirx.Stmt:
                 value = tirx.BufferLoad(registers, [at * integer(self.lanes) + number])
                 if self.along_depth:
-                    return tirx.BufferStore(shared, value, [(step + number) * integer(self.line) + row])
-                return tirx.BufferStore(shared, value, [step * integer(self.line) + row + number])
+                    place = (step + number) * integer(self.line) + row
+                else:
+                    place = step * integer(self.line) + row + number
+                return tirx.BufferStore(shared, value, [start + place])
 
             stored = (unrolled if self.along_depth else vectorized)(self.lanes, lane)
             return tirx.IfThenElse(tirx.all(*guards), stored, None) if guards else stored

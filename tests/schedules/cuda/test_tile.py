@@ -17,7 +17,8 @@ from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.tile.choose import TILES
 from hybridc.schedules.cuda.tile.group import slices_of
-from hybridc.schedules.cuda.tile.kernel import Plan, plan_of, scheduled_product
+from hybridc.schedules.cuda.tile.kernel import scheduled_product
+from hybridc.schedules.cuda.tile.plan import Plan, plan_of
 from hybridc.schedules.cuda.tile.read import read_product
 from hybridc.schedules.cuda.tile.shape import Tile
 from hybridc.schedules.rule import Scheduled
@@ -43,8 +44,12 @@ class Case:
         product = read_product(function, anchor.name)
         assert product is not None
         slices = slices_of(product.depth)
-        parts = min(self.tile.parts, slices.count)
-        return plan_of(product, replace(self.tile, parts=parts), slices)
+        # blocks of at most 256 threads, whose tile fits into shared memory beside the slices
+        most = max(1, min(256 // self.tile.threads, 8192 // (self.tile.rows * self.tile.columns)))
+        tile = replace(
+            self.tile, parts=min(self.tile.parts, slices.count), groups=min(self.tile.groups, most)
+        )
+        return plan_of(product, tile, slices)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,11 @@ def drawn_cases() -> dict[str, Case]:
     cases = {}
     for number in range(DRAWN):
         draw = matrix_product if number % 2 else drawn_convolution
-        tile = replace(TILES[number % len(TILES)], parts=generator.choice((1, 1, 2, 3)))
+        tile = replace(
+            TILES[number % len(TILES)],
+            groups=generator.choice((1, 1, 2, 4)),
+            parts=generator.choice((1, 1, 2, 3)),
+        )
         family = draw(generator)
         if np.prod(family.shapes[1][1:]) > 1:  # a convolution of one step reduces nothing
             cases[f"case_{number}"] = Case(family, tile)
