@@ -43,7 +43,7 @@ def stored(function: tirx.PrimFunc, dtypes: Mapping[int, str]) -> tirx.PrimFunc:
         narrow = _like(parameter, dtype)
         target = rounded if parameter in outputs and parameter in read else new
         target[parameter] = narrow
-    body = _retyped(function.body, new)
+    body = retyped(function.body, new)
     parameters = [{**new, **rounded}.get(p, p) for p in function.params]
     blocks = [_rounding(wide, narrow) for wide, narrow in rounded.items()]
     return _joined(function, parameters, [], body, blocks, [*rounded])
@@ -64,7 +64,7 @@ def widened(function: tirx.PrimFunc) -> WideFunction | None:
     if not dtypes or not _converts(function.body):
         return None
     new = {function.params[i]: _like(function.params[i], WIDE) for i in dtypes}
-    body = _retyped(function.body, new)
+    body = retyped(function.body, new)
     parameters = [new.get(p, p) for p in function.params]
     return WideFunction(_without_copies(_joined(function, parameters, [], body, [], [])), dtypes)
 
@@ -105,7 +105,7 @@ def with_storage(
             continue
         added.append(p)
         workspace.append(4 * math.prod(shape_of(p)))
-    body = _retyped(function.body, new, _float32)
+    body = retyped(function.body, new, _float32)
     params = [new.get(p, p) for p in params]
     made = _joined(function, [*params, *added], before, body, after, [])
     return replace(
@@ -206,7 +206,7 @@ def _float32(value: ir.Expr, dtype: str) -> ir.Expr:
     return tirx.reinterpret(dtype, bits << tirx.const(16, f"uint32{lanes}"))
 
 
-def _retyped(
+def retyped(
     body: tirx.Stmt, new: Mapping[ir.Var, ir.Var], convert: Callable[[ir.Expr, str], ir.Expr] = _cast
 ) -> tirx.Stmt:
     """A statement with other buffers in the place of some, of another floating point type: what is read is

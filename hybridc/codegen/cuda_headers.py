@@ -1,7 +1,9 @@
-"""What TVM's CUDA C takes of CUDA's C++ library, in a few lines.
+"""Headers of generated CUDA C: matrix instructions, and what TVM takes of CUDA's C++ library, in a few lines.
 
 The library's own headers cost NVRTC a second for each architecture, a common kernel 0.03 s.
 """
+
+from pathlib import Path
 
 _TYPES = """\
 #pragma once
@@ -39,5 +41,9 @@ template <class T> struct is_integral : bool_constant<
     is_signed_integral<T>::value || is_unsigned<T>::value || is_same_v<T, char>> {};
 } }
 """
-HEADERS = {"cuda/std/cstdint": _TYPES, "cuda/std/type_traits": _TRAITS}
+HEADERS = {
+    "cuda/std/cstdint": _TYPES,
+    "cuda/std/type_traits": _TRAITS,
+    "hybridc/mma.h": (Path(__file__).parent / "native" / "mma.h").read_text(),
+}
 """Texts by the names under which they are included."""

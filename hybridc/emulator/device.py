@@ -33,6 +33,9 @@ class ThreadOrder(enum.IntEnum):
     FORWARD = 0
     REVERSE = 1
     SHUFFLED = 2
+    WARPS = 3
+    """A warp runs until it waits for other warps. In the other orders all threads stop wherever those of one
+    warp meet, which hides that a barrier is missing in front of a warp operation."""
 
 
 @dataclass(frozen=True, slots=True)

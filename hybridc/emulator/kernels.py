@@ -27,13 +27,15 @@ _COMPILE_FLAGS = (
     "-fno-trapping-math",
     "-fno-strict-aliasing",
 )
+MMA_HEADER = "hybridc/mma.h"
+"""Declares the matrix instructions of tensor cores; for a GPU the text is codegen's."""
 _UNIT_CHARACTERS = 128 << 10  # TVM unrolls: one kernel may be 100 kB of text
 
 _DEFINITION = re.compile(
     r'(?:extern\s+"C"\s+)?__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)\s*\{'
 )
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:.*\\\n)*.*$", re.MULTILINE)
-_MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|__activemask|__shared__|wmma::")
+_MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|__activemask|__shared__|wmma::|\bldmatrix_|\bmma_m16")
 _DYNAMIC_SHARED = re.compile(
     r"extern\s+__shared__\s+(?:(?:alignas|__align__)\s*\(\d+\)\s*)?([\w:]+(?:\s+\w+)*?)\s+(\w+)\s*\[\s*\]\s*;"
 )
@@ -119,8 +121,11 @@ def translate(source: str) -> tuple[str, ...]:
         header += '#include "half_on_cpu.h"\n'
     if "wmma" in source:
         header += '#include "tensor_core_on_cpu.h"\n'
+    if MMA_HEADER in source:
+        header += '#include "mma_on_cpu.h"\n'
     # <mma.h> compiles with nvcc only; kernels become static functions, which cannot be extern "C".
-    prologue = prologue.replace("#include <mma.h>", "").replace('extern "C" __global__', "__global__")
+    prologue = prologue.replace("#include <mma.h>", "").replace(f"#include <{MMA_HEADER}>", "")
+    prologue = prologue.replace('extern "C" __global__', "__global__")
     units = []
     for number, group in enumerate(_group(kernels)):
         body = "".join(kernel.definition() for kernel in group) + "".join(kernel.export() for kernel in group)

@@ -12,6 +12,7 @@ from hybridc.schedules.cuda.packed.few_rows import packed_gemv
 from hybridc.schedules.cuda.reduction.long_reductions import long_reductions
 from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.reduction.rows import rows
+from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_conv, tensor_core_matmul
 from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
 from hybridc.schedules.rule import Rule
 
@@ -23,6 +24,8 @@ RULES: tuple[Rule, ...] = (
     elementwise,
     attention,
     packed_gemv,
+    tensor_core_matmul,
+    tensor_core_conv,
     matmul,
     conv_wgrad,
     conv2d,

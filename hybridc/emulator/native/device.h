@@ -9,7 +9,7 @@
 
 namespace emulator {
 
-enum ThreadOrder : int { kForward = 0, kReverse = 1, kShuffled = 2 };
+enum ThreadOrder : int { kForward = 0, kReverse = 1, kShuffled = 2, kWarps = 3 };
 
 // Mirrored by ctypes in device.py.
 struct Configuration {

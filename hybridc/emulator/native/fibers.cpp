@@ -101,17 +101,26 @@ std::string BlockRunner::run(const KernelEntry& kernel, void** arguments, const 
   running = this;
   prepare(block);
   arrange(thread_order, seed);
+  // Threads of a group run as far as they can without the others.
+  const size_t group = thread_order == kWarps ? kWarpSize : order_.size();
   while (finished_ < fibers_.size() && error_.empty()) {
     bool has_progressed = false;
-    for (size_t i = 0; i < order_.size() && error_.empty(); ++i) {
-      if (fibers_[order_[i]].state != State::kReady) continue;
-      resume(order_[i]);
-      has_progressed = true;
-    }
-    if (!has_progressed) error_ = describe_stall();
+    for (size_t first = 0; first < order_.size(); first += group)
+      while (run_group(first, std::min(first + group, order_.size()))) has_progressed = true;
+    if (!has_progressed && error_.empty()) error_ = describe_stall();
   }
   running = nullptr;
   return error_;
+}
+
+bool BlockRunner::run_group(size_t first, size_t end) {
+  bool has_progressed = false;
+  for (size_t i = first; i < end && error_.empty(); ++i) {
+    if (fibers_[order_[i]].state != State::kReady) continue;
+    resume(order_[i]);
+    has_progressed = true;
+  }
+  return has_progressed && error_.empty();
 }
 
 void BlockRunner::resume(unsigned thread) {

@@ -41,6 +41,8 @@ class BlockRunner {
 
   void prepare(const Extent& block);
   void arrange(int thread_order, unsigned long seed);
+  // Lets every ready thread at these places of the order run until it waits; returns whether there was one.
+  bool run_group(size_t first, size_t end);
   void resume(unsigned thread);
   void suspend(State state);
   void release_block();

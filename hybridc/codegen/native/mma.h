@@ -1,0 +1,91 @@
+// Matrix instructions of tensor cores for generated kernels, a function for each. The emulated GPU has
+// functions of the same names (hybridc/emulator/native/mma_on_cpu.h).
+//
+// The 32 lanes of a warp call each function together. How fragments are spread over lanes is in the PTX ISA,
+// "Matrix Fragments for mma". All instructions are volatile: none may move into a branch that some lanes skip.
+#pragma once
+
+#define HYBRIDC_DEVICE static __device__ __forceinline__
+
+namespace hybridc {
+HYBRIDC_DEVICE unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+}  // namespace hybridc
+
+// Loads 8x8 matrices of 16-bit elements: lane i gives the address of row i % 8 of matrix i / 8.
+HYBRIDC_DEVICE void ldmatrix_x1(unsigned* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(r[0]) : "r"(hybridc::shared_address(row)) : "memory");
+}
+
+HYBRIDC_DEVICE void ldmatrix_x2(unsigned* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1]) : "r"(hybridc::shared_address(row)) : "memory");
+}
+
+HYBRIDC_DEVICE void ldmatrix_x4(unsigned* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(hybridc::shared_address(row)) : "memory");
+}
+
+// The same, each matrix transposed.
+HYBRIDC_DEVICE void ldmatrix_x1_trans(unsigned* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r[0]) : "r"(hybridc::shared_address(row)) : "memory");
+}
+
+HYBRIDC_DEVICE void ldmatrix_x2_trans(unsigned* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1]) : "r"(hybridc::shared_address(row)) : "memory");
+}
+
+HYBRIDC_DEVICE void ldmatrix_x4_trans(unsigned* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(hybridc::shared_address(row)) : "memory");
+}
+
+// c += a b, for a of 16 rows and b of 8 columns, and sums in 32 bits.
+HYBRIDC_DEVICE void mma_m16n8k8_f16(float* c, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+}
+
+// Turing has the instruction of half the depth only; the fragments are those of two such instructions.
+HYBRIDC_DEVICE void mma_m16n8k16_f16(float* c, const unsigned* a, const unsigned* b) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+               "{%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  mma_m16n8k8_f16(c, a, b);
+  mma_m16n8k8_f16(c, a + 2, b + 1);
+#endif
+}
+
+#if __CUDA_ARCH__ >= 800
+HYBRIDC_DEVICE void mma_m16n8k16_bf16(float* c, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+               "{%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+HYBRIDC_DEVICE void mma_m16n8k8_tf32(float* c, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+               "{%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+HYBRIDC_DEVICE void mma_m16n8k32_s8(int* c, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+               "{%8, %9}, {%0, %1, %2, %3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif

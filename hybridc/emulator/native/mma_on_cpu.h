@@ -1,0 +1,119 @@
+// Matrix instructions of tensor cores on the CPU: the functions of hybridc/codegen/native/mma.h.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda_on_cpu.h"
+
+namespace cuda_on_cpu {
+
+constexpr unsigned kMatrixSite = 1u << 29;  // beyond every __COUNTER__
+constexpr int kWarps = 32;                  // of the largest block
+
+// What the lanes of each warp bring to an instruction. The fibers of a block share one host thread. Static, as
+// all that follows: threadIdx is another variable in each translation unit.
+template <class T>
+static T* brought() {
+  static thread_local T values[kWarps][32];
+  const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  return values[thread / 32];
+}
+
+// Every lane brings `own`, then computes from what all have brought. No lane goes on before all are done.
+template <class T, class Action>
+static void together(unsigned site, const T& own, Action action) {
+  T* all = brought<T>();
+  all[lane()] = own;
+  warp_barrier(kMatrixSite + 2 * site);
+  action(const_cast<const T*>(all));
+  warp_barrier(kMatrixSite + 2 * site + 1);
+}
+
+template <int Matrices, bool Transposed>
+static void load_matrices(unsigned* registers, const void* row) {
+  struct Row {
+    const uint16_t* at;
+  };
+  together(Matrices + 4 * Transposed, Row{static_cast<const uint16_t*>(row)}, [&](const Row* rows) {
+    const int own = lane(), line = own / 4, pair = own % 4 * 2;
+    for (int m = 0; m < Matrices; ++m) {
+      const Row* matrix = rows + 8 * m;
+      for (int i = 0; i < 8; ++i)
+        // hardware refuses rows that are not aligned; here an access to address 0 fails
+        if (reinterpret_cast<uintptr_t>(matrix[i].at) % 16) *static_cast<volatile char*>(nullptr) = 0;
+      const uint16_t low = Transposed ? matrix[pair].at[line] : matrix[line].at[pair];
+      const uint16_t high = Transposed ? matrix[pair + 1].at[line] : matrix[line].at[pair + 1];
+      registers[m] = low | static_cast<unsigned>(high) << 16;
+    }
+  });
+}
+
+// How a 32-bit register holds numbers of each type.
+struct HalfPair {
+  using Sum = float;
+  static constexpr int count = 2;
+  static float at(unsigned bits, int e) {
+    return __half2float(same_bits<__half>(static_cast<uint16_t>(bits >> 16 * e)));
+  }
+};
+struct BfloatPair {
+  using Sum = float;
+  static constexpr int count = 2;
+  static float at(unsigned bits, int e) { return same_bits<float>(bits >> 16 * e << 16); }
+};
+struct Tf32 {
+  using Sum = float;
+  static constexpr int count = 1;
+  static float at(unsigned bits, int) { return same_bits<float>(bits & 0xffffe000u); }  // the rest is ignored
+};
+struct SignedBytes {
+  using Sum = int;
+  static constexpr int count = 4;
+  static int at(unsigned bits, int e) { return static_cast<int8_t>(bits >> 8 * e); }
+};
+
+// Sums in the order of k. Hardware adds a few products at a time and cuts off bits, which differs in the last
+// bits of a sum.
+template <int Depth, class Numbers>
+static void multiply_add(unsigned site, typename Numbers::Sum* c, const unsigned* a, const unsigned* b) {
+  constexpr int parts = Depth / (4 * Numbers::count);  // registers of b; a has as many for its lower rows
+  struct Operands {
+    unsigned a[2 * parts], b[parts];
+  } own;
+  std::copy_n(a, 2 * parts, own.a);
+  std::copy_n(b, parts, own.b);
+  together(site, own, [&](const Operands* all) {
+    const int row = lane() / 4, column = lane() % 4 * 2;
+    for (int part = 0; part < parts; ++part)
+      for (int k = 0; k < 4; ++k)
+        for (int e = 0; e < Numbers::count; ++e)
+          for (int i = 0; i < 4; ++i)
+            c[i] += Numbers::at(all[row * 4 + k].a[2 * part + i / 2], e) *
+                    Numbers::at(all[(column + i % 2) * 4 + k].b[part], e);
+  });
+}
+
+}  // namespace cuda_on_cpu
+
+#define HYBRIDC_LOAD(name, count, transposed)                      \
+  static inline void name(unsigned* registers, const void* row) { \
+    cuda_on_cpu::load_matrices<count, transposed>(registers, row); \
+  }
+HYBRIDC_LOAD(ldmatrix_x1, 1, false)
+HYBRIDC_LOAD(ldmatrix_x2, 2, false)
+HYBRIDC_LOAD(ldmatrix_x4, 4, false)
+HYBRIDC_LOAD(ldmatrix_x1_trans, 1, true)
+HYBRIDC_LOAD(ldmatrix_x2_trans, 2, true)
+HYBRIDC_LOAD(ldmatrix_x4_trans, 4, true)
+#undef HYBRIDC_LOAD
+
+#define HYBRIDC_MMA(name, site, depth, numbers)                                                              \
+  static inline void name(cuda_on_cpu::numbers::Sum* c, const unsigned* a, const unsigned* b) {              \
+    cuda_on_cpu::multiply_add<depth, cuda_on_cpu::numbers>(site, c, a, b);                                    \
+  }
+HYBRIDC_MMA(mma_m16n8k8_f16, 16, 8, HalfPair)
+HYBRIDC_MMA(mma_m16n8k16_f16, 17, 16, HalfPair)
+HYBRIDC_MMA(mma_m16n8k16_bf16, 18, 16, BfloatPair)
+HYBRIDC_MMA(mma_m16n8k8_tf32, 19, 8, Tf32)
+HYBRIDC_MMA(mma_m16n8k32_s8, 20, 32, SignedBytes)
+#undef HYBRIDC_MMA

@@ -1,0 +1,31 @@
+"""Calls of the functions of hybridc/codegen/native/mma.h."""
+
+from __future__ import annotations
+
+from tvm import ir, tirx
+from tvm.backend.cuda.op import cuda_func_call
+
+_HEADER = "#include <hybridc/mma.h>\n"
+_SUFFIX = {"float16": "f16", "bfloat16": "bf16"}
+OLDEST = {"float16": 75, "bfloat16": 80}
+"""Architectures that have products of these types, sm_75 being Turing."""
+
+
+def load_matrices(registers: ir.TensorLoad, row: ir.TensorLoad, *, transposed: bool) -> tirx.Stmt:
+    """Four 8x8 matrices to four registers a lane; lane i names row i % 8 of matrix i / 8."""
+    return _call("ldmatrix_x4_trans" if transposed else "ldmatrix_x4", registers, row)
+
+
+def multiply_add(sums: ir.TensorLoad, left: ir.TensorLoad, right: ir.TensorLoad, dtype: str) -> tirx.Stmt:
+    """`sums += left right`: 16x8 += 16x16 16x8."""
+    return _call(f"mma_m16n8k16_{_SUFFIX[dtype]}", sums, left, right)
+
+
+def barrier() -> tirx.Stmt:
+    """All threads of a block wait for each other."""
+    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
+
+
+def _call(name: str, *elements: ir.TensorLoad) -> tirx.Stmt:
+    addresses = (tirx.address_of(element) for element in elements)
+    return tirx.Evaluate(cuda_func_call(name, *addresses, source_code=_HEADER))

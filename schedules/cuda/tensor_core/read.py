@@ -1,0 +1,178 @@
+"""Reading products of 16-bit floats as matrix products, convolutions by way of implicit GEMM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import ir, sym, tirx
+
+from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cpu.core.nest import Contraction, read_contraction, replace_loads, substitute, uses
+from hybridc.schedules.cpu.matmul.read import read_product
+from hybridc.schedules.shapes import shape_of
+from hybridc.schedules.storage import WideFunction, widened
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Some iterators of a function as one axis of a matrix product, the last of them innermost."""
+
+    iterators: tuple[ir.Var, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def extent(self) -> int:
+        return math.prod(self.extents)
+
+    def at(self, position: ir.Expr) -> dict[ir.Var, ir.Expr]:
+        """The iterators at a position of the axis."""
+        point: dict[ir.Var, ir.Expr] = {}
+        for number in reversed(range(len(self.iterators))):
+            extent = integer(self.extents[number])
+            # the outermost needs no remainder
+            point[self.iterators[number]] = tirx.floormod(position, extent) if number else position
+            position = tirx.floordiv(position, extent)
+        return point
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """`out[batch, row, column] = epilogue(sum over depth of left[batch, row, depth] * right[batch, column,
+    depth])` in a function of float32 tensors; `dtype` is what both operands have in memory."""
+
+    wide: WideFunction
+    contraction: Contraction
+    dtype: str
+    batch: Axis
+    row: Axis
+    column: Axis
+    depth: Axis
+    left: ir.Expr
+    right: ir.Expr
+    output: ir.Var
+    permuted: tuple[int | None, ...] | None
+    """For each axis of `output` the axis of the sum that it is, if these differ."""
+
+    @property
+    def slides(self) -> bool:
+        """Whether a window slides: an index adds up two iterators."""
+        return len(self.depth.iterators) > 1
+
+    def store(self, point: Mapping[ir.Var, ir.Expr], total: ir.Expr) -> tirx.BufferStore:
+        """Write the result whose sum is `total`, at the iterators `point`."""
+        zeros = {v: integer(0) for v in self.depth.iterators}
+        stored = self.contraction.store({**point, **zeros}, total)
+        indices = list(stored.indices)
+        if self.permuted is not None:
+            indices = [integer(0) if axis is None else indices[axis] for axis in self.permuted]
+        return tirx.BufferStore(self.output, stored.value, indices)
+
+
+def read_matrix_product(function: tirx.PrimFunc) -> MatrixProduct | None:
+    """The one product of a function, if it reads both operands from memory as 16-bit floats of one type.
+
+    Columns are the axis along which results lie in memory. A convolution of plain NC(H)W tensors has output
+    channels as rows, positions as columns, input channels and taps as its depth.
+    """
+    wide = widened(function)
+    if wide is None:
+        return None
+    product = read_product(wide.function)
+    contraction = read_contraction(wide.function) if product is None else product.contraction
+    if contraction is None:
+        return None
+    anchor, nest = contraction.anchor, contraction.nest
+    factors = [nest.inlined(load) for load in (contraction.left, contraction.right)]
+    shared = tuple(v for v in anchor.spatial if all(uses(f, v) for f in factors) and anchor.extents[v] > 1)
+    own = [tuple(v for v in anchor.spatial if uses(f, v) and v not in shared) for f in factors]
+    wide_axes = [v for v in anchor.spatial if anchor.extents[v] > 1]
+    if not wide_axes or wide_axes[-1] in shared or not all(own):
+        return None
+    left, right = (0, 1) if wide_axes[-1] in own[1] else (1, 0)
+    unused = tuple(v for v in anchor.spatial if v not in shared and not any(v in o for o in own))
+    dtypes = {_dtype_in_memory(factor, wide) for factor in factors}
+    if any(anchor.extents[v] > 1 for v in unused) or len(dtypes) != 1 or None in dtypes:
+        return None
+
+    def axis(iterators: tuple[ir.Var, ...]) -> Axis:
+        return Axis(iterators, tuple(anchor.extents[v] for v in iterators))
+
+    return MatrixProduct(
+        wide,
+        contraction,
+        str(dtypes.pop()),
+        axis((*unused, *shared)),
+        axis(own[left]),
+        axis(own[right]),
+        axis(anchor.reduce),
+        factors[left],
+        factors[right],
+        nest.blocks[-1].buffer if product is None else product.output,
+        None if product is None else product.permuted,
+    )
+
+
+def _dtype_in_memory(value: ir.Expr, wide: WideFunction) -> str | None:
+    """The type of 16-bit floats whose elements, or zeros, a factor is; None if it is computed."""
+    if isinstance(value, ir.TensorLoad):
+        positions = (i for i, p in enumerate(wide.function.params) if p.same_as(value.source))
+        return wide.dtypes.get(next(positions, -1))
+    if isinstance(value, ir.Call) and value.op.name.rpartition(".")[2] == "if_then_else":
+        _, then, other = value.args
+        is_zero = isinstance(other, tirx.FloatImm) and float(other.value) == 0.0
+        return _dtype_in_memory(then, wide) if is_zero else None
+    return None
+
+
+def flattened(value: ir.Expr, known: sym.Analyzer) -> ir.Expr:
+    """Every element that an expression reads named by its row-major offset, simplified."""
+    return replace_loads(value, lambda source, at: tirx.BufferLoad(source, offset_of(source, at, known)))
+
+
+def offset_of(buffer: ir.Var, indices: Sequence[ir.Expr], known: sym.Analyzer) -> list[ir.Expr]:
+    """Indices of the same element that are zeros and its row-major offset. Scalars keep theirs."""
+    shape = shape_of(buffer)
+    if not shape or str(buffer.scope()) not in ("", "global"):
+        return list(indices)
+    offset: ir.Expr = integer(0)
+    for index, extent in zip(indices, shape, strict=True):
+        offset = offset * integer(extent) + index
+    return [*(integer(0) for _ in shape[1:]), known.simplify(offset)]
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """What a factor is at some point: read from memory if all conditions hold, else zero."""
+
+    conditions: tuple[ir.Expr, ...]
+    load: ir.TensorLoad
+
+
+def element_of(value: ir.Expr) -> Element:
+    """A factor that `_dtype_in_memory` accepted, taken apart."""
+    conditions = []
+    while not isinstance(value, ir.TensorLoad):
+        condition, value, _ = value.args
+        conditions.append(condition)
+    return Element(tuple(conditions), value)
+
+
+def steps_by_one(element: Element, position: ir.Var, width: int) -> bool:
+    """Whether `width` elements from a multiple of `width` on, along the axis of `position`, lie side by side
+    at such a multiple in memory, and are read under one condition. Their buffer is named by offsets."""
+    if any(uses(condition, position) for condition in element.conditions):
+        return False
+    group, lane = tirx.Var("group", "int64"), tirx.Var("lane", "int64")
+    known = sym.Analyzer()
+    known.bind(lane, ir.Range.from_min_extent(integer(0), integer(width)))
+    # no axis has as many groups
+    known.bind(group, ir.Range.from_min_extent(integer(0), integer(1 << 24)))
+    offset = element.load.indices[-1]
+    at = known.simplify(substitute(offset, {position: group * integer(width) + lane}))
+    start = known.simplify(substitute(offset, {position: group * integer(width)}))
+    return bool(
+        known.can_prove_equal(at - start, lane)
+        and known.can_prove_equal(tirx.floormod(start, integer(width)), integer(0))
+    )

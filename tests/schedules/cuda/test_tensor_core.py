@@ -1,0 +1,282 @@
+"""Products on tensor cores: right for every shape and type, and faults in them do not go unnoticed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm import relax, te, tirx
+from tvm.relax import op
+
+from hybridc import emulator
+from hybridc.codegen.cuda import compile_cubin
+from hybridc.codegen.cuda_functions import corrected, printable
+from hybridc.emulator import ThreadOrder
+from hybridc.gpu_model.expressions import evaluate
+from hybridc.gpu_model.memory import wavefronts
+from hybridc.ir import Device
+from hybridc.schedules.cuda.core.launch import cuda_target
+from hybridc.schedules.cuda.tensor_core import tensor_core
+from hybridc.schedules.cuda.tensor_core.read import Axis, Element
+from hybridc.schedules.cuda.tensor_core.staging import Operand
+from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, best_tile
+from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.select import schedule
+from hybridc.schedules.storage import stored
+from hybridc.targets import parse_target
+from tests.schedules.cuda import references as ref
+from tests.support.emulated import compile_for_emulator, cuda_compiler
+from tests.support.fusion import fused_operators
+
+Array = NDArray[np.float64]
+DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+RNG = np.random.default_rng(19)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product of two tensors, a bias and ReLU, or the product alone."""
+
+    name: str
+    product: Callable[[relax.Expr, relax.Expr], relax.Expr]
+    reference: Callable[[Array, Array], Array]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str = "float16"
+    tile: Tile | None = None
+
+    def function(self) -> tirx.PrimFunc:
+        function = self.in_float32()
+        return stored(function, dict.fromkeys(range(len(function.params)), self.dtype))
+
+    def in_float32(self) -> tirx.PrimFunc:
+        def build(emit: Callable[[relax.Expr], relax.Var], *inputs: relax.Var) -> relax.Expr:
+            total = self.product(inputs[0], inputs[1])
+            return op.nn.relu(emit(op.add(emit(total), inputs[2]))) if len(inputs) > 2 else total
+
+        return fused_operators(build, self.shapes)
+
+    def expected(self, *inputs: Array) -> Array:
+        total = self.reference(inputs[0], inputs[1])
+        return np.maximum(total + inputs[2], 0) if len(inputs) > 2 else total
+
+    def tolerance(self, inputs: list[Array]) -> Array:
+        """The result is rounded once; float32 sums err by less than a term's share of rounding for each."""
+        sizes = [np.abs(x) for x in inputs]
+        terms = self.reference(sizes[0], sizes[1])
+        size = terms + (sizes[2] if len(sizes) > 2 else 0)
+        return ROUNDING[self.dtype] * np.abs(self.expected(*inputs)) + 64 * 2.0**-24 * size + 2.0**-24
+
+
+class Transposed(Case):
+    """`x @ w.T`, which Relax does not fuse."""
+
+    def in_float32(self) -> tirx.PrimFunc:
+        (m, depth), (n, _) = ([tirx.IntImm("int64", e) for e in shape] for shape in self.shapes)
+        x, w = te.placeholder((m, depth), name="p0"), te.placeholder((n, depth), name="p1")
+        k = te.reduce_axis((0, depth), "k")
+        return te.create_prim_func([x, w, te.compute((m, n), lambda i, j: te.sum(x[i, k] * w[j, k], axis=k))])
+
+
+def matrices(name: str, *shapes: tuple[int, ...], dtype: str = "float16", tile: Tile | None = None) -> Case:
+    return Case(name, op.matmul, lambda x, w: x @ w, shapes, dtype, tile)
+
+
+def convolution(
+    name: str, *shapes: tuple[int, ...], dtype: str = "float16", tile: Tile | None = None, **settings: int
+) -> Case:
+    relax_settings = {"strides" if key == "stride" else key: value for key, value in settings.items()}
+    shapes = (*shapes, (1, shapes[1][0], *(1,) * (len(shapes[0]) - 2)))
+    conv = op.nn.conv2d if len(shapes[0]) == 4 else op.nn.conv1d
+    return Case(
+        name,
+        lambda x, w: conv(x, w, **relax_settings),
+        lambda x, w: ref.conv(x, w, **settings),
+        shapes,
+        dtype,
+        tile,
+    )
+
+
+def drawn_cases() -> list[Case]:
+    """Shapes with tails in every direction, a tile each."""
+    found = []
+    for number, tile in enumerate(TILES):
+        m, n, k = (int(v) for v in RNG.integers(9, 150, 3))
+        if number % 3 == 0:
+            k = 8 * (k // 8 + 1)
+        if number % 2:
+            n = 8 * (n // 8 + 1)
+        dtype = ("float16", "bfloat16")[number % 2]
+        found.append(matrices(f"drawn_{number}", (m, k), (k, n), (n,), dtype=dtype, tile=tile))
+    return found
+
+
+CASES = {
+    case.name: case
+    for case in (
+        *drawn_cases(),
+        matrices("one_slice", (16, 24), (24, 40)),
+        matrices("many_rows", (3, 37, 64), (64, 72), (72,)),
+        matrices("batched", (2, 3, 17, 40), (2, 3, 40, 19), dtype="bfloat16"),
+        Transposed("transposed", op.matmul, lambda x, w: x @ w.T, ((40, 56), (33, 56))),
+        convolution("conv", (2, 17, 9, 9), (23, 17, 3, 3), padding=1),
+        convolution("conv_stem", (1, 3, 22, 22), (16, 3, 7, 7), stride=2, padding=3),
+        convolution("conv_pointwise", (2, 40, 8, 8), (24, 40, 1, 1), dtype="bfloat16"),
+        convolution("conv_strided", (1, 16, 8, 12), (24, 16, 1, 1), stride=2),
+        convolution("conv_dilated", (1, 8, 12, 12), (16, 8, 3, 3), dilation=2, padding=2, tile=TILES[0]),
+        convolution("conv_1d", (2, 9, 70), (12, 9, 5), padding=4, dilation=2),
+    )
+}
+TARGET = parse_target("cuda:sm_80,sm_90+avx2")
+
+
+@contextmanager
+def tiled(tile: Tile | None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if tile is not None:
+            patch.setattr(tensor_core, "best_tile", lambda *sizes: tile)
+        yield
+
+
+def on_tensor_cores(case: Case) -> Scheduled:
+    with tiled(case.tile):
+        scheduled = schedule(Request(case.function(), frozenset(), TARGET), Device.GPU)
+    assert scheduled is not None
+    return scheduled
+
+
+@dataclass
+class Built:
+    """Scheduled functions in a library for the emulated GPU, and their source."""
+
+    functions: Mapping[str, tirx.PrimFunc]
+    library: tvm.runtime.Module
+    source: str
+
+    def is_right(self, case: Case, order: ThreadOrder = ThreadOrder.FORWARD) -> bool:
+        emulator.start(1 << 30, thread_order=order)
+        device, dtype = tvm.cuda(0), DTYPES[case.dtype]
+        rng = np.random.default_rng(1)
+        inputs = [rng.standard_normal(shape).astype(dtype) for shape in case.shapes]
+        original = case.function()
+        names = [int(str(p.name).removeprefix("p")) for p in original.params[: len(inputs)]]
+        rest = self.functions[case.name].params[len(inputs) :]
+        fresh = [tvm.runtime.empty([int(e) for e in p.shape], str(p.dtype), device) for p in rest]
+        self.library[case.name](*(tvm.runtime.tensor(inputs[i], device) for i in names), *fresh)
+        device.sync()
+        wide = [x.astype(np.float64) for x in inputs]
+        found = fresh[0].numpy().astype(np.float64)
+        return bool((np.abs(found - case.expected(*wide)) <= case.tolerance(wide)).all())
+
+
+def build(cases: list[Case], edit: Callable[[str], str] = lambda source: source) -> Built:
+    functions = {case.name: on_tensor_cores(case).function for case in cases}
+    sources: list[str] = []
+
+    def compile_edited(source: str) -> bytes:
+        sources.append(edit(corrected(str(source))))
+        return compile_for_emulator(sources[0])
+
+    emulator.start(1 << 30)
+    with cuda_compiler(compile_edited):
+        named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+        module = tvm.IRModule(printable(named))
+        library = tvm.compile(module, target=tvm.target.Target(cuda_target(TARGET), host="llvm"))
+    return Built(functions, library, sources[0])
+
+
+@pytest.fixture(scope="module")
+def built() -> Built:
+    return build(list(CASES.values()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_are_those_of_float64(name: str, built: Built) -> None:
+    case = CASES[name]
+    assert on_tensor_cores(case).rule == f"tensor_core_{'conv' if name.startswith('conv') else 'matmul'}"
+    for order in (ThreadOrder.WARPS, ThreadOrder.SHUFFLED):
+        assert built.is_right(case, order)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_nvidias_compiler_takes_every_kernel(architecture: str, built: Built) -> None:
+    compile_cubin(built.source, architecture)
+
+
+def test_turing_has_float16_only() -> None:
+    turing = parse_target("cuda:sm_75,sm_86+avx2")
+    functions = [matrices("m", (64, 64), (64, 64), dtype=dtype).function() for dtype in DTYPES]
+    half, brain = (schedule(Request(f, frozenset(), turing), Device.GPU) for f in functions)
+    assert half is not None and half.rule == "tensor_core_matmul"
+    assert brain is not None and brain.rule == "matmul"
+
+
+def test_float32_is_left_to_others() -> None:
+    function = fused_operators(lambda emit, x, w: op.matmul(x, w), ((64, 64), (64, 64)))
+    assert tensor_core.tensor_core_matmul(Request(function, frozenset(), TARGET)) is None
+    # nor is one rounded that the function reads in 32 bits
+    mixed = stored(function, {0: "float16", 2: "float16"})
+    assert tensor_core.tensor_core_matmul(Request(mixed, frozenset(), TARGET)) is None
+
+
+def test_a_missing_barrier_shows() -> None:
+    case = matrices("fault", (64, 96), (96, 64), tile=Tile(64, 64, 32, 32))
+    barriers = len(re.findall(r"__syncthreads\(\);", build([case]).source))
+    assert barriers == 2
+    for number in range(barriers):
+
+        def without(source: str, number: int = number) -> str:
+            parts = source.split("__syncthreads();")
+            kept = ["" if i == number else "__syncthreads();" for i in range(barriers)]
+            return "".join(part + then for part, then in zip(parts, [*kept, ""], strict=True))
+
+        faulty = build([case], without)
+        assert not all(faulty.is_right(case, order) for order in ThreadOrder)
+
+
+def test_a_wrong_swizzle_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(Operand):
+        def offset(self, line: tirx.Var, at: tirx.Var) -> tirx.Var:
+            return line * self.line + at
+
+    read = Operand.fragments
+
+    def unrotated(self: Operand, *arguments: object, **settings: object) -> tirx.Stmt:
+        values = {field.name: getattr(self, field.name) for field in fields(Operand)}
+        return read(Plain(**values), *arguments, **settings)  # type: ignore[arg-type]
+
+    case = matrices("fault", (64, 96), (96, 64), tile=Tile(64, 64, 32, 32))
+    monkeypatch.setattr(Operand, "fragments", unrotated)
+    assert not build([case]).is_right(case)
+
+
+@pytest.mark.parametrize("line", [32, 64, 128])
+def test_shared_memory_has_no_bank_conflicts(line: int) -> None:
+    axis = Axis((), ())
+    row, chunk = tirx.Var("row", "int64"), tirx.Var("chunk", "int64")
+    load = tirx.BufferLoad(tirx.decl_buffer((1,), "float32"), [0])
+    part = Operand("x", Element((), load), row, chunk, axis, axis, line, 32, 128, along_depth=False, width=8)
+    offset = part.offset(row, chunk * 8)
+    lanes = np.arange(32)
+    every = np.ones((1, 32), bool)
+    # ldmatrix reads eight rows at a time; eight threads store neighbouring chunks
+    loads = evaluate(offset, {row: lanes % 8, chunk: 0 * lanes})[None] * 2
+    stores = evaluate(offset, {row: lanes // (line // 8), chunk: lanes % (line // 8)})[None] * 2
+    assert len(set((loads[0, :8] // 16 % 8).tolist())) == 8
+    assert (wavefronts(stores, 16, every) == 4).all()
+
+
+def test_tiles_suit_shapes() -> None:
+    assert best_tile(4096, 4096, 1) == Tile(128, 128, 64, 64)
+    small = best_tile(64, 64, 1)
+    assert small.rows * small.columns <= 64 * 64
+    for tile in TILES:
+        assert tile.threads == 128
