@@ -15,17 +15,15 @@ A block of threads has a tile of results, a warp a part of it in registers, 16x8
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from tvm import ir, s_tir, tirx
 
-from tvm import ir, s_tir, sym, tirx
-
-from hybridc.schedules.cpu.core.micro_kernel import ceil_div, function_of, integer, loop, unrolled, vectorized
-from hybridc.schedules.cpu.core.nest import substitute
+from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop, unrolled, vectorized
 from hybridc.schedules.cuda.core.launch import WARP
 from hybridc.schedules.cuda.tensor_core.instructions import barrier, multiply_add
-from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, flattened, offset_of
+from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
+from hybridc.schedules.cuda.tensor_core.results import Results, bound
 from hybridc.schedules.cuda.tensor_core.staging import lane_of, operand
-from hybridc.schedules.cuda.tensor_core.tile import DEPTH, Tile
+from hybridc.schedules.cuda.tensor_core.tile import DEPTH, Way
 from hybridc.schedules.storage import retyped
 
 _ROWS, _COLUMNS = 16, 8
@@ -33,20 +31,26 @@ _ROWS, _COLUMNS = 16, 8
 _FLOAT = "float32"
 
 
-def tensor_core_kernel(original: tirx.PrimFunc, product: MatrixProduct, tile: Tile) -> tirx.PrimFunc:
-    """The function as one launch, whose blocks of threads have a tile each."""
-    block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
-    tiles_down = ceil_div(product.row.extent, tile.rows)
-    tiles_across = ceil_div(product.column.extent, tile.columns)
+def tensor_core_kernel(original: tirx.PrimFunc, product: MatrixProduct, way: Way) -> tirx.PrimFunc:
+    """The function as one launch, whose blocks of threads have a tile each; or as two, of which the second
+    adds up sums over parts of the depth."""
+    tile, block, thread = way.tile, tirx.Var("block", "int64"), tirx.Var("thread", "int64")
+    down, across = tile.counts(product.row.extent, product.column.extent)
     # neighbouring blocks share columns, and go through all rows
-    row = tirx.floormod(block, integer(tiles_down)) * integer(tile.rows)
-    rest = tirx.floordiv(block, integer(tiles_down))
-    column = tirx.floormod(rest, integer(tiles_across)) * integer(tile.columns)
-    batch = product.batch.at(tirx.floordiv(rest, integer(tiles_across)))
-    body, buffers = _Block(product, tile, batch, row, column, thread).body()
-    nest = _bound(block, "blockIdx.x", tiles_down * tiles_across * product.batch.extent, _bound(
-        thread, "threadIdx.x", tile.threads, body))  # fmt: skip
-    wide = function_of(product.wide.function, product.wide.function.params, [nest], buffers)
+    row = tirx.floormod(block, integer(down)) * integer(tile.rows)
+    rest = tirx.floordiv(block, integer(down))
+    column = tirx.floormod(rest, integer(across)) * integer(tile.columns)
+    rest = tirx.floordiv(rest, integer(across))
+    batch = tirx.floormod(rest, integer(product.batch.extent)) if way.parts > 1 else rest
+    part = tirx.floordiv(rest, integer(product.batch.extent)) if way.parts > 1 else integer(0)
+    results = Results(product, way.parts)
+    body, buffers = _Block(product, way, results, part, batch, row, column, thread).body()
+    blocks = down * across * product.batch.extent * way.parts
+    launches = [bound(block, "blockIdx.x", blocks, bound(thread, "threadIdx.x", tile.threads, body))]
+    if way.parts > 1:
+        launches.append(results.added_up())
+        buffers.append(results.partial)
+    wide = function_of(product.wide.function, product.parameters, launches, buffers)
     return _narrowed(original, product, wide)
 
 
@@ -54,17 +58,18 @@ class _Block:
     """One tile. Buffers of operands are float32 here, as all tensors, and become narrow with them."""
 
     def __init__(
-        self, product: MatrixProduct, tile: Tile, batch: dict[ir.Var, ir.Expr],
+        self, product: MatrixProduct, way: Way, results: Results, part: ir.Expr, batch: ir.Expr,
         row: ir.Expr, column: ir.Expr, thread: ir.Var,
     ) -> None:  # fmt: skip
-        self.product, self.tile, self.batch = product, tile, batch
+        self.product, self.way, self.tile, self.results = product, way, way.tile, results
+        self.part, self.batch, tile = part, batch, way.tile
         self.row, self.column, self.thread = row, column, thread
         self.lane, warp = lane_of(thread), tirx.floordiv(thread, integer(WARP))
         self.warp_row = tirx.floordiv(warp, integer(tile.warps_across)) * integer(tile.warp_rows)
         self.warp_column = tirx.floormod(warp, integer(tile.warps_across)) * integer(tile.warp_columns)
         shape = ((product.left, product.row, tile.rows), (product.right, product.column, tile.columns))
         self.left, self.right = (
-            operand(name, value, axis, product.depth, batch, extent, DEPTH, tile.threads)
+            operand(name, value, axis, product.depth, product.batch.at(batch), extent, DEPTH, tile.threads)
             for name, (value, axis, extent) in zip(("left", "right"), shape, strict=True)
         )
         self.down, self.across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
@@ -80,7 +85,8 @@ class _Block:
 
     def body(self) -> tuple[tirx.Stmt, list[ir.Var]]:
         """What a thread does, and the buffers it needs."""
-        slices = ceil_div(self.product.depth.extent, DEPTH)
+        slices = self.way.slices(self.product.depth.extent)
+        start = self.part * integer(slices)
 
         def turn(number: ir.Expr) -> tirx.Stmt:
             following = number + integer(1)
@@ -89,7 +95,7 @@ class _Block:
                 return self._multiply(stage)
             more = following < integer(slices)
             return tirx.SeqStmt([
-                tirx.IfThenElse(more, self._load(following), None),
+                tirx.IfThenElse(more, self._load(start + following), None),
                 self._multiply(stage),
                 tirx.IfThenElse(more, self._store(tirx.floormod(following, integer(2))), None),
                 barrier(),
@@ -97,7 +103,7 @@ class _Block:
 
         statements = [
             self._clear(),
-            self._load(integer(0)),
+            self._load(start),
             self._store(integer(0)),
             barrier(),
             loop(slices, turn),
@@ -117,11 +123,10 @@ class _Block:
         return tirx.SeqStmt([cleared(b) for b in (self.sums, self.left_fragments, self.right_fragments)])
 
     def _load(self, number: ir.Expr) -> tirx.Stmt:
-        at = number * integer(DEPTH)
         left, right = self.loaded
         return tirx.SeqStmt([
-            self.left.load(left, self.row, at, self.thread),
-            self.right.load(right, self.column, at, self.thread),
+            self.left.load(left, self.row, number, self.thread),
+            self.right.load(right, self.column, number, self.thread),
         ])  # fmt: skip
 
     def _store(self, stage: ir.Expr) -> tirx.Stmt:
@@ -180,67 +185,46 @@ class _Block:
         )
 
     def _guarded(self, row: ir.Expr, column: ir.Expr, first: ir.Expr) -> tirx.Stmt:
-        product, tile = self.product, self.tile
-        r, c = tirx.Var("row", "int64"), tirx.Var("column", "int64")
-        store = self._stored(r, c, first)
+        product = self.product
 
         def at(lane: ir.Expr) -> tirx.Stmt:
-            return store(row, column + lane, lane)
+            total = tirx.BufferLoad(self.sums, [first + lane])
+            return self.results.store(self.part, self.batch, row, column + lane, total)
 
-        in_row = row < integer(product.row.extent)
         if product.column.extent % 2:
-            inside = lambda lane: column + lane < integer(product.column.extent)  # noqa: E731
-            body = unrolled(2, lambda lane: tirx.IfThenElse(inside(lane), at(lane), None))
+            body = unrolled(
+                2,
+                lambda lane: tirx.IfThenElse(column + lane < integer(product.column.extent), at(lane), None),
+            )
         else:
             body = vectorized(2, at)
-            if product.column.extent % tile.columns:
+            if product.column.extent % self.tile.columns:
                 body = tirx.IfThenElse(column < integer(product.column.extent), body, None)
-        return tirx.IfThenElse(in_row, body, None) if product.row.extent % tile.rows else body
-
-    def _stored(
-        self, row: ir.Var, column: ir.Var, first: ir.Expr
-    ) -> Callable[[ir.Expr, ir.Expr, ir.Expr], tirx.Stmt]:
-        """Writes the result of a row and column; elements by their offsets, so that pairs are seen to be
-        neighbours."""
-        product = self.product
-        known = sym.Analyzer()
-        known.bind(row, ir.Range.from_min_extent(integer(0), integer(product.row.extent)))
-        known.bind(column, ir.Range.from_min_extent(integer(0), integer(product.column.extent)))
-        number = tirx.Var("number", "int64")
-        point = {**self.batch, **product.row.at(row), **product.column.at(column)}
-        store = product.store(point, tirx.BufferLoad(self.sums, [first + number]))
-        value = flattened(store.value, known)
-        indices = offset_of(store.buffer, store.indices, known)
-
-        def at(r: ir.Expr, c: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-            values = {row: r, column: c, number: lane}
-            return tirx.BufferStore(
-                store.buffer, substitute(value, values), [substitute(i, values) for i in indices]
-            )
-
-        return at
+        if product.row.extent % self.tile.rows:
+            body = tirx.IfThenElse(row < integer(product.row.extent), body, None)
+        return body
 
 
 def _narrowed(original: tirx.PrimFunc, product: MatrixProduct, wide: tirx.PrimFunc) -> tirx.PrimFunc:
-    """With the parameters of the original function, and operands of 16 bits on their way."""
-    new = {wide.params[i]: original.params[i] for i in product.wide.dtypes}
+    """With the original function's parameters, but for packed ones, and operands of 16 bits on their way."""
+    new: dict[ir.Var, ir.Var] = {}
+    for i, dtype in product.wide.dtypes.items():
+        is_packed = not wide.params[i].same_as(product.wide.function.params[i])
+        new[wide.params[i]] = _like(wide.params[i], dtype) if is_packed else original.params[i]
     root = wide.body.block
-    buffers = []
     for buffer in root.alloc_buffers:
-        is_operand = str(buffer.name).endswith(("_loaded", "_shared"))
-        if is_operand:
-            new[buffer] = _buffer(buffer.name, int(buffer.shape[0]), product.dtype, buffer.scope())
-        buffers.append(new.get(buffer, buffer))
+        if str(buffer.name).endswith(("_loaded", "_shared")):
+            new[buffer] = _like(buffer, product.dtype)
+    buffers = [new.get(buffer, buffer) for buffer in root.alloc_buffers]
     block = s_tir.SBlock([], [], [], "root", retyped(root.body, new), alloc_buffers=buffers)
     realize = s_tir.SBlockRealize([], True, block)
-    return tirx.PrimFunc(list(original.params), realize, original.ret_type, original.attrs)
+    parameters = [new.get(p, p) for p in wide.params]
+    return tirx.PrimFunc(parameters, realize, original.ret_type, original.attrs)
+
+
+def _like(buffer: ir.Var, dtype: str) -> ir.Var:
+    return tirx.decl_buffer(buffer.shape, dtype, buffer.name, scope=buffer.scope(), layout=None)
 
 
 def _buffer(name: str, elements: int, dtype: str, scope: str) -> ir.Var:
     return tirx.decl_buffer((integer(elements),), dtype, name, scope=scope)
-
-
-def _bound(variable: ir.Var, tag: str, extent: int, body: tirx.Stmt) -> tirx.For:
-    zero, count = integer(0), integer(extent)
-    index = tirx.IterVar(ir.Range(zero, count), tirx.Var(tag, "int64"), tirx.IterVar.ThreadIndex, tag)
-    return tirx.For(variable, zero, count, tirx.ForKind.THREAD_BINDING, body, index)

@@ -43,6 +43,8 @@ class MatrixProduct:
     depth])` in a function of float32 tensors; `dtype` is what both operands have in memory."""
 
     wide: WideFunction
+    parameters: tuple[ir.Var, ...]
+    """Of the function, one for each of `wide`."""
     contraction: Contraction
     dtype: str
     batch: Axis
@@ -101,6 +103,7 @@ def read_matrix_product(function: tirx.PrimFunc) -> MatrixProduct | None:
 
     return MatrixProduct(
         wide,
+        tuple(wide.function.params),
         contraction,
         str(dtypes.pop()),
         axis((*unused, *shared)),
@@ -150,12 +153,12 @@ class Element:
     load: ir.TensorLoad
 
 
-def element_of(value: ir.Expr) -> Element:
+def element_of(value: ir.Expr, known: sym.Analyzer) -> Element:
     """A factor that `_dtype_in_memory` accepted, taken apart."""
     conditions = []
     while not isinstance(value, ir.TensorLoad):
         condition, value, _ = value.args
-        conditions.append(condition)
+        conditions.append(known.simplify(condition))
     return Element(tuple(conditions), value)
 
 

@@ -8,12 +8,13 @@ the line's number. (CUTLASS takes an exclusive or, of which TVM makes arithmetic
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import integer, unrolled, vectorized
-from hybridc.schedules.cpu.core.nest import substitute
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, unrolled, vectorized
+from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cuda.core.launch import WARP
 from hybridc.schedules.cuda.tensor_core.instructions import load_matrices
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, element_of, flattened, steps_by_one
@@ -31,8 +32,9 @@ class Operand:
     name: str
     element: Element
     position: ir.Var
-    """In `element`, as `depth_position`."""
-    depth_position: ir.Var
+    """In `element`, as `slice` and `depth_in_slice`."""
+    slice: ir.Var
+    depth_in_slice: ir.Var
     positions: Axis
     depth: Axis
     extent: int
@@ -43,10 +45,6 @@ class Operand:
     """Whether lines of shared memory, as those of global memory, run along the depth."""
     width: int
     """Elements of a global load."""
-
-    def point(self, position: ir.Expr, depth: ir.Expr) -> dict[ir.Var, ir.Expr]:
-        """What stands for the variables of `element`."""
-        return {self.position: position, self.depth_position: depth}
 
     @property
     def line(self) -> int:
@@ -77,38 +75,44 @@ class Operand:
             turned = tirx.floordiv(chunk, integer(period)) * integer(period) + turned
         return line * integer(self.line) + turned * integer(CHUNK) + inside
 
-    def load(self, registers: ir.Var, start: ir.Expr, slice_start: ir.Expr, thread: ir.Expr) -> tirx.Stmt:
-        """Load a thread's pieces of a slice; zeros behind the end of either axis."""
+    def load(self, registers: ir.Var, start: ir.Expr, number: ir.Expr, thread: ir.Var) -> tirx.Stmt:
+        """Load a thread's pieces of slice `number`, of positions from `start` on; zeros behind the end of
+        either axis."""
+        turn = tirx.Var("turn", "int64")
+        known = sym.Analyzer()
+        known.bind(turn, ir.Range.from_min_extent(integer(0), integer(self.pieces)))
+        known.bind(thread, ir.Range.from_min_extent(integer(0), integer(self.threads)))
+        places = [known.simplify(place) for place in self.piece(turn, thread)]
+        position, depth = places if self.along_depth else places[::-1]
+        point = {self.position: start + position, self.slice: number, self.depth_in_slice: depth}
+        conditions = [substitute(condition, point) for condition in self.element.conditions]
+        if self.positions.extent % self.extent:
+            conditions.append(start + position < integer(self.positions.extent))
+        if self.depth.extent % self.step:
+            conditions.append(number * integer(self.step) + depth < integer(self.depth.extent))
 
-        def one(number: ir.Expr) -> tirx.Stmt:
-            line, at = self.piece(number, thread)
-            position, depth = (line, at) if self.along_depth else (at, line)
-            position, depth = start + position, slice_start + depth
-            inside = [
-                place < integer(axis.extent)
-                for place, axis, step in (
-                    (position, self.positions, self.extent),
-                    (depth, self.depth, self.step),
-                )
-                if axis.extent % step
-            ]
-
+        def stored(value: Callable[[ir.Expr], ir.Expr], piece: ir.Expr) -> tirx.Stmt:
             def element(lane: ir.Expr) -> tirx.Stmt:
-                at = (position, depth + lane) if self.along_depth else (position + lane, depth)
-                value = substitute(self.element.load, self.point(*at))
-                return tirx.BufferStore(registers, value, [number * integer(self.width) + lane])
+                at = piece * integer(self.width) + lane
+                return tirx.BufferStore(registers, substitute(value(lane), {turn: piece}), [at])
 
-            def zero(lane: ir.Expr) -> tirx.Stmt:
-                value = tirx.FloatImm("float32", 0.0)
-                return tirx.BufferStore(registers, value, [number * integer(self.width) + lane])
+            return vectorized(self.width, element)
 
-            conditions = [substitute(c, self.point(position, depth)) for c in self.element.conditions]
-            loaded = vectorized(self.width, element)
-            if not inside and not conditions:
-                return loaded
-            return tirx.IfThenElse(tirx.all(*inside, *conditions), loaded, vectorized(self.width, zero))
+        def element(lane: ir.Expr) -> ir.Expr:
+            at = self.depth_in_slice if self.along_depth else self.position
+            return substitute(self.element.load, {**point, at: point[at] + lane})
 
-        return unrolled(self.pieces, one)
+        def zero(_: ir.Expr) -> ir.Expr:
+            return tirx.FloatImm("float32", 0.0)
+
+        def one(piece: ir.Expr) -> tirx.Stmt:
+            own = [substitute(c, {turn: piece}) for c in conditions if uses(c, turn)]
+            return _either(own, stored(element, piece), stored(zero, piece))
+
+        # one branch for all pieces where it can be, so that their loads are issued one after the other
+        common = [condition for condition in conditions if not uses(condition, turn)]
+        zeros = unrolled(self.pieces, lambda piece: stored(zero, piece))
+        return _either(common, unrolled(self.pieces, one), zeros)
 
     def store(self, registers: ir.Var, shared: ir.Var, stage: ir.Expr, thread: ir.Expr) -> tirx.Stmt:
         """Store what `load` loaded to shared memory."""
@@ -148,33 +152,33 @@ class Operand:
 
 
 def operand(
-    name: str,
-    value: ir.Expr,
-    positions: Axis,
-    depth: Axis,
-    batch: dict[ir.Var, ir.Expr],
-    extent: int,
-    step: int,
-    threads: int,
-) -> Operand:
+    name: str, value: ir.Expr, positions: Axis, depth: Axis, batch: dict[ir.Var, ir.Expr],
+    extent: int, step: int, threads: int,
+) -> Operand:  # fmt: skip
     """A factor as its elements lie in memory: along the depth, or along the positions."""
-    p, d = tirx.Var(f"{name}_position", "int64"), tirx.Var(f"{name}_depth", "int64")
+    position, number, inner = (tirx.Var(f"{name}_{axis}", "int64") for axis in ("position", "slice", "depth"))
     known = sym.Analyzer()
-    known.bind(p, ir.Range.from_min_extent(integer(0), integer(positions.extent)))
-    known.bind(d, ir.Range.from_min_extent(integer(0), integer(depth.extent)))
-    flat = flattened(substitute(value, {**batch, **positions.at(p), **depth.at(d)}), known)
-    element = element_of(flat)
+    slices = ceil_div(depth.extent, step)
+    for variable, size in ((position, positions.extent), (number, slices), (inner, step)):
+        known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
+    point = {**batch, **positions.at(position), **depth.at(number * integer(step) + inner)}
+    element = element_of(flattened(substitute(value, point), known), known)
     widest = min(CHUNK, extent * step // threads)
 
     def width(axis: Axis, variable: ir.Var) -> int:
         fits = (w for w in (8, 4, 2) if w <= widest and axis.extent % w == 0)
         return next((w for w in fits if steps_by_one(element, variable, w)), 1)
 
-    widths = {True: width(depth, d), False: width(positions, p)}
+    widths = {True: width(depth, inner), False: width(positions, position)}
     along_depth = widths[True] > widths[False]
     return Operand(
-        name, element, p, d, positions, depth, extent, step, threads, along_depth, widths[along_depth],
+        name, element, position, number, inner, positions, depth, extent, step, threads, along_depth,
+        widths[along_depth],
     )  # fmt: skip
+
+
+def _either(conditions: Sequence[ir.Expr], then: tirx.Stmt, otherwise: tirx.Stmt) -> tirx.Stmt:
+    return tirx.IfThenElse(tirx.all(*conditions), then, otherwise) if conditions else then
 
 
 def lane_of(thread: ir.Expr) -> ir.Expr:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tensor_core.instructions import OLDEST
 from hybridc.schedules.cuda.tensor_core.kernel import tensor_core_kernel
+from hybridc.schedules.cuda.tensor_core.packing import with_taps_first
 from hybridc.schedules.cuda.tensor_core.read import read_matrix_product
-from hybridc.schedules.cuda.tensor_core.tile import best_tile
+from hybridc.schedules.cuda.tensor_core.tile import best_way
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 SMALLEST_SIDE = 8
@@ -43,6 +46,8 @@ def _scheduled(request: Request, rule: str, *, slides: bool) -> Scheduled | None
     target = cuda_target(request.target)
     if int(str(target.arch).removeprefix("sm_").rstrip("af")) < OLDEST[product.dtype]:
         return None
-    tile = best_tile(product.row.extent, product.column.extent, product.batch.extent)
-    function = attempt(rule, lambda: tensor_core_kernel(request.function, product, tile))
-    return None if function is None else finish_function(function, rule, target)
+    packed, packings = with_taps_first(product, request.constants)
+    way = best_way(product.row.extent, product.column.extent, product.depth.extent, product.batch.extent)
+    function = attempt(rule, lambda: tensor_core_kernel(request.function, packed, way))
+    scheduled = None if function is None else finish_function(function, rule, target)
+    return None if scheduled is None else replace(scheduled, packings=packings)

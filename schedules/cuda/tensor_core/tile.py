@@ -24,6 +24,10 @@ class Tile:
     def warps_across(self) -> int:
         return self.columns // self.warp_columns
 
+    def counts(self, rows: int, columns: int) -> tuple[int, int]:
+        """Of tiles that cover so many rows and columns."""
+        return ceil_div(rows, self.rows), ceil_div(columns, self.columns)
+
     @property
     def threads(self) -> int:
         return self.rows // self.warp_rows * self.warps_across * WARP
@@ -40,22 +44,54 @@ TILES = (
 )
 """Four warps each; a larger part of a warp reads fewer fragments for each product."""
 MULTIPROCESSORS = 80
-"""Of a large GPU: tiles are chosen so that one of this size has work for all of them."""
+"""Of a large GPU: work is divided so that one of this size has some for all of them."""
+_RESIDENT = {128 * 128: 2, 128 * 64: 4, 64 * 64: 5, 64 * 32: 8, 32 * 32: 9}
+"""Blocks of a tile of so many results that registers leave room for, on a multiprocessor."""
+_PRODUCTS = 256
+"""Multiply-adds of a multiprocessor in a cycle: those of a GeForce since Ampere, with float32 sums."""
+_LATENCY = 450
+"""Cycles of a slice that more work of the same block does not shorten: it waits for memory, then for shared
+memory, then for tensor cores."""
+_SECOND_LAUNCH = 8000
+"""Cycles: some microseconds to launch it, and for its threads to begin and end."""
+_MOST_PARTS = 16
 
 
-def best_tile(rows: int, columns: int, batches: int) -> Tile:
-    """The tile with which the busiest multiprocessor has the least to do, in units of matrix instructions.
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A tile, and how many blocks of threads share its depth; they divide its slices evenly."""
 
-    Beside these, which take time in proportion to padded results, a block moves slices of its operands in
-    proportion to its sides.
-    """
+    tile: Tile
+    parts: int = 1
 
-    def cost(tile: Tile) -> float:
-        blocks = ceil_div(rows, tile.rows) * ceil_div(columns, tile.columns) * batches
+    def slices(self, depth: int) -> int:
+        """Of the depth that a block goes through."""
+        return ceil_div(depth, DEPTH) // self.parts
+
+
+def ways(depth: int) -> list[Way]:
+    """All ways to compute a product of this depth, whole ones first."""
+    slices = ceil_div(depth, DEPTH)
+    parts = [p for p in range(1, min(_MOST_PARTS, slices) + 1) if slices % p == 0]
+    return [Way(tile, p) for p in parts for tile in TILES]
+
+
+def best_way(rows: int, columns: int, depth: int, batches: int) -> Way:
+    """The way that should take the fewest cycles; counted roughly, as only their order matters."""
+
+    def cycles(way: Way) -> float:
+        tile, down_across = way.tile, way.tile.counts(rows, columns)
+        blocks = down_across[0] * down_across[1] * batches * way.parts
         share = ceil_div(blocks, MULTIPROCESSORS)
-        # a step of the depth is bound by operands where sides are short: 16 elements cost about as much as
-        # the products of 16 x 32 results
-        work = tile.rows * tile.columns + 16 * (tile.rows + tile.columns)
-        return float(share * work)
+        resident = min(share, _RESIDENT[tile.rows * tile.columns])
+        # operands pass through shared memory once, 128 bytes a cycle, and to registers once for each warp
+        operands = DEPTH * (tile.rows + tile.columns + 4 * (tile.warp_rows + tile.warp_columns)) / 64
+        work = DEPTH * tile.rows * tile.columns / _PRODUCTS + operands
+        turns = share / resident * way.slices(depth)
+        time = turns * max(resident * work, _LATENCY + work)
+        if way.parts > 1:
+            # sums are written and read, some 512 bytes a cycle between all multiprocessors and L2
+            time += _SECOND_LAUNCH + 8 * way.parts * rows * columns * batches / 512
+        return time
 
-    return min(TILES, key=cost)
+    return min(ways(depth), key=cycles)

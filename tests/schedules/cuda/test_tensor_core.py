@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +26,7 @@ from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.cuda.tensor_core import tensor_core
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element
 from hybridc.schedules.cuda.tensor_core.staging import Operand
-from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, best_tile
+from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, Way, best_way
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.schedules.storage import stored
@@ -50,7 +50,14 @@ class Case:
     reference: Callable[[Array, Array], Array]
     shapes: tuple[tuple[int, ...], ...]
     dtype: str = "float16"
-    tile: Tile | None = None
+    way: Way | None = None
+    known_weights: bool = False
+    """When compiling."""
+
+    @property
+    def constants(self) -> frozenset[int]:
+        names = [str(p.name) for p in self.function().params]
+        return frozenset({names.index("p1")} if self.known_weights else ())
 
     def function(self) -> tirx.PrimFunc:
         function = self.in_float32()
@@ -85,12 +92,17 @@ class Transposed(Case):
         return te.create_prim_func([x, w, te.compute((m, n), lambda i, j: te.sum(x[i, k] * w[j, k], axis=k))])
 
 
-def matrices(name: str, *shapes: tuple[int, ...], dtype: str = "float16", tile: Tile | None = None) -> Case:
-    return Case(name, op.matmul, lambda x, w: x @ w, shapes, dtype, tile)
+def matrices(name: str, *shapes: tuple[int, ...], dtype: str = "float16", way: Way | None = None) -> Case:
+    return Case(name, op.matmul, lambda x, w: x @ w, shapes, dtype, way)
 
 
 def convolution(
-    name: str, *shapes: tuple[int, ...], dtype: str = "float16", tile: Tile | None = None, **settings: int
+    name: str,
+    *shapes: tuple[int, ...],
+    dtype: str = "float16",
+    way: Way | None = None,
+    known_weights: bool = False,
+    **settings: int,
 ) -> Case:
     relax_settings = {"strides" if key == "stride" else key: value for key, value in settings.items()}
     shapes = (*shapes, (1, shapes[1][0], *(1,) * (len(shapes[0]) - 2)))
@@ -101,7 +113,8 @@ def convolution(
         lambda x, w: ref.conv(x, w, **settings),
         shapes,
         dtype,
-        tile,
+        way,
+        known_weights,
     )
 
 
@@ -115,7 +128,7 @@ def drawn_cases() -> list[Case]:
         if number % 2:
             n = 8 * (n // 8 + 1)
         dtype = ("float16", "bfloat16")[number % 2]
-        found.append(matrices(f"drawn_{number}", (m, k), (k, n), (n,), dtype=dtype, tile=tile))
+        found.append(matrices(f"drawn_{number}", (m, k), (k, n), (n,), dtype=dtype, way=Way(tile)))
     return found
 
 
@@ -127,11 +140,21 @@ CASES = {
         matrices("many_rows", (3, 37, 64), (64, 72), (72,)),
         matrices("batched", (2, 3, 17, 40), (2, 3, 40, 19), dtype="bfloat16"),
         Transposed("transposed", op.matmul, lambda x, w: x @ w.T, ((40, 56), (33, 56))),
+        matrices("deep", (33, 130), (130, 50), (50,), way=Way(Tile(32, 32, 16, 16), 5)),
+        matrices("deep_batched", (2, 20, 128), (2, 128, 16), way=Way(Tile(32, 32, 16, 16), 2)),
+        convolution("conv_deep", (1, 32, 5, 5), (16, 32, 3, 3), padding=1, way=Way(Tile(32, 32, 16, 16), 3)),
+        convolution("conv_known", (2, 32, 9, 9), (23, 32, 3, 3), padding=1, stride=2, known_weights=True),
+        convolution(
+            "conv_known_deep", (1, 64, 6, 7), (16, 64, 3, 3), way=Way(TILES[-1], 6), known_weights=True
+        ),
+        convolution(
+            "conv_known_1d", (2, 32, 70), (40, 32, 5), dtype="bfloat16", dilation=2, known_weights=True
+        ),
         convolution("conv", (2, 17, 9, 9), (23, 17, 3, 3), padding=1),
         convolution("conv_stem", (1, 3, 22, 22), (16, 3, 7, 7), stride=2, padding=3),
         convolution("conv_pointwise", (2, 40, 8, 8), (24, 40, 1, 1), dtype="bfloat16"),
         convolution("conv_strided", (1, 16, 8, 12), (24, 16, 1, 1), stride=2),
-        convolution("conv_dilated", (1, 8, 12, 12), (16, 8, 3, 3), dilation=2, padding=2, tile=TILES[0]),
+        convolution("conv_dilated", (1, 8, 12, 12), (16, 8, 3, 3), dilation=2, padding=2, way=Way(TILES[0])),
         convolution("conv_1d", (2, 9, 70), (12, 9, 5), padding=4, dilation=2),
     )
 }
@@ -139,16 +162,16 @@ TARGET = parse_target("cuda:sm_80,sm_90+avx2")
 
 
 @contextmanager
-def tiled(tile: Tile | None) -> Iterator[None]:
+def computed(way: Way | None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        if tile is not None:
-            patch.setattr(tensor_core, "best_tile", lambda *sizes: tile)
+        if way is not None:
+            patch.setattr(tensor_core, "best_way", lambda *sizes: way)
         yield
 
 
 def on_tensor_cores(case: Case) -> Scheduled:
-    with tiled(case.tile):
-        scheduled = schedule(Request(case.function(), frozenset(), TARGET), Device.GPU)
+    with computed(case.way):
+        scheduled = schedule(Request(case.function(), case.constants, TARGET), Device.GPU)
     assert scheduled is not None
     return scheduled
 
@@ -157,7 +180,7 @@ def on_tensor_cores(case: Case) -> Scheduled:
 class Built:
     """Scheduled functions in a library for the emulated GPU, and their source."""
 
-    functions: Mapping[str, tirx.PrimFunc]
+    scheduled: Mapping[str, Scheduled]
     library: tvm.runtime.Module
     source: str
 
@@ -168,9 +191,13 @@ class Built:
         inputs = [rng.standard_normal(shape).astype(dtype) for shape in case.shapes]
         original = case.function()
         names = [int(str(p.name).removeprefix("p")) for p in original.params[: len(inputs)]]
-        rest = self.functions[case.name].params[len(inputs) :]
+        scheduled = self.scheduled[case.name]
+        rest = scheduled.function.params[len(inputs) :]
         fresh = [tvm.runtime.empty([int(e) for e in p.shape], str(p.dtype), device) for p in rest]
-        self.library[case.name](*(tvm.runtime.tensor(inputs[i], device) for i in names), *fresh)
+        fed = [inputs[i] for i in names]
+        for position, packing in scheduled.packings:
+            fed[position] = packing.apply(fed[position])
+        self.library[case.name](*(tvm.runtime.tensor(x, device) for x in fed), *fresh)
         device.sync()
         wide = [x.astype(np.float64) for x in inputs]
         found = fresh[0].numpy().astype(np.float64)
@@ -178,7 +205,7 @@ class Built:
 
 
 def build(cases: list[Case], edit: Callable[[str], str] = lambda source: source) -> Built:
-    functions = {case.name: on_tensor_cores(case).function for case in cases}
+    scheduled = {case.name: on_tensor_cores(case) for case in cases}
     sources: list[str] = []
 
     def compile_edited(source: str) -> bytes:
@@ -187,10 +214,10 @@ def build(cases: list[Case], edit: Callable[[str], str] = lambda source: source)
 
     emulator.start(1 << 30)
     with cuda_compiler(compile_edited):
-        named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+        named = {name: s.function.with_attr("global_symbol", name) for name, s in scheduled.items()}
         module = tvm.IRModule(printable(named))
         library = tvm.compile(module, target=tvm.target.Target(cuda_target(TARGET), host="llvm"))
-    return Built(functions, library, sources[0])
+    return Built(scheduled, library, sources[0])
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +246,12 @@ def test_turing_has_float16_only() -> None:
     assert brain is not None and brain.rule == "matmul"
 
 
+def test_known_weights_are_packed() -> None:
+    assert on_tensor_cores(CASES["conv_known"]).packings
+    # slices of few channels would have several taps
+    assert not on_tensor_cores(replace(CASES["conv"], known_weights=True)).packings
+
+
 def test_float32_is_left_to_others() -> None:
     function = fused_operators(lambda emit, x, w: op.matmul(x, w), ((64, 64), (64, 64)))
     assert tensor_core.tensor_core_matmul(Request(function, frozenset(), TARGET)) is None
@@ -228,7 +261,7 @@ def test_float32_is_left_to_others() -> None:
 
 
 def test_a_missing_barrier_shows() -> None:
-    case = matrices("fault", (64, 96), (96, 64), tile=Tile(64, 64, 32, 32))
+    case = matrices("fault", (64, 96), (96, 64), way=Way(Tile(64, 64, 32, 32)))
     barriers = len(re.findall(r"__syncthreads\(\);", build([case]).source))
     assert barriers == 2
     for number in range(barriers):
@@ -253,7 +286,7 @@ def test_a_wrong_swizzle_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         values = {field.name: getattr(self, field.name) for field in fields(Operand)}
         return read(Plain(**values), *arguments, **settings)  # type: ignore[arg-type]
 
-    case = matrices("fault", (64, 96), (96, 64), tile=Tile(64, 64, 32, 32))
+    case = matrices("fault", (64, 96), (96, 64), way=Way(Tile(64, 64, 32, 32)))
     monkeypatch.setattr(Operand, "fragments", unrotated)
     assert not build([case]).is_right(case)
 
@@ -263,7 +296,9 @@ def test_shared_memory_has_no_bank_conflicts(line: int) -> None:
     axis = Axis((), ())
     row, chunk = tirx.Var("row", "int64"), tirx.Var("chunk", "int64")
     load = tirx.BufferLoad(tirx.decl_buffer((1,), "float32"), [0])
-    part = Operand("x", Element((), load), row, chunk, axis, axis, line, 32, 128, along_depth=False, width=8)
+    part = Operand(
+        "x", Element((), load), row, row, chunk, axis, axis, line, 32, 128, along_depth=False, width=8
+    )
     offset = part.offset(row, chunk * 8)
     lanes = np.arange(32)
     every = np.ones((1, 32), bool)
@@ -274,9 +309,11 @@ def test_shared_memory_has_no_bank_conflicts(line: int) -> None:
     assert (wavefronts(stores, 16, every) == 4).all()
 
 
-def test_tiles_suit_shapes() -> None:
-    assert best_tile(4096, 4096, 1) == Tile(128, 128, 64, 64)
-    small = best_tile(64, 64, 1)
-    assert small.rows * small.columns <= 64 * 64
+def test_ways_suit_shapes() -> None:
+    large = best_way(4096, 4096, 4096, 1)
+    assert large.parts == 1 and large.tile.rows * large.tile.columns >= 64 * 64
+    # 32 tiles of 32 x 32 would leave most of a large GPU idle
+    deep = best_way(512, 49, 4608, 1)
+    assert deep.parts > 1 and 4608 // 32 % deep.parts == 0
     for tile in TILES:
         assert tile.threads == 128
