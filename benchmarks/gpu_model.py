@@ -3,7 +3,7 @@
     python benchmarks/gpu_model.py --source F.cu --kernel NAME --grid X,Y,Z --block X,Y,Z --arch sm_86 \\
         --gpu "RTX 3090" --buffer BYTES...
     python benchmarks/gpu_model.py --validate --kernels DIR
-    python benchmarks/gpu_model.py --suite resnet50 --gpu "RTX 3090"
+    python benchmarks/gpu_model.py --suite resnet50 --gpu "RTX 3090" --precision fp16
 
 The first prints JSON for a kernel that anybody wrote in CUDA C++. The kernel's parameters are the buffers in
 their order, if it has no others; else give all of them by --arguments: numbers as they are, a buffer as `b`
@@ -33,6 +33,7 @@ from hybridc.errors import HybridcError, UsageError
 from hybridc.gpu_model.estimate import estimate
 from hybridc.gpu_model.kernel import Argument, Buffer, call, find_kernel, kernels_of
 from hybridc.machine import Processor, gpu_named
+from hybridc.options import FP16, FP32
 
 
 def main() -> None:
@@ -43,6 +44,7 @@ def main() -> None:
     actions.add_argument("--source", type=Path, help="file of CUDA C++")
     actions.add_argument("--validate", nargs="*", metavar="LADDER", help="all, or those of these names")
     actions.add_argument("--suite", metavar="NETWORK[:BATCH],...")
+    parser.add_argument("--precision", choices=(FP32, FP16), default=FP32, help="of the suite's networks")
     parser.add_argument("--kernel", help="its name, or a part of the mangled one")
     parser.add_argument("--grid", type=_three, help="blocks along x, y and z")
     parser.add_argument("--block", type=_three, help="threads along x, y and z")
@@ -65,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.validate is not None:
         _validate(arguments.kernels, arguments.validate)
     elif arguments.suite:
-        _price(arguments.suite.split(","), gpu_named(arguments.gpu))
+        _price(arguments.suite.split(","), gpu_named(arguments.gpu), arguments.precision)
     else:
         for name in ("kernel", "grid", "block"):
             if getattr(arguments, name) is None:
@@ -125,16 +127,16 @@ def _three(text: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _price(networks: Sequence[str], processor: Processor) -> None:
+def _price(networks: Sequence[str], processor: Processor, precision: str) -> None:
     """Rows of the same network on the same GPU replace those that the result has."""
     from gpu_model.suite import suite_rows
 
     for network in networks:
         rows = []
-        for row in suite_rows(network, processor):
+        for row in suite_rows(network, processor, precision):
             print(json.dumps(row), flush=True)
             rows.append(row)
-        key = network, processor.name
+        key = rows[-1]["network"], processor.name
         others = [r for r in result_rows("gpu_model_suite") if (r["network"], r["gpu"]) != key]
         write_result("gpu_model_suite", [*others, *rows])
 

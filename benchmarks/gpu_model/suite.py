@@ -30,7 +30,7 @@ from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
 from hybridc.ir.graph import dtype_bits
 from hybridc.machine import Processor, load_machine
-from hybridc.options import CompileOptions
+from hybridc.options import FP32, CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.lower.lower import cuda_target
 from hybridc.passes.pipeline import run_stages
@@ -41,24 +41,28 @@ from hybridc.targets import Target, parse_target
 PARAMETERS: dict[str, dict[str, Any]] = {"unet": {"size": 256}, "bert": {"tokens": 128}}
 
 
-def suite_rows(network: str, processor: Processor) -> Iterator[dict[str, Any]]:
+def suite_rows(network: str, processor: Processor, precision: str = FP32) -> Iterator[dict[str, Any]]:
     """A row for each distinct kernel, then one for all. `network` is a model of hybridc, or `resnet50:16` for
-    a batch."""
+    a batch; in another precision its rows are those of `resnet50:16 fp16`."""
     target = parse_target(f"cuda:{chip_of(processor).architecture}+avx2")
     name, _, batch = network.partition(":")
     parameters = PARAMETERS.get(name, {}) | ({"batch": int(batch)} if batch else {})
-    options = CompileOptions(target=target, machine=replace(load_machine(), gpu=processor))
+    machine = replace(load_machine(), gpu=processor)
+    options = CompileOptions(target=target, precision=precision, machine=machine)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(models.build(name, **parameters), path, save_as_external_data=True)
         imported = import_model(path, options)[1]
-        done = run_stages(imported, NullProgress(), stop_after="graph")
+        # all that can be stored in 16 bits: times do not depend on what the measured errors would exclude
+        job = replace(imported.job, rounding=lambda _, functions: dict.fromkeys(functions, 0.0))
+        done = run_stages(replace(imported, job=job), NullProgress(), stop_after="graph")
     assert done.graph is not None and done.scheduled is not None
     kernels = {k.function: k for k in done.graph.kernels if Device.GPU in k.devices}
     calls = Counter(kernel.function for kernel in done.graph.kernels)
     functions = {f: done.scheduled[f, Device.GPU].function for f in kernels}
     launches = launches_of(functions, target)
     rows = []
+    network = network if precision == FP32 else f"{network} {precision}"
     for function, kernel in kernels.items():
         found = [estimate(launch, processor) for launch in launches[function]]
         begin = time.perf_counter()
