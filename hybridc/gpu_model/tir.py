@@ -36,6 +36,8 @@ _OWN_REGISTERS = 32
 _INSTRUCTIONS = 3
 """Of an access, with the arithmetic of its address."""
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_DEVICE_FUNCTION = "tirx.cuda.func_call"
+"""A call of one of the functions in hybridc/codegen/native/mma.h, named by its first argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +177,17 @@ class _Walk:
             self._access(load.source, load.indices, loops, writes=False)
 
     def _call(self, value: Any, loops: tuple[_Loop, ...]) -> None:
-        """A product on tensor cores, or a reduction by all threads, which takes five exchanges."""
+        """A product on tensor cores, a load of its operands, or a reduction by all threads, which takes five
+        exchanges."""
         name = getattr(getattr(value, "op", None), "name", "")
         turns = math.prod(loop.extent for loop in loops)
+        if name == _DEVICE_FUNCTION:
+            name = str(value.args[0].value)
+            if name.startswith("ldmatrix_x"):
+                # a wavefront for each matrix where rows lie in different banks
+                matrices = int(name.removeprefix("ldmatrix_x")[0])
+                self.counts.lsu_cycles += max(2, matrices) * turns * self.warps
+                self.counts.instructions += _INSTRUCTIONS * turns * self.warps
         if "mma" in name and "load" not in name and "store" not in name and "fill" not in name:
             shapes = (_SHAPE.search(str(argument)) for argument in value.args)
             shape = next((match for match in shapes if match), None)
@@ -187,7 +197,8 @@ class _Walk:
         elif "allreduce" in name:
             self._count_instructions(5 * turns, 0)
             self.counts.lsu_cycles += 10 * turns * self.warps
-        if isinstance(value, ir.Call):
+        # functions of the device are given addresses, of which they read what their names say
+        if isinstance(value, ir.Call) and value.op.name != _DEVICE_FUNCTION:
             self._reads(value, loops)
 
     def _access(self, buffer: tirx.Buffer, indices: Any, loops: tuple[_Loop, ...], *, writes: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from hybridc.gpu_model.expressions import evaluate, float_cost
@@ -16,10 +16,15 @@ from hybridc.gpu_model.tir import work_of_function
 from hybridc.machine import load_machine
 from hybridc.passes.lower.lower import cuda_target
 from hybridc.schedules.cuda.core.launch import lowered_for_gpu
+from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_matmul
+from hybridc.schedules.rule import Request
+from hybridc.schedules.storage import stored
 from hybridc.targets import parse_target
+from tests.support.fusion import fused_operators
 
 GPU = load_machine("rtx-3090").gpu
-TARGET = cuda_target(parse_target("cuda:sm_86+avx2"))
+CUDA = parse_target("cuda:sm_86+avx2")
+TARGET = cuda_target(CUDA)
 
 
 def works(function: tirx.PrimFunc) -> list[Work]:
@@ -99,6 +104,17 @@ def test_closed_form_keeps_to_the_limits() -> None:
     assert found.blocks_per_multiprocessor == 1 and found.waves == pytest.approx(1024 / 82)
     large = replace(work, shared_bytes=200 * 1024)
     assert estimate_fast(large, GPU).us == float("inf")
+
+
+def test_products_on_tensor_cores_are_counted() -> None:
+    function = fused_operators(lambda emit, x, w: relax.op.matmul(x, w), ((256, 512), (512, 128)))
+    request = Request(stored(function, dict.fromkeys(range(3), "float16")), frozenset(), CUDA)
+    scheduled = tensor_core_matmul(request)
+    assert scheduled is not None and not scheduled.workspace_bytes
+    [work] = works(scheduled.function)
+    assert work.tensor_multiplies * work.blocks == 256 * 512 * 128
+    # an instruction shares some of its operands with others, but not all
+    assert work.lsu_cycles > work.tensor_multiplies / (16 * 8 * 16)
 
 
 def test_expressions_are_those_of_python() -> None:
