@@ -41,9 +41,10 @@ template <class T> struct is_integral : bool_constant<
     is_signed_integral<T>::value || is_unsigned<T>::value || is_same_v<T, char>> {};
 } }
 """
+LIBRARY_HEADERS = {"cuda/std/cstdint": _TYPES, "cuda/std/type_traits": _TRAITS}
+"""Texts by the names under which they are included; so are the following."""
 HEADERS = {
-    "cuda/std/cstdint": _TYPES,
-    "cuda/std/type_traits": _TRAITS,
+    **LIBRARY_HEADERS,
     "hybridc/mma.h": (Path(__file__).parent / "native" / "mma.h").read_text(),
 }
 """Texts by the names under which they are included."""

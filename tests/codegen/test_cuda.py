@@ -10,7 +10,7 @@ import pytest
 
 from hybridc.codegen import cuda
 from hybridc.codegen.cuda import check_architectures, compile_fatbin
-from hybridc.codegen.cuda_headers import HEADERS
+from hybridc.codegen.cuda_headers import LIBRARY_HEADERS
 from hybridc.errors import DeviceError, InternalError, UsageError
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -102,7 +102,7 @@ def test_short_headers_say_what_those_of_cuda_do():
         "std::is_same_v<cuda::std::enable_if<true, int>::type, int>",
         "!cuda::std::is_same<int, long>::value && cuda::std::is_same_v<int, int>",
     ]
-    short = "\n".join(HEADERS.values()).replace("#pragma once", "")
+    short = "\n".join(LIBRARY_HEADERS.values()).replace("#pragma once", "")
     source = "\n".join(["#include <type_traits>", short, *(f"static_assert({claim});" for claim in claims)])
     command = ["g++", "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
     subprocess.run(command, input=source, text=True, check=True)
