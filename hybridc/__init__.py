@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import onnx
 
     from hybridc.keywords import CompileKeywords, PlanKeywords
-    from hybridc.options import Amount
+    from hybridc.options import Amount, EmulatedGpu
     from hybridc.progress import Callback
     from hybridc.results import Compiled, Planned
     from hybridc.runtime import Session
@@ -93,7 +93,7 @@ def load(
     threads: int | None = None,
     gpu_memory: Amount | None = None,
     host_memory: Amount | None = None,
-    emulate_gpu: Amount | None = None,
+    emulate_gpu: Amount | EmulatedGpu | None = None,
 ) -> Session:
     """Load a compiled artifact; `threads` overrides how many cores it uses. Raises HybridcError.
 
@@ -101,9 +101,9 @@ def load(
     largest budget of at most `gpu_memory`, `"1GiB"` or an integer of bytes. `host_memory` overrides what the
     artifact was compiled with.
 
-    With `emulate_gpu` (`"64MiB"`) the GPU is an emulated one of so much memory, for machines without one. It
-    is the GPU of the process from then on; another size changes it, and DeviceError HC424 says that more is
-    in use.
+    With `emulate_gpu` (`"64MiB"`, or `"64MiB:sm_75"`) the GPU is an emulated one of so much memory and this
+    architecture, for machines without one. It is the GPU of the process from then on; another size changes
+    it, and DeviceError HC424 says that more is in use.
     """
     from hybridc.options import parse_bytes
 
@@ -185,7 +185,7 @@ def load_training(
     threads: int | None = None,
     gpu_memory: Amount | None = None,
     host_memory: Amount | None = None,
-    emulate_gpu: Amount | None = None,
+    emulate_gpu: Amount | EmulatedGpu | None = None,
     seed: int = 0,
 ) -> TrainingSession:
     """Load a compiled training step; `seed` is what dropout draws from, the rest as for `load`.
@@ -206,13 +206,16 @@ def load_training(
     )
 
 
-def _emulate(gpu_memory: Amount | None) -> None:
+def _emulate(given: Amount | EmulatedGpu | None) -> None:
     """Give the process an emulated GPU, before anything loads TVM, which looks for the GPU's libraries."""
-    if gpu_memory is None:
+    if given is None:
         return
     from hybridc import emulator
-    from hybridc.options import parse_gpu_size
+    from hybridc.options import EmulatedGpu, parse_emulated_gpu
+    from hybridc.targets import capability_of
 
-    memory_bytes = parse_gpu_size(gpu_memory)
-    if not emulator.is_active() or emulator.statistics().capacity_bytes != memory_bytes:
-        emulator.start(memory_bytes)
+    wanted = given if isinstance(given, EmulatedGpu) else parse_emulated_gpu(given)
+    if wanted.architecture is not None:
+        emulator.start(wanted.memory_bytes, compute_capability=capability_of(wanted.architecture))
+    elif not emulator.is_active() or emulator.statistics().capacity_bytes != wanted.memory_bytes:
+        emulator.start(wanted.memory_bytes)

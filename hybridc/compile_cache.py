@@ -37,6 +37,7 @@ _PACKAGES = (
     "nvidia-cuda-nvrtc",
     "nvidia-cuda-runtime",
     "nvidia-nvfatbin",
+    "nvidia-nvjitlink",
     "ortools",
 )
 """Whose versions decide what the compiler makes of a program; some need not be installed."""

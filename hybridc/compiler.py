@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hybridc.artifact.store import Contents, check_destination, store
 from hybridc.calibrate.measurements import with_measurements
 from hybridc.codegen.assemble import contents_of
-from hybridc.codegen.generate import check_tools, generate_code
+from hybridc.codegen.generate import check_gpu, check_tools, generate_code
 from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals
@@ -68,9 +68,10 @@ def _compile(
         with watch("code"):
             store(path, made.library.weights, build)
     compiled = Compiled.of(made, path, watch.seconds, tuner.chosen if tuner else {})
-    if library is None or not options.cache:
+    if library is None:
         return compiled
-    return replace(compiled, cached=Cached(library.cached, library.functions))
+    cached = Cached(library.cached, library.functions) if options.cache else None
+    return replace(compiled, cached=cached, cuda_image_bytes=library.cuda_image_bytes)
 
 
 def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError, ...]:
@@ -126,5 +127,6 @@ def _artifact_path(output: str | Path | None, options: CompileOptions) -> Path |
     if output is None:
         raise missing_output("give `output`, the folder to write, or `stop_after`, the last stage to run")
     check_destination(Path(output))
+    check_gpu(options.target, options.machine)
     check_tools(options.target)
     return Path(output)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
-from hybridc.targets import Target, default_threads, parse_target
+from hybridc.targets import Target, default_threads, is_architecture, parse_target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,12 +106,25 @@ def parse_bytes(amount: Amount) -> int:
     return exact_bytes(parse_budget(amount))
 
 
-def parse_gpu_size(amount: Amount) -> int:
-    """The memory of an emulated GPU: `parse_bytes`, and at least one. Raises UsageError HC510."""
-    size_bytes = parse_bytes(amount)
-    if size_bytes == 0:
-        raise UsageError("HC510", f"invalid GPU size {amount!r}", remedy="for example 64MiB")
-    return size_bytes
+@dataclass(frozen=True, slots=True)
+class EmulatedGpu:
+    """What is to be emulated."""
+
+    memory_bytes: int
+    architecture: str | None = None
+    """Such as `sm_75`, which decides what code it loads; None: the one there is, else the default."""
+
+
+def parse_emulated_gpu(given: Amount) -> EmulatedGpu:
+    """Read `64MiB` or `64MiB:sm_75`: memory, at least a byte, and architecture. Raises UsageError HC510."""
+    amount, colon, name = given.partition(":") if isinstance(given, str) else (given, "", "")
+    if colon and not is_architecture(name):
+        what = f"{given!r} names the unknown GPU architecture {name!r}"
+        raise UsageError("HC510", what, remedy="for example 64MiB:sm_75")
+    memory_bytes = parse_bytes(amount)
+    if memory_bytes == 0:
+        raise UsageError("HC510", f"invalid GPU size {given!r}", remedy="for example 64MiB")
+    return EmulatedGpu(memory_bytes, name or None)
 
 
 def exact_bytes(budget: Budget) -> int:

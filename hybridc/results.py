@@ -42,6 +42,8 @@ class Compiled:
     """Times that were measured for the planner, by function and device."""
     cached: Cached | None = None
     """What was found in the cache; None without a cache or an artifact."""
+    cuda_image_bytes: int | None = None
+    """Of the GPU's code for all architectures of the target; None without any."""
 
     def __repr__(self) -> str:
         if self.path is None:

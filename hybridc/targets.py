@@ -1,10 +1,11 @@
-"""Targets: `[cuda[:ARCH,...]+]ISA`, for example `cuda+avx2`, `cuda:sm_80,sm_90+avx512`, `avx2`."""
+"""Targets: `[cuda[:ARCH,...]+]ISA`, for example `cuda+avx2`, `cuda:sm_86,sm_90+avx512`, `avx2`."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -104,11 +105,53 @@ ISAS = {
 }
 """Each processor takes the last one that it has all flags of."""
 
-DEFAULT_ARCHITECTURES = ("sm_80", "sm_90")
+DEFAULT_ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""From Turing, the oldest that CUDA 13 compiles for, to Blackwell. Each costs a tenth of what the first does,
+and some 40 KB (`codegen/cuda.py`)."""
 
 DEFAULT_THREADS = 8
 """Threads that kernels are scheduled for if none are given and this processor cannot run the target's code:
 the cores of a common desktop processor."""
+
+
+def is_architecture(name: str) -> bool:
+    """Whether it is such as `sm_80`, `sm_90a` or `sm_100f`."""
+    return re.fullmatch(r"sm_\d{2,3}[af]?", name, re.ASCII) is not None
+
+
+def architecture_number(name: str) -> int:
+    """As NVRTC counts: 80 of `sm_80`, 90 of `sm_90a`."""
+    return int(name.strip("sm_af"))
+
+
+def capability_of(name: str) -> tuple[int, int]:
+    """The compute capability, (8, 0) of `sm_80`."""
+    return divmod(architecture_number(name), 10)
+
+
+def oldest(architectures: Sequence[str]) -> str:
+    """The one whose code is made for all: PTX of it runs on the others."""
+    return min(architectures, key=architecture_number)
+
+
+def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a GPU of this compute capability can load code for `architectures`, with PTX of the oldest.
+
+    Machine code runs on GPUs of its major version and at least its minor one, PTX on all that are not older.
+    Code for `sm_90a` runs on no other, that for `sm_100f` on no other major version. CUDA's rules: "Binary
+    Compatibility" and "PTX Compatibility" in the CUDA C++ Programming Guide.
+    """
+
+    def loads(name: str, is_ptx: bool) -> bool:
+        made_for, suffix = capability_of(name), name.lstrip("sm_0123456789")
+        if suffix == "a":
+            return capability == made_for
+        same_major = capability[0] == made_for[0]
+        return capability >= made_for and (same_major or (is_ptx and not suffix))
+
+    if not architectures:
+        return False
+    return loads(oldest(architectures), True) or any(loads(name, False) for name in architectures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +168,8 @@ class Target:
     def __str__(self) -> str:
         if not self.has_gpu:
             return self.isa.name
+        if self.cuda_architectures == DEFAULT_ARCHITECTURES:
+            return f"cuda+{self.isa.name}"
         return f"cuda:{','.join(self.cuda_architectures)}+{self.isa.name}"
 
 
@@ -178,7 +223,7 @@ def parse_target(text: str) -> Target:
             "HC501",
             what,
             where=f"target {text!r}",
-            remedy=f"{hint}write [cuda[:sm_80,sm_90]+]ISA with ISA one of {', '.join(offered)}",
+            remedy=f"{hint}write [cuda[:sm_75,sm_90]+]ISA with ISA one of {', '.join(offered)}",
         )
 
     gpu_text, plus, isa_text = str(text).rpartition("+")
@@ -189,7 +234,7 @@ def parse_target(text: str) -> Target:
             raise refuse(f"unknown GPU kind {kind!r}", kind)
         architectures = tuple(archs.split(",")) if colon else DEFAULT_ARCHITECTURES
         for arch in architectures:
-            if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+            if not is_architecture(arch):
                 raise refuse(f"unknown CUDA architecture {arch!r}")
     if isa_text == "native":
         return Target(architectures, native_isa())

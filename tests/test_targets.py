@@ -6,8 +6,9 @@ import pytest
 
 from hybridc import targets
 from hybridc.errors import DeviceError, UsageError
+from hybridc.machine import load_machine, machine_names
 from hybridc.options import CompileOptions
-from hybridc.targets import ISAS, Isa, native_isa, parse_target
+from hybridc.targets import ISAS, Isa, capability_of, native_isa, parse_target, runs_on
 
 
 @pytest.mark.parametrize("name", ["avx2", "avx512", "avx512_bf16", "amx"])
@@ -44,6 +45,39 @@ def test_precision_that_cannot_be_had_is_refused(target, options):
     with pytest.raises(UsageError) as refusal:
         CompileOptions(target=parse_target(target), **options)
     assert refusal.value.code == "HC526"
+
+
+@pytest.mark.parametrize(
+    ("architectures", "loading", "refused"),
+    [
+        (("sm_75",), [(7, 5), (8, 0), (12, 1)], [(7, 0), (6, 1)]),
+        (("sm_80", "sm_90"), [(8, 0), (8, 9), (9, 0), (10, 0)], [(7, 5)]),
+        (("sm_86",), [(8, 6), (8, 9), (9, 0)], [(8, 0), (7, 5)]),
+        (("sm_90a",), [(9, 0)], [(8, 9), (10, 0)]),
+        (("sm_80", "sm_90a"), [(8, 0), (9, 0), (12, 0)], [(7, 5)]),
+        (("sm_100f",), [(10, 0), (10, 3)], [(9, 0), (12, 0)]),
+    ],
+)
+def test_gpu_loads_code_of_its_major_version_or_ptx_of_the_oldest(architectures, loading, refused):
+    assert all(runs_on(architectures, capability) for capability in loading)
+    assert not any(runs_on(architectures, capability) for capability in refused)
+
+
+def test_cuda_alone_covers_the_gpu_of_every_profile() -> None:
+    target = parse_target("cuda+avx2")
+    chips = [load_machine(name).gpu.chip for name in machine_names()]
+    for chip in filter(None, chips):
+        assert runs_on(target.cuda_architectures, capability_of(chip.architecture))
+    assert (
+        str(target) == "cuda+avx2"
+        and parse_target("cuda:sm_75,sm_80,sm_86,sm_89,sm_90,sm_100,sm_120+avx2") == target
+    )
+
+
+@pytest.mark.parametrize("name", ["sm_8", "sm80", "compute_80", "sm_90x", ""])
+def test_unknown_architecture_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="unknown CUDA architecture"):
+        parse_target(f"cuda:{name}+avx2")
 
 
 @pytest.mark.parametrize(

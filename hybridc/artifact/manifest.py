@@ -27,9 +27,10 @@ from hybridc.json_values import (
 )
 from hybridc.labels import Labels
 from hybridc.machine import Machine, machine_from_json, machine_to_json
+from hybridc.targets import is_architecture
 
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MANIFEST = "manifest.json"
 TRAINING_MANIFEST = "training.json"
 """Of a folder that holds several artifacts, those of a training step."""
@@ -157,6 +158,8 @@ class Manifest:
     plans: tuple[StoredPlan, ...]
     """As in plan.json."""
     cuda_image_key: str | None
+    cuda_image_bytes: int | None
+    """Of the GPU's code for all architectures, inside of the library; None without any."""
     files: tuple[StoredFile, ...]
     counts: tuple[Port, ...] = ()
     """Single int64 numbers, by which outputs are cut; the graphs' results behind `outputs`."""
@@ -190,7 +193,7 @@ def manifest_from_json(data: Any) -> Manifest:
         versions=member(data, "versions", _versions),
         target=member(data, "target", text),
         cpu_flags=member(data, "cpu_flags", each(text)),
-        cuda_architectures=member(data, "cuda_architectures", each(text)),
+        cuda_architectures=member(data, "cuda_architectures", each(_architecture)),
         threads=member(data, "threads", optional(count)),
         inputs=member(data, "inputs", each(_port)),
         outputs=member(data, "outputs", each(_port)),
@@ -203,6 +206,7 @@ def manifest_from_json(data: Any) -> Manifest:
         functions=member(data, "functions", each(_function)),
         plans=member(data, "plans", each(_plan)),
         cuda_image_key=member(data, "cuda_image_key", optional(hexadecimal(16))),
+        cuda_image_bytes=member(data, "cuda_image_bytes", optional(count)),
         files=member(data, "files", each(_file)),
         counts=member(data, "counts", each(_port)),
     )
@@ -210,6 +214,13 @@ def manifest_from_json(data: Any) -> Manifest:
 
 def _versions(data: Any) -> Versions:
     return Versions(*(member(data, key, text) for key in ("hybridc", "tvm", "tvm_ffi")))
+
+
+def _architecture(data: Any) -> str:
+    name = text(data)
+    if not is_architecture(name):
+        raise JsonValueError(f"{name!r} is not a CUDA architecture")
+    return name
 
 
 def _source(data: Any) -> Source:

@@ -74,6 +74,7 @@ class Contents:
     host_memory_bytes: int | None = None
     cuda_source: str | None = None
     cuda_image_key: str | None = None
+    cuda_image_bytes: int | None = None
     threads: int | None = None
     counts: tuple[Port, ...] = ()
 
@@ -197,6 +198,7 @@ def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -
             for binding, pins in zip(contents.lowered.plans, contents.pins, strict=True)
         ),
         cuda_image_key=contents.cuda_image_key,
+        cuda_image_bytes=contents.cuda_image_bytes,
         files=tuple(_describe(folder / name) for name in sorted(names)),
         counts=contents.counts,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +98,12 @@ def _to_json(found: Sequence[PlanOf]) -> dict[str, Any]:
     from hybridc.report import report_to_json
 
     reports = [report_to_json(each.report()) for each in found]
-    measured = {"measured_us": measured_to_json(found[-1].machine.measured_us)}
-    return reports[-1] | measured | ({"plans": reports} if len(reports) > 1 else {})
+    code = found[-1].code
+    described = {
+        "measured_us": measured_to_json(found[-1].machine.measured_us),
+        "cuda": None if code is None else asdict(code),
+    }
+    return reports[-1] | described | ({"plans": reports} if len(reports) > 1 else {})
 
 
 def _write_files(found: PlanOf, arguments: argparse.Namespace, measured: MeasuredRun | None) -> None:

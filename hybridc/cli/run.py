@@ -27,7 +27,7 @@ from hybridc.cli.support.files import (
     write_text,
 )
 from hybridc.cli.support.terminal import print_text
-from hybridc.options import format_bytes, parse_bytes, parse_count, parse_gpu_size, parse_seed
+from hybridc.options import format_bytes, parse_bytes, parse_count, parse_emulated_gpu, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,9 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--emulate-gpu",
-        type=parse_gpu_size,
-        metavar="64MiB",
-        help="run on an emulated GPU with this much memory",
+        type=parse_emulated_gpu,
+        metavar="64MiB[:sm_75]",
+        help="run on an emulated GPU with this much memory, of this architecture (default: sm_90)",
     )
     add_threads(parser)
     parser.add_argument(

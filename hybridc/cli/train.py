@@ -20,7 +20,7 @@ from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
 from hybridc.cli.support.files import existing_artifact, print_json, write_text
 from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.errors import UsageError
-from hybridc.options import parse_bytes, parse_count, parse_gpu_size, parse_seed
+from hybridc.options import parse_bytes, parse_count, parse_emulated_gpu, parse_seed
 from hybridc.training.schedule import parse_schedule
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_results(parser)
     parser.add_argument(
         "--emulate-gpu",
-        type=parse_gpu_size,
-        metavar="64MiB",
-        help="run on an emulated GPU with this much memory",
+        type=parse_emulated_gpu,
+        metavar="64MiB[:sm_75]",
+        help="run on an emulated GPU with this much memory, of this architecture (default: sm_90)",
     )
     add_threads(parser)
     parser.add_argument(

@@ -26,6 +26,7 @@ def contents_of(model: ImportedModel, network: LoweredNetwork, library: BuiltLib
         host_memory_bytes=options.host_memory_bytes,
         cuda_source=library.cuda_source,
         cuda_image_key=None if library.cuda_image is None else image_key(library.cuda_image),
+        cuda_image_bytes=library.cuda_image_bytes,
         threads=options.threads,
         counts=_ports(model.counts),
     )

@@ -11,7 +11,9 @@ from hybridc.codegen.cuda import check_architectures, compile_fatbin
 from hybridc.codegen.library import BuiltLibrary, Progress, build_library, check_compiler
 from hybridc.compile_cache import Cache
 from hybridc.emulator import preload
-from hybridc.targets import Target
+from hybridc.errors import UsageError
+from hybridc.machine import Machine
+from hybridc.targets import Target, capability_of, runs_on
 
 
 def check_tools(target: Target) -> None:
@@ -20,6 +22,20 @@ def check_tools(target: Target) -> None:
     check_compiler()
     if target.has_gpu:
         check_architectures(target.cuda_architectures)
+
+
+def check_gpu(target: Target, machine: Machine) -> None:
+    """Raise UsageError HC503 if the machine profile's GPU could not load code for the target: plans are made
+    for it. Of a profile without `chip` nothing is known."""
+    chip = machine.gpu.chip
+    if chip is None or not target.has_gpu:
+        return
+    if not runs_on(target.cuda_architectures, capability_of(chip.architecture)):
+        names = ",".join(target.cuda_architectures)
+        gpu = f"{machine.gpu.name} ({chip.architecture})"
+        what = f"the GPU of the machine profile {machine.name!r}, {gpu}, cannot load code for {names}"
+        remedy = f"add it: --target cuda:{chip.architecture},{names}+{target.isa.name}, or give the --machine"
+        raise UsageError("HC503", what, remedy=f"{remedy} that the code is for")
 
 
 def generate_code(

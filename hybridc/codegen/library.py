@@ -56,6 +56,11 @@ class BuiltLibrary:
     cached: int
     """How many of them were compiled before."""
 
+    @property
+    def cuda_image_bytes(self) -> int | None:
+        """Of the GPU's code for all architectures; None where there is none."""
+        return None if self.cuda_image is None else len(self.cuda_image)
+
 
 @dataclass
 class _Capture:

@@ -106,7 +106,7 @@ def configure(
     thread_order: ThreadOrder = ThreadOrder.FORWARD,
     lazy_streams: bool = False,
     guard_tensors: bool = False,
-    compute_capability: tuple[int, int] = (8, 0),
+    compute_capability: tuple[int, int] = (9, 0),
 ) -> None:
     """What `start` does for the device: see there."""
     if memory_bytes <= 0:

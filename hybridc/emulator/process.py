@@ -28,7 +28,7 @@ def start(
     thread_order: ThreadOrder = ThreadOrder.FORWARD,
     lazy_streams: bool = False,
     guard_tensors: bool = False,
-    compute_capability: tuple[int, int] = (8, 0),
+    compute_capability: tuple[int, int] = (9, 0),
 ) -> None:
     """Give this process an emulated NVIDIA GPU with `memory_bytes` of memory, as `tvm.cuda(0)`.
 
@@ -37,6 +37,7 @@ def start(
     event shows as wrong data. Guard pages stand around allocations, and all tensors of a session lie in one.
     With `guard_tensors`, for tests, a kernel of a session that is loaded afterwards works on copies of its
     tensors with guard pages around each: it can neither read nor write what else the arena holds.
+    `compute_capability` says which code can be loaded, and how much shared memory a block may have.
 
     Raises DeviceError HC420 where a real GPU driver is loaded, HC421 to HC423 where the device cannot
     be built, HC424 if more than `memory_bytes` is in use; UsageError HC559 if a process that forked this one

@@ -11,9 +11,10 @@ from typing import Any
 
 import tvm_ffi
 
+from hybridc.artifact.load import Artifact
 from hybridc.errors import DeviceError
 from hybridc.runtime.forks import claim_gpu
-from hybridc.targets import available_threads
+from hybridc.targets import available_threads, runs_on
 
 CUDA_RUNTIME = "libcudart.so.13"
 SPINS = 1000
@@ -21,6 +22,7 @@ SPINS = 1000
 two kernels. TVM's own 300,000 keep a core from a second session, or from any other program, for a tenth of a
 second."""
 _BIG_CORES = 1  # ThreadGroup::kBig: all cores of the fastest kind
+_CUDA, _EXISTS, _COMPUTE_VERSION = 2, 0, 4  # kDLCUDA, DeviceAttrKind of TVM's device_api.h
 _configured = threading.local()
 
 
@@ -50,6 +52,26 @@ def no_gpu(reason: str) -> DeviceError:
     emulated = 'the emulated GPU: --emulate-gpu 1GiB, or in Python load(..., emulate_gpu="1GiB")'
     remedy = f"install the NVIDIA driver, or use {emulated}"
     return DeviceError("HC402", f"no usable GPU: {reason}", remedy=remedy)
+
+
+def check_gpu(artifact: Artifact) -> None:
+    """Raise DeviceError HC413 if the GPU can load neither machine code nor PTX of the artifact.
+
+    CUDA itself says so at the first launch of a kernel. Allocates nothing.
+    """
+    attribute = _global("runtime.GetDeviceAttr")
+    if not attribute(_CUDA, 0, _EXISTS):
+        return  # which the first use of the GPU tells
+    version = str(attribute(_CUDA, 0, _COMPUTE_VERSION))
+    major, minor = map(int, version.split("."))
+    names = artifact.manifest.cuda_architectures
+    if not runs_on(names, (major, minor)):
+        isa = artifact.manifest.target.rpartition("+")[2]
+        what = (
+            f"the GPU is of compute capability {version}, but the artifact's code is for {', '.join(names)}"
+        )
+        remedy = f"compile the model for --target cuda:sm_{major}{minor}+{isa}"
+        raise DeviceError("HC413", what, where=str(artifact.path), remedy=remedy)
 
 
 def limit_threads(count: int) -> None:

@@ -23,7 +23,7 @@ from hybridc.ir.plan import DRIVER_PAGE_BYTES, align
 from hybridc.runtime.code import Library, missing_kernel
 from hybridc.runtime.emulation import emulated_gpu
 from hybridc.runtime.faults import Faults
-from hybridc.runtime.libraries import no_gpu
+from hybridc.runtime.libraries import check_gpu, no_gpu
 from hybridc.runtime.staging import available_host_bytes, check_room, choose_staging, host_room_bytes
 
 _GPU_INDEX = 0
@@ -45,7 +45,8 @@ class LoadedProgram:
 
     What it holds is freed by `close`, or when it is collected. Not safe for several threads at once.
     Raises DeviceError HC402 without the GPU that the plan needs, HC405 if the GPU has too little free memory,
-    HC407 if it fails, HC408 if the host's memory may not hold what a run needs.
+    HC407 if it fails, HC408 if the host's memory may not hold what a run needs, HC413 if the artifact's code
+    is for other GPUs.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class LoadedProgram:
         threads: int,
         host_memory_bytes: int | None = None,
     ) -> None:
+        if artifact.needs_gpu:
+            check_gpu(artifact)
         self._library = library
         sizes = [w.size_bytes for w in artifact.stored_plan.streamed_weights]
         host_bytes = artifact.plan.arena_bytes(Device.CPU)

@@ -55,6 +55,7 @@ def contents_of(model: Model) -> Contents:
         machine=replace(load_machine(), measured_us={("matmul", Device.CPU): 1.5}),
         cuda_source="// kernels" if model.target.has_gpu else None,
         cuda_image_key="0123456789abcdef" if model.target.has_gpu else None,
+        cuda_image_bytes=4096 if model.target.has_gpu else None,
         threads=2,
     )
 
@@ -265,6 +266,10 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "output weight is missing": (
         "HC303",
         lambda a: edit(a / "manifest.json", lambda m: m["plans"][0]["host_weights"].pop()),
+    ),
+    "architecture that there cannot be": (
+        "HC303",
+        lambda a: edit(a / "manifest.json", lambda m: m.update(cuda_architectures=["newest"])),
     ),
     "image key is no number": (
         "HC303",

@@ -17,7 +17,7 @@ from hybridc.schedules.rule import Scheduled
 from hybridc.targets import parse_target
 from tests.support.timers import PretendedTimer
 
-TARGET = parse_target("cuda:sm_80+avx2")
+TARGET = parse_target("cuda:sm_75+avx2")
 
 
 def subject(family: str, rule: str, flops: int, bytes_moved: int, *devices: Device) -> Subject:

@@ -24,7 +24,7 @@ from hybridc.schedules.rule import Scheduled
 from hybridc.targets import parse_target
 from tests.support.timers import PretendedTimer
 
-OPTIONS = CompileOptions(target=parse_target("cuda:sm_80+avx2"), profile_kernels=True)
+OPTIONS = CompileOptions(target=parse_target("cuda:sm_75+avx2"), profile_kernels=True)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from hybridc.errors import DeviceError
 from hybridc.ir import Device
 from hybridc.targets import parse_target
 
-TARGET = parse_target("cuda:sm_80+avx2")
+TARGET = parse_target("cuda:sm_75+avx2")
 
 
 @pytest.mark.isa("avx2")

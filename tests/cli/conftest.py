@@ -151,6 +151,7 @@ class Fakes:
             tuned={"f": "8x3"} if options.tune_seconds else {},
             measured_us=_measured_us(options),
             cached=Cached(53, 56) if options.cache else None,
+            cuda_image_bytes=262 << 10 if options.target.has_gpu else None,
         )
 
     def plan_model(
@@ -179,7 +180,12 @@ class Fakes:
     def open_artifact(self, path: Path, **checks: bool) -> Any:
         plans = tuple(small_plan(budget_bytes) for budget_bytes in self.artifact_budgets)
         stored = (_Record(pins={}),) * len(plans)
-        manifest: Any = _Record(machine=load_machine(), plans=stored)
+        manifest: Any = _Record(
+            machine=load_machine(),
+            plans=stored,
+            cuda_architectures=("sm_75", "sm_90"),
+            cuda_image_bytes=262 << 10,
+        )
         return Artifact(path, manifest, (small_graph(),) * len(plans), plans, len(plans) - 1)
 
     def load(self, path: Path, **choices: int | None) -> FakeSession:

@@ -67,6 +67,7 @@ def test_compile_json(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None
     assert data["devices"][0]["peak_bytes"] == 512
     assert data["seconds"] == {"import": 0.5, "link": 1.0}
     assert data["cache"] == {"found": 53, "functions": 56}
+    assert data["cuda_image_bytes"] == 262 << 10
 
 
 def test_compile_with_several_budgets(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_compile_refuses_an_unknown_machine(cli: Any, fakes: Any, model: Path, t
 
 def test_plan_of_a_model(cli: Any, fakes: Any, model: Path) -> None:
     out = cli("plan", model, "--target", "cuda+avx2", "--gpu-memory", "50%").out
-    assert out.startswith(f"Plan of {model} for cuda:sm_80,sm_90+avx2 on laptop-4gb\n")
+    assert out.startswith(f"Plan of {model} for cuda+avx2 on laptop-4gb\n")
     assert "4.00 MiB" in out and "the smallest budget that works is 1.001MiB" in out
 
 
@@ -193,6 +194,13 @@ def test_plan_for_several_budgets(cli: Any, fakes: Any, model: Path, tmp_path: P
     refused = cli(*words, "--html", tmp_path / "p.html")
     assert refused.code == 2 and "give a single budget" in refused.err
     assert list(tmp_path.glob("*.html")) == []
+
+
+def test_plan_of_an_artifact_tells_of_its_gpu_code(cli: Any, fakes: Any, artifact: Path) -> None:
+    out = cli("plan", artifact).out
+    assert out.startswith(f"Plan of {artifact}, with 262.0 KiB of GPU code for sm_75, sm_90 and newer\n")
+    data = cli("plan", artifact, "--json").json()
+    assert data["cuda"] == {"architectures": ["sm_75", "sm_90"], "image_bytes": 262 << 10}
 
 
 def test_plans_of_an_artifact_for_several_budgets(cli: Any, fakes: Any, artifact: Path) -> None:
@@ -228,7 +236,7 @@ def test_plan_of_an_artifact_is_one_of_those_it_has(cli: Any, fakes: Any, artifa
     fakes.artifact_budgets = (MIB, 2 * MIB)
     assert cli("plan", artifact, "--json").json()["budget_bytes"] == 2 * MIB
     chosen = cli("plan", artifact, "--gpu-memory", "1.5MiB")
-    assert chosen.out.startswith(f"Plan of {artifact}, 1 of 2, for the budgets 1MiB, 2MiB\n")
+    assert chosen.out.startswith(f"Plan of {artifact}, 1 of 2, for the budgets 1MiB, 2MiB, with 262.0 KiB")
     refused = cli("plan", artifact, "--gpu-memory", "1000kB")
     assert refused.code == 2 and "error[HC558]" in refused.err and "1MiB, 2MiB" in refused.err
     assert "not a percentage" in cli("plan", artifact, "--gpu-memory", "50%").err

@@ -59,6 +59,14 @@ def test_refused_source_is_an_internal_error_with_the_log() -> None:
     assert caught.value.code == "HC920"
 
 
+def test_ptx_that_an_older_architecture_lacks_is_an_internal_error() -> None:
+    source = '__global__ void f(int x) { asm("cp.async.wait_all;"); }'
+    assert compile_fatbin(source, ("sm_80",))
+    with pytest.raises(InternalError, match=r"cp\.async") as caught:
+        compile_fatbin(source, ("sm_75", "sm_80"))
+    assert caught.value.code == "HC920"
+
+
 def test_unknown_architecture_is_an_error() -> None:
     with pytest.raises(InternalError):
         compile_fatbin(SCALE, ("sm_11",))

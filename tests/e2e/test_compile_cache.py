@@ -23,7 +23,7 @@ from hybridc.results import Cached, Compiled
 from tests.support.artifacts import CPU_TARGET, cpu_model
 
 HYBRID: dict[str, Any] = {
-    "target": "cuda:sm_80+avx2",
+    "target": "cuda:sm_75+avx2",
     "gpu_memory": "60%",
     "plan_seconds": 0.1,
     "threads": 2,
@@ -151,7 +151,7 @@ def test_processes_compile_at_once(
     onnx.save(network, tmp_path / "mlp.onnx")
     program = """
 import sys, hybridc
-made = hybridc.compile("mlp.onnx", sys.argv[1], target="cuda:sm_80+avx2", gpu_memory="60%", plan_seconds=0.1)
+made = hybridc.compile("mlp.onnx", sys.argv[1], target="cuda:sm_75+avx2", gpu_memory="60%", plan_seconds=0.1)
 """
     command = [sys.executable, "-c", program]
     processes = [subprocess.Popen([*command, f"{n}.hyb"], cwd=tmp_path) for n in range(2)]

@@ -21,7 +21,7 @@ from hybridc.frontend import read_model
 from hybridc.runtime.session import Session
 from tests.support.machines import EAGER_GPU
 
-TARGETS = [pytest.param(name, marks=pytest.mark.isa("avx2")) for name in ("avx2", "cuda:sm_80+avx2")]
+TARGETS = [pytest.param(name, marks=pytest.mark.isa("avx2")) for name in ("avx2", "cuda:sm_75+avx2")]
 GPU_BYTES = 64 << 20
 X = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)
 X_WITH_NAN = np.where(np.abs(X) < 0.3, np.float32(np.nan), X)

@@ -21,7 +21,7 @@ ROUNDING = 2.0**-10
 TARGETS = [
     pytest.param("avx2", {}, marks=pytest.mark.isa("avx2")),
     pytest.param("avx512", {}, marks=pytest.mark.isa("avx512")),
-    pytest.param("cuda:sm_80+avx2", {"pins": {"*": "gpu"}}, marks=pytest.mark.isa("avx2")),
+    pytest.param("cuda:sm_75+avx2", {"pins": {"*": "gpu"}}, marks=pytest.mark.isa("avx2")),
 ]
 
 

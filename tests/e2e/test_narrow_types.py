@@ -93,7 +93,7 @@ def casts(names: Sequence[str]) -> Casts:
         pytest.param(("FLOAT8E5M2", "INT4"), "avx2", marks=pytest.mark.isa("avx2")),
         *(
             pytest.param(NAMES, target, marks=[pytest.mark.isa("avx2"), pytest.mark.slow])
-            for target in ("avx2", "cuda:sm_80+avx2")
+            for target in ("avx2", "cuda:sm_75+avx2")
         ),
     ],
     ids=["some", "all", "all on a GPU"],

@@ -27,7 +27,7 @@ CPU_TARGETS = [
     # tests of schedules show in less time what wider vectors do
     pytest.param("avx512", marks=[pytest.mark.isa("avx512"), pytest.mark.slow]),
 ]
-TARGETS = [*CPU_TARGETS, pytest.param("cuda:sm_80+avx2", marks=pytest.mark.isa("avx2"))]
+TARGETS = [*CPU_TARGETS, pytest.param("cuda:sm_75+avx2", marks=pytest.mark.isa("avx2"))]
 
 
 @dataclass

@@ -90,7 +90,7 @@ def test_few_rows_read_packed_weights(target: str, seed: int, rows: int, tmp_pat
 def test_a_gpu_reads_packed_weights(seed: int, rows: int, tmp_path: Path) -> None:
     emulator.start(GPU_BYTES, guard_tensors=True)
     model = product(seed, rows)
-    path, target = tmp_path / "m.hyb", "cuda:sm_80+avx2"
+    path, target = tmp_path / "m.hyb", "cuda:sm_75+avx2"
     hybridc.compile(model, path, target=target, machine=EAGER_GPU, pins={"*": "gpu"}, plan_seconds=0.05)
     assert weight_bytes(path) <= 0.45 * dense_bytes(model)
     assert_agrees(model, path)
@@ -226,7 +226,7 @@ def decoder(width: int, layers: int) -> onnx.ModelProto:
 @pytest.mark.isa("avx2")
 def test_a_budget_counts_packed_bytes(tmp_path: Path) -> None:
     """With half of the memory that the packed network needs, on an emulated GPU that has no more."""
-    model, path, target = decoder(256, 3), tmp_path / "m.hyb", "cuda:sm_80+avx2"
+    model, path, target = decoder(256, 3), tmp_path / "m.hyb", "cuda:sm_75+avx2"
     given = sum(len(each.raw_data) for each in model.graph.initializer)
     feeds = {"i": np.array([[5, 319, 0]])}
     (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)

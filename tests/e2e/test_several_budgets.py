@@ -22,7 +22,7 @@ from hybridc.machine import load_machine, machine_to_json
 from hybridc.models import build
 from tests.support.light_models import random_feeds
 
-TARGET = "cuda:sm_80+avx2"
+TARGET = "cuda:sm_75+avx2"
 BUDGETS = "60%,25%,100%,60%"
 """Unordered, and one of them twice."""
 

@@ -32,7 +32,7 @@ from tests.support.light_models import random_feeds
 from tests.support.random_graphs import graphs
 from tests.support.random_steps import random_steps
 
-TARGET = "cuda:sm_80+avx2"
+TARGET = "cuda:sm_75+avx2"
 BOTH = (Device.GPU, Device.CPU)
 CAP_BYTES = 64 << 20
 TOLERANCE = 1e-4

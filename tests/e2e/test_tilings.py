@@ -27,7 +27,7 @@ from hybridc.targets import parse_target
 from tests.support.light_models import random_feeds
 from tests.support.tiled import held_bytes
 
-TARGET = "cuda:sm_80+avx2"
+TARGET = "cuda:sm_75+avx2"
 PERCENTS = (50, 100)
 
 

@@ -173,7 +173,7 @@ def test_network_trains_the_same_within_half_the_memory(tmp_path: Path) -> None:
         loss="softmax_cross_entropy",
         optimizer="sgd:lr=0.05",
         batch=BATCH,
-        target="cuda:sm_80+avx2",
+        target="cuda:sm_75+avx2",
         gpu_memory="50%",
         machine=tmp_path / "machine.json",
         plan_seconds=1.0,
@@ -204,7 +204,7 @@ def test_programs_that_take_turns_on_the_gpu_are_read_once(
         optimizer="sgd:lr=0.05,momentum=0.9",
         batch=BATCH,
         accumulate=4,
-        target="cuda:sm_80+avx2",
+        target="cuda:sm_75+avx2",
         machine=EAGER_GPU,
         plan_seconds=0.5,
     )
@@ -241,7 +241,7 @@ def test_dominating_layer_trains_in_parts_that_nobody_sees(tmp_path: Path) -> No
         loss="softmax_cross_entropy",
         optimizer="sgd:lr=0.05,momentum=0.9",
         batch=BATCH,
-        target="cuda:sm_80+avx2",
+        target="cuda:sm_75+avx2",
         plan_seconds=0.5,
     )
     losses, states = reference_run(model, batches(), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))

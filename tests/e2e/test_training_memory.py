@@ -42,7 +42,7 @@ def test_device_counts_the_bytes_that_were_planned(name: str, share: str, tmp_pa
         tmp_path / "step.hyb",
         loss="softmax_cross_entropy",
         optimizer="sgd:lr=0.05",
-        target="cuda:sm_80+avx2",
+        target="cuda:sm_75+avx2",
         gpu_memory=share,
         machine=tmp_path / "machine.json",
         plan_seconds=0.2,

@@ -23,7 +23,7 @@ from hybridc import emulator
 
 {after_import}
 gpu = tvm.cuda(0)
-assert gpu.exist and gpu.compute_version == "8.0"
+assert gpu.exist and gpu.compute_version == "9.0"
 image = b"image of the program"
 
 def compile_kernels(source):

@@ -21,9 +21,9 @@ def main() -> None:
     target, folder = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else None
     if target.startswith("cuda"):
         from hybridc import emulator
-        from hybridc.options import parse_gpu_size
+        from hybridc.options import parse_bytes
 
-        emulator.start(parse_gpu_size("256MiB"))  # before anything loads TVM
+        emulator.start(parse_bytes("256MiB"))  # before anything loads TVM
     import torch
 
     from tests.exports.export import VARIANTS

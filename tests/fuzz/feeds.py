@@ -217,7 +217,7 @@ def _open(name: str, device: str) -> Opened:
     if device == "gpu" and not emulator.is_active():
         emulator.start(GPU_BYTES, guard_tensors=True)
     with tempfile.TemporaryDirectory(prefix="hybridc-fuzz-") as folder:
-        path, target = Path(folder) / "model.hyb", "cuda:sm_80+avx2" if device == "gpu" else "avx2"
+        path, target = Path(folder) / "model.hyb", "cuda:sm_75+avx2" if device == "gpu" else "avx2"
         options: Any = {"target": target, "machine": EAGER_GPU, "plan_seconds": 1, "fast_algorithms": False}
         hybridc.compile(model, path, **options)
         reference, kinds = _reference(model), _kinds(model, case)

@@ -17,9 +17,9 @@ def main() -> None:
     os.dup2(2, 1)
     if sys.argv[1].startswith("cuda"):
         from hybridc import emulator
-        from hybridc.options import parse_gpu_size
+        from hybridc.options import parse_bytes
 
-        emulator.start(parse_gpu_size("1GiB"))
+        emulator.start(parse_bytes("1GiB"))
     from tests.onnx_suite.cases import judge, tests, use_target
 
     use_target(sys.argv[1])

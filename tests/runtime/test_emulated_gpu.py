@@ -164,6 +164,25 @@ def test_emulated_gpu_of_the_same_size_is_left_as_it_is(hybrid_artifact: Path) -
 
 
 @pytest.mark.usefixtures("emulated_gpu")
+def test_gpu_that_the_code_is_not_for_is_refused_before_anything_is_allocated(hybrid_artifact: Path) -> None:
+    emulator.start(EMULATED_BYTES, compute_capability=(7, 5))
+    before = emulator.statistics().allocations
+    with pytest.raises(DeviceError, match=r"of compute capability 7\.5, but .* for sm_80") as caught:
+        hybridc.load(hybrid_artifact)
+    assert caught.value.code == "HC413" and caught.value.exit_code == 5
+    assert "cuda:sm_75+avx2" in caught.value.remedy
+    assert emulator.statistics().allocations == before
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_120"])
+def test_newer_gpus_load_machine_code_or_ptx(hybrid_artifact: Path, architecture: str) -> None:
+    with hybridc.load(hybrid_artifact, emulate_gpu=f"1MiB:{architecture}") as opened:
+        [y] = opened.run(None, {"the/x": drawn(0)})
+    np.testing.assert_allclose(y, expected(drawn(0)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
 def test_failure_of_a_launch_names_the_kernel_and_what_it_did(
     hybrid_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +209,7 @@ def test_emulated_gpu_does_not_shrink_below_what_a_session_holds(hybrid_artifact
     np.testing.assert_allclose(y, expected(drawn(0)), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", ["50%", "64", "0MiB", 0, -1, "much", True])
+@pytest.mark.parametrize("size", ["50%", "64", "0MiB", 0, -1, "much", True, "1MiB:", "1MiB:sm_x"])
 @pytest.mark.parametrize("load_any", [hybridc.load, hybridc.load_training])
 def test_impossible_size_of_an_emulated_gpu_is_refused(load_any: Any, size: Any) -> None:
     with pytest.raises(UsageError) as caught:

@@ -159,6 +159,7 @@ class Model:
             machine=load_machine(),
             cuda_source=library.cuda_source,
             cuda_image_key=None if image is None else emulator.image_key(image),
+            cuda_image_bytes=library.cuda_image_bytes,
         )
 
     def _build(self, lowered: Lowered, folder: Path) -> BuiltLibrary:

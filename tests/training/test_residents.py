@@ -45,7 +45,7 @@ def gpu_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         loss=LOSS,
         optimizer=OPTIMIZER,
         batch=BATCH,
-        target="cuda:sm_80+avx2",
+        target="cuda:sm_75+avx2",
         machine=EAGER_GPU,
         plan_seconds=0.5,
     )

@@ -27,6 +27,18 @@ if TYPE_CHECKING:
 _PROGRAM = {"step": "the training step", "evaluate": "the evaluation", "accumulate": "the accumulation"}
 
 
+@dataclass(frozen=True, slots=True)
+class CudaCode:
+    """The code for GPUs that an artifact has."""
+
+    architectures: tuple[str, ...]
+    """With machine code of their own; newer ones take PTX of the oldest."""
+    image_bytes: int
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.image_bytes)} of GPU code for {', '.join(self.architectures)} and newer"
+
+
 @dataclass(frozen=True)
 class PlanOf:
     """A plan, and what it was made for."""
@@ -41,6 +53,8 @@ class PlanOf:
     smallest_bytes_bound: int | None = None
     program: str | None = None
     """Of a training step, the one that is planned."""
+    code: CudaCode | None = None
+    """Of an artifact with code for GPUs."""
 
     def report(self) -> Report:
         from hybridc.report import report_plan
@@ -181,11 +195,17 @@ def _stored(arguments: argparse.Namespace, artifact: Artifact, program: str | No
     title = f"Plan of {_described(arguments.source, program)}"
     if len(artifact.plans) > 1:
         title += f", {artifact.number + 1} of {len(artifact.plans)}, for the budgets {artifact.budgets}"
+    manifest = artifact.manifest
+    code = None
+    if manifest.cuda_image_bytes is not None:
+        code = CudaCode(manifest.cuda_architectures, manifest.cuda_image_bytes)
+        title += f", with {code}"
     return PlanOf(
         artifact.graph,
         artifact.plan,
-        artifact.manifest.machine,
+        manifest.machine,
         artifact.stored_plan.pins,
         title,
         program=program,
+        code=code,
     )

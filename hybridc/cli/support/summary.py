@@ -31,6 +31,7 @@ def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
     return {
         "path": str(compiled.path),
         "artifact_bytes": _folder_bytes(compiled.path),
+        "cuda_image_bytes": compiled.cuda_image_bytes,
         "seconds": dict(compiled.seconds),
         "cache": None if compiled.cached is None else asdict(compiled.cached),
         "functions": len({kernel.function for graph in compiled.graphs for kernel in graph.kernels}),
@@ -72,6 +73,8 @@ def compiled_summary(compiled: Compiled, target: str) -> str:
         f"{compiled.path}: {format_bytes(data['artifact_bytes'])}, for {target}",
         f"  {kernels} ({functions}), compiled in {seconds:.1f} s{_from_cache(compiled)}",
     ]
+    if compiled.cuda_image_bytes is not None:
+        lines.append(f"  {format_bytes(compiled.cuda_image_bytes)} of GPU code for all architectures")
     if data["tuned"]:
         lines.append(f"  {plural(len(data['tuned']), 'function')} with a faster tile found by tuning")
     if data["measured_us"]:
