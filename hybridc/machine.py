@@ -104,6 +104,8 @@ class Machine:
     measured_us: Mapping[tuple[str, Device], float] = field(default_factory=dict, hash=False)
     """Times of single functions of the graph at hand, by name and device, which count instead of what the
     speeds predict. No part of a profile."""
+    estimated_us: Mapping[tuple[str, Device], float] = field(default_factory=dict, hash=False)
+    """Likewise times by the model of the GPU, of functions without a measured one."""
 
     def processor(self, device: Device) -> Processor:
         return self.gpu if device is Device.GPU else self.cpu
@@ -173,7 +175,7 @@ def machine_from_json(data: Any, where: str = "") -> Machine:
 def machine_to_json(machine: Machine) -> dict[str, Any]:
     """The profile as plain JSON values; `machine_from_json` is its inverse."""
     data = asdict(machine)
-    del data["measured_us"]
+    del data["measured_us"], data["estimated_us"]
     for processor in (data["gpu"], data["cpu"]):
         if processor["chip"] is None:
             del processor["chip"]

@@ -18,6 +18,7 @@ import numpy as np
 from hybridc.compile_cache import Cache, NoCache
 from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine
+from hybridc.machines.typical import with_typical_cpu
 from hybridc.options import CompileOptions
 from hybridc.passes.lower.lower import Lowered
 from hybridc.passes.planner.choose_tilings import Tiling
@@ -72,6 +73,8 @@ class Library:
     profiled: frozenset[str] = frozenset()
     """Functions that were handed to the profiler."""
     measured_us: Times = field(default_factory=dict)
+    estimated_us: Times = field(default_factory=dict)
+    """Of GPU functions, by the model of GPU times."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,9 @@ class ImportedNetwork:
 
     @property
     def machine(self) -> Machine:
-        """The profile of the machine, with the times that are measured so far."""
-        machine, library = self.job.options.machine, self.library
-        return replace(machine, measured_us=library.measured_us) if library.profiled else machine
+        """The profile of the machine, with what CPU kernels usually reach and the times known so far."""
+        machine, library = with_typical_cpu(self.job.options.machine), self.library
+        return replace(machine, measured_us=library.measured_us, estimated_us=library.estimated_us)
 
 
 @dataclass(frozen=True)

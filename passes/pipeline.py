@@ -19,6 +19,7 @@ TO_GRAPH: StageSequence[ImportedNetwork, GraphedNetwork] = (
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
     .then("schedule", stages.schedule_network, stages.show_scheduled)
     .then("graph", stages.read_network_graph, stages.show_graph)
+    .then("estimate", stages.estimate_network, stages.show_estimates)
     # before anything is chosen, so that tilings, the order of kernels and plans all use measured times
     .then("profile", stages.profile_network, stages.show_times)
 )

@@ -15,6 +15,7 @@ from hybridc.ir.verify import verify
 from hybridc.native import can_build
 from hybridc.options import FP16, FP32, INT8
 from hybridc.passes.canonicalize.canonicalize import canonicalize
+from hybridc.passes.estimate import estimated_us
 from hybridc.passes.fuse.attention import Attention, fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
@@ -28,6 +29,7 @@ from hybridc.passes.phases import (
     PlannedNetwork,
     ScheduledNetwork,
     TiledNetwork,
+    Times,
     budget_bytes,
 )
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
@@ -160,6 +162,16 @@ def read_network_graph(c: ScheduledNetwork, _: Progress) -> GraphedNetwork:
     """Kernels and tensors with their costs; from here on no stage but `tile` and `lower` needs TVM."""
     graph = read_graph(c.program, c.scheduled, c.job.loop_carried)
     return GraphedNetwork(c.job, c.program, c.library, c.narrow, unfused=c.unfused, graph=graph)
+
+
+def estimate_network(c: GraphedNetwork, _: Progress) -> GraphedNetwork:
+    """Estimate the times of the GPU functions that the kernels call, those that have none yet."""
+    options, known = c.job.options, c.library.estimated_us
+    calibrated = options.machine.gpu.efficiencies
+    called = {kernel.function for kernel in c.graph.kernels if kernel.family not in calibrated}
+    new = {key: made for key, made in c.scheduled.items() if key[0] in called and key not in known}
+    found = estimated_us(new, options.machine, options.target, c.job.cache)
+    return replace(c, library=replace(c.library, estimated_us={**known, **found}))
 
 
 def profile_network(c: GraphedNetwork, _: Progress) -> GraphedNetwork:
@@ -300,11 +312,16 @@ def show_graph(c: GraphedNetwork) -> tuple[str, str]:
 
 def show_times(c: GraphedNetwork) -> tuple[str, str]:
     """The measured times in microseconds as JSON."""
-    times = [
-        {"function": function, "device": device.value, "us": us}
-        for (function, device), us in c.library.measured_us.items()
-    ]
-    return ".json", _json(times)
+    return ".json", _json(_listed(c.library.measured_us))
+
+
+def show_estimates(c: GraphedNetwork) -> tuple[str, str]:
+    """The estimated times in microseconds as JSON."""
+    return ".json", _json(_listed(c.library.estimated_us))
+
+
+def _listed(times: Times) -> list[dict[str, Any]]:
+    return [{"function": name, "device": device.value, "us": us} for (name, device), us in times.items()]
 
 
 def show_tilings(c: TiledNetwork) -> tuple[str, str]:

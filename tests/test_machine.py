@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.ir.graph import FAMILIES
 from hybridc.machine import Efficiency, load_machine, machine_from_json, machine_names, machine_to_json
+from hybridc.machines.typical import TYPICAL_CPU, with_typical_cpu
+
+RECORD = Path(__file__).parent.parent / "benchmarks" / "results" / "cpu_avx512.json"
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -123,8 +127,35 @@ def test_profile_of_peaks_and_speeds_alone_is_complete() -> None:
     assert machine_from_json(data) == load_machine()
 
 
+def test_typical_cpu_reaches_the_medians_of_the_recorded_kernels() -> None:
+    record = json.loads(RECORD.read_text())
+    families = {"conv2d_blocked": "conv2d", "attention": "matmul"}
+    shares: dict[str, dict[str, list[float]]] = {}
+    for row in record["rows"]:
+        if row["table"] == "kernels":
+            bound, share = (
+                row["bound"],
+                "percent_of_peak" if row["bound"] == "compute" else "percent_of_copy",
+            )
+            family = shares.setdefault(families.get(row["rule"], row["rule"]), {"compute": [], "memory": []})
+            family[bound].append(row[share] / 100)
+    assert set(TYPICAL_CPU) == set(shares)
+    for name, found in shares.items():
+        typical = TYPICAL_CPU[name]
+        assert typical.compute == pytest.approx(median(found["compute"] or [1.0]), abs=1e-3)
+        assert typical.memory == pytest.approx(min(1.0, median(found["memory"] or [1.0])), abs=1e-3)
+
+
+def test_calibrated_cpu_keeps_what_was_measured() -> None:
+    machine = load_machine()
+    calibrated = replace(machine, cpu=replace(machine.cpu, efficiencies={"conv2d": Efficiency(0.5, 0.5)}))
+    assert with_typical_cpu(calibrated) == calibrated
+    assert with_typical_cpu(machine).cpu.efficiency("conv2d") == TYPICAL_CPU["conv2d"]
+
+
 def test_times_of_a_graph_are_no_part_of_a_profile() -> None:
-    machine = replace(load_machine(), measured_us={("f", Device.CPU): 1.0})
+    times = {("f", Device.CPU): 1.0}
+    machine = replace(load_machine(), measured_us=times, estimated_us=times)
     assert machine_to_json(machine) == machine_to_json(load_machine())
 
 

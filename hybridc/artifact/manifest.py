@@ -30,7 +30,7 @@ from hybridc.machine import Machine, machine_from_json, machine_to_json
 from hybridc.targets import is_architecture
 
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 MANIFEST = "manifest.json"
 TRAINING_MANIFEST = "training.json"
 """Of a folder that holds several artifacts, those of a training step."""
@@ -150,7 +150,7 @@ class Manifest:
     outputs: tuple[Port, ...]
     source: Source
     machine: Machine
-    """What the plan was made for, times that were measured included."""
+    """What the plan was made for, times that were measured or estimated included."""
     host_memory_bytes: int | None
     """What a run may hold of the host's memory; None: what there is."""
     functions: tuple[StoredFunction, ...]
@@ -173,18 +173,21 @@ class Manifest:
 def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     """The manifest as plain JSON values, sealed; `manifest_from_json` is its inverse."""
     data = asdict(replace(manifest, machine=None))  # type: ignore[arg-type]
-    measured_us = manifest.machine.measured_us
     content = {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
         **data,
         "machine": machine_to_json(manifest.machine),
-        "measured_us": [
-            {"function": function, "device": device.value, "us": us}
-            for (function, device), us in measured_us.items()
-        ],
+        "measured_us": _times_to_json(manifest.machine.measured_us),
+        "estimated_us": _times_to_json(manifest.machine.estimated_us),
     }
     return sealed(content)
+
+
+def _times_to_json(times: Mapping[tuple[str, Device], float]) -> list[dict[str, Any]]:
+    return [
+        {"function": function, "device": device.value, "us": us} for (function, device), us in times.items()
+    ]
 
 
 def manifest_from_json(data: Any) -> Manifest:
@@ -200,7 +203,8 @@ def manifest_from_json(data: Any) -> Manifest:
         source=member(data, "source", _source),
         machine=replace(
             member(data, "machine", _machine),
-            measured_us=dict(member(data, "measured_us", each(_measured))),
+            measured_us=dict(member(data, "measured_us", each(_time))),
+            estimated_us=dict(member(data, "estimated_us", each(_time))),
         ),
         host_memory_bytes=member(data, "host_memory_bytes", optional(count)),
         functions=member(data, "functions", each(_function)),
@@ -252,7 +256,7 @@ def _machine(data: Any) -> Machine:
         raise JsonValueError(str(error)) from None
 
 
-def _measured(data: Any) -> tuple[tuple[str, Device], float]:
+def _time(data: Any) -> tuple[tuple[str, Device], float]:
     key = member(data, "function", text), member(data, "device", Device)
     return key, member(data, "us", microseconds)
 

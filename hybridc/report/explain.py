@@ -19,7 +19,7 @@ from hybridc.ir.plan import resident_pairs
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.recover import recover
 from hybridc.passes.planner.model.core import Core
-from hybridc.passes.planner.model.cost import kernel_us
+from hybridc.passes.planner.model.cost import TimeSource, kernel_us, time_source
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
@@ -71,6 +71,8 @@ class Explanation:
     end_us: float
     device_us: dict[Device, float | None]
     """Time by itself on each device; None where it has no code."""
+    time_sources: dict[Device, TimeSource]
+    """Where these times come from."""
     footprint_bytes: int
     budget_bytes: int | None
     makespan_us: float
@@ -111,6 +113,7 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         start_us=spans[position][0],
         end_us=spans[position][1],
         device_us={d: kernel_us(kernel, machine, d) if d in kernel.devices else None for d in Device},
+        time_sources={d: time_source(kernel, machine, d) for d in kernel.devices},
         footprint_bytes=footprint_bytes(graph, kernel),
         budget_bytes=plan.budget_bytes,
         makespan_us=plan.makespan_us,

@@ -6,6 +6,7 @@ import textwrap
 
 from hybridc.ir import Device
 from hybridc.options import format_bytes
+from hybridc.passes.planner.model.cost import TimeSource
 from hybridc.report.explain import Alternative, Explanation, TensorFact
 from hybridc.report.reasons import other_device
 from hybridc.report.table import Column, format_us, printable, render_table
@@ -54,6 +55,7 @@ def _placement(explanation: Explanation) -> str:
     if here_us is not None and there_us is not None:
         by_itself = f"By itself it takes {format_us(here_us)} there"
         words.append(f"{by_itself}, and {format_us(there_us)} on the {there.upper()}.")
+    words.append(_sources(explanation.time_sources))
     if explanation.precision != "fp32":
         words.append(f"It multiplies {explanation.precision} numbers.")
     elif explanation.precision_note:
@@ -66,6 +68,10 @@ def _placement(explanation: Explanation) -> str:
     else:
         words.append(f"{needs}, of a budget of {format_bytes(explanation.budget_bytes)}.")
     return " ".join(words)
+
+
+def _sources(sources: dict[Device, TimeSource]) -> str:
+    return " ".join(f"The time on the {device.upper()} is {source}." for device, source in sources.items())
 
 
 def _wrapped(text: str, widest: int, indent: str = "") -> list[str]:

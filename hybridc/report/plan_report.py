@@ -8,6 +8,7 @@ from typing import Any
 
 from hybridc.ir import BufferKind, Copy, Device, Graph, Plan, Run
 from hybridc.machine import Machine
+from hybridc.passes.planner.model.cost import TimeSource
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.report.lanes import LaneRow, hidden_copy_us, lane_rows
 from hybridc.report.memory import ByteRow, byte_rows
@@ -35,6 +36,8 @@ class KernelRow:
     """In which it multiplies."""
     precision_note: str = ""
     """Why that is not what was asked for."""
+    time_source: TimeSource | None = None
+    """Where its time comes from; None where the machine is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ def _kernel_rows(graph: Graph, plan: Plan, reasons: Reasons) -> tuple[KernelRow,
                 reason="recomputed to save memory" if again else reasons.of(kernel, step.device),
                 precision=kernel.precision if step.device is Device.CPU else "fp32",
                 precision_note=kernel.precision_note,
+                time_source=reasons.time_source(kernel, step.device),
             )
         )
     return tuple(rows)

@@ -8,7 +8,7 @@ from functools import cached_property
 from hybridc.ir import Device, Graph, Kernel, Plan, Role
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
-from hybridc.passes.planner.model.cost import copy_us, kernel_us
+from hybridc.passes.planner.model.cost import TimeSource, copy_us, kernel_us, time_source
 from hybridc.passes.planner.model.pins import Pins
 
 
@@ -42,6 +42,10 @@ class Reasons:
         if all(d is device for d in self._around(kernel)):
             return "same as its neighbours"
         return f"leaves room on the {other.upper()}"
+
+    def time_source(self, kernel: Kernel, device: Device) -> TimeSource | None:
+        """Where the time of `kernel` comes from."""
+        return None if self.machine is None else time_source(kernel, self.machine, device)
 
     @cached_property
     def device_of(self) -> dict[str, Device]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hybridc.ir import Device, Lane
@@ -156,6 +157,10 @@ def summary_lines(report: Report) -> list[str]:
             line += f"; {works or 'any budget works'}"
         lines.append(line + ".")
     lines.append(f"Predicted run: {format_us(report.makespan_us)}{_against_bound(report)}.")
+    sources = Counter(row.time_source for row in report.kernels if row.time_source is not None)
+    if sources:
+        told = ", ".join(f"{count:,} {source}" for source, count in sorted(sources.items()))
+        lines.append(f"Kernel times: {told}.")
     lines += [_against_bytes_bound(row) for row in report.devices if row.device is Device.GPU and row.kernels]
     if report.hidden_copy_share is not None:
         lines.append(f"{report.hidden_copy_share:.0%} of the copies' time is hidden behind kernels.")

@@ -52,7 +52,11 @@ def contents_of(model: Model) -> Contents:
         inputs=ports(model.graph.inputs),
         outputs=ports(model.graph.outputs),
         source=Source("hand.onnx", "ab" * 32, 18),
-        machine=replace(load_machine(), measured_us={("matmul", Device.CPU): 1.5}),
+        machine=replace(
+            load_machine(),
+            measured_us={("matmul", Device.CPU): 1.5},
+            estimated_us={("matmul", Device.GPU): 0.5},
+        ),
         cuda_source="// kernels" if model.target.has_gpu else None,
         cuda_image_key="0123456789abcdef" if model.target.has_gpu else None,
         cuda_image_bytes=4096 if model.target.has_gpu else None,

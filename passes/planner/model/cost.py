@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 from hybridc.ir import Copy, Device, Graph, Kernel, Step
 from hybridc.machine import Machine
 
 
+class TimeSource(StrEnum):
+    """Where the time of a kernel comes from."""
+
+    MEASURED = "measured"
+    LOOPS = "estimated from the kernel's loops"
+    FAMILY = "estimated from what the kernel's family reaches"
+    PEAKS = "estimated from the data sheet's peaks"
+
+
+def time_source(kernel: Kernel, machine: Machine, device: Device) -> TimeSource:
+    """What `kernel_us` takes the time from."""
+    key = kernel.function, device
+    if key in machine.measured_us:
+        return TimeSource.MEASURED
+    if key in machine.estimated_us:
+        return TimeSource.LOOPS
+    is_known = kernel.family in machine.processor(device).efficiencies
+    return TimeSource.FAMILY if is_known else TimeSource.PEAKS
+
+
 def kernel_us(kernel: Kernel, machine: Machine, device: Device) -> float:
-    """Microseconds of a call: as measured, else the roofline max(flops/peak, bytes/bandwidth) and a launch.
+    """Microseconds of a call: as measured, else by the model of the GPU, else the roofline
+    max(flops/peak, bytes/bandwidth) and a launch.
 
     Peak and bandwidth are those that kernels of its family reach. The roofline is from Williams, Waterman
     and Patterson, CACM 52(4), 2009.
     """
-    measured_us = machine.measured_us.get((kernel.function, device))
-    if measured_us is not None:
-        return measured_us
+    key = kernel.function, device
+    known_us = machine.measured_us.get(key, machine.estimated_us.get(key))
+    if known_us is not None:
+        return known_us
     processor = machine.processor(device)
     reached = processor.efficiency(kernel.family)
     # 1 Gflop/s is 1e3 operations a microsecond, 1 GB/s 1e3 bytes a microsecond

@@ -8,7 +8,7 @@ import pytest
 
 from hybridc.ir import Device, Kernel
 from hybridc.machine import Efficiency, Link, Machine, Processor
-from hybridc.passes.planner.model.cost import copy_us, kernel_us
+from hybridc.passes.planner.model.cost import TimeSource, copy_us, kernel_us, time_source
 
 GPU, CPU = Device.GPU, Device.CPU
 MACHINE = Machine(
@@ -42,6 +42,21 @@ def test_peak_and_bandwidth_are_those_that_the_family_reaches() -> None:
     assert kernel_us(replace(pooling, flops=1, bytes_moved=10**6), machine, CPU) == pytest.approx(400 + 2)
     assert kernel_us(pooling, machine, GPU) == kernel_us(pooling, MACHINE, GPU)
     assert kernel_us(kernel(10**9, 1), machine, CPU) == kernel_us(kernel(10**9, 1), MACHINE, CPU)
+
+
+def test_time_is_measured_else_estimated_else_of_the_roofline_and_says_so() -> None:
+    cpu = replace(MACHINE.cpu, efficiencies={"pooling": Efficiency(0.5, 0.5)})
+    machine = replace(
+        MACHINE, cpu=cpu, measured_us={("f", GPU): 42.0}, estimated_us={("f", GPU): 1, ("g", GPU): 7}
+    )
+    measured, estimated = kernel(10**9, 1), replace(kernel(10**9, 1), function="g", family="pooling")
+    assert [kernel_us(k, machine, GPU) for k in (measured, estimated)] == [42.0, 7.0]
+    assert [time_source(k, machine, GPU) for k in (measured, estimated)] == [
+        TimeSource.MEASURED,
+        TimeSource.LOOPS,
+    ]
+    assert time_source(measured, machine, CPU) is TimeSource.PEAKS
+    assert time_source(estimated, machine, CPU) is TimeSource.FAMILY
 
 
 def test_a_measured_time_counts_on_its_device_alone() -> None:
