@@ -3,7 +3,8 @@
     python benchmarks/gpu_model.py --source F.cu --kernel NAME --grid X,Y,Z --block X,Y,Z --arch sm_86 \\
         --gpu "RTX 3090" --buffer BYTES...
     python benchmarks/gpu_model.py --validate --kernels DIR
-    python benchmarks/gpu_model.py --suite resnet50 --gpu "RTX 3090" --precision fp16
+    python benchmarks/gpu_model.py --suite resnet50,bert@fp16 --gpu "RTX 3090"
+    python benchmarks/gpu_model.py --gates resnet50,bert,bert@fp16 --strict
 
 The first prints JSON for a kernel that anybody wrote in CUDA C++. The kernel's parameters are the buffers in
 their order, if it has no others; else give all of them by --arguments: numbers as they are, a buffer as `b`
@@ -11,6 +12,10 @@ and its bytes. The second compares estimates with published times of two ladders
 (gpu_model/ladders.py says where they are from), and writes `results/gpu_model.json`. The third prices every
 kernel of a network that hybridc would run on that GPU, by the estimate and by its closed form, and notes
 that in `results/gpu_model_suite.json`.
+
+The last counts, for GPUs of sm_75, sm_80 and sm_86, what is judged without times: spilled registers, tensor
+cores, widths of loads, bank conflicts, sectors, waves. It notes that in `results/gpu_gates.json`, and with
+`--strict` ends with 1 where a threshold (gpu_model/gates.py) is missed.
 
 Needs `nvdisasm` (the extra `bench`) and g++. Times are estimates: docs/benchmarks.md says how far off they
 are where that is known.
@@ -33,7 +38,6 @@ from hybridc.errors import HybridcError, UsageError
 from hybridc.gpu_model.estimate import estimate
 from hybridc.gpu_model.kernel import Argument, Buffer, call, find_kernel, kernels_of
 from hybridc.machine import Processor, gpu_named
-from hybridc.options import FP16, FP32
 
 
 def main() -> None:
@@ -43,8 +47,9 @@ def main() -> None:
     actions = parser.add_mutually_exclusive_group(required=True)
     actions.add_argument("--source", type=Path, help="file of CUDA C++")
     actions.add_argument("--validate", nargs="*", metavar="LADDER", help="all, or those of these names")
-    actions.add_argument("--suite", metavar="NETWORK[:BATCH],...")
-    parser.add_argument("--precision", choices=(FP32, FP16), default=FP32, help="of the suite's networks")
+    actions.add_argument("--suite", metavar="NETWORK[:BATCH][@fp16],...")
+    actions.add_argument("--gates", metavar="NETWORK[:BATCH][@fp16],...")
+    parser.add_argument("--strict", action="store_true", help="with --gates: fail below the thresholds")
     parser.add_argument("--kernel", help="its name, or a part of the mangled one")
     parser.add_argument("--grid", type=_three, help="blocks along x, y and z")
     parser.add_argument("--block", type=_three, help="threads along x, y and z")
@@ -67,7 +72,11 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.validate is not None:
         _validate(arguments.kernels, arguments.validate)
     elif arguments.suite:
-        _price(arguments.suite.split(","), gpu_named(arguments.gpu), arguments.precision)
+        _price(arguments.suite.split(","), gpu_named(arguments.gpu))
+    elif arguments.gates:
+        missed = _judge(arguments.gates.split(","))
+        if missed and arguments.strict:
+            raise SystemExit("\n".join(missed))
     else:
         for name in ("kernel", "grid", "block"):
             if getattr(arguments, name) is None:
@@ -127,18 +136,34 @@ def _three(text: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _price(networks: Sequence[str], processor: Processor, precision: str) -> None:
+def _price(networks: Sequence[str], processor: Processor) -> None:
     """Rows of the same network on the same GPU replace those that the result has."""
     from gpu_model.suite import suite_rows
 
     for network in networks:
         rows = []
-        for row in suite_rows(network, processor, precision):
+        for row in suite_rows(network, processor):
             print(json.dumps(row), flush=True)
             rows.append(row)
         key = rows[-1]["network"], processor.name
         others = [r for r in result_rows("gpu_model_suite") if (r["network"], r["gpu"]) != key]
         write_result("gpu_model_suite", [*others, *rows])
+
+
+def _judge(networks: Sequence[str]) -> list[str]:
+    """What the kernels of the networks miss; rows of these networks replace those that the result has."""
+    from gpu_model.gates import failures, gate_rows
+
+    missed = []
+    for network in networks:
+        rows = []
+        for row in gate_rows(network):
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+            missed += failures(row) if "kernels" in row else []
+        others = [row for row in result_rows("gpu_gates") if row["network"] != network]
+        write_result("gpu_gates", [*others, *rows])
+    return missed
 
 
 def _validate(folder: Path, names: Sequence[str]) -> None:

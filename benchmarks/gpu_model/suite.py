@@ -7,8 +7,8 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from hybridc.gpu_model.fast import estimate_fast
 from hybridc.gpu_model.kernel import Buffer, Call, Kernel, call, kernels_of
 from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
+from hybridc.ir import Kernel as IrKernel
 from hybridc.ir.graph import dtype_bits
 from hybridc.machine import Processor, load_machine
 from hybridc.options import FP32, CompileOptions
@@ -41,14 +42,26 @@ from hybridc.targets import Target, parse_target
 PARAMETERS: dict[str, dict[str, Any]] = {"unet": {"size": 256}, "bert": {"tokens": 128}}
 
 
-def suite_rows(network: str, processor: Processor, precision: str = FP32) -> Iterator[dict[str, Any]]:
-    """A row for each distinct kernel, then one for all. `network` is a model of hybridc, or `resnet50:16` for
-    a batch; in another precision its rows are those of `resnet50:16 fp16`."""
-    target = parse_target(f"cuda:{chip_of(processor).architecture}+avx2")
-    name, _, batch = network.partition(":")
+@dataclass(frozen=True, slots=True)
+class SuiteKernel:
+    """A distinct kernel of a network, compiled for a GPU."""
+
+    kernel: IrKernel
+    calls: int
+    """In a run of the network."""
+    rule: str
+    function: tirx.PrimFunc
+    """As its rule scheduled it."""
+    launches: Sequence[Call]
+
+
+def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
+    """`network` is a model of hybridc, `resnet50:16` with a batch, or `bert@fp16` stored in 16-bit floats."""
+    rest, _, precision = network.partition("@")
+    name, _, batch = rest.partition(":")
     parameters = PARAMETERS.get(name, {}) | ({"batch": int(batch)} if batch else {})
-    machine = replace(load_machine(), gpu=processor)
-    options = CompileOptions(target=target, precision=precision, machine=machine)
+    target, machine = target_of(processor), replace(load_machine(), gpu=processor)
+    options = CompileOptions(target=target, precision=precision or FP32, machine=machine)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(models.build(name, **parameters), path, save_as_external_data=True)
@@ -59,23 +72,36 @@ def suite_rows(network: str, processor: Processor, precision: str = FP32) -> Ite
     assert done.graph is not None and done.scheduled is not None
     kernels = {k.function: k for k in done.graph.kernels if Device.GPU in k.devices}
     calls = Counter(kernel.function for kernel in done.graph.kernels)
-    functions = {f: done.scheduled[f, Device.GPU].function for f in kernels}
-    launches = launches_of(functions, target)
+    scheduled = {f: done.scheduled[f, Device.GPU] for f in kernels}
+    launches = launches_of({f: made.function for f, made in scheduled.items()}, target)
+    return [
+        SuiteKernel(kernel, calls[f], scheduled[f].rule, scheduled[f].function, launches[f])
+        for f, kernel in kernels.items()
+    ]
+
+
+def target_of(processor: Processor) -> Target:
+    """Of this GPU alone."""
+    return parse_target(f"cuda:{chip_of(processor).architecture}+avx2")
+
+
+def suite_rows(network: str, processor: Processor) -> Iterator[dict[str, Any]]:
+    """A row for each distinct kernel of a network (`kernels_of_network`), then one for all."""
     rows = []
-    network = network if precision == FP32 else f"{network} {precision}"
-    for function, kernel in kernels.items():
-        found = [estimate(launch, processor) for launch in launches[function]]
+    for made in kernels_of_network(network, processor):
+        kernel, launches = made.kernel, made.launches
+        found = [estimate(launch, processor) for launch in launches]
         begin = time.perf_counter()
-        works = work_of_function(lowered_for_gpu(functions[function], cuda_target(target)))
+        works = work_of_function(lowered_for_gpu(made.function, cuda_target(target_of(processor))))
         fast = [estimate_fast(work, processor) for work in works]
         us = sum(e.us for e in found)
         rows.append(
             {
                 "network": network,
                 "gpu": processor.name,
-                "kernel": function,
-                "rule": done.scheduled[function, Device.GPU].rule,
-                "calls": calls[function],
+                "kernel": kernel.function,
+                "rule": made.rule,
+                "calls": made.calls,
                 "launches": len(found),
                 "us": round(us, 2),
                 "fast_us": round(sum(e.us for e in fast), 2),
@@ -84,8 +110,8 @@ def suite_rows(network: str, processor: Processor, precision: str = FP32) -> Ite
                 "share_of_peak": round(kernel.flops / us / processor.peak_gflops / 1e3, 3),
                 "share_of_bandwidth": round(kernel.bytes_moved / us / processor.bandwidth_gb_s / 1e3, 3),
                 "waves": round(max(e.waves for e in found), 2),
-                "registers": max(launch.kernel.resources.registers for launch in launches[function]),
-                "local_bytes": max(launch.kernel.resources.local_bytes for launch in launches[function]),
+                "registers": max(launch.kernel.resources.registers for launch in launches),
+                "local_bytes": max(launch.kernel.resources.local_bytes for launch in launches),
                 "sector_ratio": round(max(e.counters.sector_ratio for e in found), 2),
                 "bank_conflict_factor": round(max(e.counters.bank_conflict_factor for e in found), 2),
             }

@@ -39,6 +39,19 @@ def test_closed_form_ranks_kernels_as_the_estimate_does(row: dict[str, Any]) -> 
     assert row["rank_correlation"] >= 0.9
 
 
+def test_gates_are_recorded_for_each_architecture() -> None:
+    recorded = rows("gpu_gates")
+    totals = [row for row in recorded if "kernels" in row]
+    networks = {row["network"] for row in totals}
+    wanted = {(network, arch) for network in networks for arch in ("sm_75", "sm_80", "sm_86")}
+    assert wanted and {(row["network"], row["architecture"]) for row in totals} == wanted
+    for total in totals:
+        place = total["network"], total["architecture"]
+        own = [r for r in recorded if "kernel" in r and (r["network"], r["architecture"]) == place]
+        assert total["kernels"] == len(own)
+        assert total["local_bytes"] == max(row["local_bytes"] for row in own)
+
+
 def test_page_shows_these_figures() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     for row in LADDERS:
