@@ -15,12 +15,14 @@ from itertools import pairwise
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
-from hybridc.passes.planner.model.context import BUDGET_SHARES, Effort, PlanningContext
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.search.partition import choose_order, rough_time_us, smallest_budget_bytes
 
 # An order is chosen once for all budgets: the middle of what people ask for stands for the rest.
+_TILING_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
+"""Shares of what a graph needs entirely on the GPU at which tilings are compared: each takes time."""
 USUAL = (0.1, 0.25, 0.5)
 """Shares that decide in which order the kernels of the whole network run."""
 # Tilings have limits a factor of two apart: with 8, three of them are compared at a point, and the whole.
@@ -36,8 +38,6 @@ class Tiling:
     pins: Pins = field(default_factory=dict)
     limit_bytes: int = UNLIMITED_BYTES
     """What kernels are cut up to."""
-    all_bytes: int | None = None
-    """What the whole network needs entirely on the GPU, if that is known."""
     first_bytes: int = 0
     """Smaller budgets have better ways."""
     last_bytes: int = UNLIMITED_BYTES
@@ -72,7 +72,7 @@ def choose_tilings(
     if not cut_up:
         return (replace(whole, order=choose_order(contexts[0], usual)),)
     least_bytes = [smallest_budget_bytes(t.graph, machine, t.pins) for t in tilings]
-    shares = {int(all_bytes * share) for share in BUDGET_SHARES}
+    shares = {int(all_bytes * share) for share in _TILING_SHARES}
     smallest_bytes = min(least_bytes[0], least_bytes[-1])
     points = sorted({smallest_bytes} | {b for b in shares if smallest_bytes < b <= largest_bytes})
     ranges: dict[int, tuple[int, int]] = {}
@@ -87,7 +87,6 @@ def choose_tilings(
             order=choose_order(contexts[n], [first] if n else usual),
             first_bytes=first,
             last_bytes=last,
-            all_bytes=all_bytes,
         )
         for n, (first, last) in sorted(ranges.items())
     )

@@ -109,7 +109,6 @@ def _fastest(
             context,
             searched,
             first_bytes=tiling.first_bytes,
-            all_bytes=tiling.all_bytes,
             report=report,
         )
         for b, searched_bytes, placed in zip(wanted, searched, plans, strict=True):

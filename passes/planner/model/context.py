@@ -12,10 +12,14 @@ from hybridc.passes.planner.model.order import best_order
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.passes.planner.model.problem import Problem, problem_of
 
-# What people ask for and benchmarks/plans.py measures (75, 50, 25 and 10 %), all memory, and below a tenth
-# budgets a factor of about two apart. Each costs a thorough search: more shares leave less effort for each.
-BUDGET_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Shares of what a graph needs entirely on the GPU at which most of the effort is spent."""
+# Neighbours are a factor of 1.41 apart, and each costs a search of its own; between the two that a budget
+# lies in there is a search every three per cent, six on average.
+POINTS_PER_OCTAVE = 2
+"""Budgets that plans are searched for, for each factor of two in memory."""
+OCTAVES = 6
+"""From all memory down; few networks can do with less."""
+_SEARCHES = 18
+"""Of a budget, about: those of the grid points below, and of half of the finer ones."""
 
 # Its exact value matters little, but it is part of every plan: another one gives other plans for the same
 # seconds. A faster computer ends sooner instead of searching longer.
@@ -38,8 +42,7 @@ class Effort:
     def evaluations(self, kernel_count: int) -> int:
         """Simulations for one budget, of the several that are searched."""
         kernels = max(kernel_count, 1)
-        # one thorough search at each share, and one for all the light ones together
-        share = self.seconds * _SIMULATED_KERNELS_PER_SECOND / (len(BUDGET_SHARES) + 1)
+        share = self.seconds * _SIMULATED_KERNELS_PER_SECOND / _SEARCHES
         return int(min(share / kernels, _EVALUATIONS_PER_KERNEL * kernels))
 
     @property

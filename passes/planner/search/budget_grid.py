@@ -1,14 +1,17 @@
 """From a budget to the best plan for it, such that more memory never makes a plan slower.
 
-Plans are searched at fixed budgets only, the grid points, which depend on graph and machine but not on the
-budget asked for. From the lowest grid point up, each search begins with what the point below found and with
-the simple ways that other systems use, and its result is taken only if it is no slower. A budget gets the
-plan of the highest grid point that it reaches, or the fastest split in two that it has room for.
+Plans are searched at fixed budgets, the grid points, which depend on graph and machine but not on the budget
+asked for. From the lowest grid point up, each search begins with what the point below found and with the
+simple ways that other systems use, and its result is taken only if it is no slower. Between two grid points
+lie finer ones, close to each other: searches go from one to the next up to the budget asked for, and take
+what is faster, but nothing faster than the plan of the grid point above. So a budget gets the best plan
+that is found up to it, or the fastest split in two that it has room for, and no larger one a slower plan.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -17,7 +20,7 @@ from typing import NamedTuple
 from hybridc.ir import Copy
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound, simple_time_bound_us, time_bound
 from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
-from hybridc.passes.planner.model.context import BUDGET_SHARES, PlanningContext
+from hybridc.passes.planner.model.context import OCTAVES, POINTS_PER_OCTAVE, PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem
@@ -26,13 +29,12 @@ from hybridc.passes.planner.model.structure import runs_again
 from hybridc.passes.planner.search.policies import layer_splits
 from hybridc.passes.planner.search.search import SearchResult, improve, search
 
-# Neighbours are a factor of 1.26 apart. More points give budgets between them plans that use more of the
-# memory, and cost a short search each: when there were more, packing them took half of the planning time.
-POINTS_PER_OCTAVE = 3
-# Six octaves below all memory the points end near the smallest of BUDGET_SHARES.
-OCTAVES = 6
-_LIGHT = 0.05
-"""Effort of the points between, which only improve on the one below: a share of a thorough search."""
+_STEP = 1.03
+"""Ratio of neighbouring finer points: so much of a budget may be left unused."""
+_FINE = 0.5
+"""Effort of a finer point: a share of a grid point's."""
+_FLAT = 1.001
+"""So little time is not worth searching for between two grid points."""
 # Near their smallest budgets cut-up networks lost up to a third of the time found, waiting for bytes: with
 # less memory for the search the packed plan is faster. The smallest step comes first, since what is taken
 # from the memory is lost where packing would have left no hole.
@@ -43,7 +45,7 @@ _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
 # Four times SHORT: at 0.3 packing took most of a short compilation, for plans no faster.
 _PACKING = 0.02
-"""Share of the usual effort for packing a plan that was searched for thoroughly."""
+"""Share of the usual effort for packing the plan of a grid point."""
 _TIGHTENING = 0.05
 """The same for the arenas of a plan that may be replaced at the next grid point."""
 # The larger, the more plans have to be packed for each budget. What packing gains beyond it is given up, so
@@ -51,23 +53,12 @@ _TIGHTENING = 0.05
 _TIED = 0.005
 """Share of its time that a plan may gain by being packed: what is closer to the best may overtake it."""
 _NARROWED = 0.2
-"""Effort of searches with less memory, which begin with what was found: a share of a thorough one."""
+"""Effort of searches with less memory, which begin with what was found: a share of a grid point's."""
 # A trade of time for bytes on the link: plans within 0.1 % of each other count as equally fast.
 _HARDLY_SLOWER = 1.001
 """So much time may be given up for fewer copies."""
 _MARGIN = 1.02
 """The top point has a little more than all bytes that are ever live, so that packing does not fail there."""
-# So near to a thorough point a search of its own hardly pays.
-_TOO_CLOSE = 0.05
-"""Light points this near to a thorough one, as a share of its bytes, are left out."""
-
-
-class GridPoint(NamedTuple):
-    """A budget that plans are searched for."""
-
-    budget_bytes: int
-    is_thorough: bool
-    """Whether by a search of its own, else by a short one that begins with the plan of the point below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +71,13 @@ class _Split:
     decisions: Decisions
 
 
+class _Found(NamedTuple):
+    """What is best at a grid point."""
+
+    budget_bytes: int
+    placed: PlacedPlan
+
+
 @dataclass(frozen=True, slots=True)
 class _PointSearch:
     """What a search at one grid point starts from."""
@@ -90,11 +88,12 @@ class _PointSearch:
     below: PlacedPlan
     """The best plan of the points below."""
     evaluations: int
-    is_thorough: bool
+    above: PlacedPlan | None = None
+    """That of the grid point above, for a finer point, which begins with it, too."""
 
     @property
     def packing(self) -> float:
-        return _PACKING if self.is_thorough else SHORT
+        return _PACKING if self.above is None else SHORT
 
 
 def plan_all_budgets(
@@ -102,7 +101,6 @@ def plan_all_budgets(
     budgets: Sequence[int],
     smallest: PlacedPlan,
     *,
-    all_bytes: int | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[PlacedPlan, ...]:
     """The best plan for each budget, in bytes.
@@ -110,8 +108,7 @@ def plan_all_budgets(
     Requires: `smallest` is a plan for the smallest budget that can be met, and fits all of them; it is given
     back, too, if the host has too little memory for whatever is found.
     Ensures: arenas as tight as can be; never slower with a larger budget, all else equal; the same for a
-    budget whatever others are asked for. `all_bytes` is what budgets are shares of, unless the problem itself
-    tells; `report` hears of each grid point: (done, total).
+    budget whatever others are asked for. `report` hears of each grid point: (done, total).
     """
     problem = replace(context.problem, host_bytes=context.host_bytes)
     evaluations = context.effort.evaluations(problem.kernel_count)
@@ -120,30 +117,70 @@ def plan_all_budgets(
     decisions = with_recompute_slots(wide, smallest.problem, smallest.decisions)
     best = repacked(context, replace(smallest, problem=wide, decisions=decisions), _TIGHTENING)
     bound_us = _time_bounds(problem, budgets, again, best.makespan_us)
-    history = [(0, best)]
-    points = [
-        p for p in grid_points(problem, smallest.gpu_bytes, all_bytes) if p.budget_bytes <= max(budgets)
-    ]
-    for number, point in enumerate(points):
+    most_bytes = max(budgets)
+    points = grid_points(problem, smallest.gpu_bytes)
+    # one more than needed: the finer points below it refer to its plan
+    points = points[: bisect_right(points, most_bytes) + 1]
+    history = [_Found(0, best)]
+    for number, point_bytes in enumerate(points):
         report(number, len(points))
-        if best.makespan_us <= bound_us[max(budgets)] and best.fits_host(context.host_bytes):
+        if best.makespan_us <= bound_us[most_bytes] and best.fits_host(context.host_bytes):
             break  # no point above can be faster
-        found = _best_at(
-            _PointSearch(
-                context,
-                replace(wide, budget_bytes=point.budget_bytes),
-                best,
-                evaluations if point.is_thorough else int(evaluations * _LIGHT),
-                point.is_thorough,
-            )
-        )
+        point = replace(wide, budget_bytes=point_bytes)
+        found = _best_at(_PointSearch(context, point, best, evaluations))
         if found is not best:
             # before it is compared: it may become faster, too
             best = repacked(context, found, _TIGHTENING)
-            history.append((point.budget_bytes, best))
+        history.append(_Found(point_bytes, best))
     tight = _all_repacked(context, history, budgets)
-    splits = _timed_splits(problem, [point.budget_bytes for point in points])
-    return tuple(replace(_faster_split(context, tight[b], splits, b), bound_us=bound_us[b]) for b in budgets)
+    splits = _timed_splits(problem, [p for p in points if p <= most_bytes])
+    chosen = []
+    for b in budgets:
+        refined = _refined(context, wide, history, tight[b], b, int(evaluations * _FINE))
+        chosen.append(replace(_faster_split(context, refined, splits, b), bound_us=bound_us[b]))
+    return tuple(chosen)
+
+
+def _refined(
+    context: PlanningContext,
+    problem: Problem,
+    history: Sequence[_Found],
+    tight: PlacedPlan,
+    budget_bytes: int,
+    evaluations: int,
+) -> PlacedPlan:
+    """What finer points up to the budget make of the best plan of the grid points, `tight`.
+
+    Nothing is faster than the plan of the grid point above, which all larger budgets can have: a faster one
+    is not taken. Where no point was searched above, what was found cannot be bettered.
+    """
+    position = bisect_right([found.budget_bytes for found in history], budget_bytes)
+    if position == len(history):
+        return tight
+    below, above = history[position - 1], history[position].placed
+    if not above.fits_host(context.host_bytes):
+        return tight
+    best = below.placed
+    for point_bytes in _finer_points(max(below.budget_bytes, below.placed.gpu_bytes), history[position]):
+        if point_bytes > budget_bytes or tight.makespan_us <= above.makespan_us * _FLAT:
+            break
+        point = replace(problem, budget_bytes=point_bytes)
+        found = _best_at(_PointSearch(context, point, best, evaluations, above))
+        if found is best:
+            continue
+        placed = _repacked_once(context, found)
+        if placed.makespan_us >= above.makespan_us:
+            best = found
+            tight = min(tight, placed, key=lambda p: p.makespan_us)
+    return tight
+
+
+def _finer_points(first_bytes: int, above: _Found) -> list[int]:
+    """Budgets in bytes between two, at equal ratios of `_STEP` at most; `first_bytes` is not among them."""
+    if not 0 < first_bytes < above.budget_bytes:
+        return []
+    count = math.ceil(math.log(above.budget_bytes / first_bytes) / math.log(_STEP))
+    return [int(first_bytes * (above.budget_bytes / first_bytes) ** (n / count)) for n in range(1, count)]
 
 
 def _time_bounds(
@@ -157,7 +194,7 @@ def _time_bounds(
 
 
 def _all_repacked(
-    context: PlanningContext, history: Sequence[tuple[int, PlacedPlan]], budgets: Sequence[int]
+    context: PlanningContext, history: Sequence[_Found], budgets: Sequence[int]
 ) -> dict[int, PlacedPlan]:
     """For each budget the fastest of the plans that were best up to it, in arenas as tight as can be.
 
@@ -168,7 +205,8 @@ def _all_repacked(
     packed: dict[int, PlacedPlan] = {}  # by identity: plans have no hash that is quick
     found: dict[int, PlacedPlan] = {}
     for b in budgets:
-        known = [placed for first_bytes, placed in history if first_bytes <= b]
+        plans = {id(each.placed): each.placed for each in history if each.budget_bytes <= b}
+        known = list(plans.values())
         best = known[-1]
         close = [
             p
@@ -228,30 +266,23 @@ def _faster_split(
     return best
 
 
-def grid_points(problem: Problem, smallest_bytes: int, all_bytes: int | None = None) -> list[GridPoint]:
+def grid_points(problem: Problem, smallest_bytes: int) -> list[int]:
     """The budgets in bytes that plans are searched for, rising from the least possible to all memory.
 
-    Thorough ones are the smallest, `BUDGET_SHARES` of `all_bytes` (by default what the problem needs entirely
-    on the GPU), and a little more than all; light ones lie between them at equal ratios. The problem's own
-    budget does not matter.
+    A little more than all that is ever live on the GPU, the smallest, and between them equal ratios. The
+    problem's own budget does not matter.
     """
     largest_bytes = resident_bytes_bound(problem)
-    shares = {int((all_bytes or largest_bytes) * share) for share in BUDGET_SHARES}
-    thorough = shares | {int(largest_bytes * _MARGIN)}
     steps = range(1, OCTAVES * POINTS_PER_OCTAVE)
-    light = {int(largest_bytes * 2 ** (-i / POINTS_PER_OCTAVE)) for i in steps}
-    between = {b for b in light if all(abs(b - t) > _TOO_CLOSE * t for t in thorough)}
-    points = {smallest_bytes: True} | dict.fromkeys(between, False) | dict.fromkeys(thorough, True)
-    return sorted(GridPoint(b, is_thorough) for b, is_thorough in points.items() if b >= smallest_bytes)
+    between = (int(largest_bytes * 2 ** (-i / POINTS_PER_OCTAVE)) for i in steps)
+    points = {smallest_bytes, *between, int(largest_bytes * _MARGIN)}
+    return sorted(b for b in points if b >= smallest_bytes)
 
 
 def _best_at(point: _PointSearch) -> PlacedPlan:
     """A faster plan than that of the point below; or that."""
-    start = point.below.decisions
-    if point.is_thorough:
-        found = search(point.problem, point.evaluations, starts=[start])
-    else:
-        found = improve(point.problem, [start], point.evaluations)
+    known = (point.below, point.above) if point.above else (point.below,)
+    found = search(point.problem, point.evaluations, starts=[placed.decisions for placed in known])
     return _best_packed(point, found)
 
 

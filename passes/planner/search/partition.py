@@ -26,7 +26,7 @@ from hybridc.passes.planner.search.budget_grid import plan_all_budgets
 from hybridc.passes.planner.search.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
 from hybridc.passes.planner.search.proof import proven
 
-_ROUGH_SHARE = 0.1
+_ROUGH_SHARE = 0.2
 """Of the effort, for a search that only compares graphs."""
 # Each trial has less memory by what the one before exceeded it by; without a plan the search starts lower.
 _PACKING_TRIALS = 3
@@ -45,14 +45,12 @@ def partition(
     budgets: Sequence[int],
     *,
     first_bytes: int = 0,
-    all_bytes: int | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[PlacedPlan, ...]:
     """The fastest plan that is found for a GPU and a CPU, for each of several budgets of the GPU in bytes.
 
-    Plans that need less than `first_bytes` are not searched for; budgets are most often shares of
-    `all_bytes`, by default what the graph needs entirely on the GPU. `report` hears of each grid point:
-    (done, total).
+    Plans that need less than `first_bytes` are not searched for. `report` hears of each grid point: (done,
+    total).
     Ensures: the GPU's arena has at most the budget; with more of it the plan is never slower; the same
     arguments give the same plan, whatever other budgets are asked for. Raises PlanError HC201 if a kernel
     has no code, HC203 if a budget is too small. Of a graph of more than `MOST_GRID_KERNELS` kernels plans
@@ -67,7 +65,7 @@ def partition(
     start = smallest
     if smallest.gpu_bytes < first_bytes <= min(budgets):
         start = _roughly(context, first_bytes) or smallest
-    plans = plan_all_budgets(context, budgets, start, all_bytes=all_bytes, report=report)
+    plans = plan_all_budgets(context, budgets, start, report=report)
     if not context.effort.of_proof:
         return plans
     return tuple(proven(context, placed, b) for placed, b in zip(plans, budgets, strict=True))

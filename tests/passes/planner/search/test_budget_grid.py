@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -10,12 +12,13 @@ from hybridc.ir import Copy, Device, Graph
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound
 from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize
-from hybridc.passes.planner.model.context import BUDGET_SHARES, Effort, PlanningContext
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.search import budget_grid as grid
 from hybridc.passes.planner.search.budget_grid import grid_points, plan_all_budgets
 from hybridc.passes.planner.search.policies import all_cpu, layer_splits
+from hybridc.passes.planner.search.search import SearchResult, search
 from tests.support.graphs import GraphBuilder, machine
 
 UNIT = ALIGNMENT_BYTES
@@ -35,7 +38,7 @@ ALL_BYTES = (8 * 16_000 + 8) * UNIT
 
 
 def context(evaluations: int = 200) -> PlanningContext:
-    """Of the graph, with so many simulations for a thorough search."""
+    """Of the graph, with so many simulations for a grid point."""
     per_second = Effort(0.1).evaluations(len(GRAPH.kernels)) / 0.1
     return PlanningContext(GRAPH, machine(), effort=Effort((evaluations + 0.5) / per_second))
 
@@ -49,18 +52,14 @@ def test_grid_points_rise_from_the_least_to_a_little_more_than_all() -> None:
     problem, _ = least()
     assert resident_bytes_bound(problem) == ALL_BYTES
     points = grid_points(problem, 0)
-    sizes = [size for size, _ in points]
-    assert sizes == sorted(set(sizes)) and sizes[0] == 0
-    assert ALL_BYTES < sizes[-1] < 1.1 * ALL_BYTES
-    thorough = {size for size, is_thorough in points if is_thorough}
-    assert {int(ALL_BYTES * share) for share in BUDGET_SHARES} <= thorough
-    assert len(points) > len(thorough)
+    assert points == sorted(set(points)) and points[0] == 0
+    assert ALL_BYTES < points[-1] < 1.1 * ALL_BYTES
+    assert all(1.3 < above / below < 1.5 for below, above in pairwise(points[1:]))
 
 
 def test_no_grid_point_lies_below_the_smallest_budget() -> None:
     problem, _ = least()
-    sizes = [size for size, _ in grid_points(problem, 40_000 * UNIT)]
-    assert min(sizes) == 40_000 * UNIT
+    assert min(grid_points(problem, 40_000 * UNIT)) == 40_000 * UNIT
 
 
 def test_grid_points_do_not_depend_on_the_problems_own_budget() -> None:
@@ -68,25 +67,41 @@ def test_grid_points_do_not_depend_on_the_problems_own_budget() -> None:
     assert grid_points(least()[0], 0) == grid_points(other, 0)
 
 
-def test_budget_gets_the_plan_of_the_highest_grid_point_that_it_reaches(
+def test_budget_between_grid_points_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])  # the search alone
+    problem, smallest = least()
+    below, above = grid_points(problem, 0)[-4:-2]
+    budgets = [below, (below + above) // 2, above - 1, above]
+    times_us = [plan_all_budgets(context(), [b], smallest)[0].makespan_us for b in budgets]
+    assert times_us == sorted(times_us, reverse=True)
+    assert plan_all_budgets(context(), [budgets[2]], smallest)[0].gpu_bytes > below
+    assert times_us[2] < times_us[0]
+
+
+def test_budget_gets_the_same_plan_whatever_others_are_asked_for() -> None:
+    problem, smallest = least()
+    below, above = grid_points(problem, 0)[-4:-2]
+    budgets = [below // 2, (below + above) // 2, 2 * above]
+    together = plan_all_budgets(context(), budgets, smallest)
+    assert [d.steps for d in together] == [
+        plan_all_budgets(context(), [b], smallest)[0].steps for b in budgets
+    ]
+
+
+def test_no_finer_point_gives_a_faster_plan_than_the_grid_point_above(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])  # these are for budgets between
+    monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])
     problem, smallest = least()
-    points = [size for size, _ in grid_points(problem, 0)]
-    budgets = [points[8], points[8] + 1, points[9] - 1, points[9]]
-    drafts = plan_all_budgets(context(), budgets, smallest)
-    assert drafts[0].steps == drafts[1].steps == drafts[2].steps
-    assert drafts[3].makespan_us <= drafts[2].makespan_us
-    assert all(draft.gpu_bytes <= points[8] for draft in drafts[:3])
+    points = grid_points(problem, 0)
+    below, above = points[-4:-2]
 
+    def nothing_at_grid_points(problem: Problem, *rest: Any, **named: Any) -> SearchResult | None:
+        return None if problem.budget_bytes in points else search(problem, *rest, **named)
 
-def test_a_budget_below_the_second_grid_point_gets_the_smallest_plan() -> None:
-    problem, smallest = least()
-    second = grid_points(problem, 0)[1][0]
-    (draft,) = plan_all_budgets(context(), [second - 1], smallest)
-    assert (draft.steps, draft.makespan_us) == (smallest.steps, smallest.makespan_us)
-    assert 0 < draft.bound_us <= draft.makespan_us
+    monkeypatch.setattr(grid, "search", nothing_at_grid_points)
+    (placed,) = plan_all_budgets(context(), [(below + above) // 2], smallest)
+    assert placed.makespan_us == smallest.makespan_us
 
 
 def test_the_search_ends_where_nothing_can_be_faster() -> None:
