@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from common import RESULTS
 
 from pages.results import read
@@ -29,13 +31,22 @@ def drawn_tables() -> list[str]:
             count = sum(row["table"] == "models" for row in rows)
             lines.append(
                 f"| {what} | `{isa}` | {count} (seed {drawn['seed']}) | {summary['geometric_mean']:.2f} | "
-                f"{summary['worst']:.2f} | {record['date']}, {record['processor']} |"
+                f"{summary['worst']:.2f} | {_peers(rows)} | {record['date']}, {record['processor']} |"
             )
     if not lines:
         return []
-    head = ["| networks | target | drawn | faster peer over hybridc | worst | measured |", "|---" * 6 + "|"]
+    head = [
+        "| networks | target | drawn | faster peer over hybridc | worst | peers | measured |",
+        "|---" * 7 + "|",
+    ]
     words = (
-        "Networks of random sizes, two threads, against the faster of ONNX Runtime and OpenVINO "
-        "(for `avx2`: OpenVINO held to AVX2):"
+        "Networks of random sizes, two threads, against the faster peer (for `avx2` OpenVINO is held to "
+        "AVX2; ONNX Runtime, which cannot be, is a peer only on a processor without AVX-512):"
     )
     return [words, "\n".join([*head, *lines])]
+
+
+def _peers(rows: list[dict[str, Any]]) -> str:
+    """Engines that networks were compared with."""
+    engines = next(row["ms"] for row in rows if row["table"] == "models")
+    return ", ".join(engine for engine in engines if engine != "hybridc")
