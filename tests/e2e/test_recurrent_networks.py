@@ -104,6 +104,24 @@ def test_wide_networks_run_in_parallel(cell: str, batch: int, tmp_path: Path) ->
     assert len(graph.kernels) <= 3
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("cell", "attributes"), [("LSTM", {}), ("GRU", {}), ("GRU", {"linear_before_reset": 1})]
+)
+def test_directions_may_be_made_one_after_the_other(
+    cell: str, attributes: dict[str, object], threads: int, tmp_path: Path
+) -> None:
+    """Where a cache would not hold the weights of both, however many threads there are."""
+    case = Recurrent(
+        cell, steps=4, batch=5, hidden=410, direction="bidirectional", lengths=True, attributes=attributes
+    )
+    hybridc.compile(case.model(), tmp_path / "n.hyb", target="avx2", threads=2)
+    with hybridc.load(tmp_path / "n.hyb", threads=threads) as session:
+        found = [result.copy() for result in session.run(None, case.feeds())]
+    for result, reference in zip(found, expected(case), strict=True):
+        np.testing.assert_allclose(result, reference, rtol=0, atol=2e-5 * np.abs(reference).max())
+
+
 def test_one_initial_state_may_be_both(tmp_path: Path) -> None:
     """Of an LSTM whose result and memory begin with the same tensor."""
     model = Recurrent("LSTM", states=(True, False)).model()

@@ -19,8 +19,32 @@ MOST_VECTORS = 4
 
 
 @dataclass(frozen=True, slots=True)
+class StepTile:
+    """Sums of `rows` rows of the batch times `width` vectors of hidden units, of each of `gates` gates."""
+
+    rows: int
+    width: int
+    gates: int
+    """That are multiplied at once: all of a phase, or one after the other."""
+
+    @property
+    def sums(self) -> int:
+        return self.rows * self.width * self.gates
+
+    @property
+    def loads(self) -> float:
+        """Loads per multiply-add."""
+        return (self.rows + self.width * self.gates) / self.sums
+
+    @property
+    def registers(self) -> int:
+        """Of sums, weights and a broadcast scalar."""
+        return self.sums + self.width * self.gates + 1
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrencePlan:
-    """Tiles of `rows` rows of the batch times `width` vectors of `lanes` hidden units."""
+    """Tasks of `rows` rows of the batch times `width` vectors of `lanes` hidden units."""
 
     rows: int
     width: int
@@ -28,8 +52,12 @@ class RecurrencePlan:
     hidden: int
     directions: int
     gates: int
-    in_phases: bool
-    """Gates of one phase are packed apart from those of the other."""
+    gates_apart: bool
+    """Each gate's weights are packed by themselves: gates are multiplied one by one, or in phases."""
+    one_by_one: bool
+    """Gates of a phase are multiplied one after the other."""
+    directions_apart: bool
+    """All steps of a direction are made before those of the other."""
     is_parallel: bool
 
     @property
@@ -39,12 +67,12 @@ class RecurrencePlan:
 
     @property
     def packing(self) -> Packing:
-        """[D, G, H, K] to [D, blocks, K, G, width, lanes], with the gates in front of the blocks if there
-        are two phases."""
+        """[D, G, H, K] to [D, blocks, K, G, width, lanes], or with `gates_apart` to [D, blocks, G, K, width,
+        lanes]."""
         padded = self.blocks * self.width * self.lanes
         full = (self.directions, self.gates, padded, self.hidden)
         split = (*full[:2], self.blocks, self.width, self.lanes, self.hidden)
-        axes = (0, 1, 2, 5, 3, 4) if self.in_phases else (0, 2, 5, 1, 3, 4)
+        axes = (0, 2, 1, 5, 3, 4) if self.gates_apart else (0, 2, 5, 1, 3, 4)
         return Packing(full, split, axes)
 
 
@@ -55,26 +83,51 @@ def recurrence_plan(request: Request, own: Recurrence, tensors: Tensors) -> Recu
     lanes = lanes_for(isa, hidden)
     widest = max(len(phase.gates) for phase in phases)
     vectors = ceil_div(hidden, lanes)
+    weight_bytes = 4 * gates * hidden * hidden
+    # what all threads together keep in the caches that nobody shares with them
+    directions_apart = directions * weight_bytes > request.threads * isa.l2_bytes
+    at_once = 1 if directions_apart else directions
 
-    def cost(tile: tuple[int, int]) -> float:
-        rows, width = tile
-        tasks = ceil_div(batch, rows) * ceil_div(vectors, width)
-        sums = rows * width * widest
-        loads = (rows + width * widest) / sums
-        waste = max(1.0, isa.sums_in_flight / sums) * (1.0 + 0.5 * loads)
-        shared = task_slots(directions * tasks, request.threads) / (directions * tasks)
-        return tasks * rows * width * waste * shared
+    def cost(tile: StepTile) -> float:
+        tasks = ceil_div(batch, tile.rows) * ceil_div(vectors, tile.width)
+        waste = max(1.0, isa.sums_in_flight / tile.sums) * (1.0 + 0.5 * tile.loads)
+        shared = task_slots(at_once * tasks, request.threads) / (at_once * tasks)
+        return tasks * tile.rows * tile.width * waste * shared
 
-    rows, width = min(_tiles(isa, batch, vectors, widest), key=cost)
-    is_parallel = directions * batch * gates * hidden * hidden >= PARALLEL_STEP
-    return RecurrencePlan(rows, width, lanes, hidden, directions, gates, len(phases) > 1, is_parallel)
+    tile = min(_tiles(isa, batch, vectors, widest), key=cost)
+    one_by_one = tile.gates < widest
+    is_parallel = at_once * batch * gates * hidden * hidden >= PARALLEL_STEP
+    return RecurrencePlan(
+        tile.rows,
+        tile.width,
+        lanes,
+        hidden,
+        directions,
+        gates,
+        len(phases) > 1 or one_by_one,
+        one_by_one,
+        directions_apart,
+        is_parallel,
+    )
 
 
-def _tiles(isa: Isa, batch: int, vectors: int, gates: int) -> list[tuple[int, int]]:
-    """Rows and vectors whose sums, weights and a broadcast scalar fit the registers; at least one of each."""
-    return [
-        (rows, width)
+def _tiles(isa: Isa, batch: int, vectors: int, gates: int) -> list[StepTile]:
+    """Tiles that fit the registers; at least one.
+
+    With all gates of an LSTM at once, AVX2's 16 registers hold two rows of one vector, which read three
+    operands for four multiply-adds: gates may be multiplied one after the other. A single row uses each
+    weight once, as an operand in memory. AVX-512's 32 registers hold enough sums without either.
+    """
+    few = isa.vector_registers < 32
+    tiles = [
+        StepTile(rows, width, at_once)
+        for at_once in sorted({gates, 1} if few else {gates}, reverse=True)
         for rows in range(1, min(batch, 8) + 1)
         for width in range(1, min(vectors, MOST_VECTORS) + 1)
-        if (rows, width) == (1, 1) or (rows + 1) * width * gates + 1 <= isa.vector_registers
     ]
+
+    def fits(tile: StepTile) -> bool:
+        registers = tile.sums + 2 if few and tile.rows == 1 else tile.registers
+        return registers <= isa.vector_registers or (tile.rows, tile.width) == (1, 1)
+
+    return list(filter(fits, tiles))

@@ -2,7 +2,8 @@
 
 Steps depend on each other; within one, hidden units do not. So a step is a parallel region, whose tasks are
 blocks of hidden units times blocks of rows of the batch, and a core has the same part of the weights in each
-step: they stay in its cache. The weights are packed so that a task reads them in order.
+step: they stay in its cache. Where those of both directions would not, all steps of one direction are made
+before those of the other. The weights are packed so that a task reads them in order.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class _Kernel:
         plan, (_, _, _, _, hidden) = self.plan, self.tensors.extents
 
         def element(point: tuple[ir.Expr, ...]) -> tirx.Stmt:
-            if plan.in_phases:
-                d, gate, block, k, vector = point
+            if plan.gates_apart:
+                d, block, gate, k, vector = point
             else:
                 d, block, k, gate, vector = point
 
@@ -96,7 +97,7 @@ class _Kernel:
 
     def stages(self) -> list[tirx.Stmt]:
         """The initial states, the steps, the last result."""
-        steps = self.tensors.extents[0]
+        steps, _, directions, _, _ = self.tensors.extents
 
         def begin(d: ir.Expr, b: ir.Expr, j: ir.Expr) -> tirx.Stmt:
             first = tirx.BufferStore(self.states, self.tensors.initial(0, d, b, j), [integer(0), d, b, j])
@@ -109,30 +110,36 @@ class _Kernel:
             value = tirx.BufferLoad(self.states, [integer(steps % 2), d, b, j])
             return tirx.BufferStore(self.tensors.last, value, [d, b, j])
 
-        def step(s: ir.Expr) -> tirx.Stmt:
-            return sequence([self._phase(phase, s) for phase in self.own.phases()])
+        def all_steps(first: ir.Expr, count: int) -> tirx.Stmt:
+            phases = self.own.phases()
+            return loop(steps, lambda s: sequence([self._phase(phase, s, first, count) for phase in phases]))
 
-        return [self._each_state(begin), loop(steps, step), self._each_state(end)]
+        if self.plan.directions_apart:
+            made = loop(directions, lambda d: all_steps(d, 1))
+        else:
+            made = all_steps(integer(0), directions)
+        return [self._each_state(begin), made, self._each_state(end)]
 
     def _each_state(self, body: Callable[[ir.Expr, ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
         _, batch, directions, _, hidden = self.tensors.extents
         return loop(directions, lambda d: loop(batch, lambda b: loop(hidden, lambda j: body(d, b, j))))
 
-    def _phase(self, phase: Phase, s: ir.Expr) -> tirx.Stmt:
-        _, batch, directions, _, _ = self.tensors.extents
-        row_tiles = ceil_div(batch, self.plan.rows)
+    def _phase(self, phase: Phase, s: ir.Expr, first: ir.Expr, directions: int) -> tirx.Stmt:
+        """A phase of a step of so many directions from the first on."""
+        row_tiles = ceil_div(self.tensors.extents[1], self.plan.rows)
 
         # rows are the innermost: the block's weights are in a cache when the next rows need them
         def task(point: tuple[ir.Expr, ...]) -> tirx.Stmt:
             d, block, rows = point
-            return self._tile(phase, s, d, block, rows)
+            return self._tile(phase, s, first + d, block, rows)
 
         return grid((directions, self.plan.blocks, row_tiles), task, parallel=self.plan.is_parallel)
 
     def _tile(self, phase: Phase, s: ir.Expr, d: ir.Expr, block: ir.Expr, row_tile: ir.Expr) -> tirx.Stmt:
         """Products of a task, through a small buffer to what is made of them."""
         plan, (steps, batch, _, _, hidden) = self.plan, self.tensors.extents
-        tile = Tile(plan.rows, len(phase.gates), plan.width, plan.lanes)
+        at_once = 1 if plan.one_by_one else len(phase.gates)
+        tile = Tile(plan.rows, at_once, plan.width, plan.lanes)
         first, is_whole = row_tile * integer(plan.rows), batch % plan.rows == 0
         old = tirx.floormod(s, integer(2))
 
@@ -144,24 +151,31 @@ class _Kernel:
 
         def right(k: Point, gate: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
             gate = gate + integer(phase.gates[0])
-            place = [d, gate, block, k[0]] if plan.in_phases else [d, block, k[0], gate]
+            place = [d, block, gate, k[0]] if plan.gates_apart else [d, block, k[0], gate]
             return tirx.BufferLoad(self.packed, [*place, vector, lane])
 
         products = tirx.decl_buffer(
-            (plan.rows, tile.image_rows, plan.width, plan.lanes), "float32", "products", scope="local"
+            (plan.rows, len(phase.gates), plan.width, plan.lanes), "float32", "products", scope="local"
         )
+        self.local.append(products)
 
-        def write(sum_at: Callable[..., ir.Expr]) -> tirx.Stmt:
-            def copy(*at: ir.Expr) -> tirx.Stmt:
-                return vectorized(
-                    plan.lanes, lambda lane: tirx.BufferStore(products, sum_at(*at, lane), [*at, lane])
-                )
+        def multiply(begin: ir.Expr) -> tirx.Stmt:
+            """Products of the gates that are multiplied at once, from `begin` on."""
 
-            return unrolled(plan.rows, lambda m: unrolled(
-                tile.image_rows, lambda g: unrolled(plan.width, lambda w: copy(m, g, w))))  # fmt: skip
+            def write(sum_at: Callable[..., ir.Expr]) -> tirx.Stmt:
+                def copy(m: ir.Expr, g: ir.Expr, w: ir.Expr) -> tirx.Stmt:
+                    return vectorized(plan.lanes, lambda lane: tirx.BufferStore(
+                        products, sum_at(m, g, w, lane), [m, begin + g, w, lane]))  # fmt: skip
 
-        multiply, sums = micro_kernel(tile, (hidden,), left, right, write)
-        self.local += [sums, products]
+                return unrolled(plan.rows, lambda m: unrolled(
+                    at_once, lambda g: unrolled(plan.width, lambda w: copy(m, g, w))))  # fmt: skip
+
+            made, sums = micro_kernel(
+                tile, (hidden,), left, lambda k, gate, *at: right(k, begin + gate, *at), write
+            )
+            self.local.append(sums)
+            return made
+
         t = step_of(self.own, steps, s, d)
 
         def row(m: ir.Expr) -> tirx.Stmt:
@@ -171,7 +185,7 @@ class _Kernel:
             )
             return when(b < integer(batch), units, always=is_whole)
 
-        return sequence([multiply, loop(plan.rows, row)])
+        return sequence([loop(len(phase.gates) // at_once, multiply), loop(plan.rows, row)])
 
     def _vector(
         self,
