@@ -18,8 +18,8 @@ from hybridc.gpu_model.kernel import Call
 from hybridc.gpu_model.trace import main_loop, trace_blocks
 from hybridc.machine import Processor, gpu_named
 
-GPUS = ("laptop-4gb", "a100", "rtx-3090")
-"""Profiles with a GPU of each architecture: sm_75, sm_80, sm_86."""
+GPUS = ("rtx-2060", "a100", "rtx-3090")
+"""Profiles of GPUs with tensor cores, of sm_75, sm_80 and sm_86."""
 PRODUCTS = frozenset({"conv2d", "winograd", "matmul"})
 """Families whose kernels multiply matrices."""
 LARGE_FLOPS = 50e6
