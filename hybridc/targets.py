@@ -105,9 +105,9 @@ ISAS = {
 }
 """Each processor takes the last one that it has all flags of."""
 
-DEFAULT_ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-"""From Turing, the oldest that CUDA 13 compiles for, to Blackwell. Each costs a tenth of what the first does,
-and some 40 KB (`codegen/cuda.py`)."""
+DEFAULT_ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+"""The first of each major version from Turing on, the oldest that CUDA 13 compiles for: sm_86 and sm_89 run
+the machine code of sm_80. Each costs half of what the first does, and some 40 KB (`codegen/cuda.py`)."""
 
 DEFAULT_THREADS = 8
 """Threads that kernels are scheduled for if none are given and this processor cannot run the target's code:
