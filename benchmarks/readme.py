@@ -53,6 +53,8 @@ def example() -> str:
         picture = str(ROOT / "docs" / "resnet50.svg")
         hybridc("sweep", model, *options, "--gpu-memory", "10%..100%", "-o", picture)
     kernels, placement = section(shown, "Kernels"), section(shown, "Placement")
+    first = next(i for i, line in enumerate(shown) if line.startswith("Predicted run:"))
+    summary = shown[first:]
     lines = [
         "hybridc plan resnet50.onnx --target cuda+avx2 --gpu-memory 50% --plan-seconds 2 --all",
         "",
@@ -61,7 +63,7 @@ def example() -> str:
         "",
         *placement,
         "",
-        *shown[-4:],
+        *summary,
     ]
     block = "\n".join(f"    {line}".rstrip() for line in lines)
     return f"{block}\n\n![Predicted time of ResNet-50 against the GPU memory budget](docs/resnet50.svg)"

@@ -25,6 +25,7 @@ from hybridc.schedules.cuda.core.vectors import (
     VECTOR_BITS,
     VECTOR_DTYPES,
     Lanes,
+    has_vectors,
     loaded,
     moved,
     size_bytes,
@@ -41,21 +42,25 @@ THREADS = 128
 
 @schedule_rule(family="elementwise")
 def vector_elementwise(request: Request) -> Scheduled | None:
-    """Accepts functions without a reduction whose neighbouring results are made of neighbours in memory.
+    """Accepts functions of one result and no reduction, where neighbours are made of neighbours in memory.
 
     Tiling: a thread makes a vector of 128 bits of the widest type. What it needs is loaded as vectors into
     registers, where lanes are computed one by one; operands that are smaller, or the same for a vector, are
     loaded element by element. A thread behind the last whole vector makes what is left.
     """
     nest = attempt(vector_elementwise.__name__, lambda: read_nest(request.function))
-    if nest is None or nest.reductions:
+    if nest is None or nest.reductions or not has_vectors(request):
         return None
     builder = KernelBuilder(request.function)
     outputs = [block for block in nest.blocks if nest.parameter(block.buffer) is not None]
-    launches = [_launch(builder, nest, block) for block in outputs]
-    if any(statement is None for statement in launches):
+    if len(outputs) != 1:
+        # a launch for each would compute again from operands that another has overwritten: results may be
+        # made in place, as optimizers' states are
         return None
-    function = builder.function([statement for statement in launches if statement is not None])
+    statement = _launch(builder, nest, outputs[0])
+    if statement is None:
+        return None
+    function = builder.function([statement])
     return finish_function(function, vector_elementwise.__name__, cuda_target(request.target))
 
 
@@ -69,6 +74,8 @@ def _width(nest: Nest, block: NestBlock) -> int:
 def _launch(builder: KernelBuilder, nest: Nest, block: NestBlock) -> tirx.Stmt | None:
     """The launch that makes one result; None if its accesses are no vectors."""
     result, shape = block.buffer, shape_of(block.buffer)
+    if not shape:
+        return None
     positions = math.prod(shape)
     lanes = Lanes.of(positions, _width(nest, block))
     value = value_in_lane(nest.inlined(block.value), block, lanes)
