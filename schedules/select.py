@@ -11,6 +11,7 @@ from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.rule import Request, Rule, Scheduled
 from hybridc.schedules.safety.guard import made_safe
 from hybridc.schedules.storage import widened, with_storage
+from hybridc.targets import architecture_number, oldest
 
 
 def rules(device: Device) -> tuple[Rule, ...]:
@@ -22,10 +23,11 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
     """Schedule by the first rule that accepts; None if the function cannot run on the device at all.
 
     Whatever the rule made of it, the function touches nothing outside of its buffers (`schedules/safety/`).
-    A GPU cannot launch a kernel of no threads: functions of empty tensors are left to the CPU.
+    A GPU cannot launch a kernel of no threads: functions of empty tensors are left to the CPU, and so are
+    those of bfloat16 if the target begins before sm_80, where TVM's code of it was wrong (arg-max).
     Raises: AttributeError for a rule that declares no family (`schedule_rule`).
     """
-    if device is Device.GPU and any(int(e) == 0 for p in request.function.params for e in p.shape):
+    if device is Device.GPU and (_is_empty(request) or not _has_types(request)):
         return None
     wide = widened(request.function) if device is Device.CPU else None
     asked = request if wide is None else replace(request, function=wide.function)
@@ -37,3 +39,13 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
             gpu = cuda_target(request.target) if device is Device.GPU else None
             return replace(made_safe(scheduled, gpu), family=rule.family)
     return None
+
+
+def _is_empty(request: Request) -> bool:
+    return any(int(e) == 0 for p in request.function.params for e in p.shape)
+
+
+def _has_types(request: Request) -> bool:
+    """Whether the oldest architecture of the target has the types of all parameters."""
+    types = {str(parameter.dtype) for parameter in request.function.params}
+    return "bfloat16" not in types or architecture_number(oldest(request.target.cuda_architectures)) >= 80

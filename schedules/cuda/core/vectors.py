@@ -13,10 +13,8 @@ from tvm_ffi import WalkResult
 from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.nest import NestBlock, loads, substitute
 from hybridc.schedules.cuda.core.kernel import INDEX, KernelBuilder, integer, point_of, vectorized
-from hybridc.schedules.rule import Request
 from hybridc.schedules.safety.statements import is_conditional
 from hybridc.schedules.shapes import shape_of
-from hybridc.targets import architecture_number, oldest
 
 VECTOR_BITS = 128
 """Of the widest load and store of a thread."""
@@ -24,15 +22,6 @@ VECTOR_DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "int8", "ui
 """What TVM prints as vectors that are laid out as memory is; vectors of bool are not."""
 MANY_READERS = 4
 """An operand with this many times fewer bytes than the result is read from L1 anyway, element by element."""
-
-
-def has_vectors(request: Request) -> bool:
-    """Whether TVM can make vectors of all parameters' types on the oldest architecture.
-
-    Before sm_80 it makes bfloat16 of shifted integers, and prints no operation on eight of them.
-    """
-    types = {str(buffer.dtype) for buffer in request.function.params}
-    return "bfloat16" not in types or architecture_number(oldest(request.target.cuda_architectures)) >= 80
 
 
 @dataclass(frozen=True, slots=True)

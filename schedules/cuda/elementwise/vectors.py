@@ -25,7 +25,6 @@ from hybridc.schedules.cuda.core.vectors import (
     VECTOR_BITS,
     VECTOR_DTYPES,
     Lanes,
-    has_vectors,
     loaded,
     moved,
     size_bytes,
@@ -49,7 +48,7 @@ def vector_elementwise(request: Request) -> Scheduled | None:
     loaded element by element. A thread behind the last whole vector makes what is left.
     """
     nest = attempt(vector_elementwise.__name__, lambda: read_nest(request.function))
-    if nest is None or nest.reductions or not has_vectors(request):
+    if nest is None or nest.reductions:
         return None
     builder = KernelBuilder(request.function)
     outputs = [block for block in nest.blocks if nest.parameter(block.buffer) is not None]

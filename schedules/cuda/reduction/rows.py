@@ -20,7 +20,6 @@ from hybridc.schedules.cuda.core.vectors import (
     VECTOR_DTYPES,
     Lanes,
     address_of,
-    has_vectors,
     moved,
     size_bytes,
 )
@@ -44,7 +43,7 @@ def rows(request: Request) -> Scheduled | None:
     registers have no room for are read again for each reduction.
     """
     found = attempt(rows.__name__, lambda: read_rows(request.function))
-    if found is None or found.reduced_length < SHORTEST or not has_vectors(request):
+    if found is None or found.reduced_length < SHORTEST:
         return None
     if found.row_count < FEW_ROWS and found.reduced_length >= LONG_ROW:
         return None
