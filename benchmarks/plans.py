@@ -71,17 +71,20 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for name in names:
         model = models.build(name, **SUITE[name])
-        whole = planned(model, machine, None, 1.0).whole.graph
+        uncut = planned(model, machine, None, 1.0)
+        whole = uncut.whole.graph
         for share in SHARES:
             start, cpu_start = time.perf_counter(), cpu_seconds()
             if arguments.whole:
-                tiling, plan = planned_whole(whole, machine, share, arguments.seconds)
+                timed = uncut.machine
+                tiling, plan = planned_whole(whole, timed, share, arguments.seconds)
             else:
-                tiling, plan = planned_cut_up(model, machine, share, arguments.seconds)
+                done = planned(model, machine, share, arguments.seconds)
+                timed, tiling, plan = done.machine, done.chosen[0], done.plans[0]
             seconds, cpu_planned = time.perf_counter() - start, cpu_seconds() - cpu_start
             rows.append({"model": name, "whole": arguments.whole, "seconds": seconds})
             rows[-1]["cpu_seconds"] = cpu_planned
-            rows[-1] |= row(tiling, plan, whole, machine, share)
+            rows[-1] |= row(tiling, plan, whole, timed, share)
             print(text(rows[-1]), flush=True)
         path = write_result("plans", others + rows)
     print("\n".join(summarise([r for r in others if is_alike(r, machine.name, arguments.whole)] + rows)))
@@ -116,14 +119,6 @@ def planned(model: onnx.ModelProto, machine: Machine, share: float | None, secon
     return run_stages(import_model(model, options)[1], NullProgress(), stop_after="plan")
 
 
-def planned_cut_up(
-    model: onnx.ModelProto, machine: Machine, share: float, seconds: float
-) -> tuple[Tiling, Plan]:
-    """As `compile` does it, from the model on: kernels are cut up where that is faster."""
-    done = planned(model, machine, share, seconds)
-    return done.chosen[0], done.plans[0]
-
-
 def planned_whole(whole: Graph, machine: Machine, share: float, seconds: float) -> tuple[Tiling, Plan]:
     all_bytes, effort = all_gpu_peak_bytes(whole, machine), Effort(seconds)
     budget_bytes = int(all_bytes * share)
@@ -133,7 +128,8 @@ def planned_whole(whole: Graph, machine: Machine, share: float, seconds: float) 
 
 
 def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float) -> dict[str, Any]:
-    """One plan of a model. The baselines have the kernels of `whole`, which are not cut up."""
+    """One plan of a model. The baselines have the kernels of `whole`, which are not cut up, and the same
+    machine, with the times that were estimated for its kernels."""
     assert plan.budget_bytes is not None
     order = tiling.order or best_order(tiling.graph)
     problem = problem_of(tiling.graph, machine, plan.budget_bytes, order=order)
@@ -148,6 +144,7 @@ def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float
     bound_s = time.perf_counter() - start
     return {
         "machine": machine.name,
+        "has_estimated_times": bool(machine.estimated_us),
         "share": share,
         "budget_bytes": plan.budget_bytes,
         "arena_bytes": plan.arena_bytes(Device.GPU),

@@ -39,7 +39,7 @@ def tables() -> str:
             "## Plans",
             "Predicted time: how much slower than a proven bound, and how much faster than the best of "
             "a layer split (as `-ngl`), offloading with prefetch (as vDNN) and the CPU alone, all simulated "
-            f"({plans['date']}; profile of a laptop's GPU with 4 GB):",
+            f"({plans['date']}; profile of a laptop's GPU with 4 GB, {gpu_times(plans['rows'])}):",
             plans_table(plans["rows"]),
             *compile_time_tables(),
             "## CPU",
@@ -133,6 +133,12 @@ def compile_time_tables() -> list[str]:
         f"two to four seconds ({result['date']}, {result['cores']} cores of an {result['processor']}):",
         "\n".join(lines),
     ]
+
+
+def gpu_times(rows: list[dict[str, Any]]) -> str:
+    """Where the times of the GPU's kernels come from."""
+    is_estimated = all(row.get("has_estimated_times") for row in rows)
+    return "kernels as estimated" if is_estimated else "kernels at the data sheet's peaks"
 
 
 def plans_table(rows: list[dict[str, Any]]) -> str:

@@ -20,9 +20,9 @@ from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.search.partition import choose_order, rough_time_us, smallest_budget_bytes
 
-# An order is chosen once for all budgets: the middle of what people ask for stands for the rest.
 _TILING_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of what a graph needs entirely on the GPU at which tilings are compared: each takes time."""
+# An order is chosen once for all budgets: the middle of what people ask for stands for the rest.
 USUAL = (0.1, 0.25, 0.5)
 """Shares that decide in which order the kernels of the whole network run."""
 # Tilings have limits a factor of two apart: with 8, three of them are compared at a point, and the whole.
