@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import tvm_ffi
@@ -137,6 +138,11 @@ class Nest:
         return replace_loads(expr, value_at)
 
 
+# Every rule that is offered a function reads it: for both devices some ten times one after the other.
+_remembers_last = lru_cache(maxsize=4)
+
+
+@_remembers_last
 def read_nest(function: tirx.PrimFunc) -> Nest | None:
     """Read a function; None if a block is opaque, nested or writes more than its own point."""
     schedule = s_tir.Schedule(function)
@@ -197,11 +203,13 @@ class Contraction:
         return tirx.BufferStore(last.buffer, value, point)
 
 
+@_remembers_last
 def read_contraction(function: tirx.PrimFunc) -> Contraction | None:
     """A float32 function with one multiply-accumulate anchor and a point-wise epilogue, else None."""
     return _contraction(function, "float32", lambda factor: factor)
 
 
+@_remembers_last
 def read_integer_contraction(function: tirx.PrimFunc) -> Contraction | None:
     """The same with int32 sums of products of 8-bit numbers, the left ones unsigned, or made so by adding
     128."""
