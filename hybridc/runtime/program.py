@@ -263,6 +263,7 @@ def _step_errors(artifact: Artifact) -> Iterator[None]:
             raise
         raise refusal from error
     except (TypeError, ValueError) as error:
+        artifact.check_weights()  # a file that was cut a moment ago cannot be mapped
         what = f"its plan cannot be run: {' '.join(str(error).split())}"
         raise ArtifactError(
             "HC306", what, where=str(artifact.path), remedy="compile the model again"
