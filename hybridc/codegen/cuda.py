@@ -1,13 +1,15 @@
 """CUDA C from TVM becomes one fat binary, with libraries from wheels: no toolkit and no driver.
 
-NVRTC compiles the source to PTX once, for the oldest architecture, and nvJitLink assembles it for each. Of
-the time of NVRTC two thirds go into PTX, so five architectures cost as much as three would one by one.
+NVRTC compiles the source to PTX for the oldest architecture and for the oldest that has what came with
+sm_80, and nvJitLink assembles one of them for each. Of the time of NVRTC two thirds go into PTX, so five
+architectures cost as much as three would one by one.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ _PREAMBLE = """\
 #define NAN __int_as_float(0x7fffffff)
 """
 """What TVM's source takes from <math.h>, which NVRTC does not have."""
+
+_AMPERE = 80
+"""Brought bfloat16, asynchronous copies and matrix products of twice the depth: the headers ask for it."""
 
 
 def check_architectures(architectures: tuple[str, ...]) -> None:
@@ -34,19 +39,34 @@ def check_architectures(architectures: tuple[str, ...]) -> None:
 
 
 def compile_fatbin(source: str, architectures: tuple[str, ...]) -> bytes:
-    """Compile CUDA C to one image: a cubin for each architecture, and PTX of the oldest for newer GPUs.
+    """Compile CUDA C to one image: a cubin for each architecture, and PTX for newer GPUs.
 
-    `architectures` are names such as `sm_80`. The source sees the oldest of them as `__CUDA_ARCH__`. No fast
-    math: divisions and square roots are rounded to nearest, denormals are kept.
+    `architectures` are names such as `sm_80`. As `__CUDA_ARCH__` the source sees the oldest of them, or for
+    those from sm_80 on the oldest of these. No fast math: divisions and square roots are rounded to nearest,
+    denormals are kept.
 
     Raises DeviceError HC431 if the wheels of the extra `cuda` are missing, InternalError HC920 with the
     errors of NVRTC or nvJitLink if one refuses the source.
     """
     nvrtc, includes = _wheels()
-    base = oldest(architectures)
-    ptx = _compile(nvrtc, source, base.replace("sm_", "compute_"), includes, "PTX")
+    bases = {name: _base(name, architectures) for name in architectures}
+
+    def ptx_of(base: str) -> bytes:
+        return _compile(nvrtc, source, base.replace("sm_", "compute_"), includes, "PTX")
+
+    with ThreadPoolExecutor() as pool:
+        names = sorted(set(bases.values()))
+        ptx = dict(zip(names, pool.map(ptx_of, names), strict=True))
     # one after the other: nvJitLink has a lock of its own, so that threads gain nothing
-    return _pack({name: _assemble(ptx, name) for name in architectures}, base, ptx)
+    return _pack({name: _assemble(ptx[base], name) for name, base in bases.items()}, ptx)
+
+
+def _base(name: str, architectures: tuple[str, ...]) -> str:
+    """The architecture whose PTX becomes code for `name`."""
+    number = architecture_number(name)
+    # PTX of such as sm_90a serves no other
+    plain = [a for a in architectures if a[-1].isdigit() and _AMPERE <= architecture_number(a) <= number]
+    return oldest(plain or architectures)
 
 
 def compile_cubin(source: str, architecture: str, include: Sequence[Path] = ()) -> bytes:
@@ -144,7 +164,7 @@ def _assemble(ptx: bytes, architecture: str) -> bytes:
     return bytes(cubin)
 
 
-def _pack(cubins: dict[str, bytes], base: str, ptx: bytes) -> bytes:
+def _pack(cubins: dict[str, bytes], ptx: dict[str, bytes]) -> bytes:
     """All in one image. Compressed, several architectures take less room than one that is not."""
     from cuda.bindings import nvfatbin
 
@@ -153,7 +173,8 @@ def _pack(cubins: dict[str, bytes], base: str, ptx: bytes) -> bytes:
     try:
         for name, cubin in cubins.items():
             nvfatbin.add_cubin(handle, cubin, len(cubin), name.removeprefix("sm_"), "kernels")
-        nvfatbin.add_ptx(handle, ptx, len(ptx), base.removeprefix("sm_"), "kernels", "")
+        for name, text in ptx.items():
+            nvfatbin.add_ptx(handle, text, len(text), name.removeprefix("sm_"), "kernels", "")
         fatbin = bytearray(nvfatbin.size(handle))
         nvfatbin.get(handle, fatbin)
     finally:
