@@ -15,6 +15,7 @@ from hybridc.errors import DeviceError, PlanError
 from hybridc.ir import Copy, Device, Graph, Plan, Role
 from hybridc.ir.plan import ALIGNMENT_BYTES, align
 from hybridc.options import format_budget
+from hybridc.runtime.cgroup import bytes_left
 
 SLOTS = 3
 """One is being read into while another is copied; the third evens out their speeds."""
@@ -95,14 +96,16 @@ def check_room(needed_bytes: int, room_bytes: int) -> None:
 
 
 def available_host_bytes() -> int:
-    """Memory that programs can get without swapping, as the kernel estimates it."""
-    return _memory_bytes()["MemAvailable"]
+    """Memory that this process can get without swapping, as the kernel estimates it, within its groups."""
+    return min(_memory_bytes()["MemAvailable"], bytes_left(0)[0])
 
 
 def host_room_bytes() -> int:
-    """Memory that this process can get at all: with swapping, and within its limit (`ulimit -v`)."""
+    """Memory that this process can get at all: with swapping, within its control groups (a container's, for
+    example) and its limit (`ulimit -v`)."""
     memory = _memory_bytes()
     room_bytes = memory["MemAvailable"] + memory["SwapFree"]
+    room_bytes = min(room_bytes, bytes_left(memory["SwapFree"])[1])
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit_bytes == resource.RLIM_INFINITY:
         return room_bytes
