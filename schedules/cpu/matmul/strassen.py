@@ -30,6 +30,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
     unrolled,
     vectorized,
+    when,
     write_columns,
 )
 from hybridc.schedules.cpu.core.sharing import at_least_one_each
@@ -315,4 +316,6 @@ def _write_quarter(plan: _StrassenPlan, running: ir.Var, panel: ir.Expr, p: ir.E
             start, product.columns, tile, v, lambda column, lane: element(column, v, lane)))  # fmt: skip
 
     rows = integer(half) if product.rows % 2 == 0 else integer(half) - lower
-    return loop(rows, row)
+    # of an odd number of panels the last one has no partner
+    paired = ceil_div(product.columns, tile.columns) % 2 == 0
+    return when(start < integer(product.columns), loop(rows, row), always=paired)

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from hybridc.schedules.cpu.core.micro_kernel import Tile
+from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.matmul.matmul import matmul
+from hybridc.schedules.cpu.matmul.read import read_product
+from hybridc.schedules.cpu.matmul.strassen import strassen
 from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 from tests.schedules.cpu.matmul.test_read import composed
@@ -89,6 +93,18 @@ def test_rows_of_several_batches_are_halved_as_one_side(harness, assert_close):
     assert made.choices[0].startswith("strassen")
     (result,) = harness.run(function, made, [x, weight])
     assert_close(result, x.astype("f8") @ weight.astype("f8"))
+
+
+def test_a_panel_without_a_partner_writes_nothing_for_it(harness, assert_close):
+    lanes = harness.isa.lanes()
+    a, b, bias = inputs(113, 64, 9 * 2 * lanes)
+    function = product(harness, 113, 64, b.shape[1])
+    request = Request(function, frozenset({1, 2}), Target((), harness.isa))
+    found = read_product(function)
+    assert found is not None
+    made, packing = strassen(request, found, Tile(4, 1, 2, lanes))
+    (result,) = harness.run(function, finish(made, "matmul", [packing]), [a, b, bias])
+    assert_close(result, np.maximum(a.astype("f8") @ b.astype("f8") + bias, 0))
 
 
 def test_the_packed_factor_has_seven_combinations_of_quarters(harness):
