@@ -3,7 +3,8 @@
     python benchmarks/engines.py ENGINE MODEL FEEDS.npz --threads 2 [--seconds 1.5] [--outputs OUTPUTS.npz]
 
 ENGINE is `hybridc` (MODEL an artifact), `onnxruntime`, `openvino` or `openvino_bf16` (MODEL an ONNX file),
-each configured for the least time of one run at a time, the first three in float32. All get numpy arrays and
+each configured for the least time of one run at a time, the first three in float32, or `reference`:
+onnxruntime whose products of 8-bit integers are exact on every processor. All get numpy arrays and
 give numpy arrays. Prints the milliseconds of every run as a JSON list, warm-up not counted.
 """
 
@@ -68,15 +69,24 @@ def hybridc(artifact: Path, feeds: Feeds, threads: int) -> Run:
     return lambda: session.run(None, feeds)
 
 
-def onnxruntime(model: Path, feeds: Feeds, threads: int) -> Run:
+def onnxruntime(model: Path, feeds: Feeds, threads: int, settings: Sequence[tuple[str, str]] = ()) -> Run:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    for setting in settings:
+        options.add_session_config_entry(*setting)
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, feeds)
+
+
+def reference(model: Path, feeds: Feeds, threads: int) -> Run:
+    """Slower where the processor has no VNNI, so it is not what a peer is timed with."""
+    from hybridc.cli.support.reference import EXACT_INTEGERS
+
+    return onnxruntime(model, feeds, threads, (EXACT_INTEGERS,))
 
 
 def openvino(model: Path, feeds: Feeds, threads: int, precision: str = "f32") -> Run:
@@ -97,6 +107,7 @@ ENGINES: dict[str, Callable[[Path, Feeds, int], Run]] = {
     "onnxruntime": onnxruntime,
     "openvino": openvino,
     "openvino_bf16": partial(openvino, precision="bf16"),
+    "reference": reference,
 }
 
 if __name__ == "__main__":
