@@ -196,10 +196,12 @@ def _slice(op: Operation, axis: int, begin: int, end: int) -> SliceRule:
     strides = others[0] if others else [1] * len(axes)
     limits = {a % rank: list(at) for a, *at in zip(axes, begins, ends, strides, strict=True)}
     first, _, stride = limits.get(axis, [0, 0, 1])
-    first = max(first + source[axis], 0) if first < 0 else min(first, source[axis])
-    sliced = Slice(axis, first + begin * stride, first + (end - 1) * stride + 1)
+    first = max(first + source[axis], 0) if first < 0 else min(first, source[axis] - (stride < 0))
+    bounds = first + begin * stride, first + (end - 1) * stride
+    sliced = Slice(axis, min(bounds), max(bounds) + 1)
     if axis in limits:
-        limits[axis] = [0, sliced.end - sliced.begin, stride]
+        extent = sliced.end - sliced.begin
+        limits[axis] = [0, extent, stride] if stride > 0 else [extent - 1, -extent - 1, stride]
 
     def make(slices: Sequence[relax.Expr], _: Emit) -> relax.Expr:
         return relax.op.strided_slice(slices[0], list(limits), *zip(*limits.values(), strict=True))

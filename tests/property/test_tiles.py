@@ -92,6 +92,16 @@ def arithmetic(draw: Draw, net: Network) -> relax.Expr:
     )
 
 
+def any_slice(draw: Draw, net: Network) -> relax.Expr:
+    """Of two axes, forwards or backwards, from and to any index, which may be outside."""
+    _, _, h, w = tensor_shape(net.x)
+    strides = [draw(st.sampled_from([-3, -2, -1, 1, 2, 3])) for _ in range(2)]
+    limits = [(pick(draw, -e - 1, e + 1), pick(draw, -e - 1, e + 1)) for e in (h, w)]
+    taken = [slice(*to, by).indices(e) for to, by, e in zip(limits, strides, (h, w), strict=True)]
+    assume(all(len(range(*each)) > 0 for each in taken))
+    return relax.op.strided_slice(net.x, [2, 3], *zip(*limits, strict=True), strides)
+
+
 def part_of(value: np.ndarray, sliced: Slice | None) -> np.ndarray:
     """With zeros where the slice exceeds the value."""
     if sliced is None:
@@ -108,6 +118,18 @@ def part_of(value: np.ndarray, sliced: Slice | None) -> np.ndarray:
 def test_a_share_is_that_part_of_the_result(data: st.DataObject) -> None:
     net = Network(pick(data.draw, 1, 2), 4, pick(data.draw, 5, 9), pick(data.draw, 5, 6))
     expr = data.draw(st.sampled_from([convolution, pool, resize, movement, arithmetic]))(data.draw, net)
+    check_a_share(data, net, expr)
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_share_of_a_slice_is_that_part_of_it(data: st.DataObject) -> None:
+    net = Network(1, 2, pick(data.draw, 5, 9), pick(data.draw, 5, 6))
+    check_a_share(data, net, any_slice(data.draw, net))
+
+
+def check_a_share(data: st.DataObject, net: Network, expr: relax.Expr) -> None:
+    """Some indices of the result are what the rule makes of its slices of the operands."""
     whole = net.emit(expr)
     operation = operation_of(relax.BlockBuilder().normalize(expr))
     assert operation is not None
