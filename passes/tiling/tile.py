@@ -75,8 +75,7 @@ def emit_tiles(program: Program, tiled: dict[relax.Var, TiledTensor]) -> Program
         if binding.var not in tiled:
             emitter.emit_whole(binding)
     outputs = [substitute(output, emitter.whole) for output in program.outputs]
-    functions = {**program.functions, **dict(emitter.functions.values())}
-    return emitter.builder.finish(outputs, functions)
+    return emitter.builder.finish(outputs, dict(emitter.functions.values()))
 
 
 Tile = tuple[relax.Var, int]
@@ -99,11 +98,13 @@ class _TileEmitter:
     edges: dict[Tile, list[tuple[int, int]]] = field(init=False)
     """The rows of each tile, counted in the whole tensor, that the halos of its neighbours read."""
     written_edges: dict[object, relax.Expr] = field(default_factory=dict)
-    functions: dict[object, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(default_factory=dict)
+    functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(init=False)
+    """By name: those that the program has, of earlier rounds too, and new ones."""
     slices: dict[tuple[relax.Expr, Slice], relax.Expr] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.builder = ProgramBuilder(self.program.inputs)
+        self.functions = {g.name_hint: (g, f) for g, f in self.program.functions.items()}
         for var, new in self.builder.take_parameters(self.program).items():
             self.new[var, None] = new
         operations = TensorFacts(self.program).operations
@@ -305,14 +306,15 @@ class _TileEmitter:
             return self.builder.emit(rows, origins, kind)
         shapes, dtype = tuple(tensor_shape(s) for s in sources), tensor_dtype(sources[0])
         key = kind, shapes, tuple(slices), axis, dtype
-        if key not in self.functions:
-            name = tvm.ir.GlobalVar(f"{kind}_{content_number(repr(key).encode())}")
-            function = concat_slices(shapes, slices, axis, dtype).with_attr("global_symbol", name.name_hint)
-            relax.expr._update_type(name, function.ty)
-            self.functions[key] = name, function
+        name = f"{kind}_{content_number(repr(key).encode())}"
+        if name not in self.functions:
+            function = concat_slices(shapes, slices, axis, dtype).with_attr("global_symbol", name)
+            variable = tvm.ir.GlobalVar(name)
+            relax.expr._update_type(variable, function.ty)
+            self.functions[name] = variable, function
         extent = sum(sliced.extent for sliced in slices)
         shape = (*shapes[0][:axis], extent, *shapes[0][axis + 1 :])
-        call = relax.call_tir(self.functions[key][0], list(sources), relax.TensorType(shape, dtype))
+        call = relax.call_tir(self.functions[name][0], list(sources), relax.TensorType(shape, dtype))
         return self.builder.emit(call, origins, kind)
 
     def _origins(self, var: relax.Var) -> Sequence[str]:

@@ -12,7 +12,8 @@ from tvm.script import tirx as T
 
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import Program, operator_name, tensor_shape
-from hybridc.passes.tiling.tile import tile
+from hybridc.passes.tiling.tile import emit_tiles, tile
+from hybridc.passes.tiling.tile_sizes import TiledTensor
 from hybridc.passes.tiling.working_set import kernel_groups, largest_working_set_bytes
 from tests.support.programs import drawn, program_of
 from tests.support.tiled import Network, assert_same_results, held_bytes
@@ -96,6 +97,19 @@ def test_a_window_reads_the_border_rows_of_the_neighbours():
     assert [tensor_shape(h.var) for h in halos] == [(1, 4, 6, 16)] * 8
     inner = [tensor_shape(argument) for argument in halos[1].value.args[1].fields]
     assert inner == [(1, 4, 1, 16), (1, 4, 4, 16), (1, 4, 2, 16)]
+
+
+def test_kernels_of_equal_halos_are_one_though_rounds_make_them():
+    net = Network(1, 4, 16, 16)
+    chains = [net.conv(net.conv(net.x, 4, name=name), 4, name=name) for name in "ab"]
+    before = program = net.program(*chains)
+    for name in "ab":
+        cut = [binding.var for binding in program.bindings if binding.var.name.startswith(name)]
+        program = emit_tiles(program, {var: TiledTensor(2, (0, 8, 16)) for var in cut})
+    halos = {g.name_hint for g in program.functions if g.name_hint.startswith("halo")}
+    called = [b.value.args[0].name_hint for b in program.bindings if operator_name(b.value) == "halo"]
+    assert len(called) == 2 * len(halos)
+    assert_same_results(program, before)
 
 
 def test_fuse_makes_halos_and_epilogues_part_of_the_convolution():
