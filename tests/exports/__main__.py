@@ -31,7 +31,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--target", default="avx2", help="such as cuda:sm_75+avx2 (default: avx2)")
+    parser.add_argument("--target", default="avx2", help="such as cuda:sm_80+avx2 (default: avx2)")
     parser.add_argument(
         "--only", metavar="REGEX", default="", help="networks whose ARCHITECTURE/EXPORTER/FORM contains this"
     )

@@ -18,7 +18,7 @@ from tests.exports.judge import Outcome, Verdict, judge
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "exports.json"
 SMALL = ("graph/dynamo/fixed", "lstm/script/half")
 """Of each exporter one that takes few seconds."""
-GPU = "cuda:sm_75+avx2"
+GPU = "cuda:sm_80+avx2"
 
 
 def recorded(target: str) -> dict[str, str]:
