@@ -15,13 +15,14 @@ from itertools import pairwise
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
-from hybridc.passes.planner.model.context import Effort, PlanningContext
+from hybridc.passes.planner.model.context import Effort, PlanningContext, fixed_budgets
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.search.partition import choose_order, rough_time_us, smallest_budget_bytes
 
-_TILING_SHARES = (0.015, 0.03, 0.06, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Shares of what a graph needs entirely on the GPU at which tilings are compared: each takes time."""
+_OCTAVES = 6
+"""Tilings are compared at `fixed_budgets` up to what a graph needs entirely on the GPU: for these plans are
+searched in any case."""
 # An order is chosen once for all budgets: the middle of what people ask for stands for the rest.
 USUAL = (0.1, 0.25, 0.5)
 """Shares that decide in which order the kernels of the whole network run."""
@@ -72,9 +73,11 @@ def choose_tilings(
     if not cut_up:
         return (replace(whole, order=choose_order(contexts[0], usual)),)
     least_bytes = [smallest_budget_bytes(t.graph, machine, t.pins) for t in tilings]
-    shares = {int(all_bytes * share) for share in _TILING_SHARES}
     smallest_bytes = min(least_bytes[0], least_bytes[-1])
-    points = sorted({smallest_bytes} | {b for b in shares if smallest_bytes < b <= largest_bytes})
+    points = sorted(
+        {smallest_bytes}
+        | {b for b in fixed_budgets(all_bytes, _OCTAVES) if smallest_bytes < b <= largest_bytes}
+    )
     ranges: dict[int, tuple[int, int]] = {}
     for point, following in pairwise((*points, UNLIMITED_BYTES)):
         contestants = [n for n in _contestants(tilings, point) if least_bytes[n] <= point]

@@ -100,25 +100,42 @@ def _fastest(
             b
             for b in budgets
             if (tiling.first_bytes <= b or tiling is least)
-            and (b not in best or best[b].rank >= (False, time_bound_us(context, b)))
+            and not _is_hopeless(context, tiling, best.get(b), b)
         ]
         if not wanted:
             continue
-        searched = [min(b, tiling.last_bytes) for b in wanted]
         plans = partition(
             context,
-            searched,
+            wanted,
+            known_us={b: found.placed.makespan_us for b, found in best.items() if not found.rank[0]},
             first_bytes=tiling.first_bytes,
+            last_bytes=tiling.last_bytes,
+            has_bounds=False,
             report=report,
         )
-        for b, searched_bytes, placed in zip(wanted, searched, plans, strict=True):
+        for b, placed in zip(wanted, plans, strict=True):
             candidate = _Candidate(tiling, context, placed)
             if b not in best or candidate.rank < best[b].rank:
-                least_us = placed.bound_us
-                if searched_bytes != b:  # the bound is that of a smaller budget, and too high
-                    least_us = min(time_bound_us(context, b), placed.makespan_us)
-                best[b] = replace(candidate, placed=replace(placed, bound_us=least_us))
-    return {b: best[b] for b in budgets}
+                best[b] = candidate
+    return {b: _bounded(best[b], b) for b in budgets}
+
+
+def _is_hopeless(
+    context: PlanningContext, tiling: Tiling, best: _Candidate | None, budget_bytes: int
+) -> bool:
+    """Whether no plan of a tiling that is searched for can be better than the best one so far."""
+    if best is None:
+        return False
+    return best.rank < (False, time_bound_us(context, min(budget_bytes, tiling.last_bytes)))
+
+
+def _bounded(candidate: _Candidate, budget_bytes: int) -> _Candidate:
+    """With a bound, where nothing has been proven yet."""
+    placed = candidate.placed
+    if placed.bound_us > 0:
+        return candidate
+    bound_us = min(time_bound_us(candidate.context, budget_bytes), placed.makespan_us)
+    return replace(candidate, placed=replace(placed, bound_us=bound_us))
 
 
 def _all_with_states(found: dict[int, _Candidate]) -> dict[int, _Candidate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,14 +13,8 @@ from hybridc.passes.planner.model.order import best_order
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.passes.planner.model.problem import Problem, problem_of
 
-# Neighbours are a factor of 1.41 apart, and each costs a search of its own; between the two that a budget
-# lies in there is a search every three per cent, six on average.
-POINTS_PER_OCTAVE = 2
-"""Budgets that plans are searched for, for each factor of two in memory."""
-OCTAVES = 6
-"""From all memory down; few networks can do with less."""
-_SEARCHES = 18
-"""Of a budget, about: those of the grid points below, and of half of the finer ones."""
+_SEARCHES = 8
+"""Of a budget, about: two anchors and six budgets between them, each of one or two graphs."""
 
 # Its exact value matters little, but it is part of every plan: another one gives other plans for the same
 # seconds. A faster computer ends sooner instead of searching longer.
@@ -27,10 +22,23 @@ _SIMULATED_KERNELS_PER_SECOND = 6e6
 """Nominal speed of the search: turns seconds into a number of simulations, the same on every machine."""
 _EVALUATIONS_PER_KERNEL = 8000
 """More than this many simulations for each kernel rarely improve a plan."""
+_STEP_SECONDS, _SMALLEST_STEP, _LARGEST_STEP = 0.03, 0.01, 0.06
+"""Between budgets that are searched: the first over the effort, within the others."""
+_PACKING_PER_SECOND = 0.1
+"""With ten seconds packing takes as long as it usually does: up to one second for an arena."""
+_TIGHTENING, _FITTING = 0.05, 0.02
+"""Shares of that, so that packing takes less time than the searches."""
 _PROOF_SECONDS = 2.0
 """From this effort on the best plan of a small graph is proven: to begin takes a second of its own."""
 # After as many seconds bounds/exact.py gives a unit of the solver's effort up.
 _SECONDS_PER_PROOF_UNIT = 20
+
+
+def fixed_budgets(most_bytes: int, octaves: int) -> list[int]:
+    """Budgets in bytes, 2 to the power of n / 2, rising over so many factors of two up to the most."""
+    halves = range(2 * max(most_bytes, 1).bit_length())
+    budgets = {math.isqrt(1 << n) for n in halves}
+    return sorted(b for b in budgets if most_bytes >> octaves < b <= most_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,26 @@ class Effort:
         kernels = max(kernel_count, 1)
         share = self.seconds * _SIMULATED_KERNELS_PER_SECOND / _SEARCHES
         return int(min(share / kernels, _EVALUATIONS_PER_KERNEL * kernels))
+
+    @property
+    def budget_step(self) -> float:
+        """Ratio of the budgets that plans are searched for, at most: less of a budget is left unused."""
+        return 1 + min(max(_STEP_SECONDS / self.seconds, _SMALLEST_STEP), _LARGEST_STEP)
+
+    @property
+    def packing(self) -> float:
+        """For the places of the buffers of the plan that is taken: a share of the usual effort."""
+        return min(1.0, self.seconds * _PACKING_PER_SECOND)
+
+    @property
+    def tightening(self) -> float:
+        """The same for a plan that may be replaced by the next one."""
+        return _TIGHTENING * self.packing
+
+    @property
+    def fitting(self) -> float:
+        """The same for what a search has found, which may not fit once it is packed."""
+        return _FITTING * self.packing
 
     @property
     def of_proof(self) -> float:

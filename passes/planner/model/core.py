@@ -89,14 +89,21 @@ class Core:
         return _decisions_of(self.problem, on_cpu, keep) if feasible else None
 
     def anneal(
-        self, start: Decisions, evaluations: int, seed: int, *, enough_us: float = 0.0
+        self,
+        start: Decisions,
+        evaluations: int,
+        seed: int,
+        *,
+        enough_us: float = 0.0,
+        least_us: float = 0.0,
     ) -> tuple[Decisions, float]:
         """The best decisions that simulated annealing finds (Kirkpatrick et al., Science 220, 1983), and
         their makespan in microseconds, after `evaluations` simulations.
 
         Starts from `start`, repaired; the result is feasible and no slower. Ends early once a makespan of
-        at most `enough_us` is found: at a proven bound nothing better is left to find. The same arguments
-        give the same result, on every machine. Raises ValueError if nothing fits.
+        at most `enough_us` is found: at a proven bound nothing better is left to find. Runs that take less
+        than `least_us` are passed over. The same arguments give the same result, on every machine. Raises
+        ValueError if nothing fits.
         """
         if self._search is None:
             repaired = _repaired(self.problem, start)
@@ -104,7 +111,7 @@ class Core:
         else:
             on_cpu, keep = self._arrays(start)
             makespan_us = self._library.planner_anneal(
-                self._search, on_cpu, keep, evaluations, seed, enough_us
+                self._search, on_cpu, keep, evaluations, seed, enough_us, least_us
             )
             repaired = _decisions_of(self.problem, on_cpu, keep)
         # infinite if nothing fits, or what was repaired still exceeds the host's memory
@@ -148,7 +155,8 @@ def _library() -> Any:
     library.planner_makespan_us.restype = ctypes.c_double
     library.planner_repair.argtypes = (*decisions, ctypes.c_uint64)
     library.planner_repair.restype = ctypes.c_int
-    library.planner_anneal.argtypes = (*decisions, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double)
+    numbers = (ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_double)
+    library.planner_anneal.argtypes = (*decisions, *numbers)
     library.planner_anneal.restype = ctypes.c_double
     library.planner_tidy.argtypes = (*decisions, ctypes.c_double)
     library.planner_tidy.restype = ctypes.c_double

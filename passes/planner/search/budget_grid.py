@@ -1,40 +1,39 @@
 """From a budget to the best plan for it, such that more memory never makes a plan slower.
 
-Plans are searched at fixed budgets, the grid points, which depend on graph and machine but not on the budget
-asked for. From the lowest grid point up, each search begins with what the point below found and with the
-simple ways that other systems use, and its result is taken only if it is no slower. Between two grid points
-lie finer ones, close to each other: searches go from one to the next up to the budget asked for, and take
-what is faster, but nothing faster than the plan of the grid point above. So a budget gets the best plan
-that is found up to it, or the fastest split in two that it has room for, and no larger one a slower plan.
+Plans are searched at fixed budgets, the anchors, a factor of 1.4 apart, which depend on nothing. The plan of
+an anchor is searched for by itself; it is that of the anchor below where that is faster. Between the two anchors that
+a budget lies in, the interval is halved again and again, with a search in the middle that begins with the
+plans of both ends. What it finds is taken if it is faster than the plan of the lower end, but not if it is
+faster than that of the upper one, which all larger budgets can have. So no budget gets a slower plan than a
+smaller one, whatever else is asked for; and the effort goes where the budget is.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isqrt
 from operator import attrgetter
 from typing import NamedTuple
 
 from hybridc.ir import Copy
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound, simple_time_bound_us, time_bound
-from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
-from hybridc.passes.planner.model.context import OCTAVES, POINTS_PER_OCTAVE, PlanningContext
+from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize, repacked
+from hybridc.passes.planner.model.context import PlanningContext, fixed_budgets
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem
 from hybridc.passes.planner.model.rematerialize import with_recompute_slots, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
 from hybridc.passes.planner.search.policies import layer_splits
-from hybridc.passes.planner.search.search import SearchResult, improve, search
+from hybridc.passes.planner.search.search import SearchResult, improve, refine, search
 
-_STEP = 1.03
-"""Ratio of neighbouring finer points: so much of a budget may be left unused."""
-_FINE = 0.5
-"""Effort of a finer point: a share of a grid point's."""
-_FLAT = 1.001
-"""So little time is not worth searching for between two grid points."""
+# Few networks can do with less; each anchor that a budget does not lie next to costs nothing.
+_OCTAVES = 10
+"""Factors of two in memory that anchors span, from all bytes down."""
+_FLAT = 1.0005
+"""So little time is not worth searching for within an interval."""
 # Near their smallest budgets cut-up networks lost up to a third of the time found, waiting for bytes: with
 # less memory for the search the packed plan is faster. The smallest step comes first, since what is taken
 # from the memory is lost where packing would have left no hole.
@@ -43,22 +42,18 @@ _PACKING_SHARES = (0.97, 0.94, 0.9, 0.85, 0.8, 0.7)
 steps that wait for bytes: packing leaves holes."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
-# Four times SHORT: at 0.3 packing took most of a short compilation, for plans no faster.
-_PACKING = 0.02
-"""Share of the usual effort for packing the plan of a grid point."""
-_TIGHTENING = 0.05
-"""The same for the arenas of a plan that may be replaced at the next grid point."""
-# The larger, the more plans have to be packed for each budget. What packing gains beyond it is given up, so
-# that more memory is never slower.
-_TIED = 0.005
-"""Share of its time that a plan may gain by being packed: what is closer to the best may overtake it."""
 _NARROWED = 0.2
-"""Effort of searches with less memory, which begin with what was found: a share of a grid point's."""
+"""Effort of searches with less memory, which begin with what was found: a share of the first one's."""
 # A trade of time for bytes on the link: plans within 0.1 % of each other count as equally fast.
 _HARDLY_SLOWER = 1.001
 """So much time may be given up for fewer copies."""
+# The bound of a finely tiled network hardly depends on memory: it would send the search down to the least.
+_MOST_COMPARED_KERNELS = 100
+"""Kernels of a graph up to which all lower anchors are looked at whose plans may be faster, by their bound."""
+_CLEARLY_SLOWER = 1.08
+"""In larger graphs they are looked at down to one whose plan takes so much longer than a higher one's."""
 _MARGIN = 1.02
-"""The top point has a little more than all bytes that are ever live, so that packing does not fail there."""
+"""The top anchor has a little more than all bytes that are ever live, so that packing does not fail there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ class _Split:
 
 
 class _Found(NamedTuple):
-    """What is best at a grid point."""
+    """What is best at a budget in bytes."""
 
     budget_bytes: int
     placed: PlacedPlan
@@ -80,151 +75,191 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _PointSearch:
-    """What a search at one grid point starts from."""
+    """What a search at one budget starts from."""
 
     context: PlanningContext
     problem: Problem
     """With the budget of the point."""
     below: PlacedPlan
-    """The best plan of the points below."""
+    """A plan that fits, to be bettered."""
     evaluations: int
     above: PlacedPlan | None = None
-    """That of the grid point above, for a finer point, which begins with it, too."""
+    """In the middle of an interval, the plan of its upper end: nothing faster is of use."""
 
-    @property
-    def packing(self) -> float:
-        return _PACKING if self.above is None else SHORT
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A budget that a plan is wanted for."""
+
+    budget_bytes: int
+    known_us: float = inf
+    """The time of another plan for it: if none is faster, any will do."""
 
 
 def plan_all_budgets(
     context: PlanningContext,
-    budgets: Sequence[int],
+    wishes: Sequence[Wish],
     smallest: PlacedPlan,
     *,
+    first_bytes: int = 0,
+    last_bytes: int = UNLIMITED_BYTES,
+    has_bounds: bool = True,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[PlacedPlan, ...]:
-    """The best plan for each budget, in bytes.
+    """The best plan for each budget.
 
-    Requires: `smallest` is a plan for the smallest budget that can be met, and fits all of them; it is given
-    back, too, if the host has too little memory for whatever is found.
+    Requires: `smallest` is a plan that fits all of them, and no budget is below `first_bytes`; `smallest` is
+    given back, too, if the host has too little memory for whatever is found. `last_bytes` is one of
+    `fixed_budgets`; larger budgets get the plan for it.
     Ensures: arenas as tight as can be; never slower with a larger budget, all else equal; the same for a
-    budget whatever others are asked for. `report` hears of each grid point: (done, total).
+    budget whatever others are asked for. Without `has_bounds` the bounds of the plans are 0, which takes
+    less time. `report` hears of each budget: (done, total).
     """
     problem = replace(context.problem, host_bytes=context.host_bytes)
-    evaluations = context.effort.evaluations(problem.kernel_count)
     wide = with_repeats(problem)
-    again = runs_again(wide)
     decisions = with_recompute_slots(wide, smallest.problem, smallest.decisions)
-    best = repacked(context, replace(smallest, problem=wide, decisions=decisions), _TIGHTENING)
-    bound_us = _time_bounds(problem, budgets, again, best.makespan_us)
-    most_bytes = max(budgets)
-    points = grid_points(problem, smallest.gpu_bytes)
-    # one more than needed: the finer points below it refer to its plan
-    points = points[: bisect_right(points, most_bytes) + 1]
-    history = [_Found(0, best)]
-    for number, point_bytes in enumerate(points):
-        report(number, len(points))
-        if best.makespan_us <= bound_us[most_bytes] and best.fits_host(context.host_bytes):
-            break  # no point above can be faster
-        point = replace(wide, budget_bytes=point_bytes)
-        found = _best_at(_PointSearch(context, point, best, evaluations))
-        if found is not best:
-            # before it is compared: it may become faster, too
-            best = repacked(context, found, _TIGHTENING)
-        history.append(_Found(point_bytes, best))
-    tight = _all_repacked(context, history, budgets)
+    start = repacked(context, replace(smallest, problem=wide, decisions=decisions), context.effort.tightening)
+    points = anchors(problem, max(first_bytes, smallest.gpu_bytes))
+    grid = _Grid(context, wide, runs_again(wide), points, start)
+    most_bytes = min(last_bytes, max(wish.budget_bytes for wish in wishes))
     splits = _timed_splits(problem, [p for p in points if p <= most_bytes])
     chosen = []
-    for b in budgets:
-        refined = _refined(context, wide, history, tight[b], b, int(evaluations * _FINE))
-        chosen.append(replace(_faster_split(context, refined, splits, b), bound_us=bound_us[b]))
+    for number, wish in enumerate(wishes):
+        report(number, len(wishes))
+        if wish.budget_bytes < last_bytes:
+            best = grid.best(wish.budget_bytes, wish.known_us)
+        else:
+            best = grid.last(last_bytes, wish.known_us)
+        best = _faster_split(context, best, splits, min(wish.budget_bytes, last_bytes))
+        bound_us = grid.bound_us(wish.budget_bytes, best.makespan_us) if has_bounds else 0.0
+        chosen.append(replace(best, bound_us=bound_us))
     return tuple(chosen)
 
 
-def _refined(
-    context: PlanningContext,
-    problem: Problem,
-    history: Sequence[_Found],
-    tight: PlacedPlan,
-    budget_bytes: int,
-    evaluations: int,
-) -> PlacedPlan:
-    """What finer points up to the budget make of the best plan of the grid points, `tight`.
+def anchors(problem: Problem, least_bytes: int) -> list[int]:
+    """The budgets in bytes that plans are searched for in any case, rising from the least to all memory.
 
-    Nothing is faster than the plan of the grid point above, which all larger budgets can have: a faster one
-    is not taken. Where no point was searched above, what was found cannot be bettered.
+    The least, those of `fixed_budgets`, all that is ever live on the GPU, and a little more than that. The
+    problem's own budget does not matter.
     """
-    position = bisect_right([found.budget_bytes for found in history], budget_bytes)
-    if position == len(history):
-        return tight
-    below, above = history[position - 1], history[position].placed
-    if not above.fits_host(context.host_bytes):
-        return tight
-    best = below.placed
-    for point_bytes in _finer_points(max(below.budget_bytes, below.placed.gpu_bytes), history[position]):
-        if point_bytes > budget_bytes or tight.makespan_us <= above.makespan_us * _FLAT:
-            break
-        point = replace(problem, budget_bytes=point_bytes)
-        found = _best_at(_PointSearch(context, point, best, evaluations, above))
-        if found is best:
-            continue
-        placed = _repacked_once(context, found)
-        if placed.makespan_us >= above.makespan_us:
-            best = found
-            tight = min(tight, placed, key=lambda p: p.makespan_us)
-    return tight
+    all_live = resident_bytes_bound(problem)
+    found = {*fixed_budgets(all_live, _OCTAVES), all_live, int(all_live * _MARGIN)}
+    return sorted({least_bytes} | {b for b in found if b > least_bytes})
 
 
-def _finer_points(first_bytes: int, above: _Found) -> list[int]:
-    """Budgets in bytes between two, at equal ratios of `_STEP` at most; `first_bytes` is not among them."""
-    if not 0 < first_bytes < above.budget_bytes:
-        return []
-    count = math.ceil(math.log(above.budget_bytes / first_bytes) / math.log(_STEP))
-    return [int(first_bytes * (above.budget_bytes / first_bytes) ** (n / count)) for n in range(1, count)]
+@dataclass(slots=True)
+class _Grid:
+    """Plans of one graph at fixed budgets, each searched for when it is first needed."""
 
+    context: PlanningContext
+    problem: Problem
+    """With kernels that may run again; its own budget does not matter."""
+    again: frozenset[int]
+    """Kernels that may, by their numbers without repeats."""
+    anchors: Sequence[int]
+    smallest: PlacedPlan
+    """Fits the first anchor."""
+    _searched: dict[int, PlacedPlan] = field(default_factory=dict)
+    """At an anchor, by itself."""
+    _between: dict[tuple[int, int], PlacedPlan] = field(default_factory=dict)
+    """In the middle between two budgets."""
+    _bounds_us: dict[int, float] = field(default_factory=dict)
 
-def _time_bounds(
-    problem: Problem, budgets: Iterable[int], again: Collection[int], known_us: float
-) -> dict[int, float]:
-    """What no plan for a budget is faster than; `known_us` is the time of one that fits them all."""
-    simple_us = simple_time_bound_us(problem)
-    if known_us <= simple_us:
-        return dict.fromkeys(budgets, simple_us)  # a linear programme could not prove more
-    return {b: time_bound(replace(problem, budget_bytes=b), again=again).bound_us for b in budgets}
+    def best(self, budget_bytes: int, known_us: float) -> PlacedPlan:
+        """The plan for a budget, its arenas packed as tightly as the effort allows.
 
+        Any that fits, if it turns out that none takes less than `known_us`.
+        """
+        position = bisect_right(self.anchors, budget_bytes) - 1
+        if position + 1 == len(self.anchors):
+            return self.last(self.anchors[position], known_us)
+        above = _Found(self.anchors[position + 1], self._anchored(position + 1, known_us))
+        if self._fits_host(above.placed) and above.placed.makespan_us >= known_us:
+            return self.smallest  # nothing below an anchor is faster than its plan
+        below = _Found(self.anchors[position], self._anchored(position, inf))
+        above = above._replace(placed=min(below.placed, above.placed, key=self._rank))
+        found, limit = self._narrowed(budget_bytes, below, above)
+        tight = repacked(self.context, found, self.context.effort.packing)
+        # faster than a plan with more memory: that must not be
+        return found if self._rank(tight) < self._rank(limit) else tight
 
-def _all_repacked(
-    context: PlanningContext, history: Sequence[_Found], budgets: Sequence[int]
-) -> dict[int, PlacedPlan]:
-    """For each budget the fastest of the plans that were best up to it, in arenas as tight as can be.
+    def last(self, anchor_bytes: int, known_us: float) -> PlacedPlan:
+        """The plan of an anchor, for all larger budgets as well; `known_us` as for `best`."""
+        placed = self._anchored(bisect_right(self.anchors, anchor_bytes) - 1, known_us)
+        return repacked(self.context, placed, self.context.effort.packing)
 
-    A plan may become faster when it is packed, so that the one before may overtake the best. More memory
-    gives no slower plan all the same: packing gains `_TIED` at most, and all that are as close are packed.
-    """
-    host_bytes = context.host_bytes
-    packed: dict[int, PlacedPlan] = {}  # by identity: plans have no hash that is quick
-    found: dict[int, PlacedPlan] = {}
-    for b in budgets:
-        plans = {id(each.placed): each.placed for each in history if each.budget_bytes <= b}
-        known = list(plans.values())
-        best = known[-1]
-        close = [
-            p
-            for p in known
-            if p.makespan_us * (1 - _TIED) < best.makespan_us
-            and (p.fits_host(host_bytes) or not best.fits_host(host_bytes))
-        ]
-        for placed in (*close, best):
-            if id(placed) not in packed:
-                packed[id(placed)] = _repacked_once(context, placed)
-        # the latest of equals: it was found with the most memory
-        found[b] = min((packed[id(p)] for p in reversed((*close, best))), key=lambda p: p.makespan_us)
-    return found
+    def bound_us(self, budget_bytes: int, known_us: float) -> float:
+        """What no plan for a budget is faster than; `known_us` is the time of one."""
+        simple_us = simple_time_bound_us(self.context.problem)
+        if known_us <= simple_us:
+            return simple_us  # a linear programme could not prove more
+        if budget_bytes not in self._bounds_us:
+            problem = replace(self.context.problem, budget_bytes=budget_bytes)
+            self._bounds_us[budget_bytes] = time_bound(problem, again=self.again).bound_us
+        return self._bounds_us[budget_bytes]
 
+    def _narrowed(self, budget_bytes: int, below: _Found, above: _Found) -> tuple[PlacedPlan, PlacedPlan]:
+        """The plan for a budget between two that are searched, and one that it must not be faster than."""
+        while True:
+            # the better plan is there from the bytes on that it needs
+            above = above._replace(budget_bytes=min(above.budget_bytes, above.placed.gpu_bytes))
+            if above.budget_bytes <= budget_bytes:
+                return above.placed, above.placed
+            low, high = max(below.budget_bytes, above.budget_bytes >> _OCTAVES, 1), above.budget_bytes
+            if high <= low * self.context.effort.budget_step or self._is_flat(below.placed, above.placed):
+                return below.placed, above.placed
+            middle = _Found(isqrt(low * high), self._in_the_middle(below, above, isqrt(low * high)))
+            below, above = (middle, above) if middle.budget_bytes <= budget_bytes else (below, middle)
 
-def _repacked_once(context: PlanningContext, placed: PlacedPlan) -> PlacedPlan:
-    tight = repacked(context, placed)
-    return tight if tight.makespan_us >= placed.makespan_us * (1 - _TIED) else placed
+    def _fits_host(self, placed: PlacedPlan) -> bool:
+        return placed.fits_host(self.context.host_bytes)
+
+    def _is_flat(self, below: PlacedPlan, above: PlacedPlan) -> bool:
+        fits = self._fits_host(below) or not self._fits_host(above)
+        return fits and below.makespan_us <= above.makespan_us * _FLAT
+
+    def _rank(self, placed: PlacedPlan) -> tuple[bool, float]:
+        return not self._fits_host(placed), placed.makespan_us
+
+    def _anchored(self, position: int, known_us: float) -> PlacedPlan:
+        """The best plan of an anchor: what is found for it, or for the anchors below.
+
+        Any that fits, if none takes less than `known_us`.
+        """
+        if position == 0:
+            return self.smallest
+        found = self._at_anchor(position)
+        enough_us = min(found.makespan_us, known_us) if self._fits_host(found) else inf
+        is_large = self.context.problem.kernel_count > _MOST_COMPARED_KERNELS
+        if is_large and found.makespan_us > known_us * _CLEARLY_SLOWER:
+            return found
+        if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
+            found = min(found, self._anchored(position - 1, enough_us), key=self._rank)
+        return found
+
+    def _at_anchor(self, position: int) -> PlacedPlan:
+        if position not in self._searched:
+            point = self._point(self.anchors[position], self.smallest)
+            self._searched[position] = self._tightened(_best_at(point), self.smallest)
+        return self._searched[position]
+
+    def _in_the_middle(self, below: _Found, above: _Found, middle_bytes: int) -> PlacedPlan:
+        """The plan of the lower end, or one that is faster, but not faster than that of the upper end."""
+        ends = below.budget_bytes, above.budget_bytes
+        if ends not in self._between:
+            point = self._point(middle_bytes, below.placed, above.placed)
+            found = self._tightened(_best_at(point), below.placed)
+            is_between = self._rank(above.placed) <= self._rank(found) < self._rank(below.placed)
+            self._between[ends] = found if is_between else below.placed
+        return self._between[ends]
+
+    def _point(self, budget_bytes: int, below: PlacedPlan, above: PlacedPlan | None = None) -> _PointSearch:
+        evaluations = self.context.effort.evaluations(self.context.problem.kernel_count)
+        problem = replace(self.problem, budget_bytes=budget_bytes)
+        return _PointSearch(self.context, problem, below, evaluations, above)
+
+    def _tightened(self, found: PlacedPlan, known: PlacedPlan) -> PlacedPlan:
+        return found if found is known else repacked(self.context, found, self.context.effort.tightening)
 
 
 def _timed_splits(problem: Problem, budgets: Iterable[int]) -> list[_Split]:
@@ -239,7 +274,7 @@ def _timed_splits(problem: Problem, budgets: Iterable[int]) -> list[_Split]:
     found: list[_Split] = []
     for split in splits:
         us, peak_bytes = ample.measure(split)
-        needed = {peak_bytes, none.measure(split)[1]} if us < math.inf else set()
+        needed = {peak_bytes, none.measure(split)[1]} if us < inf else set()
         found += [_Split(us, replace(problem, budget_bytes=b), split) for b in sorted(needed, reverse=True)]
     return sorted(found, key=attrgetter("us"))
 
@@ -253,7 +288,7 @@ def _faster_split(
     """
     host_bytes = context.host_bytes
     for split in splits:
-        best_us = best.makespan_us if best.fits_host(host_bytes) else math.inf
+        best_us = best.makespan_us if best.fits_host(host_bytes) else inf
         if split.us >= best_us:
             break  # they are sorted, and with less memory none is faster than with ample
         if (
@@ -266,23 +301,13 @@ def _faster_split(
     return best
 
 
-def grid_points(problem: Problem, smallest_bytes: int) -> list[int]:
-    """The budgets in bytes that plans are searched for, rising from the least possible to all memory.
-
-    A little more than all that is ever live on the GPU, the smallest, and between them equal ratios. The
-    problem's own budget does not matter.
-    """
-    largest_bytes = resident_bytes_bound(problem)
-    steps = range(1, OCTAVES * POINTS_PER_OCTAVE)
-    between = (int(largest_bytes * 2 ** (-i / POINTS_PER_OCTAVE)) for i in steps)
-    points = {smallest_bytes, *between, int(largest_bytes * _MARGIN)}
-    return sorted(b for b in points if b >= smallest_bytes)
-
-
 def _best_at(point: _PointSearch) -> PlacedPlan:
-    """A faster plan than that of the point below; or that."""
-    known = (point.below, point.above) if point.above else (point.below,)
-    found = search(point.problem, point.evaluations, starts=[placed.decisions for placed in known])
+    """A faster plan than `below`, or that."""
+    if point.above is None:
+        found = search(point.problem, point.evaluations, starts=[point.below.decisions])
+    else:
+        starts = [point.below.decisions, point.above.decisions]
+        found = refine(point.problem, starts, point.evaluations, point.above.makespan_us)
     return _best_packed(point, found)
 
 
@@ -339,7 +364,7 @@ def _materialized(point: _PointSearch, problem: Problem, found: SearchResult) ->
 
     def packed(decisions: Decisions) -> PlacedPlan:
         return materialize(
-            point.context, problem, decisions, packing=point.packing, capacity_bytes=most_bytes
+            point.context, problem, decisions, packing=point.context.effort.fitting, capacity_bytes=most_bytes
         )
 
     tidy = Core(problem).tidied(found.decisions, limit_us)[0]

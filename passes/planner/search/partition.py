@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hybridc.errors import PlanError
@@ -19,10 +19,11 @@ from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.order import best_order, level_order
 from hybridc.passes.planner.model.pins import NO_PINS, Pins, describe_kernel
-from hybridc.passes.planner.model.problem import Problem, problem_of
+from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem, problem_of
+from hybridc.passes.planner.model.rematerialize import with_repeats
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.model.structure import smallest_working_set_bytes
-from hybridc.passes.planner.search.budget_grid import plan_all_budgets
+from hybridc.passes.planner.model.structure import runs_again, smallest_working_set_bytes
+from hybridc.passes.planner.search.budget_grid import Wish, plan_all_budgets
 from hybridc.passes.planner.search.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
 from hybridc.passes.planner.search.proof import proven
 
@@ -44,13 +45,16 @@ def partition(
     context: PlanningContext,
     budgets: Sequence[int],
     *,
+    known_us: Mapping[int, float] | None = None,
     first_bytes: int = 0,
+    last_bytes: int = UNLIMITED_BYTES,
+    has_bounds: bool = True,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[PlacedPlan, ...]:
     """The fastest plan that is found for a GPU and a CPU, for each of several budgets of the GPU in bytes.
 
-    Plans that need less than `first_bytes` are not searched for. `report` hears of each grid point: (done,
-    total).
+    Plans that need less than `first_bytes` are not searched for. `known_us` are times of other plans for
+    some of the budgets: where none is faster any will do. The rest is as in `plan_all_budgets`.
     Ensures: the GPU's arena has at most the budget; with more of it the plan is never slower; the same
     arguments give the same plan, whatever other budgets are asked for. Raises PlanError HC201 if a kernel
     has no code, HC203 if a budget is too small. Of a graph of more than `MOST_GRID_KERNELS` kernels plans
@@ -65,7 +69,15 @@ def partition(
     start = smallest
     if smallest.gpu_bytes < first_bytes <= min(budgets):
         start = _roughly(context, first_bytes) or smallest
-    plans = plan_all_budgets(context, budgets, start, report=report)
+    plans = plan_all_budgets(
+        context,
+        [Wish(b, (known_us or {}).get(b, math.inf)) for b in budgets],
+        start,
+        first_bytes=first_bytes,
+        last_bytes=last_bytes,
+        has_bounds=has_bounds,
+        report=report,
+    )
     if not context.effort.of_proof:
         return plans
     return tuple(proven(context, placed, b) for placed, b in zip(plans, budgets, strict=True))
@@ -99,7 +111,7 @@ def time_bound_us(context: PlanningContext, budget_bytes: int) -> float:
     problem = replace(context.problem, budget_bytes=budget_bytes)
     if problem.kernel_count <= LARGEST_KERNEL_COUNT:
         return simple_time_bound_us(problem)  # the order of the kernels may be another
-    return time_bound(problem, recompute=True).bound_us
+    return time_bound(problem, again=runs_again(with_repeats(problem))).bound_us
 
 
 def on_cpu(graph: Graph, machine: Machine) -> PlacedPlan:

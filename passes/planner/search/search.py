@@ -32,6 +32,10 @@ _FIRST_SHARE = 0.12
 """Share of the effort that each of them gets."""
 # any one: the result is the same for every call
 _SEED = 1
+_LAST_SHARE = 0.4
+"""The same for the best of the starts that come from two other budgets, which get the rest."""
+_NEARLY = 1.0005
+"""So near to the least time that is of use such a search ends."""
 # Here the solution is one start among several; `time_bound`, which proves, is asked for larger graphs, too.
 _MOST_ROUNDED_KERNELS = 1000
 """Kernels up to which the linear programme takes a second or so."""
@@ -124,6 +128,28 @@ def _search_again(
     rest = int(evaluations * (1 - _FIRST_SHARE * len(candidates)))
     found, us = core.anneal(best, rest, seed + 1, enough_us=bound_us)
     return SearchResult(found, us, bound_us, first.fastest_start_us)
+
+
+def refine(
+    problem: Problem, starts: Iterable[Decisions], evaluations: int, least_us: float
+) -> SearchResult | None:
+    """Decisions for a budget between two, from what was found for these; or None if none of that fits.
+
+    Each start is annealed, and the best once more. Nothing takes less than `least_us`, and the search ends
+    near to that. Deterministic.
+    """
+    core = Core(problem)
+    fitting = dict.fromkeys(start for start in map(core.repaired, starts) if start is not None)
+    timed = {start: us for start in fitting if (us := core.makespan_us(start)) >= least_us}
+    if not timed:
+        return None
+    each = int(evaluations * (1 - _LAST_SHARE) / len(timed))
+    limits = {"enough_us": least_us * _NEARLY, "least_us": least_us}
+    found = (core.anneal(start, each, _SEED + n, **limits) for n, start in enumerate(timed))
+    best, best_us = min(found, key=itemgetter(1))
+    if best_us > limits["enough_us"]:
+        best, best_us = core.anneal(best, int(evaluations * _LAST_SHARE), _SEED + len(timed), **limits)
+    return SearchResult(best, best_us, 0.0, min(timed.values()))
 
 
 def improve(

@@ -29,8 +29,8 @@ EXPORT int planner_repair(void *search, uint8_t *on_cpu, uint8_t *keep, uint64_t
 
 // Changes the decisions to the best found, and returns their makespan; infinity if none is feasible.
 EXPORT double planner_anneal(void *search, uint8_t *on_cpu, uint8_t *keep, int64_t evaluations,
-                             uint64_t seed, double enough_us) {
-    return static_cast<Search *>(search)->anneal(on_cpu, keep, evaluations, seed, enough_us);
+                             uint64_t seed, double enough_us, double least_us) {
+    return static_cast<Search *>(search)->anneal(on_cpu, keep, evaluations, seed, enough_us, least_us);
 }
 
 // Changes the decisions to ones that run and copy less, no slower than the limit, and returns their makespan;

@@ -48,8 +48,9 @@ class Search {
         return feasible;
     }
 
-    // Ends early once a makespan of at most `enough_us` is found.
-    double anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations, uint64_t seed, double enough_us);
+    // Ends early once a makespan of at most `enough_us` is found; takes none that is below `least_us`.
+    double anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations, uint64_t seed, double enough_us,
+                  double least_us);
 
     // Runs and copies less as long as the makespan stays within the limit.
     double tidy(uint8_t *on_cpu, uint8_t *keep, double limit_us);
@@ -105,7 +106,7 @@ class Search {
 };
 
 inline double Search::anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations, uint64_t seed,
-                             double enough_us) {
+                             double enough_us, double least_us) {
     Random random(seed);
     state_.assign(on_cpu, keep);
     if (!repair(random) || !relieve_host(random)) return NEVER;
@@ -128,7 +129,7 @@ inline double Search::anneal(uint8_t *on_cpu, uint8_t *keep, int64_t evaluations
         // accepted with probability exp(-(next - now) / temperature): drawn first, it bounds the simulation
         const double limit_us = now_us + temperature_us * random.exponential();
         const double next_us = feasible ? run_.simulate(state_, limit_us) : NEVER;
-        if (!(next_us <= limit_us)) {
+        if (!(next_us <= limit_us && next_us >= least_us)) {
             revert(0);
             continue;
         }

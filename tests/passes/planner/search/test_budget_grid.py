@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,8 @@ from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.search import budget_grid as grid
-from hybridc.passes.planner.search.budget_grid import grid_points, plan_all_budgets
+from hybridc.passes.planner.search.budget_grid import Wish, anchors, plan_all_budgets
 from hybridc.passes.planner.search.policies import all_cpu, layer_splits
-from hybridc.passes.planner.search.search import SearchResult, search
 from tests.support.graphs import GraphBuilder, machine
 
 UNIT = ALIGNMENT_BYTES
@@ -48,68 +46,74 @@ def least() -> tuple[Problem, PlacedPlan]:
     return problem, materialize(context(), problem, all_cpu(problem, lambda _: 0.0))
 
 
-def test_grid_points_rise_from_the_least_to_a_little_more_than_all() -> None:
+def planned(budgets: list[int], smallest: PlacedPlan, evaluations: int = 200) -> tuple[PlacedPlan, ...]:
+    return plan_all_budgets(context(evaluations), [Wish(b) for b in budgets], smallest)
+
+
+def test_anchors_rise_from_the_least_to_a_little_more_than_all() -> None:
     problem, _ = least()
     assert resident_bytes_bound(problem) == ALL_BYTES
-    points = grid_points(problem, 0)
+    points = anchors(problem, 0)
     assert points == sorted(set(points)) and points[0] == 0
-    assert ALL_BYTES < points[-1] < 1.1 * ALL_BYTES
-    assert all(1.3 < above / below < 1.5 for below, above in pairwise(points[1:]))
+    assert ALL_BYTES in points and ALL_BYTES < points[-1] < 1.1 * ALL_BYTES
+    assert all(above / below < 1.5 for below, above in pairwise(points[1:]))
 
 
-def test_no_grid_point_lies_below_the_smallest_budget() -> None:
+def test_no_anchor_lies_below_the_smallest_budget() -> None:
     problem, _ = least()
-    assert min(grid_points(problem, 40_000 * UNIT)) == 40_000 * UNIT
+    assert min(anchors(problem, 40_000 * UNIT)) == 40_000 * UNIT
 
 
-def test_grid_points_do_not_depend_on_the_problems_own_budget() -> None:
+def test_anchors_do_not_depend_on_the_problems_own_budget() -> None:
     other = problem_of(GRAPH, machine(), 12_345)
-    assert grid_points(least()[0], 0) == grid_points(other, 0)
+    assert anchors(least()[0], 0) == anchors(other, 0)
 
 
-def test_budget_between_grid_points_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_between_anchors_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])  # the search alone
     problem, smallest = least()
-    below, above = grid_points(problem, 0)[-4:-2]
+    below, above = anchors(problem, 0)[-5:-3]
     budgets = [below, (below + above) // 2, above - 1, above]
-    times_us = [plan_all_budgets(context(), [b], smallest)[0].makespan_us for b in budgets]
+    times_us = [planned([b], smallest)[0].makespan_us for b in budgets]
     assert times_us == sorted(times_us, reverse=True)
-    assert plan_all_budgets(context(), [budgets[2]], smallest)[0].gpu_bytes > below
+    assert planned([budgets[2]], smallest)[0].gpu_bytes > below
     assert times_us[2] < times_us[0]
 
 
 def test_budget_gets_the_same_plan_whatever_others_are_asked_for() -> None:
     problem, smallest = least()
-    below, above = grid_points(problem, 0)[-4:-2]
+    below, above = anchors(problem, 0)[-5:-3]
     budgets = [below // 2, (below + above) // 2, 2 * above]
-    together = plan_all_budgets(context(), budgets, smallest)
-    assert [d.steps for d in together] == [
-        plan_all_budgets(context(), [b], smallest)[0].steps for b in budgets
-    ]
+    together = planned(budgets, smallest)
+    assert [d.steps for d in together] == [planned([b], smallest)[0].steps for b in budgets]
 
 
-def test_no_finer_point_gives_a_faster_plan_than_the_grid_point_above(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_budget_gets_a_faster_plan_than_the_anchor_above(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])
+    monkeypatch.setattr(grid, "search", lambda *rest, **named: None)  # nothing at anchors
     problem, smallest = least()
-    points = grid_points(problem, 0)
-    below, above = points[-4:-2]
-
-    def nothing_at_grid_points(problem: Problem, *rest: Any, **named: Any) -> SearchResult | None:
-        return None if problem.budget_bytes in points else search(problem, *rest, **named)
-
-    monkeypatch.setattr(grid, "search", nothing_at_grid_points)
-    (placed,) = plan_all_budgets(context(), [(below + above) // 2], smallest)
+    below, above = anchors(problem, 0)[-5:-3]
+    (placed,) = planned([(below + above) // 2], smallest)
     assert placed.makespan_us == smallest.makespan_us
+
+
+def test_a_known_time_that_no_plan_beats_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])
+    monkeypatch.setattr(grid, "refine", lambda *_: pytest.fail("between anchors nothing is of use"))
+    problem, smallest = least()
+    below, above = anchors(problem, 0)[-5:-3]
+    wish = Wish((below + above) // 2, known_us=1e-9)
+    assert plan_all_budgets(context(), [wish], smallest)[0].makespan_us >= wish.known_us
 
 
 def test_the_search_ends_where_nothing_can_be_faster() -> None:
     _problem, smallest = least()
     seen: list[int] = []
-    (draft,) = plan_all_budgets(context(), [1 << 40], smallest, report=lambda done, total: seen.append(done))
+    (draft,) = plan_all_budgets(
+        context(), [Wish(1 << 40)], smallest, report=lambda done, total: seen.append(done)
+    )
     assert draft.makespan_us <= draft.bound_us * (1 + 1e-6)
-    assert seen == list(range(len(seen)))
+    assert seen == [0]
 
 
 def test_a_plan_that_reaches_the_simple_bound_needs_no_linear_programme(
@@ -123,7 +127,7 @@ def test_a_plan_that_reaches_the_simple_bound_needs_no_linear_programme(
     decisions = all_cpu(on_host.problem, lambda _: 0.0)
     smallest = materialize(on_host, on_host.problem, decisions)
     monkeypatch.setattr(grid, "time_bound", lambda *_, **__: pytest.fail("nothing is left to prove"))
-    (placed,) = plan_all_budgets(on_host, [10**6], smallest)
+    (placed,) = plan_all_budgets(on_host, [Wish(10**6)], smallest)
     assert placed.bound_us == placed.makespan_us == smallest.makespan_us
 
 
@@ -132,7 +136,7 @@ def test_no_split_in_two_that_fits_is_faster_whatever_the_budget() -> None:
     core = Core(replace(problem, budget_bytes=1 << 40))
     measured = [core.measure(split) for split in layer_splits(problem)]
     budgets = sorted({max(peak_bytes, smallest.gpu_bytes) for _, peak_bytes in measured})
-    drafts = plan_all_budgets(context(1), budgets, smallest)
+    drafts = planned(budgets, smallest, evaluations=1)
     for budget_bytes, draft in zip(budgets, drafts, strict=True):
         fastest_us = min(us for us, peak_bytes in measured if peak_bytes <= budget_bytes)
         assert draft.gpu_bytes <= budget_bytes
@@ -143,5 +147,5 @@ def test_no_split_in_two_that_fits_is_faster_whatever_the_budget() -> None:
 
 def test_with_all_memory_no_weight_is_copied() -> None:
     _problem, smallest = least()
-    (draft,) = plan_all_budgets(context(), [1 << 40], smallest)
+    (draft,) = planned([1 << 40], smallest)
     assert not [step for step in draft.steps if isinstance(step, Copy) and step.tensor.startswith("w")]
