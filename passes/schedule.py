@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,10 +53,18 @@ def schedule_requests(
 
     Requires: `program` fused, so that calls of one function agree on which arguments are weights.
     """
-    constants = constant_arguments(program)
+    constants, shared = constant_arguments(program), shared_arguments(program)
     functions = {g.name_hint: f for g, f in program.functions.items()}
     return {
-        name: Request(function, constants[name], target, winograd=winograd, threads=threads, gpu=gpu)
+        name: Request(
+            function,
+            constants[name],
+            target,
+            winograd=winograd,
+            threads=threads,
+            gpu=gpu,
+            shared_constants=shared[name],
+        )
         for name, function in functions.items()
         if all((name, device) not in known for device in Device)
     }
@@ -126,3 +134,19 @@ def constant_arguments(program: Program) -> Mapping[str, frozenset[int]]:
                 if isinstance(argument, relax.Var) and argument.name in program.weights
             )
     return found
+
+
+def shared_arguments(program: Program) -> Mapping[str, frozenset[int]]:
+    """Positions of the arguments that are weights in some call which another function reads, too, or the same
+    one at another position."""
+    constants, readers = constant_arguments(program), defaultdict[str, set[tuple[str, int]]](set)
+    for binding in program.bindings:
+        if is_op(binding.value, "call_tir"):
+            function, arguments = binding.value.args[:2]
+            for i in constants[function.name_hint]:
+                readers[arguments.fields[i].name].add((function.name_hint, i))
+    found = defaultdict[str, set[int]](set)
+    for places in readers.values():
+        for name, position in places if len(places) > 1 else ():
+            found[name].add(position)
+    return {name: frozenset(found[name]) for name in constants}

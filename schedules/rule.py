@@ -40,6 +40,13 @@ class Request:
     gpu: Processor | None = None
     """Whose estimated times decide between tiles of a GPU. None, or one that `hybridc.gpu_model` does not
     know: the GPU of the default profile."""
+    shared_constants: frozenset[int] = frozenset()
+    """Those of `constants` that other functions read, too: a GPU has one layout of each weight."""
+
+    @property
+    def own_constants(self) -> frozenset[int]:
+        """Positions of constants that a rule of the GPU may ask to be packed differently."""
+        return self.constants - self.shared_constants
 
     @property
     def precision(self) -> str:

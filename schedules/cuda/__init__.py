@@ -14,6 +14,7 @@ from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.reduction.rows import rows
 from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_conv, tensor_core_matmul
 from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
+from hybridc.schedules.cuda.winograd.winograd import winograd
 from hybridc.schedules.rule import Rule
 
 intrinsics.register()
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     tensor_core_conv,
     matmul,
     conv_wgrad,
+    winograd,
     conv2d,
     rows,
     reduction,

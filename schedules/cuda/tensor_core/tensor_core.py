@@ -46,7 +46,7 @@ def _scheduled(request: Request, rule: str, *, slides: bool) -> Scheduled | None
     target = cuda_target(request.target)
     if int(str(target.arch).removeprefix("sm_").rstrip("af")) < OLDEST[product.dtype]:
         return None
-    packed, packings = with_taps_first(product, request.constants)
+    packed, packings = with_taps_first(product, request.own_constants)
     way = best_way(product.row.extent, product.column.extent, product.depth.extent, product.batch.extent)
     function = attempt(rule, lambda: tensor_core_kernel(request.function, packed, way))
     scheduled = None if function is None else finish_function(function, rule, target)

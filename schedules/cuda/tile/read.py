@@ -17,6 +17,9 @@ from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tile.access import first_step, flat_index
 from hybridc.schedules.cuda.tile.group import Group
 
+FLOATS = {"float32", "float16", "bfloat16"}
+"""What factors may be stored as: they become float32 on their way into shared memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -35,7 +38,7 @@ class Product:
 
 
 def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
-    """The float32 product whose sum is the block `anchor`, or None.
+    """The product, in float32, whose sum is the block `anchor`, or None.
 
     All other blocks have to be element-wise: those in front become part of the factors, those behind of the
     store, transpositions and reshapes too.
@@ -55,7 +58,7 @@ def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
         last.buffer, substitute(last.value, points), [substitute(i, points) for i in last.indices]
     )
     types = {str(load.source.dtype) for factor in factors for load in loads(factor)}
-    if types != {"float32"} or str(sums.buffer.dtype) != "float32":
+    if not types <= FLOATS or str(sums.buffer.dtype) != "float32":
         return None
     spatial = [v for v in sums.spatial if v not in units]
     reads = {v: tuple(uses(factor, v) for factor in factors) for v in spatial}

@@ -106,10 +106,7 @@ class Results:
 
             def one(lane: ir.Expr) -> tirx.Stmt:
                 point = {**spot, **product.columns.at(column + lane)}
-                total = tirx.BufferLoad(sums, [start + lane])
-                stored = tirx.BufferStore(
-                    store.buffer, self._value(point, total), [substitute(i, point) for i in store.indices]
-                )
+                stored = self.stored(point, tirx.BufferLoad(sums, [start + lane]))
                 if product.columns.size % WIDTH:
                     return tirx.IfThenElse(column + lane < integer(product.columns.size), stored, None)
                 return stored
@@ -137,6 +134,13 @@ class Results:
             statements.append(unrolled(WIDTH, computed))
         statements.append(vectorized(WIDTH, stored))
         return sequence(statements)
+
+    def stored(self, point: Values, total: ir.Expr) -> tirx.BufferStore:
+        """One result, of a sum."""
+        store = self.product.store
+        return tirx.BufferStore(
+            store.buffer, self._value(point, total), [substitute(i, point) for i in store.indices]
+        )
 
     def _value(self, point: Values, total: ir.Expr, lane: ir.Expr | None = None) -> ir.Expr:
         """The epilogue of a sum; with a `lane`, inputs are in registers."""

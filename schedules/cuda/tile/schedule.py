@@ -20,12 +20,12 @@ def tiled(request: Request, anchor: Anchor, rule: str) -> Scheduled | None:
     product = read_product(request.function, anchor.name)
     if product is None:
         return None
-    plan = choose(product, _known(request.gpu))
+    plan = choose(product, known_gpu(request.gpu))
     made = scheduled_product(request.function, plan)
     return finish_function(made, rule, cuda_target(request.target))
 
 
-def _known(gpu: Processor | None) -> Processor:
+def known_gpu(gpu: Processor | None) -> Processor:
     """The GPU if its times can be estimated, else that of the default profile."""
     try:
         if gpu is not None and gpu.chip is not None:
