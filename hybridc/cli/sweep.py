@@ -51,11 +51,11 @@ def execute(arguments: argparse.Namespace) -> int:
     _check_output(arguments.output)
     options = compile_options(arguments, gpu_memory=_budgets(arguments.gpu_memory, arguments.points))
     from hybridc.compiler import plan_model
-    from hybridc.report.curve import curve_to_json, curve_to_svg, point_of, render_curve
+    from hybridc.report.curve import curve_to_json, curve_to_svg, points_of, render_curve
 
     with terminal_progress(quiet=arguments.quiet) as progress:
         planned = plan_model(arguments.model, options, progress)
-    points = [point_of(plan) for plan in planned.plans]
+    points = points_of(planned.graphs, planned.plans)
     title = f"{arguments.model.name} for {options.target} on {options.machine.name}"
     if arguments.output is not None:
         drawn = arguments.output.suffix == ".svg"

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hybridc.ir import Device, Plan
+from hybridc.ir import Device, Graph, Plan
 from hybridc.options import format_bytes
+from hybridc.report.binding import binding_line, binding_rows
 from hybridc.report.svg import BLUE, RED, Chart, ChartPoint, Line
 from hybridc.report.table import Column, format_us, render_table
 
@@ -23,13 +24,31 @@ class Point:
     peak_bytes: int
     time_us: float
     bound_us: float
-    """No plan for the budget is faster."""
+    """No plan for the budget is faster, of the kernels, in their order, that any point up to it has."""
+    binding: str = ""
+    """What the run waits for; see `binding_line`."""
 
 
-def point_of(plan: Plan) -> Point:
-    """Requires: the plan has a budget."""
+def points_of(graphs: Sequence[Graph], plans: Sequence[Plan]) -> tuple[Point, ...]:
+    """The points of plans, the smallest budget first, and the graphs that they are of.
+
+    What is proven for a graph and a budget holds for all smaller ones. Larger budgets have other graphs to
+    choose from: their bounds count only as far as those of smaller ones do, so that no bound rises with
+    memory. Requires: all plans have budgets.
+    """
+    bounds: list[float] = []
+    for position, graph in enumerate(graphs):
+        pairs = zip(graphs[position:], plans[position:], strict=True)
+        own_us = max(plan.time_bound_us for other, plan in pairs if other is graph)
+        bounds.append(min([own_us, *bounds[-1:]]))
+    return tuple(map(_point_of, graphs, plans, bounds))
+
+
+def _point_of(graph: Graph, plan: Plan, bound_us: float) -> Point:
     assert plan.budget_bytes is not None
-    return Point(plan.budget_bytes, plan.arena_bytes(Device.GPU), plan.makespan_us, plan.time_bound_us)
+    peak_bytes = plan.arena_bytes(Device.GPU)
+    waits_for = binding_line(binding_rows(graph, plan))
+    return Point(plan.budget_bytes, peak_bytes, plan.makespan_us, bound_us, waits_for)
 
 
 def curve_to_json(points: Sequence[Point]) -> dict[str, Any]:
@@ -40,13 +59,15 @@ def curve_to_json(points: Sequence[Point]) -> dict[str, Any]:
 def render_curve(points: Sequence[Point], all_gpu_peak_bytes: int, title: str) -> str:
     """A table, ending in a newline."""
     columns = [
-        Column(heading, numeric=True) for heading in ("budget", "share", "peak", "time", "bound", "gap")
+        Column(heading, numeric=True)
+        for heading in ("budget", "share", "peak", "unused", "time", "bound", "gap")
     ]
     rows = [
         (
             format_bytes(point.gpu_memory_bytes),
             f"{point.gpu_memory_bytes / all_gpu_peak_bytes:.0%}" if all_gpu_peak_bytes else "-",
             format_bytes(point.peak_bytes),
+            format_bytes(point.gpu_memory_bytes - point.peak_bytes),
             format_us(point.time_us),
             format_us(point.bound_us),
             f"{point.time_us / point.bound_us - 1:.1%}" if point.bound_us else "-",
@@ -54,7 +75,10 @@ def render_curve(points: Sequence[Point], all_gpu_peak_bytes: int, title: str) -
         for point in points
     ]
     note = f"When fully GPU-resident the model needs {format_bytes(all_gpu_peak_bytes)}: a share of 100%."
-    return "\n".join([title, "", *(f"  {line}" for line in render_table(columns, rows)), "", note]) + "\n"
+    notes = [note]
+    if points and points[-1].binding:
+        notes.append(f"At {format_bytes(points[-1].gpu_memory_bytes)}: {points[-1].binding}")
+    return "\n".join([title, "", *(f"  {line}" for line in render_table(columns, rows)), "", *notes]) + "\n"
 
 
 def curve_to_svg(points: Sequence[Point], title: str) -> str:

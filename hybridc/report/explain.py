@@ -23,7 +23,8 @@ from hybridc.passes.planner.model.cost import TimeSource, kernel_us, time_source
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
-from hybridc.report.lanes import Span, spans_of
+from hybridc.report.binding import binding_rows
+from hybridc.report.lanes import LaneRow, Span, spans_of
 from hybridc.report.reasons import Reasons, footprint_bytes, other_device
 from hybridc.report.table import format_us
 
@@ -78,6 +79,8 @@ class Explanation:
     makespan_us: float
     tensors: tuple[TensorFact, ...]
     alternatives: tuple[Alternative, ...]
+    binding: tuple[LaneRow, ...] = ()
+    """What the whole run waits for; see `binding_rows`."""
     precision: str = "fp32"
     precision_note: str = ""
 
@@ -119,6 +122,7 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         makespan_us=plan.makespan_us,
         tensors=tuple(story.tensors()),
         alternatives=tuple(_alternatives(graph, plan, machine, kernel)) if has_gpu else (),
+        binding=binding_rows(graph, plan),
         precision=kernel.precision if step.device is Device.CPU else "fp32",
         precision_note=kernel.precision_note,
     )

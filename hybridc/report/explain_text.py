@@ -7,6 +7,7 @@ import textwrap
 from hybridc.ir import Device
 from hybridc.options import format_bytes
 from hybridc.passes.planner.model.cost import TimeSource
+from hybridc.report.binding import binding_line
 from hybridc.report.explain import Alternative, Explanation, TensorFact
 from hybridc.report.reasons import other_device
 from hybridc.report.table import Column, format_us, printable, render_table
@@ -28,6 +29,8 @@ def render_explanation(explanation: Explanation, width: int | None = None) -> st
     """
     widest = min(width or _WIDTH, _WIDTH)
     lines = [_heading(explanation), "", *_wrapped(_placement(explanation), widest), ""]
+    if explanation.binding:
+        lines += [*_wrapped(binding_line(explanation.binding), widest), ""]
     if explanation.tensors:
         lines += ["Tensors", *(line for fact in explanation.tensors for line in _tensor(fact, widest)), ""]
     if explanation.alternatives:

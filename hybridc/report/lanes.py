@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hybridc.ir import Copy, Graph, Lane, Plan, Run
@@ -31,16 +31,17 @@ def spans_of(plan: Plan) -> tuple[Span, ...]:
 
 def lane_rows(graph: Graph, plan: Plan) -> tuple[LaneRow, ...]:
     """Every lane that has steps."""
-    rows = []
-    for lane in Lane:
-        positions = [i for i, step in enumerate(plan.steps) if step.lane is lane]
-        if positions:
-            busy_us = sum(plan.step_us[i] for i in positions)
-            copies = (step for i in positions if isinstance(step := plan.steps[i], Copy))
-            copied_bytes = sum(graph.tensor[copy.tensor].size_bytes for copy in copies)
-            share = busy_us / plan.makespan_us if plan.makespan_us else 0.0
-            rows.append(LaneRow(lane, len(positions), busy_us, share, copied_bytes))
-    return tuple(rows)
+    on_lane = {lane: [i for i, step in enumerate(plan.steps) if step.lane is lane] for lane in Lane}
+    return tuple(lane_row(graph, plan, lane, positions) for lane, positions in on_lane.items() if positions)
+
+
+def lane_row(graph: Graph, plan: Plan, lane: Lane, positions: Sequence[int]) -> LaneRow:
+    """Some steps of a lane, given by their positions."""
+    busy_us = sum(plan.step_us[i] for i in positions)
+    copies = (step for i in positions if isinstance(step := plan.steps[i], Copy))
+    copied_bytes = sum(graph.tensor[copy.tensor].size_bytes for copy in copies)
+    share = busy_us / plan.makespan_us if plan.makespan_us else 0.0
+    return LaneRow(lane, len(positions), busy_us, share, copied_bytes)
 
 
 def hidden_copy_us(plan: Plan) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from hybridc.ir import BufferKind, Copy, Device, Graph, Plan, Run
 from hybridc.machine import Machine
 from hybridc.passes.planner.model.cost import TimeSource
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
+from hybridc.report.binding import binding_rows
 from hybridc.report.lanes import LaneRow, hidden_copy_us, lane_rows
 from hybridc.report.memory import ByteRow, byte_rows
 from hybridc.report.reasons import Reasons, footprint_bytes
@@ -74,10 +75,12 @@ class Report:
     copies: tuple[CopyRow, ...]
     devices: tuple[DeviceRow, ...]
     lanes: tuple[LaneRow, ...]
+    binding: tuple[LaneRow, ...]
+    """Of a longest chain of steps alone, whose time is that of the run."""
     gpu_bytes: tuple[ByteRow, ...]
     makespan_us: float
     time_bound_us: float
-    """No plan for the budget is faster; 0 if that is not known."""
+    """No plan of these kernels, in this order, for the budget is faster; 0 if that is not known."""
     hidden_copy_share: float | None
     """Share of the copies' time during which kernels run; None without copies."""
     budget_bytes: int | None
@@ -110,6 +113,7 @@ def report_plan(
         copies=_copy_rows(graph, plan),
         devices=_device_rows(plan),
         lanes=lane_rows(graph, plan),
+        binding=binding_rows(graph, plan),
         gpu_bytes=byte_rows(plan),
         makespan_us=plan.makespan_us,
         time_bound_us=plan.time_bound_us,

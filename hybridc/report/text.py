@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hybridc.ir import Device, Lane
 from hybridc.options import format_budget, format_bytes
+from hybridc.report.binding import binding_line
 from hybridc.report.lanes import LaneRow
 from hybridc.report.memory import ByteRow
 from hybridc.report.plan_report import CopyRow, DeviceRow, KernelRow, Report
@@ -157,6 +158,7 @@ def summary_lines(report: Report) -> list[str]:
             line += f"; {works or 'any budget works'}"
         lines.append(line + ".")
     lines.append(f"Predicted run: {format_us(report.makespan_us)}{_against_bound(report)}.")
+    lines += [line] if (line := binding_line(report.binding)) else []
     sources = Counter(row.time_source for row in report.kernels if row.time_source is not None)
     if sources:
         told = ", ".join(f"{count:,} {source}" for source, count in sorted(sources.items()))
@@ -171,9 +173,12 @@ def _against_bytes_bound(row: DeviceRow) -> str:
     """How far the arena is from the bytes that the plan's steps hold at once."""
     gap = row.peak_bytes / row.lower_bound_bytes - 1 if row.lower_bound_bytes else 0.0
     told = f"GPU memory: {format_bytes(row.peak_bytes)}"
+    unused_bytes = row.budget_bytes - row.peak_bytes if row.budget_bytes is not None else 0
+    unused = f" {format_bytes(unused_bytes)} of the budget are not used." if unused_bytes > 0 else ""
     if gap < 5e-4:
-        return f"{told}, all of it held at once."
-    return f"{told}, of which {format_bytes(row.lower_bound_bytes)} are held at once, a gap of {gap:.1%}."
+        return f"{told}, all of it held at once.{unused}"
+    held = format_bytes(row.lower_bound_bytes)
+    return f"{told}, of which {held} are held at once, a gap of {gap:.1%}.{unused}"
 
 
 def _against_bound(report: Report) -> str:
@@ -182,5 +187,6 @@ def _against_bound(report: Report) -> str:
         return ""
     gap = report.makespan_us / report.time_bound_us - 1
     if gap < 5e-4:
-        return ", which no plan can beat"
-    return f"; no plan takes less than {format_us(report.time_bound_us)}, a gap of {gap:.1%}"
+        return ", which no plan of these kernels in this order can beat"
+    least = format_us(report.time_bound_us)
+    return f"; no plan of these kernels in this order takes less than {least}, a gap of {gap:.1%}"

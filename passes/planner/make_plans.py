@@ -10,6 +10,7 @@ from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
+from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.emit.materialize import PlacedPlan
 from hybridc.passes.planner.emit.resident_states import gpu_users, with_gpu_resident_states, without_bytes
@@ -110,7 +111,7 @@ def _fastest(
             known_us={b: found.placed.makespan_us for b, found in best.items() if not found.rank[0]},
             first_bytes=tiling.first_bytes,
             last_bytes=tiling.last_bytes,
-            has_bounds=False,
+            has_bounds=len(tiling.graph.kernels) <= LARGEST_KERNEL_COUNT,  # quick, and may be proven
             report=report,
         )
         for b, placed in zip(wanted, plans, strict=True):

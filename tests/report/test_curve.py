@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 
-from hybridc.report.curve import Point, curve_to_json, curve_to_svg, render_curve
-from tests.report.test_plan_report import handmade_plan
+from hybridc.ir import Graph
+from hybridc.report.curve import Point, curve_to_json, curve_to_svg, points_of, render_curve
+from tests.report.test_plan_report import handmade_graph, handmade_plan
 
 MIB = 1024**2
 POINTS = (
@@ -33,10 +35,24 @@ def test_picture_is_xml_with_a_dot_for_each_point() -> None:
 def test_json_has_the_points_in_their_order() -> None:
     data = curve_to_json(POINTS)
     assert [point["gpu_memory_bytes"] for point in data["points"]] == [MIB, 4 * MIB, 16 * MIB]
-    assert set(data["points"][0]) == {"gpu_memory_bytes", "peak_bytes", "time_us", "bound_us"}
+    assert set(data["points"][0]) == {"gpu_memory_bytes", "peak_bytes", "time_us", "bound_us", "binding"}
 
 
 def test_point_is_read_off_a_plan() -> None:
-    from hybridc.report.curve import point_of
+    (point,) = points_of([handmade_graph()], [handmade_plan()])
+    assert point == Point(3 * MIB, MIB + 256, 1431.0, 1400.0, point.binding)
+    assert (
+        "kernels on the CPU take 1.33 ms, 1.00 MiB must cross the link to the GPU: 87.0 us" in point.binding
+    )
 
-    assert point_of(handmade_plan()) == Point(3 * MIB, MIB + 256, 1431.0, 1400.0)
+
+def test_bounds_never_rise_with_memory() -> None:
+    graphs = [handmade_graph(), handmade_graph(), handmade_graph()]
+    whole, other = graphs[0], graphs[1]
+
+    def bounds(*each: tuple[Graph, float]) -> list[float]:
+        plans = [replace(handmade_plan(), time_bound_us=us) for _, us in each]
+        return [point.bound_us for point in points_of([graph for graph, _ in each], plans)]
+
+    assert bounds((whole, 8.0), (whole, 9.0), (whole, 7.0)) == [9.0, 9.0, 7.0]
+    assert bounds((other, 5.0), (whole, 6.0)) == [5.0, 5.0]

@@ -1,11 +1,11 @@
 """From a budget to the best plan for it, such that more memory never makes a plan slower.
 
 Plans are searched at fixed budgets, the anchors, a factor of 1.4 apart, which depend on nothing. The plan of
-an anchor is searched for by itself; it is that of the anchor below where that is faster. Between the two anchors that
-a budget lies in, the interval is halved again and again, with a search in the middle that begins with the
-plans of both ends. What it finds is taken if it is faster than the plan of the lower end, but not if it is
-faster than that of the upper one, which all larger budgets can have. So no budget gets a slower plan than a
-smaller one, whatever else is asked for; and the effort goes where the budget is.
+an anchor is searched for by itself; it is that of the anchor below where that is faster. Between the two
+anchors that a budget lies in, the interval is halved again and again, with a search in the middle that begins
+with the plans of both ends. What it finds is taken if it is faster than the plan of the lower end, but not if
+it is faster than that of the upper one, which all larger budgets can have. So no budget gets a slower plan
+than a smaller one, whatever else is asked for; and the effort goes where the budget is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HARDLY_SLOWER = 1.001
 """So much time may be given up for fewer copies."""
 # The bound of a finely tiled network hardly depends on memory: it would send the search down to the least.
 _MOST_COMPARED_KERNELS = 100
-"""Kernels of a graph up to which all lower anchors are looked at whose plans may be faster, by their bound."""
+"""Kernels of a graph up to which all lower anchors are looked at whose plans may be faster by a bound."""
 _CLEARLY_SLOWER = 1.08
 """In larger graphs they are looked at down to one whose plan takes so much longer than a higher one's."""
 _MARGIN = 1.02
