@@ -23,8 +23,9 @@ from hybridc.schedules.cuda.tile.read import read_product
 from hybridc.schedules.cuda.tile.shape import Tile
 from hybridc.schedules.rule import Scheduled
 from hybridc.schedules.shapes import index_shape
+from hybridc.schedules.storage import stored
 from hybridc.targets import parse_target
-from tests.schedules.cuda.families import Array, Family, convolution
+from tests.schedules.cuda.families import FAMILIES, Array, Family, convolution
 from tests.schedules.cuda.test_rules import run
 from tests.support.emulated import compile_for_emulator, cuda_compiler
 
@@ -98,6 +99,25 @@ def matrix_product(generator: random.Random) -> Family:
     return MatrixProduct(build, reference, shapes, "matmul")
 
 
+@dataclass(frozen=True)
+class NarrowWeights(Family):
+    """A function whose second input is stored in 16 bits, all else in 32: the first layer of a network."""
+
+    def function(self, name: str) -> tirx.PrimFunc:
+        wide = replace(self, dtypes=()).function_in_float32()
+        position = [str(p.name) for p in wide.params].index("p1")
+        return stored(wide, {position: "float16"}).with_attr("global_symbol", name)
+
+    def function_in_float32(self) -> tirx.PrimFunc:
+        return Family.function(self, "wide")
+
+
+def narrow(family: Family) -> Family:
+    dtypes = ["float32"] * len(family.shapes)
+    dtypes[1] = "float16"
+    return NarrowWeights(family.build, family.reference, family.shapes, family.rule, tuple(dtypes))
+
+
 def drawn_convolution(generator: random.Random) -> Family:
     """Of one to three axes; any stride, padding and dilation."""
     rank = generator.choice((1, 2, 2, 2, 3))
@@ -127,6 +147,9 @@ def drawn_cases() -> dict[str, Case]:
         family = draw(generator)
         if np.prod(family.shapes[1][1:]) > 1:  # a convolution of one step reduces nothing
             cases[f"case_{number}"] = Case(family, tile)
+    stem = convolution((1, 3, 22, 22), (16, 3, 7, 7), padding=3, stride=2)
+    cases["narrow_stem"] = Case(narrow(stem), TILES[-1])
+    cases["narrow_product"] = Case(narrow(FAMILIES["matmul_gelu"]), TILES[3])
     return cases
 
 

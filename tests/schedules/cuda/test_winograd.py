@@ -15,6 +15,7 @@ from tvm.relax import op
 from hybridc import emulator
 from hybridc.codegen.cuda_functions import corrected
 from hybridc.emulator import ThreadOrder
+from hybridc.errors import DeviceError
 from hybridc.machine import gpu_named
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
@@ -137,6 +138,20 @@ def built() -> Built:
 def test_drawn_convolution_is_what_numpy_says(name: str, built: Built) -> None:
     for order in (ThreadOrder.WARPS, ThreadOrder.SHUFFLED):
         assert built.error(name, CASES[name].family, order) <= RELATIVE_ERROR
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_86"])
+def test_sums_stay_in_registers(architecture: str, built: Built) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from hybridc.codegen.cuda import compile_cubin
+    from hybridc.gpu_model.kernel import kernels_of
+
+    try:
+        kernels = kernels_of(compile_cubin(built.source, architecture))
+    except DeviceError:
+        pytest.skip("nvdisasm is not installed")
+    assert len(kernels) >= len(CASES)
+    assert {name: k.resources.local_bytes for name, k in kernels.items() if k.resources.local_bytes} == {}
 
 
 FAULT = {"fault": Case(convolution((1, 24, 12, 12), (64, 24, 3, 3), padding=1), 0, 1)}
