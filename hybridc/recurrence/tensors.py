@@ -52,6 +52,11 @@ class Tensors:
             return value
         return tirx.Select(tirx.BufferLoad(self.lengths, [b]) > 0, value, number(0.0))
 
+    def given(self, place: tuple[ir.Expr, ir.Expr, ir.Expr, ir.Expr], gate: int) -> ir.Expr:
+        """`X W + b` of a gate, of the step, direction, row and unit `place`."""
+        t, d, b, j = place
+        return tirx.BufferLoad(self.projected, [t, b, d, tirx.IntImm("int64", gate), j])
+
     def element(
         self,
         place: tuple[ir.Expr, ir.Expr, ir.Expr, ir.Expr],
@@ -66,7 +71,7 @@ class Tensors:
             return tirx.BufferLoad(self.extras, [d, j + which * hidden])
 
         return Element(
-            given=lambda gate: tirx.BufferLoad(self.projected, [t, b, d, tirx.IntImm("int64", gate), j]),
+            given=lambda gate: self.given(place, gate),
             product=product,
             old=old,
             memory=lambda: tirx.BufferLoad(self.memory, [d, b, j]),

@@ -65,16 +65,18 @@ def grid(
 ) -> tirx.Stmt:
     """A loop nest fused into one loop, so that threads share all of it evenly."""
 
-    def fused(flat: ir.Expr) -> tirx.Stmt:
-        point: list[ir.Expr] = []
-        for extent in reversed(extents):
-            point.append(tirx.floormod(flat, integer(extent)) if extent > 1 else integer(0))
-            flat = tirx.floordiv(flat, integer(extent))
-        return body(tuple(reversed(point)))
-
     # one loop: TVM splits a parallel loop evenly, and nested ones only along the outermost
     kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
-    return loop(math.prod(extents), fused, kind)
+    return loop(math.prod(extents), lambda flat: body(unflattened(flat, extents)), kind)
+
+
+def unflattened(flat: ir.Expr, extents: Sequence[int]) -> tuple[ir.Expr, ...]:
+    """The point of a nest of these extents whose number is `flat`."""
+    point: list[ir.Expr] = []
+    for extent in reversed(extents):
+        point.append(tirx.floormod(flat, integer(extent)) if extent > 1 else integer(0))
+        flat = tirx.floordiv(flat, integer(extent))
+    return tuple(reversed(point))
 
 
 @dataclass(frozen=True, slots=True)

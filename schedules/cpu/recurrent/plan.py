@@ -59,6 +59,11 @@ class RecurrencePlan:
     directions_apart: bool
     """All steps of a direction are made before those of the other."""
     is_parallel: bool
+    turns: bool
+    """Every other step goes through a thread's weights backwards: what a cache that is too small for them
+    still has is what the step before read last."""
+    shares: int
+    """Parts of a step's tasks where it does, one for each thread."""
 
     @property
     def blocks(self) -> int:
@@ -85,7 +90,8 @@ def recurrence_plan(request: Request, own: Recurrence, tensors: Tensors) -> Recu
     vectors = ceil_div(hidden, lanes)
     weight_bytes = 4 * gates * hidden * hidden
     # what all threads together keep in the caches that nobody shares with them
-    directions_apart = directions * weight_bytes > request.threads * isa.l2_bytes
+    own_caches = request.threads * isa.l2_bytes
+    directions_apart = directions * weight_bytes > own_caches
     at_once = 1 if directions_apart else directions
 
     def cost(tile: StepTile) -> float:
@@ -108,6 +114,8 @@ def recurrence_plan(request: Request, own: Recurrence, tensors: Tensors) -> Recu
         one_by_one,
         directions_apart,
         is_parallel,
+        at_once * weight_bytes > own_caches // 2,  # the rest is for what else a step reads
+        request.threads if is_parallel else 1,
     )
 
 

@@ -3,11 +3,13 @@
 Steps depend on each other; within one, hidden units do not. So a step is a parallel region, whose tasks are
 blocks of hidden units times blocks of rows of the batch, and a core has the same part of the weights in each
 step: they stay in its cache. Where those of both directions would not, all steps of one direction are made
-before those of the other. The weights are packed so that a task reads them in order.
+before those of the other; where those of one do not either, every other step goes through them backwards. The
+weights are packed so that a task reads them in order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tvm import ir, tirx
@@ -16,6 +18,7 @@ from hybridc.recurrence.activations import Activation
 from hybridc.recurrence.cell import Phase, Recurrence
 from hybridc.recurrence.tensors import Tensors, by_direction, recurrence_of, step_of
 from hybridc.schedules.cpu.core.micro_kernel import (
+    CACHE_LINE_FLOATS,
     Point,
     Tile,
     ceil_div,
@@ -25,7 +28,9 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     integer,
     loop,
     micro_kernel,
+    prefetch,
     sequence,
+    unflattened,
     unrolled,
     vectorized,
     when,
@@ -126,14 +131,29 @@ class _Kernel:
 
     def _phase(self, phase: Phase, s: ir.Expr, first: ir.Expr, directions: int) -> tirx.Stmt:
         """A phase of a step of so many directions from the first on."""
-        row_tiles = ceil_div(self.tensors.extents[1], self.plan.rows)
+        plan = self.plan
+        extents = (directions, plan.blocks, ceil_div(self.tensors.extents[1], plan.rows))
 
         # rows are the innermost: the block's weights are in a cache when the next rows need them
         def task(point: tuple[ir.Expr, ...]) -> tirx.Stmt:
             d, block, rows = point
             return self._tile(phase, s, first + d, block, rows)
 
-        return grid((directions, self.plan.blocks, row_tiles), task, parallel=self.plan.is_parallel)
+        if not plan.turns:
+            return grid(extents, task, parallel=plan.is_parallel)
+        tasks = math.prod(extents)
+        each = ceil_div(tasks, plan.shares)
+
+        def share(point: tuple[ir.Expr, ...]) -> tirx.Stmt:
+            def one(i: ir.Expr) -> tirx.Stmt:
+                back = tirx.floormod(s, integer(2)) * (integer(each - 1) - integer(2) * i)
+                number = point[0] * integer(each) + i + back
+                made = task(unflattened(number, extents))
+                return when(number < integer(tasks), made, always=tasks % plan.shares == 0)
+
+            return loop(each, one)
+
+        return grid((plan.shares,), share, parallel=plan.is_parallel)
 
     def _tile(self, phase: Phase, s: ir.Expr, d: ir.Expr, block: ir.Expr, row_tile: ir.Expr) -> tirx.Stmt:
         """Products of a task, through a small buffer to what is made of them."""
@@ -185,7 +205,20 @@ class _Kernel:
             )
             return when(b < integer(batch), units, always=is_whole)
 
-        return sequence([loop(len(phase.gates) // at_once, multiply), loop(plan.rows, row)])
+        ahead = self._fetch_given(phase, (t, d, block, first))
+        return sequence([*ahead, loop(len(phase.gates) // at_once, multiply), loop(plan.rows, row)])
+
+    def _fetch_given(self, phase: Phase, at: tuple[ir.Expr, ...]) -> list[tirx.Stmt]:
+        """Bring what is added to a task's products into L1: a cache line here and there, of a tensor that is
+        too large for the caches, is nothing that the hardware's prefetcher expects."""
+        t, d, block, first = at
+        start = block * integer(self.plan.width * self.plan.lanes)
+        return [
+            prefetch(self.tensors.given((t, d, first + integer(m), start + integer(j)), gate))
+            for m in range(self.plan.rows)
+            for gate in phase.gates
+            for j in range(0, self.plan.width * self.plan.lanes, CACHE_LINE_FLOATS)
+        ]
 
     def _vector(
         self,
