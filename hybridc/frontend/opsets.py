@@ -52,9 +52,10 @@ def modernize(loaded: Loaded) -> None:
 
 
 def _align_operands(graph: GraphProto) -> None:
-    """Append dimensions of 1 to operands that an attribute `axis` aligns with other than the last ones.
+    """Append dimensions of 1 to operands that are aligned with other than the last ones.
 
-    So the last dimensions are aligned, as always since opset 7; onnx's converter refuses any other axis.
+    So the last dimensions are aligned, as always since opset 7. An attribute `axis` says which, and onnx's
+    converter refuses any other; slopes of PRelu are aligned with channels, which the converter passes over.
     """
     ranks = {
         value.name: len(value.type.tensor_type.shape.dim)
@@ -70,6 +71,10 @@ def _align_operands(graph: GraphProto) -> None:
             if rank is not None and other is not None:
                 nodes += _aligned(node, attributes["axis"].i % rank, rank, other)
                 node.attribute.remove(attributes["axis"])
+        elif node.op_type == "PRelu":
+            rank, other = (ranks.get(name) for name in node.input)
+            if rank is not None and other is not None:
+                nodes += _aligned(node, 1, rank, other)
         nodes.append(node)
     if len(nodes) > len(graph.node):
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]

@@ -69,6 +69,25 @@ def test_an_old_broadcast_is_converted(rng):
     assert imported.outputs[0].shape == (2, 3, 4)
 
 
+@pytest.mark.parametrize("slopes", [1, 4])
+def test_old_slopes_are_of_channels(rng, slopes):
+    """Before opset 7 a slope of PRelu belonged to a channel, not to an index of the last axis."""
+    torch = pytest.importorskip("torch")
+    info, weight = helper.make_tensor_value_info, rng.standard_normal(slopes, np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("PRelu", ["x", "w"], ["y"])],
+        "old",
+        [info("x", 1, [2, 4, 3, 4]), info("w", 1, [slopes])],
+        [info("y", 1, [2, 4, 3, 4])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=3)
+    x = rng.standard_normal((2, 4, 3, 4), np.float32)
+    (y,) = run_imported(read_model(model), {"x": x})
+    expected = torch.nn.functional.prelu(torch.from_numpy(x), torch.from_numpy(weight))
+    np.testing.assert_array_equal(y, expected.numpy())
+
+
 def test_what_cannot_be_converted_is_refused():
     node = helper.make_node("Add", ["x", "w"], ["y"], broadcast=1)
     info = helper.make_tensor_value_info
