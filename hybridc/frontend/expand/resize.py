@@ -118,10 +118,7 @@ def _positions(axis: _Axis, node: ir.Node) -> np.ndarray:
     if mode == "asymmetric":
         return x / scale
     if mode == "align_corners":
-        if (
-            scale * axis.source != axis.target
-        ):  # ONNX divides by the fractional size, onnxruntime by the whole one
-            raise Unsupported("with align_corners and scales that give fractional sizes is not supported")
+        # by the whole size, as ONNX's text, torch and onnxruntime do; onnx's reference takes a fractional one
         return x * np.float32(axis.source - 1) / np.float32(max(axis.target - 1, 1))
     if mode == "tf_crop_and_resize":
         begin, end = axis.window

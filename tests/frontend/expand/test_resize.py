@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from hybridc.errors import ModelError
 from tests.support.expansion import assert_expansion_agrees, expanded, parsed
 
 UP, DOWN = (1.7, 2.3), (0.6, 0.35)
@@ -48,15 +47,21 @@ def test_window_of_an_image() -> None:
     assert_expansion_agrees(text, weights, opset=19)
 
 
-def test_corners_are_aligned_of_whole_sizes_only() -> None:
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize("scales", [UP, DOWN, (1.7, 0.6)])
+def test_corners_are_aligned_with_those_of_the_whole_size(mode: str, scales: tuple[float, float]) -> None:
+    height, width = (int(n * s) for n, s in zip((11, 8), scales, strict=True))
+    attributes = f'mode="{mode}", coordinate_transformation_mode="align_corners"'
+    text = (
+        f"g (float[2,3,11,8] x) => (float[2,3,{height},{width}] y) {{ y = Resize <{attributes}> (x, , s) }}"
+    )
+    assert_expansion_agrees(text, {"s": np.array([1, 1, *scales], np.float32)}, opset=19)
+
+
+def test_corners_are_aligned_with_antialias() -> None:
     attributes = 'mode="linear", antialias=1, coordinate_transformation_mode="align_corners"'
-    text = f"g (float[1,2,8,9] x) => (float[1,2,4,5] y) {{{{ y = Resize <{attributes}> (x, , {{}}) }}}}"
-    assert_expansion_agrees(text.format(", s"), {"s": np.array([1, 2, 4, 5])}, opset=19)
-    scales = numpy_helper.from_array(np.array([1, 1, 0.5, 0.6], np.float32), "s")
-    model = parsed(text.format("s"), 19)
-    model.graph.initializer.append(scales)
-    with pytest.raises(ModelError, match="align_corners"):
-        expanded(model)
+    text = f"g (float[1,2,8,9] x) => (float[1,2,4,5] y) {{ y = Resize <{attributes}> (x, , , s) }}"
+    assert_expansion_agrees(text, {"s": np.array([1, 2, 4, 5])}, opset=19)
 
 
 def test_whole_factors_stay_for_the_importer() -> None:
