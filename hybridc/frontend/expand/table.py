@@ -8,6 +8,7 @@ from hybridc.frontend.expand import (
     attention,
     deformable,
     diffusion,
+    flex_attention,
     fused,
     group_query,
     linear,
@@ -28,6 +29,8 @@ from hybridc.frontend.expand.quantized import block_quantized, packed_weights, p
 from hybridc.frontend.expand.quantized import elementwise as quantized_elementwise
 
 MICROSOFT = "com.microsoft"
+PREVIEW = "ai.onnx.preview"
+"""Of operators that ONNX may still change."""
 _BODIES = (
     *("BlackmanWindow", "CausalConvWithState", "Celu", "CenterCropPad"),
     *("HammingWindow", "HannWindow", "LinearAttention", "MeanVarianceNormalization"),
@@ -56,6 +59,7 @@ _MICROSOFT = (
 
 EXPANSIONS: Mapping[tuple[str, str], Expansion] = {
     **{("", name): by_body for name in _BODIES},
+    **{(PREVIEW, name): made for name, made in flex_attention.PREVIEW.items()},
     **{("", name): made for family in _STANDARD for name, made in family.STANDARD.items()},
     **{(MICROSOFT, name): made for family in _MICROSOFT for name, made in family.MICROSOFT.items()},
 }
