@@ -29,7 +29,7 @@ test-full: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --hypothesis-profile=exploring
 
 # onnx's own backend tests: what passes, what is refused and why, held against the list of what is to pass, which
-# UPDATE=1 writes. TARGET=cuda+avx2 runs those that pass for avx2 on an emulated GPU.
+# UPDATE=1 writes. TARGET=cuda:sm_80+avx2 runs those that pass for avx2 on an emulated GPU: the first with bfloat16.
 TARGET ?= avx2
 onnx-suite: $(VENV)/.installed
 	$(BIN)/python -m tests.onnx_suite --target $(TARGET) $(if $(findstring cuda,$(TARGET)),--listed) $(if $(UPDATE),--update)

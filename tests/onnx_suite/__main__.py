@@ -17,7 +17,17 @@ from pathlib import Path
 import onnx
 
 from tests.onnx_suite.pool import run_tests
-from tests.onnx_suite.record import Verdict, expected, reasons, surprises, table, to_json, write_expected
+from tests.onnx_suite.record import (
+    Outcome,
+    Verdict,
+    expected,
+    file_stem,
+    reasons,
+    surprises,
+    table,
+    to_json,
+    write_expected,
+)
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -50,6 +60,8 @@ def main() -> int:
     def told(verdict: Verdict) -> None:
         nonlocal done
         done += 1
+        if verdict.outcome is not Outcome.PASS:
+            print(f"{verdict.test}: {verdict.outcome}: {verdict.reason}", file=sys.stderr, flush=True)
         if done % 100 == 0:
             print(f"{done} tests", file=sys.stderr, flush=True)
 
@@ -63,7 +75,7 @@ def main() -> int:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
     if given.only is None:
         record = to_json(given.target, time.strftime("%Y-%m-%d"), onnx.__version__, verdicts)
-        path = RESULTS / f"onnx_suite_{given.target.replace('+', '_')}.json"
+        path = RESULTS / f"onnx_suite_{file_stem(given.target)}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
         if given.update:
             write_expected(given.target, verdicts)

@@ -37,6 +37,11 @@ class Verdict:
     """That the test is about; empty if its model has several."""
 
 
+def file_stem(target: str) -> str:
+    """A target as part of a file's name: `cuda_sm_80_avx2`."""
+    return re.sub(r"\W", "_", target)
+
+
 def expected(target: str) -> set[str]:
     """Names of the tests that pass for a target."""
     path = _list_of(target)
@@ -107,4 +112,4 @@ def _plain(counts: Mapping[Outcome, int]) -> dict[str, int]:
 
 
 def _list_of(target: str) -> Path:
-    return FOLDER / f"{target.replace('+', '_')}.txt"
+    return FOLDER / f"{file_stem(target)}.txt"
