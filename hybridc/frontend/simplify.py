@@ -169,24 +169,38 @@ def _make_empty_constants(graph: ir.Graph) -> None:
 
 
 def _drop_no_ops(graph: ir.Graph) -> None:
-    """Identity, inference Dropout and Cast to the same type are replaced by their input."""
+    """Identity, inference Dropout, Cast to the same type, and Slice and Split that take all are replaced by
+    their input."""
     for node in list(graph):
-        if node.inputs and node.inputs[0] is not None and _is_no_op(node):
-            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0], replace_graph_outputs=True)
+        source, output = node.inputs[0] if node.inputs else None, _copied(node)
+        if source is not None and output is not None:
+            ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
             graph.remove(node, safe=True)
 
 
-def _is_no_op(node: ir.Node) -> bool:
+def _copied(node: ir.Node) -> ir.Value | None:
+    """The output that is the first input unchanged, where no other one is read."""
+    read = [output for output in node.outputs if output.uses() or output.is_graph_output()]
+    if len(read) == 1 and _is_no_op(node, read[0]):
+        return read[0]
+    return None
+
+
+def _is_no_op(node: ir.Node, output: ir.Value) -> bool:
     if node.op_type == "Cast":
         source = node.inputs[0].dtype if node.inputs[0] is not None else None
         return source is not None and source == node.attributes["to"].as_int()
     if node.op_type == "Dropout":
-        mask_used = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
         training = node.inputs[2] if len(node.inputs) > 2 else None
         off = training is None or (
             training.const_value is not None and not training.const_value.numpy().any()
         )
-        return off and not mask_used
+        return off and output is node.outputs[0]
+    if node.op_type in ("Slice", "Split"):
+        steps = node.inputs[4] if len(node.inputs) > 4 else None
+        forward = steps is None or (steps.const_value is not None and (steps.const_value.numpy() > 0).all())
+        shape = static_shape(output)
+        return shape is not None and shape == static_shape(node.inputs[0]) and bool(forward)
     return node.op_type == "Identity"
 
 

@@ -125,6 +125,21 @@ def test_no_ops_are_dropped(make_model):
     assert list(imported.origins.values()) == [("Relu_3",)]
 
 
+def test_slices_and_splits_that_take_all_are_dropped(make_model, assert_matches, rng):
+    """Other slices of the same shape run backwards; what a rotation leaves over may be empty."""
+    nodes = [
+        make_node("Split", ["x", "whole"], ["a", "rest"], axis=1),
+        make_node("Slice", ["a", "zero", "far"], ["b"]),
+        make_node("Concat", ["rest", "b"], ["c"], axis=1),
+        make_node("Slice", ["c", "far", "before", "zero", "back"], ["y"]),
+    ]
+    numbers = {"whole": [3, 0], "zero": [0], "far": [1 << 40], "before": [-(1 << 40)], "back": [-1]}
+    arrays = {name: np.asarray(values, np.int64) for name, values in numbers.items()}
+    model = make_model(nodes, {"x": [4, 3]}, ["y"], arrays)
+    assert list(read_model(model).origins.values()) == [("Slice_3",)]
+    assert_matches(model, {"x": rng.standard_normal((4, 3), dtype=np.float32)})
+
+
 def test_nodes_of_the_same_name_are_told_apart(make_model):
     nodes = [make_node("Relu", ["x"], ["a"], name="n"), make_node("Abs", ["a"], ["y"], name="n")]
     imported = read_model(make_model(nodes, {"x": [4]}, ["y"]))
