@@ -137,8 +137,9 @@ def reduces_nothing(function: tirx.PrimFunc) -> bool:
     found: list[s_tir.SBlock] = []
 
     def note(block: s_tir.SBlock) -> None:
-        steps = [int(i.dom.extent) for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce]
-        if block.init is not None and all(step == 1 for step in steps):
+        steps = [i.dom.extent for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce]
+        # how many steps a pool of fed regions has, only a run knows
+        if block.init is not None and all(isinstance(step, tirx.IntImm) and int(step) == 1 for step in steps):
             found.append(block)
 
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, note), order="post")
