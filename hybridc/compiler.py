@@ -106,6 +106,7 @@ def plan_model(
 
     With `bound_seconds` that much effort for each plan tightens the bound on its time. Raises HybridcError.
     """
+    check_gpu(options.target, options.machine)
     if bound_seconds is not None:
         check_bound_seconds(bound_seconds, options.target)
     progress = progress or NullProgress()

@@ -12,7 +12,7 @@ from hybridc.codegen.library import BuiltLibrary, Progress, build_library, check
 from hybridc.compile_cache import Cache
 from hybridc.emulator import preload
 from hybridc.errors import UsageError
-from hybridc.machine import Machine
+from hybridc.machine import Machine, load_machine, machine_names
 from hybridc.targets import Target, capability_of, runs_on
 
 
@@ -28,14 +28,22 @@ def check_gpu(target: Target, machine: Machine) -> None:
     """Raise UsageError HC503 if the machine profile's GPU could not load code for the target: plans are made
     for it. Of a profile without `chip` nothing is known."""
     chip = machine.gpu.chip
-    if chip is None or not target.has_gpu:
+    if chip is None or not target.has_gpu or _loads(target, machine):
         return
-    if not runs_on(target.cuda_architectures, capability_of(chip.architecture)):
-        names = ",".join(target.cuda_architectures)
-        gpu = f"{machine.gpu.name} ({chip.architecture})"
-        what = f"the GPU of the machine profile {machine.name!r}, {gpu}, cannot load code for {names}"
-        remedy = f"add it: --target cuda:{chip.architecture},{names}+{target.isa.name}, or give the --machine"
-        raise UsageError("HC503", what, remedy=f"{remedy} that the code is for")
+    names = ",".join(target.cuda_architectures)
+    gpu = f"{machine.gpu.name} ({chip.architecture})"
+    what = f"the GPU of the machine profile {machine.name!r}, {gpu}, cannot load code for {names}"
+    others = [name for name in machine_names() if _loads(target, load_machine(name))]
+    fitting = f" ({', '.join(others)}, or one of your own)" if others else ""
+    add = f"--target cuda:{chip.architecture},{names}+{target.isa.name}"
+    raise UsageError(
+        "HC503", what, remedy=f"give the --machine that the code is for{fitting}, or write {add}"
+    )
+
+
+def _loads(target: Target, machine: Machine) -> bool:
+    chip = machine.gpu.chip
+    return chip is not None and runs_on(target.cuda_architectures, capability_of(chip.architecture))
 
 
 def generate_code(

@@ -15,10 +15,15 @@ from hybridc.targets import parse_target
 
 
 def test_code_that_the_profiles_gpu_cannot_load_is_refused(tmp_path: Path) -> None:
+    target, machine = "cuda:sm_80,sm_90+avx2", "laptop-4gb"
+    with pytest.raises(UsageError, match="HC503"):
+        hybridc.plan(b"", target=target, machine=machine)
     with pytest.raises(UsageError, match=r"GTX 1650 Mobile \(sm_75\).* sm_80,sm_90") as caught:
-        hybridc.compile(b"", tmp_path / "m.hyb", target="cuda:sm_80,sm_90+avx2", machine="laptop-4gb")
+        hybridc.compile(b"", tmp_path / "m.hyb", target=target, machine=machine)
     assert caught.value.code == "HC503"
-    assert "--target cuda:sm_75,sm_80,sm_90+avx2" in caught.value.remedy
+    remedy = caught.value.remedy
+    assert "--target cuda:sm_75,sm_80,sm_90+avx2" in remedy
+    assert "rtx-3090" in remedy and "rtx-2060" not in remedy
 
 
 @pytest.mark.parametrize(
