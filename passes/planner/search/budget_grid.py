@@ -47,11 +47,6 @@ _NARROWED = 0.2
 # A trade of time for bytes on the link: plans within 0.1 % of each other count as equally fast.
 _HARDLY_SLOWER = 1.001
 """So much time may be given up for fewer copies."""
-# The bound of a finely tiled network hardly depends on memory: it would send the search down to the least.
-_MOST_COMPARED_KERNELS = 100
-"""Kernels of a graph up to which all lower anchors are looked at whose plans may be faster by a bound."""
-_CLEARLY_SLOWER = 1.08
-"""In larger graphs they are looked at down to one whose plan takes so much longer than a higher one's."""
 _MARGIN = 1.02
 """The top anchor has a little more than all bytes that are ever live, so that packing does not fail there."""
 
@@ -230,9 +225,6 @@ class _Grid:
             return self.smallest
         found = self._at_anchor(position)
         enough_us = min(found.makespan_us, known_us) if self._fits_host(found) else inf
-        is_large = self.context.problem.kernel_count > _MOST_COMPARED_KERNELS
-        if is_large and found.makespan_us > known_us * _CLEARLY_SLOWER:
-            return found
         if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
             found = min(found, self._anchored(position - 1, enough_us), key=self._rank)
         return found
