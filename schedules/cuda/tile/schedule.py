@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from tvm import tirx
+
 from hybridc.errors import UsageError
 from hybridc.gpu_model.architecture import architecture
 from hybridc.machine import Processor, load_machine
@@ -9,6 +13,7 @@ from hybridc.schedules.cuda.core.anchor import Anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, reduces_nothing
 from hybridc.schedules.cuda.tile.choose import choose
 from hybridc.schedules.cuda.tile.kernel import scheduled_product
+from hybridc.schedules.cuda.tile.plan import Plan
 from hybridc.schedules.cuda.tile.read import read_product
 from hybridc.schedules.rule import Request, Scheduled
 
@@ -17,12 +22,19 @@ def tiled(request: Request, anchor: Anchor, rule: str) -> Scheduled | None:
     """The float32 product of a function in the tiles that are estimated to be fastest; None for others."""
     if reduces_nothing(request.function):
         return None
-    product = read_product(request.function, anchor.name)
-    if product is None:
+    plan = best_plan(request.function, anchor.name, known_gpu(request.gpu))
+    if plan is None:
         return None
-    plan = choose(product, known_gpu(request.gpu))
     made = scheduled_product(request.function, plan)
     return finish_function(made, rule, cuda_target(request.target))
+
+
+@lru_cache(maxsize=4)  # of a 3x3 convolution Winograd's rule asks a moment before
+def best_plan(function: tirx.PrimFunc, anchor: str, processor: Processor) -> Plan | None:
+    """The plan with the least estimated time of the product whose sum is the block `anchor`; None for what is
+    no product."""
+    product = read_product(function, anchor)
+    return None if product is None else choose(product, processor)
 
 
 def known_gpu(gpu: Processor | None) -> Processor:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, reduces_nothing
-from hybridc.schedules.cuda.tile.choose import choose as choose_tile
 from hybridc.schedules.cuda.tile.cost import estimated_us as estimated_us_of_tiles
 from hybridc.schedules.cuda.tile.read import read_product
-from hybridc.schedules.cuda.tile.schedule import known_gpu
+from hybridc.schedules.cuda.tile.schedule import best_plan, known_gpu
 from hybridc.schedules.cuda.winograd.kernel import scheduled_convolution
 from hybridc.schedules.cuda.winograd.plan import choose, estimated_us
 from hybridc.schedules.cuda.winograd.read import read_convolution
@@ -31,11 +30,11 @@ def winograd(request: Request) -> Scheduled | None:
         return None
     product = read_product(request.function, anchor.name)
     conv = None if product is None else read_convolution(product, request)
-    if product is None or conv is None:
+    if conv is None:
         return None
     gpu = known_gpu(request.gpu)
-    plan = choose(conv, gpu)
-    if estimated_us(plan, gpu) >= estimated_us_of_tiles(choose_tile(product, gpu), gpu):
+    plan, tiles = choose(conv, gpu), best_plan(request.function, anchor.name, gpu)
+    if tiles is None or estimated_us(plan, gpu) >= estimated_us_of_tiles(tiles, gpu):
         return None
     function = scheduled_convolution(request.function, plan)
     made = finish_function(function, winograd.__name__, cuda_target(request.target))
