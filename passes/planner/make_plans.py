@@ -23,7 +23,7 @@ from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.search.partition import MOST_GRID_KERNELS, on_cpu, partition, time_bound_us
 
 Report = Callable[[int, int], None]
-"""Hears how far a search has come: (done, total) grid points."""
+"""Hears how far a search has come: (done, total) budgets."""
 
 
 def make_plan(

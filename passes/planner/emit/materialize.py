@@ -16,7 +16,7 @@ from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import SimulatedRun, simulate
 
-# With more, half of the planning time went into packing plans that the next grid point replaces.
+# With more, half of the planning time went into packing plans that a later search replaces.
 SHORT = 0.005
 """Share of the usual effort for packing a plan that may be thrown away."""
 # Arenas of the suite had holes of 1.0 % (U-Net) and 2.3 % (SqueezeNet), which another round closes.

@@ -258,7 +258,7 @@ def _timed_splits(problem: Problem, budgets: Iterable[int]) -> list[_Split]:
     """Splits in two, each once with room for all fetches ahead and once with the least memory that it needs.
 
     The fastest first. Which kernels are too large for the GPU depends on the memory: splits are made for
-    that of each grid point.
+    that of each anchor.
     """
     ample = Core(replace(problem, budget_bytes=UNLIMITED_BYTES))
     none = Core(replace(problem, budget_bytes=-1))  # infeasible: `measure` tells the least bytes
@@ -274,7 +274,7 @@ def _timed_splits(problem: Problem, budgets: Iterable[int]) -> list[_Split]:
 def _faster_split(
     context: PlanningContext, best: PlacedPlan, splits: Sequence[_Split], budget_bytes: int
 ) -> PlacedPlan:
-    """A split in two where it fits and is faster: between two grid points one more kernel may find room.
+    """A split in two where it fits and is faster: between two anchors one more kernel may find room.
 
     A split has two plans, whatever the budget, so that time falls with the budget here, too.
     """

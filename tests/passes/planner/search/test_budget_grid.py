@@ -36,7 +36,7 @@ ALL_BYTES = (8 * 16_000 + 8) * UNIT
 
 
 def context(evaluations: int = 200) -> PlanningContext:
-    """Of the graph, with so many simulations for a grid point."""
+    """Of the graph, with so many simulations for a budget."""
     per_second = Effort(0.1).evaluations(len(GRAPH.kernels)) / 0.1
     return PlanningContext(GRAPH, machine(), effort=Effort((evaluations + 0.5) / per_second))
 
