@@ -42,7 +42,8 @@ class ThreadOrder(enum.IntEnum):
 class DeviceStatistics:
     """What the device holds now and has done since the process started.
 
-    Copies from host to device are h2d, from device to host d2h; `allocations` and `launches` count calls.
+    Copies from host to device are h2d, from device to host d2h; `allocations` counts calls, `launches`
+    kernels that were begun, those of CUDA graphs among them, and `graph_launches` the graphs.
     """
 
     used_bytes: int
@@ -54,6 +55,7 @@ class DeviceStatistics:
     h2d_bytes: int
     d2h_copies: int
     d2h_bytes: int
+    graph_launches: int
 
 
 class _Configuration(ctypes.Structure):
@@ -68,6 +70,7 @@ class _Configuration(ctypes.Structure):
         ("lazy_streams", ctypes.c_int32),
         ("worker_count", ctypes.c_int32),
         ("guard_tensors", ctypes.c_int32),
+        ("refuse_graphs", ctypes.c_int32),
     )
 
 
@@ -106,6 +109,7 @@ def configure(
     thread_order: ThreadOrder = ThreadOrder.FORWARD,
     lazy_streams: bool = False,
     guard_tensors: bool = False,
+    refuse_graphs: bool = False,
     compute_capability: tuple[int, int] = (9, 0),
 ) -> None:
     """What `start` does for the device: see there."""
@@ -121,6 +125,7 @@ def configure(
         int(lazy_streams),
         min(os.cpu_count() or 1, _MAXIMUM_WORKERS),
         int(guard_tensors),
+        int(refuse_graphs),
     )
     used_bytes = library.hybridc_emulator_configure(ctypes.byref(wanted))
     if used_bytes:

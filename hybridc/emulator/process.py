@@ -28,6 +28,7 @@ def start(
     thread_order: ThreadOrder = ThreadOrder.FORWARD,
     lazy_streams: bool = False,
     guard_tensors: bool = False,
+    refuse_graphs: bool = False,
     compute_capability: tuple[int, int] = (9, 0),
 ) -> None:
     """Give this process an emulated NVIDIA GPU with `memory_bytes` of memory, as `tvm.cuda(0)`.
@@ -36,7 +37,8 @@ def start(
     the work of a stream waits, like on a slow GPU, until something waits for it, so that a forgotten
     event shows as wrong data. Guard pages stand around allocations, and all tensors of a session lie in one.
     With `guard_tensors`, for tests, a kernel of a session that is loaded afterwards works on copies of its
-    tensors with guard pages around each: it can neither read nor write what else the arena holds.
+    tensors with guard pages around each: it can neither read nor write what else the arena holds. With
+    `refuse_graphs` CUDA graphs cannot be made, as where a driver has no memory left for them.
     `compute_capability` says which code can be loaded, and how much shared memory a block may have.
 
     Raises DeviceError HC420 where a real GPU driver is loaded, HC421 to HC423 where the device cannot
@@ -48,6 +50,7 @@ def start(
         thread_order=thread_order,
         lazy_streams=lazy_streams,
         guard_tensors=guard_tensors,
+        refuse_graphs=refuse_graphs,
         compute_capability=compute_capability,
     )
     emulation.register(_ThisProcess())

@@ -20,12 +20,13 @@ struct Configuration {
   int32_t lazy_streams;
   int32_t worker_count;
   int32_t guard_tensors;
+  int32_t refuse_graphs;
 };
 
 // Mirrored by ctypes in device.py.
 struct Statistics {
   uint64_t used_bytes, peak_bytes, capacity_bytes, allocations, launches;
-  uint64_t h2d_copies, h2d_bytes, d2h_copies, d2h_bytes;
+  uint64_t h2d_copies, h2d_bytes, d2h_copies, d2h_bytes, graph_launches;
 };
 
 // All state lives as long as the process: TVM releases device memory from destructors that run after

@@ -151,14 +151,16 @@ DRIVER_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, voi
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (!is_launchable(*config, *function)) return CUDA_ERROR_INVALID_VALUE;
   if (device_failure() != cudaSuccess) return device_result();
-  ++statistics().launches;
   auto launch = std::make_shared<Launch>();
   launch->kernel = &function->entry;
   launch->grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
   launch->block = {config->blockDimX, config->blockDimY, config->blockDimZ};
   launch->dynamic_shared_bytes = config->sharedMemBytes;
   copy_arguments(*launch, arguments);
-  enqueue(stream, [launch] { run_launch(*launch); });
+  enqueue(stream, [launch] {
+    ++statistics().launches;
+    run_launch(*launch);
+  });
   return CUDA_SUCCESS;  // like on real hardware, what the kernel did shows at the next call that waits
 }
 

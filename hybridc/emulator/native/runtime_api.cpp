@@ -315,6 +315,8 @@ CUDA_API cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
 }
 
 CUDA_API cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  DeviceLock lock(device_mutex());
+  if (configuration().refuse_graphs) return report(cudaErrorMemoryAllocation);
   *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
   return cudaSuccess;
 }
@@ -323,6 +325,7 @@ CUDA_API cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
   DeviceLock lock(device_mutex());
   const StreamHandle stream = find_stream(handle);
   if (!stream) return report(cudaErrorInvalidResourceHandle);
+  ++statistics().graph_launches;
   for (const Operation& operation : reinterpret_cast<Graph*>(executable)->operations)
     enqueue(stream, operation.work);
   return finish();

@@ -10,11 +10,14 @@ namespace hybridc {
 
 using CudaStream = void*;
 using CudaEvent = void*;
+using CudaGraph = void*;
+using CudaGraphExec = void*;
 
 constexpr int kMemcpyDefault = 4;             // cudaMemcpyDefault
 constexpr unsigned kStreamNonBlocking = 1;    // cudaStreamNonBlocking
 constexpr unsigned kEventBlockingSync = 1;    // cudaEventBlockingSync: who waits sleeps
 constexpr unsigned kEventDisableTiming = 2;   // cudaEventDisableTiming
+constexpr int kCaptureThreadLocal = 1;        // cudaStreamCaptureModeThreadLocal: other threads may allocate
 
 // The CUDA runtime that is already in the process (TVM's own, or the emulator's), else the installed one.
 class CudaRuntime {
@@ -46,6 +49,13 @@ class CudaRuntime {
   int (*event_record)(CudaEvent, CudaStream);
   int (*event_synchronize)(CudaEvent);
   int (*event_elapsed_time)(float*, CudaEvent, CudaEvent);
+  int (*stream_begin_capture)(CudaStream, int);
+  int (*stream_end_capture)(CudaStream, CudaGraph*);
+  int (*graph_instantiate)(CudaGraphExec*, CudaGraph, unsigned long long);
+  int (*graph_launch)(CudaGraphExec, CudaStream);
+  int (*graph_destroy)(CudaGraph);
+  int (*graph_exec_destroy)(CudaGraphExec);
+  int (*get_last_error)();
   const char* (*error_name)(int);
   const char* (*error_string)(int);
 
@@ -68,6 +78,13 @@ class CudaRuntime {
     Find("cudaEventRecord", &event_record);
     Find("cudaEventSynchronize", &event_synchronize);
     Find("cudaEventElapsedTime", &event_elapsed_time);
+    Find("cudaStreamBeginCapture", &stream_begin_capture);
+    Find("cudaStreamEndCapture", &stream_end_capture);
+    Find("cudaGraphInstantiate", &graph_instantiate);
+    Find("cudaGraphLaunch", &graph_launch);
+    Find("cudaGraphDestroy", &graph_destroy);
+    Find("cudaGraphExecDestroy", &graph_exec_destroy);
+    Find("cudaGetLastError", &get_last_error);
     Find("cudaGetErrorName", &error_name);
     Find("cudaGetErrorString", &error_string);
   }

@@ -26,6 +26,7 @@
 
 #include "arrays.h"
 #include "cuda_runtime.h"
+#include "graphs.h"
 #include "trace.h"
 #include "workers.h"
 
@@ -59,6 +60,7 @@ class Lanes {
     is_closing_ = true;
     StartRun();
     for (std::thread& thread : threads_) thread.join();
+    segments_.clear();
     const CudaRuntime& runtime = CudaRuntime::Get();
     for (const Event& event : events_) Destroy(runtime.event_destroy, event.cuda);
     for (const Slot& slot : slots_) Destroy(runtime.event_destroy, slot.is_free);
@@ -154,6 +156,12 @@ class Lanes {
     int64_t failed, value;
   };
 
+  // The GPU's steps from `first` to `last`, as one launch.
+  struct Segment {
+    size_t first, last;
+    KernelGraph graph;
+  };
+
   struct Step {
     std::vector<int64_t> waits;
     ffi::Optional<ffi::Function> function;  // none: a copy
@@ -187,9 +195,7 @@ class Lanes {
     for (int64_t wait : step.waits) Wait(lane, wait);
     if (is_traced_) traces_[lane].Mark(streams_[lane]);
     if (step.function.has_value()) {
-      ffi::Any nothing;
-      step.function.value().CallPacked(step.arguments.data(), static_cast<int32_t>(step.arguments.size()),
-                                       &nothing);
+      Call(step);
     } else if (step.is_streamed) {
       Stream(Bytes(step.arrays[1]), Bytes(step.arrays[0]), SizeBytes(step.arrays[1]));
     } else {
@@ -197,6 +203,42 @@ class Lanes {
     }
     if (is_traced_) traces_[lane].Mark(streams_[lane]);
     if (step.event != -1) Record(lane, step.event);
+  }
+
+  static void Call(const Step& step) {
+    ffi::Any nothing;
+    step.function.value().CallPacked(step.arguments.data(), static_cast<int32_t>(step.arguments.size()), &nothing);
+  }
+
+  // Kernels between which the GPU's lane neither waits nor records an event are one launch from the second run on,
+  // as the first run loads their code.
+  void Capture() {
+    if (std::exchange(is_captured_, true)) return;
+    const std::vector<Step>& steps = steps_[kGpu];
+    for (size_t first = 0, last; first < steps.size(); first = last + 1) {
+      for (last = first; last + 1 < steps.size() && steps[last].event == -1 && steps[last + 1].waits.empty();) ++last;
+      if (first == last) continue;
+      KernelGraph graph = KernelGraph::Capture(device_, streams_[kGpu], [&] {
+        for (size_t i = first; i <= last; ++i) Call(steps[i]);
+      });
+      if (graph.is_empty()) return;
+      segments_.push_back({first, last, std::move(graph)});
+    }
+  }
+
+  void IssueGpu() {
+    const std::vector<Step>& steps = steps_[kGpu];
+    auto segment = segments_.begin();
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (segment == segments_.end() || segment->first != i) {
+        Issue(kGpu, steps[i]);
+        continue;
+      }
+      for (int64_t wait : steps[i].waits) Wait(kGpu, wait);
+      segment->graph.Launch(streams_[kGpu]);
+      i = segment++->last;
+      if (steps[i].event != -1) Record(kGpu, steps[i].event);
+    }
   }
 
   void Copy(int64_t lane, void* target, const void* source, size_t size_bytes) {
@@ -271,6 +313,7 @@ class Lanes {
     // here and not on the lanes' threads, which would spin on cores that CPU kernels need
     for (int64_t lane : kStreamLanes) Try([&] { HYBRIDC_CUDA(stream_synchronize, streams_[lane]); });
     if (has_failed_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    if (!is_traced_) Capture();
   }
 
   void StartRun() {
@@ -287,6 +330,7 @@ class Lanes {
   }
 
   void IssueAll(int64_t lane) {
+    if (lane == kGpu && !is_traced_) return IssueGpu();
     for (const Step& step : steps_[lane]) Issue(lane, step);
   }
 
@@ -323,6 +367,8 @@ class Lanes {
   CudaStream streams_[kLaneCount] = {};  // the CPU's lane has none
   std::deque<Event> events_;  // which never moves them
   std::array<std::vector<Step>, kLaneCount> steps_;
+  std::vector<Segment> segments_;
+  bool is_captured_ = false;
   ffi::Optional<ffi::Tensor> pinned_;
   std::vector<Slot> slots_;
   ffi::Optional<ffi::Tensor> fault_memory_;
