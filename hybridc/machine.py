@@ -74,6 +74,9 @@ class Processor:
     """By family of kernels; families that are left out reach the peaks."""
     chip: Chip | None = None
     """Of a GPU. None: not known."""
+    shared_gb_s: float | None = None
+    """What kernels and copies that run at once reach of its memory together, 1e9 bytes a second. None: its
+    bandwidth."""
 
     def efficiency(self, family: str) -> Efficiency:
         return self.efficiencies.get(family, FULL_EFFICIENCY)
@@ -87,8 +90,7 @@ class Link:
     d2h_gb_s: float
     latency_us: float
     both_directions: float = 1.0
-    """Share of its bandwidth that each direction keeps while copies run in both. Plans do not reckon with
-    it yet."""
+    """Share of its bandwidth that each direction keeps while copies run in both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +179,9 @@ def machine_to_json(machine: Machine) -> dict[str, Any]:
     data = asdict(machine)
     del data["measured_us"], data["estimated_us"]
     for processor in (data["gpu"], data["cpu"]):
-        if processor["chip"] is None:
-            del processor["chip"]
+        for optional in ("chip", "shared_gb_s"):
+            if processor[optional] is None:
+                del processor[optional]
     return data
 
 
@@ -190,13 +193,14 @@ def _wrong(
 
 def _processor(data: Any, where: str) -> Processor:
     required = ("name", *_PROCESSOR_NUMBERS, "memory_bytes")
-    _check_keys(data, required, ("efficiencies", "chip"), where)
+    _check_keys(data, required, ("efficiencies", "chip", "shared_gb_s"), where)
     memory = _whole(data, "memory_bytes", where)
     name = _text(data["name"], f"{where}.name")
     peak, bandwidth, launch = (_number(data, key, where) for key in _PROCESSOR_NUMBERS)
     efficiencies = _efficiencies(data.get("efficiencies", {}), f"{where}.efficiencies")
     chip = _chip(data["chip"], f"{where}.chip") if "chip" in data else None
-    return Processor(name, peak, bandwidth, launch, memory, efficiencies, chip)
+    together = _number(data, "shared_gb_s", where) if "shared_gb_s" in data else None
+    return Processor(name, peak, bandwidth, launch, memory, efficiencies, chip, together)
 
 
 def _chip(data: Any, where: str) -> Chip:
