@@ -5,10 +5,10 @@
 Each network is planned for shares of the memory that it needs with the nominal profile. Then machines are
 drawn around it (`drawn`), with seeds, and the plan's steps run there (`emit/replay.py`): in the same order,
 with the same waits, sharing memory and link. Its regret is how much slower that is than the best that is
-known for the drawn machine: the plan that is made knowing it, this plan, or a baseline. The baselines (a split in
-two, to offload everything, the CPU alone) are chosen with the nominal profile, as the plan is, and once more
-knowing the machine. Nothing is timed, and nothing runs. Exits with 1 if a wanted figure is missed.
-"""
+known for the drawn machine: the plan that is made knowing it, this plan, or a baseline. The baselines (a
+split in two, to offload everything, the CPU alone) are chosen with the nominal profile, as the plan is, and
+once more knowing the machine. Nothing is timed, and nothing runs. Exits with 1 if a wanted figure is
+missed."""
 
 from __future__ import annotations
 

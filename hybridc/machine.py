@@ -78,6 +78,11 @@ class Processor:
     """What kernels and copies that run at once reach of its memory together, 1e9 bytes a second. None: its
     bandwidth."""
 
+    @property
+    def together_gb_s(self) -> float:
+        """What kernels and copies that run at once reach of its memory."""
+        return self.shared_gb_s or self.bandwidth_gb_s
+
     def efficiency(self, family: str) -> Efficiency:
         return self.efficiencies.get(family, FULL_EFFICIENCY)
 

@@ -134,7 +134,7 @@ class Plan:
     budget_bytes: int | None
     """GPU bytes promised never to be exceeded; None where there is no limit or no GPU."""
     step_us: tuple[float, ...]
-    """Predicted time of each step by itself."""
+    """Predicted time of each step, with what it loses to others that share a memory or the link with it."""
     makespan_us: float
     """Predicted time of a run, lanes side by side."""
     time_bound_us: float = 0.0

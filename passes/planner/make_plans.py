@@ -186,7 +186,9 @@ def _with_states(candidate: _Candidate, budget_bytes: int) -> _Candidate:
 
 def _plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, placed: PlacedPlan) -> Plan:
     plan = assemble(graph, machine, budget_bytes, placed.steps, placed.buffers, placed.arenas)
-    return replace(plan, time_bound_us=placed.bound_us)
+    return replace(
+        plan, step_us=placed.step_us, makespan_us=placed.makespan_us, time_bound_us=placed.bound_us
+    )
 
 
 def assemble(
@@ -197,7 +199,8 @@ def assemble(
     buffers: tuple[Buffer, ...],
     arenas: tuple[Arena, ...],
 ) -> Plan:
-    """A plan out of what was decided, with the times that the machine's profile predicts for its steps.
+    """A plan out of what was decided, with the times that the machine's profile predicts for its steps by
+    themselves.
 
     `budget_bytes` is what is promised of the GPU's arena, None if there is no limit.
     """

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
 from hybridc.passes.planner.model.simulate import Event, EventKind, simulate
-from tests.support.planner_problems import decisions, problems
+from tests.support.planner_problems import decisions, problems, shared
 
 RUN_GPU, RUN_CPU, FETCH, OFFLOAD = EventKind
 
@@ -15,7 +15,7 @@ RUN_GPU, RUN_CPU, FETCH, OFFLOAD = EventKind
 @given(st.data())
 @settings(max_examples=150)
 def test_live_bytes_never_exceed_the_budget(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems() | shared(problems()))
     outcome = simulate(problem, data.draw(decisions(problem)))
     for position in range(len(outcome.events)):
         assert live_bytes(problem, outcome.events, position) <= problem.budget_bytes
@@ -24,7 +24,7 @@ def test_live_bytes_never_exceed_the_budget(data: st.DataObject) -> None:
 @given(st.data())
 @settings(max_examples=150)
 def test_every_event_finds_what_it_reads_and_no_lane_does_two_things_at_once(data: st.DataObject) -> None:
-    problem = data.draw(problems())
+    problem = data.draw(problems() | shared(problems()))
     outcome = simulate(problem, data.draw(decisions(problem)))
     lane_free_us = dict.fromkeys(EventKind, 0.0)
     on_host_us = {t: 0.0 for t, producer in enumerate(problem.producer) if producer == BEFORE_ALL}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
+from hybridc.passes.planner.model.contention import Contention, Shares
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import expand
@@ -87,6 +88,18 @@ def hosted(draw: st.DrawFn, anywhere: st.SearchStrategy[Problem]) -> Problem:
     workspace_bytes = tuple(draw(st.sampled_from([0, 2, 9])) for _ in problem.kernel_names)
     host_bytes = draw(st.sampled_from([None, 10, 25, 50]))
     return replace(problem, cpu_workspace_bytes=workspace_bytes, host_bytes=host_bytes)
+
+
+@st.composite
+def shared(draw: st.DrawFn, anywhere: st.SearchStrategy[Problem]) -> Problem:
+    """A problem whose kernels and copies slow each other down, or some of them, or none."""
+    problem = draw(anywhere)
+    share = st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.25])
+
+    def of_all() -> tuple[Shares, ...]:
+        return tuple(Shares(draw(share), draw(share)) for _ in problem.kernel_names)
+
+    return replace(problem, contention=Contention(of_all(), of_all(), draw(share)))
 
 
 def all_on_gpu(problem: Problem, *, keep: bool) -> Decisions:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+import math
+from collections import deque
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import starmap
 
-from hybridc.ir import Arena, Buffer, Copy, Device, Step
+from hybridc.ir import Arena, Buffer, Copy, Device, Lane, Step
 from hybridc.passes.planner.emit.insert_copies import insert_copies, with_data_waits
 from hybridc.passes.planner.emit.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
 from hybridc.passes.planner.emit.slack import reduce_peak, schedule_fetches_late
 from hybridc.passes.planner.emit.timeline import timeline
+from hybridc.passes.planner.model.contention import SharedLanes
 from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.decisions import Decisions
@@ -37,6 +41,9 @@ class PlacedPlan:
     """The steps, waiting for data alone."""
     spans: Spans | None
     """When each runs, if bytes are reused only where nothing has to wait for them."""
+    step_us: tuple[float, ...]
+    """What each takes, with what it loses to others that run at once in the run that this was made from.
+    Later changes, which delay steps, keep these times."""
     steps: tuple[Step, ...] = ()
     """The steps with all their waits."""
     buffers: tuple[Buffer, ...] = ()
@@ -86,16 +93,22 @@ def materialize(
     packing leaves holes; `packing` is the effort for it, a share of the usual one.
     """
     capacity_bytes = problem.budget_bytes if capacity_bytes is None else capacity_bytes
-    run = run or simulate(problem, decisions)
+    is_given, run = run is not None, run or simulate(problem, decisions)
     assert run.feasible, f"{run.peak_gpu_bytes} bytes exceed the budget of {problem.budget_bytes}"
     listed = insert_copies(context.graph, problem, run)
     spans = [(event.start_us, event.end_us) for event in run.events]
+    if is_given:
+        spans = shared_timeline(problem, listed, run)
+    alone_us = step_times_us(context.graph, listed, context.machine)
+    step_us = tuple(starmap(_duration_us, zip(spans, alone_us, strict=True)))
     # no packing by times can fit where the live bytes alone do not
     if live_bytes_bound(context.graph, listed, Device.GPU, spans) <= capacity_bytes:
-        timed = _packed(context, PlacedPlan(problem, decisions, listed, spans), capacity_bytes, packing)
+        timed = _packed(
+            context, PlacedPlan(problem, decisions, listed, spans, step_us), capacity_bytes, packing
+        )
         if timed.gpu_bytes <= capacity_bytes:
             return timed
-    waiting = _packed(context, PlacedPlan(problem, decisions, listed, None), capacity_bytes, packing)
+    waiting = _packed(context, PlacedPlan(problem, decisions, listed, None, step_us), capacity_bytes, packing)
     return without_needless_waits(context, waiting, max(capacity_bytes, waiting.gpu_bytes))
 
 
@@ -111,9 +124,10 @@ def repacked(context: PlanningContext, placed: PlacedPlan, effort: float = 1.0) 
     for fetches_are_late in (False, True, True):
         again = retimed(context, best)
         if fetches_are_late and again.spans is not None:
-            step_us = step_times_us(graph, again.listed, context.machine)
-            listed, spans = schedule_fetches_late(graph, again.listed, step_us, again.spans, context.devices)
-            again = replace(again, listed=listed, spans=spans)
+            again = _relisted(
+                again,
+                *schedule_fetches_late(graph, again.listed, again.step_us, again.spans, context.devices),
+            )
         steps, buffers, arenas = reuse_buffers(
             graph, again.listed, context.devices, again.spans, effort=effort
         )
@@ -140,7 +154,8 @@ def without_copies(
         for i in kept
     )
     listed = with_data_waits(context.graph, [placed.listed[i] for i in kept])
-    shorter = retimed(context, replace(placed, listed=listed, steps=waiting))
+    step_us = tuple(placed.step_us[i] for i in kept)
+    shorter = retimed(context, replace(placed, listed=listed, steps=waiting, step_us=step_us))
     packed = _packed(context, shorter, capacity_bytes, SHORT)
     if packed.gpu_bytes > capacity_bytes:
         packed = _packed(context, replace(shorter, spans=None), capacity_bytes, SHORT)
@@ -166,9 +181,45 @@ def retimed(context: PlanningContext, placed: PlacedPlan) -> PlacedPlan:
 
     Its buffers are those of before: to be packed again by the new times.
     """
-    step_us = step_times_us(context.graph, placed.listed, context.machine)
-    listed, spans = reduce_peak(context.graph, placed.listed, step_us, placed.steps, context.devices)
-    return replace(placed, listed=listed, spans=spans)
+    listed, spans = reduce_peak(context.graph, placed.listed, placed.step_us, placed.steps, context.devices)
+    return _relisted(placed, listed, spans)
+
+
+def _relisted(placed: PlacedPlan, listed: tuple[Step, ...], spans: Spans) -> PlacedPlan:
+    """With the steps in another order, each lane's in the same."""
+    times_us: dict[Step, deque[float]] = {}
+    for step, us in zip(placed.listed, placed.step_us, strict=True):
+        times_us.setdefault(replace(step, waits=()), deque()).append(us)
+    step_us = tuple(times_us[replace(step, waits=())].popleft() for step in listed)
+    return replace(placed, listed=listed, spans=spans, step_us=step_us)
+
+
+def _duration_us(span: tuple[float, float], alone_us: float) -> float:
+    """Of a step with these times, so that in a run in which it starts as early it ends no later."""
+    start_us, end_us = span
+    if start_us + alone_us == end_us:
+        return alone_us  # the difference would be rounded
+    us = end_us - start_us
+    while start_us + us > end_us:
+        us = math.nextafter(us, 0.0)
+    return us
+
+
+def shared_timeline(problem: Problem, listed: Sequence[Step], run: SimulatedRun) -> list[tuple[float, float]]:
+    """When the steps of a run start and end that was made as if nothing were shared.
+
+    Step i is event i. Each starts no earlier than there, for bytes that it may have waited for; they are
+    settled in the order in which they are listed.
+    """
+    lanes = SharedLanes(problem.contention)
+    free_us = dict.fromkeys(Lane, 0.0)
+    spans: list[tuple[float, float]] = []
+    for step, event in zip(listed, run.events, strict=True):
+        start_us = max(free_us[step.lane], *(spans[wait][1] for wait in step.waits), event.start_us)
+        us = event.end_us - event.start_us
+        free_us[step.lane] = lanes.settle(step.lane, event.index, start_us, us)
+        spans.append((start_us, free_us[step.lane]))
+    return spans
 
 
 def _packed(context: PlanningContext, placed: PlacedPlan, capacity_bytes: int, effort: float) -> PlacedPlan:
@@ -185,5 +236,4 @@ def _packed(context: PlanningContext, placed: PlacedPlan, capacity_bytes: int, e
 
 
 def _with_makespan(context: PlanningContext, placed: PlacedPlan) -> PlacedPlan:
-    step_us = step_times_us(context.graph, placed.steps, context.machine)
-    return replace(placed, makespan_us=timeline(placed.steps, step_us)[0])
+    return replace(placed, makespan_us=timeline(placed.steps, placed.step_us)[0])

@@ -36,7 +36,9 @@ def demands_of(graph: Graph, steps: Sequence[Step], machine: Machine) -> tuple[D
         if isinstance(step, Copy):
             gb_s = _rate(graph.tensor[step.tensor].size_bytes, us)
             return Demand(us, host_gb_s=gb_s, gpu_gb_s=gb_s)
-        gb_s = min(_rate(graph.kernel[step.kernel].bytes_moved, us), _reach(machine, step.device))
+        gb_s = min(
+            _rate(graph.kernel[step.kernel].bytes_moved, us), machine.processor(step.device).together_gb_s
+        )
         return Demand(us, gpu_gb_s=gb_s) if step.device is Device.GPU else Demand(us, host_gb_s=gb_s)
 
     times_us = step_times_us(graph, steps, machine)
@@ -85,8 +87,8 @@ def _rates(
     demands: dict[int, Demand], lanes: set[Lane], steps: Sequence[Step], machine: Machine
 ) -> dict[int, float]:
     """Of what runs at one time the share of its speed that each step keeps."""
-    host = _share([d.host_gb_s for d in demands.values()], _reach(machine, Device.CPU))
-    gpu = _share([d.gpu_gb_s for d in demands.values()], _reach(machine, Device.GPU))
+    host = _share([d.host_gb_s for d in demands.values()], machine.cpu.together_gb_s)
+    gpu = _share([d.gpu_gb_s for d in demands.values()], machine.gpu.together_gb_s)
     link = machine.link.both_directions if {Lane.H2D, Lane.D2H} <= lanes else 1.0
     return {
         i: min(
@@ -102,10 +104,6 @@ def _share(demands_gb_s: Sequence[float], reached_gb_s: float) -> float:
     """One by itself gets all that it demands: that is what it was timed with."""
     total_gb_s = sum(demands_gb_s)
     return min(1.0, max(reached_gb_s, *demands_gb_s) / total_gb_s) if total_gb_s else 1.0
-
-
-def _reach(machine: Machine, device: Device) -> float:
-    return machine.processor(device).shared_gb_s or machine.processor(device).bandwidth_gb_s
 
 
 def _rate(size_bytes: int, us: float) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridc.native import build_library
+from hybridc.passes.planner.model.contention import ALONE
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.residency import Residency, residency_of
@@ -30,6 +31,10 @@ class _ProblemData(ctypes.Structure):
         ("budget_bytes", ctypes.c_int64),
         ("host_bytes", ctypes.c_int64),
         *((name, ctypes.POINTER(ctypes.c_double)) for name in ("gpu_us", "cpu_us", "h2d_us", "d2h_us")),
+        # shares of kernels, two of each, or none
+        *((name, ctypes.POINTER(ctypes.c_double)) for name in ("gpu_shares", "cpu_shares")),
+        ("link_share", ctypes.c_double),
+        ("is_shared", ctypes.c_uint8),
         *(
             (name, ctypes.POINTER(ctypes.c_int64))
             for name in ("workspace_bytes", "cpu_workspace_bytes", "size_bytes")
@@ -175,6 +180,15 @@ def _data_of(problem: Problem) -> _ProblemData:
             _array(ctypes.c_double, values)
             for values in (problem.gpu_us, problem.cpu_us, problem.h2d_us, problem.d2h_us)
         ),
+        *(
+            _array(ctypes.c_double, [share for of in shares for share in (of.h2d, of.d2h)])
+            for shares in (
+                problem.contention.gpu or (ALONE,) * problem.kernel_count,
+                problem.contention.cpu or (ALONE,) * problem.kernel_count,
+            )
+        ),
+        problem.contention.link,
+        problem.contention.matters,
         *(
             _array(ctypes.c_int64, values)
             for values in (problem.workspace_bytes, problem.cpu_workspace_bytes, problem.size_bytes)

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from hybridc.ir import Device, Graph, Role
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
+from hybridc.passes.planner.model.contention import UNSHARED, Contention, contention_of
 from hybridc.passes.planner.model.cost import copy_us, kernel_us
 
 UNLIMITED_BYTES = 2**62
@@ -68,6 +69,8 @@ class Problem:
     repeats: frozenset[int] = frozenset()
     """Positions at which a kernel stands again: it runs there on the GPU or, "on the CPU", not at all. Its
     one result is that of its first run, which is on the GPU again from there on."""
+    contention: Contention = UNSHARED
+    """What kernels and copies lose that run at once. Times above are those by themselves."""
 
     @property
     def kernel_count(self) -> int:
@@ -179,4 +182,5 @@ def problem_of(
         is_weight=tuple(t.role is Role.WEIGHT for t in graph.tensors),
         wanted_on_host=tuple(t.name in wanted for t in graph.tensors),
         budget_bytes=budget_bytes,
+        contention=contention_of(kernels, machine),
     )

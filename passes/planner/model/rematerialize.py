@@ -152,5 +152,6 @@ def expand(once: Problem, stands: list[tuple[int, bool]]) -> Problem:
         workspace_bytes=tuple(once.workspace_bytes[k] for k in kernels),
         cpu_workspace_bytes=tuple(once.cpu_workspace_bytes[k] for k in kernels),
         may_overwrite=tuple(once.may_overwrite[k] for k in kernels),
+        contention=once.contention.reordered(kernels),
         repeats=frozenset(place for place, (_, again) in enumerate(stands) if again),
     )

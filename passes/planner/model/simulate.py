@@ -9,6 +9,9 @@ it, is known before (`Residency`). A fetch for slot j that starts in the window 
 the end of the GPU kernel before s to the end of s, holds bytes in slots s to j. A tensor that the GPU no
 longer needs holds its bytes until its copy to the host has ended; kernels and fetches wait for that.
 
+What runs at once shares memories and the link (`contention.py`): kernels and copies take longer than by
+themselves while others run that are settled before them.
+
 `native/planner.cpp` does the same, operation by operation, so that times agree to the last bit.
 """
 
@@ -22,6 +25,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from hybridc.ir import Lane
+from hybridc.passes.planner.model.contention import SharedLanes
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.residency import Fetch, Residency, host_bytes_of, residency_of
@@ -95,6 +100,7 @@ class _Simulation:
         self.problem = problem
         self.residency = residency
         self.events: list[Event] = []
+        self.lanes = SharedLanes(problem.contention)
         self.gpu_free_us = self.cpu_free_us = self.h2d_free_us = self.d2h_free_us = 0.0
         # when each tensor is in the host's memory; not known yet: never
         self.on_host_us = [0.0 if producer < 0 else math.inf for producer in problem.producer]
@@ -141,7 +147,8 @@ class _Simulation:
             # its inputs come from GPU kernels that are not simulated yet
             if start_us == math.inf:
                 return
-            end_us = self.cpu_free_us = start_us + self.problem.cpu_us[kernel]
+            us = self.problem.cpu_us[kernel]
+            end_us = self.cpu_free_us = self.lanes.settle(Lane.CPU, kernel, start_us, us)
             self.events.append(Event(EventKind.RUN_CPU, kernel, start_us, end_us))
             for tensor in self.problem.outputs[kernel]:
                 self.on_host_us[tensor] = end_us
@@ -157,12 +164,14 @@ class _Simulation:
         for tensor in offloaded if is_repeat else ():
             start_us = max(start_us, self.on_host_us[tensor])  # no copy reads it any more
         start_us = self._when_room(start_us, self.problem.budget_bytes - int(self.load_bytes[kernel]))
-        end_us = self.gpu_free_us = start_us + self.problem.gpu_us[kernel]
+        us = self.problem.gpu_us[kernel]
+        end_us = self.gpu_free_us = self.lanes.settle(Lane.GPU, kernel, start_us, us)
         self.events.append(Event(EventKind.RUN_GPU, kernel, start_us, end_us))
         if not is_repeat:
             for tensor in offloaded:
-                copy_us = max(self.d2h_free_us, end_us)
-                self.d2h_free_us = self.on_host_us[tensor] = copy_us + self.problem.d2h_us[tensor]
+                copy_us, us = max(self.d2h_free_us, end_us), self.problem.d2h_us[tensor]
+                self.d2h_free_us = self.lanes.settle(Lane.D2H, tensor, copy_us, us)
+                self.on_host_us[tensor] = self.d2h_free_us
                 self.events.append(Event(EventKind.OFFLOAD, tensor, copy_us, self.d2h_free_us))
         for tensor in self.residency.leaving[kernel]:
             # the GPU is done with it, but its copy is not
@@ -260,7 +269,8 @@ class _Simulation:
         return self.problem.budget_bytes - int(self.load_bytes[slot]) - self.problem.size_bytes[fetch.tensor]
 
     def _issue(self, fetch: Fetch, slot: int, start_us: float) -> None:
-        end_us = self.h2d_free_us = start_us + self.problem.h2d_us[fetch.tensor]
+        us = self.problem.h2d_us[fetch.tensor]
+        end_us = self.h2d_free_us = self.lanes.settle(Lane.H2D, fetch.tensor, start_us, us)
         self.arrival_us[fetch.gap] = end_us
         span = slice(slot, fetch.slot)
         self.load_bytes[span] += self.problem.size_bytes[fetch.tensor] * self.is_slot[span]

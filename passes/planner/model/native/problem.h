@@ -22,6 +22,9 @@ struct ProblemData {
     int kernels, tensors;
     int64_t budget_bytes, host_bytes;
     const double *gpu_us, *cpu_us, *h2d_us, *d2h_us;
+    const double *gpu_shares, *cpu_shares;  // of each kernel beside a fetch and beside an offload
+    double link_share;
+    uint8_t is_shared;
     const int64_t *workspace_bytes, *cpu_workspace_bytes, *size_bytes;
     const uint8_t *is_weight, *wanted_on_host, *is_repeat;
     const int *input_starts, *inputs, *output_starts, *outputs;
@@ -50,10 +53,18 @@ struct Gap {
     bool ends_anew;  // the kernel at its end makes the tensor again
 };
 
+// What of its speed a kernel keeps, or a copy, that is settled while the other one runs; `contention.py`.
+struct Shares {
+    double h2d, d2h;
+};
+
 struct Problem {
     int kernels, tensors, gaps_count;
     int64_t budget_bytes, host_bytes;
     vector<double> gpu_us, cpu_us, h2d_us, d2h_us;
+    vector<Shares> gpu_shares, cpu_shares;
+    double link_share;  // of copies in both directions
+    bool is_shared;     // whether any share is less than one
     vector<int64_t> size_bytes, working_set_bytes, cpu_workspace_bytes;
     vector<uint8_t> is_weight, wanted_on_host;
     vector<uint8_t> is_repeat;  // runs on the GPU or, "on the CPU", not at all
@@ -75,6 +86,7 @@ inline Problem::Problem(const ProblemData &d)
     : kernels(d.kernels), tensors(d.tensors), budget_bytes(d.budget_bytes), host_bytes(d.host_bytes),
       gpu_us(d.gpu_us, d.gpu_us + kernels), cpu_us(d.cpu_us, d.cpu_us + kernels),
       h2d_us(d.h2d_us, d.h2d_us + tensors), d2h_us(d.d2h_us, d.d2h_us + tensors),
+      link_share(d.link_share), is_shared(d.is_shared),
       size_bytes(d.size_bytes, d.size_bytes + tensors),
       working_set_bytes(d.workspace_bytes, d.workspace_bytes + kernels),
       cpu_workspace_bytes(d.cpu_workspace_bytes, d.cpu_workspace_bytes + kernels),
@@ -84,6 +96,10 @@ inline Problem::Problem(const ProblemData &d)
       producer(tensors, -1), inputs(Rows::copy(kernels, d.input_starts, d.inputs)),
       outputs(Rows::copy(kernels, d.output_starts, d.outputs)),
       overwrites(Rows::copy(kernels, d.overwrite_starts, d.overwrites)), first_gap{0} {
+    for (int k = 0; k < kernels; k++) {
+        gpu_shares.push_back({d.gpu_shares[2 * k], d.gpu_shares[2 * k + 1]});
+        cpu_shares.push_back({d.cpu_shares[2 * k], d.cpu_shares[2 * k + 1]});
+    }
     vector<vector<int>> uses(tensors), into(kernels);
     for (int k = 0; k < kernels; k++) {
         if (is_repeat[k]) repeats.push_back(k);

@@ -35,6 +35,12 @@ class Run {
         int64_t size_bytes;
     };
 
+    enum Lane { GPU, CPU, H2D, D2H, LANES };
+    struct Settled {
+        double start_us, end_us;
+        Shares shares;  // of a kernel
+    };
+
     const Problem &p;
     const State *state_ = nullptr;
     double gpu_free_us_, cpu_free_us_, h2d_free_us_, d2h_free_us_;
@@ -45,8 +51,11 @@ class Run {
     vector<int> cpu_kernels_, own_;
     size_t next_cpu_;
     vector<Pending> pending_, pending_from_now_;
+    vector<Settled> settled_[LANES];
+    size_t running_[LANES][LANES];  // of the other lane the first that may still be running, seen from a lane
 
     void start(const State &state);
+    double settle(Lane lane, const Shares *own, double start_us, double us);
     void run_cpu_kernels();
     void run_gpu_kernel(int kernel);
     void end_window();
@@ -97,6 +106,8 @@ inline void Run::start(const State &state) {
     load_bytes_ = state.load_bytes;
     pending_.clear();
     pending_from_now_.clear();
+    for (vector<Settled> &settled : settled_) settled.clear();
+    std::fill(&running_[0][0], &running_[0][0] + LANES * LANES, 0);
     cpu_kernels_.clear();
     next_cpu_ = 0;
     fetches_.assign(1, Fetch{p.kernels, -1, -1, p.kernels, 0, 0});
@@ -119,13 +130,48 @@ inline void Run::start(const State &state) {
     fetches_[0].previous = int(fetches_.size()) - 1;
 }
 
+// When a kernel ends, or a copy, which has no shares of its own.
+inline double Run::settle(Lane lane, const Shares *own, double start_us, double us) {
+    static constexpr Lane PARTNERS[LANES][3] = {{H2D, D2H}, {H2D, D2H}, {GPU, CPU, D2H}, {GPU, CPU, H2D}};
+    if (!p.is_shared || (own && own->h2d == 1 && own->d2h == 1)) return start_us + us;
+    const int partners = own ? 2 : 3;
+    double now_us = start_us, left_us = us, rate;
+    while (true) {
+        double until_us = NEVER;
+        rate = 1;
+        for (int i = 0; i < partners; i++) {
+            const Lane other = PARTNERS[lane][i];
+            const vector<Settled> &settled = settled_[other];
+            size_t &at = running_[lane][other];
+            while (at < settled.size() && settled[at].end_us <= now_us) at++;
+            if (at == settled.size()) continue;
+            const Settled &x = settled[at];
+            if (x.start_us > now_us) {
+                until_us = std::min(until_us, x.start_us);
+                continue;
+            }
+            until_us = std::min(until_us, x.end_us);
+            if (own)
+                rate *= other == H2D ? own->h2d : own->d2h;
+            else
+                rate *= other >= H2D ? p.link_share : lane == H2D ? x.shares.h2d : x.shares.d2h;
+        }
+        if (left_us <= (until_us - now_us) * rate) break;
+        left_us -= (until_us - now_us) * rate;
+        now_us = until_us;
+    }
+    const double end_us = now_us + left_us / rate;
+    settled_[lane].push_back({start_us, end_us, own ? *own : Shares{1, 1}});
+    return end_us;
+}
+
 inline void Run::run_cpu_kernels() {
     for (; next_cpu_ < cpu_kernels_.size(); next_cpu_++) {
         const int kernel = cpu_kernels_[next_cpu_];
         double start_us = cpu_free_us_;
         for (int t : p.inputs[kernel]) start_us = std::max(start_us, on_host_us_[t]);
         if (start_us == NEVER) return;
-        cpu_free_us_ = start_us + p.cpu_us[kernel];
+        cpu_free_us_ = settle(CPU, &p.cpu_shares[kernel], start_us, p.cpu_us[kernel]);
         cpu_left_us_ -= p.cpu_us[kernel];
         for (int t : p.outputs[kernel]) on_host_us_[t] = cpu_free_us_;
     }
@@ -138,11 +184,11 @@ inline void Run::run_gpu_kernel(int kernel) {
         for (int t : p.outputs[kernel])
             if (state_->offloaded[t]) start_us = std::max(start_us, on_host_us_[t]);
     start_us = when_room(start_us, p.budget_bytes - load_bytes_[kernel]);
-    const double end_us = gpu_free_us_ = start_us + p.gpu_us[kernel];
+    const double end_us = gpu_free_us_ = settle(GPU, &p.gpu_shares[kernel], start_us, p.gpu_us[kernel]);
     gpu_left_us_ -= p.gpu_us[kernel];
     for (int t : p.outputs[kernel])
         if (state_->offloaded[t] && !p.is_repeat[kernel])
-            on_host_us_[t] = d2h_free_us_ = std::max(d2h_free_us_, end_us) + p.d2h_us[t];
+            on_host_us_[t] = d2h_free_us_ = settle(D2H, nullptr, std::max(d2h_free_us_, end_us), p.d2h_us[t]);
     auto leave = [&](int t) {
         if (state_->offloaded[t] && on_host_us_[t] > end_us)
             pending_from_now_.push_back({on_host_us_[t], p.size_bytes[t]});
@@ -239,7 +285,7 @@ inline bool Run::fits(const Fetch &fetch, int slot) const {
 
 inline void Run::issue(int number, int slot, double start_us) {
     const Fetch &fetch = fetches_[number];
-    h2d_free_us_ = arrival_us_[fetch.gap] = start_us + p.h2d_us[fetch.tensor];
+    h2d_free_us_ = arrival_us_[fetch.gap] = settle(H2D, nullptr, start_us, p.h2d_us[fetch.tensor]);
     h2d_left_us_ -= p.h2d_us[fetch.tensor];
     for (int k = slot; k < fetch.slot; k++) load_bytes_[k] += p.size_bytes[fetch.tensor];
     fetches_[fetch.previous].next = fetch.next;

@@ -25,6 +25,7 @@ from tests.support.planner_problems import (
     hosted,
     problems,
     problems_with_repeats,
+    shared,
 )
 
 
@@ -38,7 +39,7 @@ def half_budget(problem: Problem) -> Problem:
 @given(st.data())
 @settings(max_examples=200)
 def test_core_agrees_with_the_reference_to_the_last_bit(data: st.DataObject) -> None:
-    problem = data.draw(hosted(problems() | problems_with_repeats()))
+    problem = data.draw(shared(hosted(problems() | problems_with_repeats())))
     core = Core(problem)
     for _ in range(3):
         point = data.draw(decisions(problem))
@@ -49,7 +50,7 @@ def test_core_agrees_with_the_reference_to_the_last_bit(data: st.DataObject) -> 
 @given(st.data())
 @settings(max_examples=60)
 def test_annealing_is_feasible_deterministic_and_never_slower_than_its_start(data: st.DataObject) -> None:
-    problem = data.draw(hosted(problems() | problems_with_repeats()))
+    problem = data.draw(shared(hosted(problems() | problems_with_repeats())))
     core = Core(problem)
     start = core.repaired(data.draw(decisions(problem)))
     if start is None:
@@ -168,7 +169,7 @@ def test_without_a_compiler_the_reference_evaluates(monkeypatch: pytest.MonkeyPa
 @given(st.data())
 @settings(max_examples=80)
 def test_tidying_copies_no_more_and_stays_within_its_limit(data: st.DataObject) -> None:
-    problem = data.draw(hosted(problems() | problems_with_repeats()))
+    problem = data.draw(shared(hosted(problems() | problems_with_repeats())))
     core = Core(problem)
     start = core.repaired(data.draw(decisions(problem)))
     if start is None:
