@@ -16,7 +16,7 @@ import argparse
 import random
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
@@ -25,7 +25,7 @@ from common import write_result
 from plans import SUITE, planned
 
 from hybridc import models
-from hybridc.ir import Device, Graph, Step
+from hybridc.ir import Device, Graph, Plan, Step
 from hybridc.machine import Machine, Processor, load_machine
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.emit.materialize import materialize
@@ -34,6 +34,7 @@ from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.cost import kernel_us
+from hybridc.passes.planner.robust import make_robust_plans
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.search.policies import BASELINES
 
@@ -47,6 +48,9 @@ SPEEDS = {"gpu": (0.3, 1.0), "cpu": (0.5, 1.1), "link": (0.6, 1.0)}
 """Of what the profile predicts."""
 LAUNCH, CONTENTION = (0.5, 3.0), (0.0, 0.4)
 """Times the profile's launch and latency; what is lost of a shared memory's and of the link's bandwidth."""
+
+
+Planner = Callable[..., tuple[tuple[Tiling, Plan], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,17 @@ def main() -> int:
     parser.add_argument("--models", default="", help="comma-separated; default: all")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--robust", action="store_true", help="plan for a few machines around the profile")
     parser.add_argument("--seconds", type=float, default=2.0, help="of search, on the nominal machine")
     arguments = parser.parse_args()
+    plan = make_robust_plans if arguments.robust else make_plans
     machine, effort = load_machine(arguments.machine), Effort(arguments.seconds)
     rows: list[dict[str, Any]] = []
     for name in arguments.models.split(",") if arguments.models else SUITE:
         network = planned(models.build(name, **SUITE[name]), machine, None, 0.05)
-        rows += rows_of(name, network.whole.graph, network.machine, arguments.draws, arguments.seed, effort)
+        rows += rows_of(
+            name, network.whole.graph, network.machine, arguments.draws, arguments.seed, effort, plan
+        )
         print("\n".join(text(row) for row in summarise([r for r in rows if r["model"] == name])), flush=True)
     [total] = summarise([{**row, "model": "all"} for row in rows])
     print(text(total), "\nwritten to", write_result("regret", [*summarise(rows), total, *rows]))
@@ -82,14 +90,20 @@ def main() -> int:
 
 
 def rows_of(
-    name: str, graph: Graph, nominal: Machine, draws: int, seed: int, effort: Effort
+    name: str,
+    graph: Graph,
+    nominal: Machine,
+    draws: int,
+    seed: int,
+    effort: Effort,
+    plan: Planner = make_plans,
 ) -> list[dict[str, Any]]:
     """A row for each share of the memory and each drawn machine."""
     all_bytes = all_gpu_peak_bytes(graph, nominal)
     rows = []
     for share in SHARES:
         network = Network(name, share, graph, int(all_bytes * share))
-        plan = steps_of_plan(network, nominal, effort)
+        steps = steps_of_plan(network, nominal, effort, plan)
         baselines = steps_of_baselines(network, nominal)
         for draw in range(draws):
             machine = drawn(nominal, graph, random.Random(f"{seed} {name} {share} {draw}"))
@@ -101,7 +115,7 @@ def rows_of(
                     "model": name,
                     "share": share,
                     "draw": draw,
-                    "time_us": replayed_us(graph, plan, machine),
+                    "time_us": replayed_us(graph, steps, machine),
                     "informed_us": replayed_us(graph, steps_of_plan(network, machine, effort), machine),
                     "baselines_us": times_us,
                     "informed_baselines_us": {
@@ -139,12 +153,14 @@ def shared(processor: Processor, kept: float) -> Processor:
     return replace(processor, shared_gb_s=kept * processor.bandwidth_gb_s)
 
 
-def steps_of_plan(network: Network, machine: Machine, effort: Effort) -> Sequence[Step]:
+def steps_of_plan(
+    network: Network, machine: Machine, effort: Effort, planner: Planner = make_plans
+) -> Sequence[Step]:
     """As `hybridc plan` makes them, of the network whole."""
     all_bytes = all_gpu_peak_bytes(network.graph, machine)
     tilings = choose_tilings((Tiling(network.graph),), machine, all_bytes, network.budget_bytes, effort)
     devices = (Device.GPU, Device.CPU)
-    [(_, plan)] = make_plans(tilings, machine, [network.budget_bytes], devices, effort=effort)
+    [(_, plan)] = planner(tilings, machine, [network.budget_bytes], devices, effort=effort)
     return plan.steps
 
 

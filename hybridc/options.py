@@ -334,6 +334,8 @@ class CompileOptions:
     """Where kernels must run: names of ONNX nodes, with `*` and `?`, and a device."""
     plan_seconds: float = DEFAULT_PLAN_SECONDS
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
+    robust: bool = False
+    """Whether plans are chosen for the worst of a few machines around the profile, with a search for each."""
     threads: int | None = None
     """CPU threads that kernels are scheduled for, and that a session then uses unless it is loaded with
     others; None: see `cpu_threads`."""

@@ -36,6 +36,7 @@ from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
+from hybridc.passes.planner.robust import make_robust_plans
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.precision.narrow_storage import store_narrow
@@ -248,7 +249,7 @@ def plan_network(c: TiledNetwork, progress: Progress) -> PlannedNetwork:
     """The fastest plan for each budget. Raises PlanError HC201 or HC203 as `make_plans` does."""
     found = _search(
         c.job.cache,
-        partial(make_plans, report=progress.kernels),
+        partial(make_robust_plans if c.job.options.robust else make_plans, report=progress.kernels),
         c.tilings,
         c.machine,
         c.budgets,

@@ -84,6 +84,7 @@ def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: P
     words = (
         "--target cuda+avx2 --gpu-memory 25%,1MiB --host-memory 1GiB --shape x=1x3 --dim N=4 --machine h100"
         " --pin Conv*=cpu --plan-seconds 3 --threads 2 --rounding-error 0.02 --profile-kernels --no-cache"
+        " --robust"
     )
     assert cli("plan", model, *words.split()).code == 0
     given = keywords.options_of(
@@ -99,6 +100,7 @@ def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: P
             "threads": 2,
             "rounding_error": 0.02,
             "profile_kernels": True,
+            "robust": True,
             "cache": False,
         }
     )

@@ -145,6 +145,12 @@ def _add_planning(group: Arguments) -> None:
         help=f"effort: every machine finds the same plan (default: {DEFAULT_PLAN_SECONDS:g})",
     )
     add(
+        "--robust",
+        action="store_true",
+        help="take the plan that loses least where the machine is not as its profile says; planning takes"
+        " four times as long",
+    )
+    add(
         "--profile-kernels",
         action="store_true",
         help="measure each kernel here, and plan with these times; give --machine the profile that"

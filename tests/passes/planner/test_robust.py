@@ -1,0 +1,81 @@
+"""Plans for machines that are not as their profile says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hybridc.ir import Device
+from hybridc.ir.verify import verify
+from hybridc.machine import Machine, load_machine
+from hybridc.machines.scaled import Scenario, scaled
+from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.emit.timeline import timeline
+from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.model.cost import copy_us, kernel_us
+from hybridc.passes.planner.robust import SCENARIOS, make_robust_plans, replayed_us
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
+from tests.support.planner_graphs import bert
+
+BOTH = (Device.GPU, Device.CPU)
+BRIEF = Effort(0.02)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return load_machine("laptop-4gb")
+
+
+def test_scenario_scales_what_is_predicted_and_what_is_known_alike(machine: Machine) -> None:
+    kernel = bert(1).kernels[0]
+    scenario = Scenario(gpu=0.5, cpu=0.8, link=0.5, launch=2.0)
+    for device, speed in ((Device.GPU, 0.5), (Device.CPU, 0.8)):
+        launch_us = machine.processor(device).launch_us
+        predicted_us = kernel_us(kernel, machine, device)
+        known = replace(machine, measured_us={(kernel.function, device): predicted_us})
+        expected_us = 2 * launch_us + (predicted_us - launch_us) / speed
+        for one in (machine, known):
+            assert kernel_us(kernel, scaled(one, scenario), device) == pytest.approx(expected_us)
+    latency_us = machine.link.latency_us
+    alone_us = copy_us(1 << 20, machine, Device.GPU) - latency_us
+    assert copy_us(1 << 20, scaled(machine, scenario), Device.GPU) == pytest.approx(
+        2 * alone_us + 2 * latency_us
+    )
+
+
+def test_slow_kernels_share_a_memory_that_is_as_fast_as_before(machine: Machine) -> None:
+    slow = scaled(machine, Scenario(cpu=0.5, kept=0.8))
+    assert slow.cpu.together_gb_s == 0.8 * machine.cpu.bandwidth_gb_s
+    assert slow.link.both_directions == 0.8 * machine.link.both_directions
+    assert scaled(machine, Scenario()).cpu.together_gb_s == machine.cpu.together_gb_s
+
+
+def test_robust_plans_are_right_and_least_bad_in_their_worst_scenario(machine: Machine) -> None:
+    graph = bert(1)
+    tiling = Tiling(graph)
+    all_bytes = all_gpu_peak_bytes(graph, machine)
+    budgets = [int(all_bytes * share) for share in (0.5, 0.2)]
+    robust = make_robust_plans((tiling,), machine, budgets, BOTH, effort=BRIEF)
+    nominal = make_plans((tiling,), machine, budgets, BOTH, effort=BRIEF)
+    machines = [scaled(machine, scenario) for scenario in SCENARIOS]
+    for budget_bytes, (_, plan), (_, other) in zip(budgets, robust, nominal, strict=True):
+        verify(graph, plan)
+        assert plan.budget_bytes == budget_bytes >= plan.arena_bytes(Device.GPU)
+        assert plan.makespan_us == timeline(plan.steps, plan.step_us)[0] >= plan.time_bound_us > 0
+        least = [min(replayed_us(graph, p, one) for p in (plan, other)) for one in machines]
+
+        def worst(some: object, least: list[float] = least) -> float:
+            pairs = zip(machines, least, strict=True)
+            return max(replayed_us(graph, some, one) / us for one, us in pairs)  # type: ignore[arg-type]
+
+        assert worst(plan) <= worst(other) * 1.1
+    assert robust == make_robust_plans((tiling,), machine, budgets, BOTH, effort=BRIEF)
+
+
+def test_without_a_gpu_or_a_budget_there_is_nothing_to_choose(machine: Machine) -> None:
+    tilings = (Tiling(bert(1)),)
+    assert make_robust_plans(tilings, machine, (), (Device.CPU,)) == make_plans(
+        tilings, machine, (), (Device.CPU,)
+    )
