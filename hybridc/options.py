@@ -45,38 +45,49 @@ ROUNDING_ERROR = 0.01
 it."""
 
 
+AUTO = "auto"
+"""As a budget: what the GPU of this computer has free, less a reserve."""
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """GPU memory a plan may use: bytes, or a percentage of what the model needs entirely on the GPU.
+    """GPU memory a plan may use: bytes, a percentage of what the model needs entirely on the GPU, or what the
+    GPU of this computer has free.
 
-    Exactly one of the two fields is set.
+    Exactly one of the three fields is set.
     """
 
     size_bytes: int | None = None
     percent: float | None = None
+    is_auto: bool = False
+    """Measured before planning, by `hybridc.calibrate.free_memory`."""
 
     def __post_init__(self) -> None:
-        if (self.size_bytes is None) == (self.percent is None):
-            raise ValueError("a budget is either bytes or a percentage")
+        if (self.size_bytes is not None) + (self.percent is not None) + self.is_auto != 1:
+            raise ValueError("a budget is either bytes, or a percentage, or measured")
 
     def resolve(self, all_gpu_peak_bytes: int) -> int:
         """Bytes of the budget, for a model that needs `all_gpu_peak_bytes` entirely on the GPU."""
         if self.size_bytes is not None:
             return self.size_bytes
-        assert self.percent is not None
+        assert self.percent is not None, "what is free has to be measured first"
         return int(all_gpu_peak_bytes * Decimal(str(self.percent)) / 100)
 
     def __str__(self) -> str:
+        if self.is_auto:
+            return AUTO
         return f"{self.percent:g}%" if self.size_bytes is None else format_bytes(self.size_bytes)
 
 
 def parse_budget(amount: Amount) -> Budget:
-    """Read `64MiB`, `64M`, `1.5GiB`, `500MB`, `4096B`, `50%`, or a whole number of bytes.
+    """Read `64MiB`, `64M`, `1.5GiB`, `500MB`, `4096B`, `50%`, `auto`, or a whole number of bytes.
 
     Raises UsageError HC510 for anything else.
     """
     if isinstance(amount, Integral) and not isinstance(amount, bool):
         return _sized(amount, int(amount))
+    if isinstance(amount, str) and amount.strip().lower() == AUTO:
+        return Budget(is_auto=True)
     match = _AMOUNT.fullmatch(amount.strip()) if isinstance(amount, str) else None
     if match is None:
         raise _refuse_amount(amount, "is not an amount of memory")

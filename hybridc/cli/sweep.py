@@ -86,6 +86,9 @@ def _parse_range(text: str) -> _Range:
         remedy = "write 10%..100%, or a list: 25%,50%"
         raise UsageError("HC510", f"invalid range of budgets {text!r}", remedy=remedy)
     ends = parse_budget(low), parse_budget(high)
+    if any(end.is_auto for end in ends):
+        what = f"{text!r}: a range cannot end at what is measured"
+        raise UsageError("HC510", what, remedy="write for example 10%..100%, or auto by itself")
     if (ends[0].percent is None) != (ends[1].percent is None):
         what = f"{text!r} mixes bytes and percent"
         raise UsageError("HC510", what, remedy="write for example 10%..100% or 64MiB..1GiB")

@@ -27,7 +27,10 @@ from hybridc.options import (
 from hybridc.targets import DEFAULT_THREADS, parse_target
 
 DEFAULT_TUNE_SECONDS = 60.0
-BUDGET_HELP = "GPU memory that is never exceeded, or a percentage of what the whole model needs there"
+BUDGET_HELP = (
+    "GPU memory that is never exceeded, a percentage of what the whole model needs there, or auto: what the"
+    " GPU of this computer has free, less 128 MiB"
+)
 
 
 class Arguments(Protocol):
