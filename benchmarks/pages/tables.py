@@ -9,6 +9,7 @@ from common import RESULTS
 
 from pages.drawn import drawn_tables
 from pages.gpu_model import gpu_model_tables
+from pages.regret import published_tables, regret_tables
 from pages.results import read
 
 MIB = 1 << 20
@@ -41,6 +42,8 @@ def tables() -> str:
             "a layer split (as `-ngl`), offloading with prefetch (as vDNN) and the CPU alone, all simulated "
             f"({plans['date']}; profile of a laptop's GPU with 4 GB, {gpu_times(plans['rows'])}):",
             plans_table(plans["rows"]),
+            *regret_tables(),
+            *published_tables(),
             *compile_time_tables(),
             "## CPU",
             f"ResNet-50 for `avx512` compiles in {row['compile_s']:.1f} s and runs in "

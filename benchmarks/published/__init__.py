@@ -1,0 +1,1 @@
+"""Published experiments, a file for each."""
