@@ -10,6 +10,13 @@ run; times are those of the machine profile. With `--whole` no kernel is cut up,
 left is the planner alone, on the graph that its rivals get. With `--merge` rows that are there already for
 other models, machines and the other kind of graph stay, so that models can be taken one after the other.
 Exits with 1 if one of the three is faster than our plan.
+
+    python benchmarks/plans.py --drawn 2 --seed 1 [--seconds 2] [--bound-seconds 60] [--moves]
+
+plans thirteen networks, four of which stand in no other table, at shares that are drawn between 8 and 95 %,
+two each. A row says how large the gap is, how much of the budget is used, the seconds of CPU that planning
+took, and with `--moves` what the best of all moves would gain that `hybridc explain` lists. Written to
+plans-drawn.json.
 """
 
 from __future__ import annotations
@@ -17,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 import warnings
@@ -27,13 +33,15 @@ from typing import Any
 import onnx
 from common import RESULTS, write_result
 from cpu import SUITE as CPU_SUITE
+from drawn_plans.judge import Judgement, cpu_seconds, judge, summary
+from drawn_plans.points import NETWORKS, drawn_shares
 
 from hybridc import models
 from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine, load_machine
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.import_model import import_model
-from hybridc.passes.phases import PlannedNetwork
+from hybridc.passes.phases import PlannedNetwork, TiledNetwork
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
@@ -64,8 +72,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of search, on the nominal machine")
     parser.add_argument("--whole", action="store_true", help="cut no kernel up")
     parser.add_argument("--merge", action="store_true", help="keep the rows of others in the result")
+    parser.add_argument("--drawn", type=int, metavar="COUNT", help="draw so many shares for each network")
+    parser.add_argument("--seed", type=int, default=1, help="of the shares that are drawn")
+    parser.add_argument(
+        "--bound-seconds", type=float, default=0.0, help="to tighten the bounds of drawn plans"
+    )
+    parser.add_argument("--moves", action="store_true", help="look for moves that better drawn plans")
     arguments = parser.parse_args()
     machine = load_machine(arguments.machine)
+    if arguments.drawn is not None:
+        return plan_drawn(arguments, machine)
     names = arguments.models.split(",") if arguments.models else list(SUITE)
     others = rows_of_others(machine.name, arguments.whole, names) if arguments.merge else []
     rows: list[dict[str, Any]] = []
@@ -92,9 +108,43 @@ def main() -> int:
     return 0 if all(r["time_us"] <= r["best_baseline_us"] * (1 + 1e-9) for r in rows) else 1
 
 
-def cpu_seconds() -> float:
-    """Of all threads so far and of children that have ended: unlike wall time the same on a busy machine."""
-    return sum(os.times()[:4])
+def plan_drawn(arguments: argparse.Namespace, machine: Machine) -> int:
+    """Plan networks at shares that are drawn."""
+    found: list[Judgement] = []
+    rows: list[dict[str, Any]] = []
+    for name in arguments.models.split(",") if arguments.models else NETWORKS:
+        shares = drawn_shares(name, arguments.drawn, arguments.seed)
+        tiled = tilings_of(NETWORKS[name](), machine, max(shares), arguments.seconds)
+        for share in shares:
+            one = judge(
+                tiled.tilings,
+                tiled.machine,
+                tiled.all_gpu_peak_bytes,
+                share,
+                arguments.seconds,
+                arguments.bound_seconds,
+                has_moves=arguments.moves,
+            )
+            found.append(one)
+            rows.append({"model": name, "machine": machine.name, "seed": arguments.seed} | one.row())
+            print(
+                f"{name:18} {share:6.1%}  {one.time_us / 1e3:9.2f} ms  gap {one.gap:6.1%}"
+                f"  {one.used:6.1%} used  {one.kernels:3} kernels  {one.seconds:5.1f} s of CPU"
+                f"  {one.best_move_us:+.0f} us: {one.best_move}",
+                flush=True,
+            )
+        path = write_result("plans-drawn", rows)
+    print("\n".join(summary(found)))
+    print("written to", path)
+    return 0
+
+
+def tilings_of(model: onnx.ModelProto, machine: Machine, share: float, seconds: float) -> TiledNetwork:
+    """The model with its kernels scheduled for both devices, and cut up for budgets up to a share."""
+    found: TiledNetwork = run_stages(
+        import_model(model, options_of(machine, share, seconds))[1], NullProgress(), stop_after="tile"
+    )
+    return found
 
 
 def is_alike(row: dict[str, Any], machine: str, whole: bool) -> bool:
@@ -110,13 +160,17 @@ def rows_of_others(machine: str, whole: bool, names: list[str]) -> list[dict[str
 
 def planned(model: onnx.ModelProto, machine: Machine, share: float | None, seconds: float) -> PlannedNetwork:
     """The model with its kernels scheduled for both devices, and planned."""
-    options = CompileOptions(
+    options = options_of(machine, share, seconds)
+    return run_stages(import_model(model, options)[1], NullProgress(), stop_after="plan")
+
+
+def options_of(machine: Machine, share: float | None, seconds: float) -> CompileOptions:
+    return CompileOptions(
         target=parse_target("cuda+avx2"),
         gpu_memory=() if share is None else (Budget(percent=100 * share),),
         machine=machine,
         plan_seconds=seconds,
     )
-    return run_stages(import_model(model, options)[1], NullProgress(), stop_after="plan")
 
 
 def planned_whole(whole: Graph, machine: Machine, share: float, seconds: float) -> tuple[Tiling, Plan]:

@@ -121,7 +121,7 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         budget_bytes=plan.budget_bytes,
         makespan_us=plan.makespan_us,
         tensors=tuple(story.tensors()),
-        alternatives=tuple(_alternatives(graph, plan, machine, kernel)) if has_gpu else (),
+        alternatives=tuple(alternatives(graph, plan, machine, kernel)) if has_gpu else (),
         binding=binding_rows(graph, plan),
         precision=kernel.precision if step.device is Device.CPU else "fp32",
         precision_note=kernel.precision_note,
@@ -207,7 +207,8 @@ class _Story:
         return None
 
 
-def _alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) -> Iterator[Alternative]:
+def alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) -> Iterator[Alternative]:
+    """What else could be decided about a kernel and its tensors. Requires: the plan has a GPU."""
     problem, recovered = recover(graph, machine, plan)
     decisions = Core(problem).repaired(recovered)  # the exact solver packs tighter than simulations do
     if decisions is None:

@@ -1,0 +1,147 @@
+"""How good one plan is: its gap to the bound, the memory it uses, what it took, and what would better it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from hybridc.ir import Device, Graph, Plan
+from hybridc.machine import Machine
+from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.tighten_bound import with_tight_bound
+from hybridc.report.explain import alternatives
+
+OPEN_GAP = 0.02
+"""From this gap on a plan has something to gain, so that memory left over counts against it."""
+USED_SHARE = 0.97
+"""So much of the budget it should use then."""
+WORTH = 0.005
+"""A single move that gains more, as a share of the time, should have been made by the planner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One plan. Seconds are of CPU, of all threads and children: the same on a busy machine."""
+
+    share: float
+    budget_bytes: int
+    arena_bytes: int
+    kernels: int
+    kernels_uncut: int
+    time_us: float
+    bound_us: float
+    """That the planner gives along with the plan."""
+    tight_bound_us: float
+    """After `--bound-seconds` more; the same without."""
+    seconds: float
+    """Of `make_plans`; what chooses tilings comes on top, once for all budgets."""
+    best_move: str
+    """Of those that `hybridc explain` lists for any kernel the one that gains most."""
+    best_move_us: float
+    """Negative if it makes the run faster; 0 if no move is possible, or none was tried."""
+
+    @property
+    def gap(self) -> float:
+        """How much slower than the bound the plan is, at most."""
+        return self.time_us / self.tight_bound_us - 1 if self.tight_bound_us else 0.0
+
+    @property
+    def first_gap(self) -> float:
+        """The same for the bound that comes along with the plan."""
+        return self.time_us / self.bound_us - 1 if self.bound_us else 0.0
+
+    @property
+    def used(self) -> float:
+        return self.arena_bytes / self.budget_bytes
+
+    @property
+    def move_gain(self) -> float:
+        """Share of the time that the best move is predicted to gain."""
+        return max(0.0, -self.best_move_us / self.time_us)
+
+    def row(self) -> dict[str, object]:
+        """As it is written down."""
+        derived = ("gap", "first_gap", "used", "move_gain")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+def judge(
+    tilings: Sequence[Tiling],
+    machine: Machine,
+    all_bytes: int,
+    share: float,
+    seconds: float,
+    bound_seconds: float,
+    *,
+    has_moves: bool,
+) -> Judgement:
+    """Plan a network for a share of `all_bytes` with `seconds` of effort, and judge the plan.
+
+    `tilings` are the ways to cut it up that are worth planning, the whole network first.
+    """
+    budget_bytes, start = int(all_bytes * share), cpu_seconds()
+    [(tiling, plan)] = make_plans(
+        tilings, machine, [budget_bytes], (Device.GPU, Device.CPU), effort=Effort(seconds)
+    )
+    taken = cpu_seconds() - start
+    tight = with_tight_bound(tiling, machine, plan, bound_seconds) if bound_seconds else plan
+    what, change_us = best_move(tiling.graph, plan, machine) if has_moves else ("", 0.0)
+    return Judgement(
+        share=share,
+        budget_bytes=budget_bytes,
+        arena_bytes=plan.arena_bytes(Device.GPU),
+        kernels=len(tiling.graph.kernels),
+        kernels_uncut=len(tilings[0].graph.kernels),
+        time_us=plan.makespan_us,
+        bound_us=plan.time_bound_us,
+        tight_bound_us=tight.time_bound_us,
+        seconds=taken,
+        best_move=what,
+        best_move_us=change_us,
+    )
+
+
+def best_move(graph: Graph, plan: Plan, machine: Machine) -> tuple[str, float]:
+    """Of all moves that `hybridc explain` lists for the kernels the best one, and what it changes in us.
+
+    The plan itself counts as no slower than it was predicted to be.
+    """
+    found = (
+        (a.change_us, f"{kernel.name}: {a.what}")
+        for kernel in graph.kernels
+        for a in alternatives(graph, plan, machine, kernel)
+        if a.change_us is not None
+    )
+    change_us, what = min(found, default=(0.0, ""))
+    return what, change_us
+
+
+def cpu_seconds() -> float:
+    """Of all threads so far and of children that have ended: unlike wall time the same on a busy machine."""
+    return math.fsum(os.times()[:4])
+
+
+def spread(gaps: np.ndarray) -> str:
+    return f"mean {gaps.mean():.1%}, 90th percentile {np.quantile(gaps, 0.9):.1%}, worst {gaps.max():.1%}"
+
+
+def summary(rows: Sequence[Judgement]) -> list[str]:
+    """What the issue of the planner's quality asks for, of all rows."""
+    gaps, first = np.array([row.gap for row in rows]), np.array([row.first_gap for row in rows])
+    wanting = [row for row in rows if row.gap > OPEN_GAP]
+    idle = sum(row.used < USED_SHARE for row in wanting)
+    moves = [row.move_gain for row in rows]
+    seconds = [row.seconds for row in rows]
+    return [
+        f"gap: {spread(gaps)}; to the bound that the planner gives along: {spread(first)}",
+        f"{idle} of {len(wanting)} plans with a gap above {OPEN_GAP:.0%} use less than {USED_SHARE:.0%}",
+        f"{sum(gain > WORTH for gain in moves)} of {len(rows)} have a move that gains more than {WORTH:.1%};"
+        f" the best gains {max(moves):.2%}",
+        f"planning: mean {np.mean(seconds):.1f} s of CPU, most {max(seconds):.1f} s",
+    ]
