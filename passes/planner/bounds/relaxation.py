@@ -21,6 +21,7 @@ Variables (k kernel, e gap from event i to event j of a tensor t of size b, p it
   O_k  bytes at S_k of tensors that have left but are not yet on the host; P_k bytes copied to the host of
        tensors that have not left
   U_k  time spent until S_k on second runs whose results serve kernels behind k
+  w_c  1 if the kernels between two cuts, and these, are on the devices of choice c
   q_k  number of second runs of k on the CPU; n_k on the GPU
 Times of kernels and copies are g, c, up, down, the best rates of copies r.
 
@@ -30,6 +31,9 @@ Rows, and why every trace satisfies them
              them, which follow one another on one lane, or a second run of a on the other device.
   cuts       E_k >= S_k + duration; S_k >= ends of what makes its inputs; S_(k+1) >= E_k; all work between
              two cuts, of each device, lies between them in time.
+  segments   Between two cuts with few kernels between them the devices of all are one of several choices c:
+             w_c says which, sum of w_c = 1, x_k = sum of w_c over those with k on the GPU. From the end of
+             the first cut to that of the second it takes at least sum of w_c times the least time of c.
   needs      f_e + a_e + y_e >= x_j by definition. y_e <= x_i + y_(e-1): a live range goes on from a
              GPU event or from before. Inputs are not there from before; pinned weights are, for good.
              h_t + q_p >= x_p - x_j, >= x_p if the host wants t, >= f_e + x_p - 1: only a copy or a second
@@ -56,6 +60,7 @@ from itertools import pairwise
 import numpy as np
 
 from hybridc.passes.planner.bounds.linear import LinearProgramme, Term
+from hybridc.passes.planner.bounds.segments import segments
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Gap, Problem
 from hybridc.passes.planner.model.structure import cuts, smallest_working_set_bytes
 
@@ -93,6 +98,7 @@ def relax(
     rows.lanes()
     rows.edges()
     rows.cuts()
+    rows.segments()
     for tensor in range(len(problem.tensor_names)):
         rows.needs(tensor)
         rows.leaving(tensor)
@@ -194,14 +200,7 @@ class _Rows:
 
     def edges(self) -> None:
         """Results come before their uses, copies between."""
-        between: dict[tuple[int, int], list[int]] = {}
-        for tensor, uses in enumerate(self.problem.uses):
-            for use in uses if self.problem.producer[tensor] != BEFORE_ALL else ():
-                between.setdefault((self.problem.producer[tensor], use), []).append(tensor)
-        for (maker, user), tensors in between.items():
-            # the faster way to pass a result on: its copy, or its kernel once more
-            up = min(sum(self.up[t] for t in tensors), self.gpu_again_us[maker])
-            down = min(sum(self.down[t] for t in tensors), self.cpu_again_us[maker])
+        for (maker, user), (up, down) in self._passing().items():
             less, least = self._less_duration(user)
             order = [(self.end[user], 1.0), (self.end[maker], -1.0), *less]
             self.lp.at_least([*order, (self.x[maker], -down), (self.x[user], down)], least)
@@ -212,6 +211,46 @@ class _Rows:
                 self.lp.at_least(
                     [(self.makespan, 1.0), (self.end[producer], -1.0), (self.x[producer], -down)]
                 )
+
+    def _passing(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """How long results take to the GPU and to the CPU at least, by maker and user."""
+        between: dict[tuple[int, int], list[int]] = {}
+        for tensor, uses in enumerate(self.problem.uses):
+            for use in uses if self.problem.producer[tensor] != BEFORE_ALL else ():
+                between.setdefault((self.problem.producer[tensor], use), []).append(tensor)
+        # the faster way to pass a result on: its copy, or its kernel once more
+        return {
+            (maker, user): (
+                min(sum(self.up[t] for t in tensors), self.gpu_again_us[maker]),
+                min(sum(self.down[t] for t in tensors), self.cpu_again_us[maker]),
+            )
+            for (maker, user), tensors in between.items()
+        }
+
+    def segments(self) -> None:
+        """Between two cuts that few kernels lie between, a mixture of the ways to place these."""
+        lp, unit_us = self.lp, self.unit_us
+        passing_us = {edge: (up * unit_us, down * unit_us) for edge, (up, down) in self._passing().items()}
+        fits = [lp.upper[x] > 0 for x in self.x]
+        for segment in segments(self.problem, passing_us, fits):
+            shares = [lp.variable(0, 1) for _ in segment.choices]
+            lp.at_least([(share, 1.0) for share in shares], 1.0)
+            lp.at_most([(share, 1.0) for share in shares], 1.0)
+            for place, kernel in enumerate(segment.kernels):
+                on_gpu = [
+                    (share, -1.0)
+                    for share, choice in zip(shares, segment.choices, strict=True)
+                    if choice.on_gpu[place]
+                ]
+                lp.at_least([(self.x[kernel], 1.0), *on_gpu])
+                lp.at_most([(self.x[kernel], 1.0), *on_gpu])
+            end = self.makespan if segment.last is None else self.end[segment.last]
+            since: list[Term] = [] if segment.first is None else [(self.end[segment.first], -1.0)]
+            times = [
+                (share, -choice.least_us / unit_us)
+                for share, choice in zip(shares, segment.choices, strict=True)
+            ]
+            lp.at_least([(end, 1.0), *since, *times])
 
     def cuts(self) -> None:
         """Kernels that all others come before or after, and the work between two of them."""
