@@ -1,16 +1,15 @@
 """Why one kernel runs where it runs, what becomes of its tensors, and what other decisions would cost.
 
-Alternatives are simulated with the planner's own model of a run: one decision is changed, and what does not
-fit any more then is given up or moved.
+Alternatives are those of the planner's last search (`planner/search/moves.py`), simulated with its own model
+of a run: one decision is changed, and what does not fit any more then is given up or moved.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hybridc.errors import UsageError
@@ -20,18 +19,12 @@ from hybridc.machine import Machine
 from hybridc.passes.planner.emit.recover import recover
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.cost import TimeSource, kernel_us, time_source
-from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.pins import Pins
-from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
+from hybridc.passes.planner.search.moves import Move, MoveKind, Neighbourhood, moves_of
 from hybridc.report.binding import binding_rows
 from hybridc.report.lanes import LaneRow, Span, spans_of
 from hybridc.report.reasons import Reasons, footprint_bytes, other_device
 from hybridc.report.table import format_us
-
-_EVALUATIONS = 4000
-"""Simulations that fit the rest of a plan to a kernel on its other device."""
-_SEEDS = range(1, 5)
-"""Ways to give up something else that are tried before a change is said not to fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,114 +206,58 @@ def alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) -> 
     decisions = Core(problem).repaired(recovered)  # the exact solver packs tighter than simulations do
     if decisions is None:
         return
-    trial = _Trial(problem, decisions)
+    trial = _Trial(Neighbourhood(Core(problem), decisions), plan.makespan_us)
     number = problem.kernel_names.index(kernel.name)
     pairs = resident_pairs(graph, plan.steps)
     states = {*pairs, *pairs.values()}
-    if states.isdisjoint((*kernel.inputs, *kernel.outputs)):
-        yield trial.other_device(number)
-    else:
-        yield Alternative("run it on the CPU", None, None, "its states stay there")
-    if decisions.on_cpu[number]:
-        return
-    for tensor in problem.inputs[number]:
-        if problem.tensor_names[tensor] in states:
-            continue
-        if problem.is_weight[tensor]:
-            yield trial.other_weight(tensor)
-        else:
-            gap = problem.gap_at[number, tensor]
-            if trial.is_on_gpu_before(gap):
-                yield trial.other_gap(gap)
-    for tensor in problem.outputs[number]:
-        for gap in problem.gaps_of[tensor][:1]:
-            if not decisions.on_cpu[problem.gaps[gap].end]:
-                yield trial.other_gap(gap)
+    touches_states = not states.isdisjoint((*kernel.inputs, *kernel.outputs))
+    for move in moves_of(problem, decisions, number):
+        if move.kind is MoveKind.DEVICE and touches_states:
+            yield Alternative("run it on the CPU", None, None, "its states stay there")
+        elif trial.tensor_of(move) not in states:
+            yield trial.alternative(move)
 
 
 class _Trial:
-    """Simulates one decision changed at a time."""
+    """One decision changed at a time, in words and numbers."""
 
-    def __init__(self, problem: Problem, decisions: Decisions) -> None:
-        self.problem = problem
-        self.decisions = decisions
-        self.core = Core(problem)
-        self.base_us, self.base_bytes = self.core.measure(decisions)
+    def __init__(self, near: Neighbourhood, makespan_us: float) -> None:
+        self.near, self.problem = near, near.problem
+        simulated_us, self.base_bytes = near.core.measure(near.decisions)
+        # a plan that runs kernels again is simulated without that: slower than it is
+        self.base_us = min(simulated_us, makespan_us)
 
-    def other_device(self, kernel: int) -> Alternative:
-        """The kernel on its other device, and the rest of the plan fitted to that."""
-        problem = self.problem
-        here = Device.CPU if self.decisions.on_cpu[kernel] else Device.GPU
-        there = other_device(here)
-        what = f"run it on the {there.upper()}"
-        times_us = problem.gpu_us if there is Device.GPU else problem.cpu_us
-        if math.isinf(times_us[kernel]):
-            return Alternative(what, None, None, f"there is no {there.upper()} code")
-        bound = _bound_to(problem, kernel, there)
-        start = self._moved(kernel, there)
-        try:
-            found, us = Core(bound).anneal(start, _EVALUATIONS, 1)
-        except ValueError:
+    def tensor_of(self, move: Move) -> str | None:
+        """The tensor that a move is about."""
+        if move.kind is MoveKind.DEVICE:
+            return None
+        is_weight = move.kind is MoveKind.WEIGHT
+        return self.problem.tensor_names[move.index if is_weight else self.problem.gaps[move.index].tensor]
+
+    def alternative(self, move: Move) -> Alternative:
+        """What a move is called, and what it changes."""
+        what = self._what(move)
+        is_device = move.kind is MoveKind.DEVICE
+        if is_device and not self.near.has_code(move.index):
+            return Alternative(what, None, None, f"there is no {self._other_device(move.index).upper()} code")
+        found = self.near.outcome(move)
+        if found is None:
             return Alternative(what, None, None, "does not fit the budget")
-        return self._compared(what, found, us, "with the rest of the plan adapted to it")
+        if is_device:
+            note = "with the rest of the plan adapted to it"
+        else:
+            note = "with everything else unchanged" if found.is_alone else "evicting what it displaces"
+        change_bytes = self.near.core.measure(found.decisions)[1] - self.base_bytes
+        return Alternative(what, found.makespan_us - self.base_us, change_bytes, note)
 
-    def other_weight(self, tensor: int) -> Alternative:
-        """A weight streamed instead of resident, or the reverse."""
-        gaps = self.problem.gaps_of[tensor]
-        name = self.problem.tensor_names[tensor]
-        is_resident = self.decisions.keep[gaps.start]
-        what = f"stream the weight {name}" if is_resident else f"keep the weight {name} on the GPU"
-        return self._with_gaps(what, gaps, not is_resident)
+    def _what(self, move: Move) -> str:
+        if move.kind is MoveKind.DEVICE:
+            return f"run it on the {self._other_device(move.index).upper()}"
+        name, is_kept = self.tensor_of(move), self.near.is_kept(move)
+        if move.kind is MoveKind.WEIGHT:
+            return f"stream the weight {name}" if is_kept else f"keep the weight {name} on the GPU"
+        user = self.problem.kernel_names[self.problem.gaps[move.index].end]
+        return f"evict {name} and fetch it for {user}" if is_kept else f"keep {name} on the GPU for {user}"
 
-    def other_gap(self, gap: int) -> Alternative:
-        """A tensor offloaded and fetched instead of kept, or the reverse."""
-        name = self.problem.tensor_names[self.problem.gaps[gap].tensor]
-        user = self.problem.kernel_names[self.problem.gaps[gap].end]
-        is_kept = self.decisions.keep[gap]
-        action = "evict {} and fetch it" if is_kept else "keep {} on the GPU"
-        return self._with_gaps(f"{action.format(name)} for {user}", range(gap, gap + 1), not is_kept)
-
-    def is_on_gpu_before(self, gap: int) -> bool:
-        """Whether the tensor is on the GPU where the gap begins, so that it could be kept."""
-        start = self.problem.gaps[gap].start
-        return start != BEFORE_ALL and not self.decisions.on_cpu[start]
-
-    def _with_gaps(self, what: str, gaps: range, keep: bool) -> Alternative:
-        kept = list(self.decisions.keep)
-        kept[gaps.start : gaps.stop] = [keep] * len(gaps)
-        changed = replace(self.decisions, keep=tuple(kept))
-        us, _ = self.core.measure(changed)
-        if us < math.inf:
-            return self._compared(what, changed, us, "with everything else unchanged")
-        fitting = [self.core.repaired(changed, seed) for seed in _SEEDS]
-        holding = [d for d in fitting if d is not None and all(d.keep[g] == keep for g in gaps)]
-        if not holding:
-            return Alternative(what, None, None, "does not fit the budget")
-        best = min(holding, key=self.core.makespan_us)
-        return self._compared(what, best, self.core.makespan_us(best), "evicting what it displaces")
-
-    def _moved(self, kernel: int, there: Device) -> Decisions:
-        """The kernel on the other device, and what it shares with kernels there kept there."""
-        on_cpu = list(self.decisions.on_cpu)
-        on_cpu[kernel] = there is Device.CPU
-        keep = list(self.decisions.keep)
-        for number, gap in enumerate(self.problem.gaps):
-            touches = kernel in (gap.start, gap.end) and not self.problem.is_weight[gap.tensor]
-            if touches and there is Device.GPU:
-                keep[number] = gap.start != BEFORE_ALL and not on_cpu[gap.start]
-        return Decisions(tuple(on_cpu), tuple(keep))
-
-    def _compared(self, what: str, decisions: Decisions, us: float, note: str) -> Alternative:
-        peak_bytes = self.core.measure(decisions)[1]
-        return Alternative(what, us - self.base_us, peak_bytes - self.base_bytes, note)
-
-
-def _bound_to(problem: Problem, kernel: int, device: Device) -> Problem:
-    """The problem with one kernel bound to a device."""
-
-    def without(times_us: tuple[float, ...]) -> tuple[float, ...]:
-        return (*times_us[:kernel], math.inf, *times_us[kernel + 1 :])
-
-    if device is Device.GPU:
-        return replace(problem, cpu_us=without(problem.cpu_us))
-    return replace(problem, gpu_us=without(problem.gpu_us))
+    def _other_device(self, kernel: int) -> Device:
+        return other_device(Device.CPU if self.near.decisions.on_cpu[kernel] else Device.GPU)

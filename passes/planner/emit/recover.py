@@ -9,13 +9,15 @@ from hybridc.ir.plan import align, resident_pairs
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.order import best_order, level_order
 from hybridc.passes.planner.model.problem import BEFORE_ALL, UNLIMITED_BYTES, Problem, problem_of
 
 
 def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisions]:
     """The problem that a plan solves, without pins, and its decisions.
 
-    Kernels are in the order in which the steps run them first. That some run again is not among the
+    Kernels are in one of the planner's own orders, if each device runs them so, and else in that in which the
+    steps run them first. That some run again is not among the
     decisions: what they make is fetched instead. States that stay on the GPU from run to run are taken to be
     there, in memory of their own.
     """
@@ -24,7 +26,7 @@ def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisi
         if isinstance(step, Run):
             # a later run of the same kernel is a repeat
             first_run.setdefault(step.kernel, position)
-    order = sorted(range(len(graph.kernels)), key=lambda i: first_run[graph.kernels[i].name])
+    order = _order(graph, plan, first_run)
     budget_bytes = UNLIMITED_BYTES if plan.budget_bytes is None else plan.budget_bytes
     pairs = resident_pairs(graph, plan.steps)
     # what states hold all the time is not there for the rest
@@ -32,6 +34,19 @@ def recover(graph: Graph, machine: Machine, plan: Plan) -> tuple[Problem, Decisi
     problem = problem_of(without_bytes(graph, {*pairs, *pairs.values()}), machine, budget_bytes, order=order)
     on_cpu = tuple(plan.steps[first_run[name]].lane is Lane.CPU for name in problem.kernel_names)
     return problem, Decisions(on_cpu, _kept(problem, plan, on_cpu, first_run, _arrivals(graph, plan)))
+
+
+def _order(graph: Graph, plan: Plan, first_run: Mapping[str, int]) -> Sequence[int]:
+    """The order of kernels that a plan was made with, as far as its steps tell."""
+    by_step = sorted(range(len(graph.kernels)), key=lambda i: first_run[graph.kernels[i].name])
+    lanes = {i: plan.steps[first_run[graph.kernels[i].name]].lane for i in by_step}
+
+    def of_lanes(order: Sequence[int]) -> list[list[int]]:
+        return [[i for i in order if lanes[i] is lane] for lane in (Lane.GPU, Lane.CPU)]
+
+    # between kernels of different devices only the planner's order says which fetch comes first
+    own = (order for order in (best_order(graph), level_order(graph)) if of_lanes(order) == of_lanes(by_step))
+    return next(own, by_step)
 
 
 def _arrivals(graph: Graph, plan: Plan) -> dict[str, list[int]]:

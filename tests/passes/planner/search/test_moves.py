@@ -1,0 +1,81 @@
+"""Single moves: what they change, and that none is left that makes a plan faster."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from hybridc.passes.planner.model.core import Core
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.simulate import simulate
+from hybridc.passes.planner.search.moves import Move, MoveKind, Neighbourhood, descend, moves_of
+from tests.support.planner_problems import ProblemBuilder, all_on_gpu, problems
+
+
+def streamed(budget_bytes: int = 1000) -> Problem:
+    """Two kernels on the GPU, each with a weight."""
+    build = ProblemBuilder()
+    value = build.kernel(build.weight(20), size=4, gpu_us=10)
+    build.kernel(value, build.weight(30), size=4, gpu_us=10)
+    return build.problem(budget_bytes)
+
+
+def test_moves_of_a_kernel_are_its_device_its_weights_and_its_tensors() -> None:
+    problem = streamed()
+    plan = all_on_gpu(problem, keep=False)
+    value, weight = problem.outputs[0][0], problem.inputs[1][1]
+    assert set(moves_of(problem, plan, 1)) == {
+        Move(MoveKind.DEVICE, 1),
+        Move(MoveKind.WEIGHT, weight),
+        Move(MoveKind.GAP, problem.gap_at[1, value]),
+    }
+    on_cpu = type(plan)((False, True), plan.keep)
+    assert list(moves_of(problem, on_cpu, 1)) == [Move(MoveKind.DEVICE, 1)]
+
+
+def test_a_move_changes_one_decision_and_is_timed() -> None:
+    problem = streamed()
+    plan = all_on_gpu(problem, keep=False)
+    found = Neighbourhood(Core(problem), plan).outcome(Move(MoveKind.WEIGHT, problem.inputs[1][1]))
+    assert found is not None and found.is_alone
+    assert found.makespan_us == simulate(problem, found.decisions).makespan_us
+    assert found.makespan_us < simulate(problem, plan).makespan_us
+    assert sum(a != b for a, b in zip(found.decisions.keep, plan.keep, strict=True)) == 1
+
+
+def test_what_does_not_fit_has_no_outcome() -> None:
+    problem = streamed(34)  # the second kernel needs 38 bytes
+    plan = type(all_on_gpu(problem, keep=False))((False, True), (False,) * len(problem.gaps))
+    assert Neighbourhood(Core(problem), plan).outcome(Move(MoveKind.DEVICE, 1)) is None
+
+
+def test_a_descent_ends_within_the_limit() -> None:
+    problem = streamed()
+    plan = all_on_gpu(problem, keep=False)
+    slow_us = simulate(problem, plan).makespan_us
+    _, best_us = descend(Core(problem), plan, slow_us, rounds=9)
+    assert best_us == pytest.approx(20)
+    _, us = descend(Core(problem), plan, slow_us, rounds=9, least_us=best_us + 1)
+    assert best_us + 1 <= us <= slow_us
+
+
+@settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much]
+)
+@given(problems(largest=8))
+def test_no_move_betters_what_a_descent_ends_with(problem: Problem) -> None:
+    core = Core(problem)
+    start = core.repaired(all_on_gpu(problem, keep=False))
+    if start is None:
+        return
+    start_us = core.makespan_us(start)
+    best, best_us = descend(core, start, start_us, rounds=100)
+    assert best_us <= start_us and simulate(problem, best).makespan_us == best_us
+    near = Neighbourhood(core, best)
+    for kernel in range(problem.kernel_count):
+        for move in moves_of(problem, best, kernel):
+            found = near.outcome(move)
+            if found is not None and not math.isinf(best_us):
+                assert found.makespan_us >= best_us * (1 - 0.005) - 1e-9
