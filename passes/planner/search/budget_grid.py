@@ -26,6 +26,7 @@ from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem
 from hybridc.passes.planner.model.rematerialize import with_recompute_slots, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
+from hybridc.passes.planner.search.moves import descend
 from hybridc.passes.planner.search.policies import layer_splits
 from hybridc.passes.planner.search.search import SearchResult, improve, refine, search
 
@@ -42,6 +43,12 @@ _PACKING_SHARES = (0.97, 0.94, 0.9, 0.85, 0.8, 0.7)
 steps that wait for bytes: packing leaves holes."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
+# What lies between two anchors is never faster than the upper one, so that what is missed there is lost for
+# every budget below it. Most of an anchor's time goes into packing.
+_ANCHOR_FACTOR = 2
+"""How many times the usual effort an anchor gets."""
+_ROUNDS = 2
+"""How often at most all single moves of a plan are tried."""
 _NARROWED = 0.2
 """Effort of searches with less memory, which begin with what was found: a share of the first one's."""
 # A trade of time for bytes on the link: plans within 0.1 % of each other count as equally fast.
@@ -173,7 +180,8 @@ class _Grid:
             return self.smallest  # nothing below an anchor is faster than its plan
         below = _Found(self.anchors[position], self._anchored(position, inf))
         above = above._replace(placed=min(below.placed, above.placed, key=self._rank))
-        found, limit = self._narrowed(budget_bytes, below, above)
+        end, limit = self._narrowed(budget_bytes, below, above)
+        found = self._polished(end, limit)
         tight = repacked(self.context, found, self.context.effort.packing)
         # faster than a plan with more memory: that must not be
         return found if self._rank(tight) < self._rank(limit) else tight
@@ -193,18 +201,30 @@ class _Grid:
             self._bounds_us[budget_bytes] = time_bound(problem, again=self.again).bound_us
         return self._bounds_us[budget_bytes]
 
-    def _narrowed(self, budget_bytes: int, below: _Found, above: _Found) -> tuple[PlacedPlan, PlacedPlan]:
-        """The plan for a budget between two that are searched, and one that it must not be faster than."""
+    def _narrowed(self, budget_bytes: int, below: _Found, above: _Found) -> tuple[_Found, PlacedPlan]:
+        """What is best at the end below a budget, and a plan that it must not be faster than."""
         while True:
             # the better plan is there from the bytes on that it needs
             above = above._replace(budget_bytes=min(above.budget_bytes, above.placed.gpu_bytes))
             if above.budget_bytes <= budget_bytes:
-                return above.placed, above.placed
+                return above, above.placed
             low, high = max(below.budget_bytes, above.budget_bytes >> _OCTAVES, 1), above.budget_bytes
             if high <= low * self.context.effort.budget_step or self._is_flat(below.placed, above.placed):
-                return below.placed, above.placed
+                return below, above.placed
             middle = _Found(isqrt(low * high), self._in_the_middle(below, above, isqrt(low * high)))
             below, above = (middle, above) if middle.budget_bytes <= budget_bytes else (below, middle)
+
+    def _polished(self, found: _Found, limit: PlacedPlan) -> PlacedPlan:
+        """The plan that single moves lead to, of those that are not faster than the limit.
+
+        It depends on the interval alone, not on the budget in it: so time falls with the budget.
+        """
+        if found.placed is limit or found.placed.makespan_us <= limit.makespan_us * _FLAT:
+            return found.placed
+        point = self._point(found.budget_bytes, found.placed, limit)
+        polished = self._tightened(_polished_at(point, limit.makespan_us), found.placed)
+        is_between = self._rank(limit) <= self._rank(polished) < self._rank(found.placed)
+        return polished if is_between else found.placed
 
     def _fits_host(self, placed: PlacedPlan) -> bool:
         return placed.fits_host(self.context.host_bytes)
@@ -296,11 +316,25 @@ def _faster_split(
 def _best_at(point: _PointSearch) -> PlacedPlan:
     """A faster plan than `below`, or that."""
     if point.above is None:
-        found = search(point.problem, point.evaluations, starts=[point.below.decisions])
+        evaluations = _ANCHOR_FACTOR * point.evaluations
+        found = search(point.problem, evaluations, starts=[point.below.decisions])
     else:
         starts = [point.below.decisions, point.above.decisions]
         found = refine(point.problem, starts, point.evaluations, point.above.makespan_us)
     return _best_packed(point, found)
+
+
+def _polished_at(point: _PointSearch, limit_us: float) -> PlacedPlan:
+    """A plan that single moves lead to from `below`, or that; none takes less than the limit."""
+    core = Core(point.problem)
+    start = core.repaired(point.below.decisions)
+    if start is None:
+        return point.below
+    start_us = core.makespan_us(start)
+    decisions, us = descend(core, start, start_us, rounds=_ROUNDS, least_us=limit_us)
+    if us >= start_us:
+        return point.below
+    return _best_packed(point, SearchResult(decisions, us, 0.0, start_us))
 
 
 def _best_packed(point: _PointSearch, found: SearchResult | None) -> PlacedPlan:
