@@ -164,7 +164,8 @@ def stage(value: ir.Expr, group: Group, side: int, slices: Slices, threads: int,
     # what is computed on the way is read one by one
     plain = isinstance(value, ir.TensorLoad)
     if along_depth:
-        fits = slices.is_plain and slices.steps % WIDTH == 0
+        # slices end with the innermost axis, where one of several is not a multiple of four as their product
+        fits = slices.is_plain and slices.steps % WIDTH == 0 and depth.extents[-1] % WIDTH == 0
         wide = plain and fits and is_wide(flat, depth, (group, batch))
     else:
         wide = plain and side % WIDTH == 0 and is_wide(flat, group, (depth, batch))

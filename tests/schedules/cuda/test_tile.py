@@ -148,6 +148,8 @@ def drawn_cases() -> dict[str, Case]:
         if np.prod(family.shapes[1][1:]) > 1:  # a convolution of one step reduces nothing
             cases[f"case_{number}"] = Case(family, tile)
     stem = convolution((1, 3, 22, 22), (16, 3, 7, 7), padding=3, stride=2)
+    # 19 taps are not slices of eight, though the 8 x 19 weights of an output are
+    cases["long_window"] = Case(convolution((1, 8, 60), (8, 8, 19), padding=9), TILES[-4])
     cases["narrow_stem"] = Case(narrow(stem), TILES[-1])
     cases["narrow_product"] = Case(narrow(FAMILIES["matmul_gelu"]), TILES[3])
     return cases
