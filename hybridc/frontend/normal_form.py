@@ -154,7 +154,8 @@ class _Normalizer:
             codes.DATA_DEPENDENT_SHAPE,
             "the shape of a value depends on data, or the value is not a tensor",
             where=f"{self.name}: node {origin!r}" if origin else self.name,
-            remedy="export the network without it: every shape must follow from the shapes of the inputs",
+            remedy="export the network without it: every shape must follow from the shapes of the inputs, and"
+            " from inputs that --value makes constant",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx_ir as ir
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.inputs.shape_inputs import LARGEST_RANK, SHAPE_OPERANDS
 from hybridc.frontend.values import NARROW_TYPES, SUPPORTED_TYPES, constant_array, static_shape
 
 MAX_ELEMENTS = 1 << 38
@@ -79,8 +81,35 @@ def _check_restriction(node: ir.Node, name: str) -> None:
             codes.WRONG_RESULT,
             f"{node.op_type} {reason}",
             where=f"{name}: node {node.name!r} ({node.op_type})",
-            remedy="export the network without it",
+            remedy=_remedy(node),
         )
+
+
+def _remedy(node: ir.Node) -> str:
+    """What is decided by an input that is a number or a list is constant as soon as the input is."""
+    behind = _inputs_behind(node) if node.op_type in _UNKNOWN else []
+    options = " ".join(f"--value {shlex.quote(f'{name}=NUMBER')}" for name in behind)
+    return f"make what decides it a constant: {options}" if behind else "export the network without it"
+
+
+def _inputs_behind(node: ir.Node) -> list[str]:
+    """Names of the graph's inputs of at most one dimension that the node's deciding operands are computed
+    from, but for those that only give their shape."""
+    waiting = [node.inputs[position] for position in SHAPE_OPERANDS.get(node.op_type, ())[: len(node.inputs)]]
+    seen = set[ir.Value]()
+    while waiting:
+        value = waiting.pop()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        producer = value.producer()
+        if producer is not None and producer.op_type not in ("Shape", "Size"):
+            waiting += producer.inputs
+    return sorted(
+        value.name or ""
+        for value in seen
+        if value.is_graph_input() and value.shape is not None and len(value.shape) <= LARGEST_RANK
+    )
 
 
 def _reason(node: ir.Node) -> str | None:

@@ -206,6 +206,42 @@ def test_unknown_dimension_names_the_input_and_the_remedy(make_model, shape):
     assert read_model(model, shapes={"in/x": (5, 3)}).inputs[0].shape == (5, 3)
 
 
+@pytest.mark.parametrize(
+    ("shape", "remedy"),
+    [
+        (["?", 3, "h", "w"], "--shape in/x=1x3x224x224 or --dim '?=1' --dim h=224 --dim w=224"),
+        (["n", "h", "w", 3], "--shape in/x=1x224x224x3 or --dim n=1 --dim h=224 --dim w=224"),
+        ([1, 1, 64, "width"], "--shape in/x=1x1x64x224 or --dim width=224"),
+        (["batch", "words"], "--shape in/x=1x128 or --dim batch=1 --dim words=128"),
+        ([2, "batch", 128], "--shape in/x=2x1x128 or --dim batch=1"),
+    ],
+)
+def test_sizes_that_a_remedy_shows_are_usual_ones(make_model, shape, remedy):
+    model = make_model([make_node("Relu", ["in/x"], ["y"])], {"in/x": [1, 3]}, ["y"])
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("in/x", TensorProto.FLOAT, shape))
+    error = refusal(model)
+    assert error.what == f"input 'in/x' has unknown dimensions: {' x '.join(map(str, shape))}"
+    assert error.remedy == f"fix them, for example {remedy}"
+
+
+def test_an_input_that_chooses_a_branch_is_to_be_a_constant(make_model):
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [make_node(op, ["x"], [op])],
+            name,
+            [],
+            [helper.make_tensor_value_info(op, TensorProto.FLOAT, [3])],
+        )
+        for name, op in (("then", "Relu"), ("else", "Sigmoid"))
+    }
+    nodes = [make_node("Cast", ["rate"], ["is_fast"], to=TensorProto.BOOL)]
+    nodes.append(make_node("If", ["is_fast"], ["y"], **branches))
+    model = make_model(nodes, {"x": [3], "rate": []}, ["y"])
+    error = refusal(model)
+    assert error.code == codes.WRONG_RESULT
+    assert error.remedy == "make what decides it a constant: --value rate=NUMBER"
+
+
 def test_unknown_rank_needs_a_shape(make_model):
     model = make_model([make_node("Relu", ["x"], ["y"])], {"x": [1]}, ["y"])
     model.graph.input[0].type.tensor_type.ClearField("shape")

@@ -55,7 +55,7 @@ SHAPE_OPERANDS: dict[str, tuple[int, ...]] = {
 """Positions of operands that say how many elements there are, along which axes, or how often."""
 _SHAPES_ALONE = ("Shape", "Size")
 """Results do not depend on values."""
-_LARGEST_RANK = 1
+LARGEST_RANK = 1
 """Of an input that counts: shapes and axes are lists. What has more dimensions is data, even where a size
 depends on it."""
 
@@ -65,7 +65,7 @@ def shape_inputs(model: onnx.ModelProto) -> frozenset[str]:
     candidates = {
         value.name
         for value in model.graph.input
-        if value.type.HasField("tensor_type") and len(value.type.tensor_type.shape.dim) <= _LARGEST_RANK
+        if value.type.HasField("tensor_type") and len(value.type.tensor_type.shape.dim) <= LARGEST_RANK
     }
     nodes = list(_nodes_within(model.graph))
     producers = {output: node for node in nodes for output in node.output if output}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import ValueInfoProto
+from onnx import TensorShapeProto, ValueInfoProto
 
 from hybridc.errors import ModelError, ModelWarning
 from hybridc.frontend import codes
@@ -116,14 +117,27 @@ def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int], refu
     )
     unknown = list(dict.fromkeys(d.dim_param for d in tensor.shape.dim if d.dim_param))
     if unknown or unnamed:
-        example = (
-            "x".join(str(d.dim_value) if d.dim_value > 0 else "1" for d in tensor.shape.dim) or "1x3x224x224"
-        )
-        by_dim = " or " + " ".join(f"--dim {d}=1" for d in unknown) if unknown and not unnamed else ""
+        sizes = _example(tensor.shape.dim)
+        shape = "x".join(map(str, sizes)) or "1x3x224x224"
+        by_name = {d.dim_param: size for d, size in zip(tensor.shape.dim, sizes, strict=True) if d.dim_param}
+        by_dim = "".join(f" --dim {shlex.quote(f'{d}={by_name[d]}')}" for d in unknown)
         what = f"input {value.name!r} has unknown dimensions: {declared}"
-        remedy = f"fix them, for example --shape {value.name}={example}{by_dim}"
+        remedy = f"fix them, for example --shape {shlex.quote(f'{value.name}={shape}')}"
+        remedy += f" or{by_dim}" if unknown and not unnamed else ""
         where = f"{name}: input {value.name!r}"
         refusals.add(ModelError(codes.UNKNOWN_DIMENSION, what, where=where, remedy=remedy))
+
+
+def _example(dims: Sequence[TensorShapeProto.Dimension]) -> list[int]:
+    """Sizes that a remedy can show: an image has 224 x 224 pixels, a sequence of a batch 128 elements."""
+    sizes = [dim.dim_value for dim in dims]
+    usual = dict.fromkeys(range(len(sizes)), 1)
+    if len(sizes) == 4:
+        has_channels_last = sizes[3] in (1, 3, 4)
+        usual |= dict.fromkeys((1, 2) if has_channels_last else (2, 3), 224)
+    elif len(sizes) in (2, 3) and not sizes[0]:
+        usual[1] = 128
+    return [size or usual[axis] for axis, size in enumerate(sizes)]
 
 
 def _forget_inferred(model: onnx.ModelProto) -> None:
@@ -142,7 +156,8 @@ def _dims_text(value: ValueInfoProto) -> str:
     if not value.type.tensor_type.HasField("shape"):
         return "of unknown rank"
     dims = value.type.tensor_type.shape.dim
-    return "x".join(str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims)
+    separator = " x " if any(d.dim_param for d in dims) else "x"
+    return separator.join(str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims)
 
 
 def _text(shape: Shape) -> str:
