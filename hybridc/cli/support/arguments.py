@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from hybridc.cli.support.files import named_file, read_array
+from hybridc.cli.support.files import named_value, read_array
 from hybridc.options import (
     DEFAULT_PLAN_SECONDS,
     FP32,
@@ -120,9 +120,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--value",
         dest="values",
-        type=partial(named_file, "--value"),
-        metavar="NAME=FILE.npy",
-        help="make an input a constant, such as axes or a shape; may be repeated",
+        type=named_value,
+        metavar="NAME=16000|FILE.npy",
+        help="make an input a constant, such as axes or a shape: a number, several as in 1,2,3, or a file;"
+        " may be repeated",
     )
 
 
@@ -247,7 +248,9 @@ def compile_options(arguments: argparse.Namespace, **more: Any) -> CompileOption
         if name in given:
             given[name] = read(given[name])
     if "values" in given:
-        given["values"] = tuple((name, read_array(path)) for name, path in given["values"])
+        given["values"] = tuple(
+            (name, read_array(value) if isinstance(value, Path) else value) for name, value in given["values"]
+        )
     if "host_memory" in given:
         given["host_memory_bytes"] = given.pop("host_memory")
     return CompileOptions(**given | more)

@@ -24,6 +24,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ELSEWHERE = "choose another location"
 _MANIFEST = "manifest.json"
 _LONGEST_STEM = 100
+_DECIMAL = r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,3})?"
 _TORCH = "torch.onnx.export(model, args, 'model.onnx') in PyTorch"
 _KERAS = "python -m tf2onnx.convert --keras MODEL --output model.onnx"
 _EXPORTS = {
@@ -122,6 +123,25 @@ def named_file(option: str, text: str) -> tuple[str, Path]:
     if not name or not path:
         raise UsageError("HC533", f"invalid input {text!r}", remedy=f"write {option} NAME=FILE.npy")
     return name, Path(path)
+
+
+def named_value(text: str) -> tuple[str, Path | np.ndarray]:
+    """Read `NAME=FILE.npy`, or `NAME=16000` and `NAME=1,2,3`: integers are int64, other numbers float32.
+
+    Raises UsageError HC533.
+    """
+    import numpy as np
+
+    name, _, given = text.rpartition("=")
+    if not name or not given:
+        remedy = "write --value NAME=16000, NAME=1,2,3 or NAME=FILE.npy"
+        raise UsageError("HC533", f"invalid value {text!r}", remedy=remedy)
+    words = given.split(",")
+    for pattern, read, dtype in ((r"[-+]?\d{1,18}", int, np.int64), (_DECIMAL, float, np.float32)):
+        if all(re.fullmatch(pattern, word, re.ASCII) for word in words):
+            numbers = [read(word) for word in words]
+            return name, np.array(numbers if len(words) > 1 else numbers[0], dtype)
+    return name, Path(given)
 
 
 def read_array(path: Path) -> np.ndarray:

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridc.cli.support.files import existing_file, read_array, safe_file_names, write_array, written_whole
+from hybridc.cli.support.files import (
+    existing_file,
+    named_value,
+    read_array,
+    safe_file_names,
+    write_array,
+    written_whole,
+)
 from hybridc.errors import UsageError
 
 
@@ -93,3 +100,26 @@ def test_missing_file_is_refused_with_a_remedy(tmp_path: Path, name: str) -> Non
     with pytest.raises(UsageError) as refusal:
         existing_file(tmp_path / name, "the model")
     assert (refusal.value.code, bool(refusal.value.remedy)) == ("HC530", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("rate=16000", np.array(16000)),
+        ("a=b=-1", np.array(-1)),
+        ("axes=1,2", np.array([1, 2])),
+        ("scale=1,.5e1", np.array([1, 5], np.float32)),
+    ],
+)
+def test_values_are_numbers(text: str, wanted: np.ndarray) -> None:
+    name, value = named_value(text)
+    assert name == text.rpartition("=")[0] and isinstance(value, np.ndarray)
+    assert value.dtype == wanted.dtype and np.array_equal(value, wanted)
+
+
+def test_values_are_files_else() -> None:
+    assert named_value("axes=1.npy") == ("axes", Path("1.npy"))
+    for text in ("axes", "axes=", "=1"):
+        with pytest.raises(UsageError, match="invalid value") as refusal:
+            named_value(text)
+        assert refusal.value.code == "HC533"
