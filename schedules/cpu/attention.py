@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,290 +25,497 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
     unrolled,
     vectorized,
-    when,
-    write_columns,
 )
-from hybridc.schedules.cpu.core.nest import (
-    finish,
-)
+from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
 from hybridc.schedules.cpu.matmul.kernel import Element, GemmAccess, gemm_kernel, rank_gemm_tiles
-from hybridc.schedules.cpu.reduction.softmax import exp_of_nonpositive
+from hybridc.schedules.cpu.reduction.softmax import LOG2_E, power_of_two
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
+from hybridc.targets import Isa
+
+TASK_ROWS = 24
+"""Query rows of a task: enough that keys and values are read from L2 seldom, and a multiple of the rows of
+most tiles."""
+SCORES_SHARE = 3 / 4
+"""The scores of a task may take this fraction of L1: they are read again soon."""
+PACKED_ROWS = 32
+"""Query rows that must share the values to pay for a copy of them."""
+LEAST = -3.4028234663852886e38
+"""The least finite number: what rows are compared with that have no greater score yet."""
 
 
 @schedule_rule(family="matmul")
 def attention(request: Request) -> Scheduled | None:
     """Accepts `softmax(steps(query @ key)) @ value` over any batch axes, all of them float32.
 
-    Tiling: keys are copied into panels once. A task is a block of query rows: its scores for all keys stay in
-    L1 (rows x keys), where they become weights; the second product reads them as its scalars and the values
-    as its vectors. The sum of the weights divides the result, not each weight.
+    Tiling: keys and values are copied into panels once. A task is a block of query rows, and goes over the
+    keys in chunks: its scores for a chunk stay in L1, where they become weights; the second product reads
+    them as its scalars and the values as its vectors. Weights are relative to the greatest score so far;
+    where a chunk has a greater one, sums so far are scaled down (Milakov and Gimelshein, "Online normalizer
+    calculation for softmax", 2018). The sum of the weights divides the result, not each weight.
 
     Error: that of the two products and exp, at most 2e-6 of the result's scale for a thousand keys.
     """
     found = read_attention(request.function)
-    if found is None:
+    plan = None if found is None else _plan(request, found)
+    if found is None or plan is None:
         return None
-    isa = request.target.isa
-    # both products share the rows of a block, so the first one's tile decides them
-    first = rank_gemm_tiles(isa, found.rows, found.columns)[0][1]
-    second = _value_tile(first, found.width, isa.lanes(), isa.vector_registers)
-    if second is None:
-        return None
-    panels = ceil_div(found.columns, first.columns)
-    batches = math.prod(found.batch)
-    keys = tirx.decl_buffer((batches, panels, found.depth, first.columns), "float32", "keys")
-    buffers = [keys]
-    stages = [_pack_keys(found, keys, first.lanes), _rows(found, first, second, keys, buffers)]
-    return finish(
-        function_of(request.function, list(request.function.params), stages, buffers), attention.__name__
-    )
-
-
-def _value_tile(first: Tile, width: int, lanes: int, registers: int) -> Tile | None:
-    """Rows of the first product, and as many vectors of the value's width as registers allow."""
-    # a tail of the values' vectors would need conditions in the inner loop
-    if width % lanes:
-        return None
-    vectors = width // lanes
-    # accumulators, the values' vectors and one weight have to fit the registers
-    fitting = (v for v in range(vectors, 0, -1) if vectors % v == 0 and first.rows * v + v + 1 <= registers)
-    found = next(fitting, None)
-    return None if found is None else Tile(first.rows, 1, found, lanes)
-
-
-def _pack_keys(found: AttentionBlocks, keys: ir.Var, lanes: int) -> tirx.Stmt:
-    """Panels of columns, each with the whole depth; columns that do not exist repeat the last one.
-
-    One vector of columns at a time: more rows of the keys than a cache has ways would evict each other.
-    Beside it come the queries and values that the same thread is going to need: rows of one head are too far
-    apart for the hardware's prefetcher.
-    """
-    batches, panels, depth, columns = (int(e) for e in keys.shape)
-    product = found.blocks["scores"]
-    contiguous = product.value.b.b.indices[-1].same_as(product.reduce[0]) and depth % COLUMNS == 0
-
-    def vector(point: Point) -> tirx.Stmt:
-        b, panel, v = point
-        batch, first = found.batch_at(b), v * integer(lanes)
-
-        def key(lane: ir.Expr, d: ir.Expr) -> ir.Expr:
-            inside = found.columns % columns == 0
-            column = clamp(panel * integer(columns) + first + lane, found.columns, inside=inside)
-            return found.factor("scores", 1, (*batch, integer(0), column), d)
-
-        def through_registers(group: ir.Expr) -> tirx.Stmt:
-            d = group * integer(COLUMNS)
-            ramp = tirx.Ramp(d, integer(1), COLUMNS)
-            statements, vectors = transposed(lambda lane: key(integer(lane), ramp), lanes, "float32")
-            at = tirx.Ramp(first, integer(1), lanes)
-            places = enumerate(vectors)
-            stores = [tirx.BufferStore(keys, value, [b, panel, d + integer(i), at]) for i, value in places]
-            return sequence([*statements, *stores])
-
-        def one_by_one(d: ir.Expr) -> tirx.Stmt:
-            def element(lane: ir.Expr) -> tirx.Stmt:
-                return tirx.BufferStore(keys, key(lane, d), [b, panel, d, first + lane])
-
-            return loop(lanes, element)
-
-        def ahead(lane: ir.Expr) -> tirx.Stmt:
-            return _fetch_row(found, batch, panel * integer(columns) + first + lane)
-
-        packed = loop(depth // COLUMNS, through_registers) if contiguous else loop(depth, one_by_one)
-        return sequence([packed, loop(lanes, ahead)])
-
-    work = batches * panels * depth * columns
-    return grid((batches, panels, columns // lanes), vector, parallel=work >= PARALLEL_WORK)
-
-
-def _fetch_row(found: AttentionBlocks, batch: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
-    """Bring a row of the queries and of the values into L2."""
-    # queries may be fewer than keys: their last row is fetched again
-    column, zero = clamp(row, found.columns, inside=False), integer(0)
-    query_row = clamp(row, found.rows, inside=False)
-    queries = [
-        found.factor("scores", 0, (*batch, query_row, zero), integer(d))
-        for d in range(0, found.depth, CACHE_LINE_FLOATS)
-    ]
-    values = [
-        found.factor("context", 1, (*batch, zero, integer(w)), column)
-        for w in range(0, found.width, CACHE_LINE_FLOATS)
-    ]
-    return sequence([prefetch(load, locality=2) for load in (*queries, *values)])
-
-
-def _rows(
-    found: AttentionBlocks, first: Tile, second: Tile, keys: ir.Var, buffers: list[ir.Var]
-) -> tirx.Stmt:
-    """The parallel loop over blocks of query rows; scratch it needs is added to `buffers`."""
-    # whole panels: softmax goes over whole vectors
-    pitch = int(keys.shape[1]) * first.columns
-    scores = tirx.decl_buffer((first.rows, pitch), "float32", "block_scores")
-    totals = tirx.decl_buffer((first.rows,), "float32", "totals")
-    peaks = tirx.decl_buffer((first.lanes,), "float32", "peaks")
-    sums = tirx.decl_buffer((first.lanes,), "float32", "lane_sums")
-    top = tirx.decl_buffer((1,), "float32", "top")
-    buffers += [scores, totals, peaks, sums, top]
-
-    def task(point: Point) -> tirx.Stmt:
-        block = _QueryBlock(found, first, second, keys, scores, totals, point, buffers)
-        softmax = loop(first.rows, lambda m: _row_weights(scores, totals, (peaks, sums, top), m, first.lanes))
-        # columns of the last panel that do not exist: exp(-inf) is zero, and adds nothing
-        missing = [loop(first.rows, block.no_scores)] if pitch > found.columns else []
-        panels = loop(pitch // first.columns, block.panel_scores)
-        return sequence([panels, *missing, softmax, loop(found.width // second.columns, block.context)])
-
-    batches, blocks = math.prod(found.batch), ceil_div(found.rows, first.rows)
-    # multiply-adds of both products
-    work = batches * found.rows * found.columns * (found.depth + found.width)
-    return grid((batches, blocks), task, parallel=work >= PARALLEL_WORK)
+    kernel = _Kernel(found, plan, _Buffers.of(found, plan))
+    stages = [kernel.pack_keys(), *([kernel.pack_values()] if plan.packs_values else []), kernel.rows()]
+    function = function_of(request.function, list(request.function.params), stages, kernel.allocated)
+    return finish(function, attention.__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _QueryBlock:
-    """A task: the query rows of one block, `point` being batch and block."""
+class _Plan:
+    """Tiles of both products, and what a task has at once."""
 
-    found: AttentionBlocks
-    first: Tile
-    second: Tile
+    scores: Tile
+    context: Tile
+    rows: int
+    """Query rows of a task, a multiple of both tiles'."""
+    panels: int
+    """Panels of keys."""
+    chunk: int
+    """Panels of keys of a chunk."""
+    packs_values: bool
+    factor: float | None
+    """What scores are multiplied by in front of the softmax, if nothing else happens to them."""
+
+
+def _plan(request: Request, found: AttentionBlocks) -> _Plan | None:
+    isa = request.target.isa
+    # a tail of the values' vectors would need conditions in the inner loop
+    if found.width % isa.lanes():
+        return None
+    first = rank_gemm_tiles(isa, min(found.rows, TASK_ROWS), found.columns)[0][1]
+    # fewer rows where threads would have no task
+    shared = ceil_div(math.prod(found.batch) * found.rows, request.threads)
+    rows = ceil_div(min(found.rows, TASK_ROWS, max(shared, first.rows)), first.rows) * first.rows
+    panels = ceil_div(found.columns, first.columns)
+    chunk = max(int(isa.l1_bytes * SCORES_SHARE) // (4 * rows * first.columns), 1)
+    return _Plan(
+        first,
+        _context_tile(isa, rows, found.width),
+        rows,
+        panels,
+        # chunks of about the same size
+        ceil_div(panels, ceil_div(panels, chunk)),
+        found.rows >= PACKED_ROWS,
+        _factor(found),
+    )
+
+
+def _context_tile(isa: Isa, rows: int, width: int) -> Tile:
+    """The tile of the second product that divides both sides."""
+    lanes = isa.lanes()
+    vectors = width // lanes
+    tiles = (tile for _, tile in rank_gemm_tiles(isa, rows, width) if tile.lanes == lanes)
+    dividing = (tile for tile in tiles if rows % tile.rows == 0 and vectors % tile.width == 0)
+    return next(dividing, Tile(1, 1, 1, lanes))
+
+
+def _factor(found: AttentionBlocks) -> float | None:
+    """The number by which scores are multiplied, if that is all; such that exponents do not overflow."""
+    score = tirx.Var("score", "float32")
+    value = found.logit([integer(0)] * (len(found.batch) + 2), score)
+    factor = None
+    if value.same_as(score):
+        factor = 1.0
+    elif isinstance(value, tirx.Mul | tirx.Div):
+        number = value.b if value.a.same_as(score) else value.a
+        other = value.a if value.a.same_as(score) else value.b
+        if other.same_as(score) and isinstance(number, tirx.FloatImm):
+            is_product = isinstance(value, tirx.Mul)
+            if is_product or value.a.same_as(score):
+                factor = number.value if is_product else 1.0 / number.value
+    return factor if factor is not None and 0 < factor * LOG2_E <= 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
     keys: ir.Var
+    """`[batches, panels, depth, columns of a panel]`"""
+    values: ir.Var
+    """`[batches, panels, keys, columns of a panel]`"""
     scores: ir.Var
-    """`[rows, columns]`, columns up to a whole panel."""
+    """Of a task and chunk: `[rows, columns]`."""
+    contexts: ir.Var
+    """Of a task: `[rows, width]`, not yet divided by `totals`."""
     totals: ir.Var
+    """Sum of the weights of each row."""
+    peaks: ir.Var
+    """Greatest score of each row, in lanes."""
+    tops: ir.Var
+    """What weights of each row are relative to: exponents of two if scores are only multiplied."""
+    changes: ir.Var
+    """By how much the chunk scales down what there is of each row."""
+    lane_sums: ir.Var
+
+    @classmethod
+    def of(cls, found: AttentionBlocks, plan: _Plan) -> _Buffers:
+        first, second, batches = plan.scores, plan.context, math.prod(found.batch)
+
+        def made(name: str, *shape: int) -> ir.Var:
+            return tirx.decl_buffer(shape, "float32", name)
+
+        return cls(
+            made("keys", batches, plan.panels, found.depth, first.columns),
+            made(
+                "values", batches, found.width // second.columns, plan.panels * first.columns, second.columns
+            ),
+            made("block_scores", plan.rows, plan.chunk * first.columns),
+            made("contexts", plan.rows, found.width),
+            made("totals", plan.rows),
+            made("peaks", plan.rows, first.lanes),
+            made("tops", plan.rows),
+            made("changes", plan.rows),
+            made("lane_sums", first.lanes),
+        )
+
+
+class _Kernel:
+    """The statements of an attention."""
+
+    def __init__(self, found: AttentionBlocks, plan: _Plan, buffers: _Buffers) -> None:
+        self.found, self.plan, self.buffers = found, plan, buffers
+        self.sums: list[ir.Var] = []
+
+    @property
+    def allocated(self) -> list[ir.Var]:
+        """Buffers that the function's root block has to allocate."""
+        own = self.buffers
+        values = [own.values] if self.plan.packs_values else []
+        tasks = [own.scores, own.contexts, own.totals, own.peaks, own.tops, own.changes, own.lane_sums]
+        return [own.keys, *values, *tasks, *self.sums]
+
+    def pack_keys(self) -> tirx.Stmt:
+        """Panels of columns, each with the whole depth; columns that do not exist repeat the last one.
+
+        One vector of columns at a time: more rows of the keys than a cache has ways would evict each other.
+        """
+        found, keys, lanes = self.found, self.buffers.keys, self.plan.scores.lanes
+        batches, panels, depth, columns = (int(e) for e in keys.shape)
+        product = found.blocks["scores"]
+        contiguous = product.value.b.b.indices[-1].same_as(product.reduce[0]) and depth % COLUMNS == 0
+
+        def vector(point: Point) -> tirx.Stmt:
+            b, panel, v = point
+            batch, first = found.batch_at(b), v * integer(lanes)
+
+            def key(lane: ir.Expr, d: ir.Expr) -> ir.Expr:
+                inside = found.columns % columns == 0
+                column = clamp(panel * integer(columns) + first + lane, found.columns, inside=inside)
+                return found.factor("scores", 1, (*batch, integer(0), column), d)
+
+            def through_registers(group: ir.Expr) -> tirx.Stmt:
+                d = group * integer(COLUMNS)
+                ramp = tirx.Ramp(d, integer(1), COLUMNS)
+                statements, vectors = transposed(lambda lane: key(integer(lane), ramp), lanes, "float32")
+                at = tirx.Ramp(first, integer(1), lanes)
+                places = enumerate(vectors)
+                stores = [
+                    tirx.BufferStore(keys, value, [b, panel, d + integer(i), at]) for i, value in places
+                ]
+                return sequence([*statements, *stores])
+
+            def one_by_one(d: ir.Expr) -> tirx.Stmt:
+                def element(lane: ir.Expr) -> tirx.Stmt:
+                    return tirx.BufferStore(keys, key(lane, d), [b, panel, d, first + lane])
+
+                return loop(lanes, element)
+
+            return loop(depth // COLUMNS, through_registers) if contiguous else loop(depth, one_by_one)
+
+        work = batches * panels * depth * columns
+        return grid((batches, panels, columns // lanes), vector, parallel=work >= PARALLEL_WORK)
+
+    def pack_values(self) -> tirx.Stmt:
+        """Panels of a tile's vectors; keys that do not exist have zeros.
+
+        Rows of one head are far apart: many of them would share few sets of a cache.
+        """
+        found, values = self.found, self.buffers.values
+        batches, panels, keys, columns = (int(e) for e in values.shape)
+
+        def row(point: Point) -> tirx.Stmt:
+            b, key = point
+
+            def element(panel: ir.Expr, column: ir.Expr) -> tirx.Stmt:
+                at = (*found.batch_at(b), integer(0), panel * integer(columns) + column)
+                existing = clamp(key, found.columns, inside=keys == found.columns)
+                value = found.factor("context", 1, at, existing)
+                if keys != found.columns:
+                    value = tirx.Select(key < integer(found.columns), value, tirx.FloatImm("float32", 0.0))
+                return tirx.BufferStore(values, value, [b, panel, key, column])
+
+            return loop(panels, lambda panel: vectorized(columns, partial(element, panel)))
+
+        return grid((batches, keys), row, parallel=batches * panels * keys * columns >= PARALLEL_WORK)
+
+    def rows(self) -> tirx.Stmt:
+        """The parallel loop over blocks of query rows."""
+        found, plan = self.found, self.plan
+        batches, blocks = math.prod(found.batch), ceil_div(found.rows, plan.rows)
+        # multiply-adds of both products
+        work = batches * found.rows * found.columns * (found.depth + found.width)
+        return grid(
+            (batches, blocks), lambda point: _Task(self, point).whole(), parallel=work >= PARALLEL_WORK
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The query rows of one block, `point` being batch and block."""
+
+    kernel: _Kernel
     point: Point
-    buffers: list[ir.Var]
-    """Where the micro-kernels' accumulators are added."""
+
+    @property
+    def found(self) -> AttentionBlocks:
+        return self.kernel.found
+
+    @property
+    def plan(self) -> _Plan:
+        return self.kernel.plan
+
+    @property
+    def buffers(self) -> _Buffers:
+        return self.kernel.buffers
 
     @property
     def batch(self) -> list[ir.Expr]:
         return self.found.batch_at(self.point[0])
 
-    @property
-    def is_whole(self) -> bool:
-        return self.found.rows % self.first.rows == 0
+    def row(self, m: ir.Expr) -> ir.Expr:
+        return self.point[1] * integer(self.plan.rows) + m
 
-    def row(self, m: int) -> ir.Expr:
-        return self.point[1] * integer(self.first.rows) + integer(m)
+    def existing(self, m: ir.Expr) -> ir.Expr:
+        return clamp(self.row(m), self.found.rows, inside=self.found.rows % self.plan.rows == 0)
 
-    def existing(self, m: int) -> ir.Expr:
-        return clamp(self.row(m), self.found.rows, inside=self.is_whole)
+    def whole(self) -> tirx.Stmt:
+        plan, found, own = self.plan, self.found, self.buffers
+        left = integer(found.rows) - self.row(integer(0))
+        rows = integer(plan.rows)
+        if found.rows % plan.rows:
+            rows = tirx.min(rows, left)
 
-    def panel_scores(self, panel: ir.Expr) -> tirx.Stmt:
-        """What the softmax sees of one panel of keys."""
-        found, first = self.found, self.first
+        def tiles(tile: Tile) -> int | ir.Expr:
+            if found.rows % plan.rows == 0:
+                return plan.rows // tile.rows
+            return tirx.floordiv(rows + integer(tile.rows - 1), integer(tile.rows))
 
-        def query(k: ir.Expr, m: int) -> ir.Expr:
-            return found.factor("scores", 0, (*self.batch, self.existing(m), integer(0)), k)
+        def begin(m: ir.Expr) -> tirx.Stmt:
+            zero = tirx.FloatImm("float32", 0.0)
+            top = tirx.FloatImm("float32", LEAST * (1.0 if plan.factor is None else plan.factor * LOG2_E))
+            lanes = plan.scores.lanes
+            return sequence(
+                [
+                    tirx.BufferStore(own.totals, zero, [m]),
+                    tirx.BufferStore(own.tops, top, [m]),
+                    vectorized(lanes, lambda lane: tirx.BufferStore(
+                        own.peaks, tirx.FloatImm("float32", LEAST), [m, lane])),
+                    loop(found.width // lanes, lambda i: vectorized(lanes, lambda lane: tirx.BufferStore(
+                        own.contexts, zero, [m, i * integer(lanes) + lane]))),
+                    *(prefetch(self.query(integer(d), m)) for d in range(0, found.depth, CACHE_LINE_FLOATS)),
+                ]
+            )  # fmt: skip
+
+        def chunk(number: ir.Expr) -> tirx.Stmt:
+            first = number * integer(plan.chunk)
+            panels: int | ir.Expr = plan.chunk
+            if plan.panels % plan.chunk:
+                panels = tirx.min(integer(plan.chunk), integer(plan.panels) - first)
+            return sequence(
+                [
+                    loop(panels, lambda p: loop(tiles(plan.scores), lambda i: self.scores(i, first + p, p))),
+                    loop(rows, lambda m: self.weights(m, panels)),
+                    loop(found.width // plan.context.columns, lambda v: loop(
+                        tiles(plan.context), lambda i: self.context(i, v, first, panels))),
+                ]
+            )  # fmt: skip
+
+        chunks = ceil_div(plan.panels, plan.chunk)
+        return sequence([loop(plan.rows, begin), loop(chunks, chunk), loop(rows, self.result)])
+
+    def query(self, k: ir.Expr, m: ir.Expr) -> ir.Expr:
+        return self.found.factor("scores", 0, (*self.batch, self.existing(m), integer(0)), k)
+
+    def scores(self, block: ir.Expr, panel: ir.Expr, place: ir.Expr) -> tirx.Stmt:
+        """A tile of what the softmax sees, and the greatest of a row. `place` is the panel's in its chunk."""
+        found, tile, own = self.found, self.plan.scores, self.buffers
+
+        def row(m: int) -> ir.Expr:
+            return block * integer(tile.rows) + integer(m)
 
         def key(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
-            return tirx.BufferLoad(self.keys, [self.point[0], panel, k, vector * integer(first.lanes) + lane])
+            return tirx.BufferLoad(own.keys, [self.point[0], panel, k, vector * integer(tile.lanes) + lane])
 
-        def write(sum_at: Element) -> tirx.Stmt:
-            def vector(m: int, v: ir.Expr) -> tirx.Stmt:
-                def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-                    value = found.logit((*self.batch, self.existing(m), column), sum_at(m, v, lane))
-                    return tirx.BufferStore(self.scores, value, [integer(m), column])
+        def write(sum_at: Element, *, is_whole: bool) -> tirx.Stmt:
+            def value(m: int, v: int, lane: ir.Expr) -> ir.Expr:
+                column = panel * integer(tile.columns) + integer(v * tile.lanes) + lane
+                score = sum_at(m, integer(v), lane)
+                if self.plan.factor is None:
+                    at = clamp(column, found.columns, inside=is_whole)
+                    score = found.logit((*self.batch, self.existing(row(m)), at), score)
+                if is_whole:
+                    return score
+                none = tirx.FloatImm("float32", float("-inf"))
+                return tirx.Select(column < integer(found.columns), score, none)
 
-                start = panel * integer(first.columns)
-                return write_columns(start, found.columns, first, v, element)
+            def vector(m: int, v: int, lane: ir.Expr) -> tirx.Stmt:
+                column = place * integer(tile.columns) + integer(v * tile.lanes) + lane
+                return tirx.BufferStore(own.scores, value(m, v, lane), [row(m), column])
 
-            return sequence([unrolled(first.width, partial(vector, m)) for m in range(first.rows)])
+            def peak(m: int, lane: ir.Expr) -> tirx.Stmt:
+                greatest: ir.Expr = tirx.BufferLoad(own.peaks, [row(m), lane])
+                for v in range(tile.width):
+                    column = place * integer(tile.columns) + integer(v * tile.lanes) + lane
+                    greatest = tirx.max(greatest, tirx.BufferLoad(own.scores, [row(m), column]))
+                return tirx.BufferStore(own.peaks, greatest, [row(m), lane])
 
-        body, sums = gemm_kernel(first, found.depth, GemmAccess(query, key, write))
-        self.buffers.extend(sums)
+            def line(m: int) -> tirx.Stmt:
+                vectors = [vectorized(tile.lanes, partial(vector, m, v)) for v in range(tile.width)]
+                return sequence([*vectors, vectorized(tile.lanes, partial(peak, m))])
+
+            return sequence([line(m) for m in range(tile.rows)])
+
+        def each(sum_at: Element) -> tirx.Stmt:
+            whole = write(sum_at, is_whole=True)
+            if found.columns % tile.columns == 0:
+                return whole
+            is_last = panel.equal(integer(self.plan.panels - 1))
+            return tirx.IfThenElse(is_last, write(sum_at, is_whole=False), whole)
+
+        body, sums = gemm_kernel(tile, found.depth, GemmAccess(lambda k, m: self.query(k, row(m)), key, each))
+        self.kernel.sums.extend(sums)
         return body
 
-    def no_scores(self, m: ir.Expr) -> tirx.Stmt:
-        """Columns that do not exist weigh nothing."""
-        minus, columns = tirx.FloatImm("float32", float("-inf")), self.found.columns
-        rest = int(self.scores.shape[1]) - columns
-        return loop(rest, lambda i: tirx.BufferStore(self.scores, minus, [m, integer(columns) + i]))
+    def weights(self, m: ir.Expr, panels: int | ir.Expr) -> tirx.Stmt:
+        """Scores of a row become weights; `changes` says how what there is of the row is scaled down."""
+        own, tile, factor = self.buffers, self.plan.scores, self.plan.factor
+        lanes = tile.lanes
+        every = tirx.Ramp(integer(0), integer(1), lanes)
 
-    def context(self, panel: ir.Expr) -> tirx.Stmt:
-        """The second product, for one panel of the values."""
-        found, second = self.found, self.second
+        def constant(value: float) -> ir.Expr:
+            return tirx.FloatImm("float32", value)
 
-        def weight(k: ir.Expr, m: int) -> ir.Expr:
-            return tirx.BufferLoad(self.scores, [integer(m), k])
+        statements: list[tirx.Stmt] = []
 
-        def value(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
-            column = panel * integer(second.columns) + vector * integer(second.lanes) + lane
-            return found.factor("context", 1, (*self.batch, integer(0), column), k)
+        def named(value: ir.Expr) -> ir.Var:
+            statements.append(tirx.Bind(var := tirx.Var("t", str(value.ty.dtype)), value))
+            return var
 
-        def write(sum_at: Element) -> tirx.Stmt:
-            def vector(m: int, v: ir.Expr) -> tirx.Stmt:
-                column = panel * integer(second.columns) + v * integer(second.lanes)
-                total = tirx.BufferLoad(self.totals, [integer(m)])
+        top = across(tirx.BufferLoad(own.peaks, [m, every]), lanes, tirx.max, named)
+        if factor is not None:
+            top = top * constant(factor * LOG2_E)
+        # exponents of two, as the tops are if scores are only multiplied
+        unit = LOG2_E if factor is None else 1.0
+        change = power_of_two((tirx.BufferLoad(own.tops, [m]) - top) * constant(unit))
 
-                def element(lane: ir.Expr) -> tirx.Stmt:
-                    return found.store((*self.batch, self.row(m), column + lane), sum_at(m, v, lane) / total)
+        def weight(start: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            score, top = tirx.BufferLoad(own.scores, [m, start + lane]), tirx.BufferLoad(own.tops, [m])
+            if factor is None:
+                power = (score - top) * constant(LOG2_E)
+            else:
+                power = score * constant(factor * LOG2_E) - top
+            return tirx.BufferStore(own.scores, power_of_two(power), [m, start + lane])
 
-                return vectorized(second.lanes, element)
+        def add(start: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            total = tirx.BufferLoad(own.lane_sums, [lane]) + tirx.BufferLoad(own.scores, [m, start + lane])
+            return tirx.BufferStore(own.lane_sums, total, [lane])
 
-            def row(m: int) -> tirx.Stmt:
-                vectors = unrolled(second.width, partial(vector, m))
-                return when(self.row(m) < integer(found.rows), vectors, always=self.is_whole)
+        def each(i: ir.Expr) -> tirx.Stmt:
+            start = i * integer(lanes)
+            return sequence(
+                [vectorized(lanes, partial(weight, start)), vectorized(lanes, partial(add, start))]
+            )
 
-            return sequence([row(m) for m in range(second.rows)])
+        after: list[tirx.Stmt] = []
 
-        body, sums = gemm_kernel(second, found.columns, GemmAccess(weight, value, write))
-        self.buffers.extend(sums)
-        return body
+        def then(value: ir.Expr) -> ir.Var:
+            after.append(tirx.Bind(var := tirx.Var("t", str(value.ty.dtype)), value))
+            return var
 
-
-def _row_weights(
-    scores: ir.Var, totals: ir.Var, registers: tuple[ir.Var, ir.Var, ir.Var], m: ir.Expr, lanes: int
-) -> tirx.Stmt:
-    """`scores[m] = exp(scores[m] - max)` in place, and the sum of the weights into `totals[m]`."""
-    peaks, sums, top = registers
-    zero = integer(0)
-
-    def each(body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
-        return loop(int(scores.shape[1]) // lanes, lambda i: body(i * integer(lanes)))
-
-    def assign(buffer: ir.Var, width: int, value: Callable[[ir.Expr], ir.Expr]) -> tirx.Stmt:
-        return vectorized(width, lambda lane: tirx.BufferStore(buffer, value(lane), [lane]))
-
-    def score(at: ir.Expr) -> ir.Expr:
-        return tirx.BufferLoad(scores, [m, at])
-
-    def weigh(start: ir.Expr) -> tirx.Stmt:
-        def weight(lane: ir.Expr) -> tirx.Stmt:
-            value = exp_of_nonpositive(score(start + lane) - tirx.BufferLoad(top, [zero]))
-            return tirx.BufferStore(scores, value, [m, start + lane])
-
-        total = assign(sums, lanes, lambda lane: tirx.BufferLoad(sums, [lane]) + score(start + lane))
-        return sequence([vectorized(lanes, weight), total])
-
-    def raise_peak(start: ir.Expr) -> tirx.Stmt:
-        return assign(
-            peaks, lanes, lambda lane: tirx.max(tirx.BufferLoad(peaks, [lane]), score(start + lane))
+        total = across(tirx.BufferLoad(own.lane_sums, [every]), lanes, lambda a, b: a + b, then)
+        so_far = tirx.BufferLoad(own.totals, [m]) * tirx.BufferLoad(own.changes, [m])
+        count = panels * tile.width if isinstance(panels, int) else panels * integer(tile.width)
+        return sequence(
+            [
+                *statements,
+                tirx.BufferStore(own.changes, change, [m]),
+                tirx.BufferStore(own.tops, top, [m]),
+                vectorized(lanes, lambda lane: tirx.BufferStore(own.lane_sums, constant(0.0), [lane])),
+                loop(count, each),
+                *after,
+                tirx.BufferStore(own.totals, so_far + total, [m]),
+            ]
         )
 
-    def across(buffer: ir.Var, combine: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
-        """Halves of a vector onto each other, until the first lane has it all."""
+    def context(self, block: ir.Expr, panel: ir.Expr, first: ir.Expr, panels: int | ir.Expr) -> tirx.Stmt:
+        """A tile of the second product, for `panels` panels of keys from the first on."""
+        found, tile, own = self.found, self.plan.context, self.buffers
+        width = self.plan.scores.columns
 
-        def half(width: int) -> tirx.Stmt:
-            def value(lane: ir.Expr) -> ir.Expr:
-                other = tirx.BufferLoad(buffer, [lane + integer(width)])
-                return combine(tirx.BufferLoad(buffer, [lane]), other)
+        def row(m: int) -> ir.Expr:
+            return block * integer(tile.rows) + integer(m)
 
-            return assign(buffer, width, value)
+        def weight(k: ir.Expr, m: int) -> ir.Expr:
+            return tirx.BufferLoad(own.scores, [row(m), k])
 
-        # lanes 8, 4, 2, 1 onto those below
-        return [half(lanes >> step) for step in range(1, lanes.bit_length())]
+        def value(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
+            column, key = vector * integer(tile.lanes) + lane, first * integer(width) + k
+            if self.plan.packs_values:
+                return tirx.BufferLoad(own.values, [self.point[0], panel, key, column])
+            at = (*self.batch, integer(0), panel * integer(tile.columns) + column)
+            return found.factor(
+                "context", 1, at, clamp(key, found.columns, inside=found.columns % width == 0)
+            )
 
-    return sequence(
-        [
-            assign(peaks, lanes, lambda lane: tirx.FloatImm("float32", float("-inf"))),
-            each(raise_peak),
-            *across(peaks, tirx.max),
-            tirx.BufferStore(top, tirx.BufferLoad(peaks, [zero]), [zero]),
-            assign(sums, lanes, lambda lane: tirx.FloatImm("float32", 0.0)),
-            each(weigh),
-            *across(sums, operator.add),
-            tirx.BufferStore(totals, tirx.BufferLoad(sums, [zero]), [m]),
-        ]
-    )
+        def place(m: int, v: ir.Expr, lane: ir.Expr) -> list[ir.Expr]:
+            return [row(m), panel * integer(tile.columns) + v * integer(tile.lanes) + lane]
+
+        def initial(m: int, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
+            return tirx.BufferLoad(own.contexts, place(m, v, lane)) * tirx.BufferLoad(own.changes, [row(m)])
+
+        def write(sum_at: Element) -> tirx.Stmt:
+            def store(m: int, v: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+                return tirx.BufferStore(own.contexts, sum_at(m, v, lane), place(m, v, lane))
+
+            def line(m: int) -> tirx.Stmt:
+                return unrolled(tile.width, lambda v: vectorized(tile.lanes, partial(store, m, v)))
+
+            return sequence([line(m) for m in range(tile.rows)])
+
+        access = GemmAccess(weight, value, write, initial)
+        body, sums = gemm_kernel(tile, width, access, times=panels)
+        self.kernel.sums.extend(sums)
+        return body
+
+    def result(self, m: ir.Expr) -> tirx.Stmt:
+        """A finished row."""
+        found, own, lanes = self.found, self.buffers, self.plan.context.lanes
+        total = tirx.BufferLoad(own.totals, [m])
+
+        def element(start: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            value = tirx.BufferLoad(own.contexts, [m, start + lane]) / total
+            return found.store((*self.batch, self.row(m), start + lane), value)
+
+        vectors = loop(
+            found.width // lanes, lambda i: vectorized(lanes, partial(element, i * integer(lanes)))
+        )
+        return vectors
+
+
+def across(
+    vector: ir.Expr,
+    lanes: int,
+    combine: Callable[[ir.Expr, ir.Expr], ir.Expr],
+    named: Callable[[ir.Expr], ir.Var],
+) -> ir.Expr:
+    """Halves of a vector onto each other, until one element has it all."""
+    while lanes > 1:
+        whole, lanes = named(vector), lanes // 2
+        low, high = (tirx.Shuffle([whole], [start + i for i in range(lanes)]) for start in (0, lanes))
+        vector = combine(low, high)
+    return vector

@@ -79,9 +79,16 @@ class GemmAccess:
 
 
 def gemm_kernel(
-    tile: Tile, depth: int, access: GemmAccess, ahead: Sequence[Ahead] = (), dot: Dot | None = None
+    tile: Tile,
+    depth: int,
+    access: GemmAccess,
+    ahead: Sequence[Ahead] = (),
+    dot: Dot | None = None,
+    times: int | ir.Expr = 1,
 ) -> tuple[tirx.Stmt, list[ir.Var]]:
     """`initial(m, vector, lane) + sum over k of left(k, m) * right(k, vector, lane)`, given to `write`.
+
+    The reduction has `depth * times` steps, of which `times` may only be known at run time.
 
     With `dot` the factors are VNNI-packed low-precision operands.
     Returns the accumulators' buffers too, which the function's root block must allocate. They are one a row
@@ -131,7 +138,9 @@ def gemm_kernel(
         steps = unrolled(together, lambda i: step(number * integer(together) + i))
         return sequence([*(stmt for each in ahead for stmt in each(number, count)), steps])
 
-    return sequence([*each(access.initial or zero), loop(count, iteration), access.write(sum_at)]), sums
+    trips = count * times if isinstance(times, int) else integer(count) * times
+    begin = each(access.initial or zero)
+    return sequence([*begin, loop(trips, iteration), access.write(sum_at)]), sums
 
 
 def prefetch_next(

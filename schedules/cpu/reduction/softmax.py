@@ -15,8 +15,8 @@ from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 _ROUND_WITH_BIAS = 12582912.0 + 127.0
 """1.5 * 2**23 + 127: added to y it leaves round(y) + 127, the exponent of 2**round(y), in the low bits."""
-_LOG2_E = 1.44269504088896341
-_EXPONENT_LIMIT = -126.0 / _LOG2_E
+LOG2_E = 1.44269504088896341
+_EXPONENT_LIMIT = -126.0 / LOG2_E
 """Below this the result is less than the least normal float32."""
 _POWERS_OF_TWO = (1.3264727e-3, 9.6715130e-3, 5.5507336e-2, 2.4022242e-1, 6.9314700e-1, 1.0)
 """2**f for |f| <= 1/2, highest power first: least relative error, 1e-7, of polynomials that are 1 at 0."""
@@ -102,11 +102,11 @@ def exp_of_nonpositive(x: ir.Expr) -> ir.Expr:
         return tirx.Let(var, value, body(var))
 
     def of(x: ir.Expr) -> ir.Expr:
-        return named(x * constant(_LOG2_E) + constant(_ROUND_WITH_BIAS), lambda shifted: scaled(x, shifted))
+        return named(x * constant(LOG2_E) + constant(_ROUND_WITH_BIAS), lambda shifted: scaled(x, shifted))
 
     def scaled(x: ir.Expr, shifted: ir.Expr) -> ir.Expr:
         n = shifted - constant(_ROUND_WITH_BIAS)
-        return named(x * constant(_LOG2_E) - n, lambda f: power(x, f, shifted))
+        return named(x * constant(LOG2_E) - n, lambda f: power(x, f, shifted))
 
     def power(x: ir.Expr, f: ir.Expr, shifted: ir.Expr) -> ir.Expr:
         value = constant(_POWERS_OF_TWO[0])
@@ -117,3 +117,31 @@ def exp_of_nonpositive(x: ir.Expr) -> ir.Expr:
         return tirx.Select(x < constant(_EXPONENT_LIMIT), constant(0.0), value * two_to_n)
 
     return named(x, of)
+
+
+def power_of_two(t: ir.Expr) -> ir.Expr:
+    """2**t = 2**n * 2**f with n + f = t <= 1, |f| <= 1/2; zero below 2**-126, right for NaN."""
+
+    def constant(value: float) -> ir.Expr:
+        return tirx.const(value, "float32")
+
+    def named(value: ir.Expr, body: Callable[[ir.Var], ir.Expr]) -> ir.Expr:
+        var = tirx.Var("t", str(value.ty.dtype))
+        return tirx.Let(var, value, body(var))
+
+    def shifted(t: ir.Expr) -> ir.Expr:
+        return named(t + constant(_ROUND_WITH_BIAS), lambda s: power(t - (s - constant(_ROUND_WITH_BIAS)), s))
+
+    def power(f: ir.Expr, shifted: ir.Expr) -> ir.Expr:
+        return named(f, lambda f: scaled(f, shifted))
+
+    def scaled(f: ir.Expr, shifted: ir.Expr) -> ir.Expr:
+        value = constant(_POWERS_OF_TWO[0])
+        for coefficient in _POWERS_OF_TWO[1:]:
+            value = value * f + constant(coefficient)
+        # the sum's low bits hold the biased exponent already: zero, which stands for 0.0, where t is -127
+        bits = tirx.reinterpret("int32", shifted) << tirx.const(23, "int32")
+        return value * tirx.reinterpret("float32", bits)
+
+    # the constant comes first: of two operands of which one is NaN, x86 takes the second
+    return named(tirx.max(constant(-127.0), t), shifted)

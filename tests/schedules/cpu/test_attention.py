@@ -33,7 +33,14 @@ def function(batch: int, rows: int, columns: int, heads: int, depth: int, *, mas
 
 @pytest.mark.parametrize(
     ("batch", "rows", "columns", "heads", "depth", "masked"),
-    [(1, 13, 21, 2, 32, True), (2, 8, 64, 3, 16, False), (1, 197, 197, 1, 64, False), (1, 1, 5, 2, 16, True)],
+    [
+        (1, 13, 21, 2, 32, True),
+        (2, 8, 64, 3, 16, False),
+        (1, 197, 197, 1, 64, False),
+        (1, 1, 5, 2, 16, True),
+        (1, 50, 700, 2, 80, False),
+        (2, 45, 555, 1, 48, True),
+    ],
 )
 def test_attention_equals_float64(harness, batch, rows, columns, heads, depth, masked):
     made = function(batch, rows, columns, heads, depth, masked=masked)
@@ -52,6 +59,38 @@ def test_attention_equals_float64(harness, batch, rows, columns, heads, depth, m
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ wide[2]
     assert np.abs(result - expected.transpose(0, 2, 1, 3)).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("mask", ["far", "all"])
+def test_rows_whose_first_keys_are_masked(harness, mask):
+    """The first chunk of keys has no weight, or (`all`) none has: not a number, as 0 / 0 is."""
+    made = function(1, 40, 600, 1, 32, masked=True)
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, n, 1, 32)).astype(np.float32) for n in (40, 600, 600))
+    hidden = np.full((1, 1, 1, 600), -np.inf, np.float32)
+    if mask == "far":
+        hidden[..., 580:] = -1e9  # a number like those that exporters write for minus infinity
+    (result,) = harness.run(made, harness.schedule(made), [q, k, v, hidden])
+    if mask == "all":
+        assert np.isnan(result).all()
+        return
+    # scores of 1e9 have no digits left for their differences: what is visible weighs the same
+    expected = v[0, 580:, 0].astype(np.float64).mean(0)
+    assert np.abs(result - expected[None, None, None]).max() <= 1e-5
+
+
+def test_scores_of_great_range_equal_float64(harness):
+    """The greatest score comes late, so that all before it is scaled down to nothing."""
+    made = function(1, 33, 500, 1, 16, masked=False)
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((1, n, 1, 16)).astype(np.float32) for n in (33, 500, 500))
+    k *= np.linspace(0.1, 100, 500, dtype=np.float32)[None, :, None, None]
+    (result,) = harness.run(made, harness.schedule(made), [q, k, v])
+    wide = [x.astype(np.float64)[0, :, 0] for x in (q, k, v)]
+    logits = wide[0] @ wide[1].T / 8
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ wide[2]
+    assert np.abs(result[0, :, 0] - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_a_depth_that_vectors_do_not_divide_is_left_to_others(harness):
