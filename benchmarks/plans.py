@@ -16,7 +16,7 @@ Exits with 1 if one of the three is faster than our plan.
 plans thirteen networks, four of which stand in no other table, at shares that are drawn between 8 and 95 %,
 two each. A row says how large the gap is, how much of the budget is used, the seconds of CPU that planning
 took, and with `--moves` what the best of all moves would gain that `hybridc explain` lists. Written to
-plans-drawn.json.
+plans_drawn.json.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def plan_drawn(arguments: argparse.Namespace, machine: Machine) -> int:
                 f"  {one.best_move_us:+.0f} us: {one.best_move}",
                 flush=True,
             )
-        path = write_result("plans-drawn", rows)
+        path = write_result("plans_drawn", rows)
     print("\n".join(summary(found)))
     print("written to", path)
     return 0

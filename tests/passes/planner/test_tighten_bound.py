@@ -29,7 +29,9 @@ def plan(graph: Graph) -> Plan:
     return make_plan(graph, MACHINE, all_gpu_peak_bytes(graph, MACHINE) // 3, BOTH, effort=Effort(0.2))
 
 
-def test_effort_makes_the_bound_tighter(graph: Graph, plan: Plan) -> None:
+def test_effort_makes_the_bound_tighter() -> None:
+    graph = bert(2)
+    plan = make_plan(graph, MACHINE, all_gpu_peak_bytes(graph, MACHINE) // 5, BOTH, effort=Effort(0.2))
     little, much = (with_tight_bound(Tiling(graph), MACHINE, plan, seconds) for seconds in (1.0, 4.0))
     assert plan.time_bound_us < little.time_bound_us < much.time_bound_us <= plan.makespan_us
     assert replace(much, time_bound_us=plan.time_bound_us) == plan, "only the bound is another"
