@@ -177,10 +177,19 @@ SOLVER_ROUNDING = 1 + 1e-4
 """The exact solver works with whole numbers."""
 
 
+UNSHARED_GB_S = 1e6
+"""Of memories that serve kernels and copies at once at full speed: the exact solver knows no contention."""
+
+
+def unshared() -> Machine:
+    gpu, cpu = (replace(p, shared_gb_s=UNSHARED_GB_S) for p in (machine().gpu, machine().cpu))
+    return replace(machine(), gpu=gpu, cpu=cpu)
+
+
 def planned_with_proof(graph: Graph, share: float, seconds: float = 10) -> Plan:
     """A plan with the effort that a proof takes; it is right."""
-    budget_bytes = int(share * all_gpu_peak_bytes(graph, machine()))
-    plan = make_plan(graph, machine(), budget_bytes, BOTH, effort=Effort(seconds))
+    budget_bytes = int(share * all_gpu_peak_bytes(graph, unshared()))
+    plan = make_plan(graph, unshared(), budget_bytes, BOTH, effort=Effort(seconds))
     verify(graph, plan)
     assert plan.arena_bytes(Device.GPU) <= budget_bytes
     return plan
@@ -198,7 +207,7 @@ def test_plan_of_a_small_graph_is_optimal(seed: int, share: float) -> None:
     run_adversarially(graph, plan)
     assert is_proven(plan)
     assert plan.budget_bytes is not None
-    best = solve_exactly(problem_of(graph, machine(), plan.budget_bytes), effort=6)  # asked afresh
+    best = solve_exactly(problem_of(graph, unshared(), plan.budget_bytes), effort=6)  # asked afresh
     assert best is not None and best.is_optimal
     assert plan.makespan_us <= best.run.makespan_us * SOLVER_ROUNDING
 
