@@ -10,19 +10,17 @@ has of other networks and targets.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from tests.exports.export import VARIANTS
 from tests.exports.judge import Outcome, Verdict
 from tests.support.answering import Answering, NoAnswer
+from tests.support.network_records import write_rows
 
 
 def main() -> int:
@@ -47,7 +45,7 @@ def main() -> int:
         found.append(verdict)
         print(_line(verdict), flush=True)
         if given.json is not None:
-            _write(given.json, found)
+            write_rows(given.json, "exports", found)
     print(f"\n{given.target}:", ", ".join(f"{n} {o}" for o, n in Counter(v.outcome for v in found).items()))
     return int(any(v.outcome in (Outcome.DIFFERS, Outcome.FAILED) for v in found))
 
@@ -76,24 +74,6 @@ def _line(verdict: Verdict) -> str:
     if verdict.gpu_kernels:
         text += f", {verdict.gpu_kernels} kernels on the GPU"
     return f"{verdict.name:40} {verdict.opset} {verdict.outcome:12} {text}"
-
-
-def _write(path: Path, found: list[Verdict]) -> None:
-    """Rows of this run replace those of the same network and target."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    if path.exists():
-        rows = {(row["name"], row["target"]): row for row in json.loads(path.read_text())["rows"]}
-    rows |= {(verdict.name, verdict.target): dataclasses.asdict(verdict) for verdict in found}
-    totals: dict[str, Counter[str]] = {}
-    for row in rows.values():
-        totals.setdefault(row["target"], Counter())[row["outcome"]] += 1
-    record = {
-        "benchmark": "exports",
-        "date": time.strftime("%Y-%m-%d"),
-        "total": totals,
-        "rows": [rows[key] for key in sorted(rows)],
-    }
-    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

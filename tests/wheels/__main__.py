@@ -11,18 +11,16 @@ networks and targets.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from tests.support.answering import Answering, NoAnswer
+from tests.support.network_records import write_rows
 from tests.wheels.judge import Outcome, Verdict
 from tests.wheels.table import named
 
@@ -57,7 +55,7 @@ def main() -> int:
                 found.append(verdict)
                 print(line(verdict), flush=True)
                 if given.json is not None:
-                    write(given.json, found)
+                    write_rows(given.json, "wheels", found)
     counts = Counter(verdict.outcome for verdict in found)
     print("\n" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     return int(bool({Outcome.DIFFERS, Outcome.FAILED} & counts.keys()))
@@ -83,24 +81,6 @@ def line(verdict: Verdict) -> str:
     if verdict.gpu_kernels:
         text += f", {verdict.gpu_kernels} kernels on the GPU"
     return f"{verdict.name:36} {verdict.target:16} {verdict.outcome:11} {text}"
-
-
-def write(path: Path, found: Iterable[Verdict]) -> None:
-    """Rows of this run replace those of the same network and target."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    if path.exists():
-        rows = {(row["name"], row["target"]): row for row in json.loads(path.read_text())["rows"]}
-    rows |= {(verdict.name, verdict.target): dataclasses.asdict(verdict) for verdict in found}
-    totals: dict[str, Counter[str]] = {}
-    for row in rows.values():
-        totals.setdefault(row["target"], Counter())[row["outcome"]] += 1
-    record = {
-        "benchmark": "wheels",
-        "date": time.strftime("%Y-%m-%d"),
-        "total": totals,
-        "rows": [rows[key] for key in sorted(rows)],
-    }
-    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

