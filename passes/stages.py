@@ -15,6 +15,7 @@ from hybridc.ir.verify import verify
 from hybridc.native import can_build
 from hybridc.options import FP16, FP32, INT8
 from hybridc.passes.canonicalize.canonicalize import canonicalize
+from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
 from hybridc.passes.estimate import estimated_us
 from hybridc.passes.fuse.attention import Attention, fuse_attention
 from hybridc.passes.fuse.fuse import fuse
@@ -68,7 +69,7 @@ ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
 def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     """Rewrite operators to forms that later stages know. Raises ModelError as `canonicalize` does."""
     program, narrow = in_float32(c.program)
-    return replace(c, program=canonicalize(program), narrow=narrow)
+    return replace(c, program=drop_subnormal_weights(canonicalize(program)), narrow=narrow)
 
 
 def fuse_cpu_attention(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
