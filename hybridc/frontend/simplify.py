@@ -26,8 +26,8 @@ MAX_GENERATED_BYTES = 4 << 30
 """Of all arrays that ConstantOfShape nodes make: a few bytes of a file can ask for any size."""
 
 MAX_RANK = 16
-# Folded whatever their size if the weight has no other use: the result replaces it.
-_REARRANGING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+# Folded whatever their size if the weights have no other use: the result replaces them.
+_REARRANGING = ("Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def simplify(
@@ -213,11 +213,28 @@ def _should_fold(node: ir.Node) -> bool | None:
     if elements is None:
         return False
     inputs = [value for value in node.inputs if value is not None]
-    if node.op_type in _REARRANGING:
-        large = [v for v in inputs if v.const_value is not None and v.const_value.size > FOLD_INPUT_ELEMENTS]
-        if all(len(v.uses()) == 1 and not v.is_graph_output() for v in large):
-            return True
+    large = [v for v in inputs if v.const_value is not None and v.const_value.size > FOLD_INPUT_ELEMENTS]
+    if node.op_type in _REARRANGING and all(len(v.uses()) == 1 and not v.is_graph_output() for v in large):
+        return True
+    if node.op_type == "Slice" and large and _is_cut_apart(large[0]):
+        return True
     return None if elements <= FOLD_OUTPUT_ELEMENTS else False
+
+
+def _is_cut_apart(weight: ir.Value) -> bool:
+    """Only slices are read of it, together no more than it has: they replace it.
+
+    Exporters write the gates of an LSTM in ONNX's order so.
+    """
+    slices = [node for node, _ in weight.uses()]
+    taken = [_known_elements(node) for node in slices]
+    return (
+        not weight.is_graph_output()
+        and weight.const_value is not None
+        and all(node.op_type == "Slice" for node in slices)
+        and sum(elements or 0 for elements in taken) <= weight.const_value.size
+        and None not in taken
+    )
 
 
 def _known_elements(node: ir.Node) -> int | None:

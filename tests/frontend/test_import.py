@@ -91,6 +91,35 @@ def test_transpose_of_a_weight_with_no_other_use_is_folded(make_model, rng):
     assert list(imported.origins.values()) == [("MatMul_1",)]
 
 
+def gates(*order):
+    """Slices of a weight of four gates, put together in this order, as exporters of LSTM write it."""
+    bounds = {f"b{i}": np.array([100 * i]) for i in range(5)}
+    slices = [make_node("Slice", ["w", f"b{i}", f"b{i + 1}"], [f"s{i}"]) for i in order]
+    return [*slices, make_node("Concat", [f"s{i}" for i in order], ["t"], axis=0)], bounds
+
+
+def test_a_weight_whose_parts_change_places_is_folded(make_model, assert_matches, rng):
+    nodes, bounds = gates(0, 3, 1, 2)
+    weights = {"w": rng.standard_normal((400, 200), dtype=np.float32), **bounds}
+    model = make_model([*nodes, make_node("MatMul", ["t", "x"], ["y"])], {"x": [200, 4]}, ["y"], weights)
+    imported = assert_matches(model, {"x": rng.standard_normal((200, 4), dtype=np.float32)}, rtol=1e-4)
+    assert [array.shape for array in imported.weights.values()] == [(400, 200)]
+    assert list(imported.origins.values()) == [("MatMul_5",)]
+
+
+@pytest.mark.parametrize("reader", ["MatMul", "Slice"])
+def test_parts_of_a_weight_that_is_read_elsewhere_take_no_memory(reader, make_model, rng):
+    """Another reader of the whole, or parts that are more than the whole."""
+    nodes, bounds = gates(0, 1, 2, 3)
+    weights = {"w": rng.standard_normal((400, 200), dtype=np.float32), **bounds}
+    nodes.append(make_node("MatMul", ["t", "x"], ["u"]))
+    if reader == "Slice":
+        nodes.append(make_node("Slice", ["w", "b0", "b3"], ["more"]))
+    nodes.append(make_node("MatMul", ["w" if reader == "MatMul" else "more", "x"], ["y"]))
+    imported = read_model(make_model(nodes, {"x": [200, 4]}, ["u", "y"], weights))
+    assert sum(array.nbytes for array in imported.weights.values()) == weights["w"].nbytes
+
+
 def test_valid_nodes_in_any_order_are_accepted(make_model, assert_matches, rng):
     nodes = [
         make_node("Add", ["a", "b"], ["y"]),
