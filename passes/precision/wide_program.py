@@ -41,8 +41,10 @@ def in_float32(program: Program) -> tuple[Program, NarrowTensors]:
     """The program with float32 in the place of 16-bit floats.
 
     Requires: `main` straight-line, as imported.
-    Ensures: no tensor has 16 bits, but in front of and behind functions that are called with such. What the
-    model itself rounds, a Cast of float32, is rounded. The program itself if it has no such tensors.
+    Ensures: no tensor has 16 bits, but in front of and behind functions that are called with such. A Cast of
+    float32 to 16 bits rounds if another type is computed of it, by a Cast back or a comparison. Else it is a
+    result of 16 bits like any other, which is rounded where it is written to memory.
+    The program itself if it has no such tensors.
     Raises: nothing of its own.
     """
     variables = [*program.main.params, *(binding.var for binding in program.bindings)]
@@ -60,6 +62,18 @@ def _narrow_type(ty: relax.Type) -> str:
     return dtype if dtype in NARROW else ""
 
 
+def _read_as_another_type(program: Program) -> frozenset[relax.Var]:
+    """The variables of which something computes another type than theirs, perhaps after moving their data."""
+    found = set[relax.Var]()
+    for binding in reversed(program.bindings):
+        value = binding.value
+        is_moved = not isinstance(value, relax.Call) or has_fact(value, Fact.VIEW | Fact.MOVEMENT)
+        for var in variables(value):
+            if _narrow_type(var.ty) != _narrow_type(binding.var.ty) or (is_moved and binding.var in found):
+                found.add(var)
+    return frozenset(found)
+
+
 def _wide_var(var: relax.Var) -> relax.Var:
     return relax.Var(var.name, relax.TensorType(var.ty.shape, WIDE)) if _narrow_type(var.ty) else var
 
@@ -73,10 +87,13 @@ class _Widener:
     new: dict[relax.Var, relax.Expr] = field(default_factory=dict)
     type_of: dict[str, str] = field(default_factory=dict)
     """Of the last tensor that a node computes, if that has 16 bits, else empty."""
+    rounded: frozenset[relax.Var] = field(init=False)
+    """Of which another type is computed, so that a Cast to theirs rounds."""
 
     def __post_init__(self) -> None:
         values = {b.var: b.value for b in self.old.bindings}
         self.seen_as_outputs = set[relax.Var]()
+        self.rounded = _read_as_another_type(self.old)
         todo = [v for output in self.old.outputs for v in variables(output)]
         while todo:
             var = todo.pop()
@@ -136,6 +153,8 @@ class _Widener:
             is_copied = binding.var in self.seen_as_outputs and tensor_dtype(call.args[0]) != wanted
             if wanted in (tensor_dtype(source), tensor_dtype(call.args[0])) and not is_copied:
                 return source
+            if wanted in NARROW and tensor_dtype(source) == WIDE and binding.var not in self.rounded:
+                return emit(relax.op.astype(source, WIDE))  # computes nothing, but its bytes are narrow
             result = emit(relax.op.astype(source, wanted))
             return emit(relax.op.astype(result, WIDE)) if wanted in NARROW else result
         if is_op(call, *_OPAQUE):

@@ -142,3 +142,31 @@ def test_a_network_of_16_bits_is_one_of_float32_rounded(
             error = np.abs(found - wanted).max() / np.abs(wanted).max()
             assert error <= 3 * float(ml_dtypes.finfo(dtype).eps), name
     assert results["pooled"].dtype == dtype and results["largest"].dtype == np.int64
+
+
+NORM = """<ir_version: 8, opset_import: ["" : 17]>
+norm (float16[3, 96] x, float16[96] gain) => (float16[3, 96] y) <float two = {2}, float tiny = {0.000001}> {
+    wide = Cast<to = 1>(x)
+    square = Pow(wide, two)
+    mean = ReduceMean<axes = [-1]>(square)
+    shifted = Add(mean, tiny)
+    root = Sqrt(shifted)
+    unit = Div(wide, root)
+    narrow = Cast<to = 10>(unit)
+    y = Mul(gain, narrow)
+}"""
+"""As transformers writes the norm of Llama."""
+
+
+@pytest.mark.parametrize(("target", "options"), [TARGETS[0], TARGETS[2]])
+def test_casts_within_a_kernel_do_not_round(tmp_path: Path, target: str, options: dict[str, Any]) -> None:
+    random = np.random.default_rng(3)
+    x, gain = random.standard_normal((3, 96)).astype(HALF), random.uniform(1, 2, 96).astype(HALF)
+    hybridc.compile(onnx.parser.parse_model(NORM), tmp_path / "norm.hyb", target=target, **options)
+    emulate: dict[str, Any] = {"emulate_gpu": "64MiB"} if "cuda" in target else {}
+    with hybridc.load(tmp_path / "norm.hyb", **emulate) as session:
+        (found,) = session.run(None, {"x": x, "gain": gain})
+    wide = x.astype(np.float64)
+    exact = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + 1e-6) * gain
+    half_unit = np.abs(np.spacing(exact.astype(HALF)).astype(np.float64)) / 2
+    assert (np.abs(found - exact) <= 1.01 * half_unit).all()

@@ -114,3 +114,21 @@ def test_a_program_of_floats_is_left_alone():
     program = program_of(Before)
     found, narrow = in_float32(program)
     assert found is program and not narrow
+
+
+def test_a_cast_that_nothing_else_sees_is_rounded_where_it_is_written():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((4, 2), "float32"), g: R.Tensor((2,), "float16")):
+            y = R.astype(x, "float16")
+            z = R.multiply(y, g)
+            moved = R.astype(x, "float16")
+            u = R.permute_dims(moved)
+            v = R.astype(u, "float32")
+            return (z, v)
+
+    program, narrow = in_float32(program_of(Before))
+    casts = [t for name, t in types(program) if name == "astype"]
+    assert casts == ["float32", "float16", "float32", "float32"]
+    assert narrow.nodes["node_y"] == "float16" and narrow.outputs == {0: "float16"}
