@@ -135,13 +135,13 @@ def _model(variant: Variant, architecture: Architecture, module: nn.Module) -> o
 
 
 def _nested(module: nn.Module, shapes: tuple[dict[int, str], ...] | None) -> tuple[Any, ...] | None:
-    """As the signature of `forward` has the operands: `*operands` are one tuple."""
+    """As the signature of `forward` has the operands: `*operands` are one tuple, unless there are none."""
     if shapes is None:
         return None
     code = module.forward.__code__  # type: ignore[attr-defined]
     is_variadic = bool(code.co_flags & 0x04)
     count = code.co_argcount - 1
-    return (*shapes[:count], shapes[count:]) if is_variadic else shapes
+    return (*shapes[:count], shapes[count:]) if is_variadic and shapes[count:] else shapes
 
 
 def _inputs(architecture: Architecture, *, position: int) -> dict[str, Tensor]:
