@@ -100,7 +100,7 @@ def _by_onnxruntime(network: Exported) -> list[np.ndarray]:
 
     Else onnxruntime computes chains of operators that it has no float16 code for in float32, and rounds once
     where the network rounds ten times. It does so in part even here: a Cast to float16 in front of such an
-    operator is left out. `onnx.reference`, which rounds every result, is 3 times as far off in phi3 and gemma2.
+    operator is left out. `onnx.reference` rounds every result, and is 3 times as far off for phi3 and gemma2.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
