@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, cast
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
-from hybridc.targets import Target, default_threads, is_architecture, parse_target
+from hybridc.targets import (
+    Target,
+    architecture_number,
+    default_threads,
+    is_architecture,
+    oldest,
+    parse_target,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,11 +45,12 @@ DEFAULT_PLAN_SECONDS = 10.0
 Shape = tuple[int | None, ...]
 """Of an input; None for a dimension that the model or a size by name fixes."""
 _LARGEST_DIMENSION = 2**31 - 1
-FP32, FP16, BF16, INT8 = PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-"""fp16: tensors are stored in 16 bits, on both devices; bf16, int8: the CPU multiplies such numbers."""
+FP32, FP16, BF16, TF32, INT8 = PRECISIONS = ("fp32", "fp16", "bf16", "tf32", "int8")
+"""fp16: tensors are stored in 16 bits, on both devices; bf16, int8: the CPU multiplies such numbers; tf32:
+the GPU's tensor cores do."""
 ROUNDING_ERROR = 0.01
-"""How much rounding to fp16 or bf16 may change a kernel's result unless asked otherwise, as a fraction of
-it."""
+"""How much rounding to fp16, bf16 or tf32 may change a kernel's result unless asked otherwise, as a
+fraction of it."""
 
 
 AUTO = "auto"
@@ -233,6 +241,10 @@ def check_threads(count: int) -> int:
     return count
 
 
+def _has_tf32(target: Target) -> bool:
+    return target.has_gpu and architecture_number(oldest(target.cuda_architectures)) >= 80
+
+
 def check_precision(precision: str, rounding_error: float, target: Target) -> None:
     """Refuse an unknown precision, or one that the target does not have. Raises UsageError HC526."""
     if precision not in PRECISIONS:
@@ -241,6 +253,9 @@ def check_precision(precision: str, rounding_error: float, target: Target) -> No
     if precision in (BF16, INT8) and target.isa.dot_product_unit is None:
         what = f"--precision {precision} requires instructions that {target.isa.name} does not have"
         raise UsageError("HC526", what, remedy="compile for --target avx512_bf16 or amx, or use fp16")
+    if precision == TF32 and not _has_tf32(target):
+        what = f"--precision tf32 requires tensor cores of sm_80 or newer, and the target is {target}"
+        raise UsageError("HC526", what, remedy=f"compile for --target cuda:sm_80+{target.isa.name} or newer")
     if precision == INT8 and target.has_gpu:
         what = f"--precision int8 is not supported with a GPU, and the target is {target}"
         raise UsageError("HC526", what, remedy=f"compile for --target {target.isa.name}")

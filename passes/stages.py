@@ -13,7 +13,7 @@ from hybridc.ir import Graph
 from hybridc.ir.plan import plan_to_json
 from hybridc.ir.verify import verify
 from hybridc.native import can_build
-from hybridc.options import FP16, FP32, INT8
+from hybridc.options import FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
 from hybridc.passes.estimate import estimated_us
@@ -41,7 +41,7 @@ from hybridc.passes.planner.robust import make_robust_plans
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.precision.narrow_storage import store_narrow
-from hybridc.passes.precision.precision import choose_halves, mark_integers, reduce_precision
+from hybridc.passes.precision.precision import choose_halves, mark_integers, multiply_tf32, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES
 from hybridc.passes.precision.wide_program import in_float32
 from hybridc.passes.program.program import Program
@@ -94,7 +94,7 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     target = c.job.options.target
     # not before the network is tiled: tiles are those of its operators
     whole = c.program
-    if target.has_gpu and c.job.options.precision == FP32 and not c.narrow:
+    if target.has_gpu and c.job.options.precision in (FP32, TF32) and not c.narrow:
         whole = fuse_attention(whole, partial(_has_attention_kernels, target.isa))
     program = fuse(whole, c.library.table)
     return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)
@@ -114,9 +114,9 @@ def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
 
 
 def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
-    """Mark functions that multiply bf16 or integers, where the options ask for it; store 16-bit floats.
+    """Mark functions that multiply bf16, tf32 or integers, where the options ask for it; store 16-bit floats.
 
-    Requires: for bf16 and fp16, `job.rounding`.
+    Requires: for bf16, fp16 and tf32, `job.rounding`.
     """
     options, program, halved = c.job.options, c.program, frozenset[str]()
     if options.precision == INT8:
@@ -126,6 +126,15 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
             raise ValueError(f"{options.precision} needs a measurement of rounding errors")
         if options.precision == FP16:
             program, halved = choose_halves(program, options.rounding_error, c.job.rounding)
+        elif options.precision == TF32:
+            program = multiply_tf32(
+                program,
+                options.target,
+                options.rounding_error,
+                c.job.rounding,
+                options.machine.gpu,
+                winograd=options.fast_algorithms,
+            )
         else:
             program = reduce_precision(
                 program,

@@ -1,8 +1,9 @@
-"""How much rounding to 16 bits changes results, layer by layer.
+"""How much rounding to 16 bits, or to tf32, changes results, layer by layer.
 
 The fused network runs once in fp32, one function after the other, on inputs drawn from a seed. What a
 function would give with factors in bf16 is what its fp32 kernel gives for rounded factors: bf16 kernels
-multiply these exactly and add up in fp32 as well. So this needs no processor that has bf16 instructions.
+multiply these exactly and add up in fp32 as well. So this needs no processor that has bf16 instructions, and
+no GPU for tf32.
 Kernels that read and write float16 compute in float32.
 """
 
@@ -21,7 +22,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from hybridc.ir import Device
-from hybridc.options import BF16, FP16, CompileOptions
+from hybridc.options import BF16, FP16, TF32, CompileOptions
 from hybridc.passes.program.program import Program, count_uses, is_op, tensor_dtype, tensor_shape, variables
 from hybridc.passes.schedule import constant_arguments
 from hybridc.progress import Progress
@@ -36,7 +37,7 @@ SEED = 0
 
 def rounding_errors_of(options: CompileOptions, progress: Progress) -> RoundingErrors | None:
     """What measures the errors that the options ask to keep within a tolerance; None if none arise."""
-    dtype = {BF16: "bfloat16", FP16: "float16"}.get(options.precision)
+    dtype = {BF16: "bfloat16", FP16: "float16", TF32: TF32}.get(options.precision)
     return None if dtype is None else RoundingErrors(progress, dtype)
 
 
@@ -66,8 +67,17 @@ class RoundingErrors:
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     """The nearest numbers of a type, as float32; infinite beyond its range."""
+    if dtype == TF32:
+        return _to_tf32(array)
     with np.errstate(over="ignore"):
         return array.astype(dtype).astype(np.float32)
+
+
+def _to_tf32(array: np.ndarray) -> np.ndarray:
+    """With 10 of 23 bits of the fraction, ties away from zero as `cvt.rna` has it."""
+    # the sum of a NaN's bits may be those of a number
+    bits = (np.float32(array).view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(array), bits.view(np.float32), array)
 
 
 def relative_error(result: np.ndarray, reference: np.ndarray) -> float:

@@ -34,7 +34,7 @@ class Work:
     special: float
     """Warps' transcendental functions."""
     tensor_multiplies: float
-    """Multiply-adds on tensor cores."""
+    """Multiply-adds on tensor cores of 16-bit floats, or others by the time that they take."""
     lsu_cycles: float
     """Of the load/store unit, bank conflicts and uncoalesced accesses included."""
     l2_sectors: float

@@ -188,11 +188,15 @@ class _Walk:
                 matrices = int(name.removeprefix("ldmatrix_x")[0])
                 self.counts.lsu_cycles += max(2, matrices) * turns * self.warps
                 self.counts.instructions += _INSTRUCTIONS * turns * self.warps
+            elif name.startswith("round_"):
+                self.counts.instructions += turns * self.warps
         if "mma" in name and "load" not in name and "store" not in name and "fill" not in name:
             shapes = (_SHAPE.search(str(argument)) for argument in value.args)
             shape = next((match for match in shapes if match), None)
             products = math.prod(map(int, shape.groups())) if shape else WARP // 2 * 16 * 16
-            self.counts.tensor_multiplies += products * turns * self.warps
+            # data sheets give tf32 half the rate of fp16
+            weight = 2 if name.endswith("tf32") else 1
+            self.counts.tensor_multiplies += weight * products * turns * self.warps
             self.counts.instructions += turns * self.warps
         elif "allreduce" in name:
             self._count_instructions(5 * turns, 0)

@@ -145,7 +145,7 @@ class Kernel:
     family: str = OTHER_FAMILY
     """Kind of computation, one of FAMILIES: how much of a processor's peaks it reaches depends on it."""
     precision: str = "fp32"
-    """In which the CPU multiplies."""
+    """In which one of the devices multiplies: the GPU in tf32, the CPU in any other."""
     precision_note: str = ""
     """Why it multiplies in fp32 although less was asked for; empty if it was not, or nothing is
     multiplied."""
@@ -153,6 +153,10 @@ class Kernel:
     """Its function then has one more parameter, the last, int64[len(checks), 2]: where a check fails, the
     function writes a number that is not 0, and the value, into the check's row, and touches no other memory
     than it may."""
+
+    def precision_on(self, device: Device) -> str:
+        """In which a device multiplies."""
+        return self.precision if (device is Device.GPU) == (self.precision == "tf32") else "fp32"
 
     def workspace_bytes(self, device: Device) -> int:
         return self.gpu_workspace_bytes if device is Device.GPU else self.cpu_workspace_bytes

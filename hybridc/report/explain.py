@@ -116,7 +116,7 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         tensors=tuple(story.tensors()),
         alternatives=tuple(alternatives(graph, plan, machine, kernel)) if has_gpu else (),
         binding=binding_rows(graph, plan),
-        precision=kernel.precision if step.device is Device.CPU else "fp32",
+        precision=kernel.precision_on(step.device),
         precision_note=kernel.precision_note,
     )
 

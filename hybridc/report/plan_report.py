@@ -149,7 +149,7 @@ def _kernel_rows(graph: Graph, plan: Plan, reasons: Reasons) -> tuple[KernelRow,
                 footprint_bytes=footprint_bytes(graph, kernel),
                 origins=kernel.origins,
                 reason="recomputed to save memory" if again else reasons.of(kernel, step.device),
-                precision=kernel.precision if step.device is Device.CPU else "fp32",
+                precision=kernel.precision_on(step.device),
                 precision_note=kernel.precision_note,
                 time_source=reasons.time_source(kernel, step.device),
             )

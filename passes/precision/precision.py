@@ -1,8 +1,10 @@
-"""Precision: which kernels multiply bf16 instead of float32 numbers, or read and write float16.
+"""Precision: which kernels multiply bf16 or tf32 instead of float32 numbers, or read and write float16.
 
 A kernel multiplies bf16 numbers if the target has instructions that multiply bf16 operands and accumulate in
 float32 for it, unless rounding its operands was measured to change its result by more than `rounding_error`,
 or fp32 is predicted to be faster. Tensors between two bf16 kernels are stored as bf16 (`bf16_storage.py`).
+
+With tf32 the same holds for the tensor cores of a GPU, which round float32 operands that they read.
 
 A kernel reads and writes float16 unless rounding all of that was measured to change its result by more
 (`narrow_storage.py`); its arithmetic stays float32.
@@ -18,10 +20,11 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal
 
-from hybridc.options import BF16, FP16, INT8
+from hybridc.machine import Processor
+from hybridc.options import BF16, FP16, INT8, TF32
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.program.program import Program, is_op
-from hybridc.passes.schedule import constant_arguments
+from hybridc.passes.schedule import constant_arguments, schedule_requests
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
     floats_are_faster,
@@ -31,6 +34,7 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 )
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
+from hybridc.schedules.cuda.tensor_core.tensor_core import read_tf32_product, tf32_is_faster
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
 from hybridc.targets import DEFAULT_THREADS, Target
 
@@ -66,26 +70,54 @@ def reduce_precision(
     Raises: what `errors` raises.
     """
     constants = constant_arguments(program)
-    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
-    products = [name for name in called if adds_up_products(program.module[name])]
-    notes: dict[str, str] = {}
-    factors: dict[str, Factors] = {}
-    for name in products:
+
+    def read(name: str) -> Factors | str:
         function = program.module[name].with_attr(PRECISION, BF16)
-        found = _factors(Request(function, constants[name], target, winograd=winograd, threads=threads))
-        if isinstance(found, Factors):
-            factors[name] = found
-        else:
-            notes[name] = found
-    positions = {name: (found.left, found.right) for name, found in factors.items()}
-    for name, error in errors(program, positions).items():
-        if not error <= rounding_error:
-            del factors[name]
-            notes[name] = f"rounding the factors would change the result by {error:.2g} of it"
+        return _factors(Request(function, constants[name], target, winograd=winograd, threads=threads))
+
+    factors, notes = _rounded_factors(program, read, rounding_error, errors)
     marked = _marked(program, BF16, factors, notes)
     if target.has_gpu:
         return marked  # either device may run a kernel, and the GPU's read floats
     return keep_in_bf16(marked, {name: found.left for name, found in factors.items()})
+
+
+def multiply_tf32(
+    program: Program,
+    target: Target,
+    rounding_error: float,
+    errors: Errors,
+    gpu: Processor,
+    *,
+    winograd: bool = True,
+) -> Program:
+    """Mark functions for tf32.
+
+    Requires: `program` fused, a target whose GPUs all have tf32.
+    Ensures: as `reduce_precision`. Those that are estimated to be as fast in float32 on `gpu` stay so.
+    Raises: what `errors` raises.
+    """
+    requests = schedule_requests(program, target, winograd=winograd, gpu=gpu)
+    factors, notes = _rounded_factors(
+        program, lambda name: _tf32_factors(requests[name]), rounding_error, errors
+    )
+    return _marked(program, TF32, factors, notes)
+
+
+def _rounded_factors(
+    program: Program, read: Callable[[str], Factors | str], rounding_error: float, errors: Errors
+) -> tuple[Mapping[str, Factors], Mapping[str, str]]:
+    """The factors of the products that may be rounded, and why those of others may not, by function."""
+    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
+    found = {name: read(name) for name in called if adds_up_products(program.module[name])}
+    factors = {name: value for name, value in found.items() if isinstance(value, Factors)}
+    notes = {name: value for name, value in found.items() if isinstance(value, str)}
+    positions = {name: (value.left, value.right) for name, value in factors.items()}
+    for name, error in errors(program, positions).items():
+        if not error <= rounding_error:
+            del factors[name]
+            notes[name] = f"rounding the factors would change the result by {error:.2g} of it"
+    return factors, notes
 
 
 def choose_halves(program: Program, rounding_error: float, errors: Errors) -> tuple[Program, frozenset[str]]:
@@ -143,6 +175,17 @@ def _factors(request: Request) -> Factors | str:
     if product is None:
         return "no bf16 kernel computes this"
     return _positions(product.contraction.nest, product.left.source, product.right.source)
+
+
+def _tf32_factors(request: Request) -> Factors | str:
+    """The factors that are rounded to tf32, or why the function stays in fp32."""
+    product = read_tf32_product(request)
+    if product is None:
+        return "no kernel for tensor cores computes this"
+    if not tf32_is_faster(product, request):
+        return "fp32 is predicted to be faster"
+    left, right = product.operands
+    return Factors(left, right)
 
 
 def _positions(nest: Nest, left: tirx.Var, right: tirx.Var) -> Factors | str:

@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from hybridc.calibrate.rounding import RoundingErrors, relative_error, rounded, rounding_errors_of
-from hybridc.options import CompileOptions
+from hybridc.options import TF32, CompileOptions
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.progress import NullProgress
@@ -41,9 +41,20 @@ def test_error_is_that_of_rounded_factors_in_float64() -> None:
     weight = drawn(3, SIZE, SIZE)
     x = np.random.default_rng(0).standard_normal((SIZE, SIZE), np.float32)
     exact = x.astype("f8") @ weight + 1
-    for dtype in (BF16, FP16):
+    for dtype in (BF16, FP16, TF32):
         found = rounded(x, dtype).astype("f8") @ rounded(weight, dtype) + 1
         assert error_of(weight, dtype) == pytest.approx(relative_error(found, exact), rel=1e-2)
+
+
+def test_tf32_has_eleven_bits() -> None:
+    ulp = np.float32(2.0**-10)
+    numbers = np.array([1 + ulp / 2, -1 - ulp / 2, 1 + ulp * 0.499, 1 + ulp, 3e38, 1e-30, 0.0], "f4")
+    expected = np.array([1 + ulp, -1 - ulp, 1, 1 + ulp], "f4")
+    found = rounded(numbers, TF32)
+    assert (found[:4] == expected).all() and found[-1] == 0
+    assert (np.abs(found[:-1] / numbers[:-1] - 1) <= ulp / 2).all()
+    strange = np.array([np.inf, -np.inf, np.nan], "f4")
+    np.testing.assert_array_equal(rounded(strange, TF32), strange)
 
 
 def test_results_behind_arguments_are_rounded_too() -> None:

@@ -1,4 +1,4 @@
-"""Networks in bf16 on every instruction set that has it, those whose tiles are trapped as well."""
+"""Networks in tf32, and in bf16 on each instruction set that has it, those whose tiles are trapped too."""
 
 from __future__ import annotations
 
@@ -63,3 +63,26 @@ def test_network_in_bf16_is_near_what_onnxruntime_gives(tmp_path, name, target):
 def test_convolutions_along_one_axis_are_near_what_onnxruntime_gives_with_tiles(tmp_path):
     model = build("atacworks", length=900, channels=6, kernel=9, blocks=1, peak_blocks=1)
     assert_near_onnxruntime(model, tmp_path, "amx")
+
+
+@pytest.mark.parametrize("name", ["vit", pytest.param("resnet", marks=pytest.mark.slow)])
+def test_network_in_tf32_is_near_what_onnxruntime_gives(tmp_path, name):
+    model = build(name, **NETWORKS[name])
+    compiled = hybridc.compile(
+        model,
+        tmp_path / "n.hyb",
+        target="cuda:sm_80+avx2",
+        precision="tf32",
+        machine="a100",
+        pins={"*": "gpu"},
+        plan_seconds=0.05,
+    )
+    assert sum(kernel.precision == "tf32" for kernel in compiled.graphs[-1].kernels) > 3
+    feeds = random_feeds(model)
+    with hybridc.load(tmp_path / "n.hyb", emulate_gpu="256MiB") as session:
+        found = session.run(None, feeds)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    for result, reference in zip(found, expected, strict=True):
+        error = np.linalg.norm(result - reference) / np.linalg.norm(reference)
+        # three bits more than bf16
+        assert 0.1 * UNIT / 8 < error <= 5 * UNIT / 8

@@ -175,15 +175,16 @@ def _add_kernels(group: Arguments) -> None:
     add(
         "--precision",
         choices=PRECISIONS,
-        help="fp16 stores tensors in 16 bits on both devices, bf16 rounds the operands of products, int8"
-        f" computes quantized models with integers (default: {FP32})",
+        help="fp16 stores tensors in 16 bits on both devices, bf16 rounds operands of products on the CPU,"
+        " tf32 those on the GPU's tensor cores, int8 computes quantized models with integers"
+        f" (default: {FP32})",
     )
     add(
         "--rounding-error",
         type=float,
         metavar="FRACTION",
-        help="keep kernels in fp32 whose results fp16 or bf16 would change by more than this, measured on"
-        f" random inputs (default: {ROUNDING_ERROR:g})",
+        help="keep kernels in fp32 whose results fp16, bf16 or tf32 would change by more than this, measured"
+        f" on random inputs (default: {ROUNDING_ERROR:g})",
     )
     older = {"dest": "rounding_error", "type": float, "help": argparse.SUPPRESS}
     add("--bf16-error", **older)  # deprecated

@@ -75,6 +75,13 @@ HYBRIDC_DEVICE void mma_m16n8k16_bf16(float* c, const unsigned* a, const unsigne
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Rounds to the nearest number of 10 fraction bits; the instruction would cut the others off.
+HYBRIDC_DEVICE void round_tf32(float* x) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(*x));
+  *x = __uint_as_float(bits);
+}
+
 HYBRIDC_DEVICE void mma_m16n8k8_tf32(float* c, const unsigned* a, const unsigned* b) {
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
                "{%8, %9}, {%0, %1, %2, %3};"

@@ -95,6 +95,11 @@ static void multiply_add(unsigned site, typename Numbers::Sum* c, const unsigned
 
 }  // namespace cuda_on_cpu
 
+// To nearest, ties away from zero.
+static inline void round_tf32(float* x) {
+  if (std::isfinite(*x)) *x = same_bits<float>((same_bits<unsigned>(*x) + 0x1000u) & 0xffffe000u);
+}
+
 #define HYBRIDC_LOAD(name, count, transposed)                      \
   static inline void name(unsigned* registers, const void* row) { \
     cuda_on_cpu::load_matrices<count, transposed>(registers, row); \

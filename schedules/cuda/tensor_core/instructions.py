@@ -6,9 +6,11 @@ from tvm import ir, tirx
 from tvm.backend.cuda.op import cuda_func_call
 
 _HEADER = "#include <hybridc/mma.h>\n"
-_SUFFIX = {"float16": "f16", "bfloat16": "bf16"}
-OLDEST = {"float16": 75, "bfloat16": 80}
+TF32 = "tf32"
+"""float32 in memory, of which tensor cores multiply 10 bits of the fraction."""
+OLDEST = {"float16": 75, "bfloat16": 80, TF32: 80}
 """Architectures that have products of these types, sm_75 being Turing."""
+_MULTIPLY_ADD = {"float16": "m16n8k16_f16", "bfloat16": "m16n8k16_bf16", TF32: "m16n8k8_tf32"}
 
 
 def load_matrices(registers: ir.TensorLoad, row: ir.TensorLoad, *, transposed: bool) -> tirx.Stmt:
@@ -17,8 +19,13 @@ def load_matrices(registers: ir.TensorLoad, row: ir.TensorLoad, *, transposed: b
 
 
 def multiply_add(sums: ir.TensorLoad, left: ir.TensorLoad, right: ir.TensorLoad, dtype: str) -> tirx.Stmt:
-    """`sums += left right`: 16x8 += 16x16 16x8."""
-    return _call(f"mma_m16n8k16_{_SUFFIX[dtype]}", sums, left, right)
+    """`sums += left right`: 16x8 += 16x16 16x8, or 16x8 8x8 of tf32."""
+    return _call(f"mma_{_MULTIPLY_ADD[dtype]}", sums, left, right)
+
+
+def rounded(element: ir.TensorLoad) -> tirx.Stmt:
+    """Round an element in a register to tf32."""
+    return _call("round_tf32", element)
 
 
 def barrier() -> tirx.Stmt:

@@ -23,7 +23,7 @@ from hybridc.schedules.cuda.tensor_core.instructions import barrier, multiply_ad
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
 from hybridc.schedules.cuda.tensor_core.results import Results, bound
 from hybridc.schedules.cuda.tensor_core.staging import lane_of, operand
-from hybridc.schedules.cuda.tensor_core.tile import DEPTH, Way
+from hybridc.schedules.cuda.tensor_core.tile import Way
 from hybridc.schedules.storage import retyped
 
 _ROWS, _COLUMNS = 16, 8
@@ -55,7 +55,7 @@ def tensor_core_kernel(original: tirx.PrimFunc, product: MatrixProduct, way: Way
 
 
 class _Block:
-    """One tile. Buffers of operands are float32 here, as all tensors, and become narrow with them."""
+    """One tile. Buffers of operands are float32 here, as all tensors, and become narrow where these are."""
 
     def __init__(
         self, product: MatrixProduct, way: Way, results: Results, part: ir.Expr, batch: ir.Expr,
@@ -67,10 +67,9 @@ class _Block:
         self.lane, warp = lane_of(thread), tirx.floordiv(thread, integer(WARP))
         self.warp_row = tirx.floordiv(warp, integer(tile.warps_across)) * integer(tile.warp_rows)
         self.warp_column = tirx.floormod(warp, integer(tile.warps_across)) * integer(tile.warp_columns)
-        shape = ((product.left, product.row, tile.rows), (product.right, product.column, tile.columns))
         self.left, self.right = (
-            operand(name, value, axis, product.depth, product.batch.at(batch), extent, DEPTH, tile.threads)
-            for name, (value, axis, extent) in zip(("left", "right"), shape, strict=True)
+            operand(product, name, product.batch.at(batch), extent, tile.threads)
+            for name, extent in (("left", tile.rows), ("right", tile.columns))
         )
         self.down, self.across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
         self.sums = _buffer("sums", self.down * self.across * 4, _FLOAT, "local")
@@ -85,7 +84,7 @@ class _Block:
 
     def body(self) -> tuple[tirx.Stmt, list[ir.Var]]:
         """What a thread does, and the buffers it needs."""
-        slices = self.way.slices(self.product.depth.extent)
+        slices = self.product.slices // self.way.parts
         start = self.part * integer(slices)
 
         def turn(number: ir.Expr) -> tirx.Stmt:
@@ -134,8 +133,11 @@ class _Block:
         return tirx.SeqStmt([o.store(loaded, shared, stage, self.thread) for o, loaded, shared in parts])
 
     def _multiply(self, stage: ir.Expr) -> tirx.Stmt:
+        # an instruction multiplies two chunks of the depth
+        chunks = 2 * self.left.chunk
+
         def step(number: ir.Expr) -> tirx.Stmt:
-            depth = number * integer(16)
+            depth = number * integer(chunks)
 
             def left(i: ir.Expr) -> tirx.Stmt:
                 return self.left.fragments(
@@ -163,7 +165,7 @@ class _Block:
                 unrolled(self.down, lambda i: unrolled(self.across, lambda j: multiplied(i, j))),
             ])  # fmt: skip
 
-        return unrolled(DEPTH // 16, step)
+        return unrolled(self.product.steps // chunks, step)
 
     def _first_sum(self, i: ir.Expr, j: ir.Expr) -> ir.Expr:
         return (i * integer(self.across) + j) * integer(4)
@@ -207,6 +209,8 @@ class _Block:
 
 def _narrowed(original: tirx.PrimFunc, product: MatrixProduct, wide: tirx.PrimFunc) -> tirx.PrimFunc:
     """With the original function's parameters, but for packed ones, and operands of 16 bits on their way."""
+    if not product.wide.dtypes:
+        return wide
     new: dict[ir.Var, ir.Var] = {}
     for i, dtype in product.wide.dtypes.items():
         is_packed = not wide.params[i].same_as(product.wide.function.params[i])

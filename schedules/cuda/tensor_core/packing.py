@@ -13,7 +13,6 @@ from dataclasses import replace
 from tvm import ir, tirx
 
 from hybridc.schedules.cuda.tensor_core.read import Axis, MatrixProduct
-from hybridc.schedules.cuda.tensor_core.tile import DEPTH
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.shapes import index_shape, shape_of
 
@@ -24,7 +23,7 @@ def with_taps_first(
     """The product as it reads packed weights, and how they are packed; as it is where nothing is gained."""
     weight = product.left
     channels, *taps = product.depth.iterators
-    if not taps or product.depth.extents[0] % DEPTH or not isinstance(weight, ir.TensorLoad):
+    if not taps or product.depth.extents[0] % product.steps or not isinstance(weight, ir.TensorLoad):
         return product, ()
     if math.prod(product.depth.extents[1:]) == 1:
         return product, ()

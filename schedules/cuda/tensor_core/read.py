@@ -1,4 +1,4 @@
-"""Reading products of 16-bit floats as matrix products, convolutions by way of implicit GEMM."""
+"""Reading products of floats as matrix products, convolutions by way of implicit GEMM."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from tvm import ir, sym, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import integer
-from hybridc.schedules.cpu.core.nest import Contraction, read_contraction, replace_loads, substitute, uses
+from hybridc.schedules.cpu.core.nest import (
+    Contraction,
+    loads,
+    read_contraction,
+    replace_loads,
+    substitute,
+    uses,
+)
 from hybridc.schedules.cpu.matmul.read import read_product
+from hybridc.schedules.cuda.tensor_core.instructions import TF32
+from hybridc.schedules.cuda.tensor_core.tile import SLICE_BYTES
 from hybridc.schedules.shapes import shape_of
 from hybridc.schedules.storage import WideFunction, widened
 
@@ -40,7 +49,8 @@ class Axis:
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
     """`out[batch, row, column] = epilogue(sum over depth of left[batch, row, depth] * right[batch, column,
-    depth])` in a function of float32 tensors; `dtype` is what both operands have in memory."""
+    depth])` in a function of float32 tensors; `dtype` is what both operands are multiplied as: the type of
+    16 bits that they have in memory, or tf32."""
 
     wide: WideFunction
     parameters: tuple[ir.Var, ...]
@@ -58,6 +68,39 @@ class MatrixProduct:
     """For each axis of `output` the axis of the sum that it is, if these differ."""
 
     @property
+    def operands(self) -> tuple[int, int]:
+        """Positions of the parameters that are multiplied."""
+        sources = [loads(factor)[0].source for factor in (self.left, self.right)]
+        left, right = (
+            next(i for i, p in enumerate(self.parameters) if p.same_as(source)) for source in sources
+        )
+        return left, right
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an operand's element in memory."""
+        return 4 if self.dtype == TF32 else 2
+
+    @property
+    def results(self) -> int:
+        return self.batch.extent * self.row.extent * self.column.extent
+
+    @property
+    def channels(self) -> int:
+        """Of the depth, whose other axes are taps; packed weights have taps first."""
+        return max(self.depth.extents[0], self.depth.extents[-1])
+
+    @property
+    def slices(self) -> int:
+        """Of the depth, each of SLICE_BYTES."""
+        return -(-self.depth.extent // self.steps)
+
+    @property
+    def steps(self) -> int:
+        """Of the depth in a slice."""
+        return SLICE_BYTES // self.item_bytes
+
+    @property
     def slides(self) -> bool:
         """Whether a window slides: an index adds up two iterators."""
         return len(self.depth.iterators) > 1
@@ -72,13 +115,14 @@ class MatrixProduct:
         return tirx.BufferStore(self.output, stored.value, indices)
 
 
-def read_matrix_product(function: tirx.PrimFunc) -> MatrixProduct | None:
-    """The one product of a function, if it reads both operands from memory as 16-bit floats of one type.
+def read_matrix_product(function: tirx.PrimFunc, *, tf32: bool) -> MatrixProduct | None:
+    """The one product of a function, if it reads both operands from memory as 16-bit floats of one type, or
+    with `tf32` as float32.
 
     Columns are the axis along which results lie in memory. A convolution of plain NC(H)W tensors has output
     channels as rows, positions as columns, input channels and taps as its depth.
     """
-    wide = widened(function)
+    wide = WideFunction(function, {}) if tf32 else widened(function)
     if wide is None:
         return None
     product = read_product(wide.function)
@@ -94,18 +138,21 @@ def read_matrix_product(function: tirx.PrimFunc) -> MatrixProduct | None:
         return None
     left, right = (0, 1) if wide_axes[-1] in own[1] else (1, 0)
     unused = tuple(v for v in anchor.spatial if v not in shared and not any(v in o for o in own))
-    dtypes = {_dtype_in_memory(factor, wide) for factor in factors}
+    dtypes = {_multiplied_as(factor, wide) for factor in factors}
     if any(anchor.extents[v] > 1 for v in unused) or len(dtypes) != 1 or None in dtypes:
         return None
 
     def axis(iterators: tuple[ir.Var, ...]) -> Axis:
         return Axis(iterators, tuple(anchor.extents[v] for v in iterators))
 
+    dtype = str(dtypes.pop())
+    if (dtype == TF32) is not tf32:
+        return None
     return MatrixProduct(
         wide,
         tuple(wide.function.params),
         contraction,
-        str(dtypes.pop()),
+        dtype,
         axis((*unused, *shared)),
         axis(own[left]),
         axis(own[right]),
@@ -117,15 +164,18 @@ def read_matrix_product(function: tirx.PrimFunc) -> MatrixProduct | None:
     )
 
 
-def _dtype_in_memory(value: ir.Expr, wide: WideFunction) -> str | None:
-    """The type of 16-bit floats whose elements, or zeros, a factor is; None if it is computed."""
+def _multiplied_as(value: ir.Expr, wide: WideFunction) -> str | None:
+    """What a factor is multiplied as whose elements, or zeros, lie in memory; None if it is computed."""
     if isinstance(value, ir.TensorLoad):
-        positions = (i for i, p in enumerate(wide.function.params) if p.same_as(value.source))
-        return wide.dtypes.get(next(positions, -1))
+        parameters = enumerate(wide.function.params)
+        position = next((i for i, p in parameters if p.same_as(value.source)), None)
+        if position is None or str(value.source.dtype) != "float32":
+            return None
+        return wide.dtypes.get(position, TF32)
     if isinstance(value, ir.Call) and value.op.name.rpartition(".")[2] == "if_then_else":
         _, then, other = value.args
         is_zero = isinstance(other, tirx.FloatImm) and float(other.value) == 0.0
-        return _dtype_in_memory(then, wide) if is_zero else None
+        return _multiplied_as(then, wide) if is_zero else None
     return None
 
 
@@ -154,7 +204,7 @@ class Element:
 
 
 def element_of(value: ir.Expr, known: sym.Analyzer) -> Element:
-    """A factor that `_dtype_in_memory` accepted, taken apart."""
+    """A factor that `_multiplied_as` accepted, taken apart."""
     conditions = []
     while not isinstance(value, ir.TensorLoad):
         condition, value, _ = value.args

@@ -13,14 +13,21 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, unrolled, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import integer, unrolled, vectorized
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cuda.core.launch import WARP
-from hybridc.schedules.cuda.tensor_core.instructions import load_matrices
-from hybridc.schedules.cuda.tensor_core.read import Axis, Element, element_of, flattened, steps_by_one
+from hybridc.schedules.cuda.tensor_core.instructions import load_matrices, rounded
+from hybridc.schedules.cuda.tensor_core.read import (
+    Axis,
+    Element,
+    MatrixProduct,
+    element_of,
+    flattened,
+    steps_by_one,
+)
 
-CHUNK = 8
-"""Elements of 16 bytes: a row of a matrix, and the longest access of a thread."""
+CHUNK_BYTES = 16
+"""A row of a matrix, and the longest access of a thread."""
 BANK_CHUNKS = 8
 """Chunks that the 32 banks of shared memory hold side by side."""
 
@@ -45,6 +52,12 @@ class Operand:
     """Whether lines of shared memory, as those of global memory, run along the depth."""
     width: int
     """Elements of a global load."""
+    item_bytes: int = 2
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a row of a matrix."""
+        return CHUNK_BYTES // self.item_bytes
 
     @property
     def line(self) -> int:
@@ -67,13 +80,16 @@ class Operand:
 
     def offset(self, line: ir.Expr, at: ir.Expr) -> ir.Expr:
         """Of an element in shared memory, in elements."""
-        chunks = self.line // CHUNK
+        chunks = self.line // self.chunk
         period, group = min(chunks, BANK_CHUNKS), max(1, BANK_CHUNKS // chunks)
-        chunk, inside = tirx.floordiv(at, integer(CHUNK)), tirx.floormod(at, integer(CHUNK))
-        turned = tirx.floormod(chunk + tirx.floordiv(line, integer(group)), integer(period))
+        chunk, inside = tirx.floordiv(at, integer(self.chunk)), tirx.floormod(at, integer(self.chunk))
+        by = tirx.floordiv(line, integer(group))
+        if not self.loads_matrices:
+            by = by * 2  # eight lanes read two chunks of each of four lines
+        turned = tirx.floormod(chunk + by, integer(period))
         if chunks > period:
             turned = tirx.floordiv(chunk, integer(period)) * integer(period) + turned
-        return line * integer(self.line) + turned * integer(CHUNK) + inside
+        return line * integer(self.line) + turned * integer(self.chunk) + inside
 
     def load(self, registers: ir.Var, start: ir.Expr, number: ir.Expr, thread: ir.Var) -> tirx.Stmt:
         """Load a thread's pieces of slice `number`, of positions from `start` on; zeros behind the end of
@@ -118,6 +134,14 @@ class Operand:
         """Store what `load` loaded to shared memory."""
 
         def one(number: ir.Expr) -> tirx.Stmt:
+            stored = copied(number)
+            if self.item_bytes == 2:
+                return stored
+            first = number * integer(self.width)
+            elements = unrolled(self.width, lambda lane: rounded(tirx.BufferLoad(registers, [first + lane])))
+            return tirx.SeqStmt([elements, stored])
+
+        def copied(number: ir.Expr) -> tirx.Stmt:
             line, at = self.piece(number, thread)
             first = stage * integer(self.elements) + self.offset(line, at)
 
@@ -133,15 +157,18 @@ class Operand:
         self, registers: ir.Var, number: ir.Expr, shared: ir.Var, stage: ir.Expr, corner: ir.Expr,
         depth: ir.Expr, lane: ir.Expr, *, depth_first: bool,
     ) -> tirx.Stmt:  # fmt: skip
-        """Load the 16x16 elements from position `corner` and `depth` on, four 8x8 matrices, of which the
-        second is the next along the depth if `depth_first`, else along the positions."""
+        """Load 16 positions from `corner` on of two chunks from `depth` on: four matrices of eight positions
+        and a chunk, of which the second is the next along the depth if `depth_first`, else along the
+        positions."""
+        if not self.loads_matrices:
+            return self._gathered(registers, number, shared, stage, corner, depth, lane, depth_first)
         inner, outer = (
-            tirx.floormod(tirx.floordiv(lane, integer(8)), integer(2)) * 8,
-            tirx.floordiv(lane, integer(16)) * 8,
+            tirx.floormod(tirx.floordiv(lane, integer(8)), integer(2)),
+            tirx.floordiv(lane, integer(16)),
         )
         row = tirx.floormod(lane, integer(8))
         along, across = (inner, outer) if depth_first else (outer, inner)
-        position, depth = corner + across, depth + along
+        position, depth = corner + across * 8, depth + along * self.chunk
         line, at = (position + row, depth) if self.along_depth else (depth + row, position)
         address = stage * integer(self.elements) + self.offset(line, at)
         return load_matrices(
@@ -150,20 +177,43 @@ class Operand:
             transposed=not self.along_depth,
         )
 
+    @property
+    def loads_matrices(self) -> bool:
+        """Whether `ldmatrix` does, which transposes elements of 16 bits alone."""
+        return self.along_depth or self.item_bytes == 2
+
+    def _gathered(
+        self, registers: ir.Var, number: ir.Expr, shared: ir.Var, stage: ir.Expr, corner: ir.Expr,
+        depth: ir.Expr, lane: ir.Expr, depth_first: bool,
+    ) -> tirx.Stmt:  # fmt: skip
+        """The same, each lane its own elements of 32 bits."""
+        position = corner + tirx.floordiv(lane, integer(4))
+        step = depth + tirx.floormod(lane, integer(4))
+
+        def one(matrix: ir.Expr) -> tirx.Stmt:
+            inner, outer = tirx.floormod(matrix, integer(2)), tirx.floordiv(matrix, integer(2))
+            along, across = (inner, outer) if depth_first else (outer, inner)
+            at = self.offset(step + along * 4, position + across * 8)
+            value = tirx.BufferLoad(shared, [stage * integer(self.elements) + at])
+            bits = tirx.reinterpret("uint32", value)
+            return tirx.BufferStore(registers, bits, [number * integer(4) + matrix])
+
+        return unrolled(4, one)
+
 
 def operand(
-    name: str, value: ir.Expr, positions: Axis, depth: Axis, batch: dict[ir.Var, ir.Expr],
-    extent: int, step: int, threads: int,
-) -> Operand:  # fmt: skip
-    """A factor as its elements lie in memory: along the depth, or along the positions."""
+    product: MatrixProduct, name: str, batch: dict[ir.Var, ir.Expr], extent: int, threads: int
+) -> Operand:
+    """The factor `left` or `right` as its elements lie in memory: along the depth, or along the positions."""
+    value, positions = (product.left, product.row) if name == "left" else (product.right, product.column)
+    depth, step, item_bytes = product.depth, product.steps, product.item_bytes
     position, number, inner = (tirx.Var(f"{name}_{axis}", "int64") for axis in ("position", "slice", "depth"))
     known = sym.Analyzer()
-    slices = ceil_div(depth.extent, step)
-    for variable, size in ((position, positions.extent), (number, slices), (inner, step)):
+    for variable, size in ((position, positions.extent), (number, product.slices), (inner, step)):
         known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
     point = {**batch, **positions.at(position), **depth.at(number * integer(step) + inner)}
     element = element_of(flattened(substitute(value, point), known), known)
-    widest = min(CHUNK, extent * step // threads)
+    widest = min(CHUNK_BYTES // item_bytes, extent * step // threads)
 
     def width(axis: Axis, variable: ir.Var) -> int:
         fits = (w for w in (8, 4, 2) if w <= widest and axis.extent % w == 0)
@@ -173,7 +223,7 @@ def operand(
     along_depth = widths[True] > widths[False]
     return Operand(
         name, element, position, number, inner, positions, depth, extent, step, threads, along_depth,
-        widths[along_depth],
+        widths[along_depth], item_bytes,
     )  # fmt: skip
 
 

@@ -1,17 +1,24 @@
-"""Rules for products of 16-bit floats on tensor cores: matrix products, and convolutions as such."""
+"""Rules for products on tensor cores: matrix products, and convolutions as such."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.core.refusal import attempt
-from hybridc.schedules.cuda.tensor_core.instructions import OLDEST
+from hybridc.schedules.cuda.tensor_core.cost import fastest_way
+from hybridc.schedules.cuda.tensor_core.instructions import OLDEST, TF32
 from hybridc.schedules.cuda.tensor_core.kernel import tensor_core_kernel
 from hybridc.schedules.cuda.tensor_core.packing import with_taps_first
-from hybridc.schedules.cuda.tensor_core.read import read_matrix_product
-from hybridc.schedules.cuda.tensor_core.tile import best_way
+from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, read_matrix_product
+from hybridc.schedules.cuda.tensor_core.tile import Way, best_way
+from hybridc.schedules.cuda.tile.cost import estimated_us as estimated_us_of_tiles
+from hybridc.schedules.cuda.tile.schedule import best_plan, known_gpu
+from hybridc.schedules.cuda.winograd.plan import estimated_us
+from hybridc.schedules.cuda.winograd.winograd import faster_plan
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
+from hybridc.targets import architecture_number, oldest
 
 SMALLEST_SIDE = 8
 """Below this many rows or columns a product is bound by memory, and tiles are mostly padding."""
@@ -19,7 +26,8 @@ SMALLEST_SIDE = 8
 
 @schedule_rule(family="matmul")
 def tensor_core_matmul(request: Request) -> Scheduled | None:
-    """Accepts a product of two matrices of 16-bit floats in memory, batched or not, and an epilogue.
+    """Accepts a product of two matrices, batched or not, and an epilogue: of 16-bit floats in memory, or of
+    float32 in a function that may multiply tf32.
 
     Tiling: a block has a tile of results and goes through the depth in slices, which its threads load into
     shared memory while tensor cores multiply the slice before.
@@ -29,7 +37,7 @@ def tensor_core_matmul(request: Request) -> Scheduled | None:
 
 @schedule_rule(family="conv2d")
 def tensor_core_conv(request: Request) -> Scheduled | None:
-    """Accepts a convolution of one group whose data and weights are 16-bit floats in memory, and an epilogue.
+    """Accepts a convolution of one group, and an epilogue, of such data and weights as `tensor_core_matmul`.
 
     Tiling: that of `tensor_core_matmul`: rows are output channels, columns positions of all images, the depth
     input channels and taps (implicit GEMM). Padding is computed while a slice is loaded.
@@ -38,16 +46,45 @@ def tensor_core_conv(request: Request) -> Scheduled | None:
 
 
 def _scheduled(request: Request, rule: str, *, slides: bool) -> Scheduled | None:
-    product = read_matrix_product(request.function)
+    product = _read(request, tf32=request.precision == TF32)
     if product is None or product.slides is not slides:
         return None
-    if min(product.row.extent, product.column.extent, product.depth.extent) < SMALLEST_SIDE:
-        return None
     target = cuda_target(request.target)
-    if int(str(target.arch).removeprefix("sm_").rstrip("af")) < OLDEST[product.dtype]:
-        return None
     packed, packings = with_taps_first(product, request.own_constants)
-    way = best_way(product.row.extent, product.column.extent, product.depth.extent, product.batch.extent)
+    way = _way(packed, request)
     function = attempt(rule, lambda: tensor_core_kernel(request.function, packed, way))
     scheduled = None if function is None else finish_function(function, rule, target)
     return None if scheduled is None else replace(scheduled, packings=packings)
+
+
+def _read(request: Request, *, tf32: bool) -> MatrixProduct | None:
+    """The product of a function, if the target's tensor cores can make it and it is large enough."""
+    product = attempt("reading a product", lambda: read_matrix_product(request.function, tf32=tf32))
+    if product is None:
+        return None
+    if min(product.row.extent, product.column.extent, product.depth.extent) < SMALLEST_SIDE:
+        return None
+    architecture = architecture_number(oldest(request.target.cuda_architectures))
+    return None if architecture < OLDEST[product.dtype] else product
+
+
+def _way(product: MatrixProduct, request: Request) -> Way:
+    if product.dtype == TF32:
+        return fastest_way(product, known_gpu(request.gpu))[0]
+    return best_way(product.row.extent, product.column.extent, product.slices, product.batch.extent)
+
+
+def read_tf32_product(request: Request) -> MatrixProduct | None:
+    """The float32 product of a function that tensor cores could make of tf32."""
+    return _read(request, tf32=True)
+
+
+def tf32_is_faster(product: MatrixProduct, request: Request) -> bool:
+    """Whether tensor cores are estimated to take less time than the best rule for float32."""
+    gpu, anchor = known_gpu(request.gpu), find_anchor(request.function)
+    plan = None if anchor is None else best_plan(request.function, anchor.name, gpu)
+    if plan is None:
+        return True
+    transformed = faster_plan(request)
+    us = estimated_us_of_tiles(plan, gpu) if transformed is None else estimated_us(transformed, gpu)
+    return fastest_way(with_taps_first(product, request.own_constants)[0], gpu)[1] < us

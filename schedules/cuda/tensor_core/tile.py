@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cuda.core.launch import WARP
 
-DEPTH = 32
-"""Of a slice: two matrix instructions deep, and 64 bytes of a row, two sectors."""
+SLICE_BYTES = 64
+"""Of a row or column of an operand in a slice: two matrix instructions deep, and two sectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ memory, then for tensor cores."""
 _SECOND_LAUNCH = 8000
 """Cycles: some microseconds to launch it, and for its threads to begin and end."""
 _MOST_PARTS = 16
+_STEPS = SLICE_BYTES // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +65,16 @@ class Way:
     tile: Tile
     parts: int = 1
 
-    def slices(self, depth: int) -> int:
-        """Of the depth that a block goes through."""
-        return ceil_div(depth, DEPTH) // self.parts
 
-
-def ways(depth: int) -> list[Way]:
-    """All ways to compute a product of this depth, whole ones first."""
-    slices = ceil_div(depth, DEPTH)
+def ways(slices: int) -> list[Way]:
+    """All ways to compute a product of so deep slices, whole ones first."""
     parts = [p for p in range(1, min(_MOST_PARTS, slices) + 1) if slices % p == 0]
     return [Way(tile, p) for p in parts for tile in TILES]
 
 
-def best_way(rows: int, columns: int, depth: int, batches: int) -> Way:
-    """The way that should take the fewest cycles; counted roughly, as only their order matters."""
+def best_way(rows: int, columns: int, slices: int, batches: int) -> Way:
+    """The way that should take a product of 16-bit floats the fewest cycles; counted roughly, as only their
+    order matters."""
 
     def cycles(way: Way) -> float:
         tile, down_across = way.tile, way.tile.counts(rows, columns)
@@ -85,13 +82,13 @@ def best_way(rows: int, columns: int, depth: int, batches: int) -> Way:
         share = ceil_div(blocks, MULTIPROCESSORS)
         resident = min(share, _RESIDENT[tile.rows * tile.columns])
         # operands pass through shared memory once, 128 bytes a cycle, and to registers once for each warp
-        operands = DEPTH * (tile.rows + tile.columns + 4 * (tile.warp_rows + tile.warp_columns)) / 64
-        work = DEPTH * tile.rows * tile.columns / _PRODUCTS + operands
-        turns = share / resident * way.slices(depth)
+        operands = _STEPS * (tile.rows + tile.columns + 4 * (tile.warp_rows + tile.warp_columns)) / 64
+        work = _STEPS * tile.rows * tile.columns / _PRODUCTS + operands
+        turns = share / resident * (slices // way.parts)
         time = turns * max(resident * work, _LATENCY + work)
         if way.parts > 1:
             # sums are written and read, some 512 bytes a cycle between all multiprocessors and L2
             time += _SECOND_LAUNCH + 8 * way.parts * rows * columns * batches / 512
         return time
 
-    return min(ways(depth), key=cycles)
+    return min(ways(slices), key=cycles)

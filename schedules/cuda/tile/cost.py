@@ -14,7 +14,6 @@ from hybridc.machine import Processor
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, WARP
 from hybridc.schedules.cuda.tile.access import WIDTH
 from hybridc.schedules.cuda.tile.plan import Plan
-from hybridc.schedules.cuda.tile.read import Product
 from hybridc.schedules.cuda.tile.stage import Stage
 
 _SECTOR = 32
@@ -45,7 +44,8 @@ def estimated_us(plan: Plan, processor: Processor) -> float:
     """Microseconds of all launches of a plan, with the time between them."""
     us = estimate_fast(_main_work(plan), processor).us
     if plan.tile.parts > 1:
-        us += processor.launch_us + estimate_fast(sum_work(plan.product, plan.tile.parts), processor).us
+        added = estimate_fast(sum_work(plan.product.results, plan.tile.parts), processor)
+        us += processor.launch_us + added.us
     return us
 
 
@@ -73,9 +73,8 @@ def _main_work(plan: Plan) -> Work:
     )
 
 
-def sum_work(product: Product, parts: int) -> Work:
+def sum_work(results: int, parts: int) -> Work:
     """Of the launch that adds parts up: bound by what it reads."""
-    results = product.batch.size * product.rows.size * product.columns.size
     blocks = -(-results // (WIDTH * BLOCK_THREADS))
     warps = BLOCK_THREADS // WARP
     accesses = (parts + 1) * warps

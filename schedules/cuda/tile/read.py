@@ -36,6 +36,10 @@ class Product:
     """Buffer of the sum, which only `store` reads."""
     store: tirx.BufferStore
 
+    @property
+    def results(self) -> int:
+        return self.batch.size * self.rows.size * self.columns.size
+
 
 def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
     """The product, in float32, whose sum is the block `anchor`, or None.

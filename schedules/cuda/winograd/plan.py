@@ -121,7 +121,8 @@ def estimated_us(plan: Plan, processor: Processor) -> float:
     """Microseconds of all launches of a plan, with the time between them."""
     us = estimate_fast(_work(plan), processor).us
     if plan.parts > 1:
-        us += processor.launch_us + estimate_fast(sum_work(plan.conv.product, plan.parts), processor).us
+        added = estimate_fast(sum_work(plan.conv.product.results, plan.parts), processor)
+        us += processor.launch_us + added.us
     return us
 
 

@@ -10,7 +10,7 @@ from hybridc.schedules.cuda.tile.cost import estimated_us as estimated_us_of_til
 from hybridc.schedules.cuda.tile.read import read_product
 from hybridc.schedules.cuda.tile.schedule import best_plan, known_gpu
 from hybridc.schedules.cuda.winograd.kernel import scheduled_convolution
-from hybridc.schedules.cuda.winograd.plan import choose, estimated_us
+from hybridc.schedules.cuda.winograd.plan import Plan, choose, estimated_us
 from hybridc.schedules.cuda.winograd.read import read_convolution
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -23,6 +23,16 @@ def winograd(request: Request) -> Scheduled | None:
     Tiling: a block has up to 64 output channels of 32 tiles of 2x2 outputs; a thread has 8 x 8 of their sums
     at two of 16 points in registers.
     """
+    plan = faster_plan(request)
+    if plan is None:
+        return None
+    function = scheduled_convolution(request.function, plan)
+    made = finish_function(function, winograd.__name__, cuda_target(request.target))
+    return None if made is None else replace(made, packings=((plan.conv.position, plan.conv.packing),))
+
+
+def faster_plan(request: Request) -> Plan | None:
+    """The plan of a convolution that the rule accepts."""
     if not request.winograd or reduces_nothing(request.function):
         return None
     anchor = find_anchor(request.function)
@@ -36,6 +46,4 @@ def winograd(request: Request) -> Scheduled | None:
     plan, tiles = choose(conv, gpu), best_plan(request.function, anchor.name, gpu)
     if tiles is None or estimated_us(plan, gpu) >= estimated_us_of_tiles(tiles, gpu):
         return None
-    function = scheduled_convolution(request.function, plan)
-    made = finish_function(function, winograd.__name__, cuda_target(request.target))
-    return None if made is None else replace(made, packings=((conv.position, conv.packing),))
+    return plan

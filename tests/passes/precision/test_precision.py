@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from hybridc.machine import gpu_named
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.layout.layout import choose_layout
-from hybridc.passes.precision.precision import choose_halves, mark_integers, reduce_precision
+from hybridc.passes.precision.precision import (
+    choose_halves,
+    mark_integers,
+    multiply_tf32,
+    reduce_precision,
+)
 from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE
 from hybridc.targets import parse_target
@@ -62,6 +68,34 @@ def test_products_with_a_kernel_are_marked_and_others_tell_why_not() -> None:
     assert notes["conv2d"] == notes["matmul"] == "bf16"
     assert notes["depthwise"] == "no bf16 kernel computes this"
     assert notes["mean"] == ""
+
+
+def layers() -> Program:
+    """A convolution, a product of matrices, and a mean."""
+    x = relax.Var("x", relax.TensorType((1, 64, 56, 56), "float32"))
+    builder = ProgramBuilder([x])
+    w, m = (builder.weight(drawn(i, *s), "w") for i, s in enumerate([(64, 64, 3, 3), (3136, 512)]))
+    y = builder.emit(relax.op.nn.conv2d(x, w, padding=1), ("conv",), "conv")
+    y = builder.emit(relax.op.reshape(y, (64, 3136)), ("flat",), "flat")
+    y = builder.emit(relax.op.matmul(y, m), ("product",), "product")
+    return fuse(builder.finish([builder.emit(relax.op.mean(y, [1]), ("mean",), "mean")]))
+
+
+def test_tf32_where_tensor_cores_are_faster() -> None:
+    target = parse_target("cuda:sm_80+avx2")
+
+    program = layers()
+
+    def notes(gpu: str, error: float = 0.001) -> dict[str, str]:
+        def errors(_: Program, factors: Mapping[str, Collection[int]]) -> dict[str, float]:
+            return dict.fromkeys(factors, error)
+
+        return notes_of(multiply_tf32(program, target, 0.01, errors, gpu_named(gpu)))
+
+    fast = notes("a100")
+    assert fast["conv2d"] == fast["matmul"] == "tf32" and fast["mean"] == ""
+    assert notes("rtx-3090")["conv2d"] == "fp32 is predicted to be faster"
+    assert "would change the result by 0.02" in notes("a100", 0.02)["matmul"]
 
 
 def test_function_whose_error_exceeds_the_bound_stays_in_fp32() -> None:

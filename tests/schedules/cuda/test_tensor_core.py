@@ -20,14 +20,19 @@ from hybridc.codegen.cuda import compile_cubin
 from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.emulator import ThreadOrder
 from hybridc.gpu_model.expressions import evaluate
+from hybridc.gpu_model.fast import estimate_fast
 from hybridc.gpu_model.memory import wavefronts
+from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
-from hybridc.schedules.cuda.core.launch import cuda_target
+from hybridc.machine import gpu_named
+from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
 from hybridc.schedules.cuda.tensor_core import tensor_core
+from hybridc.schedules.cuda.tensor_core.cost import fastest_way
+from hybridc.schedules.cuda.tensor_core.instructions import TF32
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element
 from hybridc.schedules.cuda.tensor_core.staging import Operand
 from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, Way, best_way
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import PRECISION, Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.schedules.storage import stored
 from hybridc.targets import parse_target
@@ -36,9 +41,18 @@ from tests.support.emulated import compile_for_emulator, cuda_compiler
 from tests.support.fusion import fused_operators
 
 Array = NDArray[np.float64]
-DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {**HALVES, TF32: np.dtype(np.float32)}
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, TF32: 2.0**-24}
+"""Of results."""
 RNG = np.random.default_rng(19)
+
+
+def to_tf32(x: Array) -> Array:
+    """The nearest numbers of 11 significant bits, ties away from zero."""
+    fraction, exponent = np.frexp(x)
+    scaled = np.ldexp(fraction, 11)
+    return np.ldexp(np.sign(scaled) * np.floor(np.abs(scaled) + 0.5), exponent - 11)
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,8 @@ class Case:
 
     def function(self) -> tirx.PrimFunc:
         function = self.in_float32()
+        if self.dtype == TF32:
+            return function.with_attr(PRECISION, TF32)
         return stored(function, dict.fromkeys(range(len(function.params)), self.dtype))
 
     def in_float32(self) -> tirx.PrimFunc:
@@ -127,9 +143,33 @@ def drawn_cases() -> list[Case]:
             k = 8 * (k // 8 + 1)
         if number % 2:
             n = 8 * (n // 8 + 1)
-        dtype = ("float16", "bfloat16")[number % 2]
-        found.append(matrices(f"drawn_{number}", (m, k), (k, n), (n,), dtype=dtype, way=Way(tile)))
+        for dtype in (("float16", "bfloat16")[number % 2], TF32):
+            name = f"drawn_{number}_{dtype}"
+            found.append(matrices(name, (m, k), (k, n), (n,), dtype=dtype, way=Way(tile)))
     return found
+
+
+def of_tf32() -> list[Case]:
+    """Both operands along the depth and across it, in 128 bits and one by one."""
+    small = TILES[-1]
+    return [
+        matrices("tf32_slice", (16, 12), (12, 40), dtype=TF32),
+        matrices("tf32_batched", (2, 3, 17, 40), (2, 3, 40, 19), dtype=TF32),
+        Transposed("tf32_transposed", op.matmul, lambda x, w: x @ w.T, ((40, 56), (33, 56)), TF32),
+        matrices("tf32_deep", (33, 130), (130, 52), (52,), dtype=TF32, way=Way(small, 3)),
+        convolution("conv_tf32", (2, 17, 9, 9), (23, 17, 3, 3), padding=1, dtype=TF32),
+        convolution("conv_tf32_stem", (1, 3, 22, 22), (16, 3, 7, 7), stride=2, padding=3, dtype=TF32),
+        convolution("conv_tf32_pointwise", (2, 40, 8, 8), (24, 40, 1, 1), dtype=TF32),
+        convolution(
+            "conv_tf32_known",
+            (1, 32, 6, 7),
+            (16, 32, 3, 3),
+            way=Way(small, 6),
+            known_weights=True,
+            dtype=TF32,
+        ),
+        convolution("conv_tf32_1d", (2, 9, 70), (12, 9, 5), padding=4, dilation=2, dtype=TF32),
+    ]
 
 
 CASES = {
@@ -156,6 +196,7 @@ CASES = {
         convolution("conv_strided", (1, 16, 8, 12), (24, 16, 1, 1), stride=2),
         convolution("conv_dilated", (1, 8, 12, 12), (16, 8, 3, 3), dilation=2, padding=2, way=Way(TILES[0])),
         convolution("conv_1d", (2, 9, 70), (12, 9, 5), padding=4, dilation=2),
+        *of_tf32(),
     )
 }
 TARGET = parse_target("cuda:sm_80,sm_90+avx2")
@@ -166,6 +207,7 @@ def computed(way: Way | None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if way is not None:
             patch.setattr(tensor_core, "best_way", lambda *sizes: way)
+            patch.setattr(tensor_core, "fastest_way", lambda *sizes: (way, 1.0))
         yield
 
 
@@ -200,6 +242,8 @@ class Built:
         self.library[case.name](*(tvm.runtime.tensor(x, device) for x in fed), *fresh)
         device.sync()
         wide = [x.astype(np.float64) for x in inputs]
+        if case.dtype == TF32:
+            wide[:2] = [to_tf32(x) for x in wide[:2]]
         found = fresh[0].numpy().astype(np.float64)
         return bool((np.abs(found - case.expected(*wide)) <= case.tolerance(wide)).all())
 
@@ -240,7 +284,7 @@ def test_nvidias_compiler_takes_every_kernel(architecture: str, built: Built) ->
 
 def test_turing_has_float16_only() -> None:
     turing = parse_target("cuda:sm_75,sm_86+avx2")
-    functions = [matrices("m", (64, 64), (64, 64), dtype=dtype).function() for dtype in DTYPES]
+    functions = [matrices("m", (64, 64), (64, 64), dtype=dtype).function() for dtype in HALVES]
     half, brain = (schedule(Request(f, frozenset(), turing), Device.GPU) for f in functions)
     assert half is not None and half.rule == "tensor_core_matmul"
     assert brain is None
@@ -291,6 +335,70 @@ def test_a_wrong_swizzle_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not build([case]).is_right(case)
 
 
+def test_elements_that_are_not_rounded_show() -> None:
+    case = matrices("fault", (64, 96), (96, 64), dtype=TF32)
+    assert build([case]).is_right(case)
+    assert not build([case], lambda source: re.sub(r"round_tf32\(.*?\);", "", source)).is_right(case)
+
+
+@pytest.mark.parametrize("line", [32, 64, 128])
+def test_lanes_read_elements_of_32_bits_from_all_banks(line: int) -> None:
+    axis = Axis((), ())
+    row, at = tirx.Var("row", "int64"), tirx.Var("at", "int64")
+    load = tirx.BufferLoad(tirx.decl_buffer((1,), "float32"), [0])
+    part = Operand("x", Element((), load), row, row, at, axis, axis, line, 16, 128, False, 4, item_bytes=4)
+    lanes = np.arange(32)
+    every = np.ones((1, 32), bool)
+    offset, quads = part.offset(row, at), line // 4
+    loads = evaluate(offset, {row: lanes % 4, at: lanes // 4})[None] * 4
+    stores = evaluate(offset, {row: lanes // quads, at: lanes % quads * 4})[None] * 4
+    assert (wavefronts(loads, 4, every) == 1).all()
+    assert (wavefronts(stores, 16, every) == 4).all()
+
+
+def drawn_products() -> list[Case]:
+    rng = np.random.default_rng(31)
+    sizes = [tuple(int(v) for v in 8 * (2 ** rng.uniform(1, 7, 3)).round()) for _ in range(6)]
+    return [matrices(f"{m}x{k}x{n}", (m, k), (k, n), dtype=TF32) for m, k, n in sizes]
+
+
+@pytest.mark.parametrize("gpu", ["rtx-3090", "a100"])
+def test_closed_form_follows_the_lowered_loops(gpu: str) -> None:
+    processor = gpu_named(gpu)
+    for case in (*drawn_products(), CASES["conv_tf32_pointwise"], CASES["conv_tf32_known"]):
+        request = Request(case.function(), case.constants, TARGET, gpu=processor)
+        product = tensor_core.read_tf32_product(request)
+        assert product is not None
+        product, _ = tensor_core.with_taps_first(product, request.own_constants)
+        way, us = fastest_way(product, processor)
+        made = schedule(request, Device.GPU)
+        assert made is not None
+        works = work_of_function(lowered_for_gpu(made.function, cuda_target(TARGET)))
+        lowered = sum(estimate_fast(work, processor).us for work in works)
+        assert us == pytest.approx(lowered + (way.parts > 1) * processor.launch_us, rel=0.15, abs=1.0)
+
+
+def test_tf32_where_it_is_faster_than_float32() -> None:
+    def is_faster(case: Case, gpu: str) -> bool:
+        request = Request(case.function(), case.constants, TARGET, gpu=gpu_named(gpu))
+        product = tensor_core.read_tf32_product(request)
+        assert product is not None
+        return tensor_core.tf32_is_faster(product, request)
+
+    # of an A100 tensor cores multiply eight times as fast, of a GeForce as fast as its other pipes
+    small = convolution("c", (1, 64, 56, 56), (64, 64, 3, 3), padding=1, known_weights=True, dtype=TF32)
+    assert is_faster(small, "a100") and not is_faster(small, "rtx-3090")
+    assert is_faster(matrices("m", (2048, 2048), (2048, 2048), dtype=TF32), "rtx-3090")
+
+
+def test_tf32_is_asked_for() -> None:
+    case = matrices("m", (64, 64), (64, 64), dtype=TF32)
+    turing = parse_target("cuda:sm_75,sm_86+avx2")
+    for function, target in ((case.function(), turing), (case.in_float32(), TARGET)):
+        made = schedule(Request(function, frozenset(), target), Device.GPU)
+        assert made is not None and made.rule == "matmul"
+
+
 @pytest.mark.parametrize("line", [32, 64, 128])
 def test_shared_memory_has_no_bank_conflicts(line: int) -> None:
     axis = Axis((), ())
@@ -310,10 +418,10 @@ def test_shared_memory_has_no_bank_conflicts(line: int) -> None:
 
 
 def test_ways_suit_shapes() -> None:
-    large = best_way(4096, 4096, 4096, 1)
+    large = best_way(4096, 4096, 4096 // 32, 1)
     assert large.parts == 1 and large.tile.rows * large.tile.columns >= 64 * 64
     # 32 tiles of 32 x 32 would leave most of a large GPU idle
-    deep = best_way(512, 49, 4608, 1)
+    deep = best_way(512, 49, 4608 // 32, 1)
     assert deep.parts > 1 and 4608 // 32 % deep.parts == 0
     for tile in TILES:
         assert tile.threads == 128
