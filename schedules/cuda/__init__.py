@@ -9,6 +9,7 @@ from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.math import intrinsics
 from hybridc.schedules.cuda.matmul.matmul import matmul
 from hybridc.schedules.cuda.packed.few_rows import packed_gemv
+from hybridc.schedules.cuda.reduction.columns import columns, few_rows
 from hybridc.schedules.cuda.reduction.long_reductions import long_reductions
 from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.reduction.rows import rows
@@ -24,14 +25,16 @@ RULES: tuple[Rule, ...] = (
     transpose,
     elementwise,
     attention,
-    packed_gemv,
     tensor_core_matmul,
     tensor_core_conv,
+    few_rows,
+    packed_gemv,
     matmul,
     conv_wgrad,
     winograd,
     conv2d,
     rows,
+    columns,
     reduction,
     long_reductions,
     fallback,

@@ -190,17 +190,24 @@ class Contraction:
 
     def store(self, at: Mapping[ir.Var, ir.Expr], accumulated: ir.Expr) -> tirx.BufferStore:
         """Write the output element of the anchor's point `at`, whose sum is `accumulated`."""
-        # without an epilogue the sum is the output's element itself
-        last = self.nest.blocks[-1]
-        point = [substitute(index, at) for index in self.anchor.indices]
-        if last is self.anchor:
-            return tirx.BufferStore(last.buffer, accumulated, point)
+        return store_at(self.nest, self.anchor, at, accumulated)
 
-        def sum_at(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
-            return accumulated if buffer.same_as(self.anchor.buffer) else None
 
-        value = replace_loads(self.nest.inlined(last.value_at(point), self.anchor), sum_at)
-        return tirx.BufferStore(last.buffer, value, point)
+def store_at(
+    nest: Nest, anchor: NestBlock, at: Mapping[ir.Var, ir.Expr], accumulated: ir.Expr
+) -> tirx.BufferStore:
+    """Write the output element of the anchor's point `at`, which it reduces to `accumulated`."""
+    # without an epilogue the sum is the output's element itself
+    last = nest.blocks[-1]
+    point = [substitute(index, at) for index in anchor.indices]
+    if last is anchor:
+        return tirx.BufferStore(last.buffer, accumulated, point)
+
+    def sum_at(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr | None:
+        return accumulated if buffer.same_as(anchor.buffer) else None
+
+    value = replace_loads(nest.inlined(last.value_at(point), anchor), sum_at)
+    return tirx.BufferStore(last.buffer, value, point)
 
 
 @_remembers_last
