@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 EXTRAS ?= cuda,test,lint
 
-.PHONY: demo test test-full onnx-suite wheels sanitize fuzz lint types metrics wheel-smoke bench clean
+.PHONY: demo test test-full onnx-suite wheels sanitize fuzz gpu-gates lint types metrics wheel-smoke bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +57,12 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
+
+# Counts from the machine code of CUDA kernels, for three architectures, held against thresholds; no GPU is needed.
+# All of the suite takes some minutes; NETWORKS="memory,bert@fp16" judges those alone and records nothing.
+gpu-gates: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[bench]"
+	$(BIN)/python benchmarks/gpu_model.py --gates $(NETWORKS)
 
 # How the code is laid out: folders, imports, parameters, comments, documentation.
 metrics:

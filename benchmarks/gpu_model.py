@@ -4,7 +4,8 @@
         --gpu "RTX 3090" --buffer BYTES...
     python benchmarks/gpu_model.py --validate --kernels DIR
     python benchmarks/gpu_model.py --suite resnet50,bert@fp16 --gpu "RTX 3090"
-    python benchmarks/gpu_model.py --gates resnet50,bert,bert@fp16 --strict
+    python benchmarks/gpu_model.py --gates
+    python benchmarks/gpu_model.py --gates memory,resnet50
 
 The first prints JSON for a kernel that anybody wrote in CUDA C++. The kernel's parameters are the buffers in
 their order, if it has no others; else give all of them by --arguments: numbers as they are, a buffer as `b`
@@ -13,9 +14,10 @@ and its bytes. The second compares estimates with published times of two ladders
 kernel of a network that hybridc would run on that GPU, by the estimate and by its closed form, and notes
 that in `results/gpu_model_suite.json`.
 
-The last counts, for GPUs of sm_75, sm_80 and sm_86, what is judged without times: spilled registers, tensor
-cores, widths of loads, bank conflicts, sectors, waves. It notes that in `results/gpu_gates.json`, and with
-`--strict` ends with 1 where a threshold (gpu_model/gates.py) is missed.
+The others count, for GPUs of sm_75, sm_80 and sm_86, what is judged without times: spilled registers, tensor
+cores, widths of loads, bank conflicts, sectors, waves. They print it for each rule, and end with 1 where a
+threshold (gpu_model/gates.py) is missed for which gpu_model/exceptions.py gives no reason. The first takes
+all of the suite, and notes each kernel in `results/gpu_gates.json`.
 
 Needs `nvdisasm` (the extra `bench`) and g++. Times are estimates: docs/benchmarks.md says how far off they
 are where that is known.
@@ -48,8 +50,7 @@ def main() -> None:
     actions.add_argument("--source", type=Path, help="file of CUDA C++")
     actions.add_argument("--validate", nargs="*", metavar="LADDER", help="all, or those of these names")
     actions.add_argument("--suite", metavar="NETWORK[:BATCH][@fp16],...")
-    actions.add_argument("--gates", metavar="NETWORK[:BATCH][@fp16],...")
-    parser.add_argument("--strict", action="store_true", help="with --gates: fail below the thresholds")
+    actions.add_argument("--gates", nargs="?", const="", metavar="NETWORK[:BATCH][@fp16],...")
     parser.add_argument("--kernel", help="its name, or a part of the mangled one")
     parser.add_argument("--grid", type=_three, help="blocks along x, y and z")
     parser.add_argument("--block", type=_three, help="threads along x, y and z")
@@ -73,9 +74,9 @@ def _run(arguments: argparse.Namespace) -> None:
         _validate(arguments.kernels, arguments.validate)
     elif arguments.suite:
         _price(arguments.suite.split(","), gpu_named(arguments.gpu))
-    elif arguments.gates:
-        missed = _judge(arguments.gates.split(","))
-        if missed and arguments.strict:
+    elif arguments.gates is not None:
+        missed = _judge(arguments.gates.split(",") if arguments.gates else [])
+        if missed:
             raise SystemExit("\n".join(missed))
     else:
         for name in ("kernel", "grid", "block"):
@@ -151,18 +152,19 @@ def _price(networks: Sequence[str], processor: Processor) -> None:
 
 
 def _judge(networks: Sequence[str]) -> list[str]:
-    """What the kernels of the networks miss; rows of these networks replace those that the result has."""
-    from gpu_model.gates import failures, gate_rows
+    """What the kernels of the networks miss; of none, that of all of the suite, which is recorded."""
+    from gpu_model.gates import SUITE, failures, gate_rows, needless_exceptions, summaries, table
 
-    missed = []
-    for network in networks:
-        rows = []
-        for row in gate_rows(network):
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-            missed += failures(row) if "kernels" in row else []
-        others = [row for row in result_rows("gpu_gates") if row["network"] != network]
-        write_result("gpu_gates", [*others, *rows])
+    rows = []
+    for network in networks or SUITE:
+        rows += list(gate_rows(network))
+        print(f"{network}: {sum(row['network'] == network for row in rows)} kernels", flush=True)
+    judged = summaries(rows)
+    print(table(judged))
+    missed = [sentence for row in judged for sentence in failures(row)]
+    if not networks:
+        write_result("gpu_gates", [*judged, *rows])
+        missed += [f"{rule} needs no exception from {name}" for rule, name in needless_exceptions(judged)]
     return missed
 
 

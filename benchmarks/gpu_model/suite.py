@@ -19,6 +19,7 @@ from tvm import tirx
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from gpu_model.ladders import rank_correlation
+from gpu_model.single_kernels import SINGLE_KERNELS
 from hybridc import emulator, models
 from hybridc.codegen.cuda import compile_cubin
 from hybridc.codegen.cuda_functions import corrected, printable
@@ -56,7 +57,8 @@ class SuiteKernel:
 
 
 def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
-    """`network` is a model of hybridc, `resnet50:16` with a batch, or `bert@fp16` stored in 16-bit floats."""
+    """`network` is one of `SINGLE_KERNELS` or a model: `resnet50:16` with a batch, `bert@fp16` stored
+    in 16-bit floats."""
     rest, _, precision = network.partition("@")
     name, _, batch = rest.partition(":")
     parameters = PARAMETERS.get(name, {}) | ({"batch": int(batch)} if batch else {})
@@ -64,7 +66,8 @@ def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
     options = CompileOptions(target=target, precision=precision or FP32, machine=machine)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        onnx.save(models.build(name, **parameters), path, save_as_external_data=True)
+        made = SINGLE_KERNELS.get(name, lambda: models.build(name, **parameters))()
+        onnx.save(made, path, save_as_external_data=True)
         imported = import_model(path, options)[1]
         # all that can be stored in 16 bits: times do not depend on what the measured errors would exclude
         job = replace(imported.job, rounding=lambda _, functions: dict.fromkeys(functions, 0.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,13 @@ class Trace:
     def weight(self, number: int) -> float:
         """How often a step of this number takes place, those that were cut included."""
         return self.loop.repeats if self.loop.begin <= number < self.loop.first_cut else 1.0
+
+    def of_main_loop(self) -> Trace:
+        """Its kept turns alone; all where no loop turns often enough."""
+        if self.loop.end < 0:
+            return self
+        loop = replace(self.loop, begin=0, first_cut=self.loop.first_cut - self.loop.begin)
+        return replace(self, loop=loop, steps=self.steps[self.loop.begin : self.loop.first_cut])
 
 
 def main_loop(code: Code, launch: Launch) -> Loop:

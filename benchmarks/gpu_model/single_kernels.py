@@ -1,0 +1,104 @@
+"""Operators side by side, each from inputs of its own, so that each becomes a kernel: what is judged by gates
+where a network would take too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64}
+
+
+@dataclass(slots=True)
+class _Builder:
+    """A model whose nodes share nothing."""
+
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    weights: list[onnx.TensorProto] = field(default_factory=list)
+
+    def fed(self, *shape: int, dtype: str = "float32") -> str:
+        self.inputs.append(helper.make_tensor_value_info(f"x{len(self.inputs)}", _TYPES[dtype], shape))
+        return self.inputs[-1].name
+
+    def constant(self, array: np.ndarray) -> str:
+        self.weights.append(numpy_helper.from_array(array, f"w{len(self.weights)}"))
+        return self.weights[-1].name
+
+    def noise(self, *shape: int, dtype: str = "float32") -> str:
+        """Weights: their values do not matter to any count."""
+        seeded = np.random.default_rng(len(self.weights))
+        return self.constant(seeded.standard_normal(shape, np.float32).astype(dtype))
+
+    def op(
+        self, kind: str, inputs: Sequence[str], dtype: str = "float32", domain: str = "", **attributes: Any
+    ) -> None:
+        result = f"y{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [result], domain=domain, **attributes))
+        self.outputs.append(helper.make_tensor_value_info(result, _TYPES[dtype], None))
+
+    def model(self) -> onnx.ModelProto:
+        graph = helper.make_graph(self.nodes, "kernels", self.inputs, self.outputs, self.weights)
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def _memory() -> onnx.ModelProto:
+    """What moves bytes: pooling, resizing, indexing, transposing, joining, reducing."""
+    build = _Builder()
+    build.op("MaxPool", [build.fed(1, 64, 112, 112)], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    build.op("MaxPool", [build.fed(1, 64, 224, 224)], kernel_shape=[2, 2], strides=[2, 2])
+    build.op("AveragePool", [build.fed(1, 192, 35, 35)], kernel_shape=[3, 3], pads=[1] * 4)
+    scales = build.constant(np.array([1, 1, 2, 2], np.float32))
+    build.op("Resize", [build.fed(1, 64, 64, 64), "", scales], mode="nearest")
+    build.op("Resize", [build.fed(1, 64, 64, 64), "", scales], mode="linear")
+    build.op("Gather", [build.noise(8192, 768), build.fed(512, dtype="int64")], axis=0)
+    build.op("Concat", [build.fed(1, 64, 56, 56), build.fed(1, 192, 56, 56)], axis=1)
+    build.op("Concat", [build.fed(4096, 64), build.fed(4096, 192)], axis=1)
+    build.op("Transpose", [build.fed(1, 512, 12, 64)], perm=[0, 2, 1, 3])
+    build.op("Transpose", [build.fed(1, 64, 112, 112)], perm=[0, 2, 3, 1])
+    build.op("Transpose", [build.fed(2048, 1024)], perm=[1, 0])
+    build.op("Transpose", [build.fed(2048, 1024, dtype="float16")], "float16", perm=[1, 0])
+    build.op("ReduceSum", [build.fed(2, 1 << 21), build.constant(np.array([1]))])
+    build.op("ReduceSum", [build.fed(4096, 1024), build.constant(np.array([0]))])
+    build.op("GlobalAveragePool", [build.fed(8, 2048, 7, 7)])
+    build.op("Softmax", [build.fed(2048, 1000)])
+    return build.model()
+
+
+def _few_rows() -> onnx.ModelProto:
+    """Up to eight rows times a matrix, whose weights are read once: floats, and codes of 4 and 8 bits."""
+    build, depth = _Builder(), 2048
+    for rows, columns in ((1, 2048), (1, 1024), (4, 2048), (8, 2048)):
+        build.op("MatMul", [build.fed(rows, depth), build.noise(depth, columns)])
+    for rows, bits in ((1, 4), (4, 4), (1, 8)):
+        columns, block = 2048, 32
+        codes = np.zeros((columns, depth // block, block * bits // 8), np.uint8)
+        factors = np.ones(columns * depth // block, np.float32)
+        inputs = [build.fed(rows, depth), build.constant(codes), build.constant(factors)]
+        options = {"K": depth, "N": columns, "bits": bits, "block_size": block}
+        build.op("MatMulNBits", inputs, domain="com.microsoft", **options)
+    return build.model()
+
+
+def _products() -> onnx.ModelProto:
+    """Products large enough for every multiprocessor, with floats of 32 and of 16 bits."""
+    build = _Builder()
+    for dtype in ("float32", "float16"):
+        operands = [build.fed(2048, 512, dtype=dtype), build.noise(512, 2048, dtype=dtype)]
+        build.op("MatMul", operands, dtype)
+    build.op("Conv", [build.fed(16, 128, 28, 28), build.noise(128, 128, 1, 1)])
+    return build.model()
+
+
+SINGLE_KERNELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "memory": _memory,
+    "few_rows": _few_rows,
+    "products": _products,
+}
