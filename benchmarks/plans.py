@@ -11,12 +11,12 @@ left is the planner alone, on the graph that its rivals get. With `--merge` rows
 other models, machines and the other kind of graph stay, so that models can be taken one after the other.
 Exits with 1 if one of the three is faster than our plan.
 
-    python benchmarks/plans.py --drawn 2 --seed 1 [--seconds 2] [--bound-seconds 60] [--moves]
+    python benchmarks/plans.py --drawn 2 --seed 1 [--seconds 10] [--later 60] [--bound-seconds 60] [--moves]
 
 plans thirteen networks, four of which stand in no other table, at shares that are drawn between 8 and 95 %,
-two each. A row says how large the gap is, how much of the budget is used, the seconds of CPU that planning
-took, and with `--moves` what the best of all moves would gain that `hybridc explain` lists. Written to
-plans_drawn.json.
+two each. A row says how large the gap is, how much of the budget is used, the seconds of CPU until the first
+plan and in all, with `--later` what that much effort gains, and with `--moves` what the best of all moves
+would gain that `hybridc explain` lists. Written to plans_drawn.json.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument(
         "--bound-seconds", type=float, default=0.0, help="to tighten the bounds of drawn plans"
     )
+    parser.add_argument("--later", type=float, help="plan drawn budgets with so many seconds, too")
     parser.add_argument("--moves", action="store_true", help="look for moves that better drawn plans")
     arguments = parser.parse_args()
     machine = load_machine(arguments.machine)
@@ -124,12 +125,16 @@ def plan_drawn(arguments: argparse.Namespace, machine: Machine) -> int:
                 arguments.seconds,
                 arguments.bound_seconds,
                 has_moves=arguments.moves,
+                later_seconds=arguments.later,
             )
             found.append(one)
-            rows.append({"model": name, "machine": machine.name, "seed": arguments.seed} | one.row())
+            rows.append({"model": name, "machine": machine.name, "seed": arguments.seed})
+            rows[-1] |= {"effort": arguments.seconds, "later_effort": arguments.later} | one.row()
             print(
                 f"{name:18} {share:6.1%}  {one.time_us / 1e3:9.2f} ms  gap {one.gap:6.1%}"
                 f"  {one.used:6.1%} used  {one.kernels:3} kernels  {one.seconds:5.1f} s of CPU"
+                f" (first {one.first_seconds:.2f} s: {one.first_time_us / one.time_us:.2f} x)"
+                f"  later {-one.later_gain:+.1%}"
                 f"  {one.best_move_us:+.0f} us: {one.best_move}",
                 flush=True,
             )

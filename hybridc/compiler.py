@@ -8,6 +8,8 @@ store          model.hyb: manifest, plan, library, CUDA source, weights
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,15 +25,21 @@ from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.fuse.fuse import refused_operators
 from hybridc.passes.import_model import import_model
 from hybridc.passes.pipeline import run_stages
+from hybridc.passes.planner.watch import Standing, Watch
 from hybridc.passes.program.prim_funcs import NO_KERNEL
 from hybridc.passes.stages import tighten_bounds
 from hybridc.progress import NullProgress, Progress, Stopwatch
+from hybridc.report.planning import standing_text
 from hybridc.results import Cached, Compiled, Planned
 from hybridc.runtime.staging import check_host_memory
 from hybridc.tuning import tuner_of
 
 if TYPE_CHECKING:
     from hybridc.passes.import_model import Model
+    from hybridc.passes.phases import ImportedNetwork
+
+Listening = Callable[[], AbstractContextManager[Sequence[int]]]
+"""Notes signals that come in a block, instead of what they do otherwise."""
 
 
 def compile_model(
@@ -53,6 +61,8 @@ def _compile(
         model, network = import_model(source, options, cache)
     tuner = tuner_of(options, watch.progress)
     network = with_measurements(network, watch.progress, chooser=tuner)
+    if options.plan_timeout is not None:
+        network = _watched(network, watch.progress)
     with watch("passes"):
         made = run_stages(network, watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir)
     library = None
@@ -101,10 +111,12 @@ def plan_model(
     progress: Progress | None = None,
     *,
     bound_seconds: float | None = None,
+    listening: Listening = lambda: nullcontext(()),
 ) -> Planned:
     """Plan a model without generating code, which needs no GPU.
 
-    With `bound_seconds` that much effort for each plan tightens the bound on its time. Raises HybridcError.
+    With `bound_seconds` that much effort for each plan tightens the bound on its time. A signal that comes
+    while `listening` during the search ends it with the best plans so far. Raises HybridcError.
     """
     check_gpu(options.target, options.machine)
     if bound_seconds is not None:
@@ -112,13 +124,26 @@ def plan_model(
     progress = progress or NullProgress()
     with compile_cache(options.cache) as cache:
         _, network = import_model(source, options, cache)
-        network = with_measurements(network, progress)
+        network = _watched(with_measurements(network, progress), progress, listening)
         made = run_stages(network, progress, stop_after="verify", dump_ir=options.dump_ir)
     check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
     if bound_seconds is not None:
         progress.stage("bound")
         made = tighten_bounds(made, bound_seconds)
     return Planned.of(made)
+
+
+def _watched(
+    network: ImportedNetwork, progress: Progress, listening: Listening = lambda: nullcontext(())
+) -> ImportedNetwork:
+    """With a watch on the search for its plans, which tells how far it is."""
+    options = network.job.options
+
+    def tell(standing: Standing) -> None:
+        progress.note(standing_text(standing, is_of_several=len(options.gpu_memory) > 1))
+
+    watch = Watch(options.plan_timeout, listening, tell)
+    return replace(network, job=replace(network.job, watch=watch))
 
 
 def _artifact_path(output: str | Path | None, options: CompileOptions) -> Path | None:

@@ -46,6 +46,8 @@ class PlanKeywords(TypedDict, total=False):
     """Devices that nodes must run on, `{"encoder/*": "gpu"}`."""
     plan_seconds: float | None
     """Effort of the search for a plan."""
+    plan_timeout: float | None
+    """Seconds of the clock after which the best plan so far is taken: it depends on the computer."""
     robust: bool | None
     """True: take the plan that loses least where the machine is not as its profile says."""
     threads: int | None

@@ -360,6 +360,8 @@ class CompileOptions:
     """Where kernels must run: names of ONNX nodes, with `*` and `?`, and a device."""
     plan_seconds: float = DEFAULT_PLAN_SECONDS
     """Time that the planner may search, in seconds of a nominal machine: the effort is counted, not timed."""
+    plan_timeout: float | None = None
+    """Seconds of the clock after which the best plans so far are taken; None: the effort alone counts."""
     robust: bool = False
     """Whether plans are chosen for the worst of a few machines around the profile, with a search for each."""
     threads: int | None = None
@@ -421,6 +423,8 @@ class CompileOptions:
         if self.tune_seconds is not None:
             check_seconds(self.tune_seconds)
         check_seconds(self.plan_seconds, "planning")
+        if self.plan_timeout is not None:
+            check_seconds(self.plan_timeout, "planning")
         if self.pins and not self.target.has_gpu:
             raise UsageError(
                 "HC515",

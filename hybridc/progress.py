@@ -36,6 +36,9 @@ class Progress(Protocol):
     def kernels(self, done: int, total: int) -> None:
         """`done` of `total` distinct functions of the present stage are finished."""
 
+    def note(self, text: str) -> None:
+        """What there is to say about the present stage; replaces what was said before."""
+
 
 class NullProgress:
     """Says nothing."""
@@ -44,6 +47,9 @@ class NullProgress:
         pass
 
     def kernels(self, done: int, total: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
         pass
 
 
@@ -60,6 +66,9 @@ class CallbackProgress:
 
     def kernels(self, done: int, total: int) -> None:
         self._callback(self._stage, done, total)
+
+    def note(self, text: str) -> None:
+        pass
 
 
 def listener(callback: Callback | None) -> Progress:
@@ -84,23 +93,31 @@ class Stopwatch:
 
 
 class Bar:
-    """One line on a terminal: the present stage, and a bar over its kernels."""
+    """One line on a terminal: the present stage, a bar over its kernels, and what it says of itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._bar: tqdm | None = None
+        self._note = ""
         self._lock = threading.RLock()
 
     def stage(self, name: str) -> None:
-        self._begin(name, 0, "{desc} {elapsed}")
+        self._note = ""
+        self._begin(name, 0, "{desc} {elapsed}{postfix}")
 
     def kernels(self, done: int, total: int) -> None:
         with self._lock:
             if self._bar is None or self._bar.total != total:
                 name = self._bar.desc if self._bar is not None else "kernels"
-                self._begin(name, total, "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}")
+                self._begin(name, total, "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}")
             assert self._bar is not None
             self._bar.update(done - self._bar.n)
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._note = text
+            if self._bar is not None:
+                self._bar.set_postfix_str(text)
 
     def tick(self) -> None:
         """Let the seconds go on while nothing else is told."""
@@ -128,6 +145,7 @@ class Bar:
                 bar_format=bar_format,
                 dynamic_ncols=True,
             )
+            self._bar.set_postfix_str(self._note)
 
 
 class Lines:
@@ -138,25 +156,29 @@ class Lines:
         self._clock = clock
         self._lock = threading.Lock()
         self._stage: str | None = None
-        self._done = ""
+        self._done = self._note = ""
         self._start = self._last_line = clock()
 
     def stage(self, name: str) -> None:
         with self._lock:
             self._finish()
-            self._stage, self._done = name, ""
+            self._stage, self._done, self._note = name, "", ""
             self._start = self._last_line = self._clock()
 
     def kernels(self, done: int, total: int) -> None:
         with self._lock:
             self._done = f" {done} of {total}"
 
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._note = f", {text}"
+
     def tick(self) -> None:
         """Say where the present stage is, if it has been silent for long."""
         with self._lock:
             now = self._clock()
             if self._stage is not None and now - self._last_line >= _LINE_SECONDS:
-                self._write(f"{self._stage}{self._done} after {now - self._start:.0f} s")
+                self._write(f"{self._stage}{self._done} after {now - self._start:.0f} s{self._note}")
                 self._last_line = now
 
     def close(self) -> None:
@@ -168,7 +190,7 @@ class Lines:
     def _finish(self) -> None:
         seconds = self._clock() - self._start
         if self._stage is not None and seconds >= _WORTH_A_LINE_SECONDS:
-            self._write(f"{self._stage} {seconds:.1f} s")
+            self._write(f"{self._stage} {seconds:.1f} s{self._note}")
 
     def _write(self, line: str) -> None:
         with suppress(OSError, ValueError):  # nobody reads it any more; the compilation goes on

@@ -13,6 +13,7 @@ from hybridc.options import format_bytes
 from hybridc.passes.phases import ImportedNetwork, PlannedNetwork, TiledNetwork
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.search.partition import smallest_budget_bytes, smallest_bytes_bound
+from hybridc.passes.planner.watch import PlanningTime
 from hybridc.report.table import format_us, plural
 
 
@@ -85,6 +86,8 @@ class Planned:
     """No plan of any tiling of the network needs less."""
     machine: Machine
     """The profile, with measured times where there are some."""
+    planning: PlanningTime | None = None
+    """What the search took."""
 
     def __repr__(self) -> str:
         return f"<Planned: {_brief(self.graphs, self.plans)}>"
@@ -105,6 +108,7 @@ class Planned:
             smallest_budget_bytes=smallest_bytes,
             smallest_bytes_bound=bound_bytes,
             machine=network.machine,
+            planning=network.planning,
         )
 
     @property

@@ -23,6 +23,7 @@ from hybridc.options import CompileOptions
 from hybridc.passes.lower.lower import Lowered
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.model.pins import Pins
+from hybridc.passes.planner.watch import PlanningTime, Watch
 from hybridc.passes.precision.precision import Errors
 from hybridc.passes.precision.wide_program import NarrowTensors
 from hybridc.passes.program.prim_funcs import FunctionTable
@@ -53,6 +54,8 @@ class Job:
     """Chooses among the tile sizes of CPU functions; None: those that are predicted to be best."""
     profiler: Profiler | None = None
     """Measures times that the planner takes instead of predictions; None: nothing is measured."""
+    watch: Watch | None = None
+    """Hears of plans while they are searched for, and may end the search; None: it goes on to its end."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -156,6 +159,8 @@ class PlannedNetwork(TiledNetwork):
     chosen: tuple[Tiling, ...]
     """What each plan is of."""
     plans: tuple[Plan, ...]
+    planning: PlanningTime | None
+    """What that took, where somebody watched it."""
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

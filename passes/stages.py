@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from hybridc.compile_cache import Cache, content_of, remembered
-from hybridc.ir import Graph
+from hybridc.errors import PlanError
+from hybridc.ir import Graph, Plan
 from hybridc.ir.plan import plan_to_json
 from hybridc.ir.verify import verify
+from hybridc.machine import Machine
 from hybridc.native import can_build
 from hybridc.options import FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
@@ -26,6 +29,7 @@ from hybridc.passes.phases import (
     FusedNetwork,
     GraphedNetwork,
     ImportedNetwork,
+    Job,
     LoweredNetwork,
     PlannedNetwork,
     ScheduledNetwork,
@@ -34,12 +38,14 @@ from hybridc.passes.phases import (
     budget_bytes,
 )
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
-from hybridc.passes.planner.make_plans import make_plans
-from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.make_plans import make_plans, plans_so_far
+from hybridc.passes.planner.model.context import UNWATCHED, Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
+from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.robust import make_robust_plans
-from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, first_plans
 from hybridc.passes.planner.tighten_bound import with_tight_bound
+from hybridc.passes.planner.watch import Stop, Watch
 from hybridc.passes.precision.narrow_storage import store_narrow
 from hybridc.passes.precision.precision import choose_halves, mark_integers, multiply_tf32, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES
@@ -214,11 +220,17 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
     peak_bytes = all_gpu_peak_bytes(c.graph, c.machine)
     if not options.gpu_memory:
         return TiledNetwork(c, (whole,), peak_bytes)
-    largest_bytes = max(budget_bytes(c.job, peak_bytes))
+    budgets = budget_bytes(c.job, peak_bytes)
+    largest_bytes = max(budgets)
+    if c.job.watch is not None:
+        c.job.watch.begin(budgets, c.job.host_arena_bytes)
+    _first_plans(c.job, whole, c.machine, budgets)
     widening = _widening(c.graph)
     found: list[Tiling] = []
     if len(c.graph.kernels) <= MAX_TILED_KERNELS:
         for limit_bytes in sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1)):
+            if c.job.watch is not None and c.job.watch.is_content():
+                break  # what is tiled is not planned any more
             program = tile(c.unfused, int(limit_bytes * widening))
             if program is c.unfused or (found and limit_bytes > largest_bytes):
                 break  # all kernels are within this limit, or no budget could use larger tiles
@@ -230,16 +242,24 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
             pins = carried_pins(whole.graph, whole.pins, tiled.graph)
             if pins is not None:
                 found.append(Tiling(tiled.graph, pins, limit_bytes))
-    tilings = _search(
-        c.job.cache,
-        choose_tilings,
-        (whole, *reversed(found)),
-        c.machine,
-        peak_bytes,
-        largest_bytes,
-        Effort(options.plan_seconds),
-        c.job.host_arena_bytes,
-    )
+    ways = (whole, *reversed(found))
+    for tiling in found:
+        _first_plans(c.job, tiling, c.machine, budgets)  # where the whole network does not fit
+
+    def choose() -> tuple[Tiling, ...]:
+        return _search(
+            c.job.cache,
+            partial(choose_tilings, watch=c.job.watch or UNWATCHED),
+            ways,
+            c.machine,
+            peak_bytes,
+            largest_bytes,
+            Effort(options.plan_seconds),
+            c.job.host_arena_bytes,
+        )
+
+    # all ways, where it is stopped: any of them may be that of the best plan so far
+    tilings = _watched(c.job.watch, choose, lambda _: ways)
     return TiledNetwork(c, tilings, peak_bytes)
 
 
@@ -257,18 +277,50 @@ def _kernel_count(program: Program) -> int:
 
 def plan_network(c: TiledNetwork, progress: Progress) -> PlannedNetwork:
     """The fastest plan for each budget. Raises PlanError HC201 or HC203 as `make_plans` does."""
-    found = _search(
-        c.job.cache,
-        partial(make_robust_plans if c.job.options.robust else make_plans, report=progress.kernels),
-        c.tilings,
-        c.machine,
-        c.budgets,
-        c.job.devices,
-        effort=Effort(c.job.options.plan_seconds),
-        host_bytes=c.job.host_arena_bytes,
-    )
+    watch = c.job.watch
+    if watch is not None and not watch.budgets:
+        watch.begin((UNLIMITED_BYTES,), c.job.host_arena_bytes)
+    make = make_robust_plans if c.job.options.robust else make_plans
+
+    def search() -> tuple[tuple[Tiling, Plan], ...]:
+        return _search(
+            c.job.cache,
+            partial(make, report=progress.kernels, watch=watch),
+            c.tilings,
+            c.machine,
+            c.budgets,
+            c.job.devices,
+            effort=Effort(c.job.options.plan_seconds),
+            host_bytes=c.job.host_arena_bytes,
+        )
+
+    found = _watched(watch, search, lambda watch: plans_so_far(watch, c.machine))
     chosen, plans = zip(*found, strict=True)
-    return PlannedNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, chosen, plans)
+    planning = None if watch is None else watch.time()
+    return PlannedNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, chosen, plans, planning)
+
+
+def _first_plans(job: Job, tiling: Tiling, machine: Machine, budgets: Sequence[int]) -> None:
+    """Let the watch have plans of a tiling, unless every budget has one."""
+    watch = job.watch
+    if watch is None or watch.is_complete:
+        return
+    context = tiling.context(machine, Effort(), job.host_arena_bytes)
+    with suppress(PlanError):  # it does not fit, but another may
+        for placed in _search(job.cache, first_plans, context, tuple(budgets)):
+            watch.found(context, placed)
+
+
+def _watched(watch: Watch | None, search: Callable[[], T], so_far: Callable[[Watch], T]) -> T:
+    """What a search finds, or if the watch has ended it or does, what there is so far."""
+    if watch is None:
+        return search()
+    try:
+        with watch.searching():
+            watch.check()
+            return search()
+    except Stop:
+        return so_far(watch)
 
 
 def _search(cache: Cache, search: Callable[..., T], *problem: Any, **wishes: Any) -> T:
@@ -294,7 +346,7 @@ def tighten_bounds(c: PlannedNetwork, seconds: float) -> PlannedNetwork:
 def lower_network(c: PlannedNetwork, _: Progress) -> LoweredNetwork:
     """Collect the functions that the plans run, and bind the plans to them. Raises InternalError HC911."""
     lowered = lower(c.graphs, c.plans, c.library.scheduled, c.job.options.target)
-    return LoweredNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, c.chosen, c.plans, lowered)
+    return LoweredNetwork(c.whole, c.tilings, c.all_gpu_peak_bytes, c.chosen, c.plans, c.planning, lowered)
 
 
 # ------------------------------------------------------------------------------------- what they made

@@ -106,3 +106,33 @@ def test_callback_hears_the_stage_of_every_count() -> None:
     progress.stage("code")
     progress.kernels(1, 3)
     assert heard == [("import", 0, None), ("code", 0, None), ("code", 1, 3)]
+
+
+def test_log_of_a_search_tells_the_best_plan_so_far() -> None:
+    pipe, clock = io.StringIO(), Clock()
+    lines = Lines(pipe, clock)
+    lines.stage("plan")
+    for second in range(25):
+        if second in (1, 15):
+            lines.note(f"best {14 - second / 10:.1f} ms within {20 - second:.1f} % of the bound")
+        lines.tick()
+        clock.now += 1
+    lines.stage("verify")
+    lines.close()
+    assert pipe.getvalue() == (
+        "plan after 10 s, best 13.9 ms within 19.0 % of the bound\n"
+        "plan after 20 s, best 12.5 ms within 5.0 % of the bound\n"
+        "plan 25.0 s, best 12.5 ms within 5.0 % of the bound\n"
+    )
+
+
+def test_bar_tells_what_a_stage_says_of_itself_until_the_next_begins() -> None:
+    terminal = Terminal()
+    bar = Bar(terminal)
+    bar.stage("plan")
+    bar.note("best 13.9 ms")
+    bar.kernels(1, 3)
+    assert "best 13.9 ms" in terminal.getvalue().rsplit("\r", 1)[-1]
+    bar.stage("verify")
+    assert "best" not in terminal.getvalue().rsplit("\r", 1)[-1]
+    bar.close()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.search.partition import first_plans
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.report.explain import alternatives
 
@@ -41,6 +44,12 @@ class Judgement:
     """After `--bound-seconds` more; the same without."""
     seconds: float
     """Of `make_plans`; what chooses tilings comes on top, once for all budgets."""
+    first_seconds: float
+    """Until there was a plan, counted from when the times of the kernels are known."""
+    first_time_us: float
+    """Of the plan of a short search, which comes before tilings are chosen."""
+    later_time_us: float | None
+    """Of the plan that is found with more effort; None: it was not looked for."""
     best_move: str
     """Of those that `hybridc explain` lists for any kernel the one that gains most."""
     best_move_us: float
@@ -57,6 +66,11 @@ class Judgement:
         return self.time_us / self.bound_us - 1 if self.bound_us else 0.0
 
     @property
+    def later_gain(self) -> float:
+        """Share of the time that more effort gains."""
+        return 0.0 if self.later_time_us is None else 1 - self.later_time_us / self.time_us
+
+    @property
     def used(self) -> float:
         return self.arena_bytes / self.budget_bytes
 
@@ -67,7 +81,7 @@ class Judgement:
 
     def row(self) -> dict[str, object]:
         """As it is written down."""
-        derived = ("gap", "first_gap", "used", "move_gain")
+        derived = ("gap", "first_gap", "used", "move_gain", "later_gain")
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
 
@@ -80,16 +94,22 @@ def judge(
     bound_seconds: float,
     *,
     has_moves: bool,
+    later_seconds: float | None = None,
 ) -> Judgement:
     """Plan a network for a share of `all_bytes` with `seconds` of effort, and judge the plan.
 
-    `tilings` are the ways to cut it up that are worth planning, the whole network first.
+    `tilings` are the ways to cut it up that are worth planning, the whole network first. With
+    `later_seconds` it is planned once more, with so much effort.
     """
-    budget_bytes, start = int(all_bytes * share), cpu_seconds()
-    [(tiling, plan)] = make_plans(
-        tilings, machine, [budget_bytes], (Device.GPU, Device.CPU), effort=Effort(seconds)
-    )
+    budget_bytes, devices = int(all_bytes * share), (Device.GPU, Device.CPU)
+    first_seconds, first_time_us = first_plan(tilings, machine, budget_bytes)
+    start = cpu_seconds()
+    [(tiling, plan)] = make_plans(tilings, machine, [budget_bytes], devices, effort=Effort(seconds))
     taken = cpu_seconds() - start
+    later_time_us = None
+    if later_seconds is not None:
+        [(_, later)] = make_plans(tilings, machine, [budget_bytes], devices, effort=Effort(later_seconds))
+        later_time_us = later.makespan_us
     tight = with_tight_bound(tiling, machine, plan, bound_seconds) if bound_seconds else plan
     what, change_us = best_move(tiling.graph, plan, machine) if has_moves else ("", 0.0)
     return Judgement(
@@ -102,9 +122,25 @@ def judge(
         bound_us=plan.time_bound_us,
         tight_bound_us=tight.time_bound_us,
         seconds=taken,
+        first_seconds=first_seconds,
+        first_time_us=first_time_us,
+        later_time_us=later_time_us,
         best_move=what,
         best_move_us=change_us,
     )
+
+
+def first_plan(tilings: Sequence[Tiling], machine: Machine, budget_bytes: int) -> tuple[float, float]:
+    """Seconds of CPU until the compiler has a plan for a budget, and the time of this plan in us.
+
+    Of the whole network, or where that does not fit of the first tiling that does.
+    """
+    start = cpu_seconds()
+    for tiling in tilings:
+        with suppress(PlanError):
+            [placed] = first_plans(tiling.context(machine, Effort(), None), [budget_bytes])
+            return cpu_seconds() - start, placed.makespan_us
+    return math.inf, math.inf
 
 
 def best_move(graph: Graph, plan: Plan, machine: Machine) -> tuple[str, float]:
@@ -138,10 +174,14 @@ def summary(rows: Sequence[Judgement]) -> list[str]:
     idle = sum(row.used < USED_SHARE for row in wanting)
     moves = [row.move_gain for row in rows]
     seconds = [row.seconds for row in rows]
+    later = np.array([row.later_gain for row in rows])
     return [
         f"gap: {spread(gaps)}; to the bound that the planner gives along: {spread(first)}",
         f"{idle} of {len(wanting)} plans with a gap above {OPEN_GAP:.0%} use less than {USED_SHARE:.0%}",
         f"{sum(gain > WORTH for gain in moves)} of {len(rows)} have a move that gains more than {WORTH:.1%};"
         f" the best gains {max(moves):.2%}",
-        f"planning: mean {np.mean(seconds):.1f} s of CPU, most {max(seconds):.1f} s",
+        f"planning: mean {np.mean(seconds):.1f} s of CPU, most {max(seconds):.1f} s;"
+        f" the first plan after {np.mean([row.first_seconds for row in rows]):.2f} s,"
+        f" most {max(row.first_seconds for row in rows):.2f} s",
+        f"with the later effort {later.mean():.2%} faster on average, at most {later.max():.2%}",
     ]

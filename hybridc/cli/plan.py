@@ -77,6 +77,10 @@ def execute(arguments: argparse.Namespace) -> int:
             render_text(each.report(), each.title, everything=arguments.all, width=width) for each in found
         ]
         print_text("\n".join(texts))
+        if found[-1].planning is not None:
+            from hybridc.report.planning import planning_text
+
+            print_text(planning_text(found[-1].planning) + "\n")
     return 0
 
 
@@ -102,6 +106,7 @@ def _to_json(found: Sequence[PlanOf]) -> dict[str, Any]:
     described = {
         "measured_us": measured_to_json(found[-1].machine.measured_us),
         "cuda": None if code is None else asdict(code),
+        "planning": None if found[-1].planning is None else asdict(found[-1].planning),
     }
     return reports[-1] | described | ({"plans": reports} if len(reports) > 1 else {})
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
-from hybridc.passes.planner.model.context import Effort, PlanningContext, fixed_budgets
+from hybridc.passes.planner.model.context import UNWATCHED, Effort, PlanningContext, Watcher, fixed_budgets
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.search.partition import choose_order, rough_time_us, smallest_budget_bytes
@@ -46,9 +46,11 @@ class Tiling:
     order: tuple[int, ...] | None = None
     """In which each device runs the kernels; None: one that needs few bytes."""
 
-    def context(self, machine: Machine, effort: Effort, host_bytes: int | None) -> PlanningContext:
+    def context(
+        self, machine: Machine, effort: Effort, host_bytes: int | None, watch: Watcher = UNWATCHED
+    ) -> PlanningContext:
         """What planning this graph refers to; `host_bytes` limits the host's memory, None does not."""
-        return PlanningContext(self.graph, machine, self.pins, self.order, effort, host_bytes)
+        return PlanningContext(self.graph, machine, self.pins, self.order, effort, host_bytes, watch=watch)
 
 
 def choose_tilings(
@@ -58,6 +60,8 @@ def choose_tilings(
     largest_bytes: int,
     effort: Effort,
     host_bytes: int | None = None,
+    *,
+    watch: Watcher = UNWATCHED,
 ) -> tuple[Tiling, ...]:
     """The tilings that are worth planning for budgets up to `largest_bytes`, with their ranges.
 
@@ -68,7 +72,7 @@ def choose_tilings(
     whole network or the finest way can do with, and the whole network is always among them.
     """
     whole, *cut_up = tilings
-    contexts = [tiling.context(machine, effort, host_bytes) for tiling in tilings]
+    contexts = [tiling.context(machine, effort, host_bytes, watch) for tiling in tilings]
     usual = [int(all_bytes * share) for share in USUAL]
     if not cut_up:
         return (replace(whole, order=choose_order(contexts[0], usual)),)

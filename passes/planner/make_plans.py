@@ -15,12 +15,13 @@ from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.emit.materialize import PlacedPlan
 from hybridc.passes.planner.emit.resident_states import gpu_users, with_gpu_resident_states, without_bytes
 from hybridc.passes.planner.emit.timeline import timeline
-from hybridc.passes.planner.model.context import Effort, PlanningContext
+from hybridc.passes.planner.model.context import UNWATCHED, Effort, PlanningContext
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.order import renewing_order
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.search.partition import MOST_GRID_KERNELS, on_cpu, partition, time_bound_us
+from hybridc.passes.planner.watch import Watch
 
 Report = Callable[[int, int], None]
 """Hears how far a search has come: (done, total) budgets."""
@@ -50,12 +51,14 @@ def make_plans(
     effort: Effort | None = None,
     host_bytes: int | None = None,
     report: Report = lambda done, total: None,
+    watch: Watch | None = None,
 ) -> tuple[tuple[Tiling, Plan], ...]:
     """The fastest plan for each of several budgets, and the way the network is cut up for it.
 
     `devices` are those of a target: `(CPU,)` or `(GPU, CPU)`. A budget limits the GPU's arena, its weights
     included, in bytes; without budgets there is one plan, which has no limit, of the first tiling. Plans
-    for a GPU whose host arena exceeds `host_bytes` are made only if no other is found.
+    for a GPU whose host arena exceeds `host_bytes` are made only if no other is found. What `watch` ends by
+    `Stop` has its plans in `plans_so_far`.
     Ensures: the same for a budget whatever others are asked for, and never slower for a larger one, if the
     tilings are from `choose_tilings`. Raises PlanError HC201 if a kernel has code for none of the devices,
     HC203 if nothing fits a budget, with the smallest that can be met.
@@ -64,12 +67,16 @@ def make_plans(
     if Device.GPU not in devices:
         placed = on_cpu(whole.graph, machine)
         return tuple((whole, _plan_of(whole.graph, machine, None, placed)) for _ in budgets or (None,))
-    contexts = [(tiling, tiling.context(machine, effort or Effort(), host_bytes)) for tiling in tilings]
+    watcher = watch or UNWATCHED
+    contexts = [(t, t.context(machine, effort or Effort(), host_bytes, watcher)) for t in tilings]
     if not budgets:
         context = contexts[0][1]
         (placed,) = partition(context, (UNLIMITED_BYTES,), report=report)
         candidate = _with_states(_Candidate(whole, context, placed), UNLIMITED_BYTES)
         return ((whole, _plan_of(whole.graph, machine, None, candidate.placed)),)
+    if watch is not None:
+        for b in budgets:
+            watch.bounded(b, min(time_bound_us(c, min(b, t.last_bytes)) for t, c in contexts))
     found = _all_with_states(_fastest(contexts, budgets, report))
     return tuple((c.tiling, _plan_of(c.tiling.graph, machine, b, c.placed)) for b, c in found.items())
 
@@ -182,6 +189,19 @@ def _with_states(candidate: _Candidate, budget_bytes: int) -> _Candidate:
     best = min((replace(candidate, placed=p) for p in plans), key=lambda c: c.rank)
     bound_us = min(time_bound_us(without, budget_bytes), placed.bound_us)
     return replace(best, placed=replace(best.placed, bound_us=bound_us))
+
+
+def plans_so_far(watch: Watch, machine: Machine) -> tuple[tuple[Tiling, Plan], ...]:
+    """As `make_plans`, of the best that has been found for the budgets of a watch."""
+    found: list[tuple[Tiling, Plan]] = []
+    for b in watch.budgets:
+        context, placed = watch.best[b]
+        tiling = Tiling(context.graph, context.pins, order=context.order)
+        # what it has is the simple bound of a short search
+        candidate = _bounded(_Candidate(tiling, context, replace(placed, bound_us=0.0)), b)
+        budget_bytes = None if b == UNLIMITED_BYTES else b
+        found.append((tiling, _plan_of(context.graph, machine, budget_bytes, candidate.placed)))
+    return tuple(found)
 
 
 def _plan_of(graph: Graph, machine: Machine, budget_bytes: int | None, placed: PlacedPlan) -> Plan:

@@ -23,6 +23,7 @@ from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.search.partition import time_bound_us
 from hybridc.passes.planner.search.policies import BASELINES
+from hybridc.passes.planner.watch import Watch
 
 # Round numbers, near the worse end of what benchmarks/regret.py draws: how far profiles are off is not known.
 # On machines drawn at random such plans lose less in the median and the tail, but not by much, and a baseline
@@ -47,6 +48,7 @@ def make_robust_plans(
     effort: Effort | None = None,
     host_bytes: int | None = None,
     report: Report = lambda done, total: None,
+    watch: Watch | None = None,
 ) -> tuple[_Candidate, ...]:
     """As `make_plans`, for a machine of which little is certain; searches take as long for each scenario.
 
@@ -55,13 +57,26 @@ def make_robust_plans(
     """
     if Device.GPU not in devices or not budgets:
         return make_plans(
-            tilings, machine, budgets, devices, effort=effort, host_bytes=host_bytes, report=report
+            tilings,
+            machine,
+            budgets,
+            devices,
+            effort=effort,
+            host_bytes=host_bytes,
+            report=report,
+            watch=watch,
         )
     machines = [scaled(machine, scenario) for scenario in SCENARIOS]
     found: list[tuple[_Candidate, ...]] = []
     for number, one in enumerate(machines):
         report(number, len(machines))
-        found.append(make_plans(tilings, one, budgets, devices, effort=effort, host_bytes=host_bytes))
+        if watch is not None:
+            watch.check()
+        # it hears of plans for the machine as its profile says, which comes first
+        heard = None if number else watch
+        found.append(
+            make_plans(tilings, one, budgets, devices, effort=effort, host_bytes=host_bytes, watch=heard)
+        )
     chosen: dict[int, _Candidate] = {}
     smaller: list[_Candidate] = []
     for budget_bytes, *candidates in sorted(zip(budgets, *found, strict=True), key=lambda row: row[0]):

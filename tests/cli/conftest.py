@@ -161,6 +161,7 @@ class Fakes:
         progress: Progress | None = None,
         *,
         bound_seconds: float | None = None,
+        listening: object = None,
     ) -> Any:
         self.options.append(options)
         self.bound_seconds.append(bound_seconds)
@@ -175,6 +176,7 @@ class Fakes:
             smallest_bytes_bound=MIB,
             machine=replace(options.machine, measured_us=_measured_us(options)),
             pins=({},) * len(_plans(options)),
+            planning=None,
         )
 
     def open_artifact(self, path: Path, **checks: bool) -> Any:

@@ -1,4 +1,4 @@
-"""--pin and --plan-seconds: read, passed on, refused, and obeyed."""
+"""--pin, --plan-seconds and --plan-timeout: read, passed on, refused, and obeyed."""
 
 from __future__ import annotations
 
@@ -80,3 +80,14 @@ def test_pins_that_cannot_be_met_are_refused_by_name(cli: Any, mlp: Path, pins: 
     assert outcome.code != 0 and f"error[{code}]" in outcome.err
     if code != "HC203":
         assert all(pin in outcome.err for pin in pins)
+
+
+@pytest.mark.isa("avx2")
+def test_plan_that_time_runs_out_for_is_valid_and_says_so(cli: Any, mlp: Path) -> None:
+    words = ["--target", "cuda+avx2", "--gpu-memory", "50%", "--plan-seconds", "0.1", "--no-cache"]
+    soon = cli("plan", mlp, *words, "--plan-timeout", "1e-6", "--json").json()
+    assert soon["planning"]["is_stopped"] and soon["planning"]["standings"]
+    assert 0 < soon["time_bound_us"] <= soon["makespan_us"]
+    assert soon["devices"][0]["peak_bytes"] <= soon["budget_bytes"]
+    whole = cli("plan", mlp, *words)
+    assert "planned in" in whole.out and "stopped" not in whole.out

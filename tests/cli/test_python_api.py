@@ -83,8 +83,8 @@ def test_commands_that_plan_take_all_that_a_plan_depends_on(command: str) -> Non
 def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: Path) -> None:
     words = (
         "--target cuda+avx2 --gpu-memory 25%,1MiB --host-memory 1GiB --shape x=1x3 --dim N=4 --machine h100"
-        " --pin Conv*=cpu --plan-seconds 3 --threads 2 --rounding-error 0.02 --profile-kernels --no-cache"
-        " --robust"
+        " --pin Conv*=cpu --plan-seconds 3 --plan-timeout 9 --threads 2 --rounding-error 0.02"
+        " --profile-kernels --no-cache --robust"
     )
     assert cli("plan", model, *words.split()).code == 0
     given = keywords.options_of(
@@ -97,6 +97,7 @@ def test_keywords_and_words_make_the_same_options(cli: Any, fakes: Any, model: P
             "machine": "h100",
             "pins": {"Conv*": "cpu"},
             "plan_seconds": 3,
+            "plan_timeout": 9,
             "threads": 2,
             "rounding_error": 0.02,
             "profile_kernels": True,

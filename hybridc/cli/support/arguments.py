@@ -149,6 +149,12 @@ def _add_planning(group: Arguments) -> None:
         help=f"effort: every machine finds the same plan (default: {DEFAULT_PLAN_SECONDS:g})",
     )
     add(
+        "--plan-timeout",
+        type=parse_effort,
+        metavar="SECONDS",
+        help="take the best plan so far after this time, which a faster machine uses better (default: none)",
+    )
+    add(
         "--robust",
         action="store_true",
         help="take the plan that loses least where the machine is not as its profile says; planning takes"

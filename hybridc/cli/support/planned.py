@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hybridc.cli.support.arguments import compile_options, given_options
 from hybridc.cli.support.files import existing_model
+from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.cli.support.train_options import PROGRAMS, check_training, training_spec
 from hybridc.errors import UsageError
 from hybridc.options import exact_bytes, format_bytes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hybridc.machine import Machine
     from hybridc.options import CompileOptions
     from hybridc.passes.planner.model.pins import Pins
+    from hybridc.passes.planner.watch import PlanningTime
     from hybridc.report import Report
     from hybridc.results import Planned
 
@@ -55,6 +57,8 @@ class PlanOf:
     """Of a training step, the one that is planned."""
     code: CudaCode | None = None
     """Of an artifact with code for GPUs."""
+    planning: PlanningTime | None = None
+    """What the search took, where it was made now."""
 
     def report(self) -> Report:
         from hybridc.report import report_plan
@@ -126,7 +130,13 @@ def _of_model(
         from hybridc.compiler import plan_model
 
         with terminal_progress(quiet=arguments.quiet) as progress:
-            planned = plan_model(arguments.source, options, progress, bound_seconds=bound_seconds)
+            planned = plan_model(
+                arguments.source,
+                options,
+                progress,
+                bound_seconds=bound_seconds,
+                listening=deferred_interrupts,
+            )
         return _plans(arguments, options, planned)
     from hybridc.training.compile import plan_training
 
@@ -159,6 +169,7 @@ def _plans(
             planned.smallest_budget_bytes,
             planned.smallest_bytes_bound,
             program,
+            planning=planned.planning,
         )
         for graph, plan, pins in zip(planned.graphs, planned.plans, planned.pins, strict=True)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Protocol
 
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine
@@ -79,6 +80,29 @@ class Effort:
         return self.seconds / _SECONDS_PER_PROOF_UNIT if self.seconds >= _PROOF_SECONDS else 0.0
 
 
+class Watcher(Protocol):
+    """Hears of plans while they are searched for, and may end the search by raising an exception."""
+
+    def found(self, context: PlanningContext, placed: Any) -> None:
+        """A `PlacedPlan`."""
+
+    def check(self) -> None:
+        """Called where the search may end."""
+
+
+class Unwatched:
+    """Nobody: the search goes on to its end."""
+
+    def found(self, context: PlanningContext, placed: Any) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
+UNWATCHED = Unwatched()
+
+
 @dataclass(frozen=True)
 class PlanningContext:
     """One graph on one machine, with everything that stays the same while budgets and decisions vary."""
@@ -94,6 +118,7 @@ class PlanningContext:
     """What a plan may hold of the host's memory, if one is found that does with so little; None: any."""
     devices: tuple[Device, ...] = (Device.GPU, Device.CPU)
     """Those of the target, the GPU first."""
+    watch: Watcher = field(default=UNWATCHED, compare=False)
 
     @cached_property
     def problem(self) -> Problem:

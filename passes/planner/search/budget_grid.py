@@ -135,6 +135,7 @@ def plan_all_budgets(
         best = _faster_split(context, best, splits, min(wish.budget_bytes, last_bytes))
         bound_us = grid.bound_us(wish.budget_bytes, best.makespan_us) if has_bounds else 0.0
         chosen.append(replace(best, bound_us=bound_us))
+        context.watch.found(context, chosen[-1])
     return tuple(chosen)
 
 
@@ -253,6 +254,7 @@ class _Grid:
         if position not in self._searched:
             point = self._point(self.anchors[position], self.smallest)
             self._searched[position] = self._tightened(_best_at(point), self.smallest)
+            self.context.watch.found(self.context, self._searched[position])
         return self._searched[position]
 
     def _in_the_middle(self, below: _Found, above: _Found, middle_bytes: int) -> PlacedPlan:
@@ -263,6 +265,7 @@ class _Grid:
             found = self._tightened(_best_at(point), below.placed)
             is_between = self._rank(above.placed) <= self._rank(found) < self._rank(below.placed)
             self._between[ends] = found if is_between else below.placed
+            self.context.watch.found(self.context, self._between[ends])
         return self._between[ends]
 
     def _point(self, budget_bytes: int, below: PlacedPlan, above: PlacedPlan | None = None) -> _PointSearch:
@@ -315,9 +318,12 @@ def _faster_split(
 
 def _best_at(point: _PointSearch) -> PlacedPlan:
     """A faster plan than `below`, or that."""
+    point.context.watch.check()
     if point.above is None:
         evaluations = _ANCHOR_FACTOR * point.evaluations
-        found = search(point.problem, evaluations, starts=[point.below.decisions])
+        found = search(
+            point.problem, evaluations, starts=[point.below.decisions], check=point.context.watch.check
+        )
     else:
         starts = [point.below.decisions, point.above.decisions]
         found = refine(point.problem, starts, point.evaluations, point.above.makespan_us)
@@ -344,6 +350,7 @@ def _best_packed(point: _PointSearch, found: SearchResult | None) -> PlacedPlan:
         return below
     known_us, narrowed, best = found.fastest_start_us, problem, below
     for share in (*_PACKING_SHARES, None):
+        point.context.watch.check()
         placed = _materialized(point, narrowed, found)
         if placed.fits(problem.budget_bytes, host_bytes):
             best = _better(best, placed, known_us, host_bytes)

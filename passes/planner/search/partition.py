@@ -32,6 +32,8 @@ _ROUGH_SHARE = 0.2
 # Each trial has less memory by what the one before exceeded it by; without a plan the search starts lower.
 _PACKING_TRIALS = 3
 """How often such a search is repeated with less memory because its result could not be packed."""
+_FIRST_SECONDS = 0.5
+"""Effort for the first plan of a budget, which comes before any other search."""
 _SEED = 1  # any one: it only has to be the same for every call
 # Coarser than the shares of budget_grid.py: each costs a search of its own, on a graph where one takes long.
 _SHARES_OF_LARGE_GRAPHS = (0.95, 0.85, 0.7)
@@ -64,6 +66,7 @@ def partition(
     smallest = _smallest(context)
     if smallest.gpu_bytes > min(budgets):
         raise _over_budget(context, smallest.gpu_bytes, min(budgets))
+    context.watch.found(context, smallest)
     if len(context.graph.kernels) > MOST_GRID_KERNELS:
         return _one_by_one(context, budgets, smallest)
     start = smallest
@@ -81,6 +84,18 @@ def partition(
     if not context.effort.of_proof:
         return plans
     return tuple(proven(context, placed, b) for placed, b in zip(plans, budgets, strict=True))
+
+
+def first_plans(context: PlanningContext, budgets: Sequence[int]) -> tuple[PlacedPlan, ...]:
+    """A plan for each of several budgets in bytes within a second or so, by a short search.
+
+    Raises PlanError HC201 if a kernel has no code, HC203 if a budget is too small.
+    """
+    _check_code(context.graph, (Device.GPU, Device.CPU))
+    smallest = _smallest(context)
+    if smallest.gpu_bytes > min(budgets):
+        raise _over_budget(context, smallest.gpu_bytes, min(budgets))
+    return _one_by_one(replace(context, effort=Effort(_FIRST_SECONDS)), budgets, smallest)
 
 
 def choose_order(context: PlanningContext, budgets: Sequence[int]) -> tuple[int, ...] | None:
@@ -103,6 +118,7 @@ def choose_order(context: PlanningContext, budgets: Sequence[int]) -> tuple[int,
 
 def rough_time_us(context: PlanningContext, budget_bytes: int) -> float:
     """What a short search says that `partition` can reach, before packing; infinite if it finds nothing."""
+    context.watch.check()
     return _rough(_problem(context, budget_bytes), context.effort)[1]
 
 
@@ -187,6 +203,7 @@ def _one_by_one(
                 best = replace(placed, bound_us=bound_us) if placed.makespan_us < best.makespan_us else best
                 break
         plans[budget_bytes] = best
+        context.watch.found(context, best)
     return tuple(plans[b] for b in budgets)
 
 

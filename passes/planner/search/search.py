@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -59,7 +59,12 @@ class SearchResult:
 
 
 def search(
-    problem: Problem, evaluations: int, *, starts: Iterable[Decisions] = (), seed: int = _SEED
+    problem: Problem,
+    evaluations: int,
+    *,
+    starts: Iterable[Decisions] = (),
+    seed: int = _SEED,
+    check: Callable[[], None] = lambda: None,
 ) -> SearchResult | None:
     """The best decisions that are found with the given number of simulations, or None if none fits.
 
@@ -67,10 +72,11 @@ def search(
     of those for the rest of the effort (`Core.anneal`).
 
     `starts` are decisions that are worth to begin with, besides our own; the result is at least as fast
-    as each of them that fits. Deterministic: effort is counted, not timed.
+    as each of them that fits. Deterministic: effort is counted, not timed. `check` is called every now and
+    then, and may end the search by an exception.
     """
     if problem.repeats:
-        return _search_again(problem, evaluations, starts, seed)
+        return _search_again(problem, evaluations, starts, seed, check)
     core = Core(problem)
     relaxation = _relaxed(problem)
     families: list[dict[Decisions, float]] = []
@@ -89,12 +95,14 @@ def search(
     for number, start in enumerate(first):
         if best_us <= relaxation.bound_us:
             break
+        check()
         found, us = core.anneal(
             start, int(evaluations * _FIRST_SHARE), seed + number, enough_us=relaxation.bound_us
         )
         if us < best_us:
             best, best_us = found, us
     if best_us > relaxation.bound_us:
+        check()
         rest = int(evaluations * (1 - _FIRST_SHARE * _STARTS))
         found, us = core.anneal(best, rest, seed + _STARTS, enough_us=relaxation.bound_us)
         if us < best_us:
@@ -103,7 +111,11 @@ def search(
 
 
 def _search_again(
-    problem: Problem, evaluations: int, starts: Iterable[Decisions], seed: int
+    problem: Problem,
+    evaluations: int,
+    starts: Iterable[Decisions],
+    seed: int,
+    check: Callable[[], None],
 ) -> SearchResult | None:
     """First without running any kernel again; then from there, and from the starts, as much with that."""
     once, core = without_repeats(problem), Core(problem)
@@ -113,9 +125,11 @@ def _search_again(
         evaluations,
         starts=[without_recompute_slots(problem, once, start) for start in given],
         seed=seed,
+        check=check,
     )
     if first is None:
         return None
+    check()
     best = with_recompute_slots(problem, once, first.decisions)
     # what the best without repeats fetches, run again instead: a start of the other kind
     fitting = map(core.repaired, [*given, recompute_instead_of_fetch(problem, best)])
@@ -126,6 +140,7 @@ def _search_again(
     # annealing leaves repeats behind that are of no use any more: without them it goes on from a faster plan
     best, us = min((core.tidied(*found) for found in annealed), key=itemgetter(1))
     rest = int(evaluations * (1 - _FIRST_SHARE * len(candidates)))
+    check()
     found, us = core.anneal(best, rest, seed + 1, enough_us=bound_us)
     return SearchResult(found, us, bound_us, first.fastest_start_us)
 
