@@ -15,6 +15,7 @@ from hybridc.ir import Graph, Plan
 from hybridc.ir.plan import plan_to_json
 from hybridc.ir.verify import verify
 from hybridc.machine import Machine
+from hybridc.machines.verify_times import verify_times
 from hybridc.native import can_build
 from hybridc.options import FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
@@ -331,9 +332,10 @@ def _search(cache: Cache, search: Callable[..., T], *problem: Any, **wishes: Any
 
 
 def verify_network(c: PlannedNetwork, _: Progress) -> PlannedNetwork:
-    """Raise PlanError HC210 to HC220 if a plan breaks what it promises."""
+    """Raise PlanError HC210 to HC222 if a plan breaks what it promises."""
     for graph, plan in zip(c.graphs, c.plans, strict=True):
         verify(graph, plan)
+        verify_times(graph, plan, c.machine)
     return c
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
@@ -11,6 +12,10 @@ from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.json_values import LARGEST_SIZE, is_possible_shape
 
 _LANES = tuple(Lane)
+_ROUNDING = 1e-9
+"""Of sums of times."""
+_BOUND_ROUNDING = 1e-5
+"""The exact solver counts time in whole units, of which a plan's times may differ by this share."""
 Clock = tuple[int, ...]
 """Per lane the last position that has ended: what happens before something, as a vector clock."""
 
@@ -31,12 +36,16 @@ def verify(graph: Graph, plan: Plan) -> None:
         HC218  an output or state that is not on the host in the end, or an input not in the beginning
         HC219  a weight that is neither resident nor copied to the GPU, or is copied or held elsewhere
         HC220  a loop-carried value on the GPU that the next run does not find where this one leaves it
+        HC221  a time that cannot be: of a step, of the run, which follows from those, or a bound above it
+
+    What only a machine's profile can tell of times, `hybridc.machines.verify_times` checks.
     """
     _check_graph(graph)
     _check_steps(graph, plan)
     _check_arenas(plan)
     _check_buffer_types(plan)
     _Verifier(graph, plan).check()
+    _check_times(plan)
 
 
 def _refuse(code: str, what: str, where: str) -> PlanError:
@@ -144,6 +153,27 @@ def _check_buffer_types(plan: Plan) -> None:
         numbers = (buffer.offset_bytes, buffer.size_bytes, buffer.first_step, buffer.last_step)
         if not all(map(_is_whole, numbers)):
             raise _refuse("HC210", f"{numbers} are not all whole numbers", where)
+
+
+def _check_times(plan: Plan) -> None:
+    """Each lane's steps follow one another and what they wait for, and the run takes as long as that says."""
+    if len(plan.step_us) != len(plan.steps):
+        raise _refuse("HC221", f"{len(plan.step_us)} times for {len(plan.steps)} steps", "the plan")
+    ends_us: list[float] = []
+    lane_end_us = dict.fromkeys(_LANES, 0.0)
+    for position, (step, us) in enumerate(zip(plan.steps, plan.step_us, strict=True)):
+        if not (math.isfinite(us) and us >= 0):
+            raise _refuse("HC221", f"takes {us!r} us", _describe(position, step))
+        behind_us = (lane_end_us[step.lane], *(ends_us[wait] for wait in step.waits))
+        ends_us.append(max(behind_us) + us)
+        lane_end_us[step.lane] = ends_us[-1]
+    latest_us = max(ends_us, default=0.0)
+    if not math.isclose(plan.makespan_us, latest_us, rel_tol=_ROUNDING):
+        what = f"is said to take {plan.makespan_us:.6g} us, but its steps end after {latest_us:.6g} us"
+        raise _refuse("HC221", what, "the plan")
+    if not 0 <= plan.time_bound_us <= plan.makespan_us * (1 + _BOUND_ROUNDING):
+        what = f"takes {plan.makespan_us:.6g} us, less than its bound of {plan.time_bound_us:.6g} us"
+        raise _refuse("HC221", what, "the plan")
 
 
 def _is_whole(value: object) -> bool:

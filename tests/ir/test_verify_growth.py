@@ -26,6 +26,7 @@ from hybridc.ir import (
 )
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.ir.verify import verify
+from hybridc.passes.planner.emit.timeline import timeline
 
 CPU, GPU = Device.CPU, Device.GPU
 Case = tuple[Graph, Plan]
@@ -44,7 +45,8 @@ def buffer(of: Tensor, device: Device, slot: int, first_step: int, last_step: in
 def plan_of(steps: list[Step], buffers: list[Buffer]) -> Plan:
     sizes = {d: max((b.end_bytes for b in buffers if b.device is d), default=0) for d in (GPU, CPU)}
     arenas = tuple(Arena(device, size, size) for device, size in sizes.items())
-    return Plan(tuple(steps), tuple(buffers), arenas, None, (1.0,) * len(steps), 1.0)
+    times_us = (1.0,) * len(steps)
+    return Plan(tuple(steps), tuple(buffers), arenas, None, times_us, timeline(steps, times_us)[0])
 
 
 def copies_of_one(role: Role) -> Callable[[int], Case]:

@@ -18,6 +18,7 @@ from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, P
 from hybridc.ir.plan import align
 from hybridc.machine import load_machine
 from hybridc.passes.lower.lower import Lowered, lower
+from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Scheduled
 from hybridc.targets import Target, parse_target
@@ -116,8 +117,9 @@ class PlanBuilder:
     def plan(self) -> Plan:
         devices = [GPU, CPU] if self.ends[GPU] else [CPU]
         arenas = tuple(Arena(d, self.ends[d], self.ends[d]) for d in devices)
-        times = (1.0,) * len(self.steps)
-        return Plan(tuple(self.steps), tuple(self.buffers), arenas, None, times, float(len(times)))
+        times_us = (1.0,) * len(self.steps)
+        makespan_us, _ = timeline(self.steps, times_us)
+        return Plan(tuple(self.steps), tuple(self.buffers), arenas, None, times_us, makespan_us)
 
 
 @dataclass(frozen=True)
