@@ -148,6 +148,11 @@ class Plan:
     def arena_bytes(self, device: Device) -> int:
         return next((a.size_bytes for a in self.arenas if a.device is device), 0)
 
+    @property
+    def unused_bytes(self) -> int | None:
+        """What the GPU's arena leaves of the budget; None where there is no limit."""
+        return None if self.budget_bytes is None else self.budget_bytes - self.arena_bytes(Device.GPU)
+
     def device_of(self) -> dict[str, Device]:
         """Device of every kernel; of one that runs on both, where it runs last."""
         return {s.kernel: s.device for s in self.steps if isinstance(s, Run)}

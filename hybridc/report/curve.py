@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from hybridc.ir import Device, Graph, Plan
+from hybridc.machine import Machine
 from hybridc.options import format_bytes
 from hybridc.report.binding import binding_line, binding_rows
 from hybridc.report.svg import BLUE, RED, Chart, ChartPoint, Line
 from hybridc.report.table import Column, format_us, render_table
+from hybridc.report.trace import LANE_TITLES
 
 _TICKS = 6
 
@@ -25,30 +28,44 @@ class Point:
     time_us: float
     bound_us: float
     """No plan for the budget is faster, of the kernels, in their order, that any point up to it has."""
+    unused_bytes: int = 0
+    """Of the budget."""
     binding: str = ""
     """What the run waits for; see `binding_line`."""
+    binding_lane: str = ""
+    """What it waits for longest."""
 
 
-def points_of(graphs: Sequence[Graph], plans: Sequence[Plan]) -> tuple[Point, ...]:
+def points_of(
+    graphs: Sequence[Graph], plans: Sequence[Plan], machine: Machine | None = None
+) -> tuple[Point, ...]:
     """The points of plans, the smallest budget first, and the graphs that they are of.
 
     What is proven for a graph and a budget holds for all smaller ones. Larger budgets have other graphs to
     choose from: their bounds count only as far as those of smaller ones do, so that no bound rises with
     memory. Requires: all plans have budgets.
+    `machine` is what they were made for.
     """
     bounds: list[float] = []
     for position, graph in enumerate(graphs):
         pairs = zip(graphs[position:], plans[position:], strict=True)
         own_us = max(plan.time_bound_us for other, plan in pairs if other is graph)
         bounds.append(min([own_us, *bounds[-1:]]))
-    return tuple(map(_point_of, graphs, plans, bounds))
+    return tuple(map(partial(_point_of, machine), graphs, plans, bounds))
 
 
-def _point_of(graph: Graph, plan: Plan, bound_us: float) -> Point:
-    assert plan.budget_bytes is not None
-    peak_bytes = plan.arena_bytes(Device.GPU)
-    waits_for = binding_line(binding_rows(graph, plan))
-    return Point(plan.budget_bytes, peak_bytes, plan.makespan_us, bound_us, waits_for)
+def _point_of(machine: Machine | None, graph: Graph, plan: Plan, bound_us: float) -> Point:
+    assert plan.budget_bytes is not None and plan.unused_bytes is not None
+    rows = binding_rows(graph, plan, machine)
+    return Point(
+        plan.budget_bytes,
+        plan.arena_bytes(Device.GPU),
+        plan.makespan_us,
+        bound_us,
+        plan.unused_bytes,
+        binding_line(rows),
+        LANE_TITLES[rows[0].lane] if rows else "",
+    )
 
 
 def curve_to_json(points: Sequence[Point]) -> dict[str, Any]:
@@ -61,16 +78,17 @@ def render_curve(points: Sequence[Point], all_gpu_peak_bytes: int, title: str) -
     columns = [
         Column(heading, numeric=True)
         for heading in ("budget", "share", "peak", "unused", "time", "bound", "gap")
-    ]
+    ] + [Column("waits most for")]
     rows = [
         (
             format_bytes(point.gpu_memory_bytes),
             f"{point.gpu_memory_bytes / all_gpu_peak_bytes:.0%}" if all_gpu_peak_bytes else "-",
             format_bytes(point.peak_bytes),
-            format_bytes(point.gpu_memory_bytes - point.peak_bytes),
+            format_bytes(point.unused_bytes),
             format_us(point.time_us),
             format_us(point.bound_us),
             f"{point.time_us / point.bound_us - 1:.1%}" if point.bound_us else "-",
+            point.binding_lane or "-",
         )
         for point in points
     ]

@@ -74,6 +74,8 @@ class Explanation:
     alternatives: tuple[Alternative, ...]
     binding: tuple[LaneRow, ...] = ()
     """What the whole run waits for; see `binding_rows`."""
+    unused_bytes: int | None = None
+    """Of the budget; None where there is none."""
     precision: str = "fp32"
     precision_note: str = ""
 
@@ -115,7 +117,8 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         makespan_us=plan.makespan_us,
         tensors=tuple(story.tensors()),
         alternatives=tuple(alternatives(graph, plan, machine, kernel)) if has_gpu else (),
-        binding=binding_rows(graph, plan),
+        binding=binding_rows(graph, plan, machine),
+        unused_bytes=plan.unused_bytes,
         precision=kernel.precision_on(step.device),
         precision_note=kernel.precision_note,
     )

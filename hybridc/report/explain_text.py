@@ -70,6 +70,8 @@ def _placement(explanation: Explanation) -> str:
         words.append(f"{needs}; there is no limit.")
     else:
         words.append(f"{needs}, of a budget of {format_bytes(explanation.budget_bytes)}.")
+    if explanation.unused_bytes:
+        words.append(f"The plan leaves {format_bytes(explanation.unused_bytes)} of it unused.")
     return " ".join(words)
 
 

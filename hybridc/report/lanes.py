@@ -22,6 +22,10 @@ class LaneRow:
     share: float
     """Of the predicted run."""
     copied_bytes: int
+    lost_us: float = 0.0
+    """What of the time is lost as others use a memory or the link at once; 0 where that is not known."""
+    lost_to: str = ""
+    """At what most of it is lost."""
 
 
 def spans_of(plan: Plan) -> tuple[Span, ...]:

@@ -113,7 +113,7 @@ def report_plan(
         copies=_copy_rows(graph, plan),
         devices=_device_rows(plan),
         lanes=lane_rows(graph, plan),
-        binding=binding_rows(graph, plan),
+        binding=binding_rows(graph, plan, machine),
         gpu_bytes=byte_rows(plan),
         makespan_us=plan.makespan_us,
         time_bound_us=plan.time_bound_us,

@@ -12,9 +12,9 @@ from tests.report.test_plan_report import handmade_graph, handmade_plan
 
 MIB = 1024**2
 POINTS = (
-    Point(MIB, MIB - 512, 9000.0, 8000.0),
-    Point(4 * MIB, 3 * MIB, 5000.0, 5000.0),
-    Point(16 * MIB, 10 * MIB, 1000.0, 0.0),
+    Point(MIB, MIB - 512, 9000.0, 8000.0, 512, "waits for copies", "copies to GPU"),
+    Point(4 * MIB, 3 * MIB, 5000.0, 5000.0, MIB, "waits for the CPU", "CPU"),
+    Point(16 * MIB, 10 * MIB, 1000.0, 0.0, 6 * MIB, "What the run waits for: kernels.", "GPU"),
 )
 
 
@@ -35,12 +35,20 @@ def test_picture_is_xml_with_a_dot_for_each_point() -> None:
 def test_json_has_the_points_in_their_order() -> None:
     data = curve_to_json(POINTS)
     assert [point["gpu_memory_bytes"] for point in data["points"]] == [MIB, 4 * MIB, 16 * MIB]
-    assert set(data["points"][0]) == {"gpu_memory_bytes", "peak_bytes", "time_us", "bound_us", "binding"}
+    assert data["points"][0] == {
+        "gpu_memory_bytes": MIB,
+        "peak_bytes": MIB - 512,
+        "time_us": 9000.0,
+        "bound_us": 8000.0,
+        "unused_bytes": 512,
+        "binding": "waits for copies",
+        "binding_lane": "copies to GPU",
+    }
 
 
 def test_point_is_read_off_a_plan() -> None:
     (point,) = points_of([handmade_graph()], [handmade_plan()])
-    assert point == Point(3 * MIB, MIB + 256, 1431.0, 1400.0, point.binding)
+    assert point == Point(3 * MIB, MIB + 256, 1431.0, 1400.0, 2 * MIB - 256, point.binding, "CPU")
     assert (
         "kernels on the CPU take 1.33 ms, 1.00 MiB must cross the link to the GPU: 87.0 us" in point.binding
     )
