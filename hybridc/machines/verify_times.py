@@ -39,7 +39,8 @@ def verify_times(graph: Graph, plan: Plan, machine: Machine) -> None:
     lost_us = math.fsum(us for each in run.lost_us for us in each.values())
     slight_us = SLIGHT * run.makespan_us
     told_us = math.fsum(starmap(lambda one, us: us - one.us, zip(work, plan.step_us, strict=True)))
-    if told_us < LEAST_LOST * lost_us - slight_us:
+    # copies that fall away with states on the GPU may be those that bore the losses of steps that stay
+    if not graph.loop_carried and told_us < LEAST_LOST * lost_us - slight_us:
         raise _refuse(
             f"its steps lose {lost_us:.6g} us to each other, of which it accounts for {told_us:.6g} us"
         )

@@ -19,7 +19,7 @@ from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
-from tests.support.graphs import graphs, machine, machines
+from tests.support.graphs import graphs, machine, machines, with_updates
 from tests.support.planner_graphs import random_dag
 
 BOTH = (Device.GPU, Device.CPU)
@@ -156,3 +156,13 @@ def test_where_nothing_is_shared_the_run_is_the_claimed_one() -> None:
     plan = planned(graph, alone, 0.3)
     work = [replace(one, demands=()) for one in work_of(graph, plan.steps, alone)]
     assert run_shared(work).makespan_us == pytest.approx(timeline(plan.steps, [w.us for w in work])[0])
+
+
+@pytest.mark.parametrize("seed", [7, 9, 10])
+def test_plans_with_states_on_the_gpu_are_accepted(seed: int) -> None:
+    """Their copies, which fall away, bore the losses of steps that stay."""
+    graph = with_updates(random_dag(seed, 8))
+    assert graph.loop_carried
+    plan = planned(graph, LITTLE, 0.7)
+    verify(graph, plan)
+    verify_times(graph, plan, LITTLE)
