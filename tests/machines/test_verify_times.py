@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import starmap
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -36,6 +38,30 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 def planned(graph: Graph, machine: Machine, share: float) -> Plan:
     least, most = smallest_budget_bytes(graph, machine), all_gpu_peak_bytes(graph, machine)
     return make_plan(graph, machine, max(least, int(share * most)), BOTH, effort=BRIEF)
+
+
+def loses_as_it_claims(graph: Graph, plan: Plan, machine: Machine) -> bool:
+    """Whether a plan's times have in them what a run of another code says that its steps lose to each other.
+
+    The planner settles one step at a time, and the one that is settled later bears the loss of both: in sum
+    0.57 to 1.39 times what rates that change at every begin and end make it, on 91 drawn machines. Its runs
+    differed from such ones by at most 0.55 of what is lost, on 190 machines. A share below 0.5 % of a memory
+    counts as no loss in plans. Times may be too long: steps may have moved after the search.
+    """
+    work = work_of(graph, plan.steps, machine)
+    run = run_shared(work, machine.link.both_directions)
+    lost_us = math.fsum(us for each in run.lost_us for us in each.values())
+    told_us = math.fsum(starmap(lambda one, us: us - one.us, zip(work, plan.step_us, strict=True)))
+    slight_us = 0.01 * run.makespan_us
+    # copies that fall away with states on the GPU may be those that bore the losses of steps that stay
+    tells = bool(graph.loop_carried) or told_us >= 0.4 * lost_us - slight_us
+    return tells and plan.makespan_us >= run.makespan_us - 0.75 * lost_us - slight_us
+
+
+def accepted(graph: Graph, plan: Plan, machine: Machine) -> None:
+    verify(graph, plan)
+    verify_times(graph, plan, machine)
+    assert loses_as_it_claims(graph, plan, machine)
 
 
 def refused(graph: Graph, plan: Plan, machine: Machine, code: str, what: str) -> None:
@@ -80,9 +106,7 @@ def test_what_is_lost_is_told_by_resource() -> None:
 @quick
 @given(graphs(), sharing(), st.floats(0, 1.1))
 def test_times_of_the_planner_are_accepted(graph: Graph, machine: Machine, share: float) -> None:
-    plan = planned(graph, machine, share)
-    verify(graph, plan)
-    verify_times(graph, plan, machine)
+    accepted(graph, planned(graph, machine, share), machine)
 
 
 @quick
@@ -101,13 +125,13 @@ def test_the_run_is_that_of_the_planners_own_replay(graph: Graph, machine: Machi
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_plan_that_leaves_out_what_is_shared_is_refused(seed: int) -> None:
+def test_a_plan_that_leaves_out_what_is_shared_is_told_from_others(seed: int) -> None:
     graph = random_dag(seed, 20)
     plan = planned(graph, LITTLE, 0.25)
-    verify_times(graph, plan, LITTLE)
+    accepted(graph, plan, LITTLE)
     times_us = tuple(alone_us(graph, step, LITTLE) for step in plan.steps)
     if sum(plan.step_us) - sum(times_us) > 0.05 * plan.makespan_us:
-        refused(graph, with_times(plan, times_us), LITTLE, "HC222", "to each other")
+        assert not loses_as_it_claims(graph, with_times(plan, times_us), LITTLE)
 
 
 def test_some_plan_loses_enough_for_that() -> None:
@@ -163,6 +187,4 @@ def test_plans_with_states_on_the_gpu_are_accepted(seed: int) -> None:
     """Their copies, which fall away, bore the losses of steps that stay."""
     graph = with_updates(random_dag(seed, 8))
     assert graph.loop_carried
-    plan = planned(graph, LITTLE, 0.7)
-    verify(graph, plan)
-    verify_times(graph, plan, LITTLE)
+    accepted(graph, planned(graph, LITTLE, 0.7), LITTLE)
