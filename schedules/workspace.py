@@ -34,7 +34,7 @@ def lift_workspace(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tuple[int, .
     body = s_tir.SBlockRealize(function.body.iter_values, function.body.predicate, _with_buffers(root, kept))
     return (
         tirx.PrimFunc(parameters, body, function.ret_type, function.attrs, function.span),
-        tuple(size_bytes(buffer) for buffer in lifted),
+        tuple(_size_bytes(buffer) for buffer in lifted),
     )
 
 
@@ -53,7 +53,6 @@ def _with_buffers(block: s_tir.SBlock, alloc_buffers: list[tirx.Var]) -> s_tir.S
     )
 
 
-def size_bytes(buffer: tirx.Var) -> int:
-    """Of a buffer of static shape."""
+def _size_bytes(buffer: tirx.Var) -> int:
     elements = math.prod(int(extent) for extent in buffer.shape)
     return (elements * dtype_bits(str(buffer.dtype)) + 7) // 8

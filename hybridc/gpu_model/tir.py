@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,6 @@ _INSTRUCTIONS = 3
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _DEVICE_FUNCTION = "tirx.cuda.func_call"
 """A call of one of the functions in hybridc/codegen/native/mma.h, named by its first argument."""
-_SHARED_WORK = ("instructions", "fp32", "special", "lsu_cycles", "l2_sectors")
-"""Of `_Counts`, what a block does for others as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class _Walk:
             loop = _Loop(statement.loop_var, int(statement.extent), is_vector, _exchanges(statement.body))
             self.statement(statement.body, (*loops, loop) if loop.extent > 1 else loops)
         elif isinstance(statement, tirx.IfThenElse):
-            self._branch(statement, loops)
+            self.statement(statement.then_case, loops)
         elif isinstance(statement, tirx.BufferStore):
             self._store(statement, loops)
         elif isinstance(statement, tirx.Evaluate):
@@ -152,15 +150,6 @@ class _Walk:
             self._allocation(statement.buffer)
         elif isinstance(statement, tirx.AttrStmt) or hasattr(statement, "body"):
             self.statement(statement.body, loops)
-
-    def _branch(self, statement: tirx.IfThenElse, loops: tuple[_Loop, ...]) -> None:
-        """What all blocks do, or the last one of some, whose work counts as a share of each one's."""
-        parts = _parts_of(statement.condition)
-        before = replace(self.counts)
-        self.statement(statement.then_case, loops)
-        for name in _SHARED_WORK if parts > 1 else ():
-            old, new = getattr(before, name), getattr(self.counts, name)
-            setattr(self.counts, name, old + (new - old) / parts)
 
     def _allocation(self, buffer: tirx.Buffer) -> None:
         size = _size_bytes(buffer)
@@ -292,15 +281,6 @@ class _Walk:
         names = [loop.variable for loop in inner]
         found = [self._addresses(index, dict(zip(names, turn, strict=True))) for turn in turns]
         return factor * len(np.unique(np.concatenate(found) * item // memory.SECTOR))
-
-
-def _parts_of(condition: Any) -> int:
-    """Of how many blocks one finds a condition true that asks for the last of them; 1 if it does not."""
-    calls: list[ir.Call] = []
-    tvm_ffi.structural_walk(condition, (ir.Call, calls.append))
-    found = (c for c in calls if c.op.name == _DEVICE_FUNCTION and str(c.args[0].value) == "last_of_parts")
-    call = next(found, None)
-    return 1 if call is None else int(call.args[3].value)
 
 
 def _unrolled(loops: tuple[_Loop, ...]) -> int:

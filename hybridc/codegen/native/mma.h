@@ -13,26 +13,6 @@ HYBRIDC_DEVICE unsigned shared_address(const void* pointer) {
 }
 }  // namespace hybridc
 
-namespace hybridc {
-// How many blocks of a tile have come to their end. Kernels of a module follow each other, and each leaves zeros.
-static __device__ unsigned counters[512];
-}  // namespace hybridc
-
-// Whether a block is the last of a tile's to come here, with its threads in one row; its threads then see what
-// all have written to `sums` before.
-HYBRIDC_DEVICE int last_of_parts(const void* sums, int tile, int parts) {
-  __shared__ int is_last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    is_last = atomicAdd(&hybridc::counters[tile], 1u) == static_cast<unsigned>(parts) - 1;
-    if (is_last) hybridc::counters[tile] = 0;
-  }
-  __syncthreads();
-  __threadfence();
-  return is_last;
-}
-
 // Loads 8x8 matrices of 16-bit elements: lane i gives the address of row i % 8 of matrix i / 8.
 HYBRIDC_DEVICE void ldmatrix_x1(unsigned* r, const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"

@@ -3,9 +3,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <mutex>
-#include <unordered_map>
-
 #include "cuda_on_cpu.h"
 
 namespace cuda_on_cpu {
@@ -97,21 +94,6 @@ static void multiply_add(unsigned site, typename Numbers::Sum* c, const unsigned
 }
 
 }  // namespace cuda_on_cpu
-
-// Counts blocks by the memory that they share: kernels of several sessions run at once here, from one library.
-static inline int last_of_parts(const void* sums, int, int parts) {
-  static std::mutex mutex;
-  static std::unordered_map<const void*, int> counters;
-  static thread_local int is_last;  // the fibers of a block share one host thread
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    std::lock_guard lock(mutex);
-    is_last = ++counters[sums] == parts;
-    if (is_last) counters.erase(sums);
-  }
-  __syncthreads();
-  return is_last;
-}
 
 // To nearest, ties away from zero.
 static inline void round_tf32(float* x) {

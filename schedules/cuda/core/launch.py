@@ -13,7 +13,7 @@ from tvm_ffi import WalkResult
 
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.rule import Request, Scheduled
-from hybridc.schedules.workspace import lift_workspace, size_bytes
+from hybridc.schedules.workspace import lift_workspace
 from hybridc.targets import Target
 
 MAX_THREADS = 1024
@@ -120,16 +120,11 @@ def finish(schedule: s_tir.Schedule, rule: str, target: tvm.target.Target) -> Sc
     return finish_function(schedule.mod["main"], rule, target)
 
 
-def finish_function(
-    function: tirx.PrimFunc, rule: str, target: tvm.target.Target, own_workspaces: int = 0
-) -> Scheduled | None:
-    """`finish` for a function that was scheduled by hand, whose last parameters may be workspaces already."""
+def finish_function(function: tirx.PrimFunc, rule: str, target: tvm.target.Target) -> Scheduled | None:
+    """`finish` for a function that was scheduled by hand."""
     lifted, workspace_bytes = lift_workspace(function)
     if not runs_on_gpu(lifted, target):
         return None
-    if own_workspaces:
-        own = (size_bytes(parameter) for parameter in function.params[-own_workspaces:])
-        workspace_bytes = (*own, *workspace_bytes)
     return Scheduled(lifted.with_attr("tirx.is_scheduled", True), rule, workspace_bytes=workspace_bytes)
 
 

@@ -1,7 +1,6 @@
 """Estimated time of a product on tensor cores: what its launches do, counted in closed form.
 
-The counts follow `hybridc/gpu_model/tir.py`, as those of `cuda/tile/cost.py` do. What the last block of a
-tile does counts as a share of each: parts end at about the same time.
+The counts follow `hybridc/gpu_model/tir.py`, as those of `cuda/tile/cost.py` do.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from hybridc.schedules.cuda.tensor_core.instructions import TF32
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
 from hybridc.schedules.cuda.tensor_core.staging import Operand, operand
 from hybridc.schedules.cuda.tensor_core.tile import Way, ways
+from hybridc.schedules.cuda.tile.cost import sum_work
 
 _OWN_REGISTERS = 32
 """Of a thread, beside what it keeps of arrays, as in `tir.py`."""
@@ -27,13 +27,17 @@ _WORD = 4
 
 
 def fastest_way(product: MatrixProduct, processor: Processor) -> tuple[Way, float]:
-    """The way with the least estimated time, and this time in microseconds."""
+    """The way with the least estimated time, and this time: microseconds of all its launches."""
     sides = _Sides(product)
 
-    sizes = product.row.extent, product.column.extent, product.slices, product.batch.extent
-    times = {
-        way: estimate_fast(work_of_way(product, way, *sides.of(way)), processor).us for way in ways(*sizes)
-    }
+    def us(way: Way) -> float:
+        found = estimate_fast(main_work(product, way, *sides.of(way)), processor).us
+        if way.parts > 1:
+            added = estimate_fast(sum_work(product.results, way.parts), processor)
+            found += processor.launch_us + added.us
+        return found
+
+    times = {way: us(way) for way in ways(product.slices)}
     best = min(times, key=lambda way: times[way])
     return best, times[best]
 
@@ -52,8 +56,8 @@ class _Sides:
         return self._side("left", tile.rows, tile.threads), self._side("right", tile.columns, tile.threads)
 
 
-def work_of_way(product: MatrixProduct, way: Way, left: Operand, right: Operand) -> Work:
-    """What the launch does."""
+def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -> Work:
+    """Of the launch of the tiles."""
     tile, turns = way.tile, product.slices // way.parts
     warps = tile.threads // WARP
     down, across = tile.counts(product.row.extent, product.column.extent)
@@ -69,8 +73,6 @@ def work_of_way(product: MatrixProduct, way: Way, left: Operand, right: Operand)
     depth_of_one = 2 * left.chunk
     instructions += multiplies / (16 * 8 * depth_of_one)
     results = tile.rows * tile.columns / (2 * WARP)
-    # of partial sums each block writes a tile, and reads its share of one that the last block adds up
-    partial = tile.rows * tile.columns / WARP if way.parts > 1 else 0.0
     kept = 2 * results * WARP / tile.threads + tile.warp_rows / 4 + tile.warp_columns / 4
     loaded = sum(side.pieces * side.width * side.item_bytes // _WORD for side in (left, right))
     return Work(
@@ -78,14 +80,14 @@ def work_of_way(product: MatrixProduct, way: Way, left: Operand, right: Operand)
         threads=tile.threads,
         registers=min(255, round(_OWN_REGISTERS + 1.5 * (kept + loaded))),
         shared_bytes=2 * sum(side.elements * side.item_bytes for side in (left, right)),
-        instructions=turns * instructions + _ACCESS_INSTRUCTIONS * (results / way.parts + partial / 2),
+        instructions=turns * instructions + _ACCESS_INSTRUCTIONS * results,
         fp32=0.0,
         special=0.0,
         # data sheets give tf32 half the rate of fp16
         tensor_multiplies=turns * multiplies * (2.0 if product.dtype == TF32 else 1.0),
-        lsu_cycles=turns * lsu + 8 * results / way.parts + 2 * partial,
-        l2_sectors=turns * sectors + tile.rows * tile.columns * _WORD / SECTOR / way.parts + 8 * partial,
-        rounds=1.0 + turns + (way.parts if way.parts > 1 else 0),
+        lsu_cycles=turns * lsu + 8 * results,
+        l2_sectors=turns * sectors + tile.rows * tile.columns * _WORD / SECTOR,
+        rounds=1.0 + turns,
         memory_bytes=_memory_bytes(product, way),
     )
 
@@ -110,5 +112,5 @@ def _memory_bytes(product: MatrixProduct, way: Way) -> float:
     # a window reads each element as often as it has taps, which counts once
     window = depth / product.channels
     operands = product.item_bytes * (rows * depth + columns * depth / window)
-    results = (product.item_bytes + _WORD * (way.parts if way.parts > 1 else 0)) * rows * columns
+    results = (_WORD * way.parts if way.parts > 1 else product.item_bytes) * rows * columns
     return float(product.batch.extent * (operands + results))

@@ -19,10 +19,9 @@ from tvm import ir, s_tir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop, unrolled, vectorized
 from hybridc.schedules.cuda.core.launch import WARP
-from hybridc.schedules.cuda.core.parts import added_by_the_last, partial_sums
 from hybridc.schedules.cuda.tensor_core.instructions import barrier, multiply_add
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
-from hybridc.schedules.cuda.tensor_core.results import bound, result
+from hybridc.schedules.cuda.tensor_core.results import Results, bound
 from hybridc.schedules.cuda.tensor_core.staging import lane_of, operand
 from hybridc.schedules.cuda.tensor_core.tile import Way
 from hybridc.schedules.storage import retyped
@@ -33,8 +32,8 @@ _FLOAT = "float32"
 
 
 def tensor_core_kernel(original: tirx.PrimFunc, product: MatrixProduct, way: Way) -> tirx.PrimFunc:
-    """The function as one launch, whose blocks of threads have a tile each, or a part of its depth; there is
-    one more parameter, workspace, if these are parts."""
+    """The function as one launch, whose blocks of threads have a tile each; or as two, of which the second
+    adds up sums over parts of the depth."""
     tile, block, thread = way.tile, tirx.Var("block", "int64"), tirx.Var("thread", "int64")
     down, across = tile.counts(product.row.extent, product.column.extent)
     # neighbouring blocks share columns, and go through all rows
@@ -44,18 +43,14 @@ def tensor_core_kernel(original: tirx.PrimFunc, product: MatrixProduct, way: Way
     rest = tirx.floordiv(rest, integer(across))
     batch = tirx.floormod(rest, integer(product.batch.extent)) if way.parts > 1 else rest
     part = tirx.floordiv(rest, integer(product.batch.extent)) if way.parts > 1 else integer(0)
-    tiles = down * across * product.batch.extent
-    own = _Block(product, way, batch, row, column, thread)
-    parameters = [*product.parameters]
-    epilogue = own.epilogue()
+    results = Results(product, way.parts)
+    body, buffers = _Block(product, way, results, part, batch, row, column, thread).body()
+    blocks = down * across * product.batch.extent * way.parts
+    launches = [bound(block, "blockIdx.x", blocks, bound(thread, "threadIdx.x", tile.threads, body))]
     if way.parts > 1:
-        partial = partial_sums(tiles, way.parts, tile.threads, own.sums_of_thread)
-        parameters.append(partial)
-        place = tirx.floormod(block, integer(tiles)), part, way.parts
-        epilogue = added_by_the_last(own.sums, partial, place, (thread, tile.threads), epilogue)
-    body, buffers = own.body(part, epilogue)
-    launch = bound(block, "blockIdx.x", tiles * way.parts, bound(thread, "threadIdx.x", tile.threads, body))
-    wide = function_of(product.wide.function, parameters, [launch], buffers)
+        launches.append(results.added_up())
+        buffers.append(results.partial)
+    wide = function_of(product.wide.function, product.parameters, launches, buffers)
     return _narrowed(original, product, wide)
 
 
@@ -63,10 +58,11 @@ class _Block:
     """One tile. Buffers of operands are float32 here, as all tensors, and become narrow where these are."""
 
     def __init__(
-        self, product: MatrixProduct, way: Way, batch: ir.Expr, row: ir.Expr, column: ir.Expr, thread: ir.Var
-    ) -> None:
-        self.product, self.way, self.tile = product, way, way.tile
-        self.batch, tile = batch, way.tile
+        self, product: MatrixProduct, way: Way, results: Results, part: ir.Expr, batch: ir.Expr,
+        row: ir.Expr, column: ir.Expr, thread: ir.Var,
+    ) -> None:  # fmt: skip
+        self.product, self.way, self.tile, self.results = product, way, way.tile, results
+        self.part, self.batch, tile = part, batch, way.tile
         self.row, self.column, self.thread = row, column, thread
         self.lane, warp = lane_of(thread), tirx.floordiv(thread, integer(WARP))
         self.warp_row = tirx.floordiv(warp, integer(tile.warps_across)) * integer(tile.warp_rows)
@@ -76,8 +72,7 @@ class _Block:
             for name, extent in (("left", tile.rows), ("right", tile.columns))
         )
         self.down, self.across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
-        self.sums_of_thread = self.down * self.across * 4
-        self.sums = _buffer("sums", self.sums_of_thread, _FLOAT, "local")
+        self.sums = _buffer("sums", self.down * self.across * 4, _FLOAT, "local")
         self.left_fragments = _buffer("left_fragments", self.down * 4, "uint32", "local")
         self.right_fragments = _buffer("right_fragments", self.across * 2, "uint32", "local")
         self.loaded = tuple(
@@ -87,10 +82,10 @@ class _Block:
             _buffer(f"{o.name}_shared", 2 * o.elements, _FLOAT, "shared") for o in (self.left, self.right)
         )
 
-    def body(self, part: ir.Expr, epilogue: tirx.Stmt) -> tuple[tirx.Stmt, list[ir.Var]]:
-        """What a thread does of a part of the depth, and the buffers it needs."""
+    def body(self) -> tuple[tirx.Stmt, list[ir.Var]]:
+        """What a thread does, and the buffers it needs."""
         slices = self.product.slices // self.way.parts
-        start = part * integer(slices)
+        start = self.part * integer(slices)
 
         def turn(number: ir.Expr) -> tirx.Stmt:
             following = number + integer(1)
@@ -111,7 +106,7 @@ class _Block:
             self._store(integer(0)),
             barrier(),
             loop(slices, turn),
-            epilogue,
+            self._epilogue(),
         ]
         body = tirx.AttrStmt(integer(0), "pragma_unroll_explicit", tirx.const(0), tirx.SeqStmt(statements))
         return body, [self.sums, self.left_fragments, self.right_fragments, *self.loaded, *self.shared]
@@ -175,7 +170,7 @@ class _Block:
     def _first_sum(self, i: ir.Expr, j: ir.Expr) -> ir.Expr:
         return (i * integer(self.across) + j) * integer(4)
 
-    def epilogue(self) -> tirx.Stmt:
+    def _epilogue(self) -> tirx.Stmt:
         """Two neighbouring columns of a lane at a time, in two rows of each instruction's results."""
         pair = tirx.floormod(self.lane, integer(4)) * integer(2)
         line = tirx.floordiv(self.lane, integer(4))
@@ -196,7 +191,7 @@ class _Block:
 
         def at(lane: ir.Expr) -> tirx.Stmt:
             total = tirx.BufferLoad(self.sums, [first + lane])
-            return result(self.product, self.batch, row, column + lane, total)
+            return self.results.store(self.part, self.batch, row, column + lane, total)
 
         if product.column.extent % 2:
             body = unrolled(

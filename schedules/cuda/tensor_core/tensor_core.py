@@ -53,7 +53,7 @@ def _scheduled(request: Request, rule: str, *, slides: bool) -> Scheduled | None
     packed, packings = with_taps_first(product, request.own_constants)
     way = _way(packed, request)
     function = attempt(rule, lambda: tensor_core_kernel(request.function, packed, way))
-    scheduled = None if function is None else finish_function(function, rule, target, int(way.parts > 1))
+    scheduled = None if function is None else finish_function(function, rule, target)
     return None if scheduled is None else replace(scheduled, packings=packings)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cuda.core.launch import WARP
-from hybridc.schedules.cuda.core.parts import MOST_TILES
 
 SLICE_BYTES = 64
 """Of a row or column of an operand in a slice: two matrix instructions deep, and two sectors."""
@@ -54,8 +52,8 @@ _PRODUCTS = 256
 _LATENCY = 450
 """Cycles of a slice that more work of the same block does not shorten: it waits for memory, then for shared
 memory, then for tensor cores."""
-_SUM_BYTES = 32
-"""That the last block of a tile reads of partial sums in a cycle, from L2."""
+_SECOND_LAUNCH = 8000
+"""Cycles: some microseconds to launch it, and for its threads to begin and end."""
 _MOST_PARTS = 16
 _STEPS = SLICE_BYTES // 2
 
@@ -68,11 +66,10 @@ class Way:
     parts: int = 1
 
 
-def ways(rows: int, columns: int, slices: int, batches: int) -> list[Way]:
-    """All ways to compute a product of so many slices of the depth, whole ones first."""
+def ways(slices: int) -> list[Way]:
+    """All ways to compute a product of so deep slices, whole ones first."""
     parts = [p for p in range(1, min(_MOST_PARTS, slices) + 1) if slices % p == 0]
-    few = {tile for tile in TILES if math.prod(tile.counts(rows, columns)) * batches <= MOST_TILES}
-    return [Way(tile, p) for p in parts for tile in TILES if p == 1 or tile in few]
+    return [Way(tile, p) for p in parts for tile in TILES]
 
 
 def best_way(rows: int, columns: int, slices: int, batches: int) -> Way:
@@ -90,10 +87,8 @@ def best_way(rows: int, columns: int, slices: int, batches: int) -> Way:
         turns = share / resident * (slices // way.parts)
         time = turns * max(resident * work, _LATENCY + work)
         if way.parts > 1:
-            # sums are written and read, some 512 bytes a cycle between all multiprocessors and L2; at last
-            # one block reads all sums of its tile
-            time += 8 * way.parts * rows * columns * batches / 512
-            time += 3 * _LATENCY + 4 * way.parts * tile.rows * tile.columns / _SUM_BYTES
+            # sums are written and read, some 512 bytes a cycle between all multiprocessors and L2
+            time += _SECOND_LAUNCH + 8 * way.parts * rows * columns * batches / 512
         return time
 
-    return min(ways(rows, columns, slices, batches), key=cycles)
+    return min(ways(slices), key=cycles)

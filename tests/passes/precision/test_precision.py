@@ -72,11 +72,11 @@ def test_products_with_a_kernel_are_marked_and_others_tell_why_not() -> None:
 
 def layers() -> Program:
     """A convolution, a product of matrices, and a mean."""
-    x = relax.Var("x", relax.TensorType((1, 64, 112, 112), "float32"))
+    x = relax.Var("x", relax.TensorType((1, 64, 56, 56), "float32"))
     builder = ProgramBuilder([x])
-    w, m = (builder.weight(drawn(i, *s), "w") for i, s in enumerate([(64, 64, 3, 3), (12544, 128)]))
+    w, m = (builder.weight(drawn(i, *s), "w") for i, s in enumerate([(64, 64, 3, 3), (3136, 512)]))
     y = builder.emit(relax.op.nn.conv2d(x, w, padding=1), ("conv",), "conv")
-    y = builder.emit(relax.op.reshape(y, (64, 12544)), ("flat",), "flat")
+    y = builder.emit(relax.op.reshape(y, (64, 3136)), ("flat",), "flat")
     y = builder.emit(relax.op.matmul(y, m), ("product",), "product")
     return fuse(builder.finish([builder.emit(relax.op.mean(y, [1]), ("mean",), "mean")]))
 
