@@ -22,6 +22,7 @@ from gpu_model.ladders import rank_correlation
 from gpu_model.single_kernels import SINGLE_KERNELS
 from hybridc import emulator, models
 from hybridc.codegen.cuda import compile_cubin
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.gpu_model.chip import chip_of
 from hybridc.gpu_model.estimate import estimate
@@ -165,13 +166,9 @@ def _source(module: tvm.IRModule) -> str:
         sources.append(corrected(str(source)))
         return b"\x7fELF" + bytes(60)  # a stand-in for an image
 
-    name = "tvm_callback_cuda_compile"
-    tvm_ffi.register_global_func(name, note, override=True)
-    try:
+    with cuda_compiler(note):
         first = next(iter(module.functions.values()))
         codegen_build(module, first.attrs["target"])
-    finally:
-        tvm_ffi.registry.remove_global_func(name)
     return sources[0]
 
 

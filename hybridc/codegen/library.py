@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm_ffi import libinfo
 
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.compile_cache import Cache, NoCache, remembered
 from hybridc.errors import DeviceError, InternalError
@@ -206,7 +206,7 @@ def _build_cuda(
     if cuda_compile is None:
         raise InternalError("HC912", "the module has CUDA functions but no CUDA compiler was given")
     try:
-        with _cuda_compiler(cuda_compile, capture):
+        with cuda_compiler(partial(_compiled, cuda_compile, capture)):
             root = _build(printable(functions), cuda_target(target))
     except InternalError:
         if capture.error is not None:
@@ -220,29 +220,15 @@ def _build_cuda(
     return root
 
 
-@contextmanager
-def _cuda_compiler(cuda_compile: CudaCompile, capture: _Capture) -> Iterator[None]:
-    """Lets TVM's CUDA code generator call `cuda_compile`, and notes what went in and out."""
-
-    def compile_source(source: str) -> bytes:
-        capture.source = corrected(str(source))
-        try:
-            capture.image = cuda_compile(capture.source)
-        except Exception as error:
-            capture.error = error  # on its way through TVM it would lose its type
-            raise
-        return capture.image
-
-    name = "tvm_callback_cuda_compile"
-    previous = tvm_ffi.get_global_func(name, allow_missing=True)
-    tvm_ffi.register_global_func(name, compile_source, override=True)
+def _compiled(cuda_compile: CudaCompile, capture: _Capture, source: str) -> bytes:
+    """What `cuda_compile` makes of `source`, with a note of what went in and out."""
+    capture.source = corrected(str(source))
     try:
-        yield
-    finally:
-        if previous is not None:
-            tvm_ffi.register_global_func(name, previous, override=True)
-        else:
-            tvm_ffi.registry.remove_global_func(name)
+        capture.image = cuda_compile(capture.source)
+    except Exception as error:
+        capture.error = error  # on its way through TVM it would lose its type
+        raise
+    return capture.image
 
 
 def _helper_object(cache: Cache) -> bytes:

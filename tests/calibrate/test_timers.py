@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +14,7 @@ from hybridc.calibrate.timers import CpuTimer, GpuTimer, elementwise_copy, gpu_t
 from hybridc.errors import DeviceError
 from hybridc.ir import Device
 from hybridc.targets import parse_target
+from tests.support.emulated import compile_for_emulator
 
 TARGET = parse_target("cuda:sm_75+avx2")
 
@@ -46,7 +46,7 @@ def test_computer_without_a_driver_has_no_timer_of_a_gpu(monkeypatch: pytest.Mon
 
 def test_gpu_timer_divides_by_calls(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers, "SECONDS_PER_KERNEL", 1e-9)
-    timer = GpuTimer(TARGET, clock=_clock_of_launches(us=5), compile_cuda=_compile_for_emulator)
+    timer = GpuTimer(TARGET, clock=_clock_of_launches(us=5), compile_cuda=compile_for_emulator)
     assert timer.us(elementwise_copy(TARGET, Device.GPU, 1000)) == pytest.approx(5)
     function, flops = multiply_adds(TARGET, blocks=2, steps=16)
     assert flops == 2 * 2 * 256 * 16 * 8
@@ -86,9 +86,3 @@ def _clock_of_copies(us: float, gb_s: float) -> Callable[[], float]:
         return copies * us * 1e-6 + size_bytes / gb_s / 1e9
 
     return clock
-
-
-def _compile_for_emulator(source: str) -> bytes:
-    image = hashlib.sha256(source.encode()).hexdigest().encode()
-    emulator.provide_kernels(emulator.image_key(image), source)
-    return image

@@ -10,12 +10,13 @@ import tvm
 from tvm import tirx
 
 from hybridc import emulator
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.ir import Device
 from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
-from tests.support.emulated import compile_for_emulator, cuda_compiler
+from tests.support.emulated import compile_for_emulator
 from tests.support.fusion import Build, fused_operators
 
 TARGET = parse_target("cuda:sm_80+avx2")

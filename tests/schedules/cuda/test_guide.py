@@ -7,10 +7,11 @@ import tvm
 from tvm import relax
 
 from hybridc import emulator
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.rule import Request
 from hybridc.targets import parse_target
-from tests.support.emulated import compile_for_emulator, cuda_compiler
+from tests.support.emulated import compile_for_emulator
 from tests.support.fusion import fused_operators
 from tests.support.guide import rule_of_guide
 

@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from hybridc import emulator
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.ir import Device
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.core.launch import cuda_target, runs_on_gpu
@@ -22,7 +23,7 @@ from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 from tests.schedules.cuda.families import FAMILIES, Family
-from tests.support.emulated import compile_for_emulator, cuda_compiler
+from tests.support.emulated import compile_for_emulator
 
 TARGET = parse_target("cuda:sm_80+avx2")
 RELATIVE_ERROR = 1e-5

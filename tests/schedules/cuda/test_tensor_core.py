@@ -17,6 +17,7 @@ from tvm.relax import op
 
 from hybridc import emulator
 from hybridc.codegen.cuda import compile_cubin
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.emulator import ThreadOrder
 from hybridc.gpu_model.expressions import evaluate
@@ -37,7 +38,7 @@ from hybridc.schedules.select import schedule
 from hybridc.schedules.storage import stored
 from hybridc.targets import parse_target
 from tests.schedules.cuda import references as ref
-from tests.support.emulated import compile_for_emulator, cuda_compiler
+from tests.support.emulated import compile_for_emulator
 from tests.support.fusion import fused_operators
 
 Array = NDArray[np.float64]

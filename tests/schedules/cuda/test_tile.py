@@ -12,6 +12,7 @@ import tvm
 from tvm import ir, te, tirx
 
 from hybridc import emulator
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
@@ -27,7 +28,7 @@ from hybridc.schedules.storage import stored
 from hybridc.targets import parse_target
 from tests.schedules.cuda.families import FAMILIES, Array, Family, convolution
 from tests.schedules.cuda.test_rules import run
-from tests.support.emulated import compile_for_emulator, cuda_compiler
+from tests.support.emulated import compile_for_emulator
 
 TARGET = parse_target("cuda:sm_80+avx2")
 DRAWN = 36

@@ -6,6 +6,7 @@ import pytest
 import tvm
 
 from hybridc import emulator
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.errors import DeviceError
 from hybridc.machine import gpu_named
 from hybridc.schedules.cuda.core.anchor import find_anchor
@@ -16,7 +17,6 @@ from hybridc.schedules.cuda.tile.plan import Plan
 from hybridc.schedules.cuda.tile.read import read_product
 from hybridc.targets import parse_target
 from tests.schedules.cuda.families import Family, convolution, gelu_of_product
-from tests.support.emulated import cuda_compiler
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

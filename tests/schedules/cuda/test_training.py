@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 
 from hybridc import emulator
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.ir import Device
 from hybridc.passes.training.kernels import normalisation
 from hybridc.passes.training.kernels.convolution import Window, convolution_weight_gradient
@@ -20,6 +19,7 @@ from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
+from tests.support.emulated import compile_for_emulator
 
 TARGET = parse_target("cuda:sm_80+avx2")
 Arrays = list[np.ndarray]
@@ -106,22 +106,13 @@ def scheduled() -> dict[str, Scheduled]:
 
 
 @pytest.fixture(scope="module")
-def library(scheduled: dict[str, Scheduled]) -> Iterator[tvm.runtime.Module]:
+def library(scheduled: dict[str, Scheduled]) -> tvm.runtime.Module:
     """All functions in one library, on the emulated GPU."""
     emulator.start(64 << 20)
-    name = "tvm_callback_cuda_compile"
-    previous = tvm_ffi.get_global_func(name)
-    tvm_ffi.register_global_func(name, _compile_for_emulator, override=True)
     functions = {n: s.function.with_attr("global_symbol", n) for n, s in scheduled.items()}
     target = tvm.target.Target(cuda_target(TARGET), host="llvm")
-    yield tvm.compile(tvm.IRModule(functions), target=target)
-    tvm_ffi.register_global_func(name, previous, override=True)
-
-
-def _compile_for_emulator(source: str) -> bytes:
-    image = hashlib.sha256(source.encode()).hexdigest().encode()
-    emulator.provide_kernels(emulator.image_key(image), source)
-    return image
+    with cuda_compiler(compile_for_emulator):
+        return tvm.compile(tvm.IRModule(functions), target=target)
 
 
 @pytest.mark.parametrize("name", CASES)

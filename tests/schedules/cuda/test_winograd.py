@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.relax import op
 
 from hybridc import emulator
+from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected
 from hybridc.emulator import ThreadOrder
 from hybridc.errors import DeviceError
@@ -28,7 +29,7 @@ from hybridc.schedules.cuda.winograd.winograd import winograd
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.targets import parse_target
 from tests.schedules.cuda.families import Array, Family, convolution
-from tests.support.emulated import compile_for_emulator, cuda_compiler
+from tests.support.emulated import compile_for_emulator
 
 TARGET = parse_target("cuda:sm_80+avx2")
 DRAWN = 10
