@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
@@ -58,8 +58,10 @@ def make_plans(
     `devices` are those of a target: `(CPU,)` or `(GPU, CPU)`. A budget limits the GPU's arena, its weights
     included, in bytes; without budgets there is one plan, which has no limit, of the first tiling. Plans
     for a GPU whose host arena exceeds `host_bytes` are made only if no other is found. What `watch` ends by
-    `Stop` has its plans in `plans_so_far`.
-    Ensures: the same for a budget whatever others are asked for, and never slower for a larger one, if the
+    `Stop` has its plans in `plans_so_far`. Effort is spent on several searches, one after the other, of which
+    the best plan is taken.
+    Ensures: never slower with more effort from a second on, of graphs of up to `MOST_GRID_KERNELS` kernels;
+    the same for a budget whatever others are asked for, and never slower for a larger one, if the
     tilings are from `choose_tilings`. Raises PlanError HC201 if a kernel has code for none of the devices,
     HC203 if nothing fits a budget, with the smallest that can be met.
     """
@@ -68,17 +70,27 @@ def make_plans(
         placed = on_cpu(whole.graph, machine)
         return tuple((whole, _plan_of(whole.graph, machine, None, placed)) for _ in budgets or (None,))
     watcher = watch or UNWATCHED
-    contexts = [(t, t.context(machine, effort or Effort(), host_bytes, watcher)) for t in tilings]
     if not budgets:
-        context = contexts[0][1]
+        context = whole.context(machine, effort or Effort(), host_bytes, watcher)
         (placed,) = partition(context, (UNLIMITED_BYTES,), report=report)
         candidate = _with_states(_Candidate(whole, context, placed), UNLIMITED_BYTES)
         return ((whole, _plan_of(whole.graph, machine, None, candidate.placed)),)
+    bounds = _Bounds(tuple((t, t.context(machine, effort or Effort(), host_bytes)) for t in tilings))
     if watch is not None:
         for b in budgets:
-            watch.bounded(b, min(time_bound_us(c, min(b, t.last_bytes)) for t, c in contexts))
-    found = _all_with_states(_fastest(contexts, budgets, report))
+            watch.bounded(b, min(bounds.time_us(number, b) for number in range(len(tilings))))
+    best: dict[int, _Candidate] = {}
+    for rung in _rungs(tilings, effort or Effort()):
+        contexts = [t.context(machine, rung, host_bytes, watcher) for t in tilings]
+        best = _fastest(tilings, contexts, budgets, best, bounds, report)
+    found = _all_with_states(best)
     return tuple((c.tiling, _plan_of(c.tiling.graph, machine, b, c.placed)) for b, c in found.items())
+
+
+def _rungs(tilings: Sequence[Tiling], effort: Effort) -> tuple[Effort, ...]:
+    """Efforts of the searches: of large graphs, where a single plan takes long, one search."""
+    is_large = any(len(tiling.graph.kernels) > MOST_GRID_KERNELS for tiling in tilings)
+    return (effort,) if is_large else effort.rungs
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +108,52 @@ class _Candidate:
         return is_too_large, self.placed.makespan_us, -self.tiling.limit_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What no plan of a tiling is faster than, in any of the searches."""
+
+    contexts: tuple[tuple[Tiling, PlanningContext], ...]
+    _known_us: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def time_us(self, number: int, budget_bytes: int) -> float:
+        """Of the plans of a tiling, by its number, for a budget."""
+        tiling, context = self.contexts[number]
+        key = number, min(budget_bytes, tiling.last_bytes)
+        if key not in self._known_us:
+            self._known_us[key] = time_bound_us(context, key[1])
+        return self._known_us[key]
+
+
 def _fastest(
-    contexts: Sequence[tuple[Tiling, PlanningContext]], budgets: Sequence[int], report: Report
+    tilings: Sequence[Tiling],
+    contexts: Sequence[PlanningContext],
+    budgets: Sequence[int],
+    known: Mapping[int, _Candidate],
+    bounds: _Bounds,
+    report: Report,
 ) -> dict[int, _Candidate]:
-    """The best for each budget. What cannot be better, by its bound, is not searched for."""
+    """The best for each budget, of those known from an earlier search and those found.
+
+    What cannot be better, by its bound, is not searched for.
+    """
     # where no tiling is for a budget the one that needs least is searched for all the same, to say so
-    least = min((tiling for tiling, _ in contexts), key=lambda t: t.first_bytes)
-    best: dict[int, _Candidate] = {}
-    for tiling, context in sorted(contexts, key=lambda c: (-c[0].last_bytes, c[0].limit_bytes)):
+    least = min(tilings, key=lambda t: t.first_bytes)
+    best = dict(known)
+
+    def is_hopeless(number: int, b: int) -> bool:
+        if b not in best:
+            return False
+        bound_us = bounds.time_us(number, b)
+        if best[b] is not known.get(b):
+            return best[b].rank < (False, bound_us)
+        if tilings[number] is best[b].tiling:
+            bound_us = max(bound_us, best[b].placed.bound_us)  # the exact solver may have proven more
+        return best[b].rank <= (False, bound_us, -tilings[number].limit_bytes)
+
+    for number in sorted(range(len(tilings)), key=lambda n: (-tilings[n].last_bytes, tilings[n].limit_bytes)):
+        tiling, context = tilings[number], contexts[number]
         wanted = [
-            b
-            for b in budgets
-            if (tiling.first_bytes <= b or tiling is least)
-            and not _is_hopeless(context, tiling, best.get(b), b)
+            b for b in budgets if (tiling.first_bytes <= b or tiling is least) and not is_hopeless(number, b)
         ]
         if not wanted:
             continue
@@ -126,15 +171,6 @@ def _fastest(
             if b not in best or candidate.rank < best[b].rank:
                 best[b] = candidate
     return {b: _bounded(best[b], b) for b in budgets}
-
-
-def _is_hopeless(
-    context: PlanningContext, tiling: Tiling, best: _Candidate | None, budget_bytes: int
-) -> bool:
-    """Whether no plan of a tiling that is searched for can be better than the best one so far."""
-    if best is None:
-        return False
-    return best.rank < (False, time_bound_us(context, min(budget_bytes, tiling.last_bytes)))
 
 
 def _bounded(candidate: _Candidate, budget_bytes: int) -> _Candidate:

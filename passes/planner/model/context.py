@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Protocol
 
 from hybridc.ir import Device, Graph
@@ -29,10 +30,15 @@ _PACKING_PER_SECOND = 0.1
 """With ten seconds packing takes as long as it usually does: up to one second for an arena."""
 _TIGHTENING, _FITTING = 0.05, 0.02
 """Shares of that, so that packing takes less time than the searches."""
-_PROOF_SECONDS = 2.0
+_PROOF_SECONDS = 1.0
 """From this effort on the best plan of a small graph is proven: to begin takes a second of its own."""
 # After as many seconds bounds/exact.py gives a unit of the solver's effort up.
 _SECONDS_PER_PROOF_UNIT = 20
+
+
+# Round numbers about a factor of two apart: half of the effort is left to the last search.
+_RUNGS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+"""Efforts of the searches that are made one after the other, in seconds."""
 
 
 def fixed_budgets(most_bytes: int, octaves: int) -> list[int]:
@@ -47,6 +53,21 @@ class Effort:
     """How long to search, in seconds of a nominal machine: effort is counted, never timed."""
 
     seconds: float = DEFAULT_PLAN_SECONDS
+
+    @property
+    def rungs(self) -> tuple[Effort, ...]:
+        """Efforts of the searches that this one is spent on, of which the best plan is taken.
+
+        Ensures: all of less effort from a second on are among them, so that more never gives a slower plan.
+        """
+        spent = accumulate(_RUNGS)
+        fitting = (rung for rung, seconds in zip(_RUNGS, spent, strict=True) if seconds <= self.seconds)
+        return tuple(map(Effort, fitting)) or (self,)
+
+    @property
+    def comparing(self) -> Effort:
+        """For choosing among graphs: the same from the usual effort on, as is what plans are made of."""
+        return Effort(min(self.seconds, DEFAULT_PLAN_SECONDS))
 
     def evaluations(self, kernel_count: int) -> int:
         """Simulations for one budget, of the several that are searched."""

@@ -119,7 +119,7 @@ def choose_order(context: PlanningContext, budgets: Sequence[int]) -> tuple[int,
 def rough_time_us(context: PlanningContext, budget_bytes: int) -> float:
     """What a short search says that `partition` can reach, before packing; infinite if it finds nothing."""
     context.watch.check()
-    return _rough(_problem(context, budget_bytes), context.effort)[1]
+    return _rough(_problem(context, budget_bytes), context.effort.comparing)[1]
 
 
 def time_bound_us(context: PlanningContext, budget_bytes: int) -> float:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from hybridc.errors import PlanError
@@ -9,9 +14,10 @@ from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.ir.verify import verify
 from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.emit.materialize import PlacedPlan
 from hybridc.passes.planner.make_plans import make_plan, make_plans
-from hybridc.passes.planner.model.context import Effort
-from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.model.context import Effort, PlanningContext
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, partition, smallest_budget_bytes
 from tests.support.graphs import GraphBuilder, chain, machine
 
 BOTH = (Device.GPU, Device.CPU)
@@ -61,3 +67,26 @@ def test_a_host_with_little_memory_gets_a_plan_that_leaves_it_less() -> None:
     verify(graph, plan)
     assert plan.arena_bytes(Device.CPU) <= host_bytes
     assert plan.makespan_us >= free.makespan_us
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_effort_is_never_slower_whatever_its_searches_find(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    def unsteady(context: PlanningContext, budgets: Sequence[int], **others: Any) -> tuple[PlacedPlan, ...]:
+        found = partition(replace(context, effort=BRIEF), budgets, **others)
+        slower = [random.Random(f"{seed} {context.effort.seconds} {b}").uniform(1, 2) for b in budgets]
+        return tuple(
+            replace(placed, makespan_us=placed.makespan_us * factor)
+            for placed, factor in zip(found, slower, strict=True)
+        )
+
+    monkeypatch.setattr(f"{make_plans.__module__}.partition", unsteady)
+    graph = chain(6)
+    budget_bytes = all_gpu_peak_bytes(graph, machine()) // 2
+    times_us = [
+        make_plan(graph, machine(), budget_bytes, BOTH, effort=Effort(seconds)).makespan_us
+        for seconds in (1, 2, 3, 7, 10, 20, 60, 100)
+    ]
+    assert times_us == sorted(times_us, reverse=True)
+    assert len(set(times_us)) > 1
