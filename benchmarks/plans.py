@@ -11,12 +11,15 @@ left is the planner alone, on the graph that its rivals get. With `--merge` rows
 other models, machines and the other kind of graph stay, so that models can be taken one after the other.
 Exits with 1 if one of the three is faster than our plan.
 
-    python benchmarks/plans.py --drawn 2 --seed 1 [--seconds 10] [--later 60] [--bound-seconds 60] [--moves]
+    python benchmarks/plans.py --drawn 2 --seed 1,2 [--seconds 10] [--later 60] [--later-draws 1]
+                               [--bound-seconds 60] [--moves] [--merge]
 
 plans thirteen networks, four of which stand in no other table, at shares that are drawn between 8 and 95 %,
-two each. A row says how large the gap is, how much of the budget is used, the seconds of CPU until the first
-plan and in all, with `--later` what that much effort gains, and with `--moves` what the best of all moves
-would gain that `hybridc explain` lists. Written to plans_drawn.json.
+two each and for each seed. A row says how large the gap is, how much of the budget is used, the seconds of
+CPU until the first plan and in all, with `--later` what that much effort gains (for so many draws of each
+network and seed), and with `--moves` what the best of all moves would gain that `hybridc explain` lists.
+Written to plans_drawn.json after each draw of all networks; with `--merge` rows of other networks and
+seeds stay. Exits with 1 if a wanted figure is missed.
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ import sys
 import time
 import warnings
 from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import onnx
 from common import RESULTS, write_result
 from cpu import SUITE as CPU_SUITE
-from drawn_plans.judge import Judgement, cpu_seconds, judge, summary
+from drawn_plans.judge import Judgement, cpu_seconds, is_as_wanted, judge, summary
 from drawn_plans.points import NETWORKS, drawn_shares
 
 from hybridc import models
@@ -73,11 +77,12 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="cut no kernel up")
     parser.add_argument("--merge", action="store_true", help="keep the rows of others in the result")
     parser.add_argument("--drawn", type=int, metavar="COUNT", help="draw so many shares for each network")
-    parser.add_argument("--seed", type=int, default=1, help="of the shares that are drawn")
+    parser.add_argument("--seed", default="1", help="of the shares that are drawn; several: comma-separated")
     parser.add_argument(
         "--bound-seconds", type=float, default=0.0, help="to tighten the bounds of drawn plans"
     )
     parser.add_argument("--later", type=float, help="plan drawn budgets with so many seconds, too")
+    parser.add_argument("--later-draws", type=int, help="of each network and seed; default: all")
     parser.add_argument("--moves", action="store_true", help="look for moves that better drawn plans")
     arguments = parser.parse_args()
     machine = load_machine(arguments.machine)
@@ -110,38 +115,45 @@ def main() -> int:
 
 
 def plan_drawn(arguments: argparse.Namespace, machine: Machine) -> int:
-    """Plan networks at shares that are drawn."""
-    found: list[Judgement] = []
-    rows: list[dict[str, Any]] = []
-    for name in arguments.models.split(",") if arguments.models else NETWORKS:
-        shares = drawn_shares(name, arguments.drawn, arguments.seed)
-        tiled = tilings_of(NETWORKS[name](), machine, max(shares), arguments.seconds)
-        for share in shares:
+    """Plan networks at shares that are drawn: each network once, then each a second time, and so on."""
+    names = arguments.models.split(",") if arguments.models else list(NETWORKS)
+    seeds = [int(seed) for seed in arguments.seed.split(",")]
+    shares = {(name, seed): drawn_shares(name, arguments.drawn, seed) for name, seed in product(names, seeds)}
+    tiled: dict[str, TiledNetwork] = {}
+    found: dict[int, list[Judgement]] = {seed: [] for seed in seeds}
+    rows = drawn_rows_of_others(machine.name, set(shares)) if arguments.merge else []
+    for draw, seed in product(range(arguments.drawn), seeds):
+        has_later = arguments.later_draws is None or draw < arguments.later_draws
+        for name in names:
+            if name not in tiled:
+                largest = max(max(shares[name, each]) for each in seeds)
+                tiled[name] = tilings_of(NETWORKS[name](), machine, largest, arguments.seconds)
             one = judge(
-                tiled.tilings,
-                tiled.machine,
-                tiled.all_gpu_peak_bytes,
-                share,
+                tiled[name].tilings,
+                tiled[name].machine,
+                tiled[name].all_gpu_peak_bytes,
+                shares[name, seed][draw],
                 arguments.seconds,
                 arguments.bound_seconds,
                 has_moves=arguments.moves,
-                later_seconds=arguments.later,
+                later_seconds=arguments.later if has_later else None,
             )
-            found.append(one)
-            rows.append({"model": name, "machine": machine.name, "seed": arguments.seed})
+            found[seed].append(one)
+            rows.append({"model": name, "machine": machine.name, "seed": seed, "draw": draw})
             rows[-1] |= {"effort": arguments.seconds, "later_effort": arguments.later} | one.row()
-            print(
-                f"{name:18} {share:6.1%}  {one.time_us / 1e3:9.2f} ms  gap {one.gap:6.1%}"
-                f"  {one.used:6.1%} used  {one.kernels:3} kernels  {one.seconds:5.1f} s of CPU"
-                f" (first {one.first_seconds:.2f} s: {one.first_time_us / one.time_us:.2f} x)"
-                f"  later {-one.later_gain:+.1%}"
-                f"  {one.best_move_us:+.0f} us: {one.best_move}",
-                flush=True,
-            )
+            print(f"{name:18} {one.text()}", flush=True)
         path = write_result("plans_drawn", rows)
-    print("\n".join(summary(found)))
+    for seed, judgements in found.items():
+        print(f"seed {seed}:", *summary(judgements), sep="\n")
     print("written to", path)
-    return 0
+    return 0 if all(is_as_wanted(judgements) for judgements in found.values()) else 1
+
+
+def drawn_rows_of_others(machine: str, drawn: set[tuple[str, int]]) -> list[dict[str, Any]]:
+    """What the file of results says about other networks, seeds or machines."""
+    path = RESULTS / "plans_drawn.json"
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+    return [row for row in rows if row["machine"] != machine or (row["model"], row["seed"]) not in drawn]
 
 
 def tilings_of(model: onnx.ModelProto, machine: Machine, share: float, seconds: float) -> TiledNetwork:

@@ -26,6 +26,12 @@ USED_SHARE = 0.97
 """So much of the budget it should use then."""
 WORTH = 0.005
 """A single move that gains more, as a share of the time, should have been made by the planner."""
+MEAN_WANTED, TAIL_WANTED, WORST_WANTED = 0.08, 0.20, 0.35
+"""Of the gaps: the mean, the 90th percentile and the largest, at most."""
+FIRST_WANTED = 2.0
+"""Seconds until the first plan, at most."""
+LATER_WANTED = 0.03
+"""What the later effort may gain on average, as a share of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,15 @@ class Judgement:
     def move_gain(self) -> float:
         """Share of the time that the best move is predicted to gain."""
         return max(0.0, -self.best_move_us / self.time_us)
+
+    def text(self) -> str:
+        """One line."""
+        return (
+            f"{self.share:6.1%}  {self.time_us / 1e3:9.2f} ms  gap {self.gap:6.1%}  {self.used:6.1%} used"
+            f"  {self.kernels:3} kernels  {self.seconds:5.1f} s of CPU"
+            f" (first {self.first_seconds:.2f} s: {self.first_time_us / self.time_us:.2f} x)"
+            f"  later {-self.later_gain:+.1%}  {self.best_move_us:+.0f} us: {self.best_move}"
+        )
 
     def row(self) -> dict[str, object]:
         """As it is written down."""
@@ -163,6 +178,26 @@ def cpu_seconds() -> float:
     return math.fsum(os.times()[:4])
 
 
+def is_idle(row: Judgement) -> bool:
+    """Whether a plan that has something to gain leaves memory over."""
+    return row.gap > OPEN_GAP and row.used < USED_SHARE
+
+
+def is_as_wanted(rows: Sequence[Judgement]) -> bool:
+    """Whether gaps, memory used, first plans and what more effort gains are within their limits."""
+    gaps = np.array([row.gap for row in rows])
+    later = [row.later_gain for row in rows if row.later_time_us is not None]
+    return bool(
+        gaps.mean() <= MEAN_WANTED
+        and np.quantile(gaps, 0.9) <= TAIL_WANTED
+        and gaps.max() <= WORST_WANTED
+        and not any(map(is_idle, rows))
+        and max(row.first_seconds for row in rows) <= FIRST_WANTED
+        and all(gain >= 0 for gain in later)
+        and (not later or np.mean(later) <= LATER_WANTED)
+    )
+
+
 def spread(gaps: np.ndarray) -> str:
     return f"mean {gaps.mean():.1%}, 90th percentile {np.quantile(gaps, 0.9):.1%}, worst {gaps.max():.1%}"
 
@@ -170,18 +205,22 @@ def spread(gaps: np.ndarray) -> str:
 def summary(rows: Sequence[Judgement]) -> list[str]:
     """What the issue of the planner's quality asks for, of all rows."""
     gaps, first = np.array([row.gap for row in rows]), np.array([row.first_gap for row in rows])
-    wanting = [row for row in rows if row.gap > OPEN_GAP]
-    idle = sum(row.used < USED_SHARE for row in wanting)
     moves = [row.move_gain for row in rows]
     seconds = [row.seconds for row in rows]
-    later = np.array([row.later_gain for row in rows])
-    return [
+    later = np.array([row.later_gain for row in rows if row.later_time_us is not None])
+    lines = [
         f"gap: {spread(gaps)}; to the bound that the planner gives along: {spread(first)}",
-        f"{idle} of {len(wanting)} plans with a gap above {OPEN_GAP:.0%} use less than {USED_SHARE:.0%}",
+        f"{sum(map(is_idle, rows))} of {sum(row.gap > OPEN_GAP for row in rows)} plans with a gap above"
+        f" {OPEN_GAP:.0%} use less than {USED_SHARE:.0%}",
         f"{sum(gain > WORTH for gain in moves)} of {len(rows)} have a move that gains more than {WORTH:.1%};"
         f" the best gains {max(moves):.2%}",
         f"planning: mean {np.mean(seconds):.1f} s of CPU, most {max(seconds):.1f} s;"
         f" the first plan after {np.mean([row.first_seconds for row in rows]):.2f} s,"
         f" most {max(row.first_seconds for row in rows):.2f} s",
-        f"with the later effort {later.mean():.2%} faster on average, at most {later.max():.2%}",
     ]
+    if later.size:
+        lines.append(
+            f"with the later effort {later.mean():.2%} faster on average, at most {later.max():.2%},"
+            f" at least {later.min():.2%}, of {later.size} plans"
+        )
+    return lines
