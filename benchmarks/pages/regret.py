@@ -1,8 +1,6 @@
-"""The tables of plans on machines that are not as predicted, and of published experiments."""
+"""The table of plans on machines that are not as predicted."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from common import RESULTS
 
@@ -37,30 +35,3 @@ def regret_tables() -> list[str]:
         "plans of `--robust`:",
         "\n".join(lines),
     ]
-
-
-def published_tables() -> list[str]:
-    """Published figures beside ours, and what was not repeated."""
-    if not (RESULTS / "published.json").exists():
-        return []
-    result = read("published")
-    parts = ["## Published experiments", f"With the constants of each paper ({result['date']}):"]
-    return [*parts, "\n".join(f"- {_line(row)}" for row in result["rows"])]
-
-
-def _line(row: dict[str, Any]) -> str:
-    if "not_repeated" in row:
-        return f"{row['experiment']}: not repeated; {row['not_repeated']}."
-    if "ours_at_no_extra_cost" in row:
-        return (
-            f"{row['experiment']}, {row['unit']}: {row['published']} by its authors' integer programme, "
-            f"{row['ours']} by our plans with at most one more forward pass computed, "
-            f"{row['ours_at_no_extra_cost']} where only what costs nothing there, as pooling, is made again."
-        )
-    return (
-        f"{row['experiment']}, {row['unit']}: {row['published']} measured by its authors, "
-        f"{row['their_policy_by_their_model']:.2f} by their model for their policy, "
-        f"{row['their_programme_repeated']:.2f} for the best that their programme finds here "
-        f"({row['their_programme_policy']}), {row['ours']:.2f} predicted for our plan with the same speeds,"
-        " where weights are fetched beside kernels."
-    )

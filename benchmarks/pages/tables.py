@@ -8,8 +8,10 @@ from typing import Any
 from common import RESULTS
 
 from pages.drawn import drawn_tables
+from pages.drawn_plans import drawn_plan_tables
 from pages.gpu_model import gpu_model_tables
-from pages.regret import published_tables, regret_tables
+from pages.published import published_tables
+from pages.regret import regret_tables
 from pages.results import read
 from pages.wheels import wheel_tables
 
@@ -44,6 +46,7 @@ def tables() -> str:
             "a layer split (as `-ngl`), offloading with prefetch (as vDNN) and the CPU alone, all simulated "
             f"({plans['date']}; profile of a laptop's GPU with 4 GB, {gpu_times(plans['rows'])}):",
             plans_table(plans["rows"]),
+            *drawn_plan_tables(),
             *regret_tables(),
             *published_tables(),
             *compile_time_tables(),
@@ -141,9 +144,11 @@ def compile_time_tables() -> list[str]:
 
 
 def gpu_times(rows: list[dict[str, Any]]) -> str:
-    """Where the times of the GPU's kernels come from."""
+    """Where the times of the GPU's kernels come from, and whether what runs at once slows each other down."""
     is_estimated = all(row.get("has_estimated_times") for row in rows)
-    return "kernels as estimated" if is_estimated else "kernels at the data sheet's peaks"
+    kernels = "kernels as estimated" if is_estimated else "kernels at the data sheet's peaks"
+    has_contention = all(row.get("has_contention") for row in rows)
+    return f"{kernels}, {'with' if has_contention else 'without'} contention"
 
 
 def plans_table(rows: list[dict[str, Any]]) -> str:
