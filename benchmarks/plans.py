@@ -216,6 +216,7 @@ def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float
     return {
         "machine": machine.name,
         "has_estimated_times": bool(machine.estimated_us),
+        "has_contention": problem.contention.matters,
         "share": share,
         "budget_bytes": plan.budget_bytes,
         "arena_bytes": plan.arena_bytes(Device.GPU),
