@@ -73,19 +73,24 @@ wheel-smoke: $(VENV)/.installed
 	bash .ci/wheel_smoke
 
 # Measurements, one after the other; JSON under benchmarks/results/. Run nothing else meanwhile. All of them take
-# about three hours on two cores, an hour of which is `plans`: choose some with PARTS="memory cpu-avx2".
-BENCHMARKS := accuracy memory offsets plans resnet50 compile_time cpu-avx512 cpu-avx2 sessions \
-    conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision training
+# about five hours on two cores, three of which are `plans`, `drawn_plans`, `regret` and `published`: choose some with
+# PARTS="memory cpu-avx2".
+BENCHMARKS := accuracy memory offsets plans drawn_plans regret published resnet50 compile_time cpu-avx512 cpu-avx2 \
+    sessions conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision training
 PARTS ?= $(BENCHMARKS)
 
+# Parts that are not a file of their name, or ISA behind it.
+COMMAND_drawn_plans := plans.py --drawn 20 --seed 1 --seconds 10 --later 60
+COMMAND_published := published
+
 define run_part
-$(BIN)/python benchmarks/$(subst -,.py --isa ,$(1))$(if $(findstring -,$(1)),,.py)
+$(BIN)/python benchmarks/$(or $(COMMAND_$(1)),$(subst -,.py --isa ,$(1))$(if $(findstring -,$(1)),,.py))
 
 endef
 
 bench: $(VENV)/.installed
 	@echo 'Runs $(PARTS).'
-	@echo 'All benchmarks take about three hours on two cores; choose some with PARTS="memory cpu-avx2".'
+	@echo 'All benchmarks take about five hours on two cores; choose some with PARTS="memory cpu-avx2".'
 	$(BIN)/pip install --quiet --editable ".[bench,oracle]"
 	$(foreach part,$(PARTS),$(call run_part,$(part)))
 	$(BIN)/python benchmarks/readme.py
