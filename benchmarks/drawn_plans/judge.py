@@ -184,7 +184,7 @@ def is_idle(row: Judgement) -> bool:
 
 
 def is_as_wanted(rows: Sequence[Judgement]) -> bool:
-    """Whether gaps, memory used, first plans and what more effort gains are within their limits."""
+    """Whether gaps, memory used, single moves, first plans and later gains are within limits."""
     gaps = np.array([row.gap for row in rows])
     later = [row.later_gain for row in rows if row.later_time_us is not None]
     return bool(
@@ -192,6 +192,7 @@ def is_as_wanted(rows: Sequence[Judgement]) -> bool:
         and np.quantile(gaps, 0.9) <= TAIL_WANTED
         and gaps.max() <= WORST_WANTED
         and not any(map(is_idle, rows))
+        and max(row.move_gain for row in rows) <= WORTH
         and max(row.first_seconds for row in rows) <= FIRST_WANTED
         and all(gain >= 0 for gain in later)
         and (not later or np.mean(later) <= LATER_WANTED)

@@ -1,11 +1,12 @@
 """From a budget to the best plan for it, such that more memory never makes a plan slower.
 
 Plans are searched at fixed budgets, the anchors, a factor of 1.4 apart, which depend on nothing. The plan of
-an anchor is searched for by itself; it is that of the anchor below where that is faster. Between the two
-anchors that a budget lies in, the interval is halved again and again, with a search in the middle that begins
-with the plans of both ends. What it finds is taken if it is faster than the plan of the lower end, but not if
-it is faster than that of the upper one, which all larger budgets can have. So no budget gets a slower plan
-than a smaller one, whatever else is asked for; and the effort goes where the budget is.
+an anchor is searched for by itself; it is that of the anchor below where that is faster; and moves of single
+decisions better it as long as one does. Between the two anchors that a budget lies in, the interval is halved
+again and again, with a search in the middle that begins with the plans of both ends. What it finds is taken
+if it is faster than the plan of the lower end, but not if it is faster than that of the upper one, which all
+larger budgets can have. In small intervals single moves take the place of the search. So no budget gets a
+slower plan than a smaller one, whatever else is asked for; and the effort goes where the budget is.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _OCTAVES = 10
 """Factors of two in memory that anchors span, from all bytes down."""
 _FLAT = 1.0005
 """So little time is not worth searching for within an interval."""
+_CLOSE = 1.001
+"""Ratio of budgets that count as the same."""
 # Near their smallest budgets cut-up networks lost up to a third of the time found, waiting for bytes: with
 # less memory for the search the packed plan is faster. The smallest step comes first, since what is taken
 # from the memory is lost where packing would have left no hole.
@@ -164,6 +167,8 @@ class _Grid:
     """Fits the first anchor."""
     _searched: dict[int, PlacedPlan] = field(default_factory=dict)
     """At an anchor, by itself."""
+    _ends: dict[tuple[int, Decisions], PlacedPlan] = field(default_factory=dict)
+    """Where single moves lead to at an anchor, by the decisions that they begin with."""
     _between: dict[tuple[int, int], PlacedPlan] = field(default_factory=dict)
     """In the middle between two budgets."""
     _bounds_us: dict[int, float] = field(default_factory=dict)
@@ -210,9 +215,11 @@ class _Grid:
             if above.budget_bytes <= budget_bytes:
                 return above, above.placed
             low, high = max(below.budget_bytes, above.budget_bytes >> _OCTAVES, 1), above.budget_bytes
-            if high <= low * self.context.effort.budget_step or self._is_flat(below.placed, above.placed):
+            if high <= low * _CLOSE or self._is_flat(below.placed, above.placed):
                 return below, above.placed
-            middle = _Found(isqrt(low * high), self._in_the_middle(below, above, isqrt(low * high)))
+            # in small intervals moves of single decisions are all that a search would find
+            best_at = _best_at if high > low * self.context.effort.budget_step else _polished_at
+            middle = _Found(isqrt(low * high), self._in_the_middle(below, above, isqrt(low * high), best_at))
             below, above = (middle, above) if middle.budget_bytes <= budget_bytes else (below, middle)
 
     def _polished(self, found: _Found, limit: PlacedPlan) -> PlacedPlan:
@@ -223,7 +230,7 @@ class _Grid:
         if found.placed is limit or found.placed.makespan_us <= limit.makespan_us * _FLAT:
             return found.placed
         point = self._point(found.budget_bytes, found.placed, limit)
-        polished = self._tightened(_polished_at(point, limit.makespan_us), found.placed)
+        polished = self._tightened(_polished_at(point), found.placed)
         is_between = self._rank(limit) <= self._rank(polished) < self._rank(found.placed)
         return polished if is_between else found.placed
 
@@ -247,22 +254,37 @@ class _Grid:
         found = self._at_anchor(position)
         enough_us = min(found.makespan_us, known_us) if self._fits_host(found) else inf
         if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
-            found = min(found, self._anchored(position - 1, enough_us), key=self._rank)
+            below = self._anchored(position - 1, enough_us)
+            if self._rank(below) < self._rank(found):
+                found = self._settled(position, below)
         return found
 
     def _at_anchor(self, position: int) -> PlacedPlan:
         if position not in self._searched:
             point = self._point(self.anchors[position], self.smallest)
-            self._searched[position] = self._tightened(_best_at(point), self.smallest)
-            self.context.watch.found(self.context, self._searched[position])
+            found = self._tightened(_best_at(point), self.smallest)
+            self.context.watch.found(self.context, found)
+            self._searched[position] = self._settled(position, found)
         return self._searched[position]
 
-    def _in_the_middle(self, below: _Found, above: _Found, middle_bytes: int) -> PlacedPlan:
+    def _settled(self, position: int, found: PlacedPlan) -> PlacedPlan:
+        """The plan that single moves lead to with the memory of an anchor, unless none is faster."""
+        key = position, found.decisions
+        if key not in self._ends:
+            point = self._point(self.anchors[position], found)
+            polished = self._tightened(_polished_at(point), found)
+            self._ends[key] = min(found, polished, key=self._rank)
+            self.context.watch.found(self.context, self._ends[key])
+        return self._ends[key]
+
+    def _in_the_middle(
+        self, below: _Found, above: _Found, middle_bytes: int, best_at: Callable[[_PointSearch], PlacedPlan]
+    ) -> PlacedPlan:
         """The plan of the lower end, or one that is faster, but not faster than that of the upper end."""
         ends = below.budget_bytes, above.budget_bytes
         if ends not in self._between:
             point = self._point(middle_bytes, below.placed, above.placed)
-            found = self._tightened(_best_at(point), below.placed)
+            found = self._tightened(best_at(point), below.placed)
             is_between = self._rank(above.placed) <= self._rank(found) < self._rank(below.placed)
             self._between[ends] = found if is_between else below.placed
             self.context.watch.found(self.context, self._between[ends])
@@ -330,8 +352,10 @@ def _best_at(point: _PointSearch) -> PlacedPlan:
     return _best_packed(point, found)
 
 
-def _polished_at(point: _PointSearch, limit_us: float) -> PlacedPlan:
-    """A plan that single moves lead to from `below`, or that; none takes less than the limit."""
+def _polished_at(point: _PointSearch) -> PlacedPlan:
+    """A plan that single moves lead to from `below`, or that; none takes less than `above`."""
+    point.context.watch.check()
+    limit_us = 0.0 if point.above is None else point.above.makespan_us
     core = Core(point.problem)
     start = core.repaired(point.below.decisions)
     if start is None:
