@@ -7,7 +7,7 @@ convolution or product its multiplications, of batch normalization 4 for each el
 upsampling 1, of pooling, padding and what only arranges data none; a gradient costs twice as much. Results
 are counted in float32, and parameters and their gradients are taken off the 16 GB beforehand. Wanted is the
 largest batch that fits with at most one more forward pass of costs. There is no CPU and, for all that
-matters, no link: results are kept or made again.
+matters, no link, on which a copy takes too long: results are kept or made again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ MEMORY_BYTES = 16_000_000_000
 FLOAT_BYTES = 4
 FORWARD_US = 1e6
 """What all forward kernels take together: costs are relative."""
+COPY_US = 2 * FORWARD_US
+"""Of any result: a plan with copies is too slow, but not beyond what the search tells apart."""
 BLOCKS = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
 """Of VGG19: convolutions and their channels, each block halving the image behind it."""
 SLOWER = 1 + 1e-6
@@ -162,7 +164,7 @@ def step_us(layers: tuple[Layer, ...], batch: int, seconds: float) -> float:
         "v100",
         Processor("gpu", 1, 1e9, 0, MEMORY_BYTES),
         Processor("cpu", 1, 1e9, 0, MEMORY_BYTES),
-        Link(1e-6, 1e-6, 0),
+        Link(1e9, 1e9, COPY_US),
         measured_us=times_us,
     )
     try:
