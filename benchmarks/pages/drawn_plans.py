@@ -26,12 +26,12 @@ def drawn_plan_tables() -> list[str]:
     for seed in dict.fromkeys(row["seed"] for row in rows):
         lines.append(_line(seed, [row for row in rows if row["seed"] == seed]))
     effort, later = rows[0]["effort"], rows[0]["later_effort"]
-    networks = len({row["model"] for row in rows})
+    networks = ", ".join(dict.fromkeys(row["model"] for row in rows))
     return [
-        f"At shares of the memory drawn between 8 and 95 %, of {networks} networks, four of which are in no "
-        f"other table ({result['date']}; `--plan-seconds {effort:g}`, kernels as estimated, with contention; "
-        "gaps to the bound that the planner gives along; seconds of CPU, without import, scheduling and "
-        f"estimates of kernels, which take 4 to 9 s before the first plan; more effort: {later:g} seconds):",
+        f"At shares of the memory drawn between 8 and 95 % ({result['date']}; {networks}; `--plan-seconds "
+        f"{effort:g}`, kernels as estimated, with contention; gaps to the bound that the planner gives; "
+        "seconds of CPU, without import, scheduling and estimates of kernels, which take 4 to 9 s before the "
+        f"first plan; more effort: {later:g} seconds):",
         "\n".join(lines),
     ]
 
