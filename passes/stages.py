@@ -151,7 +151,7 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
                 winograd=options.fast_algorithms,
                 threads=options.cpu_threads,
             )
-    return replace(c, program=store_narrow(program, c.narrow, halved))
+    return replace(c, program=store_narrow(program, c.narrow, options.target, halved))
 
 
 def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.options import FP16
+from hybridc.passes.precision.small_tensors import SMALL_BYTES, affordable
 from hybridc.passes.precision.wide_program import NarrowTensors
 from hybridc.passes.program.program import (
     Program,
@@ -18,37 +20,45 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
-from hybridc.schedules.rule import PRECISION
+from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_factors
+from hybridc.schedules.rule import PRECISION, Request
 from hybridc.schedules.storage import WIDE, stored
+from hybridc.targets import Target
 
 HALF = "float16"
 Tensor = tuple[relax.Var, int]
 """A variable, and the position of a field if it is a tuple, else 0."""
 
 
-def store_narrow(program: Program, narrow: NarrowTensors, reduced: Set[str] = frozenset()) -> Program:
+def store_narrow(
+    program: Program, narrow: NarrowTensors, target: Target, reduced: Set[str] = frozenset()
+) -> Program:
     """Store tensors in 16 bits: those that the model has so, and in float16 what `reduced` functions share.
 
     Requires: `program` fused.
     Ensures: inputs and outputs have the types of the model. A tensor that a function of `reduced` writes is
-    float16 if only such functions read it; of weights each function reads its own. Arithmetic stays
-    float32. Functions that read or write 16 bits are new ones, whose names tell which of their parameters
-    these are.
+    float16 if only such functions read it; of weights each function reads its own. Small tensors between
+    kernels stay float32 where the network needs no more bytes for that and no tensor cores multiply them.
+    Arithmetic stays float32. Functions that read or write 16 bits are new ones, whose names tell which of
+    their parameters these are.
     Raises: nothing of its own.
     """
     if not narrow and not reduced:
         return program
-    return _Writer(program, narrow, reduced).program()
+    return _Writer(program, narrow, target, reduced).program()
 
 
 @dataclass
 class _Writer:
     old: Program
     model: NarrowTensors
+    target: Target
     reduced: Set[str]
     new: dict[relax.Var, relax.Var] = field(default_factory=dict)
     functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(default_factory=dict)
     weights: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
+    factors: dict[tuple[str, tuple[tuple[int, str], ...]], Set[int]] = field(default_factory=dict)
+    """What tensor cores multiply, by function and the types that it stores."""
 
     def __post_init__(self) -> None:
         self.calls = [b for b in self.old.bindings if is_op(b.value, "call_tir")]
@@ -84,7 +94,56 @@ class _Writer:
                     found[tensor] = dtype
         outputs = {self.tensor(output): model.outputs.get(i) for i, output in enumerate(old.outputs)}
         found |= {tensor: dtype for tensor, dtype in outputs.items() if dtype}
-        return {tensor: dtype for tensor, dtype in found.items() if outputs.get(tensor, dtype)}
+        found = {tensor: dtype for tensor, dtype in found.items() if outputs.get(tensor, dtype)}
+        wide = self._wide_tensors(found, outputs.keys())
+        return {tensor: dtype for tensor, dtype in found.items() if tensor not in wide}
+
+    def _wide_tensors(self, narrow: Mapping[Tensor, str], outputs: Set[Tensor]) -> Set[Tensor]:
+        """Those of the model's tensors whose 16 bits save neither bytes nor time."""
+        touched = [self._arguments(call).keys() | _results(call).keys() for call in self.calls]
+        types = {(v, 0): v.ty for v in self.old.inputs}
+        for call in self.calls:
+            types |= _results(call)
+        nbytes = {t: _nbytes(ty, narrow.get(t, _dtype(ty))) for t, ty in types.items()}
+        multiplied = {tensor for call in self.calls for tensor in self._multiplied(call, narrow)}
+        added = {
+            tensor: nbytes[tensor]
+            for call in self.calls
+            if _name(call) not in self.reduced
+            for tensor in _results(call)
+            if tensor in narrow and tensor not in outputs | multiplied and 2 * nbytes[tensor] <= SMALL_BYTES
+        }
+        return affordable([*touched, outputs], [*map(self._weight_bytes, self.calls), 0], nbytes, added)
+
+    def _multiplied(self, call: relax.VarBinding, narrow: Mapping[Tensor, str]) -> Set[Tensor]:
+        """What tensor cores multiply."""
+        if not self.target.has_gpu:
+            return set()
+        name, dtypes = _name(call), self._dtypes(call, narrow)
+        key = name, tuple(dtypes.items())
+        if key not in self.factors:
+            function = stored(self.old.module[name], dtypes) if dtypes else self.old.module[name]
+            self.factors[key] = tensor_core_factors(Request(function, frozenset(), self.target))
+        return {t for t, position in self._arguments(call).items() if position in self.factors[key]}
+
+    def _arguments(self, call: relax.VarBinding) -> Mapping[Tensor, int]:
+        """The tensors that a call reads, and where they stand among its arguments; without weights."""
+        arguments = enumerate(call.value.args[1].fields)
+        return {self.tensor(v): i for i, v in arguments if v.name not in self.old.weights}
+
+    def _weight_bytes(self, call: relax.VarBinding) -> int:
+        weights = {v for v in call.value.args[1].fields if v.name in self.old.weights}
+        return sum(_nbytes(v.ty, self._weight_type(call, v) or _dtype(v.ty)) for v in weights)
+
+    def _dtypes(self, call: relax.VarBinding, narrow: Mapping[Tensor, str]) -> Mapping[int, str]:
+        """The types of 16 bits of a call's arguments, and of its results behind them."""
+        arguments = call.value.args[1].fields
+        types = [
+            self._weight_type(call, v) if v.name in self.old.weights else narrow.get(self.tensor(v), "")
+            for v in arguments
+        ]
+        types += [narrow.get(tensor, "") for tensor in _results(call)]
+        return {i: dtype for i, dtype in enumerate(types) if dtype}
 
     def _weight_type(self, call: relax.VarBinding, weight: relax.Var) -> str:
         """The type that a function reads a weight in, if it has 16 bits; else empty.
@@ -139,20 +198,18 @@ class _Writer:
         return self.weights[key]
 
     def _call(self, binding: relax.VarBinding, builder: ProgramBuilder) -> relax.Call:
-        function, arguments = binding.value.args[0], list(binding.value.args[1].fields)
-        dtypes, operands = dict[int, str](), []
-        for i, argument in enumerate(arguments):
-            is_weight = argument.name in self.old.weights
-            dtype = self._weight_type(binding, argument) if is_weight else ""
-            dtypes[i] = dtype or self.narrow.get(self.tensor(argument), "")
-            operands.append(self._operand(argument, builder, dtype))
-        results = []
-        for i, ty in enumerate(_fields(binding.var.ty)):
-            dtype = dtypes[len(arguments) + i] = self.narrow.get((binding.var, i), "")
-            results.append(relax.TensorType(ty.shape, dtype) if dtype else ty)
+        function, arguments = binding.value.args[0], binding.value.args[1].fields
+        dtypes = self._dtypes(binding, self.narrow)
+        operands = [
+            self._operand(argument, builder, dtypes.get(i, "") if argument.name in self.old.weights else "")
+            for i, argument in enumerate(arguments)
+        ]
+        results = [
+            relax.TensorType(ty.shape, dtypes[i]) if i in dtypes else ty
+            for i, ty in enumerate(_fields(binding.var.ty), len(arguments))
+        ]
         types = results if isinstance(binding.var.ty, relax.TupleType) else results[0]
-        called = self._function(function, {i: dtype for i, dtype in dtypes.items() if dtype})
-        return relax.call_tir(called, operands, types)
+        return relax.call_tir(self._function(function, dtypes), operands, types)
 
     def _function(self, old: tvm.ir.GlobalVar, dtypes: Mapping[int, str]) -> tvm.ir.GlobalVar:
         name = old.name_hint
@@ -179,12 +236,20 @@ def _viewed(value: relax.Expr) -> tuple[relax.Var, int | None]:
     return value.args[0], None
 
 
+def _results(call: relax.VarBinding) -> dict[Tensor, relax.TensorType]:
+    return {(call.var, i): ty for i, ty in enumerate(_fields(call.var.ty))}
+
+
 def _fields(ty: relax.Type) -> list[relax.TensorType]:
     return list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
 
 
 def _dtype(ty: relax.TensorType) -> str:
     return str(getattr(ty.dtype, "dtype", ty.dtype))
+
+
+def _nbytes(ty: relax.TensorType, dtype: str) -> int:
+    return math.prod(int(extent) for extent in ty.shape) * np.dtype(dtype).itemsize
 
 
 def _retyped(var: relax.Var, dtype: str | None) -> relax.Var:

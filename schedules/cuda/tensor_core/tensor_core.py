@@ -22,6 +22,8 @@ from hybridc.targets import architecture_number, oldest
 
 SMALLEST_SIDE = 8
 """Below this many rows or columns a product is bound by memory, and tiles are mostly padding."""
+FULL_SIDE = 16
+"""Rows of an instruction, which multiplies padding where a product has fewer."""
 
 
 @schedule_rule(family="matmul")
@@ -72,6 +74,15 @@ def _way(product: MatrixProduct, request: Request) -> Way:
     if product.dtype == TF32:
         return fastest_way(product, known_gpu(request.gpu))[0]
     return best_way(product.row.extent, product.column.extent, product.slices, product.batch.extent)
+
+
+def tensor_core_factors(request: Request) -> frozenset[int]:
+    """Positions of the 16-bit floats that a function has tensor cores multiply; empty if it has none, or has
+    them multiply padding, as its time is that of reading the larger factor."""
+    product = _read(request, tf32=False)
+    if product is None or min(product.row.extent, product.column.extent) < FULL_SIDE:
+        return frozenset()
+    return frozenset(product.operands)
 
 
 def read_tf32_product(request: Request) -> MatrixProduct | None:
