@@ -346,10 +346,11 @@ def _best_at(point: _PointSearch) -> PlacedPlan:
         found = search(
             point.problem, evaluations, starts=[point.below.decisions], check=point.context.watch.check
         )
-    else:
-        starts = [point.below.decisions, point.above.decisions]
-        found = refine(point.problem, starts, point.evaluations, point.above.makespan_us)
-    return _best_packed(point, found)
+        return _best_packed(point, found)
+    starts = [point.below.decisions, point.above.decisions]
+    found = refine(point.problem, starts, point.evaluations, point.above.makespan_us)
+    # what is missed here is lost for smaller budgets, whose plans must not be faster
+    return _polished_at(replace(point, below=_best_packed(point, found)))
 
 
 def _polished_at(point: _PointSearch) -> PlacedPlan:
