@@ -55,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     with terminal_progress(quiet=arguments.quiet) as progress:
         planned = plan_model(arguments.model, options, progress)
-    points = points_of(planned.graphs, planned.plans, planned.machine)
+    points = points_of(planned.graphs, planned.plans, planned.machine, planned.pins)
     title = f"{arguments.model.name} for {options.target} on {options.machine.name}"
     if arguments.output is not None:
         drawn = arguments.output.suffix == ".svg"

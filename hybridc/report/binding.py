@@ -1,4 +1,4 @@
-"""What a predicted run waits for: the steps of its longest chain, by lane."""
+"""What a predicted run waits for: the steps of its longest chain, by lane; and what bounds every run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hybridc.ir import Copy, Graph, Lane, Plan
+from hybridc.ir import Copy, Device, Graph, Lane, Plan
 from hybridc.machine import Machine
 from hybridc.machines.shared_run import Resource, run_shared, work_of
 from hybridc.options import format_bytes
+from hybridc.passes.planner.bounds.parts import bound_parts
+from hybridc.passes.planner.emit.recover import recover
+from hybridc.passes.planner.model.pins import Pins
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.model.rematerialize import with_repeats
+from hybridc.passes.planner.model.structure import runs_again
 from hybridc.report.lanes import LaneRow, lane_row, spans_of
 from hybridc.report.table import format_us
 
@@ -24,6 +30,8 @@ _WORK = {
 # Less is not worth a word, and a measured profile shares a little nearly everywhere.
 _WORTH_TELLING = 0.01
 """Share of a lane's time that is lost."""
+_MOST_KERNELS = 400
+"""Kernels up to which a bound is explained: the relaxation is solved again, in about a second then."""
 
 
 def binding_rows(graph: Graph, plan: Plan, machine: Machine | None = None) -> tuple[LaneRow, ...]:
@@ -58,6 +66,36 @@ def binding_line(rows: Sequence[LaneRow]) -> str:
         for row in rows
     )
     return f"What the run waits for: {', '.join(told)}." if rows else ""
+
+
+def bound_line(graph: Graph, plan: Plan, machine: Machine, pins: Pins) -> str:
+    """A sentence about the lanes that keep every plan for the budget from being faster; empty if unknown.
+
+    They are those of the relaxation that bounds the plan (`bound_parts`), whose bound the plan's may exceed.
+    """
+    if len(plan.arenas) < 2 or len(graph.kernels) > _MOST_KERNELS:
+        return ""
+    problem = pinned(recover(graph, machine, plan)[0], pins)
+    parts = bound_parts(problem, again=runs_again(with_repeats(problem)))
+    told = (
+        f"{_WORK[part.lane].format(copied=format_bytes(part.copied_bytes))} {format_us(part.us)}"
+        for part in parts
+    )
+    return f"What bounds every plan for the budget: {', '.join(told)}." if parts else ""
+
+
+def pinned(problem: Problem, pins: Pins) -> Problem:
+    """The problem with kernels only on the devices that they are pinned to."""
+
+    def times_us(of: Sequence[float], other: Device) -> tuple[float, ...]:
+        named = zip(problem.kernel_names, of, strict=True)
+        return tuple(math.inf if pins.get(name) is other else us for name, us in named)
+
+    return replace(
+        problem,
+        gpu_us=times_us(problem.gpu_us, Device.CPU),
+        cpu_us=times_us(problem.cpu_us, Device.GPU),
+    )
 
 
 def _longest_chain(plan: Plan) -> list[int]:

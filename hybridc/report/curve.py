@@ -11,7 +11,8 @@ from typing import Any
 from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine
 from hybridc.options import format_bytes
-from hybridc.report.binding import binding_line, binding_rows
+from hybridc.passes.planner.model.pins import NO_PINS, Pins
+from hybridc.report.binding import binding_line, binding_rows, bound_line
 from hybridc.report.svg import BLUE, RED, Chart, ChartPoint, Line
 from hybridc.report.table import Column, format_us, render_table
 from hybridc.report.trace import LANE_TITLES
@@ -34,27 +35,33 @@ class Point:
     """What the run waits for; see `binding_line`."""
     binding_lane: str = ""
     """What it waits for longest."""
+    bound_line: str = ""
+    """What keeps every plan from being faster; see `binding.bound_line`."""
 
 
 def points_of(
-    graphs: Sequence[Graph], plans: Sequence[Plan], machine: Machine | None = None
+    graphs: Sequence[Graph],
+    plans: Sequence[Plan],
+    machine: Machine | None = None,
+    pins: Sequence[Pins] | None = None,
 ) -> tuple[Point, ...]:
     """The points of plans, the smallest budget first, and the graphs that they are of.
 
     What is proven for a graph and a budget holds for all smaller ones. Larger budgets have other graphs to
     choose from: their bounds count only as far as those of smaller ones do, so that no bound rises with
     memory. Requires: all plans have budgets.
-    `machine` is what they were made for.
+    `machine` and `pins`, one for each plan, are what they were made for.
     """
     bounds: list[float] = []
     for position, graph in enumerate(graphs):
         pairs = zip(graphs[position:], plans[position:], strict=True)
         own_us = max(plan.time_bound_us for other, plan in pairs if other is graph)
         bounds.append(min([own_us, *bounds[-1:]]))
-    return tuple(map(partial(_point_of, machine), graphs, plans, bounds))
+    of_each = pins or [NO_PINS] * len(plans)
+    return tuple(map(partial(_point_of, machine), graphs, plans, bounds, of_each))
 
 
-def _point_of(machine: Machine | None, graph: Graph, plan: Plan, bound_us: float) -> Point:
+def _point_of(machine: Machine | None, graph: Graph, plan: Plan, bound_us: float, pins: Pins) -> Point:
     assert plan.budget_bytes is not None and plan.unused_bytes is not None
     rows = binding_rows(graph, plan, machine)
     return Point(
@@ -65,6 +72,7 @@ def _point_of(machine: Machine | None, graph: Graph, plan: Plan, bound_us: float
         plan.unused_bytes,
         binding_line(rows),
         LANE_TITLES[rows[0].lane] if rows else "",
+        "" if machine is None else bound_line(graph, plan, machine, pins),
     )
 
 
@@ -95,7 +103,8 @@ def render_curve(points: Sequence[Point], all_gpu_peak_bytes: int, title: str) -
     note = f"When fully GPU-resident the model needs {format_bytes(all_gpu_peak_bytes)}: a share of 100%."
     notes = [note]
     if points and points[-1].binding:
-        notes.append(f"At {format_bytes(points[-1].gpu_memory_bytes)}: {points[-1].binding}")
+        told = f"{points[-1].binding} {points[-1].bound_line}".rstrip()
+        notes.append(f"At {format_bytes(points[-1].gpu_memory_bytes)}: {told}")
     return "\n".join([title, "", *(f"  {line}" for line in render_table(columns, rows)), "", *notes]) + "\n"
 
 

@@ -21,7 +21,7 @@ from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.cost import TimeSource, kernel_us, time_source
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.search.moves import Move, MoveKind, Neighbourhood, moves_of
-from hybridc.report.binding import binding_rows
+from hybridc.report.binding import binding_rows, bound_line
 from hybridc.report.lanes import LaneRow, Span, spans_of
 from hybridc.report.reasons import Reasons, footprint_bytes, other_device
 from hybridc.report.table import format_us
@@ -74,6 +74,8 @@ class Explanation:
     alternatives: tuple[Alternative, ...]
     binding: tuple[LaneRow, ...] = ()
     """What the whole run waits for; see `binding_rows`."""
+    bound_line: str = ""
+    """What keeps every plan from being faster; see `binding.bound_line`."""
     unused_bytes: int | None = None
     """Of the budget; None where there is none."""
     precision: str = "fp32"
@@ -118,6 +120,7 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         tensors=tuple(story.tensors()),
         alternatives=tuple(alternatives(graph, plan, machine, kernel)) if has_gpu else (),
         binding=binding_rows(graph, plan, machine),
+        bound_line=bound_line(graph, plan, machine, pins),
         unused_bytes=plan.unused_bytes,
         precision=kernel.precision_on(step.device),
         precision_note=kernel.precision_note,

@@ -30,7 +30,8 @@ def render_explanation(explanation: Explanation, width: int | None = None) -> st
     widest = min(width or _WIDTH, _WIDTH)
     lines = [_heading(explanation), "", *_wrapped(_placement(explanation), widest), ""]
     if explanation.binding:
-        lines += [*_wrapped(binding_line(explanation.binding), widest), ""]
+        told = f"{binding_line(explanation.binding)} {explanation.bound_line}".rstrip()
+        lines += [*_wrapped(told, widest), ""]
     if explanation.tensors:
         lines += ["Tensors", *(line for fact in explanation.tensors for line in _tensor(fact, widest)), ""]
     if explanation.alternatives:

@@ -10,7 +10,7 @@ from hybridc.ir import BufferKind, Copy, Device, Graph, Plan, Run
 from hybridc.machine import Machine
 from hybridc.passes.planner.model.cost import TimeSource
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
-from hybridc.report.binding import binding_rows
+from hybridc.report.binding import binding_rows, bound_line
 from hybridc.report.lanes import LaneRow, hidden_copy_us, lane_rows
 from hybridc.report.memory import ByteRow, byte_rows
 from hybridc.report.reasons import Reasons, footprint_bytes
@@ -88,6 +88,8 @@ class Report:
     smallest_budget_bytes: int | None
     smallest_bytes_bound: int | None
     """No budget below it can be met."""
+    bound_line: str = ""
+    """What keeps every plan from being faster; see `binding.bound_line`."""
 
 
 def report_plan(
@@ -122,6 +124,7 @@ def report_plan(
         all_gpu_peak_bytes=all_gpu_peak_bytes,
         smallest_budget_bytes=smallest_budget_bytes,
         smallest_bytes_bound=smallest_bytes_bound,
+        bound_line="" if machine is None else bound_line(graph, plan, machine, pins),
     )
 
 

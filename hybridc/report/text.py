@@ -158,7 +158,7 @@ def summary_lines(report: Report) -> list[str]:
             line += f"; {works or 'any budget works'}"
         lines.append(line + ".")
     lines.append(f"Predicted run: {format_us(report.makespan_us)}{_against_bound(report)}.")
-    lines += [line] if (line := binding_line(report.binding)) else []
+    lines += [line for line in (binding_line(report.binding), report.bound_line) if line]
     sources = Counter(row.time_source for row in report.kernels if row.time_source is not None)
     if sources:
         told = ", ".join(f"{count:,} {source}" for source, count in sorted(sources.items()))

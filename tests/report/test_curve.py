@@ -43,6 +43,7 @@ def test_json_has_the_points_in_their_order() -> None:
         "unused_bytes": 512,
         "binding": "waits for copies",
         "binding_lane": "copies to GPU",
+        "bound_line": "",
     }
 
 

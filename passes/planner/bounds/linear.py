@@ -74,6 +74,8 @@ class Minimum:
     """Of the variables, nearly feasible and nearly optimal, within their bounds; empty if none were found."""
     is_optimal: bool
     """The solver's own opinion."""
+    multipliers: Vector
+    """Of the rows, those of the relaxation: positive at a row's lower side, negative at its upper one."""
 
 
 def minimise(
@@ -107,9 +109,16 @@ def minimise(
         found = solver.getInfo().mip_dual_bound
         if math.isfinite(found):
             bound = max(bound, found - _MIP_TOLERANCE * abs(found))
-    return Minimum(
-        bound, np.clip(values, programme.lower, programme.upper) if values.size else values, is_optimal
-    )
+    within = np.clip(values, programme.lower, programme.upper) if values.size else values
+    return Minimum(bound, within, is_optimal, multipliers)
+
+
+def row_values(programme: LinearProgramme, values: Vector) -> Vector:
+    """The sum of terms of each row, at these values of the variables."""
+    rows = np.repeat(np.arange(len(programme.row_lower)), np.diff(programme.row_start))
+    products = np.array(programme.factors) * values[np.array(programme.columns, np.int64)]
+    sums: Vector = np.bincount(rows, products, len(programme.row_lower)).astype(np.float64)
+    return sums
 
 
 def lagrange_bound(programme: LinearProgramme, multipliers: Vector) -> float:

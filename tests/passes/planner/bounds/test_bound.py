@@ -105,7 +105,7 @@ def test_more_than_a_thousand_kernels_are_left_to_interior_points(monkeypatch: p
 
     def minimise(*_: object, **words: object) -> Minimum:
         asked.append(words["method"])
-        return Minimum(0.0, np.empty(0), False)
+        return Minimum(0.0, np.empty(0), False, np.empty(0))
 
     monkeypatch.setattr(bound, "minimise", minimise)
     for kernels in (1000, 1001):
