@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hybridc.ir import Device
@@ -15,7 +16,7 @@ from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.cost import copy_us, kernel_us
-from hybridc.passes.planner.robust import SCENARIOS, make_robust_plans, replayed_us
+from hybridc.passes.planner.robust import drawn_scenarios, make_robust_plans, replayed_us
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from tests.support.planner_graphs import bert
 
@@ -52,25 +53,21 @@ def test_slow_kernels_share_a_memory_that_is_as_fast_as_before(machine: Machine)
     assert scaled(machine, Scenario()).cpu.together_gb_s == machine.cpu.together_gb_s
 
 
-def test_robust_plans_are_right_and_least_bad_in_their_worst_scenario(machine: Machine) -> None:
+def test_robust_plans_are_right_and_better_on_drawn_machines(machine: Machine) -> None:
     graph = bert(1)
     tiling = Tiling(graph)
     all_bytes = all_gpu_peak_bytes(graph, machine)
     budgets = [int(all_bytes * share) for share in (0.5, 0.2)]
     robust = make_robust_plans((tiling,), machine, budgets, BOTH, effort=BRIEF)
     nominal = make_plans((tiling,), machine, budgets, BOTH, effort=BRIEF)
-    machines = [scaled(machine, scenario) for scenario in SCENARIOS]
+    machines = [scaled(machine, scenario) for scenario in drawn_scenarios()]
     for budget_bytes, (_, plan), (_, other) in zip(budgets, robust, nominal, strict=True):
         verify(graph, plan)
         assert plan.budget_bytes == budget_bytes >= plan.arena_bytes(Device.GPU)
         assert plan.makespan_us == timeline(plan.steps, plan.step_us)[0] >= plan.time_bound_us > 0
-        least = [min(replayed_us(graph, p, one) for p in (plan, other)) for one in machines]
-
-        def worst(some: object, least: list[float] = least) -> float:
-            pairs = zip(machines, least, strict=True)
-            return max(replayed_us(graph, some, one) / us for one, us in pairs)  # type: ignore[arg-type]
-
-        assert worst(plan) <= worst(other) * 1.1
+        means = [np.mean([np.log(replayed_us(graph, p, one)) for one in machines]) for p in (plan, other)]
+        # the nominal plan, made with the same effort, is one of the candidates
+        assert means[0] <= means[1] + 1e-9
     assert robust == make_robust_plans((tiling,), machine, budgets, BOTH, effort=BRIEF)
 
 
