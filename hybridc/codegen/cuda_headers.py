@@ -1,10 +1,12 @@
-"""Headers of generated CUDA C: matrix instructions, and what TVM takes of CUDA's C++ library, in a few lines.
+"""Headers of generated CUDA C: instructions that C++ has no names for, and what TVM takes of CUDA's C++
+library, in a few lines.
 
 The library's own headers cost NVRTC a second for each architecture, a common kernel 0.03 s.
 """
 
 from pathlib import Path
 
+_NATIVE = Path(__file__).parent / "native"
 _TYPES = """\
 #pragma once
 namespace cuda { namespace std {
@@ -45,6 +47,6 @@ LIBRARY_HEADERS = {"cuda/std/cstdint": _TYPES, "cuda/std/type_traits": _TRAITS}
 """Texts by the names under which they are included; so are the following."""
 HEADERS = {
     **LIBRARY_HEADERS,
-    "hybridc/mma.h": (Path(__file__).parent / "native" / "mma.h").read_text(),
+    **{f"hybridc/{name}": (_NATIVE / name).read_text() for name in ("mma.h", "async_copy.h")},
 }
 """Texts by the names under which they are included."""

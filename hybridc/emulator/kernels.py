@@ -27,8 +27,8 @@ _COMPILE_FLAGS = (
     "-fno-trapping-math",
     "-fno-strict-aliasing",
 )
-MMA_HEADER = "hybridc/mma.h"
-"""Declares the matrix instructions of tensor cores; for a GPU the text is codegen's."""
+_DEVICE_HEADERS = {"hybridc/mma.h": "mma_on_cpu.h", "hybridc/async_copy.h": "async_copy_on_cpu.h"}
+"""What stands for the headers of functions that are one instruction each; for a GPU the text is codegen's."""
 _UNIT_CHARACTERS = 128 << 10  # TVM unrolls: one kernel may be 100 kB of text
 
 _DEFINITION = re.compile(
@@ -121,10 +121,10 @@ def translate(source: str) -> tuple[str, ...]:
         header += '#include "half_on_cpu.h"\n'
     if "wmma" in source:
         header += '#include "tensor_core_on_cpu.h"\n'
-    if MMA_HEADER in source:
-        header += '#include "mma_on_cpu.h"\n'
+    header += "".join(f'#include "{own}"\n' for name, own in _DEVICE_HEADERS.items() if name in source)
     # <mma.h> compiles with nvcc only; kernels become static functions, which cannot be extern "C".
-    prologue = prologue.replace("#include <mma.h>", "").replace(f"#include <{MMA_HEADER}>", "")
+    for name in ("mma.h", *_DEVICE_HEADERS):
+        prologue = prologue.replace(f"#include <{name}>", "")
     prologue = prologue.replace('extern "C" __global__', "__global__")
     units = []
     for number, group in enumerate(_group(kernels)):

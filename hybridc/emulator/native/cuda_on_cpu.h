@@ -43,6 +43,7 @@ static constexpr int warpSize = 32;
 namespace cuda_on_cpu {
 
 static thread_local unsigned char *static_shared, *dynamic_shared;
+static thread_local unsigned long entered_blocks;  // by this host thread
 inline const emulator::BlockServices* services;  // one for all translation units of the library
 
 static inline BuiltinIndex to_index(const emulator::Extent& extent) {
@@ -121,6 +122,7 @@ struct Kernel<Function> {
     blockIdx = to_index(*index);
     static_shared = shared;
     dynamic_shared = dynamic;
+    ++entered_blocks;
   }
 
   static emulator::KernelEntry entry(const char* name, size_t shared_bytes, bool needs_fibers) {
