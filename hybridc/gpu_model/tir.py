@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,8 @@ _INSTRUCTIONS = 3
 """Of an access, with the arithmetic of its address."""
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _DEVICE_FUNCTION = "tirx.cuda.func_call"
-"""A call of one of the functions in hybridc/codegen/native/mma.h, named by its first argument."""
+"""A call of one of the functions in hybridc/codegen/native, named by its first argument."""
+_COPY = re.compile(r"copy_async_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class _Walk:
         number = np.arange(self.threads)
         places = number % x, number // x % y, number // (x * y)
         of_thread = {f"threadIdx.{axis}": place for axis, place in zip("xyz", places, strict=True)}
+        self.copied_ahead = _copied_ahead(launch)
         self.values: dict[tirx.Var, Any] = {}
         for tag, variable in owners.items():
             self.values[variable] = of_thread.get(tag, extents[tag] // 2)
@@ -190,6 +193,10 @@ class _Walk:
                 self.counts.instructions += _INSTRUCTIONS * turns * self.warps
             elif name.startswith("round_"):
                 self.counts.instructions += turns * self.warps
+            elif match := _COPY.match(name):
+                for place in value.args[1:3]:
+                    load, width = place.args[0], int(match[1])
+                    self._access(load.source, load.indices, loops, writes=False, copied_bytes=width)
         if "mma" in name and "load" not in name and "store" not in name and "fill" not in name:
             shapes = (_SHAPE.search(str(argument)) for argument in value.args)
             shape = next((match for match in shapes if match), None)
@@ -205,8 +212,17 @@ class _Walk:
         if isinstance(value, ir.Call) and value.op.name != _DEVICE_FUNCTION:
             self._reads(value, loops)
 
-    def _access(self, buffer: tirx.Buffer, indices: Any, loops: tuple[_Loop, ...], *, writes: bool) -> None:
-        """Count one access and what it costs, as often as a compiler cannot do without."""
+    def _access(
+        self,
+        buffer: tirx.Buffer,
+        indices: Any,
+        loops: tuple[_Loop, ...],
+        *,
+        writes: bool,
+        copied_bytes: int = 0,
+    ) -> None:
+        """Count one access and what it costs, as often as a compiler cannot do without. `copied_bytes` are
+        those of one end of an asynchronous copy, an instruction that costs what accesses to both ends do."""
         scope = buffer.scope()
         if scope not in ("global", "shared", "shared.dyn") or len(indices) != 1:
             return
@@ -215,7 +231,11 @@ class _Walk:
         counted = [
             loop for number, loop in enumerate(loops) if loop.variable in used or number < len(loops) - small
         ]
-        width, count = self._width(buffer, indices[0], counted, loops, joins=scope != "global" and not writes)
+        if copied_bytes:
+            width, count = copied_bytes, float(math.prod(loop.extent for loop in counted))
+        else:
+            joins = scope != "global" and not writes
+            width, count = self._width(buffer, indices[0], counted, loops, joins=joins)
         addresses = self._addresses(indices[0], {}) * (_bits(buffer) // 8)
         rows, mask = self._by_warp(addresses)
         if scope == "global":
@@ -226,18 +246,21 @@ class _Walk:
             moved = self.counts.buffers.get(buffer, 0) + round(touched) * memory.SECTOR * self.counts.grid
             self.counts.buffers[buffer] = min(_size_bytes(buffer), moved)
             if not writes:
-                self._wait(loops, small)
+                self._wait(loops, small, self.copied_ahead if copied_bytes else 1)
         else:
             cycles = np.maximum(memory.wavefronts(rows, width, mask), 2)
         self.counts.lsu_cycles += count * float(cycles.sum())
-        self.counts.instructions += count * _INSTRUCTIONS * self.warps
+        if scope == "global" or not copied_bytes:
+            self.counts.instructions += count * _INSTRUCTIONS * self.warps
 
-    def _wait(self, loops: tuple[_Loop, ...], small: int) -> None:
+    def _wait(self, loops: tuple[_Loop, ...], small: int, ahead: int) -> None:
+        """Count the turns of a loop that reads global memory, of which `ahead` wait at the same time."""
         outer = loops[: len(loops) - small]
         turns = float(math.prod(loop.extent for loop in outer))
         if outer and not small and not outer[-1].waits:
             turns = math.ceil(turns / _PARTLY_UNROLLED)
-        self.counts.waits[tuple(loop.variable for loop in outer)] = turns
+        key = tuple(loop.variable for loop in outer)
+        self.counts.waits[key] = max(self.counts.waits.get(key, 0.0), turns / ahead)
 
     def _width(
         self, buffer: tirx.Buffer, index: Any, counted: list[_Loop], loops: tuple[_Loop, ...], *, joins: bool
@@ -297,16 +320,38 @@ def _unrolled(loops: tuple[_Loop, ...]) -> int:
 def _exchanges(body: Any) -> bool:
     """Whether some shared memory is written and read."""
     written: set[Any] = set()
-    read: set[Any] = set()
+    read: Counter[Any] = Counter()
 
     def note(access: tirx.BufferStore | ir.TensorLoad) -> None:
         is_store = isinstance(access, tirx.BufferStore)
         buffer = access.buffer if is_store else access.source
         if buffer.scope().startswith("shared"):
-            (written if is_store else read).add(buffer)
+            if is_store:
+                written.add(buffer)
+            else:
+                read[buffer] += 1
 
-    tvm_ffi.structural_walk(body, ((tirx.BufferStore, ir.TensorLoad), note))
-    return bool(written & read)
+    def note_copy(call: ir.Call) -> None:
+        if call.op.name == _DEVICE_FUNCTION and _COPY.match(str(call.args[0].value)):
+            target = call.args[1].args[0].source
+            written.add(target)
+            read[target] -= 1  # the address that it goes to looks like a read
+
+    accesses = (tirx.BufferStore, ir.TensorLoad)
+    tvm_ffi.structural_walk(body, [(accesses, note), (ir.Call, note_copy)])
+    return any(read[buffer] > 0 for buffer in written)
+
+
+def _copied_ahead(launch: tirx.AttrStmt) -> int:
+    """How many groups of asynchronous copies are on their way at once while a loop turns."""
+    remaining = [0]
+
+    def note(call: ir.Call) -> None:
+        if call.op.name == _DEVICE_FUNCTION and str(call.args[0].value) == "await_copies":
+            remaining.append(int(call.args[1]))
+
+    tvm_ffi.structural_walk(launch, (ir.Call, note))
+    return 1 + max(remaining)
 
 
 def _bits(buffer: tirx.Buffer) -> int:
