@@ -5,13 +5,14 @@ The counts follow `hybridc/gpu_model/tir.py`, as those of `cuda/tile/cost.py` do
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from hybridc.gpu_model.fast import Work, estimate_fast
 from hybridc.gpu_model.memory import LINE, SECTOR
 from hybridc.machine import Processor
 from hybridc.schedules.cpu.core.micro_kernel import integer
-from hybridc.schedules.cuda.core.launch import WARP
+from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, WARP
 from hybridc.schedules.cuda.tensor_core.instructions import TF32
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
 from hybridc.schedules.cuda.tensor_core.staging import Operand, operand
@@ -24,10 +25,17 @@ _ACCESS_INSTRUCTIONS = 3
 """Of an access, with the arithmetic of its address, as in `tir.py`."""
 _LEAST_LSU_CYCLES = 2
 _WORD = 4
+_COPIES_PAY = 0.9
+"""Of the estimated time without asynchronous copies, below which they are taken. What they gain surely is the
+waits of few blocks; of the instructions that they save, which is a tenth at most, estimates from machine code
+see nothing on large grids, and up to 7 % lost."""
+STAGES = (2, 3, 4)
+"""Of asynchronous copies: with more, what is left of a wait is less than what shared memory keeps out."""
 
 
-def fastest_way(product: MatrixProduct, processor: Processor) -> tuple[Way, float]:
-    """The way with the least estimated time, and this time: microseconds of all its launches."""
+def fastest_way(product: MatrixProduct, processor: Processor, *, copies: bool = False) -> tuple[Way, float]:
+    """The way with the least estimated time, and this time: microseconds of all its launches. `copies` are
+    whether the GPU has asynchronous ones."""
     sides = _Sides(product)
 
     def us(way: Way) -> float:
@@ -37,9 +45,23 @@ def fastest_way(product: MatrixProduct, processor: Processor) -> tuple[Way, floa
             found += processor.launch_us + added.us
         return found
 
-    times = {way: us(way) for way in ways(product.slices)}
+    plain = ways(product.slices)
+    times = {way: us(way) for way in plain}
     best = min(times, key=lambda way: times[way])
-    return best, times[best]
+    staged = [w for way in plain if copies for w in _staged_ways(product, way, sides)]
+    times |= {way: us(way) for way in staged}
+    fastest = min(staged, key=lambda way: times[way], default=best)
+    chosen = fastest if times[fastest] < _COPIES_PAY * times[best] else best
+    return chosen, times[chosen]
+
+
+def _staged_ways(product: MatrixProduct, way: Way, sides: _Sides) -> list[Way]:
+    """The way with asynchronous copies of all numbers of stages that there is room for, if both operands can
+    be copied."""
+    if not all(side.can_be_copied for side in sides.of(way)):
+        return []
+    found = [replace(way, stages=stages) for stages in STAGES]
+    return [w for w in found if shared_bytes(product, w) <= MAX_SHARED_BYTES]
 
 
 class _Sides:
@@ -61,9 +83,12 @@ def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -
     tile, turns = way.tile, product.slices // way.parts
     warps = tile.threads // WARP
     down, across = tile.counts(product.row.extent, product.column.extent)
+    copies = [way.stages > 0 and side.can_be_copied for side in (left, right)]
     instructions, lsu, sectors = (0.0, 0.0, 0.0)
-    for side, matrices in ((left, tile.warp_rows // 8), (right, tile.warp_columns // 8)):
-        for count, cycles in (*_staged(side), _fragments(side, matrices)):
+    for side, copied, matrices in zip(
+        (left, right), copies, (tile.warp_rows // 8, tile.warp_columns // 8), strict=True
+    ):
+        for count, cycles in (*_staged(side, copied), _fragments(side, matrices)):
             instructions += _ACCESS_INSTRUCTIONS * count * warps
             lsu += count * cycles * warps
         if product.dtype == TF32:
@@ -74,12 +99,18 @@ def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -
     instructions += multiplies / (16 * 8 * depth_of_one)
     results = tile.rows * tile.columns / (2 * WARP)
     kept = 2 * results * WARP / tile.threads + tile.warp_rows / 4 + tile.warp_columns / 4
-    loaded = sum(side.pieces * side.width * side.item_bytes // _WORD for side in (left, right))
+    loaded = sum(
+        side.pieces * side.width * side.item_bytes // _WORD
+        for side, copied in zip((left, right), copies, strict=True)
+        if not copied
+    )
+    # slices whose copies wait at the same time
+    ahead = way.stages - 1 if all(copies) else 1
     return Work(
         blocks=down * across * product.batch.extent * way.parts,
         threads=tile.threads,
         registers=min(255, round(_OWN_REGISTERS + 1.5 * (kept + loaded))),
-        shared_bytes=2 * sum(side.elements * side.item_bytes for side in (left, right)),
+        shared_bytes=shared_bytes(product, way),
         instructions=turns * instructions + _ACCESS_INSTRUCTIONS * results,
         fp32=0.0,
         special=0.0,
@@ -87,17 +118,25 @@ def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -
         tensor_multiplies=turns * multiplies * (2.0 if product.dtype == TF32 else 1.0),
         lsu_cycles=turns * lsu + 8 * results,
         l2_sectors=turns * sectors + tile.rows * tile.columns * _WORD / SECTOR,
-        rounds=1.0 + turns,
+        rounds=1.0 + turns / ahead,
         memory_bytes=_memory_bytes(product, way),
     )
 
 
-def _staged(side: Operand) -> tuple[tuple[float, float], ...]:
-    """Accesses of a warp to a slice, and cycles of each: loads from global memory, and stores to shared."""
+def _staged(side: Operand, copied: bool) -> tuple[tuple[float, float], ...]:
+    """Accesses of a warp to a slice, and cycles of each: loads from global memory, and stores to shared; or
+    copies, which cost what both do but are one instruction."""
     width_bytes = side.width * side.item_bytes
     lines = WARP * side.width / side.line if side.along_depth else WARP * width_bytes / LINE
     wide = max(_LEAST_LSU_CYCLES, width_bytes / _WORD)
+    if copied:
+        return ((side.pieces, max(wide, lines) + wide),)
     return (side.pieces, max(wide, lines)), (side.pieces, wide)
+
+
+def shared_bytes(product: MatrixProduct, way: Way) -> int:
+    """Of a block: the slices that it holds at once."""
+    return (way.stages or 2) * (way.tile.rows + way.tile.columns) * product.steps * product.item_bytes
 
 
 def _fragments(side: Operand, matrices: int) -> tuple[float, float]:

@@ -2,28 +2,32 @@
 
 A block of threads has a tile of results, a warp a part of it in registers, 16x8 a matrix instruction:
 
-    load slice 0, store it to shared memory
+    begin to copy the first slices to shared memory, or load and store the first one
     for each slice of the depth:
-        load the next slice into registers
+        wait for the slice; barrier
+        begin to copy a slice some turns ahead, or load the next one into registers
         multiply: fragments from shared memory, matrix instructions
-        store the next slice to the other half of shared memory
-        barrier
+        store what was loaded into registers to the other half of shared memory
     epilogue from registers
 
-(CUTLASS's software pipeline for GPUs without asynchronous copies.)
+(CUTLASS's software pipelines, with asynchronous copies into several stages, and without.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tvm import ir, s_tir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop, unrolled, vectorized
+from hybridc.schedules.cuda.core.copies import awaited, committed
 from hybridc.schedules.cuda.core.launch import WARP
 from hybridc.schedules.cuda.tensor_core.instructions import barrier, multiply_add
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
 from hybridc.schedules.cuda.tensor_core.results import Results, bound
-from hybridc.schedules.cuda.tensor_core.staging import lane_of, operand
+from hybridc.schedules.cuda.tensor_core.staging import Operand, lane_of, operand
 from hybridc.schedules.cuda.tensor_core.tile import Way
+from hybridc.schedules.safety.statements import sequence
 from hybridc.schedules.storage import retyped
 
 _ROWS, _COLUMNS = 16, 8
@@ -75,62 +79,90 @@ class _Block:
         self.sums = _buffer("sums", self.down * self.across * 4, _FLOAT, "local")
         self.left_fragments = _buffer("left_fragments", self.down * 4, "uint32", "local")
         self.right_fragments = _buffer("right_fragments", self.across * 2, "uint32", "local")
+        self.copies = tuple(way.stages > 0 and o.can_be_copied for o in (self.left, self.right))
+        self.stages = way.stages or 2
         self.loaded = tuple(
             _buffer(f"{o.name}_loaded", o.pieces * o.width, _FLOAT, "local") for o in (self.left, self.right)
         )
         self.shared = tuple(
-            _buffer(f"{o.name}_shared", 2 * o.elements, _FLOAT, "shared") for o in (self.left, self.right)
+            _buffer(f"{o.name}_shared", self.stages * o.elements, _FLOAT, "shared")
+            for o in (self.left, self.right)
         )
 
     def body(self) -> tuple[tirx.Stmt, list[ir.Var]]:
         """What a thread does, and the buffers it needs."""
         slices = self.product.slices // self.way.parts
-        start = self.part * integer(slices)
+        start, ahead = self.part * integer(slices), self.stages - 1
 
         def turn(number: ir.Expr) -> tirx.Stmt:
-            following = number + integer(1)
-            stage = tirx.floormod(number, integer(2))
-            if slices == 1:
-                return self._multiply(stage)
-            more = following < integer(slices)
+            later, stage = number + integer(ahead), tirx.floormod(number, integer(self.stages))
+            into = tirx.floormod(later, integer(self.stages))
+            # the stage that is filled was read in the turn before, which all have left behind the barrier
+            waits = [awaited(ahead - 1)] if any(self.copies) else []
+            if slices <= ahead:
+                return tirx.SeqStmt([*waits, barrier(), self._multiply(stage), *self._commits()])
+            more = later < integer(slices)
+            begin, end = self._begin(start + later, into), self._end(into)
             return tirx.SeqStmt([
-                tirx.IfThenElse(more, self._load(start + following), None),
-                self._multiply(stage),
-                tirx.IfThenElse(more, self._store(tirx.floormod(following, integer(2))), None),
+                *waits,
                 barrier(),
+                tirx.IfThenElse(more, sequence(begin), None),
+                # of a turn that copies nothing, too, so that each wait leaves as many
+                *self._commits(),
+                self._multiply(stage),
+                *([tirx.IfThenElse(more, sequence(end), None)] if end else []),
             ])  # fmt: skip
 
-        statements = [
-            self._clear(),
-            self._load(start),
-            self._store(integer(0)),
-            barrier(),
-            loop(slices, turn),
-            self._epilogue(),
-        ]
-        body = tirx.AttrStmt(integer(0), "pragma_unroll_explicit", tirx.const(0), tirx.SeqStmt(statements))
+        statements = [self._clear()]
+        for number in range(ahead):
+            if number < slices:
+                at, stage = start + integer(number), integer(number)
+                statements += [*self._begin(at, stage), *self._end(stage)]
+            statements += self._commits()
+        body = sequence([*statements, loop(slices, turn), self._epilogue()])
+        body = tirx.AttrStmt(integer(0), "pragma_unroll_explicit", tirx.const(0), body)
         return body, [self.sums, self.left_fragments, self.right_fragments, *self.loaded, *self.shared]
 
     def _clear(self) -> tirx.Stmt:
-        """Zero the sums; and the fragments, as TVM does not see what instructions write, and would make their
-        arrays shorter. nvcc drops the latter."""
+        """Zero the sums; and the fragments, and the end of shared memory that is copied to, as TVM does not
+        see what instructions write, and would make their arrays shorter. nvcc drops the second; the third is
+        of a stage that no thread copies to in front of the first barrier."""
 
         def cleared(buffer: ir.Var) -> tirx.Stmt:
             zero = tirx.const(0, str(buffer.dtype))
             return unrolled(int(buffer.shape[0]), lambda i: tirx.BufferStore(buffer, zero, [i]))
 
-        return tirx.SeqStmt([cleared(b) for b in (self.sums, self.left_fragments, self.right_fragments)])
+        ends = [
+            tirx.BufferStore(shared, tirx.FloatImm(_FLOAT, 0.0), [integer(int(shared.shape[0]) - 1)])
+            for copies, shared in zip(self.copies, self.shared, strict=True)
+            if copies
+        ]
+        arrays = (self.sums, self.left_fragments, self.right_fragments)
+        return tirx.SeqStmt([*(cleared(b) for b in arrays), *ends])
 
-    def _load(self, number: ir.Expr) -> tirx.Stmt:
-        left, right = self.loaded
-        return tirx.SeqStmt([
-            self.left.load(left, self.row, number, self.thread),
-            self.right.load(right, self.column, number, self.thread),
-        ])  # fmt: skip
+    def _begin(self, number: ir.Expr, stage: ir.Expr) -> list[tirx.Stmt]:
+        """Copy a slice to a stage of shared memory, or load it into registers."""
+        return [
+            side.copy(shared, stage, first, number, self.thread)
+            if copies
+            else side.load(loaded, first, number, self.thread)
+            for side, copies, first, loaded, shared in self._sides()
+        ]
 
-    def _store(self, stage: ir.Expr) -> tirx.Stmt:
-        parts = zip((self.left, self.right), self.loaded, self.shared, strict=True)
-        return tirx.SeqStmt([o.store(loaded, shared, stage, self.thread) for o, loaded, shared in parts])
+    def _end(self, stage: ir.Expr) -> list[tirx.Stmt]:
+        """Store what was loaded into registers."""
+        return [
+            side.store(loaded, shared, stage, self.thread)
+            for side, copies, _, loaded, shared in self._sides()
+            if not copies
+        ]
+
+    def _commits(self) -> list[tirx.Stmt]:
+        return [committed()] if any(self.copies) else []
+
+    def _sides(self) -> Iterator[tuple[Operand, bool, ir.Expr, ir.Var, ir.Var]]:
+        sides = (self.left, self.right), self.copies, (self.row, self.column), self.loaded, self.shared
+        return zip(*sides, strict=True)
 
     def _multiply(self, stage: ir.Expr) -> tirx.Stmt:
         # an instruction multiplies two chunks of the depth

@@ -1,9 +1,10 @@
 """How a slice of an operand gets from global memory to the registers of tensor cores.
 
-Threads load pieces into registers while the slice before is multiplied, then store them to shared memory,
-from which `ldmatrix` reads 8x8 matrices, a row of 16 bytes an address. Eight rows of a matrix, and the pieces
-that eight threads store, have to lie in different banks: chunks of 16 bytes are rotated within their line, by
-the line's number. (CUTLASS takes an exclusive or, of which TVM makes arithmetic in 64 bits.)
+Threads load pieces into registers while the slice before is multiplied, then store them to shared memory; or
+begin to copy them there some slices ahead. From there `ldmatrix` reads 8x8 matrices, a row of 16 bytes an
+address. Eight rows of a matrix, and the pieces that eight threads store, have to lie in different banks:
+chunks of 16 bytes are rotated within their line, by the line's number. (CUTLASS takes an exclusive or, of
+which TVM makes arithmetic in 64 bits.)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tvm import ir, sym, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import integer, unrolled, vectorized
 from hybridc.schedules.cpu.core.nest import substitute, uses
+from hybridc.schedules.cuda.core.copies import COPY_BYTES, copied
 from hybridc.schedules.cuda.core.launch import WARP
 from hybridc.schedules.cuda.tensor_core.instructions import load_matrices, rounded
 from hybridc.schedules.cuda.tensor_core.read import (
@@ -91,10 +93,16 @@ class Operand:
             turned = tirx.floordiv(chunk, integer(period)) * integer(period) + turned
         return line * integer(self.line) + turned * integer(self.chunk) + inside
 
-    def load(self, registers: ir.Var, start: ir.Expr, number: ir.Expr, thread: ir.Var) -> tirx.Stmt:
-        """Load a thread's pieces of slice `number`, of positions from `start` on; zeros behind the end of
-        either axis."""
-        turn = tirx.Var("turn", "int64")
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether asynchronous copies move it: they round nothing, and move no single element of 16 bits."""
+        return self.item_bytes == 2 and self.width * self.item_bytes in COPY_BYTES
+
+    def _element_of_piece(
+        self, turn: ir.Var, start: ir.Expr, number: ir.Expr, thread: ir.Var
+    ) -> tuple[dict[ir.Var, ir.Expr], list[ir.Expr]]:
+        """The first element of a thread's piece `turn` of slice `number`, of positions from `start` on; and
+        what has to hold for it to be there."""
         known = sym.Analyzer()
         known.bind(turn, ir.Range.from_min_extent(integer(0), integer(self.pieces)))
         known.bind(thread, ir.Range.from_min_extent(integer(0), integer(self.threads)))
@@ -106,6 +114,30 @@ class Operand:
             conditions.append(start + position < integer(self.positions.extent))
         if self.depth.extent % self.step:
             conditions.append(number * integer(self.step) + depth < integer(self.depth.extent))
+        return point, conditions
+
+    def copy(
+        self, shared: ir.Var, stage: ir.Expr, start: ir.Expr, number: ir.Expr, thread: ir.Var
+    ) -> tirx.Stmt:
+        """Begin to copy a thread's pieces of slice `number`, of positions from `start` on, to shared memory;
+        zeros behind the end of either axis."""
+        turn = tirx.Var("turn", "int64")
+        point, conditions = self._element_of_piece(turn, start, number, thread)
+
+        def one(piece: ir.Expr) -> tirx.Stmt:
+            source, *guards = (substitute(e, {turn: piece}) for e in (first, *conditions))
+            line, at = self.piece(piece, thread)
+            to = tirx.BufferLoad(shared, [stage * integer(self.elements) + self.offset(line, at)])
+            exists = tirx.all(*guards) if guards else None
+            return copied(to, source, self.width * self.item_bytes, exists)
+
+        first = substitute(self.element.load, point)
+        return unrolled(self.pieces, one)
+
+    def load(self, registers: ir.Var, start: ir.Expr, number: ir.Expr, thread: ir.Var) -> tirx.Stmt:
+        """Load the same into registers."""
+        turn = tirx.Var("turn", "int64")
+        point, conditions = self._element_of_piece(turn, start, number, thread)
 
         def stored(value: Callable[[ir.Expr], ir.Expr], piece: ir.Expr) -> tirx.Stmt:
             def element(lane: ir.Expr) -> tirx.Stmt:
@@ -134,14 +166,14 @@ class Operand:
         """Store what `load` loaded to shared memory."""
 
         def one(number: ir.Expr) -> tirx.Stmt:
-            stored = copied(number)
+            stored = piece(number)
             if self.item_bytes == 2:
                 return stored
             first = number * integer(self.width)
             elements = unrolled(self.width, lambda lane: rounded(tirx.BufferLoad(registers, [first + lane])))
             return tirx.SeqStmt([elements, stored])
 
-        def copied(number: ir.Expr) -> tirx.Stmt:
+        def piece(number: ir.Expr) -> tirx.Stmt:
             line, at = self.piece(number, thread)
             first = stage * integer(self.elements) + self.offset(line, at)
 

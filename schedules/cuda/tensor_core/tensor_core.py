@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hybridc.gpu_model.architecture import PARTITIONS
+from hybridc.gpu_model.chip import chip_of
 from hybridc.schedules.cuda.core.anchor import find_anchor
+from hybridc.schedules.cuda.core.copies import COPIES_SINCE
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tensor_core.cost import fastest_way
@@ -12,7 +15,7 @@ from hybridc.schedules.cuda.tensor_core.instructions import OLDEST, TF32
 from hybridc.schedules.cuda.tensor_core.kernel import tensor_core_kernel
 from hybridc.schedules.cuda.tensor_core.packing import with_taps_first
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, read_matrix_product
-from hybridc.schedules.cuda.tensor_core.tile import Way, best_way
+from hybridc.schedules.cuda.tensor_core.tile import PRODUCTS, Way, best_way
 from hybridc.schedules.cuda.tile.cost import estimated_us as estimated_us_of_tiles
 from hybridc.schedules.cuda.tile.schedule import best_plan, known_gpu
 from hybridc.schedules.cuda.winograd.plan import estimated_us
@@ -32,7 +35,7 @@ def tensor_core_matmul(request: Request) -> Scheduled | None:
     float32 in a function that may multiply tf32.
 
     Tiling: a block has a tile of results and goes through the depth in slices, which its threads load into
-    shared memory while tensor cores multiply the slice before.
+    shared memory while tensor cores multiply the slice before, or copy there asynchronously slices ahead.
     """
     return _scheduled(request, "tensor_core_matmul", slides=False)
 
@@ -71,8 +74,13 @@ def _read(request: Request, *, tf32: bool) -> MatrixProduct | None:
 
 
 def _way(product: MatrixProduct, request: Request) -> Way:
+    gpu = known_gpu(request.gpu)
     if product.dtype == TF32:
-        return fastest_way(product, known_gpu(request.gpu))[0]
+        return fastest_way(product, gpu)[0]
+    newest = architecture_number(oldest(request.target.cuda_architectures)) >= COPIES_SINCE
+    # of slower tensor cores even few blocks are busy while data is on its way
+    if newest and PARTITIONS * chip_of(gpu).tensor_multiplies > PRODUCTS:
+        return fastest_way(product, gpu, copies=True)[0]
     return best_way(product.row.extent, product.column.extent, product.slices, product.batch.extent)
 
 

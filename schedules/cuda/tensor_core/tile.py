@@ -47,7 +47,7 @@ MULTIPROCESSORS = 80
 """Of a large GPU: work is divided so that one of this size has some for all of them."""
 _RESIDENT = {128 * 128: 2, 128 * 64: 4, 64 * 64: 5, 64 * 32: 8, 32 * 32: 9}
 """Blocks of a tile of so many results that registers leave room for, on a multiprocessor."""
-_PRODUCTS = 256
+PRODUCTS = 256
 """Multiply-adds of a multiprocessor in a cycle: those of a GeForce since Ampere, with float32 sums."""
 _LATENCY = 450
 """Cycles of a slice that more work of the same block does not shorten: it waits for memory, then for shared
@@ -64,6 +64,9 @@ class Way:
 
     tile: Tile
     parts: int = 1
+    stages: int = 0
+    """Slices that shared memory holds where they are copied to it asynchronously; 0: they pass registers, and
+    it holds two."""
 
 
 def ways(slices: int) -> list[Way]:
@@ -73,8 +76,8 @@ def ways(slices: int) -> list[Way]:
 
 
 def best_way(rows: int, columns: int, slices: int, batches: int) -> Way:
-    """The way that should take a product of 16-bit floats the fewest cycles; counted roughly, as only their
-    order matters."""
+    """The way that should take a product of 16-bit floats the fewest cycles on a GeForce; counted roughly, as
+    only their order matters."""
 
     def cycles(way: Way) -> float:
         tile, down_across = way.tile, way.tile.counts(rows, columns)
@@ -83,7 +86,7 @@ def best_way(rows: int, columns: int, slices: int, batches: int) -> Way:
         resident = min(share, _RESIDENT[tile.rows * tile.columns])
         # operands pass through shared memory once, 128 bytes a cycle, and to registers once for each warp
         operands = _STEPS * (tile.rows + tile.columns + 4 * (tile.warp_rows + tile.warp_columns)) / 64
-        work = _STEPS * tile.rows * tile.columns / _PRODUCTS + operands
+        work = _STEPS * tile.rows * tile.columns / PRODUCTS + operands
         turns = share / resident * (slices // way.parts)
         time = turns * max(resident * work, _LATENCY + work)
         if way.parts > 1:

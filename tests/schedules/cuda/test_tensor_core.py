@@ -26,17 +26,18 @@ from hybridc.gpu_model.memory import wavefronts
 from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
 from hybridc.machine import gpu_named
-from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
+from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, cuda_target, lowered_for_gpu
 from hybridc.schedules.cuda.tensor_core import tensor_core
-from hybridc.schedules.cuda.tensor_core.cost import fastest_way
+from hybridc.schedules.cuda.tensor_core.cost import fastest_way, main_work, shared_bytes
 from hybridc.schedules.cuda.tensor_core.instructions import TF32
-from hybridc.schedules.cuda.tensor_core.read import Axis, Element
-from hybridc.schedules.cuda.tensor_core.staging import Operand
+from hybridc.schedules.cuda.tensor_core.read import Axis, Element, read_matrix_product
+from hybridc.schedules.cuda.tensor_core.staging import Operand, operand
 from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, Way, best_way
 from hybridc.schedules.rule import PRECISION, Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.schedules.storage import stored
-from hybridc.targets import parse_target
+from hybridc.targets import Target, parse_target
 from tests.schedules.cuda import references as ref
 from tests.support.emulated import compile_for_emulator
 from tests.support.fusion import fused_operators
@@ -150,6 +151,37 @@ def drawn_cases() -> list[Case]:
     return found
 
 
+def copied_cases() -> list[Case]:
+    """Asynchronous copies: of one operand or both, of every width, of few slices, and with tails."""
+    rng, found = np.random.default_rng(43), []
+    for number, tile in enumerate(TILES):
+        m, n, k = (int(v) for v in rng.integers(9, 200, 3))
+        unit = (8, 4, 2, 1)[number % 4]
+        k, n = unit * (k // unit + 1), 8 * (n // 8 + 1) if number % 3 else n
+        stages = 2 + number % 3 if tile.rows + tile.columns <= 192 else 2 + number % 2
+        name, dtype = f"copied_{m}x{k}x{n}_{stages}", ("float16", "bfloat16")[number % 2]
+        found.append(matrices(name, (m, k), (k, n), (n,), dtype=dtype, way=Way(tile, 1, stages)))
+    small = TILES[-1]
+    return [
+        *found,
+        matrices("copied_one_slice", (16, 24), (24, 40), way=Way(small, 1, 4)),
+        matrices("copied_in_parts", (33, 256), (256, 56), (56,), way=Way(small, 4, 3)),
+        matrices("copied_batched", (2, 3, 17, 72), (2, 3, 72, 24), way=Way(small, 1, 3)),
+        Transposed(
+            "copied_across", op.matmul, lambda x, w: x @ w.T, ((40, 104), (33, 104)), way=Way(small, 1, 3)
+        ),
+        convolution("conv_copied_pointwise", (2, 72, 8, 8), (24, 72, 1, 1), way=Way(small, 1, 3)),
+        convolution(
+            "conv_copied_weights",
+            (2, 64, 9, 9),
+            (23, 64, 3, 3),
+            way=Way(small, 2, 3),
+            known_weights=True,
+            padding=1,
+        ),
+    ]
+
+
 def of_tf32() -> list[Case]:
     """Both operands along the depth and across it, in 128 bits and one by one."""
     small = TILES[-1]
@@ -198,6 +230,7 @@ CASES = {
         convolution("conv_dilated", (1, 8, 12, 12), (16, 8, 3, 3), dilation=2, padding=2, way=Way(TILES[0])),
         convolution("conv_1d", (2, 9, 70), (12, 9, 5), padding=4, dilation=2),
         *of_tf32(),
+        *copied_cases(),
     )
 }
 TARGET = parse_target("cuda:sm_80,sm_90+avx2")
@@ -208,7 +241,7 @@ def computed(way: Way | None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if way is not None:
             patch.setattr(tensor_core, "best_way", lambda *sizes: way)
-            patch.setattr(tensor_core, "fastest_way", lambda *sizes: (way, 1.0))
+            patch.setattr(tensor_core, "fastest_way", lambda *sizes, **options: (way, 1.0))
         yield
 
 
@@ -305,19 +338,44 @@ def test_float32_is_left_to_others() -> None:
     assert tensor_core.tensor_core_matmul(Request(mixed, frozenset(), TARGET)) is None
 
 
-def test_a_missing_barrier_shows() -> None:
-    case = matrices("fault", (64, 96), (96, 64), way=Way(Tile(64, 64, 32, 32)))
-    barriers = len(re.findall(r"__syncthreads\(\);", build([case]).source))
-    assert barriers == 2
-    for number in range(barriers):
+def fault(stages: int) -> Case:
+    """Six slices of both operands, which asynchronous copies move if there are `stages`."""
+    return matrices("fault", (64, 192), (192, 64), way=Way(Tile(64, 64, 32, 32), 1, stages))
 
-        def without(source: str, number: int = number) -> str:
-            parts = source.split("__syncthreads();")
-            kept = ["" if i == number else "__syncthreads();" for i in range(barriers)]
-            return "".join(part + then for part, then in zip(parts, [*kept, ""], strict=True))
 
-        faulty = build([case], without)
-        assert not all(faulty.is_right(case, order) for order in ThreadOrder)
+def is_right_without(case: Case, pattern: str, number: int, instead: str = "") -> bool:
+    """Whether a case is right in every order of threads without a call, the `number`-th that matches."""
+
+    def edited(source: str) -> str:
+        match = list(re.finditer(pattern, source))[number]
+        return source[: match.start()] + instead + source[match.end() :]
+
+    faulty = build([case], edited)
+    return all(faulty.is_right(case, order) for order in ThreadOrder)
+
+
+@pytest.mark.parametrize("stages", [0, 2, 3])
+def test_a_missing_barrier_shows(stages: int) -> None:
+    case = fault(stages)
+    assert len(re.findall(r"__syncthreads\(\);", build([case]).source)) == 1
+    assert not is_right_without(case, r"__syncthreads\(\);", 0)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_missing_wait_shows(stages: int) -> None:
+    case = fault(stages)
+    wait = rf"await_copies\({stages - 2}\);"
+    assert len(re.findall(wait, build([case]).source)) == 1
+    assert not is_right_without(case, wait, 0)
+    assert not is_right_without(case, wait, 0, f"await_copies({stages - 1});")
+
+
+def test_a_missing_commit_shows() -> None:
+    case = fault(3)
+    commits = len(re.findall(r"commit_copies\(\);", build([case]).source))
+    assert commits == 3  # of the first two slices, and of each turn
+    assert not all(is_right_without(case, r"commit_copies\(\);", number) for number in range(commits))
+    assert not is_right_without(case, r"commit_copies\(\);", commits - 1)
 
 
 def test_a_wrong_swizzle_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,9 +389,9 @@ def test_a_wrong_swizzle_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         values = {field.name: getattr(self, field.name) for field in fields(Operand)}
         return read(Plain(**values), *arguments, **settings)  # type: ignore[arg-type]
 
-    case = matrices("fault", (64, 96), (96, 64), way=Way(Tile(64, 64, 32, 32)))
     monkeypatch.setattr(Operand, "fragments", unrotated)
-    assert not build([case]).is_right(case)
+    for stages in (0, 3):
+        assert not build([fault(stages)]).is_right(fault(stages))
 
 
 def test_elements_that_are_not_rounded_show() -> None:
@@ -426,3 +484,36 @@ def test_ways_suit_shapes() -> None:
     assert deep.parts > 1 and 4608 // 32 % deep.parts == 0
     for tile in TILES:
         assert tile.threads == 128
+
+
+@pytest.mark.parametrize(
+    ("gpu", "target", "copies"),
+    [("a100", TARGET, True), ("rtx-3090", TARGET, False), ("a100", parse_target("cuda:sm_75+avx2"), False)],
+)
+def test_few_blocks_of_fast_tensor_cores_copy_ahead(gpu: str, target: Target, copies: bool) -> None:
+    request = Request(
+        matrices("m", (208, 280), (280, 80)).function(), frozenset(), target, gpu=gpu_named(gpu)
+    )
+    made = schedule(request, Device.GPU)
+    assert made is not None and ("copy_async_16" in str(made.function)) is copies
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_closed_form_follows_lowered_copies(stages: int) -> None:
+    processor = gpu_named("a100")
+    for tile in (TILES[1], TILES[3], TILES[-1]):
+        case = matrices("m", (520, 776), (776, 1032), (1032,), way=Way(tile, 1, stages))
+        product = read_matrix_product(case.function(), tf32=False)
+        assert product is not None and case.way is not None
+        sides = [
+            operand(product, name, product.batch.at(integer(0)), extent, tile.threads)
+            for name, extent in (("left", tile.rows), ("right", tile.columns))
+        ]
+        if shared_bytes(product, case.way) > MAX_SHARED_BYTES:
+            continue
+        counted = main_work(product, case.way, sides[0], sides[1])
+        [work] = work_of_function(lowered_for_gpu(on_tensor_cores(case).function, cuda_target(TARGET)))
+        assert work.shared_bytes == counted.shared_bytes
+        found, us = (estimate_fast(w, processor).us for w in (counted, work))
+        # the lowered function's sides are ragged, and its first copies lie in front of the loop
+        assert found == pytest.approx(us, rel=0.3)
