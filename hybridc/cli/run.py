@@ -26,12 +26,13 @@ from hybridc.cli.support.files import (
     write_array,
     write_text,
 )
-from hybridc.cli.support.terminal import print_text
+from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.options import format_bytes, parse_bytes, parse_count, parse_emulated_gpu, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from hybridc.report.accesses import FunctionAccesses
     from hybridc.runtime import Session
 
 HELP = "run an artifact"
@@ -82,7 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="run once more, and write the predicted and the measured run for Perfetto, ui.perfetto.dev",
+        help="run once more, and write the predicted and the measured run for Perfetto, ui.perfetto.dev; with"
+        " --emulate-gpu also count what each kernel does to memory",
     )
     add_json(parser)
 
@@ -104,19 +106,23 @@ def execute(arguments: argparse.Namespace) -> int:
     feeds = gather_feeds(session.get_inputs(), arguments.input, arguments.seed if arguments.random else None)
     names = [output.name for output in session.get_outputs()]
     results, seconds = _timed_runs(session, names, feeds, arguments.repeat)
+    accesses: list[FunctionAccesses] = []
     if arguments.trace is not None:
-        _write_trace(session, feeds, arguments.trace, arguments.emulate_gpu is not None)
+        accesses = _write_trace(session, feeds, arguments.trace, arguments.emulate_gpu is not None)
     report = {
         "outputs": _save(dict(zip(names, results, strict=True)), arguments.output),
         "seconds": seconds,
         "memory": {device.value: dataclasses.asdict(used) for device, used in session.memory().items()},
         # what the device itself counted, independent of the session's books
         "emulated_peak_bytes": None if arguments.emulate_gpu is None else emulator.statistics().peak_bytes,
+        "accesses": [row.to_json() for row in accesses],
     }
     if arguments.json:
         print_json(report)
     else:
         print_text(_summary(report))
+        if accesses:
+            _print_accesses(accesses)
     return 0
 
 
@@ -131,13 +137,30 @@ def _timed_runs(
     return results, seconds
 
 
-def _write_trace(session: Session, feeds: dict[str, np.ndarray], path: Path, is_emulated: bool) -> None:
+def _write_trace(
+    session: Session, feeds: dict[str, np.ndarray], path: Path, is_emulated: bool
+) -> list[FunctionAccesses]:
+    """Write the measured run beside the predicted. Gives what kernels do to memory, if it can be counted."""
+    from hybridc import emulator
+    from hybridc.report.accesses import accesses_of, by_function
     from hybridc.report.trace import trace_to_json
 
-    artifact = session.artifact
+    graph, plan = session.artifact.graph, session.artifact.plan
     measured = session.measure(feeds)
-    trace = trace_to_json(artifact.graph, artifact.plan, measured, is_emulated=is_emulated)
+    launches = {}
+    if is_emulated:
+        counted = emulator.count_launches(lambda: session.measure(feeds))
+        launches = emulator.launches_of_steps(graph, plan, counted)
+    counts = {position: accesses_of(own).to_json() for position, own in launches.items()}
+    trace = trace_to_json(graph, plan, measured, is_emulated=is_emulated, counts=counts)
     write_text(path, json.dumps(trace) + "\n")
+    return by_function(graph, plan, launches)
+
+
+def _print_accesses(accesses: list[FunctionAccesses]) -> None:
+    from hybridc.report.accesses import accesses_text
+
+    print_text(f"\n{accesses_text(accesses, output_width())}")
 
 
 def _save(results: dict[str, np.ndarray], folder: Path | None) -> list[dict[str, Any]]:

@@ -7,9 +7,11 @@ correctness and bytes, never speed.
 
 from __future__ import annotations
 
+from hybridc.emulator.counting import LaunchCounts, launches_of_steps
 from hybridc.emulator.device import (
     DeviceStatistics,
     ThreadOrder,
+    count_launches,
     guard_arena,
     guards_tensors,
     has_real_driver,
@@ -28,7 +30,9 @@ from hybridc.emulator.process import start
 
 __all__ = [
     "DeviceStatistics",
+    "LaunchCounts",
     "ThreadOrder",
+    "count_launches",
     "guard_arena",
     "guard_plan",
     "guards_tensors",
@@ -36,6 +40,7 @@ __all__ = [
     "image_key",
     "is_active",
     "last_failure",
+    "launches_of_steps",
     "preload",
     "provide_kernels",
     "register_image",

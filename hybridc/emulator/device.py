@@ -10,10 +10,11 @@ import ctypes
 import enum
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridc.emulator.counting import LaunchCounts, LaunchCountsFields
 from hybridc.emulator.kernels import compile_kernels
 from hybridc.emulator.toolchain import NATIVE_FOLDER, build_library, cuda_include_folder
 from hybridc.errors import DeviceError
@@ -101,6 +102,8 @@ class _Process:
 
 _process = _Process()
 _images: dict[str, Path] = {}
+_sources: dict[str, str] = {}
+"""Of images, by their keys."""
 
 
 def configure(
@@ -220,8 +223,29 @@ def provide_kernels(image_key: str, source: str) -> Path:
     HC421 to HC423 where g++ or the CUDA headers are missing or the source uses what the emulator lacks.
     """
     library = compile_kernels(source)
+    _sources[image_key] = source
     register_image(image_key, library)
     return library
+
+
+def count_launches(run: Callable[[], object]) -> tuple[LaunchCounts, ...]:
+    """What the launches of `run` do to memory, in the order in which they were executed.
+
+    Kernels are compiled once more for this, and up to 16 blocks of each launch run what was. Raises
+    DeviceError as `provide_kernels` does, HC425 without an emulated GPU, and whatever `run` raises.
+    """
+    library = _started_library()
+    twins = {key: compile_kernels(source, counted=True) for key, source in _sources.items()}
+    try:
+        for key, path in twins.items():
+            library.hybridc_emulator_count_image(ctypes.c_uint64(int(key, 16)), os.fsencode(path))
+        run()
+        count = library.hybridc_emulator_counted_launches(None, ctypes.c_uint64(0))
+        found = (LaunchCountsFields * count)()
+        library.hybridc_emulator_counted_launches(found, ctypes.c_uint64(count))
+        return tuple(each.scaled() for each in found)
+    finally:
+        library.hybridc_emulator_stop_counting()
 
 
 def _started_library() -> ctypes.CDLL:
@@ -241,6 +265,7 @@ def _load() -> ctypes.CDLL:
         ctypes.CDLL(str(driver_path), ctypes.RTLD_GLOBAL)
         library.hybridc_emulator_configure.restype = ctypes.c_uint64
         library.hybridc_emulator_failure.restype = ctypes.c_char_p
+        library.hybridc_emulator_counted_launches.restype = ctypes.c_uint64
         library.hybridc_emulator_register_image.argtypes = (ctypes.c_uint64, ctypes.c_char_p)
         library.hybridc_emulator_register_image.restype = None
         _process.library = library
@@ -251,7 +276,7 @@ def _load() -> ctypes.CDLL:
 
 
 def _build_libraries() -> tuple[Path, Path]:
-    sources = [path.read_text() for path in sorted(NATIVE_FOLDER.glob("*.cpp"))]
+    sources = [path.read_text() for path in sorted(NATIVE_FOLDER.rglob("*.cpp"))]
     runtime = build_library(
         sources,
         name="device",
@@ -263,7 +288,7 @@ def _build_libraries() -> tuple[Path, Path]:
             "-ldl",
             "-lpthread",
         ),
-        depends_on=(*sorted(NATIVE_FOLDER.glob("*.h")), NATIVE_FOLDER / "exports.map"),
+        depends_on=(*sorted(NATIVE_FOLDER.rglob("*.h")), NATIVE_FOLDER / "exports.map"),
     )
     driver = build_library(
         ("",),

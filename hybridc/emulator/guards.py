@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hybridc.emulator.device import guard_arena
+from hybridc.emulator.kernels import first_kernel_of
 from hybridc.ir import Buffer, Device, Graph, Plan, Run
 
 
@@ -21,7 +22,7 @@ def guard_plan(graph: Graph, plan: Plan, address: int) -> None:
         kernel = graph.kernel[step.kernel]
         names = (*kernel.inputs, *kernel.outputs, kernel.name)  # workspace goes by the kernel's name
         buffers = [b for name in names for b in held.get(name, ()) if b.first_step <= position <= b.last_step]
-        return f"{kernel.function}_gpu_kernel", [
+        return first_kernel_of(kernel.function), [
             (b.offset_bytes, b.size_bytes, b.tensor == kernel.name) for b in buffers
         ]
 

@@ -29,6 +29,14 @@ _COMPILE_FLAGS = (
 )
 _DEVICE_HEADERS = {"hybridc/mma.h": "mma_on_cpu.h", "hybridc/async_copy.h": "async_copy_on_cpu.h"}
 """What stands for the headers of functions that are one instruction each; for a GPU the text is codegen's."""
+_COUNTED_FLAGS = (
+    *_COMPILE_FLAGS,
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-fno-tree-sra",  # a vector stays one access
+    "-DHYBRIDC_COUNTED_KERNELS",
+)
+"""Of kernels that tell of each access to memory: see native/counting/counted_on_cpu.h."""
 _UNIT_CHARACTERS = 128 << 10  # TVM unrolls: one kernel may be 100 kB of text
 
 _DEFINITION = re.compile(
@@ -72,9 +80,14 @@ class _TranslatedKernel:
 
 
 _BIND = (
-    'extern "C" __attribute__((visibility("default"))) '
+    'extern "C" __attribute__((visibility("default"), no_sanitize("thread"))) '
     "void hybridc_bind_services(const emulator::BlockServices* given) { cuda_on_cpu::services = given; }\n"
 )
+
+
+def first_kernel_of(function: str) -> str:
+    """Name of the first CUDA kernel of a graph's function; those of others have numbers behind it."""
+    return f"{function}_gpu_kernel"
 
 
 def image_key(image: bytes) -> str:
@@ -104,8 +117,11 @@ def _image_size(image: bytes) -> int:
     return len(image) if end < 0 else end
 
 
-def translate(source: str) -> tuple[str, ...]:
-    """C++ translation units for CUDA `source`, each with some of its kernels and all the rest of it."""
+def translate(source: str, *, counted: bool = False) -> tuple[str, ...]:
+    """C++ translation units for CUDA `source`, each with some of its kernels and all the rest of it.
+
+    If they are to be `counted`, the first has what is called for each access to memory.
+    """
     definitions = list(_DEFINITION.finditer(source))
     prologue = source[: definitions[0].start()] if definitions else source
     # A device function that meets others makes every kernel a suspect.
@@ -126,10 +142,11 @@ def translate(source: str) -> tuple[str, ...]:
     for name in ("mma.h", *_DEVICE_HEADERS):
         prologue = prologue.replace(f"#include <{name}>", "")
     prologue = prologue.replace('extern "C" __global__', "__global__")
+    first = _BIND + '#include "counting/counted_on_cpu.h"\n' * counted
     units = []
     for number, group in enumerate(_group(kernels)):
         body = "".join(kernel.definition() for kernel in group) + "".join(kernel.export() for kernel in group)
-        units.append(header + prologue + body + ("" if number else _BIND))
+        units.append(header + prologue + body + ("" if number else first))
     return tuple(units)
 
 
@@ -164,15 +181,18 @@ def _translate_kernel(definition: re.Match[str], body: str, helpers_meet: bool) 
     return _TranslatedKernel(name, tuple(members), text, needs_fibers)
 
 
-def compile_kernels(source: str) -> Path:
-    """Compile CUDA `source` for the CPU, or find it in the cache."""
+def compile_kernels(source: str, *, counted: bool = False) -> Path:
+    """Compile CUDA `source` for the CPU, or find it in the cache; if `counted`, to tell of every access."""
     # A home folder may be shared by machines, and -march=native means something else on each.
     processor = image_key(" ".join(sorted(cpu_flags())).encode())
     return build_library(
-        translate(source),
+        translate(source, counted=counted),
         name="kernels",
-        compile_flags=(*_COMPILE_FLAGS, f"-DHYBRIDC_PROCESSOR=0x{processor}"),
+        compile_flags=(
+            *(_COUNTED_FLAGS if counted else _COMPILE_FLAGS),
+            f"-DHYBRIDC_PROCESSOR=0x{processor}",
+        ),
         # The units share the prologue, whose plain functions each of them defines.
         link_flags=("-Wl,-z,muldefs",),
-        depends_on=tuple(sorted(NATIVE_FOLDER.glob("*.h"))),
+        depends_on=tuple(sorted(NATIVE_FOLDER.rglob("*.h"))),
     )

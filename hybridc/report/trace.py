@@ -6,8 +6,9 @@ each with a thread for every lane, and a counter for the GPU's memory. Times are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from hybridc.ir import Copy, Device, Graph, Lane, Plan, Step
@@ -53,13 +54,21 @@ class MeasuredRun:
 
 
 def trace_to_json(
-    graph: Graph, plan: Plan, measured: Sequence[Span] | None = None, *, is_emulated: bool = False
+    graph: Graph,
+    plan: Plan,
+    measured: Sequence[Span] | None = None,
+    *,
+    is_emulated: bool = False,
+    counts: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The predicted run, and beside it the measured one: a span for each step of the plan."""
+    """The predicted run, and beside it the measured one: a span for each step of the plan.
+
+    `counts` are more arguments of measured steps, by their positions.
+    """
     predicted = spans_of(plan)
     events = [*_process(graph, plan, PREDICTED, predicted), *_memory(plan, predicted)]
     if measured is not None:
-        events += _process(graph, plan, MEASURED, measured)
+        events += _process(graph, plan, MEASURED, measured, counts or {})
     run_of = {"budget_bytes": plan.budget_bytes, "is_emulated": is_emulated}
     return {"displayTimeUnit": "ms", "otherData": run_of, "traceEvents": events}
 
@@ -91,7 +100,13 @@ def step_name(step: Step) -> str:
     return step.tensor if isinstance(step, Copy) else step.kernel
 
 
-def _process(graph: Graph, plan: Plan, process: int, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+def _process(
+    graph: Graph,
+    plan: Plan,
+    process: int,
+    spans: Sequence[Span],
+    counts: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
+) -> Iterator[dict[str, Any]]:
     yield _name("process_name", process, 0, _PROCESSES[process])
     for lane in Lane:
         if any(step.lane is lane for step in plan.steps):
@@ -112,7 +127,12 @@ def _process(graph: Graph, plan: Plan, process: int, spans: Sequence[Span]) -> I
             "tid": step.lane.number,
             "ts": start_us,
             "dur": end_us - start_us,
-            "args": {"step": position, "waits": list(step.waits), **_details(graph, step)},
+            "args": {
+                "step": position,
+                "waits": list(step.waits),
+                **_details(graph, step),
+                **counts.get(position, {}),
+            },
         }
 
 

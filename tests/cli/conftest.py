@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -202,6 +202,13 @@ class Fakes:
     def is_active(self) -> bool:
         return bool(self.emulated_bytes)
 
+    def count_launches(self, run: Callable[[], object]) -> tuple[Any, ...]:
+        run()
+        return (LAUNCH,)
+
+    def launches_of_steps(self, graph: Graph, plan: Plan, launches: Sequence[Any]) -> dict[int, Any]:
+        return {0: launches}
+
     def statistics(self) -> Any:
         return _Record(capacity_bytes=self.emulated_bytes[-1], peak_bytes=768)
 
@@ -222,6 +229,19 @@ class _Record:
         self.__dict__.update(fields)
 
 
+LAUNCH = _Record(
+    blocks=32,
+    counted_blocks=16,
+    read_sectors=8192.0,
+    least_read_sectors=1024.0,
+    written_sectors=1024.0,
+    least_written_sectors=1024.0,
+    wavefronts=0.0,
+    least_wavefronts=0.0,
+)
+"""What the pretended emulated GPU counts of the plan's first step."""
+
+
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """Fakes in place of the compiler, the runtime, the artifact reader and the emulator."""
@@ -234,7 +254,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
         "compiler": ("compile_model", "plan_model"),
         "runtime": ("load",),
         "artifact": ("open_artifact",),
-        "emulator": ("start", "is_active", "statistics"),
+        "emulator": ("start", "is_active", "statistics", "count_launches", "launches_of_steps"),
     }.items():
         module = ModuleType(f"hybridc.{name}")
         for function in functions:

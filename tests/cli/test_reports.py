@@ -23,6 +23,20 @@ def test_run_writes_the_predicted_and_the_measured_run(
     assert spans[4:] == [(2, "k0", 2.0), (2, "a", 3.0), (2, "k1", 4.0), (2, "y", 11.0)]
 
 
+def test_run_tells_what_kernels_do_to_memory(cli: Any, fakes: Any, artifact: Path, tmp_path: Path) -> None:
+    words = ["run", artifact, "--random", "--emulate-gpu", "2M", "--trace", tmp_path / "t.json"]
+    outcome = cli(*words)
+    heading, row = outcome.out.split("\n\n")[1].splitlines()
+    assert heading.split()[:3] == ["function", "kernels", "launches"]
+    assert row.split()[1:] == ["1", "1", "8,192", "8.00x", "1,024", "1.00x", "-"]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    told = {event["pid"]: event["args"] for event in events if event["name"] == "k0"}
+    assert "read_sectors" not in told[1] and told[2]["read_sectors"] == 8192
+    assert (told[2]["read_ratio"], told[2]["bank_conflict_factor"]) == (8.0, None)
+    [accesses] = cli(*words, "--json").json()["accesses"]
+    assert accesses["counted_blocks"] == 16 and accesses["written_ratio"] == 1.0
+
+
 def test_plan_writes_a_page_with_what_was_measured(
     cli: Any, fakes: Any, artifact: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ struct PendingCopies {
   std::deque<std::vector<Copy>> groups{1};
 };
 
-static PendingCopies& pending_copies() {
+HYBRIDC_UNCOUNTED static PendingCopies& pending_copies() {
   static thread_local PendingCopies all[1024];
   PendingCopies& own = all[(threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x];
   if (own.block != entered_blocks) own = {entered_blocks};  // nobody waited for those of a block that ended
@@ -28,10 +28,12 @@ static PendingCopies& pending_copies() {
 
 // Data comes as late as it may, with the wait for it, and until then its place holds NaN: reading it too early
 // shows, and so does a copy to a place that another thread still reads.
-static void copy_async(void* to, const void* from, size_t bytes, bool exists) {
+HYBRIDC_UNCOUNTED static void copy_async(void* to, const void* from, size_t bytes, bool exists) {
   // hardware refuses addresses that are not aligned; here an access to address 0 fails
   if ((reinterpret_cast<uintptr_t>(to) | (exists ? reinterpret_cast<uintptr_t>(from) : 0)) % bytes)
     *static_cast<volatile char*>(nullptr) = 0;
+  if (exists) note_read(from, bytes);
+  note_write(to, bytes);
   std::memset(to, 0xff, bytes);
   pending_copies().groups.back().push_back({to, exists ? from : nullptr, bytes});
 }
@@ -52,7 +54,7 @@ HYBRIDC_COPY(16)
 
 static inline void commit_copies() { cuda_on_cpu::pending_copies().groups.emplace_back(); }
 
-static inline void await_copies(unsigned remaining) {
+HYBRIDC_UNCOUNTED static inline void await_copies(unsigned remaining) {
   auto& groups = cuda_on_cpu::pending_copies().groups;
   for (; groups.size() > remaining + 1; groups.pop_front())
     for (const cuda_on_cpu::Copy& copy : groups.front()) {

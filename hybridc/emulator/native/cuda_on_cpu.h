@@ -86,6 +86,18 @@ T shuffle_xor(unsigned site, uint32_t mask, T value, int lane_mask, int width = 
   return exchange(site, mask, value, (source & ~(width - 1)) > own ? own : source);
 }
 
+// Where one access of a GPU is several here, which are HYBRIDC_UNCOUNTED: tells the driver of the one, in kernels
+// that are compiled to be counted. All lanes come to these in the same order, so it needs no place in the code.
+#ifdef HYBRIDC_COUNTED_KERNELS
+#define HYBRIDC_UNCOUNTED __attribute__((no_sanitize("thread")))
+inline void note_read(const void* address, unsigned bytes) { services->note_access(address, bytes, 0, nullptr); }
+inline void note_write(const void* address, unsigned bytes) { services->note_access(address, bytes, 1, nullptr); }
+#else
+#define HYBRIDC_UNCOUNTED
+inline void note_read(const void*, unsigned) {}
+inline void note_write(const void*, unsigned) {}
+#endif
+
 inline void warp_barrier(unsigned site, uint32_t mask = ~0u) { services->warp_exchange(mask, site, 0, 0); }
 
 // One kernel as the driver sees it.

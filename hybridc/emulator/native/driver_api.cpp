@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "device.h"
@@ -23,10 +24,13 @@ namespace {
 
 struct Module {
   void* library;
+  uint64_t image;  // its key
 };
 
 struct Function {
   KernelEntry entry;
+  uint64_t image;
+  std::optional<KernelEntry> counted = {};  // found when it is first asked for
   size_t maximum_dynamic_shared_bytes = kDefaultSharedBytes;
 };
 
@@ -74,9 +78,43 @@ const char* result_name(CUresult result) {
   }
 }
 
+// Libraries by the keys of images.
 std::map<uint64_t, std::string>& images() {
   static auto& value = *new std::map<uint64_t, std::string>;
   return value;
+}
+
+// The same, compiled to be counted: of what is launched while there are some, accesses are counted.
+std::map<uint64_t, std::string>& counted_images() {
+  static auto& value = *new std::map<uint64_t, std::string>;
+  return value;
+}
+
+// nullptr if it cannot be opened.
+void* open_library(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) std::fprintf(stderr, "hybridc emulator: %s\n", dlerror());
+  auto* bind = library == nullptr
+                   ? nullptr
+                   : reinterpret_cast<void (*)(const BlockServices*)>(dlsym(library, "hybridc_bind_services"));
+  if (bind == nullptr) return nullptr;
+  bind(&BlockRunner::services());
+  return library;
+}
+
+std::optional<KernelEntry> find_kernel(void* library, const std::string& name) {
+  void* address = dlsym(library, ("hybridc_kernel_" + name).c_str());
+  if (address == nullptr) return {};
+  return reinterpret_cast<KernelEntry (*)()>(address)();
+}
+
+// What counts the accesses of the function; nullptr where they are not counted.
+const KernelEntry* counted_kernel(Function& function) {
+  const auto found = counted_images().find(function.image);
+  if (found == counted_images().end()) return nullptr;
+  if (!function.counted)
+    if (void* library = open_library(found->second)) function.counted = find_kernel(library, function.entry.name);
+  return function.counted ? &*function.counted : nullptr;
 }
 
 }  // namespace
@@ -117,15 +155,9 @@ DRIVER_API cuModuleLoadData(CUmodule* module, const void* image) {
   DeviceLock lock(device_mutex());
   auto found = images().find(image_key(image));
   if (found == images().end()) return CUDA_ERROR_NO_BINARY_FOR_GPU;
-  void* library = dlopen(found->second.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    std::fprintf(stderr, "hybridc emulator: %s\n", dlerror());
-    return CUDA_ERROR_INVALID_IMAGE;
-  }
-  auto* bind = reinterpret_cast<void (*)(const BlockServices*)>(dlsym(library, "hybridc_bind_services"));
-  if (bind == nullptr) return CUDA_ERROR_INVALID_IMAGE;
-  bind(&BlockRunner::services());
-  *module = reinterpret_cast<CUmodule>(new Module{library});
+  void* library = open_library(found->second);
+  if (library == nullptr) return CUDA_ERROR_INVALID_IMAGE;
+  *module = reinterpret_cast<CUmodule>(new Module{library, found->first});
   return CUDA_SUCCESS;
 }
 
@@ -136,23 +168,23 @@ DRIVER_API cuModuleUnload(CUmodule module) {
 }
 
 DRIVER_API cuModuleGetFunction(CUfunction* handle, CUmodule module, const char* name) {
-  const std::string symbol = std::string("hybridc_kernel_") + name;
-  void* address = dlsym(reinterpret_cast<Module*>(module)->library, symbol.c_str());
-  if (address == nullptr) return CUDA_ERROR_NOT_FOUND;
-  auto* entry = reinterpret_cast<KernelEntry (*)()>(address);
-  *handle = reinterpret_cast<CUfunction>(new Function{entry()});
+  const auto& [library, image] = *reinterpret_cast<Module*>(module);
+  const std::optional<KernelEntry> entry = find_kernel(library, name);
+  if (!entry) return CUDA_ERROR_NOT_FOUND;
+  *handle = reinterpret_cast<CUfunction>(new Function{*entry, image});
   return CUDA_SUCCESS;
 }
 
 DRIVER_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void** arguments, void**) {
   DeviceLock lock(device_mutex());
-  const auto* function = reinterpret_cast<Function*>(handle);
+  auto* function = reinterpret_cast<Function*>(handle);
   const StreamHandle stream = find_stream(config->hStream);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (!is_launchable(*config, *function)) return CUDA_ERROR_INVALID_VALUE;
   if (device_failure() != cudaSuccess) return device_result();
   auto launch = std::make_shared<Launch>();
   launch->kernel = &function->entry;
+  launch->counted = counted_kernel(*function);
   launch->grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
   launch->block = {config->blockDimX, config->blockDimY, config->blockDimZ};
   launch->dynamic_shared_bytes = config->sharedMemBytes;
@@ -180,6 +212,27 @@ CONTROL_API uint64_t hybridc_emulator_configure(const Configuration* wanted) {
 CONTROL_API void hybridc_emulator_register_image(uint64_t key, const char* library_path) {
   DeviceLock lock(device_mutex());
   images()[key] = library_path;
+}
+
+// From now on accesses are counted, of kernels of the image that `library_path` has compiled to be counted.
+CONTROL_API void hybridc_emulator_count_image(uint64_t key, const char* library_path) {
+  DeviceLock lock(device_mutex());
+  counted_images()[key] = library_path;
+}
+
+// Gives up to `capacity` of the launches that were counted, and returns how many there are.
+CONTROL_API uint64_t hybridc_emulator_counted_launches(LaunchCounts* target, uint64_t capacity) {
+  DeviceLock lock(device_mutex());
+  const auto& launches = counted_launches();
+  std::copy_n(launches.begin(), std::min<uint64_t>(capacity, launches.size()), target);
+  return launches.size();
+}
+
+CONTROL_API void hybridc_emulator_stop_counting() {
+  DeviceLock lock(device_mutex());
+  run_all_streams();
+  counted_images().clear();
+  counted_launches().clear();
 }
 
 CONTROL_API int hybridc_emulator_add_tensors(void* arena, const char* kernel, const TensorRange* tensors,

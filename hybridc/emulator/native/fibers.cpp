@@ -95,8 +95,9 @@ void BlockRunner::arrange(int thread_order, unsigned long seed) {
 }
 
 std::string BlockRunner::run(const KernelEntry& kernel, void** arguments, const Extent& block,
-                             int thread_order, unsigned long seed) {
+                             int thread_order, unsigned long seed, AccessLog* log) {
   kernel_ = &kernel;
+  log_ = log;
   arguments_ = arguments;
   running = this;
   prepare(block);
@@ -109,6 +110,7 @@ std::string BlockRunner::run(const KernelEntry& kernel, void** arguments, const 
       while (run_group(first, std::min(first + group, order_.size()))) has_progressed = true;
     if (!has_progressed && error_.empty()) error_ = describe_stall();
   }
+  if (log_ != nullptr) log_->settle();
   running = nullptr;
   return error_;
 }
@@ -148,6 +150,7 @@ void BlockRunner::release_block() {
       error_ = "divergent barrier: threads of one block wait at different barriers";
       return;
     }
+  if (log_ != nullptr) log_->settle();
   for (Fiber& fiber : fibers_) fiber.state = State::kReady;
   at_barrier_ = 0;
 }
@@ -207,6 +210,10 @@ const BlockServices& BlockRunner::services() {
       },
       [] { return current().current_ % kWarpSize; },
       [] { return current().warps_[current().current_ / kWarpSize].present; },
+      [](const void* address, unsigned bytes, int is_write, const void* site) {
+        if (running == nullptr || running->log_ == nullptr) return;  // what goes before a block, and behind it
+        running->log_->note(running->current_, address, bytes, is_write != 0, site);
+      },
   };
   return value;
 }

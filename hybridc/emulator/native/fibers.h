@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "counting/accesses.h"
 #include "kernel_abi.h"
 
 namespace emulator {
@@ -12,9 +13,10 @@ class BlockRunner {
  public:
   BlockRunner();
 
-  // Runs one block of `kernel`; returns "" or how the block went wrong.
+  // Runs one block of `kernel`; returns "" or how the block went wrong. `log` hears of the accesses to memory of
+  // a kernel that was compiled to be counted.
   std::string run(const KernelEntry& kernel, void** arguments, const Extent& block, int thread_order,
-                  unsigned long seed);
+                  unsigned long seed, AccessLog* log = nullptr);
 
   static const BlockServices& services();
 
@@ -51,6 +53,7 @@ class BlockRunner {
 
   const KernelEntry* kernel_ = nullptr;
   void** arguments_ = nullptr;
+  AccessLog* log_ = nullptr;
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
   std::vector<unsigned> order_;

@@ -18,6 +18,8 @@ struct BlockServices {
   uint64_t (*warp_exchange)(uint32_t mask, unsigned site, uint64_t value, unsigned source_lane);
   unsigned (*lane)();
   uint32_t (*active_mask)();
+  // `site` is the place in the code: of kernels that were compiled to be counted.
+  void (*note_access)(const void* address, unsigned bytes, int is_write, const void* site);
 };
 
 // One __global__ function.

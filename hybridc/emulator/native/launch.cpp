@@ -26,6 +26,7 @@ constexpr size_t kPage = 4096;
 constexpr size_t kSharedAlignment = 128;
 constexpr size_t kMaximumSharedBytes = 256 << 10;
 constexpr size_t kSignalStackBytes = 64 << 10;
+constexpr unsigned long kCountedBlocks = 16;  // of a launch at most
 constexpr int kFaultSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
 
 size_t align_shared(size_t bytes) {
@@ -45,17 +46,35 @@ struct Job {
   int thread_order;
   std::atomic<unsigned long> next_block{0};
   std::atomic<bool> has_failed{false};
-  std::mutex failure_mutex;
+  std::mutex result_mutex;
   Failure failure;
+  LaunchCounts counts{};
 
   void fail(Failure cause) {
-    std::lock_guard<std::mutex> lock(failure_mutex);
+    std::lock_guard<std::mutex> lock(result_mutex);
     if (!has_failed.exchange(true)) failure = std::move(cause);
+  }
+
+  void add(const AccessCounts& found) {
+    std::lock_guard<std::mutex> lock(result_mutex);
+    ++counts.counted_blocks;
+    counts.accesses.add(found);
+  }
+
+  // One block of each of the grid's kCountedBlocks parts is, by Knuth's multiplicative hash: those at equal
+  // distances might all lie in one column of an image.
+  bool is_counted(unsigned long number) const {
+    if (launch->counted == nullptr) return false;
+    const unsigned long blocks = launch->grid.count(), part = number * kCountedBlocks / blocks;
+    const auto first_of = [&](unsigned long p) { return (p * blocks + kCountedBlocks - 1) / kCountedBlocks; };
+    const unsigned long first = first_of(part), size = first_of(part + 1) - first;
+    return number - first == static_cast<uint32_t>(part * 2654435761u) % size;
   }
 };
 
 struct Worker {
   BlockRunner runner;
+  AccessLog log;
   char* shared_end;  // shared memory ends at a guard page
   sigjmp_buf fault_point;
   volatile sig_atomic_t is_in_kernel = 0;
@@ -64,7 +83,7 @@ struct Worker {
 
   Worker();
   void run_blocks(Job& job);
-  std::string run_block(const Job& job, unsigned long number);
+  std::string run_block(Job& job, unsigned long number);
 };
 
 thread_local Worker* this_worker = nullptr;
@@ -119,9 +138,10 @@ Worker::Worker() {
 }
 
 // Plain loops always run threads forward: without a barrier and shared memory they cannot tell.
-std::string Worker::run_block(const Job& job, unsigned long number) {
+std::string Worker::run_block(Job& job, unsigned long number) {
   const Launch& launch = *job.launch;
-  const KernelEntry& kernel = *launch.kernel;
+  const bool is_counted = job.is_counted(number);
+  const KernelEntry& kernel = is_counted ? *launch.counted : *launch.kernel;
   const Extent& grid = launch.grid;
   const Extent index{static_cast<unsigned>(number % grid.x), static_cast<unsigned>(number / grid.x % grid.y),
                      static_cast<unsigned>(number / grid.x / grid.y)};
@@ -129,6 +149,12 @@ std::string Worker::run_block(const Job& job, unsigned long number) {
   auto* shared = reinterpret_cast<unsigned char*>(shared_end - shared_bytes);
   std::memset(shared, 0xFF, shared_bytes);  // NaN: shared memory starts undefined in every block
   kernel.enter_block(&grid, &launch.block, &index, shared, shared + align_shared(kernel.static_shared_bytes));
+  if (is_counted) {
+    log.begin(shared, shared_bytes);
+    const std::string error = runner.run(kernel, job.arguments, launch.block, kWarps, number, &log);
+    job.add(log.counts());
+    return error;
+  }
   if (kernel.needs_fibers) return runner.run(kernel, job.arguments, launch.block, job.thread_order, number);
   kernel.run_block(job.arguments);
   return "";
@@ -222,6 +248,11 @@ std::vector<void**> pointers_among(const KernelEntry& kernel, const std::vector<
 
 }  // namespace
 
+std::vector<LaunchCounts>& counted_launches() {
+  static auto& value = *new std::vector<LaunchCounts>;
+  return value;
+}
+
 void run_launch(Launch& launch) {
   static auto& pool = *new WorkerPool;
   install_fault_handlers();
@@ -251,6 +282,10 @@ void run_launch(Launch& launch) {
   if (!overrun.empty())
     return fail_device(cudaErrorIllegalAddress, prefix + "out-of-bounds access at " + overrun);
   guarded.write_back();
+  if (launch.counted == nullptr) return;
+  job.counts.kernel = launch.kernel->name;
+  job.counts.blocks = launch.grid.count();
+  counted_launches().push_back(job.counts);
 }
 
 }  // namespace emulator

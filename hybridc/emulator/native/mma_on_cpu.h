@@ -34,7 +34,9 @@ static void load_matrices(unsigned* registers, const void* row) {
   struct Row {
     const uint16_t* at;
   };
-  together(Matrices + 4 * Transposed, Row{static_cast<const uint16_t*>(row)}, [&](const Row* rows) {
+  if (lane() < 8 * Matrices) note_read(row, 16);
+  const Row own_row{static_cast<const uint16_t*>(row)};
+  together(Matrices + 4 * Transposed, own_row, [&](const Row* rows) HYBRIDC_UNCOUNTED {
     const int own = lane(), line = own / 4, pair = own % 4 * 2;
     for (int m = 0; m < Matrices; ++m) {
       const Row* matrix = rows + 8 * m;
