@@ -74,6 +74,19 @@ extern "C" __global__ void transpose(float* x, float* y) {
 """
 
 
+ASYNCHRONOUS = """
+#include <hybridc/async_copy.h>
+extern "C" __global__ void copies(float* x, float* y) {
+  __shared__ alignas(16) float part[256];
+  copy_async_16_if(part + 4 * threadIdx.x, x + STRIDE * 4 * threadIdx.x, threadIdx.x < 40);
+  commit_copies();
+  await_copies(0);
+  __syncthreads();
+  y[threadIdx.x] = part[threadIdx.x];
+}
+"""
+
+
 def counted(source: str, kernel: str, *, grid: int, block: int | tuple[int, int]) -> LaunchCounts:
     program = Program(source)
     x, y = upload(np.zeros(1 << 17, np.float32)), allocate(1 << 19)
@@ -124,6 +137,15 @@ def test_matrices_are_loaded_by_rows(pitch: int, wavefronts: int) -> None:
     found, stores = (counted(text, "matrices", grid=1, block=32) for text in (source, without))
     assert found.wavefronts - stores.wavefronts == wavefronts
     assert found.least_wavefronts - stores.least_wavefronts == 4
+
+
+@pytest.mark.parametrize(("stride", "sectors"), [(1, 20), (2, 40)])
+def test_asynchronous_copies_read_sectors_where_they_read_at_all(stride: int, sectors: int) -> None:
+    """Forty threads of 64 read 16 bytes each; all store as many, and then load four."""
+    found = counted(ASYNCHRONOUS.replace("STRIDE", str(stride)), "copies", grid=3, block=64)
+    assert (found.read_sectors, found.least_read_sectors) == (3 * sectors, 3 * 20)
+    assert found.written_sectors == 3 * 8
+    assert found.wavefronts == found.least_wavefronts == 3 * (8 + 2)
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ HYBRIDC_UNCOUNTED static void copy_async(void* to, const void* from, size_t byte
   // hardware refuses addresses that are not aligned; here an access to address 0 fails
   if ((reinterpret_cast<uintptr_t>(to) | (exists ? reinterpret_cast<uintptr_t>(from) : 0)) % bytes)
     *static_cast<volatile char*>(nullptr) = 0;
-  if (exists) note_read(from, bytes);
-  note_write(to, bytes);
+  if (exists) note_access(from, bytes, false);
+  note_access(to, bytes, true);
   std::memset(to, 0xff, bytes);
   pending_copies().groups.back().push_back({to, exists ? from : nullptr, bytes});
 }

@@ -90,12 +90,13 @@ T shuffle_xor(unsigned site, uint32_t mask, T value, int lane_mask, int width = 
 // that are compiled to be counted. All lanes come to these in the same order, so it needs no place in the code.
 #ifdef HYBRIDC_COUNTED_KERNELS
 #define HYBRIDC_UNCOUNTED __attribute__((no_sanitize("thread")))
-inline void note_read(const void* address, unsigned bytes) { services->note_access(address, bytes, 0, nullptr); }
-inline void note_write(const void* address, unsigned bytes) { services->note_access(address, bytes, 1, nullptr); }
+inline void note_access(const void* address, unsigned bytes, bool is_write) {
+  const uintptr_t kind = 2 * bytes + is_write;  // in place of a place in the code, which has one kind of access
+  services->note_access(address, bytes, is_write, reinterpret_cast<const void*>(kind));
+}
 #else
 #define HYBRIDC_UNCOUNTED
-inline void note_read(const void*, unsigned) {}
-inline void note_write(const void*, unsigned) {}
+inline void note_access(const void*, unsigned, bool) {}
 #endif
 
 inline void warp_barrier(unsigned site, uint32_t mask = ~0u) { services->warp_exchange(mask, site, 0, 0); }

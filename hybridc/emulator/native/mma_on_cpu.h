@@ -34,7 +34,7 @@ static void load_matrices(unsigned* registers, const void* row) {
   struct Row {
     const uint16_t* at;
   };
-  if (lane() < 8 * Matrices) note_read(row, 16);
+  if (lane() < 8 * Matrices) note_access(row, 16, false);
   const Row own_row{static_cast<const uint16_t*>(row)};
   together(Matrices + 4 * Transposed, own_row, [&](const Row* rows) HYBRIDC_UNCOUNTED {
     const int own = lane(), line = own / 4, pair = own % 4 * 2;
