@@ -168,9 +168,17 @@ def _fastest(
         )
         for b, placed in zip(wanted, plans, strict=True):
             candidate = _Candidate(tiling, context, placed)
-            if b not in best or candidate.rank < best[b].rank:
-                best[b] = candidate
+            best[b] = _better(best[b], candidate) if b in best else candidate
     return {b: _bounded(best[b], b) for b in budgets}
+
+
+def _better(known: _Candidate, found: _Candidate) -> _Candidate:
+    """The better of two, with what either search has proven of the tiling if both are of the same."""
+    taken = found if found.rank < known.rank else known
+    if known.tiling is not found.tiling:
+        return taken
+    bound_us = min(max(known.placed.bound_us, found.placed.bound_us), taken.placed.makespan_us)
+    return replace(taken, placed=replace(taken.placed, bound_us=bound_us))
 
 
 def _bounded(candidate: _Candidate, budget_bytes: int) -> _Candidate:
