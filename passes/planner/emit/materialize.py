@@ -98,7 +98,7 @@ def materialize(
     listed = insert_copies(context.graph, problem, run)
     spans = [(event.start_us, event.end_us) for event in run.events]
     if is_given:
-        spans = shared_timeline(problem, listed, run)
+        listed, spans = _by_start(listed, shared_timeline(problem, listed, run))
     alone_us = step_times_us(context.graph, listed, context.machine)
     step_us = tuple(starmap(_duration_us, zip(spans, alone_us, strict=True)))
     # no packing by times can fit where the live bytes alone do not
@@ -220,6 +220,23 @@ def shared_timeline(problem: Problem, listed: Sequence[Step], run: SimulatedRun)
         free_us[step.lane] = lanes.settle(step.lane, event.index, start_us, us)
         spans.append((start_us, free_us[step.lane]))
     return spans
+
+
+def _by_start(
+    steps: Sequence[Step], spans: Sequence[tuple[float, float]]
+) -> tuple[tuple[Step, ...], list[tuple[float, float]]]:
+    """The steps by their starts, as `Spans` are; sharing delays some behind others that were listed later.
+
+    None starts before what it waits for has ended, nor before the one before it on its lane: both stay
+    before it, also where times are equal.
+    """
+    order = sorted(range(len(steps)), key=lambda position: spans[position][0])
+    number = {position: i for i, position in enumerate(order)}
+    listed = (
+        replace(steps[position], waits=tuple(sorted(number[wait] for wait in steps[position].waits)))
+        for position in order
+    )
+    return tuple(listed), [spans[position] for position in order]
 
 
 def _packed(context: PlanningContext, placed: PlacedPlan, capacity_bytes: int, effort: float) -> PlacedPlan:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.ir.verify import verify
-from hybridc.passes.planner.emit.materialize import materialize, repacked
+from hybridc.passes.planner.emit.insert_copies import insert_copies
+from hybridc.passes.planner.emit.materialize import materialize, repacked, shared_timeline
 from hybridc.passes.planner.make_plans import assemble
+from hybridc.passes.planner.model.contention import Contention
 from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
@@ -63,6 +67,25 @@ def test_outcome_may_be_given() -> None:
     outcome = simulate(problem, decisions)
     draft = materialize(PlanningContext(chain(4), machine()), problem, decisions, run=outcome)
     assert draft == materialize(PlanningContext(chain(4), machine()), problem, decisions)
+
+
+def test_steps_that_sharing_delays_are_listed_by_their_starts() -> None:
+    build = GraphBuilder()
+    results = [build.kernel((build.input(f"x{i}", 4),), {f"y{i}": 4}) for i in range(6)]
+    graph = build.graph(*results)
+    alone = problem_of(graph, machine(), 1 << 20)
+    decisions = with_gpu_kernels(alone, [True] * 6)
+    run = simulate(alone, decisions)
+    # each copy loses half of its speed to those the other way: not what the run was made with
+    shared = replace(alone, contention=Contention(link=0.5))
+    listed = insert_copies(graph, shared, run)
+    starts = [start_us for start_us, _ in shared_timeline(shared, listed, run)]
+    assert starts != sorted(starts)
+    draft = materialize(PlanningContext(graph, machine()), shared, decisions, run=run)
+    assert draft.spans is not None
+    starts = [start_us for start_us, _ in draft.spans]
+    assert starts == sorted(starts)
+    verify(graph, assemble(graph, machine(), 1 << 20, draft.steps, draft.buffers, draft.arenas))
 
 
 def test_decisions_that_do_not_fit_are_refused() -> None:
