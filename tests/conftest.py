@@ -25,19 +25,50 @@ hypothesis.settings.load_profile("seeded")
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+NO_ISA, NO_DRIVER = "this processor lacks", "no NVIDIA driver"
+"""Why a test is skipped that no package would help."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew-golden", action="store_true", help="write the golden files anew")
+    notes = "write the names of the files that skip a test for want of anything but hardware"
+    parser.addoption("--note-skips", type=Path, metavar="FILE", help=notes)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--note-skips")
+    if path is not None and not hasattr(config, "workerinput"):  # a worker's reports come to the controller
+        config.pluginmanager.register(SkipNotes(path))
+
+
+class SkipNotes:
+    """What a run with more packages installed has to run again: `.ci/run` asks for it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files: set[str] = set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        if report.skipped and not any(reason in str(report.longrepr) for reason in (NO_ISA, NO_DRIVER)):
+            self.files.add(report.nodeid.partition("::")[0])
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text("".join(f"{file}\n" for file in sorted(self.files)), encoding="utf-8")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("isa"):
         missing = missing_flags(ISAS[marker.args[0]])
         if missing:
-            pytest.skip(f"this processor lacks {', '.join(missing)}")
+            pytest.skip(f"{NO_ISA} {', '.join(missing)}")
     if item.get_closest_marker("gpu") is not None and not NVIDIA_DRIVER.exists():
-        pytest.skip("no NVIDIA driver")
+        pytest.skip(NO_DRIVER)
 
 
 @pytest.fixture(autouse=True)
