@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -126,12 +127,12 @@ def write_quantized_model(path: Path) -> None:
 
 @pytest.mark.isa("avx2")
 @pytest.mark.usefixtures("own_cache")
-def test_commands_of_the_readme(tmp_path: Path) -> None:
+def test_commands_of_the_readme(tmp_path: Path, command: Callable[[list[str]], str]) -> None:
     write_model(tmp_path / "model.onnx")
     ran = []
     for words in commands(README):
         ran.append(words[1])
-        run(tmp_path, "-m", "hybridc.cli", *small(words))
+        command(small(words))
     assert ran == ["check", "plan", "compile", "run"] and list((tmp_path / "outputs").glob("*.npy"))
     [script] = scripts(README)
     run(tmp_path, "-c", PREPARED + script)
