@@ -36,7 +36,7 @@ def shuffled_gpu() -> Iterator[None]:
 
 def compiled(model: onnx.ModelProto, path: Path, target: str, gpu_memory: str | None) -> None:
     """Compile with as much on the GPU as the budget takes."""
-    hybridc.compile(model, path, target=target, gpu_memory=gpu_memory, machine=EAGER_GPU, plan_seconds=1)
+    hybridc.compile(model, path, target=target, gpu_memory=gpu_memory, machine=EAGER_GPU, plan_seconds=0.05)
 
 
 def assert_agrees_with_onnxruntime(model: onnx.ModelProto, target: str, gpu_memory: str | None) -> None:
