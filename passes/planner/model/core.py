@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from pathlib import Path
@@ -212,7 +213,8 @@ def _data_of(problem: Problem) -> _ProblemData:
 
 def _array(kind: Any, values: Sequence[Any]) -> Any:
     """At least one entry, since ctypes has no pointer to an empty array."""
-    return (kind * max(1, len(values)))(*values)
+    made = array(kind._type_, values) or array(kind._type_, (0,))
+    return (kind * len(made)).from_buffer_copy(made)  # ctypes itself takes its entries one by one
 
 
 def _flags(values: Sequence[bool]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 from hybridc.ir import Device, Graph, Role
@@ -90,22 +90,12 @@ class Problem:
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:
         """Positions of the kernels that read each tensor, or make it again, in order."""
-        found: list[list[int]] = [[] for _ in self.tensor_names]
-        for position, inputs in enumerate(self.inputs):
-            # a repeat is an event of its output, too: the gap before it ends there
-            for tensor in (*inputs, *self.outputs[position]) if position in self.repeats else inputs:
-                found[tensor].append(position)
-        return tuple(tuple(positions) for positions in found)
+        return _uses_of(self.inputs, self.outputs, self.repeats, len(self.tensor_names))
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """All gaps, by tensor and then in order of time."""
-        return tuple(
-            Gap(tensor, start, end)
-            for tensor, uses in enumerate(self.uses)
-            # as many gaps as uses: the first starts where the tensor is made
-            for start, end in zip((self.producer[tensor], *uses), uses, strict=False)
-        )
+        return _gaps_of(self.producer, self.uses)
 
     @cached_property
     def gaps_of(self) -> tuple[range, ...]:
@@ -183,4 +173,32 @@ def problem_of(
         wanted_on_host=tuple(t.name in wanted for t in graph.tensors),
         budget_bytes=budget_bytes,
         contention=contention_of(kernels, machine),
+    )
+
+
+# A search asks about thousands of problems that differ in times and budgets alone: not in what follows.
+
+
+@lru_cache(maxsize=8)
+def _uses_of(
+    inputs: tuple[tuple[int, ...], ...],
+    outputs: tuple[tuple[int, ...], ...],
+    repeats: frozenset[int],
+    tensor_count: int,
+) -> tuple[tuple[int, ...], ...]:
+    found: list[list[int]] = [[] for _ in range(tensor_count)]
+    for position, read in enumerate(inputs):
+        # a repeat is an event of its output, too: the gap before it ends there
+        for tensor in (*read, *outputs[position]) if position in repeats else read:
+            found[tensor].append(position)
+    return tuple(map(tuple, found))
+
+
+@lru_cache(maxsize=8)
+def _gaps_of(producer: tuple[int, ...], uses: tuple[tuple[int, ...], ...]) -> tuple[Gap, ...]:
+    return tuple(
+        Gap(tensor, start, end)
+        for tensor, own in enumerate(uses)
+        # as many gaps as uses: the first starts where the tensor is made
+        for start, end in zip((producer[tensor], *own), own, strict=False)
     )
