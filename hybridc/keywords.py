@@ -49,7 +49,7 @@ class PlanKeywords(TypedDict, total=False):
     plan_timeout: float | None
     """Seconds of the clock after which the best plan so far is taken: it depends on the computer."""
     robust: bool | None
-    """True: take the plan that loses least where the machine is not as its profile says."""
+    """True: take the plan that is fastest on average on machines drawn around the profile."""
     threads: int | None
     """CPU threads of a run."""
     fast_algorithms: bool | None

@@ -363,7 +363,7 @@ class CompileOptions:
     plan_timeout: float | None = None
     """Seconds of the clock after which the best plans so far are taken; None: the effort alone counts."""
     robust: bool = False
-    """Whether plans are chosen for the worst of a few machines around the profile, with a search for each."""
+    """Whether plans are searched for a few machines around the profile, and chosen by their times on many."""
     threads: int | None = None
     """CPU threads that kernels are scheduled for, and that a session then uses unless it is loaded with
     others; None: see `cpu_threads`."""

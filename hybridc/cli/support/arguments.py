@@ -157,7 +157,7 @@ def _add_planning(group: Arguments) -> None:
     add(
         "--robust",
         action="store_true",
-        help="take the plan that loses least where the machine is not as its profile says; planning takes"
+        help="take the plan that is fastest on average on machines drawn around the profile; planning takes"
         " four times as long",
     )
     add(
