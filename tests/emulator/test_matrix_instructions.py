@@ -35,6 +35,7 @@ extern "C" __global__ void loads(unsigned short* matrices, unsigned* out) {
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = registers[i];
 }
 """
+SHORT = {"int8": "s8", "uint8": "u8"}
 Bits = NDArray[np.uint32]
 
 
@@ -99,11 +100,15 @@ def test_tf32_ignores_the_last_bits() -> None:
     np.testing.assert_allclose(found, c + wide[0] @ wide[1], rtol=0, atol=1e-5)
 
 
-def test_integer_products_are_exact() -> None:
+@pytest.mark.parametrize("right", ["int8", "uint8"])
+@pytest.mark.parametrize("left", ["int8", "uint8"])
+def test_integer_products_are_exact(left: str, right: str) -> None:
     rng = np.random.default_rng(7)
-    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((16, 32), (32, 8)))
+    a = rng.integers(0, 256, (16, 32)).astype(np.uint8).view(left)
+    b = rng.integers(0, 256, (32, 8)).astype(np.uint8).view(right)
     c = rng.integers(-1000, 1000, (16, 8)).astype(np.int32)
-    found = product("mma_m16n8k32_s8", a, b, c)
+    c[0], c[1] = np.iinfo(np.int32).max, np.iinfo(np.int32).min  # some of these sums wrap around
+    found = product(f"mma_m16n8k32_{SHORT[left]}_{SHORT[right]}", a, b, c)
     np.testing.assert_array_equal(found, c + a.astype(np.int32) @ b.astype(np.int32))
 
 
@@ -140,8 +145,9 @@ def _synchronized() -> int:
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_86", "sm_90"])
 def test_nvidias_compiler_takes_the_same_functions(architecture: str) -> None:
     names = [("mma_m16n8k8_f16", "float"), ("mma_m16n8k16_f16", "float")]
+    names += [(f"mma_m16n8k32_{a}_{b}", "int") for a in SHORT.values() for b in SHORT.values()]
     if architecture != "sm_75":
-        names += [("mma_m16n8k16_bf16", "float"), ("mma_m16n8k8_tf32", "float"), ("mma_m16n8k32_s8", "int")]
+        names += [("mma_m16n8k16_bf16", "float"), ("mma_m16n8k8_tf32", "float")]
     for name, kind in names:
         text = PRODUCT.replace("INSTRUCTION", name).replace("TYPE", kind)
         compile_cubin(text.replace("A_REGISTERS", "4").replace("B_REGISTERS", "2"), architecture)

@@ -88,11 +88,31 @@ HYBRIDC_DEVICE void mma_m16n8k8_tf32(float* c, const unsigned* a, const unsigned
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-
-HYBRIDC_DEVICE void mma_m16n8k32_s8(int* c, const unsigned* a, const unsigned* b) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-               "{%8, %9}, {%0, %1, %2, %3};"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 #endif
+
+// Integers: sums that leave 32 bits wrap around. Turing has the instruction of half the rows and half the depth only;
+// the fragments are those of four such instructions.
+#if __CUDA_ARCH__ >= 800
+#define HYBRIDC_INTEGERS(left, right)                                                                            \
+  HYBRIDC_DEVICE void mma_m16n8k32_##left##_##right(int* c, const unsigned* a, const unsigned* b) {              \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." #left "." #right ".s32 {%0, %1, %2, %3}, "             \
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                 \
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                            \
+  }
+#else
+#define HYBRIDC_INTEGERS(left, right)                                                                            \
+  HYBRIDC_DEVICE void mma_m8n8k16_##left##_##right(int* c, unsigned a, unsigned b) {                             \
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32." #left "." #right ".s32 {%0, %1}, {%2}, {%3}, {%0, %1};" \
+                 : "+r"(c[0]), "+r"(c[1]) : "r"(a), "r"(b));                                                     \
+  }                                                                                                              \
+  HYBRIDC_DEVICE void mma_m16n8k32_##left##_##right(int* c, const unsigned* a, const unsigned* b) {              \
+    _Pragma("unroll") for (int part = 0; part < 4; ++part)                                                        \
+      mma_m8n8k16_##left##_##right(c + part % 2 * 2, a[part], b[part / 2]);                                      \
+  }
+#endif
+HYBRIDC_INTEGERS(s8, s8)
+HYBRIDC_INTEGERS(s8, u8)
+HYBRIDC_INTEGERS(u8, s8)
+HYBRIDC_INTEGERS(u8, u8)
+#undef HYBRIDC_INTEGERS

@@ -73,12 +73,23 @@ struct SignedBytes {
   static constexpr int count = 4;
   static int at(unsigned bits, int e) { return static_cast<int8_t>(bits >> 8 * e); }
 };
+struct UnsignedBytes {
+  using Sum = int;
+  static constexpr int count = 4;
+  static int at(unsigned bits, int e) { return static_cast<uint8_t>(bits >> 8 * e); }
+};
+
+static inline float added(float sum, float product) { return sum + product; }
+// Wraps around, as the instruction does without `.satfinite`.
+static inline int added(int sum, int product) {
+  return static_cast<int>(static_cast<unsigned>(sum) + static_cast<unsigned>(product));
+}
 
 // Sums in the order of k. Hardware adds a few products at a time and cuts off bits, which differs in the last
 // bits of a sum.
-template <int Depth, class Numbers>
-static void multiply_add(unsigned site, typename Numbers::Sum* c, const unsigned* a, const unsigned* b) {
-  constexpr int parts = Depth / (4 * Numbers::count);  // registers of b; a has as many for its lower rows
+template <int Depth, class Left, class Right>
+static void multiply_add(unsigned site, typename Left::Sum* c, const unsigned* a, const unsigned* b) {
+  constexpr int parts = Depth / (4 * Left::count);  // registers of b; a has as many for its lower rows
   struct Operands {
     unsigned a[2 * parts], b[parts];
   } own;
@@ -88,10 +99,10 @@ static void multiply_add(unsigned site, typename Numbers::Sum* c, const unsigned
     const int row = lane() / 4, column = lane() % 4 * 2;
     for (int part = 0; part < parts; ++part)
       for (int k = 0; k < 4; ++k)
-        for (int e = 0; e < Numbers::count; ++e)
+        for (int e = 0; e < Left::count; ++e)
           for (int i = 0; i < 4; ++i)
-            c[i] += Numbers::at(all[row * 4 + k].a[2 * part + i / 2], e) *
-                    Numbers::at(all[(column + i % 2) * 4 + k].b[part], e);
+            c[i] = added(c[i], Left::at(all[row * 4 + k].a[2 * part + i / 2], e) *
+                                   Right::at(all[(column + i % 2) * 4 + k].b[part], e));
   });
 }
 
@@ -114,13 +125,16 @@ HYBRIDC_LOAD(ldmatrix_x2_trans, 2, true)
 HYBRIDC_LOAD(ldmatrix_x4_trans, 4, true)
 #undef HYBRIDC_LOAD
 
-#define HYBRIDC_MMA(name, site, depth, numbers)                                                              \
-  static inline void name(cuda_on_cpu::numbers::Sum* c, const unsigned* a, const unsigned* b) {              \
-    cuda_on_cpu::multiply_add<depth, cuda_on_cpu::numbers>(site, c, a, b);                                    \
+#define HYBRIDC_MMA(name, site, depth, left, right)                                                       \
+  static inline void name(cuda_on_cpu::left::Sum* c, const unsigned* a, const unsigned* b) {              \
+    cuda_on_cpu::multiply_add<depth, cuda_on_cpu::left, cuda_on_cpu::right>(site, c, a, b);               \
   }
-HYBRIDC_MMA(mma_m16n8k8_f16, 16, 8, HalfPair)
-HYBRIDC_MMA(mma_m16n8k16_f16, 17, 16, HalfPair)
-HYBRIDC_MMA(mma_m16n8k16_bf16, 18, 16, BfloatPair)
-HYBRIDC_MMA(mma_m16n8k8_tf32, 19, 8, Tf32)
-HYBRIDC_MMA(mma_m16n8k32_s8, 20, 32, SignedBytes)
+HYBRIDC_MMA(mma_m16n8k8_f16, 16, 8, HalfPair, HalfPair)
+HYBRIDC_MMA(mma_m16n8k16_f16, 17, 16, HalfPair, HalfPair)
+HYBRIDC_MMA(mma_m16n8k16_bf16, 18, 16, BfloatPair, BfloatPair)
+HYBRIDC_MMA(mma_m16n8k8_tf32, 19, 8, Tf32, Tf32)
+HYBRIDC_MMA(mma_m16n8k32_s8_s8, 20, 32, SignedBytes, SignedBytes)
+HYBRIDC_MMA(mma_m16n8k32_s8_u8, 21, 32, SignedBytes, UnsignedBytes)
+HYBRIDC_MMA(mma_m16n8k32_u8_s8, 22, 32, UnsignedBytes, SignedBytes)
+HYBRIDC_MMA(mma_m16n8k32_u8_u8, 23, 32, UnsignedBytes, UnsignedBytes)
 #undef HYBRIDC_MMA
