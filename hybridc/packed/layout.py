@@ -6,15 +6,19 @@ Codes are bytes `[panels, bytes of a column, width]`: the columns of a panel lie
 vector of codes belongs to one vector of columns. Of 4 bits two codes share a byte: those of k and of half a
 span further. Scales, and zeros where they differ, are `[panels, blocks, width]`. Columns that there are not
 have scale 0.
+
+Codes are integers, or floating-point numbers: those are float16 with fewer bits of exponent and mantissa, so
+that moving their bits makes float16 of them, but for a power of two that their scales hold. (A float16 keeps
+its value on processors that take subnormal float32 for zero.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tvm import te
+from tvm import ir, te, tirx
 
 OPERATOR = "packed_weight"
 """What the block that dequantizes is annotated with."""
@@ -25,11 +29,13 @@ class PackedLayout:
     """Of the codes of a matrix."""
 
     bits: int
-    """4, unsigned, or 8, signed."""
+    """4, or 8. Integers of 4 bits are unsigned, of 8 bits signed."""
     span: int
     """Consecutive k whose codes of 4 bits lie in `span / 2` bytes. It divides the block; even for 4 bits."""
     zero: int
     """The code that stands for 0, where it is one for all and no operand."""
+    exponent: int = 0
+    """Bits of the exponent of floating-point codes, behind one bit of sign; 0: codes are integers."""
 
     def attributes(self) -> dict[str, object]:
         """The `attrs` of `te.compute`, which become annotations of the block."""
@@ -44,7 +50,7 @@ def read_layout(annotations: Mapping[str, Any]) -> PackedLayout | None:
     """What a block is annotated with; None if it does not dequantize a packed matrix."""
     if str(annotations.get("operator", "")) != OPERATOR:
         return None
-    return PackedLayout(*(int(annotations[name]) for name in ("bits", "span", "zero")))
+    return PackedLayout(**{field.name: int(annotations[field.name]) for field in fields(PackedLayout)})
 
 
 def dequantized(
@@ -77,14 +83,24 @@ def dequantized_rows(
 
 def _code(layout: PackedLayout, k: te.Expr, byte_at: Callable[[te.Expr], te.Expr]) -> te.Expr:
     if layout.bits == 8:
-        return byte_at(k)
+        return number_of_code(layout, byte_at(k))
     half, inner = layout.span // 2, k % layout.span
     pair = byte_at(k // layout.span * half + inner % half).astype("int32")
-    return (pair >> (inner // half * 4).astype("int32")) & 15
+    return number_of_code(layout, (pair >> (inner // half * 4).astype("int32")) & 15)
 
 
-def _number(layout: PackedLayout, code: te.Expr, scale: te.Expr, *zero: te.Expr) -> te.Expr:
-    value = code.astype("float32")
+def number_of_code(layout: PackedLayout, code: ir.Expr) -> ir.Expr:
+    """In float32. Floating-point codes are unsigned integers here, with nothing above their bits."""
+    if not layout.exponent:
+        return code.astype("float32")
+    sign, mantissa = 1 << (layout.bits - 1), layout.bits - 1 - layout.exponent
+    wide = code.astype("uint16")
+    magnitude = (wide & tirx.const(sign - 1, "uint16")) << tirx.const(10 - mantissa, "uint16")
+    moved = magnitude | (wide & tirx.const(sign, "uint16")) << tirx.const(16 - layout.bits, "uint16")
+    return tirx.reinterpret("float16", moved).astype("float32")
+
+
+def _number(layout: PackedLayout, value: te.Expr, scale: te.Expr, *zero: te.Expr) -> te.Expr:
     if zero:
         value = value - zero[0].astype("float32")
     elif layout.zero:

@@ -127,6 +127,8 @@ BEFORE_A_PRODUCT = {
         ("columns", "int8", 40),
         ("all", "uint8", 2),
         ("rows of a Gemm", "int4", 11),
+        ("columns", "float8_e4m3fn", 3),
+        ("rows of a Gemm", "float8_e5m2", 30),
     ],
 )
 def test_a_dequantized_constant_stays_packed(form: str, kind: str, rows: int, tmp_path: Path) -> None:
@@ -140,13 +142,13 @@ def test_a_dequantized_constant_stays_packed(form: str, kind: str, rows: int, tm
         "all": (),
     }.get(form, (columns,))
     dtype = getattr(ml_dtypes, kind, None) or np.dtype(kind)
-    low, high = (int(limit) for limit in (ml_dtypes.iinfo(kind).min, ml_dtypes.iinfo(kind).max))
+    is_float = kind.startswith("float")
+    info = np.iinfo(np.int8) if is_float else ml_dtypes.iinfo(kind)
+    low, high = int(info.min), int(info.max)
     weights = {
         "w": random.integers(low, high + 1, shape).astype(dtype),
         "s": np.asarray(random.uniform(0.01, 0.02, scales), "f4"),
-        "z": np.asarray(random.integers(low // 2, high // 2 + 1, scales)).astype(
-            getattr(ml_dtypes, kind, kind)
-        ),
+        "z": np.asarray(random.integers(low // 2, high // 2 + 1, scales) * (not is_float)).astype(dtype),
         "c": random.standard_normal(columns).astype("f4"),
     }
     weights = weights if "Gemm" in form else {name: w for name, w in weights.items() if name != "c"}

@@ -19,6 +19,7 @@ from hybridc.frontend.expand.builder import (
     shape_of,
 )
 from hybridc.frontend.expand.quantized import block_quantized
+from hybridc.frontend.expand.quantized.packed_weights import is_left_packed, is_read
 from hybridc.frontend.values import NARROW_TYPES, constant_array
 
 _IMPORTED = (ir.DataType.INT8, ir.DataType.UINT8)
@@ -49,6 +50,8 @@ def _quantize_linear(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None
 
 def _dequantize_linear(node: ir.Node, build: Builder) -> Sequence[ir.Value | None] | None:
     """`scale * (x - zero)` of what a run computes, and of floating point numbers of at most 8 bits."""
+    if is_left_packed(node, build) or not is_read(node):
+        return None
     x, scale, zero = operand(node, 0), operand(node, 1), given(node, 2)
     dtype, is_known = dtype_of(x), constant_array(x) is not None
     if dtype.is_integer() and (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.packed.layout import PackedLayout, read_layout
+from hybridc.packed.layout import PackedLayout, number_of_code, read_layout
 from hybridc.schedules.cpu.core.micro_kernel import integer, when
 from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction, substitute
 
@@ -68,10 +68,11 @@ class Packed:
     def codes_at(self, panel: ir.Expr, row: ir.Expr, column: ir.Expr) -> list[ir.Expr]:
         """The codes in one byte, in float32: those of k and, of 4 bits, of half a span further."""
         code = tirx.BufferLoad(self.codes, [panel, row, column])
-        if self.layout.bits == 8:
-            return [code.astype("float32")]
-        pair = code.astype("int32")
-        return [(pair & 15).astype("float32"), (pair >> 4).astype("float32")]
+        codes = [code]
+        if self.layout.bits == 4:
+            pair = code.astype("int32")
+            codes = [pair & 15, pair >> 4]
+        return [number_of_code(self.layout, each) for each in codes]
 
     def scale_at(self, panel: ir.Expr, block: ir.Expr, column: ir.Expr) -> ir.Expr:
         return tirx.BufferLoad(self.scales, [panel, block, column]).astype("float32")

@@ -11,7 +11,7 @@ from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 from tests.schedules.cuda.harness import Case, case, check
-from tests.schedules.cuda.test_packed import product
+from tests.schedules.cuda.test_packed import LAYOUTS, product
 
 Array = np.ndarray
 
@@ -53,7 +53,7 @@ def test_results() -> None:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_packed_products(bits: int, rows: int) -> None:
     generator, depth, columns, width = np.random.default_rng(bits + rows), 256, 192, 64
-    function = product((rows,), columns, bits)
+    function = product((rows,), columns, LAYOUTS["uint4" if bits == 4 else "int8"])
     a = generator.standard_normal((rows, depth)).astype("float32")
     if bits == 4:
         codes = generator.integers(0, 256, (columns // width, depth // 2, width), np.uint8)
@@ -72,6 +72,6 @@ def test_packed_products(bits: int, rows: int) -> None:
 
 
 def test_columns_that_are_no_vectors_are_left_to_others() -> None:
-    request = Request(product((1,), 70, 4), frozenset({1, 2}), parse_target("cuda:sm_80+avx2"))
+    request = Request(product((1,), 70, LAYOUTS["uint4"]), frozenset({1, 2}), parse_target("cuda:sm_80+avx2"))
     found = schedule(request, Device.GPU)
     assert found is not None and found.rule == "packed_gemv"

@@ -24,7 +24,6 @@ from hybridc.frontend.expand.builder import (
 )
 from hybridc.frontend.expand.quantized.packed_matrix import Codes, packed_panels, packed_rows
 from hybridc.frontend.expand.quantized.packed_product import has_rows, packed_gather, packed_product
-from hybridc.frontend.expand.quantized.packed_weights import is_left_packed, is_read
 from hybridc.frontend.expand.quantized.quantization import NARROW, dequantized
 from hybridc.frontend.values import SUPPORTED_TYPES, constant_array
 
@@ -46,8 +45,6 @@ _NF4 = np.array(
 
 def _dequantize_linear(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     """What the importer does not have: blocks of constants, and integers that it cannot hold or scale."""
-    if is_left_packed(node, build) or not is_read(node):
-        return None
     values, scale, zero = operand(node, 0), operand(node, 1), given(node, 2)
     block = node.attributes.get_int("block_size", 0)
     dtype = dtype_of(values)

@@ -14,6 +14,17 @@ _WIDTHS = (64, 32, 16)
 """Columns of a panel: of bytes a cache line if there are many columns, at least a vector of float32."""
 _MOST_PADDING = 1 / 8
 _SPAN = 32
+_FLOATS = {
+    "float8_e4m3fn": (4, 2.0**8),
+    "float8_e4m3fnuz": (4, 2.0**7),
+    "float8_e5m2": (5, 1.0),
+    "float8_e5m2fnuz": (5, 2.0**-1),
+    "float4_e2m1fn": (2, 2.0**14),
+}
+"""Bits of the exponent, and what makes the number of a float16 with the same exponent and mantissa, since
+that adds 15 to exponents: 2 to the power of 15 less what the type adds.
+"""
+_LARGEST_HALF = 65504
 _MOST_OF_DENSE = 1 / 2
 """Of the bytes of the matrix in float32: what saves less stays float32."""
 
@@ -23,7 +34,7 @@ class Codes:
     """Constants of a matrix `scale * (code - zero)`, `[N, K]`; its rows have a scale for each block."""
 
     codes: np.ndarray
-    """`[N, K]`: integers of 4 bits, or of 8."""
+    """`[N, K]`: integers of 4 bits, or of 8, or such floating-point numbers."""
     scales: np.ndarray
     """`[N, blocks]`."""
     zeros: np.ndarray | None
@@ -64,11 +75,15 @@ def packed_rows(given: Codes) -> PackedMatrix | None:
     if given.bits not in (4, 8) or not given.codes.size or (given.bits == 4 and whole % 2):
         return None
     spread = np.arange(depth // whole) * whole // given.block
-    codes, zeros = _around_zero(given)
+    exponent, factor = _FLOATS.get(given.codes.dtype.name, (0, 1.0))
+    if exponent and not _are_halves(given, exponent, factor):
+        return None
+    codes, zeros = (_bits(given), np.zeros(())) if exponent else _around_zero(given)
     is_one = (zeros == zeros.flat[0]).all() and float(zeros.flat[0]).is_integer()
-    layout = PackedLayout(given.bits, math.gcd(whole, _SPAN), int(zeros.flat[0]) if is_one else 0)
+    layout = PackedLayout(given.bits, math.gcd(whole, _SPAN), int(zeros.flat[0]) if is_one else 0, exponent)
     # in float16 as they are
-    scales = given.scales if given.scales.dtype == np.float16 else given.scales.astype(np.float32)
+    has_room = given.scales.dtype == np.float16 and np.abs(given.scales).max() * factor <= _LARGEST_HALF
+    scales = (given.scales * np.float32(factor)).astype(np.float16 if has_room else np.float32)
     parameters = [each.take(spread, 1) for each in ([scales] if is_one else [scales, zeros])]
     rows = codes if given.bits == 8 else _pairs(codes, layout.span)
     return _if_small(PackedMatrix(layout, len(codes), (rows, *parameters)), given)
@@ -89,6 +104,26 @@ def _around_zero(given: Codes) -> tuple[np.ndarray, np.ndarray]:
     if np.issubdtype(zeros.dtype, np.floating):
         return codes, zeros.astype(np.float32) + np.float32(shift)
     return codes, (zeros.astype(np.int16) + shift).astype(kept)
+
+
+def _bits(given: Codes) -> np.ndarray:
+    """Those of floating-point codes, in the lower bits of bytes."""
+    return given.codes.view(np.uint8) & np.uint8((1 << given.bits) - 1)
+
+
+def _are_halves(given: Codes, exponent: int, factor: float) -> bool:
+    """Whether all codes are numbers that float16 has, but for a factor.
+
+    A type may give bits of its own to what is not a number.
+    """
+    every = np.arange(1 << given.bits, dtype=np.uint8)
+    numbers = every.view(given.codes.dtype).astype(np.float32)
+    sign = 1 << (given.bits - 1)
+    magnitude = (every & (sign - 1)).astype(np.uint16) << (11 - given.bits + exponent)
+    halves = magnitude | (every & sign).astype(np.uint16) << (16 - given.bits)
+    with np.errstate(invalid="ignore"):  # what is not a number is equal to none
+        are_same = halves.view(np.float16).astype(np.float32) * np.float32(factor) == numbers
+    return bool(are_same[_bits(given)].all())
 
 
 def _pairs(codes: np.ndarray, span: int) -> np.ndarray:

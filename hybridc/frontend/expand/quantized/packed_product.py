@@ -9,6 +9,7 @@ time into a buffer that stays in cache.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, fields
 
 import onnx_ir as ir
 from onnx import NodeProto
@@ -42,8 +43,7 @@ def packed_gather(indices: ir.Value, table: PackedMatrix, dtype: ir.DataType, bu
 def _emitted(
     op_type: str, first: ir.Value, matrix: PackedMatrix, shape: tuple[int, ...], build: Builder
 ) -> ir.Value:
-    layout = matrix.layout
-    attributes = {"bits": layout.bits, "span": layout.span, "zero": layout.zero, "columns": matrix.columns}
+    attributes = {**asdict(matrix.layout), "columns": matrix.columns}
     constants = (build.constant(each) for each in matrix.operands)
     return typed(build.op(op_type, first, *constants, **attributes), ir.DataType.FLOAT, shape)
 
@@ -88,4 +88,4 @@ def import_packed_gather(importer: ONNXGraphImporter, proto: NodeProto, node: ir
 
 
 def _layout(node: ir.Node) -> PackedLayout:
-    return PackedLayout(*(node.attributes[name].as_int() for name in ("bits", "span", "zero")))
+    return PackedLayout(**{each.name: node.attributes[each.name].as_int() for each in fields(PackedLayout)})

@@ -21,6 +21,11 @@ _BITS = {
     ir.DataType.UINT4: 4,
     ir.DataType.INT8: 8,
     ir.DataType.UINT8: 8,
+    ir.DataType.FLOAT8E4M3FN: 8,
+    ir.DataType.FLOAT8E4M3FNUZ: 8,
+    ir.DataType.FLOAT8E5M2: 8,
+    ir.DataType.FLOAT8E5M2FNUZ: 8,
+    ir.DataType.FLOAT4E2M1: 4,
 }
 _LEFT = "hybridc.left_packed"
 """Key of the metadata of a DequantizeLinear that was left alone once."""
@@ -80,7 +85,7 @@ def _gather(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
 def _product(a: ir.Value, b: ir.Value, is_transposed: bool, alpha: float, build: Builder) -> ir.Value | None:
     codes = _codes(b, 1 if is_transposed else 0, build)
     # products of integers are for kernels in integers
-    if codes is None or (codes.bits == 8 and _is_dequantized(a)):
+    if codes is None or (codes.codes.dtype in (np.int8, np.uint8) and _is_dequantized(a)):
         return None
     packed = packed_panels(codes)
     if packed is None or not has_rows(a):
@@ -113,6 +118,8 @@ def _codes(value: ir.Value, depth_axis: int, build: Builder) -> Codes | None:
         return None
     if zeros is None and given(producer, 2) is not None:
         return None
+    if not dtype_of(operand(producer, 0)).is_integer():
+        zeros = None  # theirs is 0
     return _along(producer, Codes(codes, scales, zeros, bits, 0), depth_axis)
 
 
