@@ -11,8 +11,8 @@ from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cpu.core.sharing import task_slots
 from hybridc.targets import Isa
 
-_SPARE_REGISTERS = 3
-"""For a scalar and what LLVM needs beside sums and one vector of the input for each column."""
+_SPARE_REGISTERS = {16: 2, 32: 3}
+"""For a scalar and what LLVM needs beside sums and one vector of the input for each column, by registers."""
 _BLOCK_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 _TILE_COST = 24.0
 """What a tile takes beside its multiply-adds and stores, in vector multiply-adds."""
@@ -131,16 +131,17 @@ def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
     for tile in sorted(_tiles(conv, isa, threads), key=lambda tile: tile.waste)[:_MOST_TILES]:
         for tiles, parts in itertools.product(_BLOCK_TILES, {1, 2, 4, tile.row_blocks}):
             plan = replace(tile, tiles=tiles, parts=parts)
-            # the other half of the second-level cache is for weights, outputs and what is prefetched
-            fits = plan.copy_bytes <= isa.l2_bytes // 2 or tiles == 1
+            # what is left of the second-level cache is for weights, outputs, prefetches and another thread
+            fits = plan.copy_bytes <= isa.l2_bytes // 4 or tiles == 1
             if tile.row_blocks % parts == 0 and fits and tiles <= plan.all_tiles:
                 yield plan
 
 
 def _tiles(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
     """Sums and one vector of the input for each column fit into registers."""
+    registers = isa.vector_registers - _SPARE_REGISTERS[isa.vector_registers]
     for rows in range(1, min(conv.group_outputs, 16) + 1):
         whole = conv.groups == 1 or conv.group_outputs % rows == 0
         for vectors in range(1, 17):
-            if whole and rows * vectors + vectors + _SPARE_REGISTERS <= isa.vector_registers:
+            if whole and rows * vectors + vectors <= registers:
                 yield Conv1dPlan(conv, isa, threads, rows, vectors, 1, 1)

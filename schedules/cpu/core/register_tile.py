@@ -130,7 +130,11 @@ def reduction(
     step: Callable[[Point], tirx.Stmt],
     streams: Sequence[Stream] = (),
 ) -> tirx.Stmt:
-    """Loops over `extents`, the innermost ones unrolled while the body stays small, around `step(k)`."""
+    """Loops over `extents`, the innermost ones unrolled while the body stays small, around `step(k)`.
+
+    Where the outermost loop turns more often than there are prefetches for it, a loop around it has them: to
+    find a line's address takes some ten instructions.
+    """
     budget = max(UNROLLED_MULTIPLY_ADDS // tile.multiply_adds, 1)
     steps: list[int] = []
     for extent in reversed(extents):
@@ -139,6 +143,10 @@ def reduction(
         steps.insert(0, unrolled_steps)
         budget = budget // unrolled_steps if unrolled_steps == extent else 1
     trips = [extent // unrolled_steps for extent, unrolled_steps in zip(extents, steps, strict=True)]
+
+    first = [s for s in streams if s.axis == 0 and -(-s.count // trips[0]) <= PREFETCHES_AT_ONCE]
+    others = [s for s in streams if s not in first]
+    batches = _batches(trips[0], sum(s.count for s in first))
 
     def nest(point: Point, k: Point) -> tirx.Stmt:
         axis = len(k)
@@ -149,9 +157,23 @@ def reduction(
             inner = unrolled(
                 steps[axis], lambda i: nest((*point, outer), (*k, outer * integer(steps[axis]) + i))
             )
-            ahead = [p for s in streams if s.axis <= axis for p in s.at(axis, trips, (*point, outer))]
+            ahead = [p for s in others if s.axis <= axis for p in s.at(axis, trips, (*point, outer))]
             return sequence([*ahead, inner])
 
-        return loop(trips[axis], body)
+        if axis > 0:
+            return loop(trips[axis], body)
+        turns = trips[0] // batches
+
+        def batch(number: ir.Expr) -> tirx.Stmt:
+            ahead = [p for s in first for p in s.at(0, [batches], [number])]
+            return sequence([*ahead, loop(turns, lambda i: body(number * integer(turns) + i))])
+
+        return loop(batches, batch)
 
     return nest((), ())
+
+
+def _batches(trips: int, count: int) -> int:
+    """A divisor of the trips of a loop, by which `count` prefetches are few at once."""
+    least = max(-(-count // PREFETCHES_AT_ONCE), 1)
+    return min((n for n in range(1, trips + 1) if trips % n == 0 and n >= least), default=trips)

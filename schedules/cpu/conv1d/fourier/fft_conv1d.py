@@ -120,8 +120,11 @@ class FftPlan:
         # 8 bytes a complex point: a quarter of the second level is for weights and signals
         if self.channels * n * 8 * self.cut.lanes > self.isa.l2_bytes * 3 // 4:
             point += SPILLED_POINT_COST
-        # a complex multiply-add is four real ones, at f and at N - f
-        products = 8 * self.frequencies * self.row_blocks * self.rows * self.inputs
+        # a complex multiply-add is four real ones, at f and at N - f; four inputs and two weights of each row
+        # are loaded for it, and a load is half as dear
+        products = (
+            (8 * self.rows + (4 + 2 * self.rows) / 2) * self.frequencies * self.row_blocks * self.inputs
+        )
         task = products + n * point * (self.inputs + self.outputs)
         weights = 0.0 if self.constant else spectra_cost(self.conv, self.transform, self.cut.lanes)
         memory = BYTE_COST * 4 * self.conv.batches * self.cut.outputs * (self.inputs + self.outputs)
