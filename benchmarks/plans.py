@@ -1,15 +1,17 @@
 """Predicted plans of the suite: gap to the proven bound, and speed-up over other ways to place a network.
 
-    python benchmarks/plans.py [--machine laptop-4gb] [--models resnet50,bert] [--seconds 60] [--whole]
-                               [--merge]
+    python benchmarks/plans.py [--machine laptop-4gb] [--models resnet50,bert] [--shares 50,25] [--seconds 60]
+                               [--bound-seconds 60] [--whole] [--peaks] [--merge]
 
 For each model and share of what it needs entirely on the GPU: our plan's predicted time, the bound that no
 plan of the same kernels in the same order is faster than, and the same simulator's time for a split in two
 (as llama.cpp's `-ngl`), for offloading everything with prefetch (as vDNN), and for the CPU alone. Nothing is
-run; times are those of the machine profile. With `--whole` no kernel is cut up, whatever the budget: what is
-left is the planner alone, on the graph that its rivals get. With `--merge` rows that are there already for
-other models, machines and the other kind of graph stay, so that models can be taken one after the other.
-Exits with 1 if one of the three is faster than our plan.
+run; times are those that `hybridc plan` predicts: of the GPU's kernels by the model of GPU times, of the
+CPU's by what their families reach, with what lanes lose to each other. With `--peaks` every kernel reaches
+the data sheet's peaks and nothing is shared, for comparison. With `--whole` no kernel is cut up, whatever the
+budget: what is left is the planner alone, on the graph that its rivals get. Written after each model; with
+`--merge` the rows that are there for other models, shares, machines, times and the other kind of graph stay,
+so that a record can be made in parts. Exits with 1 if one of the three is faster than our plan.
 
     python benchmarks/plans.py --drawn 2 --seed 1,2 [--seconds 10] [--later 60] [--later-draws 1]
                                [--bound-seconds 60] [--moves] [--merge]
@@ -25,12 +27,14 @@ seeds stay. Exits with 1 if a wanted figure is missed.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 import sys
 import time
 import warnings
 from collections import defaultdict
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -41,11 +45,13 @@ from drawn_plans.judge import Judgement, cpu_seconds, is_as_wanted, judge, summa
 from drawn_plans.points import NETWORKS, drawn_shares
 
 from hybridc import models
+from hybridc.compile_cache import compile_cache
 from hybridc.ir import Device, Graph, Plan
-from hybridc.machine import Machine, load_machine
+from hybridc.ir.graph import FAMILIES
+from hybridc.machine import FULL_EFFICIENCY, Machine, Processor, load_machine
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.import_model import import_model
-from hybridc.passes.phases import PlannedNetwork, TiledNetwork
+from hybridc.passes.phases import TiledNetwork
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans
@@ -54,7 +60,6 @@ from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.order import best_order
 from hybridc.passes.planner.model.problem import problem_of
 from hybridc.passes.planner.model.structure import smallest_working_set_bytes
-from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.search.policies import BASELINES
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.progress import NullProgress
@@ -64,6 +69,9 @@ SUITE: dict[str, dict[str, Any]] = {**CPU_SUITE, "resnet152": {"batch": 4}}
 BOUND_SECONDS = 60.0
 """Effort to tighten the bound of a plan, as `hybridc plan --bound-seconds 60` does."""
 SHARES = (0.75, 0.5, 0.25, 0.1)
+NOT_SHARED_GB_S = 1e6
+"""What a memory reaches for several at once where that is not to matter."""
+Row = dict[str, Any]
 
 
 def main() -> int:
@@ -74,42 +82,44 @@ def main() -> int:
     parser.add_argument("--machine", default="laptop-4gb")
     parser.add_argument("--models", default="", help="comma-separated; default: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="of search, on the nominal machine")
+    parser.add_argument("--shares", default="", help="in percent, comma-separated; default: 75,50,25,10")
     parser.add_argument("--whole", action="store_true", help="cut no kernel up")
+    parser.add_argument("--peaks", action="store_true", help="kernels reach peaks, and nothing is shared")
     parser.add_argument("--merge", action="store_true", help="keep the rows of others in the result")
     parser.add_argument("--drawn", type=int, metavar="COUNT", help="draw so many shares for each network")
     parser.add_argument("--seed", default="1", help="of the shares that are drawn; several: comma-separated")
     parser.add_argument(
-        "--bound-seconds", type=float, default=0.0, help="to tighten the bounds of drawn plans"
+        "--bound-seconds",
+        type=float,
+        help=f"to tighten the bounds of plans; default: {BOUND_SECONDS:g}, of drawn ones 0",
     )
     parser.add_argument("--later", type=float, help="plan drawn budgets with so many seconds, too")
     parser.add_argument("--later-draws", type=int, help="of each network and seed; default: all")
     parser.add_argument("--moves", action="store_true", help="look for moves that better drawn plans")
     arguments = parser.parse_args()
     machine = load_machine(arguments.machine)
+    if arguments.peaks:
+        machine = at_peaks(machine)
     if arguments.drawn is not None:
         return plan_drawn(arguments, machine)
     names = arguments.models.split(",") if arguments.models else list(SUITE)
-    others = rows_of_others(machine.name, arguments.whole, names) if arguments.merge else []
-    rows: list[dict[str, Any]] = []
+    shares = [float(share) / 100 for share in arguments.shares.split(",")] if arguments.shares else SHARES
+    bound_seconds = BOUND_SECONDS if arguments.bound_seconds is None else arguments.bound_seconds
+    kept = recorded_rows() if arguments.merge else []
+    rows: list[Row] = []
     for name in names:
         model = models.build(name, **SUITE[name])
-        uncut = planned(model, machine, None, 1.0)
-        whole = uncut.whole.graph
-        for share in SHARES:
+        network = tilings_of(model, machine, None if arguments.whole else max(shares), arguments.seconds)
+        for share in shares:
             start, cpu_start = time.perf_counter(), cpu_seconds()
-            if arguments.whole:
-                timed = uncut.machine
-                tiling, plan = planned_whole(whole, timed, share, arguments.seconds)
-            else:
-                done = planned(model, machine, share, arguments.seconds)
-                timed, tiling, plan = done.machine, done.chosen[0], done.plans[0]
+            tiling, plan = planned_share(network, share, arguments.seconds)
             seconds, cpu_planned = time.perf_counter() - start, cpu_seconds() - cpu_start
-            rows.append({"model": name, "whole": arguments.whole, "seconds": seconds})
-            rows[-1]["cpu_seconds"] = cpu_planned
-            rows[-1] |= row(tiling, plan, whole, timed, share)
+            rows.append({"model": name, "whole": arguments.whole, "date": datetime.date.today().isoformat()})
+            rows[-1] |= {"effort": arguments.seconds, "seconds": seconds, "cpu_seconds": cpu_planned}
+            rows[-1] |= row(tiling, plan, network.whole.graph, network.machine, share, bound_seconds)
             print(text(rows[-1]), flush=True)
-        path = write_result("plans", others + rows)
-    print("\n".join(summarise([r for r in others if is_alike(r, machine.name, arguments.whole)] + rows)))
+        path = write_result("plans", with_new_rows(kept, rows))
+    print("\n".join(summarise(rows)))
     print("written to", path)
     return 0 if all(r["time_us"] <= r["best_baseline_us"] * (1 + 1e-9) for r in rows) else 1
 
@@ -134,7 +144,7 @@ def plan_drawn(arguments: argparse.Namespace, machine: Machine) -> int:
                 tiled[name].all_gpu_peak_bytes,
                 shares[name, seed][draw],
                 arguments.seconds,
-                arguments.bound_seconds,
+                arguments.bound_seconds or 0.0,
                 has_moves=arguments.moves,
                 later_seconds=arguments.later if has_later else None,
             )
@@ -149,36 +159,50 @@ def plan_drawn(arguments: argparse.Namespace, machine: Machine) -> int:
     return 0 if all(is_as_wanted(judgements) for judgements in found.values()) else 1
 
 
-def drawn_rows_of_others(machine: str, drawn: set[tuple[str, int]]) -> list[dict[str, Any]]:
+def drawn_rows_of_others(machine: str, drawn: set[tuple[str, int]]) -> list[Row]:
     """What the file of results says about other networks, seeds or machines."""
     path = RESULTS / "plans_drawn.json"
     rows = json.loads(path.read_text())["rows"] if path.is_file() else []
     return [row for row in rows if row["machine"] != machine or (row["model"], row["seed"]) not in drawn]
 
 
-def tilings_of(model: onnx.ModelProto, machine: Machine, share: float, seconds: float) -> TiledNetwork:
-    """The model with its kernels scheduled for both devices, and cut up for budgets up to a share."""
-    found: TiledNetwork = run_stages(
-        import_model(model, options_of(machine, share, seconds))[1], NullProgress(), stop_after="tile"
-    )
+def tilings_of(model: onnx.ModelProto, machine: Machine, share: float | None, seconds: float) -> TiledNetwork:
+    """The model with its kernels scheduled for both devices, and cut up for budgets up to a share; None: it
+    is not cut up. What was scheduled and estimated before comes from the user's cache."""
+    with compile_cache(use=True) as cache:
+        _, network = import_model(model, options_of(machine, share, seconds), cache)
+        found: TiledNetwork = run_stages(network, NullProgress(), stop_after="tile")
     return found
 
 
-def is_alike(row: dict[str, Any], machine: str, whole: bool) -> bool:
-    return row["machine"] == machine and row["whole"] == whole
+def at_peaks(machine: Machine) -> Machine:
+    """The machine if every kernel reached the data sheet's peaks, and lost nothing to what runs beside it."""
+
+    def idealised(processor: Processor) -> Processor:
+        # a family with known efficiencies is not estimated
+        full = dict.fromkeys(FAMILIES, FULL_EFFICIENCY)
+        return replace(processor, efficiencies=full, shared_gb_s=NOT_SHARED_GB_S)
+
+    return replace(machine, gpu=idealised(machine.gpu), cpu=idealised(machine.cpu))
 
 
-def rows_of_others(machine: str, whole: bool, names: list[str]) -> list[dict[str, Any]]:
-    """What the file of results says about other models, on other machines, or of the other kind of graph."""
+def recorded_rows() -> list[Row]:
+    """What the file of results says, each row with its date."""
     path = RESULTS / "plans.json"
-    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    return [row for row in rows if not is_alike(row, machine, whole) or row["model"] not in names]
+    record = json.loads(path.read_text()) if path.is_file() else {"date": "", "rows": []}
+    return [{"date": record["date"], **row} for row in record["rows"]]
 
 
-def planned(model: onnx.ModelProto, machine: Machine, share: float | None, seconds: float) -> PlannedNetwork:
-    """The model with its kernels scheduled for both devices, and planned."""
-    options = options_of(machine, share, seconds)
-    return run_stages(import_model(model, options)[1], NullProgress(), stop_after="plan")
+def identity(row: Row) -> tuple[object, ...]:
+    """What a row is of; records from before times were estimated do not say so."""
+    estimated = bool(row.get("has_estimated_times"))
+    return row["machine"], row["whole"], estimated, row["model"], row["share"]
+
+
+def with_new_rows(kept: list[Row], rows: list[Row]) -> list[Row]:
+    """Both, of what both are of the new ones."""
+    new = {identity(row) for row in rows}
+    return [row for row in kept if identity(row) not in new] + rows
 
 
 def options_of(machine: Machine, share: float | None, seconds: float) -> CompileOptions:
@@ -190,15 +214,19 @@ def options_of(machine: Machine, share: float | None, seconds: float) -> Compile
     )
 
 
-def planned_whole(whole: Graph, machine: Machine, share: float, seconds: float) -> tuple[Tiling, Plan]:
-    all_bytes, effort = all_gpu_peak_bytes(whole, machine), Effort(seconds)
-    budget_bytes = int(all_bytes * share)
-    tilings = choose_tilings((Tiling(whole),), machine, all_bytes, budget_bytes, effort)
-    [found] = make_plans(tilings, machine, [budget_bytes], (Device.GPU, Device.CPU), effort=effort)
+def planned_share(network: TiledNetwork, share: float, seconds: float) -> tuple[Tiling, Plan]:
+    """The fastest plan for a share of the memory, of the ways to cut the network up."""
+    all_bytes, effort = network.all_gpu_peak_bytes, Effort(seconds)
+    budget_bytes, tilings = int(all_bytes * share), network.tilings
+    if not network.job.options.gpu_memory:  # left whole: the order of its kernels is still to be chosen
+        tilings = choose_tilings(tilings, network.machine, all_bytes, budget_bytes, effort)
+    [found] = make_plans(tilings, network.machine, [budget_bytes], (Device.GPU, Device.CPU), effort=effort)
     return found
 
 
-def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float) -> dict[str, Any]:
+def row(
+    tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float, bound_seconds: float
+) -> Row:
     """One plan of a model. The baselines have the kernels of `whole`, which are not cut up, and the same
     machine, with the times that were estimated for its kernels."""
     assert plan.budget_bytes is not None
@@ -211,7 +239,7 @@ def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float
     }
     sizes = [smallest_working_set_bytes(uncut, k) for k in range(uncut.kernel_count)]
     start = time.perf_counter()
-    bound_us = with_tight_bound(tiling, machine, plan, BOUND_SECONDS).time_bound_us
+    tight = with_tight_bound(tiling, machine, plan, bound_seconds) if bound_seconds else plan
     bound_s = time.perf_counter() - start
     return {
         "machine": machine.name,
@@ -224,15 +252,15 @@ def row(tiling: Tiling, plan: Plan, whole: Graph, machine: Machine, share: float
         "kernels_uncut": uncut.kernel_count,
         "kernels_too_large": sum(size > plan.budget_bytes for size in sizes),
         "time_us": plan.makespan_us,
-        "bound_us": bound_us,
-        "gap": plan.makespan_us / bound_us - 1,
+        "bound_us": tight.time_bound_us,
+        "gap": plan.makespan_us / tight.time_bound_us - 1,
         "baselines_us": {name: us if math.isfinite(us) else None for name, us in baselines.items()},
         "best_baseline_us": min(baselines.values()),
         "bound_seconds": bound_s,
     }
 
 
-def text(row: dict[str, Any]) -> str:
+def text(row: Row) -> str:
     speedup = row["best_baseline_us"] / row["time_us"]
     others = ", ".join(
         f"{name} {us / 1e3:.2f}" if us is not None else f"{name} does not fit"
@@ -248,10 +276,10 @@ def text(row: dict[str, Any]) -> str:
     )
 
 
-def summarise(rows: list[dict[str, Any]]) -> list[str]:
+def summarise(rows: list[Row]) -> list[str]:
     """Per share the mean gap, and the geometric mean of the speed-up over the best baseline."""
     lines = []
-    by_share: dict[float, list[dict[str, Any]]] = defaultdict(list)
+    by_share: dict[float, list[Row]] = defaultdict(list)
     for row in rows:
         by_share[row["share"]].append(row)
     for share, group in by_share.items():

@@ -23,7 +23,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from common import write_result
-from plans import SUITE, planned
+from plans import SUITE, tilings_of
 
 from hybridc import models
 from hybridc.ir import Device, Graph, Plan, Step
@@ -80,7 +80,7 @@ def main() -> int:
     machine, effort = load_machine(arguments.machine), Effort(arguments.seconds)
     rows: list[dict[str, Any]] = []
     for name in arguments.models.split(",") if arguments.models else SUITE:
-        network = planned(models.build(name, **SUITE[name]), machine, None, 0.05)
+        network = tilings_of(models.build(name, **SUITE[name]), machine, None, arguments.seconds)
         rows += rows_of(name, network.whole.graph, network.machine, arguments.draws, arguments.seed, effort)
         print("\n".join(text(row) for row in summarise([r for r in rows if r["model"] == name])), flush=True)
     total = summarise([{**row, "model": "all"} for row in rows])
@@ -149,7 +149,7 @@ def drawn(nominal: Machine, graph: Graph, draw: random.Random) -> Machine:
 
 
 def shared(processor: Processor, kept: float) -> Processor:
-    return replace(processor, shared_gb_s=kept * processor.bandwidth_gb_s)
+    return replace(processor, shared_gb_s=kept * processor.together_gb_s)
 
 
 def steps_of_plan(

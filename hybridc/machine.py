@@ -71,12 +71,12 @@ class Processor:
     """Time from one kernel's end to the next one's begin."""
     memory_bytes: int
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict, hash=False)
-    """By family of kernels; families that are left out reach the peaks."""
+    """By family of kernels; families that are left out reach the peaks. `machines/typical.py` adds them."""
     chip: Chip | None = None
     """Of a GPU. None: not known."""
     shared_gb_s: float | None = None
     """What kernels and copies that run at once reach of its memory together, 1e9 bytes a second. None: its
-    bandwidth."""
+    bandwidth, of a data sheet the share of it that `machines/typical.py` says."""
 
     @property
     def together_gb_s(self) -> float:

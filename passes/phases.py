@@ -18,7 +18,7 @@ import numpy as np
 from hybridc.compile_cache import Cache, NoCache
 from hybridc.ir import Device, Graph, Plan
 from hybridc.machine import Machine
-from hybridc.machines.typical import with_typical_cpu
+from hybridc.machines.typical import with_typical_shares
 from hybridc.options import CompileOptions
 from hybridc.passes.lower.lower import Lowered
 from hybridc.passes.planner.choose_tilings import Tiling
@@ -93,8 +93,8 @@ class ImportedNetwork:
 
     @property
     def machine(self) -> Machine:
-        """The profile of the machine, with what CPU kernels usually reach and the times known so far."""
-        machine, library = with_typical_cpu(self.job.options.machine), self.library
+        """The profile of the machine, with what kernels usually reach and the times known so far."""
+        machine, library = with_typical_shares(self.job.options.machine), self.library
         return replace(machine, measured_us=library.measured_us, estimated_us=library.estimated_us)
 
 

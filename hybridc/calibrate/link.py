@@ -54,7 +54,7 @@ def measure_link(size_bytes: int = LARGE_BYTES, clock: Callable[[], float] = tim
             times.append(clock() - start)
         return statistics.median(times[1:])
 
-    with _opened(size_bytes) as h2d, _opened(size_bytes, to_host=True) as d2h:
+    with opened(size_bytes) as h2d, opened(size_bytes, to_host=True) as d2h:
         latency = statistics.mean(seconds((one,), _SMALL_BYTES, _SMALL_RUNS) for one in (h2d, d2h))
         alone = [seconds((one,), size_bytes, _RUNS) for one in (h2d, d2h)]
         both = seconds((h2d, d2h), size_bytes, _RUNS)
@@ -63,8 +63,10 @@ def measure_link(size_bytes: int = LARGE_BYTES, clock: Callable[[], float] = tim
 
 
 @contextmanager
-def _opened(size_bytes: int, *, to_host: bool = False) -> Iterator[Direction]:
-    """A stream with a buffer on the device and a pinned one on the host."""
+def opened(size_bytes: int, *, to_host: bool = False) -> Iterator[Direction]:
+    """A stream with a buffer on the device and a pinned one on the host.
+
+    Raises DeviceError HC407 where the device fails."""
     with ExitStack() as stack:
 
         def make(function: str, release: str, argument: ctypes.c_size_t | ctypes.c_uint) -> ctypes.c_void_p:

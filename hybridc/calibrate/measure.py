@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hybridc.calibrate.fit import efficiencies, sample
-from hybridc.calibrate.link import measure_link
+from hybridc.calibrate.link import LARGE_BYTES, measure_link, opened
 from hybridc.calibrate.samples import Subject, subjects
+from hybridc.calibrate.sharing import Copies, LinkCopies, ThreadCopies, shared_gb_s
 from hybridc.calibrate.timers import CpuTimer, Timer, elementwise_copy, gpu_identity, gpu_timer
 from hybridc.machine import Link, Machine, Processor, load_machine
 from hybridc.progress import Progress
@@ -33,7 +35,8 @@ def calibrate(
     """Measure this computer, in less than a minute, as a profile called `name`.
 
     GPU and link are those of `gpu_from` if it is given, and of the default profile where there is no GPU or
-    the target has none. Raises DeviceError HC401 if the CPU lacks the target's instruction set, HC409 for an
+    the target has none; what copies cost beside kernels of the CPU is measured with those of a thread then.
+    Raises DeviceError HC401 if the CPU lacks the target's instruction set, HC409 for an
     emulated GPU.
     """
     cpu_timer = CpuTimer(target, threads)
@@ -45,12 +48,26 @@ def calibrate(
     source = f"Measured by hybridc {__version__} on {datetime.date.today()}, {threads} CPU threads."
     if timer is None:
         other = gpu_from or load_machine()
+        progress.stage("measure copies beside kernels")
+        cpu = replace(cpu, shared_gb_s=measure_shared(cpu_timer, [ThreadCopies(LARGE_BYTES)]))
         source += f" GPU and link are not measured, but taken from the profile {other.name}: {other.source}"
         return Machine(name, other.gpu, cpu, other.link, source)
     progress.stage("measure GPU")
     gpu_name, gpu_bytes = gpu_identity()
     gpu = measure_processor(timer, target, samples, gpu_name, gpu_bytes, progress.kernels)
-    return Machine(name, gpu, cpu, _rounded_link(measure_link()), source)
+    progress.stage("measure link")
+    link = _rounded_link(measure_link())
+    with opened(LARGE_BYTES) as h2d, opened(LARGE_BYTES, to_host=True) as d2h:
+        copies = [LinkCopies(direction, LARGE_BYTES) for direction in (h2d, d2h)]
+        cpu = replace(cpu, shared_gb_s=measure_shared(cpu_timer, copies))
+        gpu = replace(gpu, shared_gb_s=measure_shared(timer, copies))
+    return Machine(name, gpu, cpu, link, source)
+
+
+def measure_shared(timer: Timer, copies: Sequence[Copies]) -> float:
+    """What the memory of a processor reaches for a kernel beside copies, 1e9 bytes a second: the least for
+    any of the given ones."""
+    return _rounded(min(shared_gb_s(timer.copying(), one) for one in copies))
 
 
 def measure_processor(

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import cache
+from itertools import cycle
 
 import numpy as np
 import tvm
@@ -40,6 +41,17 @@ def copy_gb_s(size_bytes: int, threads: int) -> float:
     all of them, whichever is faster."""
     pairs = _pairs(size_bytes)
     return max(_copy_gb_s(_copy(size_bytes, count), pairs, size_bytes) for count in {1, threads})
+
+
+def copying(size_bytes: int, threads: int) -> Callable[[], int]:
+    """Copies `size_bytes` that no cache holds on so many threads, and returns the bytes read and written."""
+    run, pairs = _copy(size_bytes, threads), cycle(_pairs(size_bytes))
+
+    def copy() -> int:
+        run(*next(pairs))
+        return 2 * size_bytes
+
+    return copy
 
 
 def _pairs(size_bytes: int) -> list[list[tvm_ffi.Tensor]]:

@@ -13,7 +13,7 @@ from tvm import te, tirx
 
 from hybridc import emulator
 from hybridc.calibrate.gpu_peak import multiply_adds
-from hybridc.calibrate.peaks import copy_gb_s, peak_gflops
+from hybridc.calibrate.peaks import copy_gb_s, copying, peak_gflops
 from hybridc.codegen.cuda import compile_fatbin
 from hybridc.codegen.library import CudaCompile, build_gpu_functions
 from hybridc.errors import DeviceError
@@ -59,6 +59,9 @@ class Timer(Protocol):
     def bandwidth_gb_s(self) -> float:
         """Bytes that a large copy reads and writes, 1e9 a second."""
 
+    def copying(self) -> Callable[[], int]:
+        """Copies much in the processor's own memory, to its end, and returns the bytes read and written."""
+
 
 class CpuTimer:
     """Times the CPU, on as many threads as a session will have.
@@ -91,6 +94,11 @@ class CpuTimer:
     def bandwidth_gb_s(self) -> float:
         use_threads(self._threads)
         return copy_gb_s(_CPU_COPY_BYTES, self._threads)
+
+    def copying(self) -> Callable[[], int]:
+        use_threads(self._threads)
+        copy = copying(_CPU_COPY_BYTES, self._threads)
+        return lambda: sum(copy() for _ in range(_CALLS_AT_ONCE))
 
 
 class GpuTimer:
@@ -125,6 +133,17 @@ class GpuTimer:
     def bandwidth_gb_s(self) -> float:
         moved_bytes = 2 * _GPU_COPY_BYTES
         return moved_bytes / self.us(elementwise_copy(self._target, Device.GPU, _GPU_COPY_BYTES // 4)) / 1e3
+
+    def copying(self) -> Callable[[], int]:
+        scheduled = elementwise_copy(self._target, Device.GPU, _GPU_COPY_BYTES // 4)
+        call = self._compiled(scheduled.function)
+        sets = Arguments(scheduled, device=self._gpu).sets_of(scheduled)
+
+        def copy() -> int:
+            self._seconds(call, sets, _CALLS_AT_ONCE)
+            return 2 * _GPU_COPY_BYTES * _CALLS_AT_ONCE
+
+        return copy
 
     def _compiled(self, function: tirx.PrimFunc) -> Callable[..., None]:
         return build_gpu_functions({"main": function}, self._target, self._compile)["main"]

@@ -158,8 +158,9 @@ def _profile_lines(machine: Machine) -> list[str]:
 
 
 def _processor_text(processor: Processor) -> str:
+    shared = "" if processor.shared_gb_s is None else f" ({processor.shared_gb_s:g} beside copies)"
     return (
-        f"{processor.name}: {processor.peak_gflops:,.0f} GFLOP/s, {processor.bandwidth_gb_s:g} GB/s,"
+        f"{processor.name}: {processor.peak_gflops:,.0f} GFLOP/s, {processor.bandwidth_gb_s:g} GB/s{shared},"
         f" {processor.launch_us:g} us a launch, {format_bytes(processor.memory_bytes)}"
     )
 

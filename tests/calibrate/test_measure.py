@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -54,6 +56,11 @@ def test_peak_is_the_better_of_two_measurements() -> None:
     assert measure_processor(timer, TARGET, SUBJECTS[:1], "c", 1 << 30).peak_gflops == 80
 
 
+@contextmanager
+def _unopened(size_bytes: int, *, to_host: bool = False) -> Iterator[None]:
+    yield
+
+
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The computer that `calibrate` finds: `gpu` may be a timer."""
@@ -62,6 +69,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(measure, "gpu_timer", lambda target: computer["gpu"])
     monkeypatch.setattr(measure, "gpu_identity", lambda: ("some GPU", 1 << 33))
     monkeypatch.setattr(measure, "measure_link", lambda: Link(11.11111, 12, 8.88888, 0.9))
+    monkeypatch.setattr(measure, "opened", _unopened)
+    monkeypatch.setattr(measure, "shared_gb_s", lambda kernel, copies: copies.moved_bytes / (1 << 23))
     monkeypatch.setattr(measure, "subjects", lambda target, threads: SUBJECTS)
     return computer
 
@@ -73,6 +82,7 @@ def test_without_a_gpu_its_part_comes_from_a_profile_and_the_source_says_so(pret
         assert (machine.gpu, machine.link) == (other.gpu, other.link)
         assert f"not measured, but taken from the profile {expected}: {other.source}" in machine.source
         assert (machine.name, machine.cpu.name, machine.cpu.memory_bytes) == ("mine", "cpu", 1 << 34)
+        assert machine.cpu.shared_gb_s == 16  # beside copies of a thread, which read and write
 
 
 def test_with_a_gpu_everything_is_measured_and_makes_a_valid_profile(pretended: Any) -> None:
@@ -81,6 +91,7 @@ def test_with_a_gpu_everything_is_measured_and_makes_a_valid_profile(pretended: 
     assert (machine.gpu.name, machine.gpu.memory_bytes) == ("some GPU", 1 << 33)
     assert set(machine.gpu.efficiencies) == {"matmul", "pooling", "reduction"}
     assert machine.link == Link(11.11, 12, 8.889, 0.9)
+    assert machine.gpu.shared_gb_s == machine.cpu.shared_gb_s == 8
     assert "not measured" not in machine.source
     assert machine_from_json(machine_to_json(machine)) == machine
 

@@ -36,15 +36,17 @@ def test_gpu_times_come_from_the_loops_and_exceed_the_roofline(name: str, tmp_pa
     for kernel in made.graphs[-1].kernels:
         assert time_source(kernel, made.machine, GPU) is TimeSource.LOOPS
         assert kernel_us(kernel, made.machine, GPU) >= 0.9 * kernel_us(kernel, machine, GPU)
-        assert time_source(kernel, made.machine, CPU) in (TimeSource.FAMILY, TimeSource.PEAKS)
+        assert time_source(kernel, made.machine, CPU) is TimeSource.FAMILY
 
 
-def test_profile_that_does_not_say_how_its_gpu_is_built_keeps_the_roofline(tmp_path: Path) -> None:
+def test_profile_that_does_not_say_how_its_gpu_is_built_has_what_kernels_usually_reach(
+    tmp_path: Path,
+) -> None:
     machine = with_gpu(load_machine(), chip=None)
     made = planned(machine, tmp_path)
     for kernel in made.graphs[-1].kernels:
-        assert time_source(kernel, made.machine, GPU) is TimeSource.PEAKS
-        assert kernel_us(kernel, made.machine, GPU) == kernel_us(kernel, machine, GPU)
+        assert time_source(kernel, made.machine, GPU) is TimeSource.FAMILY
+        assert kernel_us(kernel, made.machine, GPU) > kernel_us(kernel, machine, GPU)
 
 
 def test_calibrated_family_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hybridc.ir import Device
@@ -30,3 +31,6 @@ class PretendedTimer:
 
     def bandwidth_gb_s(self) -> float:
         return 10.0
+
+    def copying(self) -> Callable[[], int]:
+        return lambda: 1 << 20
