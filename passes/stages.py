@@ -57,7 +57,7 @@ from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_r
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
-from hybridc.schedules.cuda.attention import is_suitable
+from hybridc.schedules.cuda.attention.attention import is_suitable
 from hybridc.schedules.storage import NARROW
 from hybridc.targets import Isa
 
@@ -101,7 +101,7 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     target = c.job.options.target
     # not before the network is tiled: tiles are those of its operators
     whole = c.program
-    if target.has_gpu and c.job.options.precision in (FP32, TF32) and not c.narrow:
+    if target.has_gpu:
         whole = fuse_attention(whole, partial(_has_attention_kernels, target.isa))
     program = fuse(whole, c.library.table)
     return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)

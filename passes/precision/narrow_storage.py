@@ -20,6 +20,7 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
+from hybridc.schedules.cuda.attention.tensor_core import attention_factors
 from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_factors
 from hybridc.schedules.rule import PRECISION, Request
 from hybridc.schedules.storage import WIDE, stored
@@ -123,7 +124,8 @@ class _Writer:
         key = name, tuple(dtypes.items())
         if key not in self.factors:
             function = stored(self.old.module[name], dtypes) if dtypes else self.old.module[name]
-            self.factors[key] = tensor_core_factors(Request(function, frozenset(), self.target))
+            request = Request(function, frozenset(), self.target)
+            self.factors[key] = tensor_core_factors(request) or attention_factors(request)
         return {t for t, position in self._arguments(call).items() if position in self.factors[key]}
 
     def _arguments(self, call: relax.VarBinding) -> Mapping[Tensor, int]:

@@ -117,18 +117,7 @@ def _context_tile(isa: Isa, rows: int, width: int) -> Tile:
 
 def _factor(found: AttentionBlocks) -> float | None:
     """The number by which scores are multiplied, if that is all; such that exponents do not overflow."""
-    score = tirx.Var("score", "float32")
-    value = found.logit([integer(0)] * (len(found.batch) + 2), score)
-    factor = None
-    if value.same_as(score):
-        factor = 1.0
-    elif isinstance(value, tirx.Mul | tirx.Div):
-        number = value.b if value.a.same_as(score) else value.a
-        other = value.a if value.a.same_as(score) else value.b
-        if other.same_as(score) and isinstance(number, tirx.FloatImm):
-            is_product = isinstance(value, tirx.Mul)
-            if is_product or value.a.same_as(score):
-                factor = number.value if is_product else 1.0 / number.value
+    factor = found.factor_of_scores
     return factor if factor is not None and 0 < factor * LOG2_E <= 1 else None
 
 

@@ -64,6 +64,20 @@ class AttentionBlocks:
         value = self.blocks["logits"].value_at(at)
         return replace_loads(value, lambda buffer, _: score if buffer.same_as(scores) else None)
 
+    @property
+    def factor_of_scores(self) -> float | None:
+        """The number by which scores are multiplied in front of the softmax, if that is all."""
+        score = tirx.Var("score", "float32")
+        value = self.logit([integer(0)] * (len(self.batch) + 2), score)
+        if value.same_as(score):
+            return 1.0
+        if isinstance(value, tirx.Mul | tirx.Div):
+            is_left, is_product = value.a.same_as(score), isinstance(value, tirx.Mul)
+            number, other = (value.b, value.a) if is_left else (value.a, value.b)
+            if other.same_as(score) and isinstance(number, tirx.FloatImm) and (is_product or is_left):
+                return float(number.value) if is_product else 1.0 / float(number.value)
+        return None
+
     def store(self, at: Sequence[ir.Expr], value: ir.Expr) -> tirx.BufferStore:
         """Write the element of the result that is the context's at a point."""
         result, context = self.blocks["result"], self.blocks["context"].buffer

@@ -7,7 +7,7 @@ import pytest
 from tvm import relax
 
 from hybridc.passes.fuse.attention import Attention, TransposedOperand, attention_function
-from hybridc.schedules.cuda.attention import attention
+from hybridc.schedules.cuda.attention.attention import attention
 from hybridc.schedules.rule import Request
 from tests.schedules.cuda.harness import TARGET, Case, check
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import ir, tirx
-from tvm.tirx.op import tvm_warp_shuffle_xor
 
 from hybridc.schedules.cpu.core.attention import AttentionBlocks, read_attention
 from hybridc.schedules.cuda.core.kernel import (
@@ -21,8 +20,9 @@ from hybridc.schedules.cuda.core.kernel import (
     vectorized,
     when,
 )
-from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, WARP, cuda_target, finish_function
+from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, cuda_target, finish_function
 from hybridc.schedules.cuda.core.refusal import attempt
+from hybridc.schedules.cuda.core.warps import combined_by_lanes
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 KEYS = 32
@@ -43,6 +43,8 @@ _PAD = 4
 """Floats between rows in shared memory, so that eight rows' vectors lie in different banks."""
 _WEIGHTS_PITCH = KEYS + 8
 """The same for weights, of which a warp writes eight neighbours in each of four rows."""
+_OF_ROW = (4, 2, 1)
+"""Distances between the threads that share a row."""
 _LOWEST = -3.4028234663852886e38
 """What a maximum begins with. Not -inf: a tile whose keys are all masked would give inf - inf."""
 
@@ -224,7 +226,7 @@ class _Kernel:
             by = tirx.exp(tirx.BufferLoad(peak, [i]) - tirx.BufferLoad(top, [i]))
             return sequence(
                 [
-                    *_combined(top, i, tirx.max),
+                    *combined_by_lanes(top, i, tirx.max, _OF_ROW),
                     tirx.BufferStore(shrink, by, [i]),
                     tirx.BufferStore(peak, tirx.BufferLoad(top, [i]), [i]),
                     tirx.BufferStore(total, total[i] * shrink[i], [i]),
@@ -302,7 +304,7 @@ class _Kernel:
             whole = found.rows % (self.rows * DOWN) == 0 and found.width % GROUP == 0
             return when(exists, vectorized(VECTOR, element), always=whole)
 
-        add = unrolled(self.rows, lambda i: sequence(_combined(total, i, lambda a, b: a + b)))
+        add = unrolled(self.rows, lambda i: sequence(combined_by_lanes(total, i, lambda a, b: a + b, _OF_ROW)))
         return [add, _each((self.rows, self.groups), vector)]
 
 
@@ -345,18 +347,3 @@ def _each(extents: tuple[int, ...], body: Callable[..., tirx.Stmt]) -> tirx.Stmt
     if len(extents) == 1:
         return unrolled(extents[0], body)
     return unrolled(extents[0], lambda i: _each(extents[1:], lambda *rest: body(i, *rest)))
-
-
-def _combined(
-    place: ir.Var, index: ir.Expr, combine: Callable[[ir.Expr, ir.Expr], ir.Expr]
-) -> list[tirx.Stmt]:
-    """Give the threads that share a row what all of them have in `place[index]`."""
-    statements: list[tirx.Stmt] = []
-    distance = ACROSS // 2
-    while distance:
-        own = tirx.BufferLoad(place, [index])
-        mask, warp = tirx.const(0xFFFFFFFF, "uint32"), tirx.const(WARP, "int32")
-        other = tvm_warp_shuffle_xor(mask, own, tirx.const(distance, "int32"), warp, warp)
-        statements.append(tirx.BufferStore(place, combine(own, other), [index]))
-        distance //= 2
-    return statements
