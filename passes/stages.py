@@ -109,7 +109,7 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
 
 def _has_attention_kernels(isa: Isa, match: Attention) -> bool:
     """Whether both devices have a schedule for it that is better than those of its operators."""
-    return is_suitable(match.rows, match.depth, match.width) and match.width % isa.lanes() == 0
+    return is_suitable(match.depth, match.width) and match.width % isa.lanes() == 0
 
 
 def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:

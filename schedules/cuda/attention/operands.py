@@ -30,7 +30,9 @@ class PaddedOperand(Operand):
         return line * integer(self.pitch) + at
 
 
-def keys_operand(found: AttentionBlocks, batch: list[ir.Expr], keys: int, depth: int, threads: int) -> Operand:
+def keys_operand(
+    found: AttentionBlocks, batch: list[ir.Expr], keys: int, depth: int, threads: int
+) -> Operand:
     """A tile of so many keys and all of the depth, padded to `depth`, as the right factor of the scores."""
     position, number, inner = _variables("key")
     load = found.factor("scores", 1, (*batch, integer(0), position), number * integer(depth) + inner)

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
-from hybridc.schedules.cpu.reduction.softmax import LOG2_E
 from hybridc.schedules.cuda.attention.operands import keys_operand, values_operand
 from hybridc.schedules.cuda.attention.read import StoredAttention
+from hybridc.schedules.cuda.attention.weights import LOWEST, Weights
 from hybridc.schedules.cuda.core.copies import awaited, committed
 from hybridc.schedules.cuda.core.kernel import (
     KernelBuilder,
@@ -47,8 +47,6 @@ STEP = 16
 """Of the depth of a matrix instruction, and columns of the fragments that a lane loads at a time."""
 _COLUMNS = 8
 _FLOAT = "float32"
-_LOWEST = -3.4028234663852886e38
-"""What a maximum begins with. Not -inf: a tile whose keys are all masked would give inf - inf."""
 _PAD = 4
 """Floats behind a row of sums that warps exchange: eight rows begin in different banks."""
 
@@ -119,13 +117,12 @@ class _Block:
             keys_operand(found, self.batch, way.tile, self.depth, way.threads),
             values_operand(found, self.batch, way.tile, self.width, way.threads),
         )
-        factor = found.factor_of_scores
-        self.is_scaled_only = factor is not None and 0 < factor * LOG2_E <= 1
-        self.unit = LOG2_E * factor if factor is not None and self.is_scaled_only else LOG2_E
-        """By which scores are multiplied to be exponents of two."""
+        self.exponents = Weights.of(found)
         self.copied = tuple(way.copies and o.can_be_copied for o in self.operands)
         self.stages = 2 if any(self.copied) else 1
-        self.shared = tuple(builder.shared((self.stages * o.elements,), _FLOAT, o.name) for o in self.operands)
+        self.shared = tuple(
+            builder.shared((self.stages * o.elements,), _FLOAT, o.name) for o in self.operands
+        )
         self.loaded = tuple(
             builder.registers((o.pieces * o.width,), _FLOAT, f"{o.name}_loaded") for o in self.operands
         )
@@ -174,7 +171,7 @@ class _Block:
 
         arrays = (self.sums, self.queries, self.weights, self.fragments, self.total)
         ends = (tirx.BufferStore(s, _number(0), [integer(int(s.shape[0]) - 1)]) for s in self.shared)
-        lowest = unrolled(2, lambda half: tirx.BufferStore(self.peak, _number(_LOWEST), [half]))
+        lowest = unrolled(2, lambda half: tirx.BufferStore(self.peak, LOWEST, [half]))
         return [*map(cleared, arrays), *ends, lowest]
 
     def _load_queries(self) -> tirx.Stmt:
@@ -288,11 +285,11 @@ class _Block:
             return tirx.BufferStore(self.top, tirx.max(tirx.BufferLoad(self.top, [half]), score), [half])
 
         def shrinking(half: ir.Expr) -> tirx.Stmt:
-            fallen = tirx.BufferLoad(self.peak, [half]) - tirx.BufferLoad(self.top, [half])
+            peak, top = tirx.BufferLoad(self.peak, [half]), tirx.BufferLoad(self.top, [half])
             return sequence(
                 [
                     *combined_by_lanes(self.top, half, tirx.max, (1, 2)),
-                    tirx.BufferStore(self.shrink, tirx.exp2(fallen * _number(self.unit)), [half]),
+                    tirx.BufferStore(self.shrink, self.exponents.shrunk(peak, top), [half]),
                     tirx.BufferStore(self.peak, tirx.BufferLoad(self.top, [half]), [half]),
                     tirx.BufferStore(self.total, self.total[half] * self.shrink[half], [half]),
                 ]
@@ -301,11 +298,7 @@ class _Block:
         def weight(half: ir.Expr, j: ir.Expr, e: ir.Expr) -> tirx.Stmt:
             at = [place(j, half, e)]
             score, peak = tirx.BufferLoad(self.scores, at), tirx.BufferLoad(self.peak, [half])
-            # one multiply-add; scores of a mask may be too large to be multiplied first
-            power = score * _number(self.unit) - peak * _number(self.unit)
-            if not self.is_scaled_only:
-                power = (score - peak) * _number(self.unit)
-            stored = tirx.BufferStore(self.scores, tirx.exp2(power), at)
+            stored = tirx.BufferStore(self.scores, self.exponents.weight(score, peak), at)
             own = tirx.BufferLoad(self.scores, at)
             return sequence([stored, tirx.BufferStore(self.total, self.total[half] + own, [half])])
 
@@ -322,7 +315,9 @@ class _Block:
             _each((self.width // _COLUMNS, 2, 2), shrunk),
         ]
 
-    def _logits(self, begin: ir.Expr, place: Callable[[ir.Expr, ir.Expr, ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+    def _logits(
+        self, begin: ir.Expr, place: Callable[[ir.Expr, ir.Expr, ir.Expr], ir.Expr]
+    ) -> list[tirx.Stmt]:
         """What the softmax sees of the scores: those of keys that do not exist are -inf."""
         found, is_whole = self.found, self.found.columns % self.way.tile == 0
         extents = (self.way.keys // _COLUMNS, 2)
@@ -343,7 +338,7 @@ class _Block:
             missing = begin + j * integer(_COLUMNS) + self.pair + e >= integer(found.columns)
             return when(missing, tirx.BufferStore(self.scores, _number(float("-inf")), [place(j, half, e)]))
 
-        statements = [] if self.is_scaled_only else [_each(extents, logit)]
+        statements = [] if self.exponents.is_scaled_only else [_each(extents, logit)]
         if not is_whole:
             is_last = begin + integer(self.way.keys) > integer(found.columns)
             statements.append(when(is_last, _each((*extents, 2), hidden)))
@@ -388,14 +383,16 @@ class _Block:
         def noted(half: ir.Expr) -> tirx.Stmt:
             at = [state(self.share, half)]
             peak, total = tirx.BufferLoad(self.peak, [half]), tirx.BufferLoad(self.total, [half])
-            return sequence([tirx.BufferStore(self.peaks, peak, at), tirx.BufferStore(self.totals, total, at)])
+            return sequence(
+                [tirx.BufferStore(self.peaks, peak, at), tirx.BufferStore(self.totals, total, at)]
+            )
 
         def largest(half: ir.Expr, share: ir.Expr) -> tirx.Stmt:
             other = tirx.BufferLoad(self.peaks, [state(share, half)])
             return tirx.BufferStore(self.top, tirx.max(tirx.BufferLoad(self.top, [half]), other), [half])
 
         def scaled(peak: ir.Expr, half: ir.Expr) -> ir.Expr:
-            return tirx.exp2((peak - tirx.BufferLoad(self.top, [half])) * _number(self.unit))
+            return self.exponents.shrunk(peak, tirx.BufferLoad(self.top, [half]))
 
         def added(half: ir.Expr, share: ir.Expr) -> tirx.Stmt:
             at = [state(share, half)]
@@ -443,7 +440,7 @@ class _Block:
             unrolled(2, lambda half: sequence(self._total(half))),
             when(is_first, unrolled(2, noted)),
             barrier(),
-            unrolled(2, lambda half: tirx.BufferStore(self.top, _number(_LOWEST), [half])),
+            unrolled(2, lambda half: tirx.BufferStore(self.top, LOWEST, [half])),
             _each((2, across), largest),
             unrolled(2, lambda half: tirx.BufferStore(self.total, _number(0), [half])),
             _each((2, across), added),
