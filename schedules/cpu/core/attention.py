@@ -20,6 +20,20 @@ class AttentionBlocks:
     nest: Nest
     blocks: Mapping[str, NestBlock]
 
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """Positions of queries, keys and values among the parameters."""
+        scores, context = (self.blocks[name].value.b for name in ("scores", "context"))
+        sources = scores.a.source, scores.b.source, context.b.source
+        query, key, value = (self.nest.parameter(source) for source in sources)
+        return query, key, value
+
+    @property
+    def masks(self) -> frozenset[int]:
+        """Positions of what scores are combined with."""
+        inputs = range(len(self.nest.function.params) - 1)
+        return frozenset(inputs) - frozenset(self.operands)
+
     def extent(self, block: str, axis: int) -> int:
         return self.blocks[block].extents[self.blocks[block].spatial[axis]]
 

@@ -12,6 +12,14 @@ from hybridc.schedules.cuda.tensor_core.read import Axis, Element, flattened
 from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, widest_load
 
 
+_CHUNK = CHUNK_BYTES // 2
+
+
+def pitch_of(line: int) -> int:
+    """Elements from one line of so many to the next in shared memory."""
+    return (line // _CHUNK | 1) * _CHUNK
+
+
 @dataclass(frozen=True, slots=True)
 class PaddedOperand(Operand):
     """Lines of any number of chunks: an odd number of them from one line to the next, so that eight lines'
@@ -20,7 +28,7 @@ class PaddedOperand(Operand):
     @property
     def pitch(self) -> int:
         """Elements from one line in shared memory to the next."""
-        return (self.line // self.chunk | 1) * self.chunk
+        return pitch_of(self.line)
 
     @property
     def elements(self) -> int:
@@ -72,10 +80,9 @@ def _operand(
     ):
         known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
     element = Element((), flattened(load, known))
-    most = CHUNK_BYTES // 2
     widths = {
-        True: widest_load(element, inner, depth.extent, most),
-        False: widest_load(element, position, positions.extent, most),
+        True: widest_load(element, inner, depth.extent, _CHUNK),
+        False: widest_load(element, position, positions.extent, _CHUNK),
     }
     along_depth = widths[True] > widths[False]
     return PaddedOperand(

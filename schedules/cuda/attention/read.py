@@ -21,19 +21,9 @@ class StoredAttention:
     blocks: AttentionBlocks
 
     @property
-    def operands(self) -> tuple[int, int, int]:
-        """Positions of queries, keys and values among the parameters."""
-        scores, context = (self.blocks.blocks[name].value.b for name in ("scores", "context"))
-        query, key, value = map(self._position, (scores.a.source, scores.b.source, context.b.source))
-        return query, key, value
-
-    @property
     def operand_dtypes(self) -> tuple[str, ...]:
         """Of queries, keys and values in memory."""
-        return tuple(self.wide.dtypes.get(position, WIDE) for position in self.operands)
-
-    def _position(self, parameter: ir.Var) -> int:
-        return next(i for i, p in enumerate(self.wide.function.params) if p.same_as(parameter))
+        return tuple(self.wide.dtypes.get(position, WIDE) for position in self.blocks.operands)
 
     def stored(self, kernel: tirx.PrimFunc, staged: Mapping[ir.Var, str]) -> tirx.PrimFunc:
         """A kernel of the parameters of `wide` with those of `original`, and buffers on the way from memory

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
-from hybridc.schedules.cpu.core.attention import AttentionBlocks
-from hybridc.schedules.cpu.core.micro_kernel import ceil_div
+from hybridc.schedules.cuda.attention.cost import ranked_ways
 from hybridc.schedules.cuda.attention.read import StoredAttention, read_stored_attention
-from hybridc.schedules.cuda.attention.tensor_core_kernel import ROWS, STEP, Way, tensor_core_kernel
+from hybridc.schedules.cuda.attention.tensor_core_kernel import Way, tensor_core_kernel
 from hybridc.schedules.cuda.core.copies import COPIES_SINCE
-from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, cuda_target, finish_function
+from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tensor_core.instructions import OLDEST
+from hybridc.schedules.cuda.tile.schedule import known_gpu
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.schedules.storage import WIDE
 from hybridc.targets import architecture_number, oldest
@@ -33,7 +31,11 @@ def tensor_core_attention(request: Request) -> Scheduled | None:
     if attention is None or dtype is None:
         return None
     copies = architecture_number(oldest(request.target.cuda_architectures)) >= COPIES_SINCE
-    way = chosen_way(attention.blocks, copies=copies)
+    ways = ranked_ways(attention.blocks, known_gpu(request.gpu), copies=copies)
+    return next(filter(None, (_scheduled(request, attention, dtype, way) for way in ways)), None)
+
+
+def _scheduled(request: Request, attention: StoredAttention, dtype: str, way: Way) -> Scheduled | None:
     name = tensor_core_attention.__name__
     function = attempt(name, lambda: tensor_core_kernel(attention, dtype, way))
     return None if function is None else finish_function(function, name, cuda_target(request.target))
@@ -53,20 +55,4 @@ def attention_factors(request: Request) -> frozenset[int]:
     attention = read_stored_attention(request.function)
     if attention is None or multiplied_as(attention, request) is None:
         return frozenset()
-    return frozenset(attention.operands)
-
-
-def chosen_way(found: AttentionBlocks, *, copies: bool) -> Way:
-    """Warps share queries where blocks of queries of their own would be few."""
-    batches = math.prod(found.batch)
-    for way in _ways(found, copies=copies):
-        if batches * ceil_div(found.rows, way.rows) >= 160:
-            return way
-    return way
-
-
-def _ways(found: AttentionBlocks, *, copies: bool) -> list[Way]:
-    """From most queries in a block to fewest."""
-    largest = max(found.depth, found.width)
-    keys = 64 if largest <= 64 else 32 if largest <= 128 else 16
-    return [Way(4, 1, keys, copies), Way(2, 2, 32, copies), Way(1, 4, 16, copies)]
+    return frozenset(attention.blocks.operands)

@@ -45,9 +45,10 @@ ROWS = 16
 """Queries of a warp: rows of a matrix instruction."""
 STEP = 16
 """Of the depth of a matrix instruction, and columns of the fragments that a lane loads at a time."""
-_COLUMNS = 8
+COLUMNS = 8
+"""Of the results of a matrix instruction."""
 _FLOAT = "float32"
-_PAD = 4
+PAD = 4
 """Floats behind a row of sums that warps exchange: eight rows begin in different banks."""
 
 
@@ -131,8 +132,8 @@ class _Block:
         self.weights = registers((4,), "uint32", "weights")
         self.fragments = registers((4,), "uint32", "fragments")
         self.element_pair = registers((2,), _FLOAT, "pair")
-        self.scores = registers((way.keys // _COLUMNS * 4,), _FLOAT, "scores")
-        self.sums = registers((self.width // _COLUMNS * 4,), _FLOAT, "sums")
+        self.scores = registers((way.keys // COLUMNS * 4,), _FLOAT, "scores")
+        self.sums = registers((self.width // COLUMNS * 4,), _FLOAT, "sums")
         self.peak, self.total, self.top, self.shrink = (
             registers((2,), _FLOAT, name) for name in ("peak", "total", "top", "shrink")
         )
@@ -140,7 +141,7 @@ class _Block:
             states = (way.down * way.across * ROWS,)
             self.peaks, self.totals = (builder.shared(states, _FLOAT, n) for n in ("peaks", "totals"))
             slots = way.across // 2 * way.down * ROWS
-            self.partial = builder.shared((slots * (self.width + _PAD),), _FLOAT, "partial")
+            self.partial = builder.shared((slots * (self.width + PAD),), _FLOAT, "partial")
 
     def body(self) -> tirx.Stmt:
         tiles = ceil_div(self.found.columns, self.way.tile)
@@ -275,7 +276,7 @@ class _Block:
 
     def _weights(self, begin: ir.Expr) -> list[tirx.Stmt]:
         """Scores become weights; maximum, sum and products so far follow a new maximum."""
-        columns = self.way.keys // _COLUMNS
+        columns = self.way.keys // COLUMNS
 
         def place(j: ir.Expr, half: ir.Expr, e: ir.Expr) -> ir.Expr:
             return (j * integer(2) + half) * integer(2) + e
@@ -312,7 +313,7 @@ class _Block:
             _each((2, columns, 2), largest),
             unrolled(2, shrinking),
             _each((2, columns, 2), weight),
-            _each((self.width // _COLUMNS, 2, 2), shrunk),
+            _each((self.width // COLUMNS, 2, 2), shrunk),
         ]
 
     def _logits(
@@ -320,11 +321,11 @@ class _Block:
     ) -> list[tirx.Stmt]:
         """What the softmax sees of the scores: those of keys that do not exist are -inf."""
         found, is_whole = self.found, self.found.columns % self.way.tile == 0
-        extents = (self.way.keys // _COLUMNS, 2)
+        extents = (self.way.keys // COLUMNS, 2)
 
         def logit(j: ir.Expr, half: ir.Expr) -> tirx.Stmt:
             row = tirx.min(self._row(half), integer(found.rows - 1))
-            column = begin + j * integer(_COLUMNS) + self.pair
+            column = begin + j * integer(COLUMNS) + self.pair
 
             def element(e: ir.Expr) -> tirx.Stmt:
                 at = [place(j, half, e)]
@@ -335,7 +336,7 @@ class _Block:
             return vectorized(2, element) if is_whole else unrolled(2, element)
 
         def hidden(j: ir.Expr, half: ir.Expr, e: ir.Expr) -> tirx.Stmt:
-            missing = begin + j * integer(_COLUMNS) + self.pair + e >= integer(found.columns)
+            missing = begin + j * integer(COLUMNS) + self.pair + e >= integer(found.columns)
             return when(missing, tirx.BufferStore(self.scores, _number(float("-inf")), [place(j, half, e)]))
 
         statements = [] if self.exponents.is_scaled_only else [_each(extents, logit)]
@@ -408,11 +409,11 @@ class _Block:
 
             def pair(j: ir.Expr, half: ir.Expr) -> tirx.Stmt:
                 line = (slot * integer(self.way.down) + self.group) * integer(ROWS) + self._line(half)
-                at = line * integer(self.width + _PAD) + j * integer(_COLUMNS) + self.pair
+                at = line * integer(self.width + PAD) + j * integer(COLUMNS) + self.pair
                 own = (j * integer(2) + half) * integer(2)
                 return vectorized(2, lambda e: body(own + e, at + e))
 
-            return _each((self.width // _COLUMNS, 2), pair)
+            return _each((self.width // COLUMNS, 2), pair)
 
         def written(own: ir.Expr, at: ir.Expr) -> tirx.Stmt:
             return tirx.BufferStore(self.partial, tirx.BufferLoad(self.sums, [own]), [at])
@@ -445,7 +446,7 @@ class _Block:
             unrolled(2, lambda half: tirx.BufferStore(self.total, _number(0), [half])),
             _each((2, across), added),
             unrolled(2, own),
-            _each((self.width // _COLUMNS, 2, 2), shrunk),
+            _each((self.width // COLUMNS, 2, 2), shrunk),
             *(statement for count in counts for statement in halved(count)),
         ]
 
@@ -466,7 +467,7 @@ class _Block:
             return sequence([*combine, tirx.BufferStore(self.total, inverse, [half])])
 
         def pair(j: ir.Expr, half: ir.Expr) -> tirx.Stmt:
-            row, column = self._row(half), j * integer(_COLUMNS) + self.pair
+            row, column = self._row(half), j * integer(COLUMNS) + self.pair
 
             def element(e: ir.Expr) -> tirx.Stmt:
                 total = self.sums[(j * integer(2) + half) * integer(2) + e]
@@ -475,11 +476,11 @@ class _Block:
             if found.width % 2:
                 body = unrolled(2, lambda e: when(column + e < integer(found.width), element(e)))
             else:
-                is_whole = found.width % _COLUMNS == 0
+                is_whole = found.width % COLUMNS == 0
                 body = when(column < integer(found.width), vectorized(2, element), always=is_whole)
             return when(row < integer(found.rows), body, always=found.rows % self.way.rows == 0)
 
-        stored = _each((ceil_div(found.width, _COLUMNS), 2), pair)
+        stored = _each((ceil_div(found.width, COLUMNS), 2), pair)
         has_all = self.share.equal(integer(0))
         return sequence([unrolled(2, invert), when(has_all, stored, always=self.way.across == 1)])
 

@@ -102,9 +102,7 @@ def wrong_cases(
     """Names of those that do not compute what is expected, in an order of threads."""
     emulator.start(64 << 20, thread_order=order)
     return [
-        name
-        for name, case in cases.items()
-        if not case.is_near(_run(library[name], case, scheduled[name]))
+        name for name, case in cases.items() if not case.is_near(_run(library[name], case, scheduled[name]))
     ]
 
 

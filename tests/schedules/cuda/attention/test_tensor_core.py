@@ -12,16 +12,22 @@ from tvm import tirx
 
 from hybridc.codegen.cuda import compile_cubin
 from hybridc.emulator import ThreadOrder
+from hybridc.gpu_model.fast import estimate_fast
+from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
+from hybridc.machine import Processor, gpu_named
 from hybridc.schedules.cpu.core.attention import AttentionBlocks
 from hybridc.schedules.cuda.attention import tensor_core
+from hybridc.schedules.cuda.attention.cost import ranked_ways, shared_bytes, work_of_way
 from hybridc.schedules.cuda.attention.operands import PaddedOperand
-from hybridc.schedules.cuda.attention.tensor_core_kernel import Way
+from hybridc.schedules.cuda.attention.read import read_stored_attention
+from hybridc.schedules.cuda.attention.tensor_core_kernel import Way, tensor_core_kernel
+from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 from tests.schedules.cuda.attention.cases import MASKS, drawn
-from tests.schedules.cuda.harness import Case, check, library_of, scheduled_for_gpu, wrong_cases
+from tests.schedules.cuda.harness import TARGET, Case, check, library_of, scheduled_for_gpu, wrong_cases
 
 RULE = "tensor_core_attention"
 WAYS = (
@@ -37,11 +43,11 @@ WAYS = (
 def every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of queries decide, so that cases tell which way they take."""
 
-    def chosen(found: AttentionBlocks, *, copies: bool) -> Way:
+    def ranked(found: AttentionBlocks, _: Processor, *, copies: bool) -> list[Way]:
         way = WAYS[found.rows % len(WAYS)]
-        return replace(way, copies=way.copies and copies)
+        return [replace(way, copies=way.copies and copies)]
 
-    monkeypatch.setattr(tensor_core, "chosen_way", chosen)
+    monkeypatch.setattr(tensor_core, "ranked_ways", ranked)
 
 
 def cases() -> dict[str, Case]:
@@ -77,9 +83,7 @@ def faulty(rows: int, edits: Mapping[str, Callable[[str], str]]) -> list[str]:
     def edited(source: str) -> str:
         parts = re.split(r'(?=extern "C" __global__)', source)
         for name, edit in edits.items():
-            [place] = [
-                i for i, p in enumerate(parts) if re.search(rf"\b{name}_kernel\(", p) and "{" in p
-            ]
+            [place] = [i for i, p in enumerate(parts) if re.search(rf"\b{name}_kernel\(", p) and "{" in p]
             parts[place] = edit(parts[place])
         return "".join(parts)
 
@@ -144,9 +148,7 @@ def test_lines_of_another_pitch_show(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nvidias_compiler_takes_it_for_turing_and_spills_nothing() -> None:
     case = drawn(np.random.default_rng(0), (1, 35, 40, 2), 64, 64, "keys", RULE, "float16")
     sources: list[str] = []
-    library_of(
-        {"k": scheduled_for_gpu(case.function)}, lambda source: sources.append(source) or source
-    )
+    library_of({"k": scheduled_for_gpu(case.function)}, lambda source: sources.append(source) or source)
     compile_cubin(sources[0], "sm_75")
 
 
@@ -155,3 +157,34 @@ def test_turing_multiplies_float16_only() -> None:
     case = drawn(np.random.default_rng(0), (1, 16, 16, 1), 16, 16, "none", RULE, "float16")
     made = schedule(Request(case.function, frozenset(), turing), Device.GPU)
     assert made is not None and made.rule == RULE and "copy_async" not in str(made.function)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "depth"), [((1, 128, 512, 12), 64), ((2, 1024, 256, 8), 40), ((1, 64, 64, 4), 128)]
+)
+def test_closed_form_follows_the_lowered_loops(sizes: tuple[int, int, int, int], depth: int) -> None:
+    processor = gpu_named("rtx-3090")
+    found = read_stored_attention(
+        drawn(np.random.default_rng(0), sizes, depth, depth, "none", None, "float16").function
+    )
+    assert found is not None
+    for way in ranked_ways(found.blocks, processor, copies=True)[:3]:
+        counted = work_of_way(found.blocks, way)
+        [work] = work_of_function(
+            lowered_for_gpu(tensor_core_kernel(found, "float16", way), cuda_target(TARGET))
+        )
+        assert abs(work.shared_bytes - shared_bytes(found.blocks, way)) <= 64
+        us, lowered = (estimate_fast(w, processor).us for w in (counted, work))
+        assert us == pytest.approx(lowered, rel=0.25)
+
+
+def test_warps_share_queries_where_there_are_few() -> None:
+    def best(sizes: tuple[int, int, int, int]) -> Way:
+        case = drawn(np.random.default_rng(0), sizes, 64, 64, "none", None, "float16")
+        found = read_stored_attention(case.function)
+        assert found is not None
+        return ranked_ways(found.blocks, gpu_named("rtx-3090"), copies=True)[0]
+
+    few, many = best((1, 32, 256, 8)), best((2, 512, 8, 16))
+    assert few.across > 1 and few.copies
+    assert many.across == 1 and not many.copies
