@@ -57,9 +57,8 @@ from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_r
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
-from hybridc.schedules.cuda.attention import is_suitable
+from hybridc.schedules.cuda.attention.attention import is_suitable
 from hybridc.schedules.storage import NARROW
-from hybridc.targets import Isa
 
 TILING_LEVELS = 5
 """A network is tiled to a half, a quarter, ... 1/32 of what it needs; smaller tiles are mostly launches."""
@@ -101,15 +100,15 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     target = c.job.options.target
     # not before the network is tiled: tiles are those of its operators
     whole = c.program
-    if target.has_gpu and c.job.options.precision in (FP32, TF32) and not c.narrow:
-        whole = fuse_attention(whole, partial(_has_attention_kernels, target.isa))
+    if target.has_gpu:
+        whole = fuse_attention(whole, _has_attention_kernels)
     program = fuse(whole, c.library.table)
     return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)
 
 
-def _has_attention_kernels(isa: Isa, match: Attention) -> bool:
-    """Whether both devices have a schedule for it that is better than those of its operators."""
-    return is_suitable(match.rows, match.depth, match.width) and match.width % isa.lanes() == 0
+def _has_attention_kernels(match: Attention) -> bool:
+    """Whether the GPU has a schedule for it, too, that is better than those of its operators."""
+    return is_suitable(match.depth, match.width)
 
 
 def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:

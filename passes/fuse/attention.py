@@ -4,7 +4,8 @@
 
 A row of scores needs all keys but only its own query, so it can live in a cache from the first product to the
 second (Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021). Transpositions of the operands
-and of the result become part of the kernel's indices.
+and of the result become part of the kernel's indices, and so do keys and values that are repeated for each of
+several heads of queries (Ainslie et al., "GQA", 2023): there is no repeated copy.
 
 `suits` says which matches are worth it: another device may have no schedule for some sizes.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -39,10 +40,12 @@ SCORE_STEPS = ("divide", "multiply", "add", "subtract")
 
 @dataclass(frozen=True, slots=True)
 class TransposedOperand:
-    """An operand of a product that is a transposed tensor: its axis `i` is the tensor's axis `axes[i]`."""
+    """An operand of a product that is a transposed tensor: its axis `i` is the tensor's axis `axes[i]`, of which
+    each position counts for `repeats[i]` neighbouring ones (once each if there are none)."""
 
     tensor: relax.Var
     axes: tuple[int, ...]
+    repeats: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,7 +54,24 @@ class TransposedOperand:
 
     def extent(self, axis: int) -> int:
         """Of an axis of the factor."""
-        return self.shape[self.axes[axis]]
+        return self.shape[self.axes[axis]] * (self.repeats[axis] if self.repeats else 1)
+
+    def permuted(self, permutation: Sequence[int]) -> TransposedOperand:
+        """The same factor as the transposition of what its tensor is made of by `permutation`."""
+        return replace(self, axes=tuple(permutation[a] for a in self.axes))
+
+    def repeated(self, axis: int, times: int) -> TransposedOperand:
+        """A factor whose axis of this number has each position so many times."""
+        repeats = list(self.repeats or (1 for _ in self.axes))
+        repeats[axis] *= times
+        return replace(self, repeats=tuple(repeats))
+
+    def indices(self, at: Sequence[te.Var]) -> tuple[te.Expr, ...]:
+        """Of the tensor's element that is the factor's at a point."""
+        repeats = self.repeats or (1 for _ in self.axes)
+        own = [i // n if n > 1 else i for i, n in zip(at, repeats, strict=True)]
+        placed = dict(zip(self.axes, own, strict=True))
+        return tuple(placed[axis] for axis in range(len(at)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +183,11 @@ def _match(
     query, key, value = (
         _operand(a, values, uses, members) for a in (first.args[0], first.args[1], second.args[1])
     )
-    batches = {tuple(tensor_shape(a)[:-2]) for a in (first.args[0], first.args[1], second.args[1])}
-    if len(batches) != 1 or len(tensor_shape(first.args[0])) != rank:
+    factors = first.args[0], first.args[1], second.args[1]
+    batch = tensor_shape(softmax)[:-2]
+    if any(len(tensor_shape(a)) != rank for a in factors) or tensor_shape(factors[0])[:-2] != batch:
         return None
+    key, value = (_broadcast(operand, batch) for operand in (key, value))
     result_axes = tuple(range(rank))
     after = readers.get(context)
     if uses[context] == 1 and after is not None and is_op(values[after], "permute_dims"):
@@ -185,13 +207,66 @@ def _operand(
 ) -> TransposedOperand:
     """A factor as the transposition of another tensor, if the transposed one has no other readers."""
     rank = len(tensor_shape(var))
-    axes = tuple(range(rank))
-    while is_op(values.get(var), "permute_dims") and uses[var] == 1:
-        permutation = _permutation(values[var], rank)
-        axes = tuple(permutation[a] for a in axes)
-        members.insert(0, var)
-        var = values[var].args[0]
-    return TransposedOperand(var, axes)
+    found = TransposedOperand(var, tuple(range(rank)))
+    while uses[var] == 1:
+        value = values.get(var)
+        if is_op(value, "permute_dims"):
+            made, found = [var], found.permuted(_permutation(value, rank))
+            source = value.args[0]
+        else:
+            repeat = _repeat(var, values, uses)
+            if repeat is None:
+                break
+            made, source, axis, times = repeat
+            found = found.repeated(found.axes.index(axis), times)
+        members[:0] = made
+        var = source
+        found = replace(found, tensor=var)
+    return found
+
+
+def _repeat(
+    var: relax.Var, values: dict[relax.Var, Any], uses: Counter[relax.Var]
+) -> tuple[list[relax.Var], relax.Var, int, int] | None:
+    """The bindings that make a tensor of another one by repeating positions of an axis, the other tensor, the
+    axis and how often: an axis is added behind it, made longer, and joined with it."""
+    joined, longer = values.get(var), values.get(var)
+    made = [var]
+    if is_op(joined, "reshape") and isinstance(joined.args[0], relax.Var) and uses[joined.args[0]] == 1:
+        made.insert(0, joined.args[0])
+        longer = values.get(joined.args[0])
+    if not is_op(longer, "broadcast_to") or not isinstance(longer.args[0], relax.Var):
+        return None
+    added = longer.args[0]
+    source = added
+    if joined is not longer:
+        inner = values.get(added)
+        if not is_op(inner, "expand_dims", "reshape") or uses[added] != 1:
+            return None
+        made.insert(0, added)
+        source = inner.args[0]
+    shape, result = tensor_shape(source), tensor_shape(var)
+    if len(shape) != len(result):
+        return None
+    axes = [axis for axis, (old, new) in enumerate(zip(shape, result, strict=True)) if old != new]
+    if len(axes) != 1 or result[axes[0]] % shape[axes[0]]:
+        return None
+    axis, times = axes[0], result[axes[0]] // shape[axes[0]]
+    if joined is not longer:
+        behind = (*shape[: axis + 1], 1, *shape[axis + 1 :])
+        if tensor_shape(added) != behind or tensor_shape(made[1]) != (
+            *shape[: axis + 1], times, *shape[axis + 1 :]
+        ):  # fmt: skip
+            return None
+    return made, source, axis, times
+
+
+def _broadcast(operand: TransposedOperand, batch: Sequence[int]) -> TransposedOperand:
+    """A factor whose single positions of batch axes a product reads for all."""
+    for axis, extent in enumerate(batch):
+        if operand.extent(axis) != extent:
+            operand = operand.repeated(axis, extent)
+    return operand
 
 
 def _permutation(call: relax.Call, rank: int) -> tuple[int, ...]:
@@ -231,14 +306,13 @@ def _is_mask(operand: relax.Expr, match: Attention) -> bool:
 def attention_function(match: Attention) -> tirx.PrimFunc:
     """Blocks scores, logits, peak, weights, total, context and result over query, key, value and masks."""
     query, key, value = (_placeholder(o.shape) for o in (match.query, match.key, match.value))
-    *batch, rows, depth = (match.query.shape[a] for a in match.query.axes)
-    columns, width = match.key.shape[match.key.axes[-1]], match.value.shape[match.value.axes[-1]]
+    *batch, rows, depth = (match.query.extent(axis) for axis in range(len(match.query.axes)))
+    columns, width = match.key.extent(-1), match.value.extent(-1)
     d, t = sum_over(depth, "d"), sum_over(columns, "t")
     u, v = sum_over(columns, "u"), sum_over(columns, "v")
 
     def read(tensor: te.Tensor, operand: TransposedOperand, *indices: te.Var) -> te.Expr:
-        placed = dict(zip(operand.axes, indices, strict=True))
-        return tensor[tuple(placed[i] for i in range(len(indices)))]
+        return tensor[operand.indices(indices)]
 
     scores = te.compute(
         extents(*batch, rows, columns),

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.options import FP16
+from hybridc.passes.precision.precision import attention_masks
 from hybridc.passes.precision.small_tensors import SMALL_BYTES, affordable
 from hybridc.passes.precision.wide_program import NarrowTensors
 from hybridc.passes.program.program import (
@@ -20,6 +21,7 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
+from hybridc.schedules.cuda.attention.tensor_core import attention_factors
 from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_factors
 from hybridc.schedules.rule import PRECISION, Request
 from hybridc.schedules.storage import WIDE, stored
@@ -59,6 +61,8 @@ class _Writer:
     weights: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
     factors: dict[tuple[str, tuple[tuple[int, str], ...]], Set[int]] = field(default_factory=dict)
     """What tensor cores multiply, by function and the types that it stores."""
+    masks: dict[str, Set[int]] = field(default_factory=dict)
+    """Positions of the masks of attention, by function."""
 
     def __post_init__(self) -> None:
         self.calls = [b for b in self.old.bindings if is_op(b.value, "call_tir")]
@@ -80,10 +84,12 @@ class _Writer:
         found = {(v, 0): model.inputs[v.name] for v in old.inputs if v.name in model.inputs}
         read_in_full: set[Tensor] = {self.tensor(output) for output in old.outputs}
         for call in self.calls:
-            if _name(call) not in self.reduced:
-                read_in_full |= {
-                    self.tensor(v) for v in call.value.args[1].fields if isinstance(v, relax.Var)
-                }
+            masks, is_reduced = self._masks(call), _name(call) in self.reduced
+            read_in_full |= {
+                self.tensor(v)
+                for v in call.value.args[1].fields
+                if isinstance(v, relax.Var) and (v in masks or not is_reduced)
+            }
         for call in self.calls:
             dtype = model.nodes.get(old.origins[call.var.name][-1], "")
             for i, ty in enumerate(_fields(call.var.ty)):
@@ -123,13 +129,22 @@ class _Writer:
         key = name, tuple(dtypes.items())
         if key not in self.factors:
             function = stored(self.old.module[name], dtypes) if dtypes else self.old.module[name]
-            self.factors[key] = tensor_core_factors(Request(function, frozenset(), self.target))
+            request = Request(function, frozenset(), self.target)
+            self.factors[key] = tensor_core_factors(request) or attention_factors(request)
         return {t for t, position in self._arguments(call).items() if position in self.factors[key]}
 
     def _arguments(self, call: relax.VarBinding) -> Mapping[Tensor, int]:
         """The tensors that a call reads, and where they stand among its arguments; without weights."""
         arguments = enumerate(call.value.args[1].fields)
         return {self.tensor(v): i for i, v in arguments if v.name not in self.old.weights}
+
+    def _masks(self, call: relax.VarBinding) -> Set[relax.Var]:
+        """What a function whose other tensors are float16 reads in float32."""
+        name = _name(call)
+        if name not in self.masks:
+            is_reduced = name in self.reduced
+            self.masks[name] = attention_masks(self.old.module[name]) if is_reduced else frozenset()
+        return {call.value.args[1].fields[i] for i in self.masks[name]}
 
     def _weight_bytes(self, call: relax.VarBinding) -> int:
         weights = {v for v in call.value.args[1].fields if v.name in self.old.weights}
@@ -155,7 +170,7 @@ class _Writer:
         if value.dtype != np.float32:
             return ""
         if _name(call) in self.reduced:
-            return HALF
+            return "" if weight in self._masks(call) else HALF
         types = [
             self.model.nodes[node] for node in self.old.origins[call.var.name] if node in self.model.nodes
         ]

@@ -25,6 +25,7 @@ from hybridc.options import BF16, FP16, INT8, TF32
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments, schedule_requests
+from hybridc.schedules.cpu.core.attention import read_attention
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
     floats_are_faster,
@@ -125,13 +126,17 @@ def choose_halves(program: Program, rounding_error: float, errors: Errors) -> tu
 
     Requires: `program` fused.
     Ensures: the functions that may, by name; others that read or write float32 have the attribute
-    PRECISION_NOTE, which says why not.
+    PRECISION_NOTE, which says why not. Masks of attention stay float32 (`attention_masks`).
     Raises: what `errors` raises.
     """
     called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
     floats = {
         name: [i for i, p in enumerate(program.module[name].params) if str(p.dtype) == "float32"]
         for name in called
+    }
+    floats = {
+        name: [i for i in positions if i not in attention_masks(program.module[name])]
+        for name, positions in floats.items()
     }
     found = errors(program, {name: positions for name, positions in floats.items() if positions})
     notes = {
@@ -142,6 +147,13 @@ def choose_halves(program: Program, rounding_error: float, errors: Errors) -> tu
         if not error <= rounding_error
     }
     return _marked(program, FP16, (), notes), frozenset(found.keys() - notes.keys())
+
+
+def attention_masks(function: tirx.PrimFunc) -> frozenset[int]:
+    """Positions of the masks of an attention, which hide keys by numbers beyond the range of float16, and have
+    few bytes; empty for any other function."""
+    found = read_attention(function)
+    return frozenset() if found is None else found.masks
 
 
 def adds_up_products(function: tirx.PrimFunc) -> bool:

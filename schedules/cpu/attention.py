@@ -25,6 +25,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
     unrolled,
     vectorized,
+    write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
@@ -57,9 +58,9 @@ def attention(request: Request) -> Scheduled | None:
     Error: that of the two products and exp, at most 2e-6 of the result's scale, tested up to 700 keys.
     """
     found = read_attention(request.function)
-    plan = None if found is None else _plan(request, found)
-    if found is None or plan is None:
+    if found is None:
         return None
+    plan = _plan(request, found)
     kernel = _Kernel(found, plan, _Buffers.of(found, plan))
     stages = [kernel.pack_keys(), *([kernel.pack_values()] if plan.packs_values else []), kernel.rows()]
     function = function_of(request.function, list(request.function.params), stages, kernel.allocated)
@@ -79,15 +80,15 @@ class _Plan:
     chunk: int
     """Panels of keys of a chunk."""
     packs_values: bool
+    width: int
+    """Columns of the values, whole vectors."""
     factor: float | None
     """What scores are multiplied by in front of the softmax, if nothing else happens to them."""
 
 
-def _plan(request: Request, found: AttentionBlocks) -> _Plan | None:
+def _plan(request: Request, found: AttentionBlocks) -> _Plan:
     isa = request.target.isa
-    # a tail of the values' vectors would need conditions in the inner loop
-    if found.width % isa.lanes():
-        return None
+    width = ceil_div(found.width, isa.lanes()) * isa.lanes()
     first = rank_gemm_tiles(isa, min(found.rows, TASK_ROWS), found.columns)[0][1]
     # fewer rows where threads would have no task
     shared = ceil_div(math.prod(found.batch) * found.rows, request.threads)
@@ -96,12 +97,14 @@ def _plan(request: Request, found: AttentionBlocks) -> _Plan | None:
     chunk = max(int(isa.l1_bytes * SCORES_SHARE) // (4 * rows * first.columns), 1)
     return _Plan(
         first,
-        _context_tile(isa, rows, found.width),
+        _context_tile(isa, rows, width),
         rows,
         panels,
         # chunks of about the same size
         ceil_div(panels, ceil_div(panels, chunk)),
-        found.rows >= PACKED_ROWS,
+        # a tail of the values' vectors would need conditions in the inner loop
+        found.rows >= PACKED_ROWS or width > found.width,
+        width,
         _factor(found),
     )
 
@@ -117,18 +120,7 @@ def _context_tile(isa: Isa, rows: int, width: int) -> Tile:
 
 def _factor(found: AttentionBlocks) -> float | None:
     """The number by which scores are multiplied, if that is all; such that exponents do not overflow."""
-    score = tirx.Var("score", "float32")
-    value = found.logit([integer(0)] * (len(found.batch) + 2), score)
-    factor = None
-    if value.same_as(score):
-        factor = 1.0
-    elif isinstance(value, tirx.Mul | tirx.Div):
-        number = value.b if value.a.same_as(score) else value.a
-        other = value.a if value.a.same_as(score) else value.b
-        if other.same_as(score) and isinstance(number, tirx.FloatImm):
-            is_product = isinstance(value, tirx.Mul)
-            if is_product or value.a.same_as(score):
-                factor = number.value if is_product else 1.0 / number.value
+    factor = found.factor_of_scores
     return factor if factor is not None and 0 < factor * LOG2_E <= 1 else None
 
 
@@ -162,10 +154,10 @@ class _Buffers:
         return cls(
             made("keys", batches, plan.panels, found.depth, first.columns),
             made(
-                "values", batches, found.width // second.columns, plan.panels * first.columns, second.columns
+                "values", batches, plan.width // second.columns, plan.panels * first.columns, second.columns
             ),
             made("block_scores", plan.rows, plan.chunk * first.columns),
-            made("contexts", plan.rows, found.width),
+            made("contexts", plan.rows, plan.width),
             made("totals", plan.rows),
             made("peaks", plan.rows, first.lanes),
             made("tops", plan.rows),
@@ -231,7 +223,7 @@ class _Kernel:
         return grid((batches, panels, columns // lanes), vector, parallel=work >= PARALLEL_WORK)
 
     def pack_values(self) -> tirx.Stmt:
-        """Panels of a tile's vectors; keys that do not exist have zeros.
+        """Panels of a tile's vectors; keys and columns that do not exist have zeros.
 
         Rows of one head are far apart: many of them would share few sets of a cache.
         """
@@ -242,11 +234,14 @@ class _Kernel:
             b, key = point
 
             def element(panel: ir.Expr, column: ir.Expr) -> tirx.Stmt:
-                at = (*found.batch_at(b), integer(0), panel * integer(columns) + column)
+                place, is_whole = panel * integer(columns) + column, self.plan.width == found.width
+                at = (*found.batch_at(b), integer(0), clamp(place, found.width, inside=is_whole))
                 existing = clamp(key, found.columns, inside=keys == found.columns)
                 value = found.factor("context", 1, at, existing)
                 if keys != found.columns:
                     value = tirx.Select(key < integer(found.columns), value, tirx.FloatImm("float32", 0.0))
+                if not is_whole:
+                    value = tirx.Select(place < integer(found.width), value, tirx.FloatImm("float32", 0.0))
                 return tirx.BufferStore(values, value, [b, panel, key, column])
 
             return loop(panels, lambda panel: vectorized(columns, partial(element, panel)))
@@ -315,7 +310,7 @@ class _Task:
                     tirx.BufferStore(own.tops, top, [m]),
                     vectorized(lanes, lambda lane: tirx.BufferStore(
                         own.peaks, tirx.FloatImm("float32", LEAST), [m, lane])),
-                    loop(found.width // lanes, lambda i: vectorized(lanes, lambda lane: tirx.BufferStore(
+                    loop(plan.width // lanes, lambda i: vectorized(lanes, lambda lane: tirx.BufferStore(
                         own.contexts, zero, [m, i * integer(lanes) + lane]))),
                     *(prefetch(self.query(integer(d), m)) for d in range(0, found.depth, CACHE_LINE_FLOATS)),
                 ]
@@ -330,7 +325,7 @@ class _Task:
                 [
                     loop(panels, lambda p: loop(tiles(plan.scores), lambda i: self.scores(i, first + p, p))),
                     loop(rows, lambda m: self.weights(m, panels)),
-                    loop(found.width // plan.context.columns, lambda v: loop(
+                    loop(plan.width // plan.context.columns, lambda v: loop(
                         tiles(plan.context), lambda i: self.context(i, v, first, panels))),
                 ]
             )  # fmt: skip
@@ -497,14 +492,14 @@ class _Task:
         found, own, lanes = self.found, self.buffers, self.plan.context.lanes
         total = tirx.BufferLoad(own.totals, [m])
 
-        def element(start: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-            value = tirx.BufferLoad(own.contexts, [m, start + lane]) / total
-            return found.store((*self.batch, self.row(m), start + lane), value)
+        def element(column: ir.Expr, _: ir.Expr) -> tirx.Stmt:
+            value = tirx.BufferLoad(own.contexts, [m, column]) / total
+            return found.store((*self.batch, self.row(m), column), value)
 
-        vectors = loop(
-            found.width // lanes, lambda i: vectorized(lanes, partial(element, i * integer(lanes)))
+        vector = Tile(1, 1, 1, lanes)
+        return loop(
+            self.plan.width // lanes, lambda i: write_columns(integer(0), found.width, vector, i, element)
         )
-        return vectors
 
 
 def across(

@@ -1,6 +1,8 @@
 """CUDA schedules: a rule returns a function whose every loop nest is one launch, or None for "not mine"."""
 
-from hybridc.schedules.cuda.attention import attention
+from hybridc.schedules.cuda.attention.attention import attention
+from hybridc.schedules.cuda.attention.few_queries import few_query_attention
+from hybridc.schedules.cuda.attention.tensor_core import tensor_core_attention
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.elementwise.transpose import transpose
@@ -24,6 +26,8 @@ RULES: tuple[Rule, ...] = (
     vector_elementwise,
     transpose,
     elementwise,
+    few_query_attention,
+    tensor_core_attention,
     attention,
     tensor_core_matmul,
     tensor_core_conv,

@@ -47,6 +47,16 @@ HYBRIDC_DEVICE void ldmatrix_x4_trans(unsigned* r, const void* row) {
                : "r"(hybridc::shared_address(row)) : "memory");
 }
 
+// Rounds two neighbouring floats to 16 bits each; the first lies in the lower half, as in fragments.
+HYBRIDC_DEVICE void pack_f16(unsigned* pair, const float* x) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*pair) : "f"(x[1]), "f"(x[0]));
+#else
+  asm("{.reg .b16 low, high;\n cvt.rn.f16.f32 low, %1;\n cvt.rn.f16.f32 high, %2;\n mov.b32 %0, {low, high};}"
+      : "=r"(*pair) : "f"(x[0]), "f"(x[1]));
+#endif
+}
+
 // c += a b, for a of 16 rows and b of 8 columns, and sums in 32 bits.
 HYBRIDC_DEVICE void mma_m16n8k8_f16(float* c, const unsigned* a, const unsigned* b) {
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
@@ -68,6 +78,10 @@ HYBRIDC_DEVICE void mma_m16n8k16_f16(float* c, const unsigned* a, const unsigned
 }
 
 #if __CUDA_ARCH__ >= 800
+HYBRIDC_DEVICE void pack_bf16(unsigned* pair, const float* x) {
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(*pair) : "f"(x[1]), "f"(x[0]));
+}
+
 HYBRIDC_DEVICE void mma_m16n8k16_bf16(float* c, const unsigned* a, const unsigned* b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
                "{%8, %9}, {%0, %1, %2, %3};"

@@ -113,6 +113,15 @@ static inline void round_tf32(float* x) {
   if (std::isfinite(*x)) *x = same_bits<float>((same_bits<unsigned>(*x) + 0x1000u) & 0xffffe000u);
 }
 
+static inline void pack_f16(unsigned* pair, const float* x) {
+  *pair = same_bits<uint16_t>(__float2half_rn(x[0])) | unsigned{same_bits<uint16_t>(__float2half_rn(x[1]))} << 16;
+}
+
+static inline void pack_bf16(unsigned* pair, const float* x) {
+  *pair = same_bits<uint16_t>(__float2bfloat16_rn(x[0])) |
+          unsigned{same_bits<uint16_t>(__float2bfloat16_rn(x[1]))} << 16;
+}
+
 #define HYBRIDC_LOAD(name, count, transposed)                      \
   static inline void name(unsigned* registers, const void* row) { \
     cuda_on_cpu::load_matrices<count, transposed>(registers, row); \

@@ -20,6 +20,20 @@ class AttentionBlocks:
     nest: Nest
     blocks: Mapping[str, NestBlock]
 
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """Positions of queries, keys and values among the parameters."""
+        scores, context = (self.blocks[name].value.b for name in ("scores", "context"))
+        sources = scores.a.source, scores.b.source, context.b.source
+        query, key, value = (self.nest.parameter(source) for source in sources)
+        return query, key, value
+
+    @property
+    def masks(self) -> frozenset[int]:
+        """Positions of what scores are combined with."""
+        inputs = range(len(self.nest.function.params) - 1)
+        return frozenset(inputs) - frozenset(self.operands)
+
     def extent(self, block: str, axis: int) -> int:
         return self.blocks[block].extents[self.blocks[block].spatial[axis]]
 
@@ -63,6 +77,20 @@ class AttentionBlocks:
         scores = self.blocks["scores"].buffer
         value = self.blocks["logits"].value_at(at)
         return replace_loads(value, lambda buffer, _: score if buffer.same_as(scores) else None)
+
+    @property
+    def factor_of_scores(self) -> float | None:
+        """The number by which scores are multiplied in front of the softmax, if that is all."""
+        score = tirx.Var("score", "float32")
+        value = self.logit([integer(0)] * (len(self.batch) + 2), score)
+        if value.same_as(score):
+            return 1.0
+        if isinstance(value, tirx.Mul | tirx.Div):
+            is_left, is_product = value.a.same_as(score), isinstance(value, tirx.Mul)
+            number, other = (value.b, value.a) if is_left else (value.a, value.b)
+            if other.same_as(score) and isinstance(number, tirx.FloatImm) and (is_product or is_left):
+                return float(number.value) if is_product else 1.0 / float(number.value)
+        return None
 
     def store(self, at: Sequence[ir.Expr], value: ir.Expr) -> tirx.BufferStore:
         """Write the element of the result that is the context's at a point."""

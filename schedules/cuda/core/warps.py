@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import ir, tirx
 from tvm.tirx.op import tvm_warp_shuffle_xor
@@ -14,17 +14,23 @@ Combine = Callable[[ir.Expr, ir.Expr], ir.Expr]
 _WHOLE_WARP = tirx.const(0xFFFFFFFF, "uint32")
 
 
-def combined_by_warp(place: ir.Var, combine: Combine) -> list[tirx.Stmt]:
-    """Give every lane what all lanes of its warp have in `place[0]`, in an order that is always the same."""
+def combined_by_lanes(
+    place: ir.Var, index: ir.Expr, combine: Combine, distances: Sequence[int]
+) -> list[tirx.Stmt]:
+    """Give lanes whose numbers differ in the bits `distances` what all of them have in `place[index]`, in an
+    order that is always the same."""
     statements: list[tirx.Stmt] = []
-    distance = WARP // 2
-    while distance:
-        own = tirx.BufferLoad(place, [integer(0)])
+    for distance in distances:
+        own = tirx.BufferLoad(place, [index])
         lane_mask, warp = tirx.const(distance, "int32"), tirx.const(WARP, "int32")
         other = tvm_warp_shuffle_xor(_WHOLE_WARP, own, lane_mask, warp, warp)
-        statements.append(tirx.BufferStore(place, combine(own, other), [integer(0)]))
-        distance //= 2
+        statements.append(tirx.BufferStore(place, combine(own, other), [index]))
     return statements
+
+
+def combined_by_warp(place: ir.Var, combine: Combine) -> list[tirx.Stmt]:
+    """Give every lane what all lanes of its warp have in `place[0]`."""
+    return combined_by_lanes(place, integer(0), combine, (16, 8, 4, 2, 1))
 
 
 def combined_by_block(

@@ -11,6 +11,7 @@ TF32 = "tf32"
 OLDEST = {"float16": 75, "bfloat16": 80, TF32: 80}
 """Architectures that have products of these types, sm_75 being Turing."""
 _MULTIPLY_ADD = {"float16": "m16n8k16_f16", "bfloat16": "m16n8k16_bf16", TF32: "m16n8k8_tf32"}
+_SHORT = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def load_matrices(registers: ir.TensorLoad, row: ir.TensorLoad, *, transposed: bool) -> tirx.Stmt:
@@ -21,6 +22,11 @@ def load_matrices(registers: ir.TensorLoad, row: ir.TensorLoad, *, transposed: b
 def multiply_add(sums: ir.TensorLoad, left: ir.TensorLoad, right: ir.TensorLoad, dtype: str) -> tirx.Stmt:
     """`sums += left right`: 16x8 += 16x16 16x8, or 16x8 8x8 of tf32."""
     return _call(f"mma_{_MULTIPLY_ADD[dtype]}", sums, left, right)
+
+
+def packed(pair: ir.TensorLoad, first: ir.TensorLoad, dtype: str) -> tirx.Stmt:
+    """Round an element of float32 in a register and the next one to 16 bits, side by side in a fragment."""
+    return _call(f"pack_{_SHORT[dtype]}", pair, first)
 
 
 def rounded(element: ir.TensorLoad) -> tirx.Stmt:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import integer, unrolled, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, unrolled, vectorized
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cuda.core.copies import COPY_BYTES, copied
 from hybridc.schedules.cuda.core.launch import WARP
@@ -71,8 +71,14 @@ class Operand:
 
     @property
     def pieces(self) -> int:
-        """That a thread loads of each slice."""
-        return self.elements // (self.width * self.threads)
+        """That a thread loads of each slice, the last of them only if `has_piece`."""
+        return ceil_div(self.extent * self.step, self.width * self.threads)
+
+    def has_piece(self, number: ir.Expr, thread: ir.Expr) -> list[ir.Expr]:
+        """What has to hold for a piece to be a thread's; nothing where all threads have as many."""
+        pieces = self.extent * self.step // self.width
+        flat = number * integer(self.threads) + thread
+        return [flat < integer(pieces)] if pieces % self.threads else []
 
     def piece(self, number: ir.Expr, thread: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
         """Line of a piece, and where in it the piece begins."""
@@ -110,6 +116,7 @@ class Operand:
         position, depth = places if self.along_depth else places[::-1]
         point = {self.position: start + position, self.slice: number, self.depth_in_slice: depth}
         conditions = [substitute(condition, point) for condition in self.element.conditions]
+        conditions += self.has_piece(turn, thread)
         if self.positions.extent % self.extent:
             conditions.append(start + position < integer(self.positions.extent))
         if self.depth.extent % self.step:
@@ -129,7 +136,8 @@ class Operand:
             line, at = self.piece(piece, thread)
             to = tirx.BufferLoad(shared, [stage * integer(self.elements) + self.offset(line, at)])
             exists = tirx.all(*guards) if guards else None
-            return copied(to, source, self.width * self.item_bytes, exists)
+            copy = copied(to, source, self.width * self.item_bytes, exists)
+            return _either(self.has_piece(piece, thread), copy, None)
 
         first = substitute(self.element.load, point)
         return unrolled(self.pieces, one)
@@ -166,7 +174,7 @@ class Operand:
         """Store what `load` loaded to shared memory."""
 
         def one(number: ir.Expr) -> tirx.Stmt:
-            stored = piece(number)
+            stored = _either(self.has_piece(number, thread), piece(number), None)
             if self.item_bytes == 2:
                 return stored
             first = number * integer(self.width)
@@ -246,12 +254,10 @@ def operand(
     point = {**batch, **positions.at(position), **depth.at(number * integer(step) + inner)}
     element = element_of(flattened(substitute(value, point), known), known)
     widest = min(CHUNK_BYTES // item_bytes, extent * step // threads)
-
-    def width(axis: Axis, variable: ir.Var) -> int:
-        fits = (w for w in (8, 4, 2) if w <= widest and axis.extent % w == 0)
-        return next((w for w in fits if steps_by_one(element, variable, w)), 1)
-
-    widths = {True: width(depth, inner), False: width(positions, position)}
+    widths = {
+        True: widest_load(element, inner, depth.extent, widest),
+        False: widest_load(element, position, positions.extent, widest),
+    }
     along_depth = widths[True] > widths[False]
     return Operand(
         name, element, position, number, inner, positions, depth, extent, step, threads, along_depth,
@@ -259,7 +265,13 @@ def operand(
     )  # fmt: skip
 
 
-def _either(conditions: Sequence[ir.Expr], then: tirx.Stmt, otherwise: tirx.Stmt) -> tirx.Stmt:
+def widest_load(element: Element, variable: ir.Var, extent: int, most: int) -> int:
+    """Elements that a load along an axis of `extent` positions, named by `variable`, can have at most."""
+    fits = (w for w in (8, 4, 2) if w <= most and extent % w == 0)
+    return next((w for w in fits if steps_by_one(element, variable, w)), 1)
+
+
+def _either(conditions: Sequence[ir.Expr], then: tirx.Stmt, otherwise: tirx.Stmt | None) -> tirx.Stmt:
     return tirx.IfThenElse(tirx.all(*conditions), then, otherwise) if conditions else then
 
 

@@ -105,3 +105,41 @@ def test_softmax_over_another_axis_is_no_attention():
     weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(x, k)), axis=2))
     after = fuse_attention(net.program(net.emit(relax.op.matmul(weights, x))))
     assert operators(after) == ["matmul", "softmax", "matmul"]
+
+
+def repeated(net: Network, x: relax.Var, times: int) -> relax.Var:
+    """Heads of keys, axis 1, each so many times."""
+    batch, heads, *rest = tensor_shape(x)
+    apart = net.emit(relax.op.expand_dims(x, 2))
+    longer = net.emit(relax.op.broadcast_to(apart, (batch, heads, times, *rest)))
+    return net.emit(relax.op.reshape(longer, (batch, heads * times, *rest)))
+
+
+def test_heads_that_are_repeated_are_not_copied():
+    net = Network((2, 5, 6, 8), (2, 7, 2, 8), (2, 7, 2, 4))
+    q = net.heads(net.inputs[0], 0, 2, 1, 3)
+    k, v = (repeated(net, net.heads(x, 0, 2, 1, 3), 3) for x in net.inputs[1:])
+    scores = net.emit(relax.op.matmul(q, net.emit(relax.op.permute_dims(k, (0, 1, 3, 2)))))
+    weights = net.emit(relax.op.nn.softmax(scores, axis=-1))
+    after = check(net.program(net.emit(relax.op.matmul(weights, v))))
+    assert operators(after) == ["attention"]
+
+
+def test_positions_that_are_repeated_one_after_the_other_stay():
+    net = Network((1, 6, 5, 8), (1, 2, 8, 7), (1, 6, 7, 4))
+    q, k, v = net.inputs
+    apart = net.emit(relax.op.expand_dims(k, 1))  # in front of the heads: 0 1 0 1 0 1
+    longer = net.emit(relax.op.broadcast_to(apart, (1, 3, 2, 8, 7)))
+    k = net.emit(relax.op.reshape(longer, (1, 6, 8, 7)))
+    weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(q, k)), axis=-1))
+    after = check(net.program(net.emit(relax.op.matmul(weights, v))))
+    assert operators(after) == ["expand_dims", "broadcast_to", "reshape", "attention"]
+
+
+def test_one_head_of_keys_is_that_of_all():
+    net = Network((2, 3, 5, 8), (2, 1, 8, 7), (2, 1, 7, 4))
+    q, k, v = net.inputs
+    v = net.emit(relax.op.broadcast_to(v, (2, 3, 7, 4)))
+    weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(q, k)), axis=-1))
+    after = check(net.program(net.emit(relax.op.matmul(weights, v))))
+    assert operators(after) == ["attention"]

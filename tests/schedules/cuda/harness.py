@@ -11,6 +11,8 @@ from tvm import tirx
 
 from hybridc import emulator
 from hybridc.codegen.cuda_callback import cuda_compiler
+from hybridc.codegen.cuda_functions import corrected, printable
+from hybridc.emulator import ThreadOrder
 from hybridc.ir import Device
 from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.rule import Request, Scheduled
@@ -34,6 +36,15 @@ class Case:
     """That has to take it; None if any may."""
     relative_error: float = 1e-5
     """Largest, as a share of the largest result."""
+    absolute_error: Array | None = None
+    """Largest of each element, in place of that."""
+
+    def is_near(self, found: Array) -> bool:
+        """Whether no element is NaN or too far off."""
+        error = np.abs(found.astype("float64") - self.expected.reshape(found.shape))
+        scale = max(1.0, float(np.abs(self.expected).max(initial=0)))
+        most = self.relative_error * scale if self.absolute_error is None else self.absolute_error
+        return bool((error <= most).all())
 
 
 def case(
@@ -56,22 +67,43 @@ def scheduled_for_gpu(function: tirx.PrimFunc) -> Scheduled:
     return found
 
 
-def check(cases: Mapping[str, Case]) -> None:
+def check(cases: Mapping[str, Case], orders: Sequence[ThreadOrder] = (ThreadOrder.FORWARD,)) -> None:
     """Every case is taken by its rule and computes what is expected; what it should write starts as NaN."""
     found = {name: scheduled_for_gpu(case.function) for name, case in cases.items()}
     rules = {name: s.rule for name, s in found.items()}
     assert rules == {name: case.rule or rules[name] for name, case in cases.items()}
+    library = library_of(found)
+    for order in orders:
+        wrong = wrong_cases(cases, found, library, order)
+        assert not wrong, f"{wrong} in order {order.name}"
+
+
+def library_of(
+    scheduled: Mapping[str, Scheduled], edit: Callable[[str], str] = lambda source: source
+) -> tvm.runtime.Module:
+    """Scheduled functions for the emulated GPU, of CUDA C that is edited first."""
+
+    def compiled(source: str) -> bytes:
+        return compile_for_emulator(edit(corrected(str(source))))
+
     emulator.start(64 << 20)
-    with cuda_compiler(compile_for_emulator):
-        functions = {name: s.function.with_attr("global_symbol", name) for name, s in found.items()}
+    with cuda_compiler(compiled):
+        functions = {name: s.function.with_attr("global_symbol", name) for name, s in scheduled.items()}
         target = tvm.target.Target(cuda_target(TARGET), host="llvm")
-        library = tvm.compile(tvm.IRModule(functions), target=target)
-    for name, case in cases.items():
-        got = _run(library[name], case, found[name]).astype("float64")
-        scale = max(1.0, float(np.abs(case.expected).max(initial=0)))
-        error = float(np.abs(got - case.expected.reshape(got.shape)).max(initial=0))
-        # NaN is no error within bounds
-        assert error <= case.relative_error * scale, f"{name}: {error}"
+        return tvm.compile(tvm.IRModule(printable(functions)), target=target)
+
+
+def wrong_cases(
+    cases: Mapping[str, Case],
+    scheduled: Mapping[str, Scheduled],
+    library: tvm.runtime.Module,
+    order: ThreadOrder = ThreadOrder.FORWARD,
+) -> list[str]:
+    """Names of those that do not compute what is expected, in an order of threads."""
+    emulator.start(64 << 20, thread_order=order)
+    return [
+        name for name, case in cases.items() if not case.is_near(_run(library[name], case, scheduled[name]))
+    ]
 
 
 def _run(kernel: tvm.runtime.PackedFunc, case: Case, scheduled: Scheduled) -> Array:

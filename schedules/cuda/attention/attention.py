@@ -1,4 +1,4 @@
-"""Attention whose scores never reach memory: Dao et al., "FlashAttention" (2022), in float32."""
+"""Attention by plain cores: Dao et al., "FlashAttention" (2022), in float32 whatever the types in memory are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import ir, tirx
-from tvm.tirx.op import tvm_warp_shuffle_xor
 
-from hybridc.schedules.cpu.core.attention import AttentionBlocks, read_attention
+from hybridc.schedules.cpu.core.attention import AttentionBlocks
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div
+from hybridc.schedules.cuda.attention.read import read_stored_attention
+from hybridc.schedules.cuda.attention.weights import LOWEST
 from hybridc.schedules.cuda.core.kernel import (
     KernelBuilder,
     Threads,
@@ -21,69 +23,76 @@ from hybridc.schedules.cuda.core.kernel import (
     vectorized,
     when,
 )
-from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, WARP, cuda_target, finish_function
-from hybridc.schedules.cuda.core.refusal import attempt
+from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, cuda_target, finish_function
+from hybridc.schedules.cuda.core.warps import combined_by_lanes
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
-KEYS = 32
-"""Of a tile: a thread has four scores of each of its rows."""
+_KEYS = (32, 16, 8)
+"""Of a tile: a thread has four scores of each of its rows, or fewer where tiles of more keys do not fit shared
+memory."""
 ACROSS, DOWN = 8, 16
 """Threads of a block: those along x share query rows, of which each has one to four."""
 VECTOR = 4
 """Floats of 128 bits."""
 GROUP = ACROSS * VECTOR
 """Columns of the values that the threads of a row read at once."""
-MOST_DEPTH = 128
+MOST_DEPTH = 256
 """Of queries, and most columns of values: tiles of more do not fit shared memory."""
-FEWEST_ROWS = 8
-"""Queries below which most of a tile is empty, and products of few rows are faster."""
 ENOUGH_BLOCKS = 160
 """Two for each multiprocessor of a large GPU: with fewer, smaller tiles keep more of it busy."""
 _PAD = 4
 """Floats between rows in shared memory, so that eight rows' vectors lie in different banks."""
-_WEIGHTS_PITCH = KEYS + 8
+_WEIGHTS_PAD = 8
 """The same for weights, of which a warp writes eight neighbours in each of four rows."""
-_LOWEST = -3.4028234663852886e38
-"""What a maximum begins with. Not -inf: a tile whose keys are all masked would give inf - inf."""
+_OF_ROW = (4, 2, 1)
+"""Distances between the threads that share a row."""
 
 
-def is_suitable(rows: int, depth: int, width: int) -> bool:
-    """Whether the rule takes attention of so many queries, of `depth`, over values of `width`."""
-    fits = max(depth, width) <= MOST_DEPTH and depth % VECTOR == 0 and width % VECTOR == 0
-    return fits and rows >= FEWEST_ROWS
+def is_suitable(depth: int, width: int) -> bool:
+    """Whether there is a rule for attention of `depth`, over values of `width`, of however many queries."""
+    return max(depth, width) <= MOST_DEPTH
 
 
 @schedule_rule(family="matmul")
 def attention(request: Request) -> Scheduled | None:
-    """Accepts `softmax(steps(query @ key)) @ value` over any batch axes, all of them float32.
+    """Accepts `softmax(steps(query @ key)) @ value` over any batch axes.
 
     Tiling: a block has 16 to 64 queries in shared memory and goes through keys and values, 32 at a time. A
     thread has 4 scores of each of its rows, and some columns of the result, both in registers with the rows'
     running maximum and sum: where a tile raises the maximum, what has been summed up shrinks accordingly.
     """
-    found = attempt(attention.__name__, lambda: read_attention(request.function))
-    if found is None or not is_suitable(found.rows, found.depth, found.width):
+    stored = read_stored_attention(request.function)
+    if stored is None or not is_suitable(stored.blocks.depth, stored.blocks.width):
         return None
-    builder = KernelBuilder(request.function)
-    kernel = _Kernel(builder, found, _rows_of_thread(found))
-    blocks = math.prod(found.batch) * kernel.row_tiles
-    function = builder.function([launch(blocks, (ACROSS, DOWN), kernel.of_thread)])
+    builder = KernelBuilder(stored.wide.function)
+    kernel = _Kernel(builder, stored.blocks, *_tile_of(stored.blocks))
+    blocks = math.prod(stored.blocks.batch) * kernel.row_tiles
+    function = stored.stored(builder.function([launch(blocks, (ACROSS, DOWN), kernel.of_thread)]), {})
     return finish_function(function, attention.__name__, cuda_target(request.target))
 
 
-def _rows_of_thread(found: AttentionBlocks) -> int:
-    """As many rows as leave enough blocks, and as shared memory has room for."""
-    for rows in (4, 2):
-        blocks = math.prod(found.batch) * -(-found.rows // (rows * DOWN))
-        if blocks >= ENOUGH_BLOCKS and 4 * sum(_shared_floats(found, rows)) <= MAX_SHARED_BYTES:
-            return rows
-    return 1
+def _tile_of(found: AttentionBlocks) -> tuple[int, int]:
+    """Rows of a thread, as many as leave enough blocks, and keys: as many as shared memory has room for."""
+    fitting = [
+        (rows, keys)
+        for keys in _KEYS
+        for rows in (4, 2, 1)
+        if 4 * sum(_shared_floats(found, rows, keys)) <= MAX_SHARED_BYTES
+    ]
+    for rows, keys in fitting:
+        if math.prod(found.batch) * ceil_div(found.rows, rows * DOWN) >= ENOUGH_BLOCKS:
+            return rows, keys
+    return next((rows, keys) for rows, keys in fitting if rows == 1)
 
 
-def _shared_floats(found: AttentionBlocks, rows: int) -> tuple[int, int, int, int]:
+def _shared_floats(found: AttentionBlocks, rows: int, keys: int) -> tuple[int, int, int, int]:
     """Of queries, keys, values and weights."""
-    pitch, width = found.depth + _PAD, -(-found.width // GROUP) * GROUP
-    return rows * DOWN * pitch, KEYS * pitch, KEYS * width, rows * DOWN * _WEIGHTS_PITCH
+    pitch, width = _padded(found.depth, VECTOR) + _PAD, _padded(found.width, GROUP)
+    return rows * DOWN * pitch, keys * pitch, keys * width, rows * DOWN * (keys + _WEIGHTS_PAD)
+
+
+def _padded(extent: int, step: int) -> int:
+    return ceil_div(extent, step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +101,48 @@ class _Kernel:
     found: AttentionBlocks
     rows: int
     """Of a thread."""
+    keys: int
+    """Of a tile."""
+
+    @property
+    def pitch(self) -> int:
+        """Floats from one query or key in shared memory to the next."""
+        return _padded(self.found.depth, VECTOR) + _PAD
+
+    @property
+    def weights_pitch(self) -> int:
+        return self.keys + _WEIGHTS_PAD
 
     @property
     def row_tiles(self) -> int:
-        return -(-self.found.rows // (self.rows * DOWN))
+        return ceil_div(self.found.rows, self.rows * DOWN)
 
     @property
     def groups(self) -> int:
         """Vectors of the result that a thread has of each of its rows."""
-        return -(-self.found.width // GROUP)
+        return ceil_div(self.found.width, GROUP)
 
     def of_thread(self, thread: Threads) -> tirx.Stmt:
         """All of a block of queries."""
         found, builder = self.found, self.builder
-        sizes = _shared_floats(found, self.rows)
+        sizes = _shared_floats(found, self.rows, self.keys)
         names = ("queries", "keys", "values", "weights")
         queries, keys, values, weights = (
             builder.shared((size,), "float32", name) for size, name in zip(sizes, names, strict=True)
         )
-        scores = builder.registers((self.rows * KEYS // ACROSS,), "float32", "scores")
+        scores = builder.registers((self.rows * self.keys // ACROSS,), "float32", "scores")
         peak, total = (builder.registers((self.rows,), "float32", name) for name in ("peak", "total"))
         sums = builder.registers((self.rows * self.groups * VECTOR,), "float32", "sums")
         batch = found.batch_at(tirx.floordiv(thread.block, integer(self.row_tiles)))
         first = tirx.floormod(thread.block, integer(self.row_tiles)) * integer(self.rows * DOWN)
-        pitch = found.depth + _PAD
+        pitch = self.pitch
 
         def query(row: ir.Expr, d: ir.Expr) -> ir.Expr:
             at = tirx.min(first + row, integer(found.rows - 1))
             return found.factor("scores", 0, (*batch, at, integer(0)), d)
 
         def tile(number: ir.Expr) -> tirx.Stmt:
-            begin = number * integer(KEYS)
+            begin = number * integer(self.keys)
 
             def key(row: ir.Expr, d: ir.Expr) -> ir.Expr:
                 at = tirx.min(begin + row, integer(found.columns - 1))
@@ -134,12 +154,12 @@ class _Kernel:
                 # weights of keys that do not exist are zero, and so has to be what they are multiplied by
                 zero = tirx.const(0, "float32")
                 exists = begin + row < integer(found.columns)
-                return element if found.columns % KEYS == 0 else tirx.if_then_else(exists, element, zero)
+                return element if found.columns % self.keys == 0 else tirx.if_then_else(exists, element, zero)
 
             return sequence(
                 [
-                    _staged(thread, keys, KEYS, found.depth, pitch, key),
-                    _staged(thread, values, KEYS, found.width, self.groups * GROUP, value),
+                    _staged(thread, keys, self.keys, found.depth, pitch, key),
+                    _staged(thread, values, self.keys, found.width, self.groups * GROUP, value),
                     self._scores(thread, queries, keys, scores),
                     *self._weights(thread, (batch, first, begin), scores, weights, (peak, total, sums)),
                     self._products(thread, weights, values, sums),
@@ -147,15 +167,15 @@ class _Kernel:
             )
 
         def start(row: ir.Expr) -> tirx.Stmt:
-            lowest, zero = tirx.const(_LOWEST, "float32"), tirx.const(0, "float32")
-            return sequence([tirx.BufferStore(peak, lowest, [row]), tirx.BufferStore(total, zero, [row])])
+            zero = tirx.const(0, "float32")
+            return sequence([tirx.BufferStore(peak, LOWEST, [row]), tirx.BufferStore(total, zero, [row])])
 
         return sequence(
             [
                 _staged(thread, queries, self.rows * DOWN, found.depth, pitch, query),
                 unrolled(self.rows, start),
                 unrolled(int(sums.shape[0]), lambda i: tirx.BufferStore(sums, tirx.const(0, "float32"), [i])),
-                loop(-(-found.columns // KEYS), tile),
+                loop(ceil_div(found.columns, self.keys), tile),
                 *self._results(thread, batch, first, total, sums),
             ]
         )
@@ -166,7 +186,7 @@ class _Kernel:
 
     def _scores(self, thread: Threads, queries: ir.Var, keys: ir.Var, scores: ir.Var) -> tirx.Stmt:
         """Products of a thread's rows with four keys, a vector of the depth at a time."""
-        pitch, columns = self.found.depth + _PAD, KEYS // ACROSS
+        pitch, columns = self.pitch, self.keys // ACROSS
         left = self.builder.registers((self.rows * VECTOR,), "float32", "left")
         right = self.builder.registers((columns * VECTOR,), "float32", "right")
 
@@ -191,7 +211,7 @@ class _Kernel:
 
         zero = tirx.const(0, "float32")
         clear = unrolled(self.rows * columns, lambda i: tirx.BufferStore(scores, zero, [i]))
-        return sequence([clear, loop(self.found.depth // VECTOR, step)])
+        return sequence([clear, loop(ceil_div(self.found.depth, VECTOR), step)])
 
     def _weights(
         self,
@@ -202,11 +222,11 @@ class _Kernel:
         state: tuple[ir.Var, ir.Var, ir.Var],
     ) -> list[tirx.Stmt]:
         """Scores become weights in shared memory; maximum, sum and products so far follow a new maximum."""
-        found, columns = self.found, KEYS // ACROSS
+        found, columns = self.found, self.keys // ACROSS
         (batch, first, begin), (peak, total, sums) = at, state
         top = self.builder.registers((self.rows,), "float32", "top")
         shrink = self.builder.registers((self.rows,), "float32", "shrink")
-        is_whole = found.columns % KEYS == 0
+        is_whole = found.columns % self.keys == 0
 
         def column(j: ir.Expr) -> ir.Expr:
             return begin + thread.x + j * integer(ACROSS)
@@ -224,7 +244,7 @@ class _Kernel:
             by = tirx.exp(tirx.BufferLoad(peak, [i]) - tirx.BufferLoad(top, [i]))
             return sequence(
                 [
-                    *_combined(top, i, tirx.max),
+                    *combined_by_lanes(top, i, tirx.max, _OF_ROW),
                     tirx.BufferStore(shrink, by, [i]),
                     tirx.BufferStore(peak, tirx.BufferLoad(top, [i]), [i]),
                     tirx.BufferStore(total, total[i] * shrink[i], [i]),
@@ -237,7 +257,7 @@ class _Kernel:
             if not is_whole:
                 value = tirx.if_then_else(column(j) < integer(found.columns), value, tirx.const(0, "float32"))
             own = tirx.BufferLoad(scores, place)
-            shared = self._row(thread, i) * integer(_WEIGHTS_PITCH) + thread.x + j * integer(ACROSS)
+            shared = self._row(thread, i) * integer(self.weights_pitch) + thread.x + j * integer(ACROSS)
             return sequence(
                 [
                     tirx.BufferStore(scores, value, place),
@@ -265,7 +285,7 @@ class _Kernel:
 
         def step(four: ir.Expr) -> tirx.Stmt:
             def weight(i: ir.Expr) -> tirx.Stmt:
-                begin = self._row(thread, i) * integer(_WEIGHTS_PITCH) + four * integer(VECTOR)
+                begin = self._row(thread, i) * integer(self.weights_pitch) + four * integer(VECTOR)
                 return _vector(left, i * integer(VECTOR), weights, begin)
 
             def key(e: ir.Expr) -> tirx.Stmt:
@@ -284,7 +304,7 @@ class _Kernel:
 
             return sequence([unrolled(self.rows, weight), unrolled(VECTOR, key)])
 
-        return loop(KEYS // VECTOR, step)
+        return loop(self.keys // VECTOR, step)
 
     def _results(
         self, thread: Threads, batch: list[ir.Expr], first: ir.Expr, total: ir.Var, sums: ir.Var
@@ -298,11 +318,17 @@ class _Kernel:
                 value = sums[(i * integer(self.groups) + g) * integer(VECTOR) + e] / total[i]
                 return found.store((*batch, row, column + e), value)
 
+            def one(e: ir.Expr) -> tirx.Stmt:
+                return when(column + e < integer(found.width), element(e))
+
             exists = tirx.all(row < integer(found.rows), column < integer(found.width))
             whole = found.rows % (self.rows * DOWN) == 0 and found.width % GROUP == 0
-            return when(exists, vectorized(VECTOR, element), always=whole)
+            body = unrolled(VECTOR, one) if found.width % VECTOR else vectorized(VECTOR, element)
+            return when(exists, body, always=whole)
 
-        add = unrolled(self.rows, lambda i: sequence(_combined(total, i, lambda a, b: a + b)))
+        add = unrolled(
+            self.rows, lambda i: sequence(combined_by_lanes(total, i, lambda a, b: a + b, _OF_ROW))
+        )
         return [add, _each((self.rows, self.groups), vector)]
 
 
@@ -314,8 +340,9 @@ def _staged(
     pitch: int,
     element: Callable[[ir.Expr, ir.Expr], ir.Expr],
 ) -> tirx.Stmt:
-    """Copy a matrix to shared memory by vectors, neighbouring threads neighbouring ones of a row."""
-    vectors, threads = columns // VECTOR, ACROSS * DOWN
+    """Copy a matrix to shared memory by vectors, neighbouring threads neighbouring ones of a row; zeros behind
+    its last column."""
+    vectors, threads = ceil_div(columns, VECTOR), ACROSS * DOWN
 
     def copy(turn: ir.Expr) -> tirx.Stmt:
         number = turn * integer(threads) + thread.y * integer(ACROSS) + thread.x
@@ -325,12 +352,17 @@ def _staged(
         )
 
         def lane(e: ir.Expr) -> tirx.Stmt:
-            return tirx.BufferStore(shared, element(row, column + e), [row * integer(pitch) + column + e])
+            value = element(row, column + e)
+            if columns % VECTOR:
+                zero = tirx.const(0, "float32")
+                value = tirx.if_then_else(column + e < integer(columns), value, zero)
+            return tirx.BufferStore(shared, value, [row * integer(pitch) + column + e])
 
         always = rows * vectors % threads == 0
-        return when(number < integer(rows * vectors), vectorized(VECTOR, lane), always=always)
+        body = unrolled(VECTOR, lane) if columns % VECTOR else vectorized(VECTOR, lane)
+        return when(number < integer(rows * vectors), body, always=always)
 
-    return unrolled(-(-rows * vectors // threads), copy)
+    return unrolled(ceil_div(rows * vectors, threads), copy)
 
 
 def _vector(target: ir.Var, place: ir.Expr, source: ir.Var, begin: ir.Expr) -> tirx.Stmt:
@@ -345,18 +377,3 @@ def _each(extents: tuple[int, ...], body: Callable[..., tirx.Stmt]) -> tirx.Stmt
     if len(extents) == 1:
         return unrolled(extents[0], body)
     return unrolled(extents[0], lambda i: _each(extents[1:], lambda *rest: body(i, *rest)))
-
-
-def _combined(
-    place: ir.Var, index: ir.Expr, combine: Callable[[ir.Expr, ir.Expr], ir.Expr]
-) -> list[tirx.Stmt]:
-    """Give the threads that share a row what all of them have in `place[index]`."""
-    statements: list[tirx.Stmt] = []
-    distance = ACROSS // 2
-    while distance:
-        own = tirx.BufferLoad(place, [index])
-        mask, warp = tirx.const(0xFFFFFFFF, "uint32"), tirx.const(WARP, "int32")
-        other = tvm_warp_shuffle_xor(mask, own, tirx.const(distance, "int32"), warp, warp)
-        statements.append(tirx.BufferStore(place, combine(own, other), [index]))
-        distance //= 2
-    return statements

@@ -1,0 +1,103 @@
+"""Attention of drawn sizes and types, beside numpy in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+from tvm import relax
+
+from hybridc.passes.fuse.attention import Attention, TransposedOperand, attention_function
+from hybridc.schedules.storage import stored
+from tests.schedules.cuda.harness import Case
+
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+MASKS = ("none", "keys", "causal", "late", "lowest")
+
+
+def drawn(
+    generator: np.random.Generator,
+    sizes: tuple[int, int, int, int],
+    depth: int,
+    width: int,
+    mask: str,
+    rule: str | None,
+    dtypes: Mapping[int, str] | str = "float32",
+) -> Case:
+    """Attention of `[batch, position, heads, depth]` tensors with scores / 8 and a mask.
+
+    `sizes` are batch, queries, keys, heads; `dtypes` are types in memory by parameter, or one of all but masks.
+    """
+    batch, rows, columns, heads = sizes
+
+    def tensor(name: str, *shape: int) -> relax.Var:
+        return relax.Var(name, relax.TensorType(shape, "float32"))
+
+    scores, scaled = (tensor(name, batch, heads, rows, columns) for name in ("scores", "scaled"))
+    steps = [relax.op.divide(scores, relax.const(8.0, "float32"))]
+    hidden = _mask(generator, mask, batch, rows, columns)
+    if mask != "none":
+        steps.append(relax.op.add(scaled, tensor("mask", *hidden.shape)))
+    match = Attention(
+        query=TransposedOperand(tensor("q", batch, rows, heads, depth), (0, 2, 1, 3)),
+        key=TransposedOperand(tensor("k", batch, columns, heads, depth), (0, 2, 3, 1)),
+        value=TransposedOperand(tensor("v", batch, columns, heads, width), (0, 2, 1, 3)),
+        steps=tuple(steps),
+        scores=scores,
+        result_axes=(0, 2, 1, 3),
+        members=(scores, scaled),
+    )
+    function = attention_function(match)
+    last = len(function.params) - 1
+    if isinstance(dtypes, str):
+        dtypes = {} if dtypes == "float32" else dict.fromkeys((0, 1, 2, last), dtypes)
+    shapes = [(rows, depth), (columns, depth), (columns, width)]
+    operands = [
+        generator.standard_normal((batch, n, heads, w)).astype(_numpy(dtypes.get(i, "float32")))
+        for i, (n, w) in enumerate(shapes)
+    ]
+    hidden = hidden.astype(_numpy(dtypes.get(3, "float32")) if mask != "none" else np.float32)
+    expected, sizes_of_terms = _reference(operands, hidden)
+    inputs = operands if mask == "none" else [*operands, hidden]
+    # of the weights, if tensor cores multiply them, and of the result
+    rounded = ROUNDING.get(dtypes.get(1, ""), 0.0) if rule == "tensor_core_attention" else 0.0
+    stored_as = ROUNDING.get(dtypes.get(last, ""), 0.0)
+    scale = max(1.0, float(np.abs(expected).max()))
+    error = rounded * sizes_of_terms + stored_as * np.abs(expected) + 4e-6 * scale
+    return Case(
+        stored(function, dtypes) if dtypes else function, inputs, expected, rule, absolute_error=error
+    )
+
+
+def _numpy(dtype: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def _mask(generator: np.random.Generator, kind: str, batch: int, rows: int, columns: int) -> np.ndarray:
+    hidden = {
+        "none": np.zeros((1, 1, 1, 1)),
+        "keys": np.where(generator.random((batch, 1, 1, columns)) < 0.3, -np.inf, 0),
+        "causal": np.triu(np.full((rows, columns), -np.inf), 1),
+        # whole tiles of keys in front are masked
+        "late": np.where(np.arange(columns) < columns - 2, -np.inf, 0).reshape(1, 1, 1, columns),
+        # all keys of some rows, by the least finite number: their weights are all the same
+        "lowest": np.where(np.arange(rows) % 2, np.finfo(np.float32).min, 0).reshape(1, 1, rows, 1),
+    }[kind]
+    if kind == "keys":
+        hidden[..., 0] = 0
+    return hidden
+
+
+def _reference(operands: list[np.ndarray], hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The result, and the same of the values' magnitudes."""
+    query, key, value = (x.astype("float64").transpose(0, 2, 1, 3) for x in operands)
+    logits = query @ key.transpose(0, 1, 3, 2) / 8 + hidden.astype("float64")
+    # as float32 adds them
+    logits = np.maximum(logits, np.finfo(np.float32).min) if np.isfinite(hidden).all() else logits
+    if hidden.min() == np.finfo(np.float32).min:
+        logits = np.where(hidden < 0, hidden, logits)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    result, size = ((weights @ v).transpose(0, 2, 1, 3) for v in (value, np.abs(value)))
+    return result, size

@@ -1,0 +1,68 @@
+"""Attention by plain cores on the emulated GPU: of many queries, and of few."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hybridc.emulator import ThreadOrder
+from hybridc.schedules.cuda.attention.attention import attention
+from hybridc.schedules.cuda.attention.few_queries import MOST_ROWS, few_query_attention
+from hybridc.schedules.rule import Request
+from tests.schedules.cuda.attention.cases import MASKS, drawn
+from tests.schedules.cuda.harness import TARGET, Case, check
+
+TILES, FEW = attention.__name__, few_query_attention.__name__
+
+
+def test_attention_of_drawn_sizes() -> None:
+    generator, cases = np.random.default_rng(0), {}
+    for number, mask in enumerate((*MASKS, *MASKS)):
+        batch, heads = (int(e) for e in generator.integers(1, 3, 2))
+        rows, columns = int(generator.integers(8, 70)), int(generator.integers(2, 70))
+        depth, width = (int(e) for e in generator.choice([4, 17, 20, 32, 36, 64, 66], 2))
+        if mask == "causal":
+            columns = max(rows, columns)
+        sizes = batch, rows, columns, heads
+        cases[f"tiles_{number}"] = drawn(generator, sizes, depth, width, mask, TILES)
+    cases["deep"] = drawn(generator, (1, 20, 37, 2), 160, 160, "keys", TILES)
+    cases["deepest"] = drawn(generator, (1, 20, 37, 1), 256, 252, "none", TILES)
+    # types that tensor cores do not multiply together
+    cases["mixed"] = drawn(generator, (1, 18, 19, 2), 32, 40, "keys", TILES, {1: "float16", 3: "float16"})
+    check(cases)
+
+
+def test_rows_of_a_thread_grow_with_the_number_of_blocks() -> None:
+    generator = np.random.default_rng(5)
+    check(
+        {
+            "many": drawn(generator, (1, 37, 33, 163), 8, 4, "keys", TILES),
+            "more": drawn(generator, (1, 70, 40, 81), 4, 8, "none", TILES),
+        }
+    )
+
+
+def few_cases() -> dict[str, Case]:
+    generator, cases = np.random.default_rng(7), {}
+    for number, mask in enumerate((*MASKS, "keys")):
+        rows, columns = int(generator.integers(1, MOST_ROWS + 1)), int(generator.integers(7, 200))
+        depth, width = (int(e) for e in generator.choice([4, 17, 40, 64, 72, 128], 2))
+        dtype = ("float32", "float16", "bfloat16")[number % 3]
+        sizes = int(generator.integers(1, 3)), rows, columns, 2
+        cases[f"few_{number}_{dtype}"] = drawn(generator, sizes, depth, width, mask, FEW, dtype)
+    cases["one"] = drawn(generator, (1, 1, 300, 3), 64, 64, "none", FEW, "float16")
+    cases["most"] = drawn(generator, (1, 7, 33, 1), 256, 256, "keys", FEW)
+    cases["single"] = drawn(generator, (1, 1, 1, 1), 32, 32, "none", FEW)
+    cases["mixed"] = drawn(generator, (1, 2, 40, 1), 64, 48, "none", FEW, {0: "float16", 2: "float16"})
+    return cases
+
+
+def test_few_queries_share_the_keys_of_a_head() -> None:
+    check(few_cases(), (ThreadOrder.FORWARD, ThreadOrder.WARPS))
+
+
+@pytest.mark.parametrize("sizes", [(7, 16, 257), (16, 257, 16)])
+def test_other_sizes_are_left_to_others(sizes: tuple[int, int, int]) -> None:
+    rows, depth, width = sizes
+    case = drawn(np.random.default_rng(0), (1, 16, 8, 1), depth, width, "none", None)
+    assert attention(Request(case.function, frozenset(), TARGET)) is None
