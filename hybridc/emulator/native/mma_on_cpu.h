@@ -113,6 +113,13 @@ static inline void round_tf32(float* x) {
   if (std::isfinite(*x)) *x = same_bits<float>((same_bits<unsigned>(*x) + 0x1000u) & 0xffffe000u);
 }
 
+static inline void transpose_bytes(void* first, int stride) {
+  uint8_t* row[4];
+  for (int i = 0; i < 4; ++i) row[i] = static_cast<uint8_t*>(first) + 4 * stride * i;
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < i; ++j) std::swap(row[i][j], row[j][i]);
+}
+
 #define HYBRIDC_LOAD(name, count, transposed)                      \
   static inline void name(unsigned* registers, const void* row) { \
     cuda_on_cpu::load_matrices<count, transposed>(registers, row); \
