@@ -54,8 +54,16 @@ class Chip:
     @property
     def tensor_multiplies(self) -> float:
         """fp16 multiply-adds with float32 sums that a quarter of a multiprocessor starts in a cycle."""
+        return self._started("float16")
+
+    @property
+    def integer_multiplies(self) -> float:
+        """The same of 8-bit integers with int32 sums."""
+        return self._started("int8")
+
+    def _started(self, dtype: str) -> float:
         quarters = 4 * self.multiprocessors
-        return self.tensor_gflops.get("float16", 0.0) / (2 * quarters * self.clock_ghz)
+        return self.tensor_gflops.get(dtype, 0.0) / (2 * quarters * self.clock_ghz)
 
 
 @dataclass(frozen=True, slots=True)

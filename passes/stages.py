@@ -49,7 +49,7 @@ from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.planner.watch import Stop, Watch
 from hybridc.passes.precision.narrow_storage import store_narrow
 from hybridc.passes.precision.precision import choose_halves, mark_integers, multiply_tf32, reduce_precision
-from hybridc.passes.precision.quantized import QUANTIZED_RULES
+from hybridc.passes.precision.quantized import QUANTIZED_RULES, multiply_integers
 from hybridc.passes.precision.wide_program import in_float32
 from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
@@ -99,7 +99,9 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     """One PrimFunc for each kernel. Raises ModelError HC150 for an operator that no kernel can compute."""
     target = c.job.options.target
     # not before the network is tiled: tiles are those of its operators
-    whole = c.program
+    whole, precision = c.program, c.job.options.precision
+    if target.has_gpu and precision == INT8:
+        whole = multiply_integers(whole, target.isa)
     if target.has_gpu:
         whole = fuse_attention(whole, _has_attention_kernels)
     program = fuse(whole, c.library.table)

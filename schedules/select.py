@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hybridc.ir import Device
 from hybridc.schedules import cpu, cuda
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.core.launch import cuda_target
+from hybridc.schedules.integers import in_floats
 from hybridc.schedules.rule import Request, Rule, Scheduled
 from hybridc.schedules.safety.guard import made_safe
 from hybridc.schedules.storage import widened, with_storage
@@ -16,7 +18,7 @@ from hybridc.targets import architecture_number, oldest
 
 def rules(device: Device) -> tuple[Rule, ...]:
     """The rules of a device, in the order they are tried."""
-    return cuda.RULES if device is Device.GPU else cpu.RULES
+    return cuda.RULES if device is Device.GPU else (*cpu.INTEGER_RULES, *cpu.RULES)
 
 
 def schedule(request: Request, device: Device) -> Scheduled | None:
@@ -24,20 +26,39 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
 
     Whatever the rule made of it, the function touches nothing outside of its buffers (`schedules/safety/`).
     A GPU cannot launch a kernel of no threads: functions of empty tensors are left to the CPU, and so are
-    those of bfloat16 if the target begins before sm_80, where TVM's code of it was wrong (arg-max).
+    those of bfloat16 if the target begins before sm_80, where TVM's code of it was wrong (arg-max). A CPU
+    multiplies 16-bit floats, and integers that it has no kernel for, as float32.
     Raises: AttributeError for a rule that declares no family (`schedule_rule`).
     """
     if device is Device.GPU and (_is_empty(request) or not _has_types(request)):
         return None
-    wide = widened(request.function) if device is Device.CPU else None
-    asked = request if wide is None else replace(request, function=wide.function)
-    for rule in rules(device):
-        scheduled = rule(asked)
+    if device is Device.CPU:
+        made, gpu = _on_cpu(request), None
+    else:
+        made, gpu = _first(rules(device), request), cuda_target(request.target)
+    return None if made is None else made_safe(made, gpu)
+
+
+def _on_cpu(request: Request) -> Scheduled | None:
+    wide = widened(request.function)
+    if wide is None:
+        made = _first(cpu.INTEGER_RULES, request)
+        if made is not None:
+            return made
+        wide = in_floats(request.function)
+    if wide is None:
+        return _first(cpu.RULES, request)
+    asked = replace(request, function=wide.function)
+    made = _first(cpu.RULES, asked)
+    return None if made is None else with_storage(made, wide.dtypes, asked, elementwise)
+
+
+def _first(rules: Sequence[Rule], request: Request) -> Scheduled | None:
+    """What the first rule that accepts makes."""
+    for rule in rules:
+        scheduled = rule(request)
         if scheduled is not None:
-            if wide is not None:
-                scheduled = with_storage(scheduled, wide.dtypes, asked, elementwise)
-            gpu = cuda_target(request.target) if device is Device.GPU else None
-            return replace(made_safe(scheduled, gpu), family=rule.family)
+            return replace(scheduled, family=rule.family)
     return None
 
 

@@ -156,8 +156,10 @@ def _kernel_row(made: SuiteKernel, gpu: Processor) -> dict[str, Any]:
     launch, counters, hot = max(counted, key=lambda item: item[1].instructions * item[0].launch.blocks)
     is_product = made.kernel.family in PRODUCTS and made.kernel.flops > 0
     is_large = made.kernel.flops >= LARGE_FLOPS
-    tensor = any(c.tensor_flops for _, c, _ in counted) if is_product and _is_eligible(made, gpu) else None
-    has_shared = is_product and is_large and counters.shared_loads and not counters.tensor_flops
+    tensor = (
+        any(c.tensor_operations for _, c, _ in counted) if is_product and _is_eligible(made, gpu) else None
+    )
+    has_shared = is_product and is_large and counters.shared_loads and not counters.tensor_operations
     blocks = launch.launch.blocks / chip_of(gpu).multiprocessors
     # LDL and STL tell of local memory that the resources do not
     local = max(int(c.local_accesses > 0) for _, c, _ in counted)

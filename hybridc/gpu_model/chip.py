@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridc.errors import UsageError
+from hybridc.gpu_model.architecture import architecture
 from hybridc.machine import Chip, Processor
 
 L2_CYCLES, MEMORY_CYCLES = 220.0, 470.0
@@ -31,6 +32,24 @@ class SustainedClock:
 
 
 CLOCK = SustainedClock()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRates:
+    """Multiply-adds of matrix instructions that a partition of a multiprocessor starts in a cycle."""
+
+    floats: float
+    """fp16 with float32 sums. Data sheets of all these GPUs give tf32 half of it."""
+    integers: float
+    """8 bits with int32 sums."""
+
+
+def tensor_rates(chip: Chip) -> TensorRates:
+    """The rates of a GPU's tensor cores. One without them takes the pipes of fp16, a pair of products in each
+    lane, and four of integers, as `dp4a` does. Raises UsageError HC543 for an unknown architecture."""
+    lanes = architecture(chip.architecture).half2_lanes
+    floats = chip.tensor_multiplies or 2.0 * lanes
+    return TensorRates(floats, chip.integer_multiplies or 2.0 * floats)
 
 
 def chip_of(processor: Processor) -> Chip:

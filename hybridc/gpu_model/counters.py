@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hybridc.gpu_model import memory
 from hybridc.gpu_model.architecture import WARP
 from hybridc.gpu_model.trace import Trace, TracedStep
-from hybridc.gpu_model.units import Unit, tensor_products, unit_of
+from hybridc.gpu_model.units import Unit, is_integer, tensor_products, unit_of
 
 _FLOPS = {
     "FFMA": 2,
@@ -32,6 +32,8 @@ class Counters:
     flops: float
     """By floating-point pipes: a multiply-add counts as two."""
     tensor_flops: float
+    tensor_integer_operations: float
+    """As `tensor_flops`, of 8-bit integers."""
     shared_loads: float
     multiply_adds: float
     """Instructions, not lanes."""
@@ -45,6 +47,11 @@ class Counters:
     wide_load_bytes: float
     """Of global loads, and of those by 128 bits a thread."""
     local_accesses: float
+
+    @property
+    def tensor_operations(self) -> float:
+        """Of tensor cores, on numbers of any type."""
+        return self.tensor_flops + self.tensor_integer_operations
 
     @property
     def sector_ratio(self) -> float:
@@ -83,7 +90,8 @@ def _of_step(step: TracedStep) -> dict[str, float]:
         "local_accesses": warps * (instruction.opcode in ("LDL", "STL")),
     }
     if unit_of(instruction) is Unit.TENSOR:
-        values["tensor_flops"] = warps * 2 * tensor_products(instruction)
+        name = "tensor_integer_operations" if is_integer(instruction) else "tensor_flops"
+        values[name] = warps * 2 * tensor_products(instruction)
     if access is None:
         return values
     if access.sectors is not None and access.least_sectors is not None and not values["local_accesses"]:

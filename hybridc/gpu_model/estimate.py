@@ -17,6 +17,7 @@ from hybridc.gpu_model.chip import (
     MEMORY_CYCLES,
     bandwidth_us,
     chip_of,
+    tensor_rates,
 )
 from hybridc.gpu_model.counters import Counters, count
 from hybridc.gpu_model.footprint import Traffic, launch_bytes, wave_traffic
@@ -107,7 +108,7 @@ def _wave(call: Call, chip: Chip, loop: Loop, repeats: int, blocks: int) -> tupl
         L2_CYCLES + from_memory * (MEMORY_CYCLES - L2_CYCLES),
         L2_BYTES_PER_CYCLE,
     )
-    pace = simulate(trace, costs_of(code, model, chip.tensor_multiplies), speeds)
+    pace = simulate(trace, costs_of(code, model, tensor_rates(chip)), speeds)
     return _Wave(repeats, pace, traffic), counters
 
 
@@ -160,8 +161,9 @@ def _busy(waves: list[_Wave], cycles: float, share: float) -> dict[str, float]:
 
 
 def _peak_cycles(counters: Counters, chip: Chip) -> float:
-    """Cycles of a multiprocessor that a block's floating-point work takes at least."""
+    """Cycles of a multiprocessor that a block's arithmetic takes at least."""
     model = architecture(chip.architecture)
-    tensor = 2 * PARTITIONS * (chip.tensor_multiplies or 2 * model.half2_lanes)
+    rates = tensor_rates(chip)
+    tensor = counters.tensor_flops / rates.floats + counters.tensor_integer_operations / rates.integers
     plain = 2 * PARTITIONS * 16 * model.fp32_pipes
-    return counters.flops / plain + counters.tensor_flops / tensor
+    return counters.flops / plain + tensor / (2 * PARTITIONS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridc.gpu_model.architecture import PARTITIONS, WARP, Architecture, architecture
-from hybridc.gpu_model.chip import L2_BYTES_PER_CYCLE, MEMORY_CYCLES, bandwidth_us, chip_of
+from hybridc.gpu_model.chip import L2_BYTES_PER_CYCLE, MEMORY_CYCLES, bandwidth_us, chip_of, tensor_rates
 from hybridc.machine import Chip, Processor
 
 ROUND_CYCLES = 200.0
@@ -34,7 +34,7 @@ class Work:
     special: float
     """Warps' transcendental functions."""
     tensor_multiplies: float
-    """Multiply-adds on tensor cores of 16-bit floats, or others by the time that they take."""
+    """Multiply-adds on tensor cores of 16-bit floats, or other floats by the time that they take."""
     lsu_cycles: float
     """Of the load/store unit, bank conflicts and uncoalesced accesses included."""
     l2_sectors: float
@@ -42,6 +42,8 @@ class Work:
     """How often a warp waits for global memory, one time after the other."""
     memory_bytes: float
     """Of the launch, between L2 and memory."""
+    integer_multiplies: float = 0.0
+    """Multiply-adds on tensor cores of 8-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,10 @@ def _wave_cycles(work: Work, model: Architecture, chip: Chip, blocks: int) -> di
     """Cycles that a multiprocessor needs for so many blocks at once, part by part."""
     fp32 = work.fp32 * WARP / (16 * model.fp32_pipes * PARTITIONS)
     special = work.special * WARP / (4 * PARTITIONS)
-    tensor = work.tensor_multiplies / (PARTITIONS * (chip.tensor_multiplies or 2 * model.half2_lanes))
+    rates = tensor_rates(chip)
+    tensor = work.tensor_multiplies / rates.floats + work.integer_multiplies / rates.integers
     return {
-        "compute": blocks * (max(fp32, special) + tensor),
+        "compute": blocks * (max(fp32, special) + tensor / PARTITIONS),
         "load/store": blocks * work.lsu_cycles,
         "issue": blocks * work.instructions / PARTITIONS,
         "l2": blocks * work.l2_sectors * 32 / L2_BYTES_PER_CYCLE,

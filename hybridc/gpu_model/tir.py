@@ -39,6 +39,9 @@ _INSTRUCTIONS = 3
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _DEVICE_FUNCTION = "tirx.cuda.func_call"
 """A call of one of the functions in hybridc/codegen/native, named by its first argument."""
+_INTEGERS = re.compile(r"_[su]8_[su]8$")
+_TRANSPOSITION = 8
+"""Instructions that transpose 4x4 bytes."""
 _COPY = re.compile(r"copy_async_(\d+)")
 
 
@@ -61,6 +64,7 @@ class _Counts:
     fp32: float = 0.0
     special: float = 0.0
     tensor_multiplies: float = 0.0
+    integer_multiplies: float = 0.0
     lsu_cycles: float = 0.0
     l2_sectors: float = 0.0
     local_words: int = 0
@@ -103,6 +107,7 @@ def _work(launch: tirx.AttrStmt) -> Work:
         l2_sectors=counts.l2_sectors,
         rounds=1.0 + sum(counts.waits.values()),
         memory_bytes=float(sum(counts.buffers.values())),
+        integer_multiplies=counts.integer_multiplies,
     )
 
 
@@ -191,6 +196,8 @@ class _Walk:
                 matrices = int(name.removeprefix("ldmatrix_x")[0])
                 self.counts.lsu_cycles += max(2, matrices) * turns * self.warps
                 self.counts.instructions += _INSTRUCTIONS * turns * self.warps
+            elif name == "transpose_bytes":
+                self.counts.instructions += _TRANSPOSITION * turns * self.warps
             elif name.startswith("round_"):
                 self.counts.instructions += turns * self.warps
             elif match := _COPY.match(name):
@@ -201,9 +208,12 @@ class _Walk:
             shapes = (_SHAPE.search(str(argument)) for argument in value.args)
             shape = next((match for match in shapes if match), None)
             products = math.prod(map(int, shape.groups())) if shape else WARP // 2 * 16 * 16
-            # data sheets give tf32 half the rate of fp16
-            weight = 2 if name.endswith("tf32") else 1
-            self.counts.tensor_multiplies += weight * products * turns * self.warps
+            products *= turns * self.warps
+            if _INTEGERS.search(name):
+                self.counts.integer_multiplies += products
+            else:
+                # data sheets give tf32 half the rate of fp16
+                self.counts.tensor_multiplies += products * (2 if name.endswith("tf32") else 1)
             self.counts.instructions += turns * self.warps
         elif "allreduce" in name:
             self._count_instructions(5 * turns, 0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 from hybridc.gpu_model.architecture import WARP, Architecture
+from hybridc.gpu_model.chip import TensorRates
 from hybridc.gpu_model.sass.code import Code, Instruction
 from hybridc.gpu_model.sass.operands import COPIES, LOADS, STORES
 
@@ -89,16 +90,15 @@ def unit_of(instruction: Instruction) -> Unit:
     return _UNIT_OF.get(instruction.opcode, Unit.ALU)
 
 
-def costs_of(code: Code, architecture: Architecture, tensor_multiplies: float) -> tuple[Cost, ...]:
-    """Costs of a kernel's instructions. `tensor_multiplies`: fp16 multiply-adds into fp32 that the tensor
-    cores of a partition start in a cycle; 0 if there are none."""
+def costs_of(code: Code, architecture: Architecture, tensor: TensorRates) -> tuple[Cost, ...]:
+    """Costs of a kernel's instructions."""
     banks = _bank_conflicts(code)
-    return tuple(
-        _cost(i, architecture, tensor_multiplies, extra) for i, extra in zip(code, banks, strict=True)
-    )
+    return tuple(_cost(i, architecture, tensor, extra) for i, extra in zip(code, banks, strict=True))
 
 
-def _cost(instruction: Instruction, architecture: Architecture, tensor: float, bank_cycles: int) -> Cost:
+def _cost(
+    instruction: Instruction, architecture: Architecture, tensor: TensorRates, bank_cycles: int
+) -> Cost:
     unit = unit_of(instruction)
     latency = {Unit.SFU: _SFU_LATENCY, Unit.TENSOR: _TENSOR_LATENCY}.get(unit, 0)
     cycles = _cycles(instruction, unit, architecture, tensor)
@@ -108,7 +108,7 @@ def _cost(instruction: Instruction, architecture: Architecture, tensor: float, b
     return Cost(unit, cycles, latency, bank_cycles, _flags(instruction), groups)
 
 
-def _cycles(instruction: Instruction, unit: Unit, architecture: Architecture, tensor: float) -> int:
+def _cycles(instruction: Instruction, unit: Unit, architecture: Architecture, tensor: TensorRates) -> int:
     lanes = {
         Unit.FP32: 16.0,
         Unit.FMA: 16.0,
@@ -118,9 +118,8 @@ def _cycles(instruction: Instruction, unit: Unit, architecture: Architecture, te
         Unit.FP64: architecture.fp64_lanes,
     }
     if unit is Unit.TENSOR:
-        # without tensor cores: by the pipes of fp16, a pair of products in each lane
-        rate = tensor or 2.0 * architecture.half2_lanes
-        return max(1, round(tensor_products(instruction) / (rate * _tensor_factor(instruction))))
+        rate = tensor.integers if is_integer(instruction) else tensor.floats / float_weight(instruction)
+        return max(1, round(tensor_products(instruction) / rate))
     if unit in lanes:
         return max(1, round(WARP / lanes[unit]))
     return lsu_cycles(architecture) if unit in (Unit.SHARED, Unit.GLOBAL, Unit.COPY) else 0
@@ -140,12 +139,15 @@ def tensor_products(instruction: Instruction) -> int:
     return 16 * 8 * 8
 
 
-def _tensor_factor(instruction: Instruction) -> float:
-    """Rate relative to fp16 into fp32: data sheets of all these GPUs halve it for tf32, and double it for
-    int8."""
-    if instruction.opcode == "IMMA":
-        return 2.0
-    return 0.5 if "TF32" in instruction.modifiers else 1.0
+def is_integer(instruction: Instruction) -> bool:
+    """Whether an instruction of tensor cores multiplies integers."""
+    return instruction.opcode == "IMMA"
+
+
+def float_weight(instruction: Instruction) -> float:
+    """Time of a multiply-add on tensor cores relative to one of fp16: data sheets of all these GPUs give tf32
+    half the rate."""
+    return 2.0 if "TF32" in instruction.modifiers else 1.0
 
 
 def _awaits(instruction: Instruction) -> bool:

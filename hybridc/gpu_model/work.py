@@ -9,7 +9,7 @@ from hybridc.gpu_model.architecture import Architecture
 from hybridc.gpu_model.fast import Work
 from hybridc.gpu_model.kernel import Call
 from hybridc.gpu_model.trace import Trace, main_loop, trace_blocks
-from hybridc.gpu_model.units import Unit, tensor_products, unit_of
+from hybridc.gpu_model.units import Unit, float_weight, is_integer, tensor_products, unit_of
 
 _GLOBAL = (Unit.GLOBAL, Unit.COPY)
 
@@ -19,14 +19,17 @@ def work_of_call(call: Call, model: Architecture) -> Work:
     launch, code = call.launch, call.kernel.code
     loop = main_loop(code, launch)
     trace = trace_blocks(code, launch, [launch.block_index(launch.blocks // 2)], loop, model)
-    totals = dict.fromkeys(("instructions", "fp32", "special", "tensor_multiplies", "lsu_cycles"), 0.0)
+    names = ("instructions", "fp32", "special", "tensor_multiplies", "integer_multiplies", "lsu_cycles")
+    totals = dict.fromkeys(names, 0.0)
     for number, step in enumerate(trace.steps):
         warps, unit = trace.weight(number) * float(step.warps.sum()), unit_of(step.instruction)
         totals["instructions"] += warps
         totals["fp32"] += warps * (unit is Unit.FP32)
         totals["special"] += warps * (unit is Unit.SFU)
         if unit is Unit.TENSOR:
-            totals["tensor_multiplies"] += warps * tensor_products(step.instruction)
+            name = "integer_multiplies" if is_integer(step.instruction) else "tensor_multiplies"
+            weight = float_weight(step.instruction)
+            totals[name] += warps * weight * tensor_products(step.instruction)
         if step.access is not None:
             totals["lsu_cycles"] += trace.weight(number) * float(step.access.lsu_cycles.sum())
     return Work(

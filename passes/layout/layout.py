@@ -61,13 +61,21 @@ def choose_layout(program: Program, isa: Isa, rules: Sequence[Rule] = ()) -> Pro
     Ensures: inputs and outputs of `main` as they were; every binding has origins.
     Raises: nothing of its own.
     """
+    return apply_rules(program, isa, (*rules, *RULES))
+
+
+def apply_rules(program: Program, isa: Isa, rules: Sequence[Rule]) -> Program:
+    """Replace each binding by what the first rule that accepts it gives, and leave others as they are.
+
+    Requires, Ensures, Raises: as `choose_layout`.
+    """
     builder = ProgramBuilder(program.inputs)
     layout = Layout(builder, isa, builder.take_parameters(program))
     layout.values = {binding.var: binding.value for binding in program.bindings}
     layout.library = {g.name_hint: function for g, function in program.functions.items()}
     for binding in program.bindings:
         layout.origins = program.origins.get(binding.var.name, ())
-        result = next((r for rule in (*rules, *RULES) if (r := rule(layout, binding)) is not None), None)
+        result = next((r for rule in rules if (r := rule(layout, binding)) is not None), None)
         if isinstance(result, Blocked):
             layout.blocked[binding.var] = result
         elif result is not None:

@@ -5,30 +5,35 @@
 for 8-bit numbers x and w: the sum of products is int32 and exact, z_x times the sum of w is known at
 compile time, and scales, bias, activation and requantization are an epilogue. (Jacob et al.,
 "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018.)
-These are rules of stage `layout`, for `--precision int8`.
+These are rules of stage `layout`, for `--precision int8`. Beside a GPU tensors keep their plain layout, and
+only what its tensor cores multiply is rewritten, in front of fusion (`multiply_integers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax
 
-from hybridc.passes.layout.layout import Rule, conv_window_of
-from hybridc.passes.layout.operators import ConvWindow, extents, sum_over
+from hybridc.options import INT8
+from hybridc.passes.layout.layout import Rule, apply_rules, conv_window_of
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import NARROW_INPUT
 from hybridc.passes.layout.weights import ConvWeight
+from hybridc.passes.precision.integer_functions import (
+    UNSIGNED_SHIFT,
+    int8_conv2d,
+    int8_matmul,
+    int8_plain_conv2d,
+)
 from hybridc.passes.program.dequantized import dequantized
-from hybridc.passes.program.prim_funcs import Pattern
-from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
-from hybridc.schedules.annotation import BLOCKED_CONV2D
-
-UNSIGNED_SHIFT = 128
-"""Added to signed activations: kernels multiply unsigned by signed numbers."""
+from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.cpu.core.dot_products import dot_of
+from hybridc.schedules.cuda.tensor_core.tensor_core import SMALLEST_SIDE
+from hybridc.targets import Isa
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +133,57 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
         filled[:outputs] = values
         return filled.reshape(1, blocks, 1, 1, lanes)
 
-    scales, offsets = per_channel(x.scale * w.scale), per_channel(_offsets(x, w))
+    scales, offsets = per_channel(x.scale * w.scale), per_channel(_offsets(x, w, x.shift))
     return Blocked(_scaled(layout, sums, offsets, scales), outputs)
 
 
+def _plain_convolution(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
+    call = binding.value
+    if not is_op(call, "nn.conv2d") or int(call.attrs.groups) != 1:
+        return None
+    x, w = _activation(layout, call.args[0]), _factor(layout, call.args[1], 0)
+    if x is None or w is None or (call.attrs.data_layout, call.attrs.kernel_layout) != ("NCHW", "OIHW"):
+        return None
+    shape = tensor_shape(binding.var)
+    outputs, positions = len(w.values), shape[0] * math.prod(shape[2:])
+    if x.shape != tensor_shape(x.values) or not _suits_tensor_cores(outputs, positions, w.values[0].size):
+        return None
+    source, weight = layout.as_plain(x.values), layout.builder.weight(w.values, "weight")
+    key = x.shape, w.values.shape, conv_window_of(call.attrs), tensor_dtype(source), x.zero
+    sums = layout.call(
+        ("int8_plain_conv2d", *key),
+        lambda: int8_plain_conv2d(*key),
+        [source, weight],
+        relax.TensorType(shape, "int32"),
+    )
+    per_channel = (1, outputs, 1, 1)
+    offsets, scales = _offsets(x, w, 0), x.scale * w.scale
+    return _scaled(layout, sums, offsets.reshape(per_channel), scales.reshape(per_channel))
+
+
 def _matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
+    return _integer_matmul(layout, binding, shift=UNSIGNED_SHIFT)
+
+
+def _plain_matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
+    """The product as kernels of both devices multiply it."""
+    shape = tensor_shape(binding.var)
+    if not is_op(binding.value, "matmul"):
+        return None
+    depth = tensor_shape(binding.value.args[1])[0]
+    if not shape or not _suits_tensor_cores(math.prod(shape[:-1]), shape[-1], depth):
+        return None
+    # without a kernel of integers a CPU multiplies floats, which have signs
+    shift = 0 if dot_of(INT8, layout.isa) is None else UNSIGNED_SHIFT
+    return _integer_matmul(layout, binding, shift=shift)
+
+
+def _suits_tensor_cores(rows: int, columns: int, depth: int) -> bool:
+    return min(rows, columns, depth) >= SMALLEST_SIDE
+
+
+def _integer_matmul(layout: Layout, binding: relax.VarBinding, *, shift: int) -> relax.Var | None:
+    """The product of a tensor, to whose signed numbers `shift` is added."""
     call = binding.value
     if not is_op(call, "matmul"):
         return None
@@ -142,15 +193,16 @@ def _matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
     source, weight = layout.as_plain(x.values), layout.builder.weight(w.values, "weight")
     if tensor_shape(source) != x.shape:
         source = layout.emit(relax.op.reshape(source, x.shape), "view")
-    key = x.shape, w.values.shape, tensor_dtype(source)
+    added = shift if tensor_dtype(source) == "int8" else 0
+    key = x.shape, w.values.shape, tensor_dtype(source), added
     result = relax.TensorType(tensor_shape(binding.var), "int32")
     sums = layout.call(("int8_matmul", *key), lambda: int8_matmul(*key), [source, weight], result)
-    return _scaled(layout, sums, _offsets(x, w), x.scale * w.scale)
+    return _scaled(layout, sums, _offsets(x, w, added), x.scale * w.scale)
 
 
-def _offsets(x: Activation, w: Factor) -> np.ndarray:
-    """The correction of each output's sums, in which unsigned numbers were multiplied instead of x - z."""
-    return -np.int32(x.zero + x.shift) * w.sums
+def _offsets(x: Activation, w: Factor, added: int) -> np.ndarray:
+    """The correction of each output's sums, in which x with `added` was multiplied instead of x - z."""
+    return -np.int32(x.zero + added) * w.sums
 
 
 def _scaled(layout: Layout, sums: relax.Var, offsets: np.ndarray, scales: np.ndarray) -> relax.Var:
@@ -197,77 +249,14 @@ def _known(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
 
 
 QUANTIZED_RULES: tuple[Rule, ...] = (_known, _convolution, _matmul, _blocked_conversion)
+_PLAIN_RULES: tuple[Rule, ...] = (_known, _plain_convolution, _plain_matmul)
 
 
-# ---------------------------------------------------------------------------------------------- functions
+def multiply_integers(program: Program, isa: Isa) -> Program:
+    """Replace products of dequantized tensors that tensor cores can make of 8-bit integers.
 
-
-def int8_conv2d(
-    data: Sequence[int], weight: Sequence[int], window: ConvWindow, dtype: str, zero: int
-) -> tirx.PrimFunc:
-    """Sums, int32, of a convolution of 8-bit data and int8 weights; shapes as in
-    `layout.operators.blocked_conv2d`.
-
-    `zero` is the value of the padding around the image. 128 is added to signed data.
+    Requires: `main` canonical, a target with a GPU.
+    Ensures: inputs and outputs of `main` as they were; every binding has origins. `isa` can run what is new.
+    Raises: nothing of its own.
     """
-    x, w = te.placeholder(extents(*data), dtype, "data"), te.placeholder(extents(*weight), "int8", "weight")
-    padded = _padded(x, window.padding, zero)
-    blocks, (kh, kw), lanes = weight[0], weight[-4:-2], weight[-1]
-    rows, columns = (window.outputs(axis, data[2 + axis], k) for axis, k in enumerate((kh, kw)))
-    (sh, sw), (dh, dw) = window.strides, window.dilation
-    a, b, c = sum_over(kh, "kh"), sum_over(kw, "kw"), sum_over(weight[-2], "c")
-
-    def plain(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
-        value = _unsigned(padded[n, c, y * sh + a * dh, z * sw + b * dw], dtype)
-        return te.sum(value * w[ob, a, b, c, o].astype("int32"), axis=[c, a, b])
-
-    def blocked(n: te.Var, ob: te.Var, y: te.Var, z: te.Var, o: te.Var) -> te.Expr:
-        value = _unsigned(padded[n, cb, y * sh + a * dh, z * sw + b * dw, c], dtype)
-        return te.sum(value * w[ob, cb, a, b, c, o].astype("int32"), axis=[cb, a, b, c])
-
-    cb = sum_over(weight[1], "cb")
-    shape = extents(data[0], blocks, rows, columns, lanes)
-    out = te.compute(
-        shape,
-        plain if len(data) == 4 else blocked,
-        name="int8_conv2d",
-        attrs=window.attributes(BLOCKED_CONV2D),
-    )
-    return _function([x, w, out])
-
-
-def int8_matmul(left: Sequence[int], right: Sequence[int], dtype: str) -> tirx.PrimFunc:
-    """Sums, int32, of a product of 8-bit `[..., K]` and int8 `[K, N]`; 128 is added to a signed left
-    operand."""
-    x, w = te.placeholder(extents(*left), dtype, "left"), te.placeholder(extents(*right), "int8", "right")
-    k = sum_over(right[0], "k")
-
-    def at(*point: te.Var) -> te.Expr:
-        return te.sum(_unsigned(x[(*point[:-1], k)], dtype) * w[k, point[-1]].astype("int32"), axis=[k])
-
-    return _function([x, w, te.compute(extents(*left[:-1], right[1]), at, name="int8_matmul")])
-
-
-def _unsigned(value: te.Expr, dtype: str) -> te.Expr:
-    wide = value.astype("int32")
-    return wide if dtype == "uint8" else wide + UNSIGNED_SHIFT
-
-
-def _padded(x: te.Tensor, padding: tuple[int, int, int, int], zero: int) -> te.Tensor:
-    if not any(padding):
-        return x
-    top, left, bottom, right = padding
-    n, c, h, w, *lanes = (int(e) for e in x.shape)
-
-    def at(b: te.Var, cb: te.Var, y: te.Var, z: te.Var, *lane: te.Var) -> te.Expr:
-        inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
-        return tirx.if_then_else(inside, x[(b, cb, y - top, z - left, *lane)], tirx.const(zero, str(x.dtype)))
-
-    return te.compute(extents(n, c, h + top + bottom, w + left + right, *lanes), at, name="pad")
-
-
-def _function(tensors: list[te.Tensor]) -> tirx.PrimFunc:
-    function = te.create_prim_func(tensors)
-    return function.with_attr("op_pattern", int(Pattern.OUT_ELEMENTWISE_FUSABLE)).with_attr(
-        "tirx.noalias", True
-    )
+    return apply_rules(program, isa, _PLAIN_RULES)

@@ -30,13 +30,14 @@ from hybridc.schedules.cpu.wgrad.fourier import fft_conv1d_wgrad
 from hybridc.schedules.cpu.winograd.winograd import winograd
 from hybridc.schedules.rule import Rule
 
+INTEGER_RULES: tuple[Rule, ...] = (int8_conv2d, int8_matmul)
+"""For products of 8-bit integers, before those are made of float32 for `RULES`."""
+
 RULES: tuple[Rule, ...] = (
     recurrent,
     bf16_conv1d,
     bf16_conv2d,
     bf16_matmul,
-    int8_conv2d,
-    int8_matmul,
     attention,
     depthwise_blocked,
     separable,
@@ -61,4 +62,4 @@ RULES: tuple[Rule, ...] = (
     fallback,
 )
 
-__all__ = ["RULES"]
+__all__ = ["INTEGER_RULES", "RULES"]

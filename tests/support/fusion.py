@@ -18,7 +18,7 @@ def fused_operators(
     dtypes = [dtypes] * len(shapes) if isinstance(dtypes, str) else dtypes
     types = [relax.TensorType(s, d) for s, d in zip(shapes, dtypes, strict=True)]
     builder = relax.BlockBuilder()
-    return _fused(builder, types, lambda *inputs: build(builder.emit, *inputs))
+    return fused_calls(builder, types, lambda *inputs: build(builder.emit, *inputs))
 
 
 def fused_behind(anchor: tirx.PrimFunc, activation: Callable[[relax.Expr], relax.Expr]) -> tirx.PrimFunc:
@@ -35,10 +35,13 @@ def fused_behind(anchor: tirx.PrimFunc, activation: Callable[[relax.Expr], relax
         return activation(builder.emit(relax.op.add(builder.emit(relax.op.add(y, bias)), residual)))
 
     shapes = (data, weight, (1, result[1], 1, 1, result[4]), result)
-    return _fused(builder, [relax.TensorType(shape, "float32") for shape in shapes], build)
+    return fused_calls(builder, [relax.TensorType(shape, "float32") for shape in shapes], build)
 
 
-def _fused(builder: relax.BlockBuilder, types: Sequence[relax.TensorType], build: Build) -> tirx.PrimFunc:
+def fused_calls(
+    builder: relax.BlockBuilder, types: Sequence[relax.TensorType], build: Build
+) -> tirx.PrimFunc:
+    """The one function that is made of `build(*inputs)`, which may call functions of the builder's module."""
     inputs = [relax.Var(f"p{i}", type_) for i, type_ in enumerate(types)]
     with builder.function("main", inputs):
         with builder.dataflow():

@@ -130,3 +130,16 @@ HYBRIDC_INTEGERS(s8, u8)
 HYBRIDC_INTEGERS(u8, s8)
 HYBRIDC_INTEGERS(u8, u8)
 #undef HYBRIDC_INTEGERS
+
+// Four words, `stride` words apart, are the rows of a matrix of 4x4 bytes, which becomes its transpose: ldmatrix
+// transposes elements of 16 bits only.
+HYBRIDC_DEVICE void transpose_bytes(void* first, int stride) {
+  unsigned* word = static_cast<unsigned*>(first);
+  const unsigned a = word[0], b = word[stride], c = word[2 * stride], d = word[3 * stride];
+  const unsigned ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
+  const unsigned ab_high = __byte_perm(a, b, 0x7362), cd_high = __byte_perm(c, d, 0x7362);
+  word[0] = __byte_perm(ab, cd, 0x5410);
+  word[stride] = __byte_perm(ab, cd, 0x7632);
+  word[2 * stride] = __byte_perm(ab_high, cd_high, 0x5410);
+  word[3 * stride] = __byte_perm(ab_high, cd_high, 0x7632);
+}

@@ -122,6 +122,13 @@ static inline void pack_bf16(unsigned* pair, const float* x) {
           unsigned{same_bits<uint16_t>(__float2bfloat16_rn(x[1]))} << 16;
 }
 
+static inline void transpose_bytes(void* first, int stride) {
+  uint8_t* row[4];
+  for (int i = 0; i < 4; ++i) row[i] = static_cast<uint8_t*>(first) + 4 * stride * i;
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < i; ++j) std::swap(row[i][j], row[j][i]);
+}
+
 #define HYBRIDC_LOAD(name, count, transposed)                      \
   static inline void name(unsigned* registers, const void* row) { \
     cuda_on_cpu::load_matrices<count, transposed>(registers, row); \

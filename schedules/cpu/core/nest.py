@@ -218,8 +218,8 @@ def read_contraction(function: tirx.PrimFunc) -> Contraction | None:
 
 @_remembers_last
 def read_integer_contraction(function: tirx.PrimFunc) -> Contraction | None:
-    """The same with int32 sums of products of 8-bit numbers, the left ones unsigned, or made so by adding
-    128."""
+    """The same with int32 sums of products of 8-bit numbers, the right ones signed; `adds_128` tells whether
+    the left ones are made unsigned."""
     return _contraction(function, "int32", _eight_bits)
 
 
@@ -256,6 +256,11 @@ def _eight_bits(factor: ir.Expr) -> ir.Expr:
     if isinstance(factor, tirx.Add) and isinstance(factor.b, tirx.IntImm) and int(factor.b) == 128:
         factor = factor.a
     return factor.value if isinstance(factor, tirx.Cast) else factor
+
+
+def adds_128(contraction: Contraction) -> bool:
+    """Whether 128 is added to the left numbers of an integer contraction: signed ones become unsigned."""
+    return isinstance(contraction.anchor.value.b.a, tirx.Add)
 
 
 def _summand(anchor: NestBlock) -> tirx.Mul | None:

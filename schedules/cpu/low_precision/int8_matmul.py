@@ -6,7 +6,7 @@ from tvm import ir, tirx
 
 from hybridc.options import INT8
 from hybridc.schedules.cpu.core.dot_products import dot_of, int8_quad, unsigned_quads
-from hybridc.schedules.cpu.core.nest import read_integer_contraction
+from hybridc.schedules.cpu.core.nest import adds_128, read_integer_contraction
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.vnni_matmul import PACKED_AT_ONCE, schedule_vnni_product
 from hybridc.schedules.cpu.matmul.read import is_constant_matrix, read_product
@@ -30,6 +30,8 @@ def int8_matmul(request: Request) -> Scheduled | None:
     if not product.left.source.same_as(product.contraction.left.source):
         return None
     is_signed = str(product.left.source.dtype) == "int8"
+    if is_signed and not adds_128(product.contraction):
+        return None  # packed lanes are unsigned
 
     def unsigned(words: ir.Expr) -> ir.Expr:
         return unsigned_quads(words) if is_signed else words

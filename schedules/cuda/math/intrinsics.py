@@ -22,6 +22,11 @@ WITHOUT_HALF = (
 newest."""
 
 
+_NAMES = {"round": "nearbyint"}
+"""Of CUDA's functions where they differ. TVM's `round` takes ties to even, as on a CPU and as ONNX has it for
+quantization; CUDA's takes them away from zero."""
+
+
 def accurate(name: str) -> Callable[[Call], tirx.Expr]:
     """Lowering of a function to CUDA's `name` for float64 and `namef` for the rest, half types by float32.
 
@@ -48,4 +53,5 @@ def accurate(name: str) -> Callable[[Call], tirx.Expr]:
 def register() -> None:
     """Make TVM's CUDA code generation use them."""
     for name in (*ACCURATE, *WITHOUT_HALF):
-        register_intrin_lowering(f"tirx.{name}", target="cuda", f=accurate(name), level=99)
+        lowering = accurate(_NAMES.get(name, name))
+        register_intrin_lowering(f"tirx.{name}", target="cuda", f=lowering, level=99)

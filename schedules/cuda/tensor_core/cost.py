@@ -13,9 +13,11 @@ from hybridc.gpu_model.memory import LINE, SECTOR
 from hybridc.machine import Processor
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, WARP
-from hybridc.schedules.cuda.tensor_core.instructions import TF32
+from hybridc.schedules.cuda.tensor_core.gathered import WORD, GatheredBytes
+from hybridc.schedules.cuda.tensor_core.instructions import INT8, TF32
+from hybridc.schedules.cuda.tensor_core.operands import operand
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
-from hybridc.schedules.cuda.tensor_core.staging import Operand, operand
+from hybridc.schedules.cuda.tensor_core.staging import Operand
 from hybridc.schedules.cuda.tensor_core.tile import Way, ways
 from hybridc.schedules.cuda.tile.cost import sum_work
 
@@ -23,6 +25,10 @@ _OWN_REGISTERS = 32
 """Of a thread, beside what it keeps of arrays, as in `tir.py`."""
 _ACCESS_INSTRUCTIONS = 3
 """Of an access, with the arithmetic of its address, as in `tir.py`."""
+_TRANSPOSITION = 8
+"""Instructions that transpose 4x4 bytes."""
+_FLOAT_WEIGHTS = {TF32: 2.0, INT8: 0.0}
+"""Of multiply-adds that do not take the time of 16-bit floats."""
 _LEAST_LSU_CYCLES = 2
 _WORD = 4
 _COPIES_PAY = 0.9
@@ -93,6 +99,8 @@ def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -
             lsu += count * cycles * warps
         if product.dtype == TF32:
             instructions += side.pieces * side.width * warps  # they are rounded
+        if isinstance(side, GatheredBytes) and side.width == WORD:
+            instructions += _TRANSPOSITION * side.pieces * side.lines / WORD * warps
         sectors += side.elements * side.item_bytes / SECTOR
     multiplies = tile.rows * tile.columns * product.steps
     depth_of_one = 2 * left.chunk
@@ -100,7 +108,7 @@ def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -
     results = tile.rows * tile.columns / (2 * WARP)
     kept = 2 * results * WARP / tile.threads + tile.warp_rows / 4 + tile.warp_columns / 4
     loaded = sum(
-        side.pieces * side.width * side.item_bytes // _WORD
+        side.elements // tile.threads * side.item_bytes // _WORD
         for side, copied in zip((left, right), copies, strict=True)
         if not copied
     )
@@ -115,17 +123,23 @@ def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -
         fp32=0.0,
         special=0.0,
         # data sheets give tf32 half the rate of fp16
-        tensor_multiplies=turns * multiplies * (2.0 if product.dtype == TF32 else 1.0),
+        tensor_multiplies=turns * multiplies * _FLOAT_WEIGHTS.get(product.dtype, 1.0),
         lsu_cycles=turns * lsu + 8 * results,
         l2_sectors=turns * sectors + tile.rows * tile.columns * _WORD / SECTOR,
         rounds=1.0 + turns / ahead,
         memory_bytes=_memory_bytes(product, way),
+        integer_multiplies=turns * multiplies if product.dtype == INT8 else 0.0,
     )
 
 
 def _staged(side: Operand, copied: bool) -> tuple[tuple[float, float], ...]:
     """Accesses of a warp to a slice, and cycles of each: loads from global memory, and stores to shared; or
     copies, which cost what both do but are one instruction."""
+    if isinstance(side, GatheredBytes):
+        # a sector of each line, or of one
+        lines = WARP * side.width / SECTOR
+        loads = side.pieces * side.lines, max(_LEAST_LSU_CYCLES, lines)
+        return loads, (side.pieces * side.width, max(_LEAST_LSU_CYCLES, side.lines / _WORD))
     width_bytes = side.width * side.item_bytes
     lines = WARP * side.width / side.line if side.along_depth else WARP * width_bytes / LINE
     wide = max(_LEAST_LSU_CYCLES, width_bytes / _WORD)
@@ -151,5 +165,5 @@ def _memory_bytes(product: MatrixProduct, way: Way) -> float:
     # a window reads each element as often as it has taps, which counts once
     window = depth / product.channels
     operands = product.item_bytes * (rows * depth + columns * depth / window)
-    results = (_WORD * way.parts if way.parts > 1 else product.item_bytes) * rows * columns
+    results = (_WORD * way.parts if way.parts > 1 else product.result_bytes) * rows * columns
     return float(product.batch.extent * (operands + results))

@@ -23,16 +23,16 @@ from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop, 
 from hybridc.schedules.cuda.core.copies import awaited, committed
 from hybridc.schedules.cuda.core.launch import WARP
 from hybridc.schedules.cuda.tensor_core.instructions import barrier, multiply_add
+from hybridc.schedules.cuda.tensor_core.operands import operand
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
 from hybridc.schedules.cuda.tensor_core.results import Results, bound
-from hybridc.schedules.cuda.tensor_core.staging import Operand, lane_of, operand
+from hybridc.schedules.cuda.tensor_core.staging import Operand, lane_of
 from hybridc.schedules.cuda.tensor_core.tile import Way
 from hybridc.schedules.safety.statements import sequence
 from hybridc.schedules.storage import retyped
 
 _ROWS, _COLUMNS = 16, 8
 """Of the results of a matrix instruction."""
-_FLOAT = "float32"
 
 
 def tensor_core_kernel(original: tirx.PrimFunc, product: MatrixProduct, way: Way) -> tirx.PrimFunc:
@@ -59,7 +59,7 @@ def tensor_core_kernel(original: tirx.PrimFunc, product: MatrixProduct, way: Way
 
 
 class _Block:
-    """One tile. Buffers of operands are float32 here, as all tensors, and become narrow where these are."""
+    """One tile. Buffers of 16-bit operands are float32 here, as all tensors, and become narrow at last."""
 
     def __init__(
         self, product: MatrixProduct, way: Way, results: Results, part: ir.Expr, batch: ir.Expr,
@@ -76,16 +76,17 @@ class _Block:
             for name, extent in (("left", tile.rows), ("right", tile.columns))
         )
         self.down, self.across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
-        self.sums = _buffer("sums", self.down * self.across * 4, _FLOAT, "local")
+        self.sums = _buffer("sums", self.down * self.across * 4, product.sum_dtype, "local")
         self.left_fragments = _buffer("left_fragments", self.down * 4, "uint32", "local")
         self.right_fragments = _buffer("right_fragments", self.across * 2, "uint32", "local")
         self.copies = tuple(way.stages > 0 and o.can_be_copied for o in (self.left, self.right))
         self.stages = way.stages or 2
         self.loaded = tuple(
-            _buffer(f"{o.name}_loaded", o.pieces * o.width, _FLOAT, "local") for o in (self.left, self.right)
+            _buffer(f"{o.name}_loaded", o.elements // tile.threads, o.dtype, "local")
+            for o in (self.left, self.right)
         )
         self.shared = tuple(
-            _buffer(f"{o.name}_shared", self.stages * o.elements, _FLOAT, "shared")
+            _buffer(f"{o.name}_shared", self.stages * o.elements, o.dtype, "shared")
             for o in (self.left, self.right)
         )
 
@@ -129,11 +130,10 @@ class _Block:
         of a stage that no thread copies to in front of the first barrier."""
 
         def cleared(buffer: ir.Var) -> tirx.Stmt:
-            zero = tirx.const(0, str(buffer.dtype))
-            return unrolled(int(buffer.shape[0]), lambda i: tirx.BufferStore(buffer, zero, [i]))
+            return unrolled(int(buffer.shape[0]), lambda i: tirx.BufferStore(buffer, _zero(buffer), [i]))
 
         ends = [
-            tirx.BufferStore(shared, tirx.FloatImm(_FLOAT, 0.0), [integer(int(shared.shape[0]) - 1)])
+            tirx.BufferStore(shared, _zero(shared), [integer(int(shared.shape[0]) - 1)])
             for copies, shared in zip(self.copies, self.shared, strict=True)
             if copies
         ]
@@ -189,6 +189,7 @@ class _Block:
                     tirx.BufferLoad(self.left_fragments, [i * integer(4)]),
                     tirx.BufferLoad(self.right_fragments, [j * integer(2)]),
                     self.product.dtype,
+                    (self.product.left.is_signed, self.product.right.is_signed),
                 )
 
             return tirx.SeqStmt([
@@ -260,6 +261,10 @@ def _narrowed(original: tirx.PrimFunc, product: MatrixProduct, wide: tirx.PrimFu
 
 def _like(buffer: ir.Var, dtype: str) -> ir.Var:
     return tirx.decl_buffer(buffer.shape, dtype, buffer.name, scope=buffer.scope(), layout=None)
+
+
+def _zero(buffer: ir.Var) -> ir.Expr:
+    return tirx.const(0, str(buffer.dtype))
 
 
 def _buffer(name: str, elements: int, dtype: str, scope: str) -> ir.Var:

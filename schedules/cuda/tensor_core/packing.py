@@ -1,51 +1,89 @@
-"""Weights of convolutions with taps in front of input channels, where they are known when compiling.
+"""Weights that are laid out for tensor cores, where they are known when compiling.
 
-A slice of the depth is then channels of one tap: the threads find out once for all its elements where the tap
-reads, and whether that is inside of the image.
+Those of convolutions have taps in front of input channels. A slice of the depth, or with integers a thread's
+part of it, is then channels of one tap: threads find out once for all its elements where the tap reads, and
+whether that is inside of the image. Integers lie along the depth, as no instruction transposes them; or where
+that has no whole chunks, along the positions, from which words are transposed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cuda.tensor_core.instructions import INT8
 from hybridc.schedules.cuda.tensor_core.read import Axis, MatrixProduct
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.shapes import index_shape, shape_of
 
+Packings = tuple[tuple[int, Packing], ...]
+_CHUNK = 16
+"""Integers that a thread loads at a time along the depth: a row of a matrix that `ldmatrix` reads."""
 
-def with_taps_first(
-    product: MatrixProduct, constants: Collection[int]
-) -> tuple[MatrixProduct, tuple[tuple[int, Packing], ...]]:
+
+def packed(product: MatrixProduct, constants: Collection[int]) -> tuple[MatrixProduct, Packings]:
     """The product as it reads packed weights, and how they are packed; as it is where nothing is gained."""
-    weight = product.left
+    unit = _CHUNK if product.dtype == INT8 else product.steps
+    if product.slides and product.depth.extents[0] % unit == 0:
+        return _with_taps_first(product, constants)
+    return _with_neighbours(product, constants) if product.dtype == INT8 else (product, ())
+
+
+def _with_taps_first(product: MatrixProduct, constants: Collection[int]) -> tuple[MatrixProduct, Packings]:
     channels, *taps = product.depth.iterators
-    if not taps or product.depth.extents[0] % product.steps or not isinstance(weight, ir.TensorLoad):
-        return product, ()
     if math.prod(product.depth.extents[1:]) == 1:
         return product, ()
-    position = next((i for i, p in enumerate(product.parameters) if p.same_as(weight.source)), None)
-    wanted = (*product.row.iterators, channels, *taps)
-    plain = len(wanted) == len(weight.indices) and all(
-        index.same_as(v) for index, v in zip(weight.indices, wanted, strict=True)
-    )
-    if position not in constants or len(product.row.iterators) != 1 or not plain:
+    position = _plain_weight(product, "left", (*product.row.iterators, channels, *taps))
+    if position not in constants or len(product.row.iterators) != 1:
         return product, ()
     assert position is not None
-    shape = shape_of(weight.source)
-    axes = (0, *range(2, len(shape)), 1)
-    packing = Packing(shape, shape, axes)
-    packed = tirx.decl_buffer(
-        index_shape(packing.packed_shape), "float32", f"{weight.source.name}_packed", layout=None
-    )
     order = (*taps, channels)
     extents = dict(zip(product.depth.iterators, product.depth.extents, strict=True))
-    load = tirx.BufferLoad(packed, [product.row.iterators[0], *order])
-    parameters = [packed if i == position else p for i, p in enumerate(product.parameters)]
-    changed = replace(
-        product, left=load, depth=Axis(order, tuple(extents[v] for v in order)), parameters=tuple(parameters)
+    changed = replace(product, depth=Axis(order, tuple(extents[v] for v in order)))
+    return _with_axes(changed, "left", position, (0, *range(2, len(taps) + 2), 1))
+
+
+def _with_neighbours(product: MatrixProduct, constants: Collection[int]) -> tuple[MatrixProduct, Packings]:
+    """Integers of a weight in the order of which a thread can load words."""
+    depth = product.depth.iterators
+    in_chunks = product.depth.extent % _CHUNK == 0
+    for name, positions in (("left", product.row), ("right", product.column)):
+        own = positions.iterators
+        for indices, lies_along_depth in (((*depth, *own), False), ((*own, *depth), True)):
+            position = _plain_weight(product, name, indices)
+            if position not in constants or lies_along_depth is in_chunks:
+                continue
+            assert position is not None
+            first = len(depth) if in_chunks else len(own)
+            axes = (*range(first, len(indices)), *range(first))
+            return _with_axes(product, name, position, axes)
+    return product, ()
+
+
+def _plain_weight(product: MatrixProduct, name: str, indices: Sequence[ir.Var]) -> int | None:
+    """The position of a parameter that a factor is an element of, at these indices."""
+    value = getattr(product, name).value
+    if not isinstance(value, ir.TensorLoad) or len(indices) != len(value.indices):
+        return None
+    if not all(index.same_as(v) for index, v in zip(value.indices, indices, strict=True)):
+        return None
+    return next((i for i, p in enumerate(product.parameters) if p.same_as(value.source)), None)
+
+
+def _with_axes(
+    product: MatrixProduct, name: str, position: int, axes: tuple[int, ...]
+) -> tuple[MatrixProduct, Packings]:
+    """The product with a factor's axes in another order."""
+    factor = getattr(product, name)
+    shape = shape_of(factor.value.source)
+    packing = Packing(shape, shape, axes)
+    source = tirx.decl_buffer(
+        index_shape(packing.packed_shape), factor.dtype, f"{factor.value.source.name}_packed", layout=None
     )
+    load = tirx.BufferLoad(source, [factor.value.indices[axis] for axis in axes])
+    parameters = tuple(source if i == position else p for i, p in enumerate(product.parameters))
+    changed = replace(product, parameters=parameters, **{name: replace(factor, value=load)})
     return changed, ((position, packing),)

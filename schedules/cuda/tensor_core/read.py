@@ -1,4 +1,4 @@
-"""Reading products of floats as matrix products, convolutions by way of implicit GEMM."""
+"""Reading products of floats or integers as matrix products, convolutions by way of implicit GEMM."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
 
+from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.core.nest import (
     Contraction,
+    adds_128,
     loads,
     read_contraction,
+    read_integer_contraction,
     replace_loads,
     substitute,
     uses,
 )
 from hybridc.schedules.cpu.matmul.read import read_product
-from hybridc.schedules.cuda.tensor_core.instructions import TF32
+from hybridc.schedules.cuda.tensor_core.instructions import INT8, ITEM_BYTES, TF32
 from hybridc.schedules.cuda.tensor_core.tile import SLICE_BYTES
 from hybridc.schedules.shapes import shape_of
 from hybridc.schedules.storage import WideFunction, widened
@@ -47,10 +50,27 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Factor:
+    """What a product reads of one operand."""
+
+    value: ir.Expr
+    """An element of memory, or another number under some condition."""
+    dtype: str
+    """Of the elements in the function that was read: float32, int8 or uint8."""
+    adds_128: bool = False
+    """To signed numbers, which makes them unsigned."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether signed integers are multiplied."""
+        return self.dtype == "int8" and not self.adds_128
+
+
+@dataclass(frozen=True, slots=True)
 class MatrixProduct:
     """`out[batch, row, column] = epilogue(sum over depth of left[batch, row, depth] * right[batch, column,
-    depth])` in a function of float32 tensors; `dtype` is what both operands are multiplied as: the type of
-    16 bits that they have in memory, or tf32."""
+    depth])` in a function of float32 tensors, or with factors of 8-bit integers and int32 sums; `dtype` is
+    what both operands are multiplied as: the type of 16 bits that they have in memory, tf32, or int8."""
 
     wide: WideFunction
     parameters: tuple[ir.Var, ...]
@@ -61,8 +81,8 @@ class MatrixProduct:
     row: Axis
     column: Axis
     depth: Axis
-    left: ir.Expr
-    right: ir.Expr
+    left: Factor
+    right: Factor
     output: ir.Var
     permuted: tuple[int | None, ...] | None
     """For each axis of `output` the axis of the sum that it is, if these differ."""
@@ -70,7 +90,7 @@ class MatrixProduct:
     @property
     def operands(self) -> tuple[int, int]:
         """Positions of the parameters that are multiplied."""
-        sources = [loads(factor)[0].source for factor in (self.left, self.right)]
+        sources = [loads(factor.value)[0].source for factor in (self.left, self.right)]
         left, right = (
             next(i for i, p in enumerate(self.parameters) if p.same_as(source)) for source in sources
         )
@@ -79,7 +99,16 @@ class MatrixProduct:
     @property
     def item_bytes(self) -> int:
         """Of an operand's element in memory."""
-        return 4 if self.dtype == TF32 else 2
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def result_bytes(self) -> int:
+        """Of a result in memory."""
+        return dtype_bits(str(self.output.dtype)) // 8 if self.dtype == INT8 else self.item_bytes
+
+    @property
+    def sum_dtype(self) -> str:
+        return "int32" if self.dtype == INT8 else "float32"
 
     @property
     def results(self) -> int:
@@ -116,29 +145,32 @@ class MatrixProduct:
 
 
 def read_matrix_product(function: tirx.PrimFunc, *, tf32: bool) -> MatrixProduct | None:
-    """The one product of a function, if it reads both operands from memory as 16-bit floats of one type, or
-    with `tf32` as float32.
+    """The one product of a function, if it reads both operands from memory as 16-bit floats of one type, as
+    8-bit integers, or with `tf32` as float32.
 
     Columns are the axis along which results lie in memory. A convolution of plain NC(H)W tensors has output
     channels as rows, positions as columns, input channels and taps as its depth.
     """
-    wide = WideFunction(function, {}) if tf32 else widened(function)
+    is_integer = read_integer_contraction(function) is not None
+    wide = WideFunction(function, {}) if tf32 or is_integer else widened(function)
     if wide is None:
         return None
-    product = read_product(wide.function)
-    contraction = read_contraction(wide.function) if product is None else product.contraction
+    read = read_integer_contraction if is_integer else read_contraction
+    product = read_product(wide.function, read)
+    contraction = read(wide.function) if product is None else product.contraction
     if contraction is None:
         return None
     anchor, nest = contraction.anchor, contraction.nest
-    factors = [nest.inlined(load) for load in (contraction.left, contraction.right)]
-    shared = tuple(v for v in anchor.spatial if all(uses(f, v) for f in factors) and anchor.extents[v] > 1)
-    own = [tuple(v for v in anchor.spatial if uses(f, v) and v not in shared) for f in factors]
+    factors = _factors(contraction)
+    values = [factor.value for factor in factors]
+    shared = tuple(v for v in anchor.spatial if all(uses(f, v) for f in values) and anchor.extents[v] > 1)
+    own = [tuple(v for v in anchor.spatial if uses(f, v) and v not in shared) for f in values]
     wide_axes = [v for v in anchor.spatial if anchor.extents[v] > 1]
     if not wide_axes or wide_axes[-1] in shared or not all(own):
         return None
     left, right = (0, 1) if wide_axes[-1] in own[1] else (1, 0)
     unused = tuple(v for v in anchor.spatial if v not in shared and not any(v in o for o in own))
-    dtypes = {_multiplied_as(factor, wide) for factor in factors}
+    dtypes = {_multiplied_as(value, wide) for value in values}
     if any(anchor.extents[v] > 1 for v in unused) or len(dtypes) != 1 or None in dtypes:
         return None
 
@@ -164,18 +196,29 @@ def read_matrix_product(function: tirx.PrimFunc, *, tf32: bool) -> MatrixProduct
     )
 
 
+def _factors(contraction: Contraction) -> list[Factor]:
+    left, right = (contraction.nest.inlined(load) for load in (contraction.left, contraction.right))
+    dtypes = [str(load.ty.dtype) for load in (contraction.left, contraction.right)]
+    return [Factor(left, dtypes[0], adds_128(contraction)), Factor(right, dtypes[1])]
+
+
 def _multiplied_as(value: ir.Expr, wide: WideFunction) -> str | None:
-    """What a factor is multiplied as whose elements, or zeros, lie in memory; None if it is computed."""
+    """What a factor is multiplied as whose elements, or a constant beside them, lie in memory; None if it is
+    computed."""
     if isinstance(value, ir.TensorLoad):
         parameters = enumerate(wide.function.params)
         position = next((i for i, p in parameters if p.same_as(value.source)), None)
-        if position is None or str(value.source.dtype) != "float32":
+        if position is None:
             return None
-        return wide.dtypes.get(position, TF32)
+        dtype = str(value.source.dtype)
+        if dtype in ("int8", "uint8"):
+            return INT8
+        return wide.dtypes.get(position, TF32) if dtype == "float32" else None
     if isinstance(value, ir.Call) and value.op.name.rpartition(".")[2] == "if_then_else":
         _, then, other = value.args
         is_zero = isinstance(other, tirx.FloatImm) and float(other.value) == 0.0
-        return _multiplied_as(then, wide) if is_zero else None
+        is_integer = isinstance(other, tirx.IntImm) and isinstance(then, ir.TensorLoad)
+        return _multiplied_as(then, wide) if is_zero or is_integer else None
     return None
 
 
@@ -197,19 +240,21 @@ def offset_of(buffer: ir.Var, indices: Sequence[ir.Expr], known: sym.Analyzer) -
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """What a factor is at some point: read from memory if all conditions hold, else zero."""
+    """What a factor is at some point: read from memory if all conditions hold, else a constant."""
 
     conditions: tuple[ir.Expr, ...]
     load: ir.TensorLoad
+    otherwise: int = 0
 
 
 def element_of(value: ir.Expr, known: sym.Analyzer) -> Element:
     """A factor that `_multiplied_as` accepted, taken apart."""
-    conditions = []
+    conditions, otherwise = [], 0
     while not isinstance(value, ir.TensorLoad):
-        condition, value, _ = value.args
+        condition, value, other = value.args
         conditions.append(known.simplify(condition))
-    return Element(tuple(conditions), value)
+        otherwise = int(other.value)
+    return Element(tuple(conditions), value, otherwise)
 
 
 def steps_by_one(element: Element, position: ir.Var, width: int) -> bool:

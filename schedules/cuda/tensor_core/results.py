@@ -20,7 +20,7 @@ class Results:
     def __init__(self, product: MatrixProduct, parts: int) -> None:
         self.product, self.parts = product, parts
         self.count = product.batch.extent * product.row.extent * product.column.extent
-        self.partial = tirx.decl_buffer((integer(parts * self.count),), "float32", "partial")
+        self.partial = tirx.decl_buffer((integer(parts * self.count),), product.sum_dtype, "partial")
         """Sums over parts of the depth, one part after the other."""
 
     def store(
@@ -35,7 +35,7 @@ class Results:
     def added_up(self) -> tirx.Stmt:
         """A launch with a thread for each result."""
         block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
-        total = tirx.decl_buffer((integer(1),), "float32", "total", scope="local")
+        total = tirx.decl_buffer((integer(1),), self.product.sum_dtype, "total", scope="local")
         number = block * integer(BLOCK_THREADS) + thread
         zero = integer(0)
 
@@ -51,7 +51,7 @@ class Results:
         )  # fmt: skip
         body: tirx.Stmt = tirx.SeqStmt([
             tirx.AllocBuffer(total),
-            tirx.BufferStore(total, tirx.FloatImm("float32", 0.0), [zero]),
+            tirx.BufferStore(total, tirx.const(0, self.product.sum_dtype), [zero]),
             unrolled(self.parts, add),
             final,
         ])  # fmt: skip
@@ -69,7 +69,7 @@ class Results:
         for name, axis in axes.items():
             known.bind(variables[name], ir.Range.from_min_extent(integer(0), integer(axis.extent)))
             point |= axis.at(variables[name])
-        sum_of = tirx.Var("sum", "float32")
+        sum_of = tirx.Var("sum", product.sum_dtype)
         store = product.store(point, sum_of)
         at = dict(zip(variables.values(), (batch, row, column), strict=True)) | {sum_of: total}
         indices = offset_of(store.buffer, store.indices, known)

@@ -9,7 +9,7 @@ which TVM makes arithmetic in 64 bits.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
@@ -18,15 +18,8 @@ from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, unrolled,
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cuda.core.copies import COPY_BYTES, copied
 from hybridc.schedules.cuda.core.launch import WARP
-from hybridc.schedules.cuda.tensor_core.instructions import load_matrices, rounded
-from hybridc.schedules.cuda.tensor_core.read import (
-    Axis,
-    Element,
-    MatrixProduct,
-    element_of,
-    flattened,
-    steps_by_one,
-)
+from hybridc.schedules.cuda.tensor_core.instructions import load_matrices, made_unsigned, rounded
+from hybridc.schedules.cuda.tensor_core.read import Axis, Element, steps_by_one
 
 CHUNK_BYTES = 16
 """A row of a matrix, and the longest access of a thread."""
@@ -55,6 +48,10 @@ class Operand:
     width: int
     """Elements of a global load."""
     item_bytes: int = 2
+    dtype: str = "float32"
+    """Of the kernel's buffers, before 16-bit floats become narrow."""
+    adds_128: bool = False
+    """To what lies in memory: `Factor.adds_128`."""
 
     @property
     def chunk(self) -> int:
@@ -101,8 +98,11 @@ class Operand:
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether asynchronous copies move it: they round nothing, and move no single element of 16 bits."""
-        return self.item_bytes == 2 and self.width * self.item_bytes in COPY_BYTES
+        """Whether asynchronous copies move it: they round nothing, move no single element of 16 bits, and
+        write zeros where an element does not exist."""
+        return (
+            self.item_bytes < 4 and self.width * self.item_bytes in COPY_BYTES and not self.element.otherwise
+        )
 
     def _element_of_piece(
         self, turn: ir.Var, start: ir.Expr, number: ir.Expr, thread: ir.Var
@@ -137,7 +137,7 @@ class Operand:
             to = tirx.BufferLoad(shared, [stage * integer(self.elements) + self.offset(line, at)])
             exists = tirx.all(*guards) if guards else None
             copy = copied(to, source, self.width * self.item_bytes, exists)
-            return _either(self.has_piece(piece, thread), copy, None)
+            return either(self.has_piece(piece, thread), copy, None)
 
         first = substitute(self.element.load, point)
         return unrolled(self.pieces, one)
@@ -147,35 +147,39 @@ class Operand:
         turn = tirx.Var("turn", "int64")
         point, conditions = self._element_of_piece(turn, start, number, thread)
 
-        def stored(value: Callable[[ir.Expr], ir.Expr], piece: ir.Expr) -> tirx.Stmt:
+        def loaded(piece: ir.Expr) -> tirx.Stmt:
             def element(lane: ir.Expr) -> tirx.Stmt:
-                at = piece * integer(self.width) + lane
-                return tirx.BufferStore(registers, substitute(value(lane), {turn: piece}), [at])
+                at = self.depth_in_slice if self.along_depth else self.position
+                value = substitute(self.element.load, {**point, at: point[at] + lane})
+                place = piece * integer(self.width) + lane
+                return tirx.BufferStore(registers, substitute(value, {turn: piece}), [place])
 
             return vectorized(self.width, element)
 
-        def element(lane: ir.Expr) -> ir.Expr:
-            at = self.depth_in_slice if self.along_depth else self.position
-            return substitute(self.element.load, {**point, at: point[at] + lane})
-
-        def zero(_: ir.Expr) -> ir.Expr:
-            return tirx.FloatImm("float32", 0.0)
+        def missing(piece: ir.Expr) -> tirx.Stmt:
+            return self.without_element(registers, piece * integer(self.width))
 
         def one(piece: ir.Expr) -> tirx.Stmt:
             own = [substitute(c, {turn: piece}) for c in conditions if uses(c, turn)]
-            return _either(own, stored(element, piece), stored(zero, piece))
+            return either(own, loaded(piece), missing(piece))
 
         # one branch for all pieces where it can be, so that their loads are issued one after the other
         common = [condition for condition in conditions if not uses(condition, turn)]
-        zeros = unrolled(self.pieces, lambda piece: stored(zero, piece))
-        return _either(common, unrolled(self.pieces, one), zeros)
+        return either(common, unrolled(self.pieces, one), unrolled(self.pieces, missing))
+
+    def without_element(self, registers: ir.Var, first: ir.Expr) -> tirx.Stmt:
+        """Store what stands for zero to registers, in the place of a load."""
+        value = tirx.const(self.element.otherwise, self.dtype)
+        # of more than four bytes TVM writes a vector that no compiler takes
+        each = unrolled if self.item_bytes == 1 else vectorized
+        return each(self.width, lambda lane: tirx.BufferStore(registers, value, [first + lane]))
 
     def store(self, registers: ir.Var, shared: ir.Var, stage: ir.Expr, thread: ir.Expr) -> tirx.Stmt:
         """Store what `load` loaded to shared memory."""
 
         def one(number: ir.Expr) -> tirx.Stmt:
-            stored = _either(self.has_piece(number, thread), piece(number), None)
-            if self.item_bytes == 2:
+            stored = either(self.has_piece(number, thread), piece(number), None)
+            if self.item_bytes < 4:
                 return stored
             first = number * integer(self.width)
             elements = unrolled(self.width, lambda lane: rounded(tirx.BufferLoad(registers, [first + lane])))
@@ -210,12 +214,13 @@ class Operand:
         along, across = (inner, outer) if depth_first else (outer, inner)
         position, depth = corner + across * 8, depth + along * self.chunk
         line, at = (position + row, depth) if self.along_depth else (depth + row, position)
-        address = stage * integer(self.elements) + self.offset(line, at)
-        return load_matrices(
-            tirx.BufferLoad(registers, [number * integer(4)]),
+        address, first = stage * integer(self.elements) + self.offset(line, at), number * integer(4)
+        loaded = load_matrices(
+            tirx.BufferLoad(registers, [first]),
             tirx.BufferLoad(shared, [address]),
             transposed=not self.along_depth,
         )
+        return tirx.SeqStmt([loaded, made_unsigned(registers, first, 4)]) if self.adds_128 else loaded
 
     @property
     def loads_matrices(self) -> bool:
@@ -241,37 +246,14 @@ class Operand:
         return unrolled(4, one)
 
 
-def operand(
-    product: MatrixProduct, name: str, batch: dict[ir.Var, ir.Expr], extent: int, threads: int
-) -> Operand:
-    """The factor `left` or `right` as its elements lie in memory: along the depth, or along the positions."""
-    value, positions = (product.left, product.row) if name == "left" else (product.right, product.column)
-    depth, step, item_bytes = product.depth, product.steps, product.item_bytes
-    position, number, inner = (tirx.Var(f"{name}_{axis}", "int64") for axis in ("position", "slice", "depth"))
-    known = sym.Analyzer()
-    for variable, size in ((position, positions.extent), (number, product.slices), (inner, step)):
-        known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
-    point = {**batch, **positions.at(position), **depth.at(number * integer(step) + inner)}
-    element = element_of(flattened(substitute(value, point), known), known)
-    widest = min(CHUNK_BYTES // item_bytes, extent * step // threads)
-    widths = {
-        True: widest_load(element, inner, depth.extent, widest),
-        False: widest_load(element, position, positions.extent, widest),
-    }
-    along_depth = widths[True] > widths[False]
-    return Operand(
-        name, element, position, number, inner, positions, depth, extent, step, threads, along_depth,
-        widths[along_depth], item_bytes,
-    )  # fmt: skip
-
-
 def widest_load(element: Element, variable: ir.Var, extent: int, most: int) -> int:
     """Elements that a load along an axis of `extent` positions, named by `variable`, can have at most."""
-    fits = (w for w in (8, 4, 2) if w <= most and extent % w == 0)
+    fits = (w for w in (16, 8, 4, 2) if w <= most and extent % w == 0)
     return next((w for w in fits if steps_by_one(element, variable, w)), 1)
 
 
-def _either(conditions: Sequence[ir.Expr], then: tirx.Stmt, otherwise: tirx.Stmt | None) -> tirx.Stmt:
+def either(conditions: Sequence[ir.Expr], then: tirx.Stmt, otherwise: tirx.Stmt | None) -> tirx.Stmt:
+    """One of two statements, or the first one alone where there are no conditions."""
     return tirx.IfThenElse(tirx.all(*conditions), then, otherwise) if conditions else then
 
 

@@ -11,9 +11,9 @@ from hybridc.schedules.cuda.core.copies import COPIES_SINCE
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tensor_core.cost import fastest_way
-from hybridc.schedules.cuda.tensor_core.instructions import OLDEST, TF32
+from hybridc.schedules.cuda.tensor_core.instructions import INT8, OLDEST, TF32
 from hybridc.schedules.cuda.tensor_core.kernel import tensor_core_kernel
-from hybridc.schedules.cuda.tensor_core.packing import with_taps_first
+from hybridc.schedules.cuda.tensor_core.packing import packed
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, read_matrix_product
 from hybridc.schedules.cuda.tensor_core.tile import PRODUCTS, Way, best_way
 from hybridc.schedules.cuda.tile.cost import estimated_us as estimated_us_of_tiles
@@ -31,8 +31,8 @@ FULL_SIDE = 16
 
 @schedule_rule(family="matmul")
 def tensor_core_matmul(request: Request) -> Scheduled | None:
-    """Accepts a product of two matrices, batched or not, and an epilogue: of 16-bit floats in memory, or of
-    float32 in a function that may multiply tf32.
+    """Accepts a product of two matrices, batched or not, and an epilogue: of 16-bit floats in memory, of
+    8-bit integers, or of float32 in a function that may multiply tf32.
 
     Tiling: a block has a tile of results and goes through the depth in slices, which its threads load into
     shared memory while tensor cores multiply the slice before, or copy there asynchronously slices ahead.
@@ -55,9 +55,9 @@ def _scheduled(request: Request, rule: str, *, slides: bool) -> Scheduled | None
     if product is None or product.slides is not slides:
         return None
     target = cuda_target(request.target)
-    packed, packings = with_taps_first(product, request.own_constants)
-    way = _way(packed, request)
-    function = attempt(rule, lambda: tensor_core_kernel(request.function, packed, way))
+    product, packings = packed(product, request.own_constants)
+    way = _way(product, request)
+    function = attempt(rule, lambda: tensor_core_kernel(request.function, product, way))
     scheduled = None if function is None else finish_function(function, rule, target)
     return None if scheduled is None else replace(scheduled, packings=packings)
 
@@ -78,6 +78,8 @@ def _way(product: MatrixProduct, request: Request) -> Way:
     if product.dtype == TF32:
         return fastest_way(product, gpu)[0]
     newest = architecture_number(oldest(request.target.cuda_architectures)) >= COPIES_SINCE
+    if product.dtype == INT8:
+        return fastest_way(product, gpu, copies=newest)[0]
     # of slower tensor cores even few blocks are busy while data is on its way
     if newest and PARTITIONS * chip_of(gpu).tensor_multiplies > PRODUCTS:
         return fastest_way(product, gpu, copies=True)[0]
@@ -106,4 +108,4 @@ def tf32_is_faster(product: MatrixProduct, request: Request) -> bool:
         return True
     transformed = faster_plan(request)
     us = estimated_us_of_tiles(plan, gpu) if transformed is None else estimated_us(transformed, gpu)
-    return fastest_way(with_taps_first(product, request.own_constants)[0], gpu)[1] < us
+    return fastest_way(packed(product, request.own_constants)[0], gpu)[1] < us

@@ -13,9 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hybridc
 from hybridc.compiler import plan_model
+from hybridc.ir import Kernel
 from hybridc.options import INT8, CompileOptions
 from hybridc.targets import parse_target
 from tests.support.amx import executing
+from tests.support.exact_reference import exact_session
 from tests.support.narrow import EMULATED
 
 KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
@@ -65,7 +67,7 @@ class Network:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def convolutions(kind: str, *, per_channel: bool) -> onnx.ModelProto:
+def convolutions(kind: str, *, per_channel: bool, batch: int = 1) -> onnx.ModelProto:
     """A stem, a residual block and a pooling."""
     g = Network(kind, per_channel=per_channel)
     x = g.quantized("x", 0.03)
@@ -75,8 +77,16 @@ def convolutions(kind: str, *, per_channel: bool) -> onnx.ModelProto:
     y = g.quantized(g.node("Relu", [g.node("Add", [y, z])]), 0.04)
     y = g.quantized(g.node("Conv", [y, g.weight(40, 24, 1, 1)]), 0.05)
     y = g.quantized(g.node("GlobalAveragePool", [y]), 0.02)
-    y = g.quantized(g.node("Gemm", [g.node("Flatten", [y]), g.weight(7, 40), g.bias(7)], transB=1), 0.01)
-    return g.model((1, 3, 18, 22), y, (1, 7))
+    y = g.quantized(g.node("Gemm", [g.node("Flatten", [y]), g.weight(10, 40), g.bias(10)], transB=1), 0.01)
+    return g.model((batch, 3, 18, 22), y, (batch, 10))
+
+
+def on_emulated_gpu(model: onnx.ModelProto, folder: Path, device: str) -> list[np.ndarray]:
+    """All kernels on one device of a target with a GPU."""
+    pins, target = {"*": device}, "cuda:sm_80+avx2"
+    hybridc.compile(model, folder / "q.hyb", target=target, machine="rtx-3090", precision="int8", pins=pins)
+    with hybridc.load(folder / "q.hyb", emulate_gpu="256MiB") as session:
+        return [session.run(None, {"x": x})[0] for x in feeds(model)]
 
 
 def compiled(model: onnx.ModelProto, folder: Path, target: str) -> list[np.ndarray]:
@@ -101,6 +111,33 @@ def test_network_gives_what_onnxruntime_does_but_for_one_step(tmp_path, target, 
         (expected,) = reference.run(None, {"x": x})
         assert expected.std() > 0.05
         assert np.abs(result - expected).max() <= 0.0101  # a step of the last quantization
+
+
+@pytest.mark.parametrize(("kind", "per_channel"), [("uint8", False), ("int8", True)])
+def test_both_devices_give_what_onnxruntime_does_but_for_two_steps(tmp_path, kind, per_channel):
+    """A mean of so many numbers of few steps often lies in the middle of two."""
+    model = convolutions(kind, per_channel=per_channel, batch=9)
+    reference = exact_session(model)
+    for device in ("gpu", "cpu"):
+        for x, result in zip(feeds(model), on_emulated_gpu(model, tmp_path, device), strict=True):
+            off = np.abs(result - reference.run(None, {"x": x})[0]) / 0.01
+            assert off.max() <= 2.01 and off.mean() < 0.4
+
+
+def integer_kernels(model: onnx.ModelProto, target: str) -> list[Kernel]:
+    options = CompileOptions(target=parse_target(target), precision=INT8)
+    kernels = plan_model(model, options).graphs[0].kernels
+    return [kernel for kernel in kernels if kernel.precision == "int8"]
+
+
+def test_tensor_cores_multiply_every_large_product_of_a_network():
+    model = convolutions("uint8", per_channel=True, batch=9)
+    for target in ("cuda+avx2", "cuda:sm_75,sm_86+avx512_bf16"):
+        integers = integer_kernels(model, target)
+        assert [sum("Conv" in o or "Gemm" in o for o in kernel.origins) for kernel in integers] == [1] * 4
+        assert all(len(kernel.devices) == 2 for kernel in integers)
+    # few rows are bound by memory, and have kernels for that
+    assert len(integer_kernels(convolutions("uint8", per_channel=True), "cuda+avx2")) == 3
 
 
 def test_every_convolution_and_product_is_one_kernel_in_integers():

@@ -122,3 +122,16 @@ def test_transpositions_go_through_shared_memory(dtype: str) -> None:
             1e-5 if dtype == "float32" else 1e-3,
         )
     check(cases)
+
+
+def test_quantization_takes_ties_to_even() -> None:
+    steps = np.arange(-8, 9, dtype="f4").reshape(1, 17) / 2
+    zero = relax.const(3, "int8")
+    cases = {
+        "quantize": case(
+            lambda e, x: op.quantize(x, relax.const(1.0, "float32"), zero, out_dtype="int8"),
+            lambda x: np.rint(x) + 3,
+            [steps],
+        )
+    }
+    check(cases)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import ml_dtypes
@@ -17,8 +16,6 @@ from tvm.relax import op
 
 from hybridc import emulator
 from hybridc.codegen.cuda import compile_cubin
-from hybridc.codegen.cuda_callback import cuda_compiler
-from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.emulator import ThreadOrder
 from hybridc.gpu_model.expressions import evaluate
 from hybridc.gpu_model.fast import estimate_fast
@@ -31,15 +28,17 @@ from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, cuda_target, lo
 from hybridc.schedules.cuda.tensor_core import tensor_core
 from hybridc.schedules.cuda.tensor_core.cost import fastest_way, main_work, shared_bytes
 from hybridc.schedules.cuda.tensor_core.instructions import TF32
+from hybridc.schedules.cuda.tensor_core.operands import operand
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, read_matrix_product
-from hybridc.schedules.cuda.tensor_core.staging import Operand, operand
+from hybridc.schedules.cuda.tensor_core.staging import Operand
 from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, Way, best_way
 from hybridc.schedules.rule import PRECISION, Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.schedules.storage import stored
 from hybridc.targets import Target, parse_target
 from tests.schedules.cuda import references as ref
-from tests.support.emulated import compile_for_emulator
+from tests.schedules.cuda.tensor_cores import TARGET, computed, unedited
+from tests.schedules.cuda.tensor_cores import built as built_library
 from tests.support.fusion import fused_operators
 
 Array = NDArray[np.float64]
@@ -233,16 +232,6 @@ CASES = {
         *copied_cases(),
     )
 }
-TARGET = parse_target("cuda:sm_80,sm_90+avx2")
-
-
-@contextmanager
-def computed(way: Way | None) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if way is not None:
-            patch.setattr(tensor_core, "best_way", lambda *sizes: way)
-            patch.setattr(tensor_core, "fastest_way", lambda *sizes, **options: (way, 1.0))
-        yield
 
 
 def on_tensor_cores(case: Case) -> Scheduled:
@@ -282,20 +271,9 @@ class Built:
         return bool((np.abs(found - case.expected(*wide)) <= case.tolerance(wide)).all())
 
 
-def build(cases: list[Case], edit: Callable[[str], str] = lambda source: source) -> Built:
+def build(cases: list[Case], edit: Callable[[str], str] = unedited) -> Built:
     scheduled = {case.name: on_tensor_cores(case) for case in cases}
-    sources: list[str] = []
-
-    def compile_edited(source: str) -> bytes:
-        sources.append(edit(corrected(str(source))))
-        return compile_for_emulator(sources[0])
-
-    emulator.start(1 << 30)
-    with cuda_compiler(compile_edited):
-        named = {name: s.function.with_attr("global_symbol", name) for name, s in scheduled.items()}
-        module = tvm.IRModule(printable(named))
-        library = tvm.compile(module, target=tvm.target.Target(cuda_target(TARGET), host="llvm"))
-    return Built(scheduled, library, sources[0])
+    return Built(scheduled, *built_library(scheduled, edit))
 
 
 @pytest.fixture(scope="module")
@@ -428,7 +406,7 @@ def test_closed_form_follows_the_lowered_loops(gpu: str) -> None:
         request = Request(case.function(), case.constants, TARGET, gpu=processor)
         product = tensor_core.read_tf32_product(request)
         assert product is not None
-        product, _ = tensor_core.with_taps_first(product, request.own_constants)
+        product, _ = tensor_core.packed(product, request.own_constants)
         way, us = fastest_way(product, processor)
         made = schedule(request, Device.GPU)
         assert made is not None

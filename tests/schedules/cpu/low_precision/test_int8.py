@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridc.ir import Device
 from hybridc.passes.layout.operators import ConvWindow
-from hybridc.passes.precision.quantized import int8_conv2d as convolution
-from hybridc.passes.precision.quantized import int8_matmul as product
+from hybridc.passes.precision.integer_functions import int8_conv2d as convolution
+from hybridc.passes.precision.integer_functions import int8_matmul as product
+from hybridc.passes.precision.integer_functions import int8_plain_conv2d as plain_convolution
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.rule import Request
+from hybridc.schedules.select import schedule
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
 from tests.support.amx import executing
@@ -81,7 +84,7 @@ def test_padding_at_the_end_alone_is_the_zero_point_too(narrow):
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_sums_of_a_product_are_exact(narrow, shapes, dtype):
     left, right = shapes
-    function = product(left, right, dtype)
+    function = product(left, right, dtype, 128 if dtype == "int8" else 0)
     a, b = drawn(shapes[0], dtype, 5), drawn(shapes[1], "int8", 6)
     (result,) = narrow.run(function, narrow.schedule(function, [1], int8_matmul), [a, b])
     np.testing.assert_array_equal(result, (a.astype("i8") + (128 if dtype == "int8" else 0)) @ b.astype("i8"))
@@ -89,16 +92,55 @@ def test_sums_of_a_product_are_exact(narrow, shapes, dtype):
 
 @pytest.mark.parametrize(("isa", "instruction"), [("avx512_bf16", "vpdpbusd"), ("amx", "tdpbusd")])
 def test_bytes_are_multiplied_by_instructions_for_them(isa, instruction):
-    request = Request(product((64, 64), (64, 64), "uint8"), frozenset([1]), Target((), ISAS[isa]))
+    request = Request(product((64, 64), (64, 64), "uint8", 0), frozenset([1]), Target((), ISAS[isa]))
     scheduled = int8_matmul(request)
     assert scheduled is not None and instruction in instructions(assembly(scheduled, ISAS[isa]))
 
 
-def test_without_instructions_for_bytes_other_rules_take_the_product():
-    harness = Harness(isa_here("avx2"))
-    function = product((10, 12), (12, 9), "uint8")
-    a, b = drawn((10, 12), "uint8", 7), drawn((12, 9), "int8", 8)
-    scheduled = harness.schedule(function, [1])
-    assert scheduled.rule != "int8_matmul"
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("constants", [(), (1,)])
+@pytest.mark.parametrize("shapes", [((10, 12), (12, 9)), ((2, 64, 96), (96, 40))], ids=str)
+def test_without_instructions_for_bytes_floats_are_multiplied(shapes, constants, dtype):
+    harness, (left, right) = Harness(isa_here("avx2")), shapes
+    function = product(left, right, dtype, 0)
+    a, b = drawn(left, dtype, 7), drawn(right, "int8", 8)
+    scheduled = harness.schedule(function, constants)
+    assert scheduled.rule in ("matmul", "skinny_gemm")
     (result,) = harness.run(function, scheduled, [a, b])
     np.testing.assert_array_equal(result, a.astype("i8") @ b.astype("i8"))
+
+
+def test_signed_bytes_that_stay_signed_are_no_packed_lanes(narrow):
+    function = product((10, 64), (64, 48), "int8", 0)
+    a, b = drawn((10, 64), "int8", 9), drawn((64, 48), "int8", 10)
+    scheduled = narrow.schedule(function, [1])
+    (result,) = narrow.run(function, scheduled, [a, b])
+    np.testing.assert_array_equal(result, a.astype("i8") @ b.astype("i8"))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize(
+    ("data", "weight", "window"),
+    [
+        ((2, 24, 9, 11), (17, 24, 1, 1), ConvWindow((1, 1), (0, 0, 0, 0), (1, 1))),
+        ((1, 3, 20, 22), (16, 3, 7, 7), ConvWindow((2, 2), (3, 3, 3, 3), (1, 1))),
+        ((2, 20, 9, 10), (24, 20, 3, 3), ConvWindow((1, 1), (1, 0, 2, 1), (1, 1))),
+        ((1, 16, 12, 13), (20, 16, 3, 3), ConvWindow((1, 2), (2, 2, 2, 2), (2, 2))),
+    ],
+)
+def test_plain_convolutions_are_those_of_floats(data, weight, window, dtype):
+    harness, zero = Harness(isa_here("avx2")), 5
+    function = plain_convolution(data, weight, window, dtype, zero)
+    x, w = drawn(data, dtype, 11), drawn(weight, "int8", 12)
+    request = Request(function, frozenset([1]), Target((), harness.isa), winograd=False, threads=4)
+    scheduled = schedule(request, Device.CPU)
+    assert scheduled is not None and scheduled.rule == "conv2d"
+    (result,) = harness.run(function, scheduled, [x, w])
+    top, left, bottom, right = window.padding
+    padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=zero).astype("i8")
+    (sh, sw), (dh, dw), total = window.strides, window.dilation, np.zeros(result.shape, "i8")
+    for a in range(weight[2]):
+        for b in range(weight[3]):
+            tap = padded[:, :, a * dh :: sh, b * dw :: sw][:, :, : result.shape[2], : result.shape[3]]
+            total += np.einsum("ncyx,oc->noyx", tap, w[:, :, a, b].astype("i8"))
+    np.testing.assert_array_equal(result, total)

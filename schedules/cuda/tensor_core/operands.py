@@ -1,0 +1,42 @@
+"""How the operands of a product lie in memory, which decides how threads load them."""
+
+from __future__ import annotations
+
+from tvm import ir, sym, tirx
+
+from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cpu.core.nest import substitute
+from hybridc.schedules.cuda.tensor_core.gathered import WORD, GatheredBytes
+from hybridc.schedules.cuda.tensor_core.instructions import INT8
+from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, element_of, flattened
+from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, widest_load
+
+
+def operand(
+    product: MatrixProduct, name: str, batch: dict[ir.Var, ir.Expr], extent: int, threads: int
+) -> Operand:
+    """The factor `left` or `right` as its elements lie in memory: along the depth, or along the positions."""
+    factor, positions = (product.left, product.row) if name == "left" else (product.right, product.column)
+    depth, step, item_bytes = product.depth, product.steps, product.item_bytes
+    position, number, inner = (tirx.Var(f"{name}_{axis}", "int64") for axis in ("position", "slice", "depth"))
+    known = sym.Analyzer()
+    for variable, size in ((position, positions.extent), (number, product.slices), (inner, step)):
+        known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
+    point = {**batch, **positions.at(position), **depth.at(number * integer(step) + inner)}
+    element = element_of(flattened(substitute(factor.value, point), known), known)
+    widest = min(CHUNK_BYTES // item_bytes, extent * step // threads)
+
+    def loaded(kind: type[Operand], width: int, *, along_depth: bool) -> Operand:
+        return kind(
+            name, element, position, number, inner, positions, depth, extent, step, threads, along_depth,
+            width, item_bytes, factor.dtype, factor.adds_128,
+        )  # fmt: skip
+
+    widths = {
+        True: widest_load(element, inner, depth.extent, widest),
+        False: widest_load(element, position, positions.extent, widest),
+    }
+    if product.dtype == INT8 and widths[True] < WORD:
+        return loaded(GatheredBytes, WORD if widths[False] >= WORD else 1, along_depth=True)
+    along_depth = product.dtype == INT8 or widths[True] > widths[False]
+    return loaded(Operand, widths[along_depth], along_depth=along_depth)
