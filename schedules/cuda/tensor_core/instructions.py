@@ -28,7 +28,11 @@ def load_matrices(registers: ir.TensorLoad, row: ir.TensorLoad, *, transposed: b
 
 
 def multiply_add(
-    sums: ir.TensorLoad, left: ir.TensorLoad, right: ir.TensorLoad, dtype: str, signed: tuple[bool, bool]
+    sums: ir.TensorLoad,
+    left: ir.TensorLoad,
+    right: ir.TensorLoad,
+    dtype: str,
+    signed: tuple[bool, bool] = (True, True),
 ) -> tirx.Stmt:
     """`sums += left right`: 16x8 += 16x16 16x8, or 16x8 8x8 of tf32, or 16x32 32x8 of integers, of which
     `signed` tells those of the left and the right operand."""
