@@ -225,12 +225,14 @@ def _at_fixed_budgets(
     """For each budget the best of short searches at those of `fixed_budgets` that are no larger.
 
     A larger budget has all that a smaller one has, so that it is never slower, whatever else is asked for.
+    Plans have no bound.
     """
     least_bytes = max(first_bytes, smallest.gpu_bytes)
     most_bytes = max(least_bytes, min(last_bytes, max(budgets)))
     points = sorted({least_bytes, *(b for b in fixed_budgets(most_bytes, _OCTAVES) if b > least_bytes)})
-    found = _one_by_one(context, points, smallest)
-    return tuple((smallest, *found)[bisect_right(points, b)] for b in budgets)
+    found = (replace(placed, bound_us=0.0) for placed in _one_by_one(context, points, smallest))
+    plans = smallest, *found
+    return tuple(plans[bisect_right(points, b)] for b in budgets)
 
 
 def _roughly(context: PlanningContext, budget_bytes: int) -> PlacedPlan | None:
