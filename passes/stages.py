@@ -44,7 +44,7 @@ from hybridc.passes.planner.model.context import UNWATCHED, Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.robust import make_robust_plans
-from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, first_plans
+from hybridc.passes.planner.search.partition import MOST_GRID_KERNELS, all_gpu_peak_bytes, first_plans
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.planner.watch import Stop, Watch
 from hybridc.passes.precision.narrow_storage import store_narrow
@@ -62,7 +62,7 @@ from hybridc.schedules.storage import NARROW
 
 TILING_LEVELS = 5
 """A network is tiled to a half, a quarter, ... 1/32 of what it needs; smaller tiles are mostly launches."""
-MAX_TILED_KERNELS = 500
+MAX_TILED_KERNELS = MOST_GRID_KERNELS
 """Tilings with more kernels are not tried: planning them takes minutes, and their launches take long."""
 
 T = TypeVar("T")

@@ -46,6 +46,10 @@ class Tiling:
     order: tuple[int, ...] | None = None
     """In which each device runs the kernels; None: one that needs few bytes."""
 
+    @property
+    def is_cut_up(self) -> bool:
+        return self.limit_bytes < UNLIMITED_BYTES
+
     def context(
         self, machine: Machine, effort: Effort, host_bytes: int | None, watch: Watcher = UNWATCHED
     ) -> PlanningContext:

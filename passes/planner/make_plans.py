@@ -20,7 +20,13 @@ from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.order import renewing_order
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
-from hybridc.passes.planner.search.partition import MOST_GRID_KERNELS, on_cpu, partition, time_bound_us
+from hybridc.passes.planner.search.partition import (
+    MOST_GRID_KERNELS,
+    MOST_SEARCHED_TILES,
+    on_cpu,
+    partition,
+    time_bound_us,
+)
 from hybridc.passes.planner.watch import Watch
 
 Report = Callable[[int, int], None]
@@ -120,7 +126,9 @@ class _Bounds:
         tiling, context = self.contexts[number]
         key = number, min(budget_bytes, tiling.last_bytes)
         if key not in self._known_us:
-            self._known_us[key] = time_bound_us(context, key[1])
+            # of many tiles it would take longer than the search that it may spare
+            quick = tiling.is_cut_up and len(tiling.graph.kernels) > MOST_SEARCHED_TILES
+            self._known_us[key] = time_bound_us(context, key[1], quick=quick)
         return self._known_us[key]
 
 
@@ -163,6 +171,7 @@ def _fastest(
             known_us={b: found.placed.makespan_us for b, found in best.items() if not found.rank[0]},
             first_bytes=tiling.first_bytes,
             last_bytes=tiling.last_bytes,
+            is_cut_up=tiling.is_cut_up,
             has_bounds=len(tiling.graph.kernels) <= LARGEST_KERNEL_COUNT,  # quick, and may be proven
             report=report,
         )

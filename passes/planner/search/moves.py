@@ -23,6 +23,9 @@ _TRYING = 60
 # What these few do not find, the next round may: it begins with a better plan.
 _WORTH_ADAPTING = 6
 """So many kernels, those that look best, are moved with all simulations."""
+# A device's move costs two dozen milliseconds in a graph of 600 kernels, of which each point would try all.
+_ROUND_KERNELS = 12e6
+"""Simulated kernels that a round of moves may take: more than all moves of 160 kernels do."""
 _SEEDS = range(1, 5)
 """Ways to give up something else that are tried before a change is said not to fit."""
 _GAIN = 1e-4
@@ -142,14 +145,18 @@ def descend(
 ) -> tuple[Decisions, float]:
     """The plan that moves lead to, each of which makes it faster, until none does or for some rounds.
 
-    Runs that take less than `least_us` are passed over. Requires: the decisions are feasible. Deterministic.
+    Of a large graph those moves are tried that can change most. Runs that take less than `least_us` are
+    passed over. Requires: the decisions are feasible. Deterministic.
     """
     best, best_us = decisions, makespan_us
+    # a third for each of three: kernels, copies, and to fit the plan to the best of the kernels
+    simulations = int(_ROUND_KERNELS / max(1, core.problem.kernel_count) / 3)
+    adapting = min(ADAPTING, simulations // _WORTH_ADAPTING)
     for _ in range(rounds):
         before_us = best_us
         near = Neighbourhood(core, best)
         tried: list[tuple[float, int]] = []
-        for move in _all_moves(core.problem, best):
+        for move in _moves_within(core.problem, best, simulations):
             is_device = move.kind is MoveKind.DEVICE
             found = near.outcome(move, _TRYING)
             if found is None or found.makespan_us < least_us:
@@ -159,7 +166,7 @@ def descend(
             if found.makespan_us < best_us:
                 best, best_us = found.decisions, found.makespan_us
         for _, kernel in sorted(tried)[:_WORTH_ADAPTING]:
-            found = near.outcome(Move(MoveKind.DEVICE, kernel))
+            found = near.outcome(Move(MoveKind.DEVICE, kernel), adapting)
             if found is not None and least_us <= found.makespan_us < best_us:
                 best, best_us = found.decisions, found.makespan_us
         if best_us >= before_us * (1 - _GAIN):
@@ -167,10 +174,22 @@ def descend(
     return best, best_us
 
 
-def _all_moves(problem: Problem, decisions: Decisions) -> Iterator[Move]:
-    """Each once. A repeat runs on the GPU or not at all: that is not another device."""
+def _moves_within(problem: Problem, decisions: Decisions, simulations: int) -> list[Move]:
+    """Each move once, but no more than so many simulations try of the kernels, and of the copies: those of
+    the longest kernels and copies. A repeat runs on the GPU or not at all: that is not another device."""
     once = [k for k in range(problem.kernel_count) if k not in problem.repeats]
-    yield from dict.fromkeys(move for kernel in once for move in moves_of(problem, decisions, kernel))
+    moves = list(dict.fromkeys(move for kernel in once for move in moves_of(problem, decisions, kernel)))
+
+    def us(move: Move) -> float:
+        if move.kind is MoveKind.DEVICE:
+            return (problem.cpu_us if decisions.on_cpu[move.index] else problem.gpu_us)[move.index]
+        return problem.h2d_us[move.index if move.kind is MoveKind.WEIGHT else problem.gaps[move.index].tensor]
+
+    longest = sorted(moves, key=us, reverse=True)
+    kernels = [move for move in longest if move.kind is MoveKind.DEVICE][: simulations // _TRYING]
+    copies = [move for move in longest if move.kind is not MoveKind.DEVICE][:simulations]
+    tried = {*kernels, *copies}
+    return [move for move in moves if move in tried]
 
 
 def _bound_to(problem: Problem, kernel: int, to_gpu: bool) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
-from hybridc.passes.planner.model.context import Effort, PlanningContext
+from hybridc.passes.planner.model.context import Effort, PlanningContext, fixed_budgets
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.order import best_order, level_order
@@ -41,6 +42,11 @@ _SHARES_OF_LARGE_GRAPHS = (0.95, 0.85, 0.7)
 # Of more kernels the linear programme takes minutes, and so does placing their buffers once more.
 MOST_GRID_KERNELS = 4000
 """Kernels of a graph up to which plans are searched for at many budgets. A single plan of more takes long."""
+# A search with all that follows takes minutes then; a network that was not cut up has no other plan.
+MOST_SEARCHED_TILES = 500
+"""Kernels of a network that is cut up, up to which plans are searched for at many budgets, too."""
+_OCTAVES = 10
+"""Factors of two between the budgets that plans of more are made for."""
 
 
 def partition(
@@ -50,6 +56,7 @@ def partition(
     known_us: Mapping[int, float] | None = None,
     first_bytes: int = 0,
     last_bytes: int = UNLIMITED_BYTES,
+    is_cut_up: bool = False,
     has_bounds: bool = True,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[PlacedPlan, ...]:
@@ -69,6 +76,8 @@ def partition(
     context.watch.found(context, smallest)
     if len(context.graph.kernels) > MOST_GRID_KERNELS:
         return _one_by_one(context, budgets, smallest)
+    if is_cut_up and len(context.graph.kernels) > MOST_SEARCHED_TILES:
+        return _at_fixed_budgets(context, budgets, smallest, first_bytes, last_bytes)
     start = smallest
     if smallest.gpu_bytes < first_bytes <= min(budgets):
         start = _roughly(context, first_bytes) or smallest
@@ -122,10 +131,13 @@ def rough_time_us(context: PlanningContext, budget_bytes: int) -> float:
     return _rough(_problem(context, budget_bytes), context.effort.comparing)[1]
 
 
-def time_bound_us(context: PlanningContext, budget_bytes: int) -> float:
-    """What no plan that `partition` finds for a budget in bytes, and this order, is faster than."""
+def time_bound_us(context: PlanningContext, budget_bytes: int, *, quick: bool = False) -> float:
+    """What no plan that `partition` finds for a budget in bytes, and this order, is faster than.
+
+    A `quick` bound is looser, but takes no time, where the linear programme takes half a minute.
+    """
     problem = replace(context.problem, budget_bytes=budget_bytes)
-    if problem.kernel_count <= LARGEST_KERNEL_COUNT:
+    if problem.kernel_count <= LARGEST_KERNEL_COUNT or quick:
         return simple_time_bound_us(problem)  # the order of the kernels may be another
     return time_bound(problem, again=runs_again(with_repeats(problem))).bound_us
 
@@ -205,6 +217,22 @@ def _one_by_one(
         plans[budget_bytes] = best
         context.watch.found(context, best)
     return tuple(plans[b] for b in budgets)
+
+
+def _at_fixed_budgets(
+    context: PlanningContext, budgets: Sequence[int], smallest: PlacedPlan, first_bytes: int, last_bytes: int
+) -> tuple[PlacedPlan, ...]:
+    """For each budget the best of short searches at those of `fixed_budgets` that are no larger.
+
+    A larger budget has all that a smaller one has, so that it is never slower, whatever else is asked for.
+    Plans have no bound.
+    """
+    least_bytes = max(first_bytes, smallest.gpu_bytes)
+    most_bytes = max(least_bytes, min(last_bytes, max(budgets)))
+    points = sorted({least_bytes, *(b for b in fixed_budgets(most_bytes, _OCTAVES) if b > least_bytes)})
+    found = (replace(placed, bound_us=0.0) for placed in _one_by_one(context, points, smallest))
+    plans = smallest, *found
+    return tuple(plans[bisect_right(points, b)] for b in budgets)
 
 
 def _roughly(context: PlanningContext, budget_bytes: int) -> PlacedPlan | None:

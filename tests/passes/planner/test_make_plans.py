@@ -13,10 +13,12 @@ from hybridc.errors import PlanError
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.ir.verify import verify
+from hybridc.passes.planner import make_plans as make_plans_module
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.emit.materialize import PlacedPlan
 from hybridc.passes.planner.make_plans import make_plan, make_plans
 from hybridc.passes.planner.model.context import Effort, PlanningContext
+from hybridc.passes.planner.search import partition as partition_module
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, partition, smallest_budget_bytes
 from tests.support.graphs import GraphBuilder, chain, machine
 
@@ -90,3 +92,24 @@ def test_more_effort_is_never_slower_whatever_its_searches_find(
     ]
     assert times_us == sorted(times_us, reverse=True)
     assert len(set(times_us)) > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_tiles_have_plans_for_any_budget_of_which_more_memory_is_never_slower(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (make_plans_module, partition_module):
+        monkeypatch.setattr(module, "MOST_SEARCHED_TILES", 20)
+    draw, graph = random.Random(seed), chain(24)
+    peak_bytes, least_bytes = all_gpu_peak_bytes(graph, machine()), smallest_budget_bytes(graph, machine())
+    whole, cut_up = chain(8), Tiling(graph, limit_bytes=peak_bytes // 8, first_bytes=max(least_bytes, 1))
+    budgets = sorted(draw.randint(peak_bytes // 8, 2 * peak_bytes) for _ in range(6))
+    # the whole network is not planned for such budgets
+    tilings = [Tiling(whole, first_bytes=1 << 40), cut_up]
+    alone = [make_plans(tilings, machine(), [b], BOTH, effort=Effort(1.0))[0] for b in budgets]
+    assert tuple(alone) == make_plans(tilings, machine(), budgets, BOTH, effort=Effort(1.0))
+    times_us = [plan.makespan_us for _, plan in alone]
+    assert times_us == sorted(times_us, reverse=True) and times_us[-1] < times_us[0]
+    for budget_bytes, (tiling, plan) in zip(budgets, alone, strict=True):
+        assert tiling is cut_up and plan.arena_bytes(Device.GPU) <= budget_bytes
+        verify(graph, plan)

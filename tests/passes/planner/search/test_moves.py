@@ -10,7 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.search.moves import Move, MoveKind, Neighbourhood, descend, moves_of
+from hybridc.passes.planner.search import moves
+from hybridc.passes.planner.search.moves import (
+    ADAPTING,
+    Move,
+    MoveKind,
+    Neighbourhood,
+    Outcome,
+    descend,
+    moves_of,
+)
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu, problems
 
 
@@ -79,3 +88,27 @@ def test_no_move_betters_what_a_descent_ends_with(problem: Problem) -> None:
             found = near.outcome(move)
             if found is not None and not math.isinf(best_us):
                 assert found.makespan_us >= best_us * (1 - 0.005) - 1e-9
+
+
+def test_of_a_large_graph_the_moves_that_can_change_most_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = ProblemBuilder()
+    value = build.input(4)
+    for us in range(1, 9):
+        value = build.kernel(value, build.weight(10 * us), size=4, gpu_us=us, cpu_us=us / 2)
+    problem = build.problem(10_000)
+    plan = all_on_gpu(problem, keep=False)
+    tried: list[Move] = []
+    outcome = Neighbourhood.outcome
+
+    def noted(near: Neighbourhood, move: Move, evaluations: int = ADAPTING) -> Outcome | None:
+        tried.append(move)
+        return outcome(near, move, evaluations)
+
+    monkeypatch.setattr(Neighbourhood, "outcome", noted)
+    core = Core(problem)
+    descend(core, plan, core.makespan_us(plan), rounds=1)
+    assert {move.index for move in tried if move.kind is MoveKind.DEVICE} == set(range(8))
+    tried.clear()
+    monkeypatch.setattr(moves, "_ROUND_KERNELS", 8 * 3 * 2 * moves._TRYING)
+    descend(core, plan, core.makespan_us(plan), rounds=1)
+    assert {move.index for move in tried if move.kind is MoveKind.DEVICE} == {6, 7}
