@@ -197,7 +197,7 @@ def _open(folder: OpenFolder, *, check_weights: bool, check_host: bool) -> Artif
     manifest = _manifest(folder.path / MANIFEST, data)
     _check_names(folder.path / MANIFEST, manifest)
     if check_host:
-        _check_versions(folder.path, manifest.versions)
+        check_versions(folder.path, manifest.versions)
         _check_processor(folder.path, manifest)
     files = {stored.name: _open_file(folder, stored) for stored in manifest.files}
     for stored in manifest.files:
@@ -219,6 +219,19 @@ def installed_versions() -> Versions:
     """Versions of what is installed here."""
     names = ("hybridc", "apache-tvm", "apache-tvm-ffi")
     return Versions(*(importlib.metadata.version(name) for name in names))
+
+
+def check_versions(folder: Path, written_by: Versions) -> None:
+    """Raise ArtifactError HC302 if another TVM than that which wrote an artifact is installed."""
+    here = installed_versions()
+    for package, wanted, found in (
+        ("apache-tvm", written_by.tvm, here.tvm),
+        ("apache-tvm-ffi", written_by.tvm_ffi, here.tvm_ffi),
+    ):
+        if wanted != found:
+            what = f"compiled with {package} {wanted}, but {found} is installed"
+            remedy = f"pip install {package}=={wanted}, or {_AGAIN}"
+            raise ArtifactError("HC302", what, where=str(folder), remedy=remedy)
 
 
 def _malformed(where: Path, error: Exception) -> ArtifactError:
@@ -336,18 +349,6 @@ def _check_names(where: Path, manifest: Manifest) -> None:
             raise _malformed(where, ValueError(what))
     if len(set(names)) != len(names) or not {PLAN, LIBRARY, WEIGHTS} <= set(names):
         raise _malformed(where, ValueError(f"the files are {', '.join(names) or 'none'}"))
-
-
-def _check_versions(folder: Path, written_by: Versions) -> None:
-    here = installed_versions()
-    for package, wanted, found in (
-        ("apache-tvm", written_by.tvm, here.tvm),
-        ("apache-tvm-ffi", written_by.tvm_ffi, here.tvm_ffi),
-    ):
-        if wanted != found:
-            what = f"compiled with {package} {wanted}, but {found} is installed"
-            remedy = f"pip install {package}=={wanted}, or {_AGAIN}"
-            raise ArtifactError("HC302", what, where=str(folder), remedy=remedy)
 
 
 def _check_processor(folder: Path, manifest: Manifest) -> None:

@@ -24,7 +24,8 @@ from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import HybridcError, InternalError, ModelWarning, UsageError, out_of_memory
 
 COMMANDS = (
-    *("compile", "run", "check", "plan", "explain", "sweep", "compare", "train", "models", "machine"),
+    *("compile", "run", "bundle", "check", "plan", "explain", "sweep", "compare", "train"),
+    *("models", "machine"),
 )
 EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"

@@ -260,7 +260,7 @@ def _load() -> ctypes.CDLL:
     """Build and load the fake libraries, then TVM's CUDA runtime on top of them."""
     if _process.library is None:
         _refuse_real_driver()
-        runtime_path, driver_path = _build_libraries()
+        runtime_path, driver_path = build_device()
         library = ctypes.CDLL(str(runtime_path), ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(driver_path), ctypes.RTLD_GLOBAL)
         library.hybridc_emulator_configure.restype = ctypes.c_uint64
@@ -275,7 +275,11 @@ def _load() -> ctypes.CDLL:
     return _process.library
 
 
-def _build_libraries() -> tuple[Path, Path]:
+def build_device() -> tuple[Path, Path]:
+    """The fake `libcudart.so.13` and `libcuda.so.1`, built or found in the cache.
+
+    Raises DeviceError HC421 to HC423.
+    """
     sources = [path.read_text() for path in sorted(NATIVE_FOLDER.rglob("*.cpp"))]
     runtime = build_library(
         sources,

@@ -35,7 +35,7 @@ def load_runtime(*, cuda: bool) -> None:
     os.environ.setdefault("TVM_BIND_THREADS", "0")  # TVM would pin the caller's own thread
     os.environ.setdefault("TVM_NUM_THREADS", str(available_threads()))  # its default is half the cores
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(SPINS))
-    folder = _tvm_folder()
+    folder = tvm_folder()
     ctypes.CDLL(str(folder / "libtvm_runtime.so"), ctypes.RTLD_GLOBAL)
     if not cuda:
         return
@@ -86,11 +86,19 @@ def _global(name: str) -> Any:
     return tvm_ffi.get_global_func(name)
 
 
-def _tvm_folder() -> Path:
+def tvm_folder() -> Path:
+    """Where the libraries of apache-tvm are. Raises DeviceError HC406 if it is not installed."""
     spec = importlib.util.find_spec("tvm")  # finds the package and does not import it
     if spec is None or spec.origin is None:
         raise DeviceError("HC406", "apache-tvm is not installed", remedy="pip install apache-tvm")
     return Path(spec.origin).parent / "lib"
+
+
+def cuda_runtime_file() -> Path | None:
+    """The CUDA runtime of NVIDIA's wheel; None: it is not installed."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return next((path for folder in folders for path in Path(folder).glob(f"*/lib/{CUDA_RUNTIME}")), None)
 
 
 def _load_cuda_runtime() -> None:
@@ -98,9 +106,7 @@ def _load_cuda_runtime() -> None:
     try:
         ctypes.CDLL(CUDA_RUNTIME, ctypes.RTLD_GLOBAL)
     except OSError:
-        spec = importlib.util.find_spec("nvidia")
-        folders = list(spec.submodule_search_locations or ()) if spec else []
-        found = [path for folder in folders for path in Path(folder).glob(f"*/lib/{CUDA_RUNTIME}")]
-        if not found:
+        found = cuda_runtime_file()
+        if found is None:
             raise
-        ctypes.CDLL(str(found[0]), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(found), ctypes.RTLD_GLOBAL)

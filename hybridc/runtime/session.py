@@ -16,7 +16,7 @@ import numpy as np
 from hybridc.artifact.load import Artifact, open_artifact
 from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError, PlanError, UsageError, exhaustion_told
-from hybridc.ir import Buffer, BufferKind, Check, Device
+from hybridc.ir import Check, Device
 from hybridc.ir.bind import Binding, BindingError, bind
 from hybridc.ir.graph import stored_dtype
 from hybridc.ir.verify import verify
@@ -25,6 +25,7 @@ from hybridc.options import check_threads
 from hybridc.runtime.code import open_library
 from hybridc.runtime.faults import check_fed
 from hybridc.runtime.forks import claim_gpu
+from hybridc.runtime.places import places, tensors
 from hybridc.runtime.program import LoadedProgram, free_gpu_bytes, gpu_page_bytes
 from hybridc.targets import available_threads
 
@@ -111,10 +112,10 @@ class Session:
         self._artifact = artifact
         self._lock = threading.Lock()
         _sessions.add(self)
-        self._tensors = _tensors(artifact)
+        self._tensors = tensors(artifact)
         self._input_checks = _input_checks(artifact)
-        self._places = _places(artifact, Device.CPU)
-        self._gpu_places = _places(artifact, Device.GPU)
+        self._places = places(artifact, Device.CPU)
+        self._gpu_places = places(artifact, Device.GPU)
         binding = bind_plan(artifact)
         new_program = functools.partial(LoadedProgram, artifact, binding, library, count, limit_bytes)
         self._new_program: Callable[[], LoadedProgram] | None = new_program
@@ -365,31 +366,11 @@ def bind_plan(artifact: Artifact) -> Binding:
     return binding
 
 
-def _tensors(artifact: Artifact) -> dict[str, str]:
-    """The tensor behind each input and output, by the name that the user knows."""
-    manifest = artifact.manifest
-    ports = manifest.inputs + manifest.outputs + manifest.counts
-    tensors = artifact.graph.inputs + artifact.graph.outputs
-    return {port.name: tensor for port, tensor in zip(ports, tensors, strict=True)}
-
-
 def _input_checks(artifact: Artifact) -> dict[str, tuple[Check, ...]]:
     """By input, as a tensor, what kernels check of it: it is checked before the run writes anything."""
     made = [check for kernel in artifact.graph.kernels for check in kernel.checks]
     found = {name: tuple(check for check in made if check.tensor == name) for name in artifact.graph.inputs}
     return {name: checks for name, checks in found.items() if checks}
-
-
-def _places(artifact: Artifact, device: Device) -> dict[tuple[str, bool], slice]:
-    """Where in a device's arena a tensor is before the first step (True) and after the last (False)."""
-    end = len(artifact.plan.steps)
-    buffers = [b for b in artifact.plan.buffers if b.device is device and b.kind is BufferKind.TENSOR]
-
-    def place(buffer: Buffer) -> slice:
-        return slice(buffer.offset_bytes, buffer.end_bytes)
-
-    before = {(b.tensor, True): place(b) for b in buffers if b.first_step < 0}
-    return before | {(b.tensor, False): place(b) for b in buffers if b.last_step >= end}
 
 
 def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:

@@ -168,7 +168,7 @@ def test_commands_of_the_usage_page(tmp_path: Path) -> None:
             continue  # the next tests
         run(tmp_path, "-m", "hybridc.cli", *small(words))
         ran.add(words[1])
-    assert {"compile", "plan", "explain", "run", "compare", "sweep"} <= ran
+    assert {"compile", "plan", "explain", "run", "bundle", "compare", "sweep"} <= ran
     for script in scripts(USAGE)[:1]:
         run(tmp_path, "-c", PREPARED + script)
 

@@ -1,0 +1,217 @@
+#include "loaded_plan.h"
+
+#include <sys/mman.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "feeds.h"
+#include "gpu.h"
+#include "refusal.h"
+#include "system/host.h"
+#include "system/staging.h"
+
+namespace hybridc {
+namespace {
+
+constexpr DLDataType kByte{kDLUInt, 8, 1};
+
+// Bytes that somebody else frees, as a tensor.
+struct ForeignMemory {
+  void* data;
+  void AllocData(DLTensor* tensor) { tensor->data = data; }
+  void FreeData(DLTensor*) {}
+};
+
+ffi::Tensor BytesAt(void* data, int64_t size_bytes) {
+  return ffi::Tensor::FromNDAlloc(ForeignMemory{data}, ffi::Shape({size_bytes}), kByte, DLDevice{kDLCPU, 0});
+}
+
+}  // namespace
+
+// The system would set memory aside for all pages, and refuse a file larger than that, but for NORESERVE.
+Mapping::Mapping(const File& file) : size_bytes_(file.size_bytes()) {
+  if (size_bytes_ == 0) return;
+  void* pages = mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.handle(), 0);
+  if (pages == MAP_FAILED) {
+    throw Refusal("HC412", std::string("the weights cannot be mapped: ") + std::strerror(errno), file.path(),
+                  "close other programs, or raise the limit (ulimit -v)");
+  }
+  data_ = static_cast<char*>(pages);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, size_bytes_);
+}
+
+Lanes::Lanes(const Library& library, bool cuda, int threads)
+    : library_(library), handle_(library.Help<int64_t>("open_lanes", cuda, kGpuIndex, threads)) {}
+
+Lanes::~Lanes() { library_.Help("close_lanes", handle_); }
+
+LoadedPlan::LoadedPlan(const Program& program, const Plan& plan, const Library& library, const File& weights,
+                       const std::string& folder, int threads, int64_t host_limit_bytes)
+    : plan_(plan), library_(library), folder_(folder), mapping_(weights) {
+  if (NeedsGpu()) {
+    CheckGpu(program, folder);
+    AllocateOnGpu();
+  }
+  Guarded(folder_, [&] {
+    Prepare(threads);
+    Stage(host_limit_bytes);
+    AddSteps();
+  });
+}
+
+void LoadedPlan::AllocateOnGpu() {
+  const int64_t free_bytes = FreeGpuBytes(library_);
+  try {
+    gpu_arena_ = library_.Help<ffi::Tensor>("device_arena", kGpuIndex, plan_.gpu_bytes);
+  } catch (const ffi::Error&) {
+    throw Refusal("HC405",
+                  "the bundle needs " + std::to_string(plan_.gpu_bytes) + " bytes of GPU memory, but " +
+                      std::to_string(free_bytes) + " are free",
+                  folder_, "stop other programs on the GPU, or compile with a smaller --gpu-memory");
+  }
+}
+
+void LoadedPlan::Prepare(int threads) {
+  host_arena_ = library_.Help<ffi::Tensor>("host_arena", std::max<int64_t>(plan_.host_bytes, 1), NeedsGpu());
+  weights_ = BytesAt(mapping_.data(), mapped_bytes());
+  for (const Upload& upload : plan_.uploads) {
+    library_.Help("upload", BytesOf(weights_, upload.offset_bytes, upload.size_bytes),
+                  BytesOf(gpu_arena_, upload.arena_offset_bytes, upload.size_bytes));
+  }
+  lanes_ = std::make_unique<Lanes>(library_, NeedsGpu(), threads);
+  run_ = library_.Function("hybridc_run");
+  if (!plan_.checks.empty()) {
+    faults_ =
+        library_.Help<ffi::Tensor>("host_arena", static_cast<int64_t>(plan_.checks.size() * sizeof(Fault)), NeedsGpu());
+    ClearFaults();
+    library_.Help("set_faults", lanes_->handle(), faults_);
+  }
+}
+
+void LoadedPlan::Stage(int64_t host_limit_bytes) {
+  std::vector<size_t> streamed;
+  for (const Step& step : plan_.steps) {
+    const bool is_streamed = !step.function.has_value() && plan_.operands[step.operands[0]].space == Space::kWeights;
+    if (is_streamed && staged_.emplace(step.operands[0], 0).second) streamed.push_back(step.operands[0]);
+  }
+  if (streamed.empty()) return;
+  std::vector<int64_t> sizes;
+  for (size_t number : streamed) {
+    const Operand& weight = plan_.operands[number];
+    const ffi::Tensor view = View(weights_, weight.offset_bytes, weight.shape, weight.dtype);  // which checks it
+    sizes.push_back(static_cast<int64_t>(ffi::GetDataSize(view.numel(), view.dtype())));
+  }
+  const Staging staging = ChooseStaging(sizes, plan_.host_bytes, host_limit_bytes, AvailableHostBytes());
+  pinned_ = library_.Help<ffi::Tensor>("host_arena", staging.size_bytes, true);
+  slot_count_ = staging.slot_count;
+  if (slot_count_ != 0) {
+    library_.Help("set_slots", lanes_->handle(), pinned_, slot_count_);
+    return;
+  }
+  int64_t offset = 0;
+  for (size_t i = 0; i < streamed.size(); ++i) {
+    std::memcpy(static_cast<char*>(pinned_.data_ptr()) + offset,
+                mapping_.data() + plan_.operands[streamed[i]].offset_bytes, static_cast<size_t>(sizes[i]));
+    staged_[streamed[i]] = offset;
+    offset += Aligned(sizes[i]);
+  }
+}
+
+void LoadedPlan::AddSteps() {
+  const int64_t lanes = lanes_->handle();
+  for (const Step& step : plan_.steps) {
+    const ffi::Shape waits(step.waits.begin(), step.waits.end());
+    if (step.function.has_value()) {
+      ffi::Array<ffi::Tensor> arrays;
+      for (size_t number : step.operands) arrays.push_back(ArrayOf(number, false));
+      library_.Help("add_call", lanes, step.lane, waits, library_.Function(*step.function), arrays, step.event);
+      continue;
+    }
+    const bool is_streamed = staged_.contains(step.operands[0]);
+    const ffi::Tensor source = ArrayOf(step.operands[0], is_streamed), target = ArrayOf(step.operands[1], false);
+    if (is_streamed) {
+      library_.Help("add_stream", lanes, waits, source, target, step.event);
+    } else {
+      library_.Help("add_copy", lanes, step.lane, waits, source, target, step.event);
+    }
+  }
+}
+
+ffi::Tensor LoadedPlan::ArrayOf(size_t number, bool is_streamed) {
+  const Operand& operand = plan_.operands[number];
+  const bool is_staged = is_streamed && slot_count_ == 0;
+  if (is_staged) return View(pinned_, staged_.at(number), operand.shape, operand.dtype);
+  ffi::Tensor& array = arrays_[number];
+  if (array.defined()) return array;
+  switch (operand.space) {
+    case Space::kGpu:
+      array = View(gpu_arena_, operand.offset_bytes, operand.shape, operand.dtype);
+      break;
+    case Space::kCpu:
+      array = View(host_arena_, operand.offset_bytes, operand.shape, operand.dtype);
+      break;
+    case Space::kWeights:
+      array = View(weights_, operand.offset_bytes, operand.shape, operand.dtype);
+      break;
+    default:  // faults
+      if (operand.on_gpu) {
+        array = library_.Help<ffi::Tensor>("pinned_view", kGpuIndex, faults_, operand.offset_bytes,
+                                           ffi::Shape(operand.shape.begin(), operand.shape.end()), operand.dtype);
+      } else {
+        array = View(faults_, operand.offset_bytes, operand.shape, operand.dtype);
+      }
+  }
+  return array;
+}
+
+ffi::Tensor LoadedPlan::View(const ffi::Tensor& arena, int64_t offset, const std::vector<int64_t>& shape,
+                             DLDataType dtype) const {
+  return library_.Help<ffi::Tensor>("arena_view", arena, offset, ffi::Shape(shape.begin(), shape.end()), dtype);
+}
+
+ffi::Tensor LoadedPlan::BytesOf(const ffi::Tensor& arena, int64_t offset, int64_t size_bytes) const {
+  return View(arena, offset, {size_bytes}, kByte);
+}
+
+void LoadedPlan::ClearFaults() {
+  if (faults_.defined()) std::memset(faults_.data_ptr(), 0, plan_.checks.size() * sizeof(Fault));
+}
+
+void LoadedPlan::Run() {
+  int64_t row = -1;
+  try {
+    row = Guarded(folder_, [&] { return run_(lanes_->handle()).cast<int64_t>(); });
+  } catch (...) {
+    ClearFaults();
+    throw;
+  }
+  if (row < 0) return;
+  const int64_t value = static_cast<const Fault*>(faults_.data_ptr())[row].value;
+  ClearFaults();
+  RefuseValue(plan_.checks[static_cast<size_t>(row)], value);
+}
+
+char* LoadedPlan::HostBytes(const Place& place) const {
+  if (place.space == Space::kWeights) return mapping_.data() + place.offset;
+  return place.space == Space::kCpu ? static_cast<char*>(host_arena_.data_ptr()) + place.offset : nullptr;
+}
+
+void LoadedPlan::PutOnGpu(int64_t offset, const void* data, int64_t size_bytes) const {
+  Guarded(folder_, [&] {
+    library_.Help("upload", BytesAt(const_cast<void*>(data), size_bytes), BytesOf(gpu_arena_, offset, size_bytes));
+  });
+}
+
+void LoadedPlan::GetFromGpu(int64_t offset, void* data, int64_t size_bytes) const {
+  Guarded(folder_,
+          [&] { library_.Help("upload", BytesOf(gpu_arena_, offset, size_bytes), BytesAt(data, size_bytes)); });
+}
+
+}  // namespace hybridc

@@ -1,0 +1,94 @@
+// program.json: what a bundle's runs do, checked as it is read. docs/artifact_format.md describes it.
+#pragma once
+#include <tvm/ffi/dtype.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace hybridc {
+
+// An axis of an output of which data determine how many elements there are: the first ones count.
+struct Cut {
+  size_t axis;
+  size_t count;  // which of the counts says how many
+};
+
+// An input, an output, or a count: a single int64 number by which outputs are cut.
+struct Port {
+  std::string name, dtype;
+  std::vector<int64_t> shape;
+  int64_t element_bytes;
+  int64_t size_bytes;
+  std::vector<Cut> cuts;
+};
+
+enum class Space { kNone, kGpu, kCpu, kWeights, kInputs, kFaults };
+
+// Where an input is put before a run, or an output found after it: an offset into an arena or the weights, or
+// the number of the input that it is.
+struct Place {
+  Space space = Space::kNone;
+  int64_t offset = 0;
+};
+
+// An array that a function is called with, or that is copied.
+struct Operand {
+  Space space;
+  bool on_gpu;
+  int64_t offset_bytes;
+  std::vector<int64_t> shape;
+  DLDataType dtype;
+};
+
+struct Step {
+  int64_t lane;
+  std::vector<int64_t> waits;           // events
+  std::optional<std::string> function;  // none: a copy
+  std::vector<size_t> operands;
+  int64_t event;  // -1: none
+};
+
+// A value that a kernel looks at before it uses it.
+struct ValueCheck {
+  std::string node, op;
+  bool is_divisor;
+  int64_t lower, upper;
+  std::optional<size_t> input;  // whose elements are the values; none: they are computed
+};
+
+// A weight that lies in the GPU's arena from load to unload.
+struct Upload {
+  int64_t offset_bytes, arena_offset_bytes, size_bytes;
+};
+
+struct Plan {
+  int64_t promised_bytes;  // GPU memory that a run never exceeds
+  int64_t gpu_bytes, host_bytes;
+  std::vector<Upload> uploads;
+  std::vector<Operand> operands;
+  std::vector<Step> steps;
+  std::vector<Place> inputs, outputs;  // outputs, and the counts behind them
+  std::vector<ValueCheck> checks;
+};
+
+struct Program {
+  std::string target;
+  std::vector<std::string> cpu_flags, cuda_architectures;
+  int64_t threads;            // 0: all cores
+  int64_t host_memory_bytes;  // 0: no limit of its own
+  std::vector<Port> inputs, outputs, counts;
+  std::vector<Plan> plans;  // for increasing budgets
+
+  bool HasGpuCode() const;
+};
+
+constexpr size_t kLargestProgramBytes = size_t{1} << 28;
+
+// Throws HC301 where it is something else, HC302 where it is of another version, HC303 where it is malformed.
+// Afterwards whatever a plan refers to by number is there, and every place of an input or output is within its
+// arena or the weights; the helper in the artifact's library checks the operands.
+Program ReadProgram(const std::string& path, const std::string& content, int64_t weights_bytes);
+
+}  // namespace hybridc

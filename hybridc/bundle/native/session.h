@@ -1,0 +1,48 @@
+// What hybridc.h calls a session: a bundle that is ready to run.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "hybridc.h"
+#include "library.h"
+#include "loaded_plan.h"
+#include "program/program.h"
+#include "system/files.h"
+
+namespace hybridc {
+
+class Session {
+ public:
+  // Throws Refusal.
+  static std::unique_ptr<Session> Open(const std::string& folder, const hybridc_options& options);
+
+  const Program& program() const { return program_; }
+  hybridc_memory Memory() const;
+
+  void Run(std::span<const hybridc_input_array> inputs, std::span<hybridc_output_array> outputs);
+
+ private:
+  // The arrays of a run by the number of their input or output.
+  using Feeds = std::vector<const hybridc_input_array*>;
+
+  Session(const std::string& folder, Program program, std::unique_ptr<File> weights, const Library& library,
+          const hybridc_options& options);
+
+  const Plan& ChoosePlan(const hybridc_options& options) const;
+  Feeds Checked(std::span<const hybridc_input_array> inputs) const;
+  void PutInputs(const Feeds& feeds);
+  void Fill(const Port& port, const Place& place, const Feeds& feeds, hybridc_output_array& output) const;
+  int64_t CountOf(size_t number, const Feeds& feeds) const;
+  void Fetch(const Port& port, const Place& place, const Feeds& feeds, void* data) const;
+
+  const std::string folder_;
+  const Program program_;
+  const std::unique_ptr<File> weights_;
+  const Library library_;
+  const std::unique_ptr<LoadedPlan> plan_;
+  std::mutex mutex_;
+};
+
+}  // namespace hybridc

@@ -1,0 +1,130 @@
+"""Bundles that are damaged or edited are refused by a code, and never end the process by a signal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bundle.conftest import run_bundle
+
+
+@pytest.fixture
+def bundle(cpu_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(cpu_bundle, tmp_path / "bundle"))
+
+
+def code_of(bundle: Path) -> str:
+    """Of the error with which the runner refuses a bundle."""
+    done = run_bundle(bundle, "--random")
+    found = re.match(r"error\[(HC\d{3})\]", done.stderr)
+    assert found is not None and done.returncode in (2, 3, 5), (done.returncode, done.stderr)
+    return found[1]
+
+
+def seal(bundle: Path, name: str) -> None:
+    """Let the hash of a file be that of what it is now."""
+    digest = hashlib.sha256((bundle / name).read_bytes()).hexdigest()
+    sums = bundle / "SHA256SUMS"
+    sums.write_text(re.sub(rf".*  {re.escape(name)}\n", f"{digest}  {name}\n", sums.read_text()))
+
+
+@pytest.mark.parametrize("name", ["program.json", "weights.bin", "library.so"])
+def test_missing_cut_and_changed_files_are_refused(bundle: Path, name: str) -> None:
+    path = bundle / name
+    content = path.read_bytes()
+    generator = random.Random(0)
+    for damaged in (
+        content[: len(content) // 2],
+        b"",
+        *(bytes(_flipped(content, generator)) for _ in range(3)),
+    ):
+        path.write_bytes(damaged)
+        assert code_of(bundle) == "HC304"
+    path.unlink()
+    assert code_of(bundle) == "HC304"
+    path.mkdir()
+    assert code_of(bundle) == "HC304"
+
+
+def _flipped(content: bytes, generator: random.Random) -> bytearray:
+    damaged = bytearray(content)
+    damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+    return damaged
+
+
+def test_what_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
+    (bundle / "SHA256SUMS").write_text("no hash\n")
+    assert code_of(bundle) == "HC303"
+    (bundle / "SHA256SUMS").write_text("")
+    assert code_of(bundle) == "HC303"
+    (bundle / "SHA256SUMS").unlink()
+    assert code_of(bundle) == "HC301"
+
+
+@pytest.mark.parametrize(
+    ("edit", "code"),
+    [
+        (lambda p: p.update(format="other"), "HC301"),
+        (lambda p: p.update(schema_version=2), "HC302"),
+        (lambda p: p.update(tvm_ffi="0.0.1"), "HC302"),
+        (lambda p: p.update(cpu_flags=["avx9"]), "HC401"),
+        (lambda p: p.update(plans=[]), "HC303"),
+        (lambda p: p.update(plans={}), "HC303"),
+        (lambda p: p["inputs"][0].update(shape=[4, -8]), "HC303"),
+        (lambda p: p["inputs"][0].update(shape=[2**40, 2**40]), "HC303"),
+        (lambda p: p["inputs"][0].update(shape=[4, 2**30]), "HC303"),
+        (lambda p: p["outputs"][0].update(cuts=[{"axis": 2, "count": 0}]), "HC303"),
+        (lambda p: p["outputs"][0].update(cuts=[{"axis": 0, "count": 0}]), "HC303"),
+        (lambda p: p["plans"][0]["outputs"][2].update(offset=7), "HC303"),
+        (lambda p: p["plans"][0]["outputs"][1].update(offset=2**40), "HC303"),
+        (lambda p: p["plans"][0].update(host_bytes=64), "HC303"),
+        (lambda p: p["plans"][0]["operands"][0].update(offset_bytes=2**47), "HC306"),
+        (lambda p: p["plans"][0]["operands"][0].update(shape=[2**24, 2**24]), "HC306"),
+        (lambda p: p["plans"][0]["operands"][0].update(dtype="float99x"), "HC303"),
+        (lambda p: p["plans"][0]["operands"][0].update({"in": "gpu"}), "HC306"),
+        (lambda p: p["plans"][0]["operands"][0].update({"in": "faults"}), "HC306"),
+        (lambda p: p["plans"][0]["steps"][0].update(function="none_cpu"), "HC307"),
+        (lambda p: p["plans"][0]["steps"][0].update(function="hybridc_run"), "HC306"),
+        (lambda p: p["plans"][0]["steps"][0].update(lane=9), "HC306"),
+        (lambda p: p["plans"][0]["steps"][0].update(lane=2), "HC306"),
+        (lambda p: p["plans"][0]["steps"][0].update(waits=[3]), "HC306"),
+        (lambda p: p["plans"][0]["steps"][0].update(operands=[9]), "HC303"),
+        (lambda p: p["plans"][0]["steps"][0].update(operands=[]), "HC306"),
+        (lambda p: p["plans"][0]["steps"][0].update(function=None, operands=[0, 1]), "HC306"),
+        (lambda p: p["plans"][0]["steps"][0].update(function=None, operands=[0]), "HC303"),
+    ],
+)
+def test_an_edited_program_is_refused(bundle: Path, edit: Callable[[Any], None], code: str) -> None:
+    program = json.loads((bundle / "program.json").read_text())
+    edit(program)
+    (bundle / "program.json").write_text(json.dumps(program))
+    seal(bundle, "program.json")
+    assert code_of(bundle) == code
+
+
+@pytest.mark.parametrize("content", ["", "[", "[" * 100_000, '{"format": 1}', "nul", "1e999", '{"a":"\\'])
+def test_what_is_no_json_is_refused(bundle: Path, content: str) -> None:
+    (bundle / "program.json").write_text(content)
+    seal(bundle, "program.json")
+    assert code_of(bundle) == "HC303"
+
+
+def test_weights_that_end_too_early_are_refused_though_their_hash_fits(bundle: Path) -> None:
+    (bundle / "weights.bin").write_bytes(b"")
+    seal(bundle, "weights.bin")
+    assert code_of(bundle) in ("HC303", "HC306")
+
+
+def test_weights_may_be_trusted(bundle: Path) -> None:
+    content = (bundle / "weights.bin").read_bytes()
+    (bundle / "weights.bin").write_bytes(content[:-1] + b"\1")
+    assert code_of(bundle) == "HC304"
+    assert run_bundle(bundle, "--random", "--trust-weights").returncode == 0

@@ -1,0 +1,78 @@
+"""Bundles with GPU parts, in processes whose CUDA libraries are those of the emulated GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridc import emulator
+from hybridc.bundle import write_bundle
+from hybridc.runtime import load
+from tests.bundle.conftest import EMULATED_BYTES, drawn, gpu_environment, outputs_of, run_bundle
+from tests.support.artifacts import SHAPE, streaming_model
+
+
+@pytest.fixture(scope="module")
+def hybrid_bundle(hybrid_artifact: Path) -> Path:
+    return write_bundle(hybrid_artifact, hybrid_artifact.parent / "bundle").path
+
+
+def session_result(artifact: Path, x: np.ndarray) -> np.ndarray:
+    emulator.start(EMULATED_BYTES)
+    with load(artifact) as session:
+        [y] = session.run(None, {"the/x": x})
+    return y
+
+
+def test_gpu_parts_give_the_bytes_of_the_session(
+    hybrid_artifact: Path, hybrid_bundle: Path, tmp_path: Path
+) -> None:
+    environment = gpu_environment(hybrid_artifact, tmp_path)
+    made = outputs_of(hybrid_bundle, {"the/x": drawn(SHAPE)}, tmp_path / "run", environment)
+    np.testing.assert_array_equal(made["out_0"], session_result(hybrid_artifact, drawn(SHAPE)))
+
+
+def test_weights_are_streamed_in_every_run(tmp_path: Path) -> None:
+    artifact = streaming_model().write(tmp_path / "model.hyb")
+    bundle = write_bundle(artifact, tmp_path / "bundle").path
+    environment = gpu_environment(artifact, tmp_path)
+    np.save(tmp_path / "x.npy", drawn(SHAPE))
+    words = ["--input", f"the/x={tmp_path / 'x.npy'}", "--output", str(tmp_path / "made"), "--repeat", "3"]
+    done = run_bundle(bundle, *words, environment=environment)
+    assert done.returncode == 0, done.stderr
+    expected = session_result(artifact, drawn(SHAPE))
+    np.testing.assert_array_equal(np.load(tmp_path / "made" / "out_0.npy"), expected)
+
+
+def test_the_plan_of_the_largest_budget_that_fits_is_taken(
+    several_plans_artifact: Path, tmp_path: Path
+) -> None:
+    bundle = write_bundle(several_plans_artifact, tmp_path / "bundle").path
+
+    def planned_bytes(memory_bytes: int, *words: str) -> int:
+        folder = tmp_path / f"{memory_bytes}{''.join(words)}"
+        folder.mkdir()
+        environment = gpu_environment(several_plans_artifact, folder, memory_bytes)
+        done = run_bundle(bundle, "--random", "--json", *words, environment=environment)
+        assert done.returncode == 0, done.stderr
+        return int(json.loads(done.stdout)["memory"]["gpu"]["planned_bytes"])
+
+    with load(several_plans_artifact) as session:
+        small, large = (plan.arenas[0].size_bytes for plan in session.artifact.plans)
+    assert planned_bytes(EMULATED_BYTES) == large
+    assert planned_bytes(large - 512) == small
+    assert planned_bytes(EMULATED_BYTES, "--gpu-memory", "2KiB") == small
+
+
+def test_a_gpu_that_is_missing_or_too_small_is_told(
+    hybrid_artifact: Path, hybrid_bundle: Path, tmp_path: Path
+) -> None:
+    missing = run_bundle(hybrid_bundle, "--random")
+    assert missing.returncode == 5 and "error[HC402]" in missing.stderr
+    small = run_bundle(hybrid_bundle, "--random", environment=gpu_environment(hybrid_artifact, tmp_path, 512))
+    assert small.returncode == 5 and "error[HC405]" in small.stderr
+    refused = run_bundle(hybrid_bundle, "--random", "--gpu-memory", "512")
+    assert refused.returncode == 2 and "error[HC558]" in refused.stderr
