@@ -117,6 +117,7 @@ class Session:
         self._places = places(artifact, Device.CPU)
         self._gpu_places = places(artifact, Device.GPU)
         binding = bind_plan(artifact)
+        self._threads = count
         new_program = functools.partial(LoadedProgram, artifact, binding, library, count, limit_bytes)
         self._new_program: Callable[[], LoadedProgram] | None = new_program
         self._program: LoadedProgram | None = new_program()
@@ -130,6 +131,11 @@ class Session:
     def artifact(self) -> Artifact:
         """What is loaded, with the plan that runs."""
         return self._artifact
+
+    @property
+    def threads(self) -> int:
+        """How many run the CPU's kernels."""
+        return self._threads
 
     def get_inputs(self) -> list[NodeArg]:
         return [_node_arg(port) for port in self._artifact.manifest.inputs]

@@ -71,6 +71,7 @@ int main(int count, char** words) {
   hybridc_memory memory;
   if (count != 3 || hybridc_open(words[1], NULL, &shared) != 0) return 1;
   if (hybridc_open("/nowhere", NULL, &none) != 301 || none != NULL) return 1;
+  if (hybridc_open(NULL, NULL, &none) != 301 || none != NULL) return 1;
   if (hybridc_get_memory(shared, &memory) != 0 || memory.host_allocated_bytes != memory.host_planned_bytes) return 1;
   Work tasks[2] = {{words[1], shared, atoi(words[2]), 0, 0}, {words[1], shared, atoi(words[2]), 3, 0}};
   pthread_t threads[2];

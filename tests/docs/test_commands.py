@@ -83,7 +83,7 @@ def small(words: list[str]) -> list[str]:
     ]
     if made[1] in LESS_EFFORT and not made[2].endswith(".hyb") and "--plan-seconds" not in made:
         made += LESS_EFFORT[made[1]]
-    if made[1] == "run":
+    if made[1] in ("run", "bench"):
         made += ["--emulate-gpu", "4MiB"]
     return made[1:]
 
@@ -168,7 +168,7 @@ def test_commands_of_the_usage_page(tmp_path: Path) -> None:
             continue  # the next tests
         run(tmp_path, "-m", "hybridc.cli", *small(words))
         ran.add(words[1])
-    assert {"compile", "plan", "explain", "run", "bundle", "compare", "sweep"} <= ran
+    assert {"compile", "plan", "explain", "run", "bench", "bundle", "compare", "sweep"} <= ran
     for script in scripts(USAGE)[:1]:
         run(tmp_path, "-c", PREPARED + script)
 

@@ -25,9 +25,8 @@ CODE = re.compile(r"\bHC\d{3}\b")
 def raised() -> set[str]:
     """Codes that stand as strings of their own in the product's source."""
     folders = [ROOT / name for name in ("hybridc", "passes", "schedules", "models")]
-    files = [
-        path for folder in folders for suffix in ("py", "cc", "h") for path in folder.rglob(f"*.{suffix}")
-    ]
+    kinds = ("*.py", "*.cc", "*.h")
+    files = [path for folder in folders for kind in kinds for path in folder.rglob(kind)]
     return {code for path in files for code in re.findall(r'"(HC\d{3})"', path.read_text())}
 
 

@@ -64,7 +64,7 @@ int hybridc_open(const char* folder, const hybridc_options* options, hybridc_ses
     hybridc_options wanted = {};
     if (options != nullptr) std::memcpy(&wanted, options, std::min(options->struct_bytes, sizeof wanted));
     auto opened = std::make_unique<hybridc_session>();
-    opened->session = hybridc::Session::Open(folder, wanted);
+    opened->session = hybridc::Session::Open(folder == nullptr ? "" : folder, wanted);
     *session = opened.release();
   });
 }

@@ -41,7 +41,7 @@ def reference_run(
     Raises UsageError HC534 if onnxruntime is missing or refuses the model, HC511 if a dimension is
     unknown.
     """
-    session = _open(model, options.threads)
+    session = open_reference(model, options.threads)
     values = dict(options.values)
     open_inputs = [each for each in session.get_inputs() if each.name not in values]
     feeds = random_feeds(_fixed_inputs(open_inputs, options), seed)
@@ -49,11 +49,12 @@ def reference_run(
     try:
         results = session.run(names, feeds | values)
     except Exception as error:  # onnxruntime's errors share no base
-        raise _refused(model, error) from None
+        raise refused(model, error) from None
     return feeds, dict(zip(names, results, strict=True))
 
 
-def _open(model: Path, threads: int | None) -> onnxruntime.InferenceSession:
+def open_reference(model: Path, threads: int | None) -> onnxruntime.InferenceSession:
+    """A session of ONNX Runtime on the CPU. Raises UsageError HC534 if it is missing or refuses the model."""
     try:
         import onnxruntime
     except ImportError:
@@ -69,10 +70,11 @@ def _open(model: Path, threads: int | None) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(model), session_options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise _refused(model, error) from None
+        raise refused(model, error) from None
 
 
-def _refused(model: Path, error: Exception) -> UsageError:
+def refused(model: Path, error: Exception) -> UsageError:
+    """HC534, for an error of ONNX Runtime's."""
     first_line = next(iter(str(error).splitlines()), "")
     what = f"onnxruntime cannot run this model: {first_line}"
     return UsageError("HC534", what, where=str(model), remedy="use `hybridc run`, which needs no reference")
