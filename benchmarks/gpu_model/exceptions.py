@@ -22,6 +22,10 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
     ),
     ("conv2d", "wide_loads"): (0.65, _WINDOWS),
     ("conv2d", "filled"): (0.5, _FEW_TILES),
+    ("few_query_attention", "tensor_cores"): (
+        0,
+        "bound by memory: keys and values are read once, and tiles of 16 queries would be mostly padding",
+    ),
     ("few_rows", "filled"): (
         0,
         "bound by memory, of which a block for each multiprocessor has enough loads on their way; "
@@ -32,7 +36,16 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
         1.7,
         "pooling of stride 2 reads every other element at a time; its next access finds the rest in L1",
     ),
-    ("tensor_core_matmul", "filled"): (0.4, _FEW_TILES),
+    ("tensor_core_attention", "filled"): (0, "12 heads of 128 queries make 48 blocks of 32 queries"),
+    ("tensor_core_attention", "wide_loads"): (
+        0.75,
+        "of 128 keys there is one tile, and queries are loaded by 32 bits, as fragments have them",
+    ),
+    ("tensor_core_attention", "sectors"): (
+        1.4,
+        "four lanes load half a sector of a query at a time; their next access finds the rest in L1",
+    ),
+    ("tensor_core_matmul", "filled"): (0.25, _FEW_TILES),
     ("transpose", "bank_conflicts"): (
         1.13,
         "columns of a tile of 16-bit floats lie in half of the banks; memory is what such kernels wait for",

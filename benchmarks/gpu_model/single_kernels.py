@@ -84,16 +84,25 @@ def _few_rows() -> onnx.ModelProto:
         inputs = [build.fed(rows, depth), build.constant(codes), build.constant(factors)]
         options = {"K": depth, "N": columns, "bits": bits, "block_size": block}
         build.op("MatMulNBits", inputs, domain="com.microsoft", **options)
+    _attention(build, 1, 4096, "float16")
+    _attention(build, 4, 1024, "float32")
     return build.model()
 
 
+def _attention(build: _Builder, queries: int, keys: int, dtype: str, heads: int = 16) -> None:
+    """Of heads of 64."""
+    operands = [build.fed(1, n, 64 * heads, dtype=dtype) for n in (queries, keys, keys)]
+    build.op("MultiHeadAttention", operands, dtype, domain="com.microsoft", num_heads=heads)
+
+
 def _products() -> onnx.ModelProto:
-    """Products large enough for every multiprocessor, with floats of 32 and of 16 bits."""
+    """Products large enough for every multiprocessor, and attention, with floats of 32 and of 16 bits."""
     build = _Builder()
     for dtype in ("float32", "float16"):
         operands = [build.fed(2048, 512, dtype=dtype), build.noise(512, 2048, dtype=dtype)]
         build.op("MatMul", operands, dtype)
     build.op("Conv", [build.fed(16, 128, 28, 28), build.noise(128, 128, 1, 1)])
+    _attention(build, 1024, 1024, "float16")
     return build.model()
 
 

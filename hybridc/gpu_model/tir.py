@@ -34,6 +34,8 @@ _SAMPLES = 8192
 """Addresses of an access that are looked at to count distinct sectors."""
 _OWN_REGISTERS = 32
 """Of a thread, beside what it keeps of arrays. Roughly."""
+_MOST_REGISTERS, _REGISTERS = 255, 65536
+"""Of a thread, and of all threads of a multiprocessor."""
 _INSTRUCTIONS = 3
 """Of an access, with the arithmetic of its address."""
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
@@ -94,10 +96,12 @@ def _work(launch: tirx.AttrStmt) -> Work:
     walk = _Walk(launch)
     walk.statement(launch, ())
     counts = walk.counts
+    # TVM tells the compiler how many threads a block has, for which registers then suffice
+    most = min(_MOST_REGISTERS, _REGISTERS // (walk.warps * WARP) // 8 * 8)
     return Work(
         blocks=counts.grid,
         threads=walk.threads,
-        registers=min(255, _OWN_REGISTERS + 3 * counts.local_words // 2),
+        registers=min(most, _OWN_REGISTERS + 3 * counts.local_words // 2),
         shared_bytes=counts.shared_bytes,
         instructions=counts.instructions,
         fp32=counts.fp32,

@@ -40,8 +40,8 @@ SCORE_STEPS = ("divide", "multiply", "add", "subtract")
 
 @dataclass(frozen=True, slots=True)
 class TransposedOperand:
-    """An operand of a product that is a transposed tensor: its axis `i` is the tensor's axis `axes[i]`, of which
-    each position counts for `repeats[i]` neighbouring ones (once each if there are none)."""
+    """An operand of a product that is a transposed tensor: its axis `i` is the tensor's axis `axes[i]`, of
+    which each position counts for `repeats[i]` neighbouring ones (once each if there are none)."""
 
     tensor: relax.Var
     axes: tuple[int, ...]
@@ -209,55 +209,51 @@ def _operand(
     rank = len(tensor_shape(var))
     found = TransposedOperand(var, tuple(range(rank)))
     while uses[var] == 1:
-        value = values.get(var)
+        value: Any = values.get(var)
         if is_op(value, "permute_dims"):
-            made, found = [var], found.permuted(_permutation(value, rank))
-            source = value.args[0]
-        else:
-            repeat = _repeat(var, values, uses)
-            if repeat is None:
-                break
+            made, source = [var], value.args[0]
+            found = found.permuted(_permutation(value, rank))
+        elif (repeat := _repeat(var, values, uses)) is not None:
             made, source, axis, times = repeat
             found = found.repeated(found.axes.index(axis), times)
+        else:
+            break
         members[:0] = made
         var = source
-        found = replace(found, tensor=var)
-    return found
+    return replace(found, tensor=var)
 
 
 def _repeat(
     var: relax.Var, values: dict[relax.Var, Any], uses: Counter[relax.Var]
 ) -> tuple[list[relax.Var], relax.Var, int, int] | None:
-    """The bindings that make a tensor of another one by repeating positions of an axis, the other tensor, the
-    axis and how often: an axis is added behind it, made longer, and joined with it."""
-    joined, longer = values.get(var), values.get(var)
-    made = [var]
-    if is_op(joined, "reshape") and isinstance(joined.args[0], relax.Var) and uses[joined.args[0]] == 1:
-        made.insert(0, joined.args[0])
-        longer = values.get(joined.args[0])
-    if not is_op(longer, "broadcast_to") or not isinstance(longer.args[0], relax.Var):
-        return None
-    added = longer.args[0]
-    source = added
-    if joined is not longer:
-        inner = values.get(added)
-        if not is_op(inner, "expand_dims", "reshape") or uses[added] != 1:
+    """The bindings that make a tensor of another one by repeating each position of an axis, the other tensor,
+    the axis, and how often.
+
+    An axis of one position is made longer; or a new one behind it is, and both are joined.
+    """
+    made, value = [var], values.get(var)
+    is_joined = is_op(value, "reshape")
+    for operators in (("broadcast_to",), ("expand_dims", "reshape")) if is_joined else ():
+        assert value is not None
+        made.insert(0, value.args[0])
+        value = values.get(made[0])
+        if not is_op(value, *operators):
             return None
-        made.insert(0, added)
-        source = inner.args[0]
+    if (
+        value is None
+        or any(uses[each] != 1 for each in made)
+        or not (is_joined or is_op(value, "broadcast_to"))
+    ):
+        return None
+    source = value.args[0]
     shape, result = tensor_shape(source), tensor_shape(var)
-    if len(shape) != len(result):
+    longer = [axis for axis, (n, m) in enumerate(zip(shape, result, strict=False)) if n != m]
+    if len(shape) != len(result) or len(longer) != 1 or result[longer[0]] % shape[longer[0]]:
         return None
-    axes = [axis for axis, (old, new) in enumerate(zip(shape, result, strict=True)) if old != new]
-    if len(axes) != 1 or result[axes[0]] % shape[axes[0]]:
+    axis, times = longer[0], result[longer[0]] // shape[longer[0]]
+    front, behind = shape[: axis + 1], shape[axis + 1 :]
+    if is_joined and [tensor_shape(v) for v in made[:2]] != [(*front, n, *behind) for n in (1, times)]:
         return None
-    axis, times = axes[0], result[axes[0]] // shape[axes[0]]
-    if joined is not longer:
-        behind = (*shape[: axis + 1], 1, *shape[axis + 1 :])
-        if tensor_shape(added) != behind or tensor_shape(made[1]) != (
-            *shape[: axis + 1], times, *shape[axis + 1 :]
-        ):  # fmt: skip
-            return None
     return made, source, axis, times
 
 

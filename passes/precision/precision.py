@@ -150,8 +150,8 @@ def choose_halves(program: Program, rounding_error: float, errors: Errors) -> tu
 
 
 def attention_masks(function: tirx.PrimFunc) -> frozenset[int]:
-    """Positions of the masks of an attention, which hide keys by numbers beyond the range of float16, and have
-    few bytes; empty for any other function."""
+    """Positions of the masks of an attention, which hide keys by numbers beyond the range of float16; empty
+    for any other function."""
     found = read_attention(function)
     return frozenset() if found is None else found.masks
 

@@ -26,6 +26,7 @@ class AttentionBlocks:
         scores, context = (self.blocks[name].value.b for name in ("scores", "context"))
         sources = scores.a.source, scores.b.source, context.b.source
         query, key, value = (self.nest.parameter(source) for source in sources)
+        assert query is not None and key is not None and value is not None
         return query, key, value
 
     @property

@@ -1,1 +1,1 @@
-"""Attention whose scores never reach memory, by what multiplies: tensor cores, plain cores, or warps that share keys."""
+"""Attention whose scores never reach memory: by tensor cores, by plain cores, or by lanes that share keys."""

@@ -1,4 +1,4 @@
-"""Attention by plain cores: Dao et al., "FlashAttention" (2022), in float32 whatever the types in memory are."""
+"""Attention by plain cores, in float32 for all types in memory: Dao et al., "FlashAttention" (2022)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from hybridc.schedules.cuda.core.warps import combined_by_lanes
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 _KEYS = (32, 16, 8)
-"""Of a tile: a thread has four scores of each of its rows, or fewer where tiles of more keys do not fit shared
-memory."""
+"""Of a tile: a thread has four scores of each of its rows, or fewer where tiles of more keys do not fit
+shared memory."""
 ACROSS, DOWN = 8, 16
 """Threads of a block: those along x share query rows, of which each has one to four."""
 VECTOR = 4
@@ -340,8 +340,8 @@ def _staged(
     pitch: int,
     element: Callable[[ir.Expr, ir.Expr], ir.Expr],
 ) -> tirx.Stmt:
-    """Copy a matrix to shared memory by vectors, neighbouring threads neighbouring ones of a row; zeros behind
-    its last column."""
+    """Copy a matrix to shared memory by vectors, neighbouring threads neighbouring ones of a row; zeros
+    behind its last column."""
     vectors, threads = ceil_div(columns, VECTOR), ACROSS * DOWN
 
     def copy(turn: ir.Expr) -> tirx.Stmt:

@@ -33,8 +33,8 @@ _ACCESS_INSTRUCTIONS = 3
 _FRAGMENT_CYCLES = 4
 """Of four matrices from shared memory."""
 _FEW_BLOCKS = 2
-"""Of a multiprocessor, up to which asynchronous copies pay: by estimates from machine code they take up to half of
-the time of few blocks, as none multiplies while another waits; with many they cost up to a tenth more."""
+"""Of a multiprocessor, up to which asynchronous copies pay: by estimates from machine code few blocks take
+up to half of the time, as none multiplies while another waits; many take up to a tenth more."""
 
 
 def ranked_ways(found: AttentionBlocks, processor: Processor, *, copies: bool) -> list[Way]:

@@ -1,6 +1,6 @@
 """Attention of so few queries that reading keys and values takes all the time: decoding, pooling by queries.
 
-Tri Dao et al., "Flash-Decoding for long-context inference" (2023): threads share the keys, and add up what each
+Dao et al., "Flash-Decoding for long-context inference" (2023): threads share the keys, and add up what each
 of them has at last.
 """
 
@@ -51,7 +51,7 @@ _SHARED_FLOATS = 10 << 10
 
 @schedule_rule(family="matmul")
 def few_query_attention(request: Request) -> Scheduled | None:
-    """Accepts `softmax(steps(query @ key)) @ value` of at most seven queries, whatever the types in memory are.
+    """Accepts `softmax(steps(query @ key)) @ value` of at most seven queries, of any types in memory.
 
     Tiling: some lanes of a warp share a key, of which each has vectors of 128 bits; groups of them share the
     keys of a head, each with a maximum and sums of its own, which a block adds up at last.

@@ -11,7 +11,6 @@ from hybridc.schedules.cuda.core.kernel import integer
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, flattened
 from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, widest_load
 
-
 _CHUNK = CHUNK_BYTES // 2
 
 

@@ -51,7 +51,7 @@ def multiplied_as(attention: StoredAttention, request: Request) -> str | None:
 
 
 def attention_factors(request: Request) -> frozenset[int]:
-    """Positions of the 16-bit floats that an attention has tensor cores multiply; empty for any other function."""
+    """Positions of the 16-bit floats that attention has tensor cores multiply; empty for other functions."""
     attention = read_stored_attention(request.function)
     if attention is None or multiplied_as(attention, request) is None:
         return frozenset()

@@ -373,8 +373,8 @@ class _Block:
         return self.first + self._line(half)
 
     def _added_up(self) -> list[tirx.Stmt]:
-        """Give the first of the warps that share queries the sums of all of them, relative to the greatest score
-        of all."""
+        """Give the first of the warps that share queries the sums of all of them, relative to the greatest
+        score of all."""
         across = self.way.across
 
         def state(share: ir.Expr, half: ir.Expr) -> ir.Expr:

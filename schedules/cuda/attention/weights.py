@@ -21,8 +21,8 @@ class Weights:
     unit: float
     """By which differences of scores are multiplied to be exponents of two."""
     is_scaled_only: bool
-    """Whether scores are multiplied by a number and nothing else, which is in `unit` then: such scores need no
-    step of their own in front of their maximum."""
+    """Whether scores are multiplied by a number and nothing else, which is in `unit` then: such scores need
+    no step of their own in front of their maximum."""
 
     @staticmethod
     def of(found: AttentionBlocks) -> Weights:

@@ -24,10 +24,13 @@ def drawn(
     mask: str,
     rule: str | None,
     dtypes: Mapping[int, str] | str = "float32",
+    *,
+    shared: int = 1,
 ) -> Case:
     """Attention of `[batch, position, heads, depth]` tensors with scores / 8 and a mask.
 
-    `sizes` are batch, queries, keys, heads; `dtypes` are types in memory by parameter, or one of all but masks.
+    `sizes` are batch, queries, keys, heads; `dtypes` are types in memory by parameter, or one of all but
+    masks. Each head of keys is that of `shared` heads of queries.
     """
     batch, rows, columns, heads = sizes
 
@@ -39,10 +42,11 @@ def drawn(
     hidden = _mask(generator, mask, batch, rows, columns)
     if mask != "none":
         steps.append(relax.op.add(scaled, tensor("mask", *hidden.shape)))
+    key, value = (tensor(n, batch, columns, heads // shared, w) for n, w in (("k", depth), ("v", width)))
     match = Attention(
         query=TransposedOperand(tensor("q", batch, rows, heads, depth), (0, 2, 1, 3)),
-        key=TransposedOperand(tensor("k", batch, columns, heads, depth), (0, 2, 3, 1)),
-        value=TransposedOperand(tensor("v", batch, columns, heads, width), (0, 2, 1, 3)),
+        key=TransposedOperand(key, (0, 2, 3, 1)).repeated(1, shared),
+        value=TransposedOperand(value, (0, 2, 1, 3)).repeated(1, shared),
         steps=tuple(steps),
         scores=scores,
         result_axes=(0, 2, 1, 3),
@@ -52,10 +56,10 @@ def drawn(
     last = len(function.params) - 1
     if isinstance(dtypes, str):
         dtypes = {} if dtypes == "float32" else dict.fromkeys((0, 1, 2, last), dtypes)
-    shapes = [(rows, depth), (columns, depth), (columns, width)]
+    shapes = [(rows, heads, depth), (columns, heads // shared, depth), (columns, heads // shared, width)]
     operands = [
-        generator.standard_normal((batch, n, heads, w)).astype(_numpy(dtypes.get(i, "float32")))
-        for i, (n, w) in enumerate(shapes)
+        generator.standard_normal((batch, *shape)).astype(_numpy(dtypes.get(i, "float32")))
+        for i, shape in enumerate(shapes)
     ]
     hidden = hidden.astype(_numpy(dtypes.get(3, "float32")) if mask != "none" else np.float32)
     expected, sizes_of_terms = _reference(operands, hidden)
@@ -92,6 +96,7 @@ def _mask(generator: np.random.Generator, kind: str, batch: int, rows: int, colu
 def _reference(operands: list[np.ndarray], hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The result, and the same of the values' magnitudes."""
     query, key, value = (x.astype("float64").transpose(0, 2, 1, 3) for x in operands)
+    key, value = (np.repeat(x, query.shape[1] // x.shape[1], 1) for x in (key, value))
     logits = query @ key.transpose(0, 1, 3, 2) / 8 + hidden.astype("float64")
     # as float32 adds them
     logits = np.maximum(logits, np.finfo(np.float32).min) if np.isfinite(hidden).all() else logits

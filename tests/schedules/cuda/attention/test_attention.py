@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from hybridc.emulator import ThreadOrder
+from hybridc.gpu_model.fast import estimate_fast
+from hybridc.gpu_model.tir import work_of_function
+from hybridc.machine import gpu_named
 from hybridc.schedules.cuda.attention.attention import attention
 from hybridc.schedules.cuda.attention.few_queries import MOST_ROWS, few_query_attention
+from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
 from hybridc.schedules.rule import Request
 from tests.schedules.cuda.attention.cases import MASKS, drawn
-from tests.schedules.cuda.harness import TARGET, Case, check
+from tests.schedules.cuda.harness import TARGET, Case, check, scheduled_for_gpu
 
 TILES, FEW = attention.__name__, few_query_attention.__name__
 
@@ -27,6 +31,7 @@ def test_attention_of_drawn_sizes() -> None:
         cases[f"tiles_{number}"] = drawn(generator, sizes, depth, width, mask, TILES)
     cases["deep"] = drawn(generator, (1, 20, 37, 2), 160, 160, "keys", TILES)
     cases["deepest"] = drawn(generator, (1, 20, 37, 1), 256, 252, "none", TILES)
+    cases["shared"] = drawn(generator, (1, 20, 37, 6), 32, 16, "keys", TILES, shared=3)
     # types that tensor cores do not multiply together
     cases["mixed"] = drawn(generator, (1, 18, 19, 2), 32, 40, "keys", TILES, {1: "float16", 3: "float16"})
     check(cases)
@@ -52,6 +57,7 @@ def few_cases() -> dict[str, Case]:
         cases[f"few_{number}_{dtype}"] = drawn(generator, sizes, depth, width, mask, FEW, dtype)
     cases["one"] = drawn(generator, (1, 1, 300, 3), 64, 64, "none", FEW, "float16")
     cases["most"] = drawn(generator, (1, 7, 33, 1), 256, 256, "keys", FEW)
+    cases["shared"] = drawn(generator, (1, 2, 40, 6), 64, 64, "keys", FEW, "float16", shared=3)
     cases["single"] = drawn(generator, (1, 1, 1, 1), 32, 32, "none", FEW)
     cases["mixed"] = drawn(generator, (1, 2, 40, 1), 64, 48, "none", FEW, {0: "float16", 2: "float16"})
     return cases
@@ -61,8 +67,16 @@ def test_few_queries_share_the_keys_of_a_head() -> None:
     check(few_cases(), (ThreadOrder.FORWARD, ThreadOrder.WARPS))
 
 
-@pytest.mark.parametrize("sizes", [(7, 16, 257), (16, 257, 16)])
-def test_other_sizes_are_left_to_others(sizes: tuple[int, int, int]) -> None:
-    rows, depth, width = sizes
+def test_large_blocks_have_an_estimated_time() -> None:
+    case = drawn(np.random.default_rng(0), (1, 4, 4096, 64), 64, 64, "none", FEW)
+    function = scheduled_for_gpu(case.function).function
+    [work] = work_of_function(lowered_for_gpu(function, cuda_target(TARGET)))
+    gpu = gpu_named("rtx-3090")
+    memory_us = work.memory_bytes / gpu.bandwidth_gb_s / 1e3
+    assert work.threads >= 256 and memory_us <= estimate_fast(work, gpu).us <= 2 * memory_us
+
+
+@pytest.mark.parametrize(("depth", "width"), [(16, 257), (257, 16)])
+def test_other_sizes_are_left_to_others(depth: int, width: int) -> None:
     case = drawn(np.random.default_rng(0), (1, 16, 8, 1), depth, width, "none", None)
     assert attention(Request(case.function, frozenset(), TARGET)) is None

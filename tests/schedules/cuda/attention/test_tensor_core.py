@@ -1,10 +1,11 @@
-"""Attention on tensor cores: right for every size and way to divide it, and faults in it do not go unnoticed."""
+"""Attention on tensor cores: right for every size and way to divide it, and faults in it show."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ def cases() -> dict[str, Case]:
         sizes = int(generator.integers(1, 3)), rows, columns, int(generator.integers(1, 3))
         found[f"drawn_{number}"] = drawn(generator, sizes, depth, width, mask, RULE, dtype)
     found["deep"] = drawn(generator, (1, 8, 50, 1), 160, 160, "none", RULE, "float16")
+    found["shared"] = drawn(generator, (2, 20, 50, 4), 40, 32, "keys", RULE, "float16", shared=2)
     found["stored_mask"] = drawn(
         generator, (1, 30, 64, 2), 32, 32, "causal", RULE, dict.fromkeys(range(5), "float16")
     )
@@ -76,7 +78,7 @@ def fault(number: int, rows: int) -> Case:
 
 
 def faulty(rows: int, edits: Mapping[str, Callable[[str], str]]) -> list[str]:
-    """Of versions of one kernel that are edited differently, those that are wrong in some order of threads."""
+    """Of versions of one kernel that are edited differently, those that are wrong in some thread order."""
     made = {name: fault(0, rows) for name in edits}
     scheduled = {name: scheduled_for_gpu(case.function) for name, case in made.items()}
 
@@ -98,6 +100,18 @@ def without(pattern: str, number: int = 0, instead: str = "") -> Callable[[str],
         return source[: match.start()] + instead + source[match.end() :]
 
     return edited
+
+
+def source_of(case: Case) -> str:
+    """Its CUDA C."""
+    sources: list[str] = []
+
+    def noted(source: str) -> str:
+        sources.append(source)
+        return source
+
+    library_of({"kernel": scheduled_for_gpu(case.function)}, noted)
+    return sources[0]
 
 
 BARRIER = r"__syncthreads\(\);"
@@ -123,9 +137,7 @@ def test_missing_waits_and_barriers_of_copies_show() -> None:
 
 
 def test_missing_barriers_between_warps_that_share_queries_show() -> None:
-    source: list[str] = []
-    faulty(32, {"right": lambda text: source.append(text) or text})
-    count = len(re.findall(BARRIER, source[0]))
+    count = len(re.findall(BARRIER, source_of(fault(0, 32))))
     edits = {f"barrier_{i}": without(BARRIER, i) for i in range(count)}
     assert count >= 5 and len(faulty(32, edits)) >= count - 1
 
@@ -137,9 +149,9 @@ def test_lines_of_another_pitch_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
     read = PaddedOperand.fragments
 
-    def dense(self: PaddedOperand, *arguments: object, **settings: object) -> tirx.Stmt:
+    def dense(self: PaddedOperand, *arguments: Any, depth_first: bool) -> tirx.Stmt:
         values = {field.name: getattr(self, field.name) for field in fields(PaddedOperand)}
-        return read(Dense(**values), *arguments, **settings)
+        return read(Dense(**values), *arguments, depth_first=depth_first)
 
     monkeypatch.setattr(PaddedOperand, "fragments", dense)
     assert faulty(35, {"dense": lambda source: source}) == ["dense"]
@@ -147,9 +159,7 @@ def test_lines_of_another_pitch_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nvidias_compiler_takes_it_for_turing_and_spills_nothing() -> None:
     case = drawn(np.random.default_rng(0), (1, 35, 40, 2), 64, 64, "keys", RULE, "float16")
-    sources: list[str] = []
-    library_of({"k": scheduled_for_gpu(case.function)}, lambda source: sources.append(source) or source)
-    compile_cubin(sources[0], "sm_75")
+    compile_cubin(source_of(case), "sm_75")
 
 
 def test_turing_multiplies_float16_only() -> None:
