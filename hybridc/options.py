@@ -46,8 +46,8 @@ Shape = tuple[int | None, ...]
 """Of an input; None for a dimension that the model or a size by name fixes."""
 _LARGEST_DIMENSION = 2**31 - 1
 FP32, FP16, BF16, TF32, INT8 = PRECISIONS = ("fp32", "fp16", "bf16", "tf32", "int8")
-"""fp16: tensors are stored in 16 bits, on both devices; bf16, int8: the CPU multiplies such numbers; tf32:
-the GPU's tensor cores do."""
+"""fp16: tensors are stored in 16 bits, on both devices; bf16: the CPU multiplies such numbers; tf32: the
+GPU's tensor cores do; int8: either multiplies those of quantized models."""
 ROUNDING_ERROR = 0.01
 """How much rounding to fp16, bf16 or tf32 may change a kernel's result unless asked otherwise, as a
 fraction of it."""

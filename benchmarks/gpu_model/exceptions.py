@@ -10,6 +10,10 @@ _FEW_TILES = (
 _WINDOWS = (
     "windows of a 3x3 convolution begin at any column of a row, so the input is loaded element by element"
 )
+_BYTES = (
+    "bytes of an image lie along its rows, and tensor cores take them along the channels: a thread loads "
+    "words of four, or single bytes of a window, and transposes them"
+)
 EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
     ("attention", "multiply_adds_per_shared_load"): (
         3.5,

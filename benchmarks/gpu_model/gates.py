@@ -26,6 +26,7 @@ SUITE = (
     "memory",
     "few_rows",
     "products",
+    "quantized@int8",
     "resnet50",
     "mobilenet_v2",
     "unet",

@@ -11,12 +11,18 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64}
+_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int64": TensorProto.INT64,
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+}
 
 
 @dataclass(slots=True)
 class _Builder:
-    """A model whose nodes share nothing."""
+    """A model whose operators share nothing."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -39,9 +45,27 @@ class _Builder:
     def op(
         self, kind: str, inputs: Sequence[str], dtype: str = "float32", domain: str = "", **attributes: Any
     ) -> None:
+        result = self.node(kind, inputs, domain, **attributes)
+        self.outputs.append(helper.make_tensor_value_info(result, _TYPES[dtype], None))
+
+    def node(self, kind: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> str:
+        """What others read alone."""
         result = f"y{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [result], domain=domain, **attributes))
-        self.outputs.append(helper.make_tensor_value_info(result, _TYPES[dtype], None))
+        return result
+
+    def quantized_product(
+        self, kind: str, data: Sequence[int], weight: Sequence[int], dtype: str = "uint8", **attributes: Any
+    ) -> None:
+        """A product of 8-bit integers, made 8 bits again, as quantizers write it."""
+        scale, zero = self.constant(np.float32(0.02)), self.constant(np.array(3, dtype))
+        codes = self.constant(np.random.default_rng(0).integers(-127, 128, weight).astype(np.int8))
+        factors = [self.constant(np.float32(0.01)), self.constant(np.int8(0))]
+        operands = [
+            self.node("DequantizeLinear", [self.fed(*data, dtype=dtype), scale, zero]),
+            self.node("DequantizeLinear", [codes, *factors]),
+        ]
+        self.op("QuantizeLinear", [self.node(kind, operands, **attributes), scale, zero], dtype)
 
     def model(self) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, "kernels", self.inputs, self.outputs, self.weights)
@@ -106,8 +130,21 @@ def _products() -> onnx.ModelProto:
     return build.model()
 
 
+def _quantized() -> onnx.ModelProto:
+    """Products of 8-bit integers: matrices, and convolutions whose data are read by words and by bytes."""
+    build = _Builder()
+    build.quantized_product("MatMul", (2048, 512), (512, 2048))
+    build.quantized_product("MatMul", (512, 768), (768, 3072), "int8")
+    build.quantized_product("Conv", (16, 128, 28, 28), (512, 128, 1, 1))
+    build.quantized_product("Conv", (16, 64, 56, 56), (64, 64, 3, 3), "int8", pads=[1] * 4)
+    build.quantized_product("Conv", (16, 256, 14, 14), (256, 256, 3, 3), pads=[1] * 4)
+    build.quantized_product("Conv", (16, 3, 224, 224), (64, 3, 7, 7), pads=[3] * 4, strides=[2, 2])
+    return build.model()
+
+
 SINGLE_KERNELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "memory": _memory,
     "few_rows": _few_rows,
     "products": _products,
+    "quantized": _quantized,
 }

@@ -59,7 +59,7 @@ class SuiteKernel:
 
 def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
     """`network` is one of `SINGLE_KERNELS` or a model: `resnet50:16` with a batch, `bert@fp16` stored
-    in 16-bit floats."""
+    in 16-bit floats, `quantized@int8` multiplied in integers."""
     rest, _, precision = network.partition("@")
     name, _, batch = rest.partition(":")
     parameters = PARAMETERS.get(name, {}) | ({"batch": int(batch)} if batch else {})

@@ -17,10 +17,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hybridc
 from hybridc.compiler import plan_model
+from hybridc.machine import load_machine
 from hybridc.options import INT8, CompileOptions
 from hybridc.targets import parse_target
 from tests.support.exact_reference import exact_session
 
+ON_GPU = "cuda:sm_80+avx2"
 onnxruntime = pytest.importorskip("onnxruntime")
 quantization = pytest.importorskip("onnxruntime.quantization")
 
@@ -115,7 +117,9 @@ def fed(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(seed).standard_normal(shape).astype("f4")}
 
 
-def statically(model: onnx.ModelProto, folder: Path, form: str, *, per_channel: bool) -> onnx.ModelProto:
+def statically(
+    model: onnx.ModelProto, folder: Path, form: str, *, per_channel: bool, signed: bool = False
+) -> onnx.ModelProto:
     onnx.save(model, folder / "float.onnx")
     quantization.quantize_static(
         folder / "float.onnx",
@@ -123,7 +127,7 @@ def statically(model: onnx.ModelProto, folder: Path, form: str, *, per_channel: 
         Calibration(model),
         quant_format=quantization.QuantFormat[form],
         per_channel=per_channel,
-        activation_type=quantization.QuantType.QUInt8,
+        activation_type=quantization.QuantType.QInt8 if signed else quantization.QuantType.QUInt8,
     )
     return onnx.load(folder / "quantized.onnx")
 
@@ -150,12 +154,21 @@ def optimized(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
 
 def assert_agrees(
-    model: onnx.ModelProto, folder: Path, tolerance: float, compiled: onnx.ModelProto | None = None
+    model: onnx.ModelProto,
+    folder: Path,
+    tolerance: float,
+    compiled: onnx.ModelProto | None = None,
+    *,
+    on_gpu: bool = False,
 ) -> None:
-    """The model, or what is `compiled` in its place, gives what onnxruntime gives for the model as it is."""
-    hybridc.compile(compiled or model, folder / "m.hyb", target="avx2")
+    """The model, or what is `compiled` in its place, gives what onnxruntime gives for the model as it is; on
+    the tensor cores of an emulated GPU, or on a CPU in float32."""
+    options: Any = {"target": "avx2"}
+    if on_gpu:
+        options = {"target": ON_GPU, "machine": "a100", "precision": INT8, "pins": {"*": "gpu"}}
+    hybridc.compile(compiled or model, folder / "m.hyb", **options)
     reference = exact_session(model)
-    with hybridc.load(folder / "m.hyb") as session:
+    with hybridc.load(folder / "m.hyb", emulate_gpu="256MiB" if on_gpu else None) as session:
         for seed in (11, 12):
             feeds = fed(model, seed)
             found, wanted = session.run(None, feeds)[0], reference.run(None, feeds)[0]
@@ -182,6 +195,19 @@ def test_dynamic(tmp_path: Path, network: str, per_channel: bool, is_optimized: 
 def test_static(tmp_path: Path, network: str, form: str, per_channel: bool, is_optimized: bool) -> None:
     model = statically(NETWORKS[network](), tmp_path, form, per_channel=per_channel)
     assert_agrees(model, tmp_path, 2e-2, optimized(model, tmp_path) if is_optimized else None)
+
+
+@pytest.mark.parametrize(("network", "signed"), [("convolutions", False), ("transformer", True)])
+def test_static_on_tensor_cores(tmp_path: Path, network: str, signed: bool) -> None:
+    model = statically(NETWORKS[network](), tmp_path, "QDQ", per_channel=True, signed=signed)
+    options = CompileOptions(target=parse_target(ON_GPU), machine=load_machine("a100"), precision=INT8)
+    kernels = plan_model(model, options).graphs[0].kernels
+    # all products of weights but the depthwise convolution and the classifier's two rows
+    assert (
+        sum(kernel.precision == "int8" for kernel in kernels)
+        == {"convolutions": 3, "transformer": 6}[network]
+    )
+    assert_agrees(model, tmp_path, 2e-2, on_gpu=True)
 
 
 def test_optimized(tmp_path: Path) -> None:

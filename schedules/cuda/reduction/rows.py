@@ -60,7 +60,8 @@ def _row_in_lanes(found: RowReductions) -> RowInLanes | None:
     """The row by the widest vectors that its accesses allow, which may have one element."""
     read = [load.source for value in found.element_values for load in loads(value)]
     bits = {dtype_bits(str(buffer.dtype)) for buffer in read if str(buffer.dtype) in VECTOR_DTYPES}
-    widths = [VECTOR_BITS // b for b in sorted(bits)]
+    # of the widest operand two accesses make a vector, which is what TVM has a type for
+    widths = [VECTOR_BITS // b for b in sorted(bits) if max(bits) <= 2 * b]
     for width in [*(w for w in widths if found.reduced_length % w == 0), 1]:
         row = _in_lanes(found, width)
         if row is not None:

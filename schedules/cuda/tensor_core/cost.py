@@ -35,6 +35,8 @@ _COPIES_PAY = 0.9
 """Of the estimated time without asynchronous copies, below which they are taken. What they gain surely is the
 waits of few blocks; of the instructions that they save, which is a tenth at most, estimates from machine code
 see nothing on large grids, and up to 7 % lost."""
+_INTEGER_COPIES_PAY = 1.0
+"""The same of integers: without copies a thread of the largest tiles has barely enough registers."""
 STAGES = (2, 3, 4)
 """Of asynchronous copies: with more, what is left of a wait is less than what shared memory keeps out."""
 
@@ -57,7 +59,8 @@ def fastest_way(product: MatrixProduct, processor: Processor, *, copies: bool = 
     staged = [w for way in plain if copies for w in _staged_ways(product, way, sides)]
     times |= {way: us(way) for way in staged}
     fastest = min(staged, key=lambda way: times[way], default=best)
-    chosen = fastest if times[fastest] < _COPIES_PAY * times[best] else best
+    pay = _INTEGER_COPIES_PAY if product.dtype == INT8 else _COPIES_PAY
+    chosen = fastest if times[fastest] < pay * times[best] else best
     return chosen, times[chosen]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import te, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 from hybridc.schedules.shapes import index_shape
@@ -54,6 +54,16 @@ def cases_of(generator: np.random.Generator, rows: tuple[int, int], length: int)
             [x, gain],
         ),
         "masked_half": masked_half_softmax(normal(a, b, length, dtype="float16"), normal(length)),
+        # a step is 1 / 256 of the largest result
+        "quantized": case(
+            lambda e, x, zero: op.quantize(
+                e(op.nn.softmax(x, -1)), relax.const(1 / 256, "float32"), zero, out_dtype="uint8"
+            ),
+            lambda x, zero: np.clip(np.rint(ref.softmax(x, -1) * 256) + zero, 0, 255),
+            [x, np.array(7, "u1")],
+            "rows",
+            error=1 / 200,
+        ),
         "mean": case(lambda e, x: op.mean(x, [-1]), lambda x: x.mean(-1), [x], "rows"),
         "sum": case(
             lambda e, x: op.sum(e(op.multiply(x, x)), [2], True), lambda x: (x**2).sum(2), [x], "rows"
