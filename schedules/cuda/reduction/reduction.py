@@ -10,6 +10,7 @@ from tvm.s_tir.dlight.gpu import GeneralReduction, Reduction
 
 from hybridc.schedules.cuda.core.launch import WARP, by_dlight, cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, thread_per_result
+from hybridc.schedules.cuda.core.windows import windows_shared
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 MANY_RESULTS = 1 << 16
@@ -21,12 +22,17 @@ def reduction(request: Request) -> Scheduled | None:
     """Accepts a chain of reductions over the same rows, with element-wise work before and after.
 
     Long rows: a block of threads shares a row, keeps its sums in shared memory and computes the
-    outputs of the row in the same launch. Short rows (a pooling window), or very many: a thread each.
+    outputs of the row in the same launch. Short rows (a pooling window), or very many: a thread each, or for
+    several windows that overlap.
     """
     schedule = s_tir.Schedule(request.function)
     blocks = inline_all(schedule)
     if not blocks or not any(info.is_reduction() for info in blocks):
         return None
+    reductions = [info.name for info in blocks if info.is_reduction()]
+    shared = windows_shared(request.function, reductions[0]) if len(reductions) == 1 else None
+    if shared is not None:
+        return finish(shared, "reduction", cuda_target(request.target))
     # shorter rows would leave threads of a warp idle
     if max(_extent(info, "R") for info in blocks) >= WARP and _results(blocks) < MANY_RESULTS:
         shared = by_dlight((Reduction(), GeneralReduction()), request, "reduction")

@@ -29,8 +29,8 @@ NARROW = 8
 
 
 def _tiles() -> tuple[Tile, ...]:
-    """From 8 x 8 results a thread, 16 multiply-adds for each read of shared memory, to what small results need
-    to be spread over many threads. Of equal estimates the first is taken: square ones first."""
+    """From 8 x 8 results a thread, 16 multiply-adds for each read of shared memory, to what small results
+    need to be spread over many threads. Of equal estimates the first is taken: square ones first."""
     found = [
         Tile(rows, columns, down, across)
         for down, across in ((8, 8), (8, 4), (4, 8), (4, 4))
@@ -51,8 +51,8 @@ TILES = _tiles()
 GROUPS = (1, 2, 4, 8)
 PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 MOST_UNROLLED = 640
-"""Multiply-adds of a thread in a slice of more steps: the nearest cache of instructions, of 16 bytes each, has
-12 KiB (Jia et al., arXiv 1804.06826)."""
+"""Multiply-adds of a thread in a slice of more steps: the nearest cache of instructions, of 16 bytes each,
+has 12 KiB (Jia et al., arXiv 1804.06826)."""
 LEAST_SLICES = 4
 """Of a group: the pipeline of fewer is mostly its beginning and its end."""
 

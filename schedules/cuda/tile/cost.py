@@ -63,9 +63,11 @@ def _as_sustained(work: Work, processor: Processor) -> Work:
     resident = model.occupancy(work.registers, work.shared_bytes, work.threads)
     if not resident:
         return work
-    together = min(resident, -(-work.blocks // chip.multiprocessors))
-    # partitions even out among blocks, of which the last wave has few
-    share = _idle_share(together * warps)
+    full, rest = divmod(work.blocks, chip.multiprocessors * resident)
+    last = -(-rest // chip.multiprocessors)
+    # partitions even out among the blocks of a wave, of which the last has few
+    busy = full * resident * _idle_share(resident * warps) + last * _idle_share(max(last, 1) * warps)
+    share = busy / (full * resident + last)
     if warps > PARTITIONS:
         share = max(share, (1 + _idle_share(warps)) / 2)
     fp32 = share * work.fp32
