@@ -20,6 +20,9 @@ DEFAULT_MACHINE = "laptop-4gb"
 _PROFILES = Path(__file__).parent / "machines"
 _MAY_BE_ZERO = frozenset({"launch_us", "latency_us"})
 _TENSOR_TYPES = ("float16", "bfloat16", "tf32", "int8")
+_GRAPH_LAUNCH_US = 0.6
+"""Of each of a chain of kernels in a CUDA graph. Kernels that do nothing take 0.58 us each on an RTX 5070 Ti
+Laptop (github.com/ahrefs/ocannl/issues/488), where launches one by one take 6.4."""
 _PROCESSOR_NUMBERS = ("peak_gflops", "bandwidth_gb_s", "launch_us")
 
 
@@ -85,6 +88,11 @@ class Processor:
     shared_gb_s: float | None = None
     """What kernels and copies that run at once reach of its memory together, 1e9 bytes a second. None: its
     bandwidth, of a data sheet the share of it that `machines/typical.py` says."""
+
+    @property
+    def next_launch_us(self) -> float:
+        """Time between launches of one kernel, which nothing comes between: they are in one CUDA graph."""
+        return min(self.launch_us, _GRAPH_LAUNCH_US)
 
     @property
     def together_gb_s(self) -> float:

@@ -55,4 +55,5 @@ def _us(made: Scheduled, gpu: Processor, target: Target) -> float:
     )
     if not works:
         return math.inf
-    return sum(estimate_fast(work, gpu).us + gpu.launch_us for work in works)
+    launches_us = gpu.launch_us + (len(works) - 1) * gpu.next_launch_us
+    return launches_us + sum(estimate_fast(work, gpu).us for work in works)

@@ -15,6 +15,7 @@ from hybridc.schedules.cuda.reduction.columns import columns, few_rows
 from hybridc.schedules.cuda.reduction.long_reductions import long_reductions
 from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.reduction.rows import rows
+from hybridc.schedules.cuda.reduction.split_rows import split_rows
 from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_conv, tensor_core_matmul
 from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
 from hybridc.schedules.cuda.winograd.winograd import winograd
@@ -39,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     conv2d,
     rows,
     columns,
+    split_rows,
     reduction,
     long_reductions,
     fallback,

@@ -50,7 +50,7 @@ def fastest_way(product: MatrixProduct, processor: Processor, *, copies: bool = 
         found = estimate_fast(main_work(product, way, *sides.of(way)), processor).us
         if way.parts > 1:
             added = estimate_fast(sum_work(product.results, way.parts), processor)
-            found += processor.launch_us + added.us
+            found += processor.next_launch_us + added.us
         return found
 
     plain = ways(product.slices)

@@ -103,7 +103,7 @@ def read_tf32_product(request: Request) -> MatrixProduct | None:
 def tf32_is_faster(product: MatrixProduct, request: Request) -> bool:
     """Whether tensor cores are estimated to take less time than the best rule for float32."""
     gpu, anchor = known_gpu(request.gpu), find_anchor(request.function)
-    plan = None if anchor is None else best_plan(request.function, anchor.name, gpu)
+    plan = None if anchor is None else best_plan(request.function, anchor.name, request.own_constants, gpu)
     if plan is None:
         return True
     transformed = faster_plan(request)

@@ -2,61 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+from hybridc.gpu_model.architecture import architecture
+from hybridc.gpu_model.chip import chip_of
 from hybridc.machine import Processor
-from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES
-from hybridc.schedules.cuda.tile.cost import estimated_us
-from hybridc.schedules.cuda.tile.group import slices_of
-from hybridc.schedules.cuda.tile.plan import Plan, plan_of
+from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, WARP
+from hybridc.schedules.cuda.tile.cost import estimated_us, fragment_cycles
+from hybridc.schedules.cuda.tile.group import STEPS, Slices, slices_of
+from hybridc.schedules.cuda.tile.plan import Plan, plan_of, tiles_of, with_tile
 from hybridc.schedules.cuda.tile.read import Product
 from hybridc.schedules.cuda.tile.shape import Tile
 
-TILES = (
-    Tile(128, 128, 8, 8),
-    Tile(128, 64, 8, 8),
-    Tile(64, 128, 8, 8),
-    Tile(64, 64, 8, 8),
-    Tile(32, 128, 8, 8),
-    Tile(128, 32, 8, 8),
-    Tile(64, 64, 8, 4),
-    Tile(64, 32, 8, 4),
-    Tile(32, 64, 4, 8),
-    Tile(32, 32, 4, 4),
-    Tile(16, 64, 4, 4),
-    Tile(64, 16, 4, 4),
-    Tile(16, 128, 4, 8),
-    Tile(128, 16, 8, 4),
-)
-"""From 8 x 8 results a thread, 16 multiply-adds for each read of shared memory, to what small results need to
-be spread over many threads. Of equal estimates the first is taken."""
+SIDES = (4, 8, 16, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Of tiles: powers of two, and those between that leave less of a tile empty at the sizes that networks
+have, such as 49, 196 and 197 positions."""
+THREADS = (64, 256)
+"""Fewest and most of a group. With more, nvcc has too few registers for 8 x 8 results of a thread and what is
+on its way."""
+MOST_SPREAD = 8
+"""Of the sides of a tile: a longer one loads more for each multiply-add than a smaller square would."""
+NARROW = 8
+"""A side of which a product may have no more, as of the output channels of a group: any other may be long."""
+
+
+def _tiles() -> tuple[Tile, ...]:
+    """From 8 x 8 results a thread, 16 multiply-adds for each read of shared memory, to what small results
+    need to be spread over many threads. Of equal estimates the first is taken: square ones first."""
+    found = [
+        Tile(rows, columns, down, across)
+        for down, across in ((8, 8), (8, 4), (4, 8), (4, 4))
+        for rows in SIDES
+        for columns in SIDES
+        if rows % down == columns % across == 0 and _is_compact(rows, columns)
+    ]
+    fitting = [t for t in found if t.threads % WARP == 0 and THREADS[0] <= t.threads <= THREADS[1]]
+    return tuple(sorted(fitting, key=lambda t: (-t.accumulators, abs(t.rows - t.columns), -t.rows)))
+
+
+def _is_compact(rows: int, columns: int) -> bool:
+    shorter, longer = sorted((rows, columns))
+    return shorter <= NARROW or longer <= MOST_SPREAD * shorter
+
+
+TILES = _tiles()
 GROUPS = (1, 2, 4, 8)
 PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+MOST_UNROLLED = 640
+"""Multiply-adds of a thread in a slice of more steps: the nearest cache of instructions, of 16 bytes each,
+has 12 KiB (Jia et al., arXiv 1804.06826)."""
 LEAST_SLICES = 4
 """Of a group: the pipeline of fewer is mostly its beginning and its end."""
-MOST_THREADS = 256
-"""Of a block: with more, nvcc has too few registers for 8 x 8 results of a thread and what is on its way."""
 
 
 def choose(product: Product, processor: Processor) -> Plan:
     """The plan with the least estimated time on a GPU."""
-    return min(_candidates(product), key=lambda plan: estimated_us(plan, processor))
+    depths = tuple(dict.fromkeys(slices_of(product.depth, steps) for steps in STEPS))
+    firsts = [plan_of(product, TILES[0], slices) for slices in depths]
+    chosen, least = firsts[0], math.inf
+    for bound, number, tile in _candidates(product, depths, processor):
+        if bound >= least:
+            break
+        plan = with_tile(firsts[number], tile)
+        if plan.shared_bytes <= MAX_SHARED_BYTES and (us := estimated_us(plan, processor)) < least:
+            chosen, least = plan, us
+    return chosen
 
 
-def _candidates(product: Product) -> Iterator[Plan]:
-    slices = slices_of(product.depth)
-    for tile in TILES:
-        whole = plan_of(product, tile, slices)
-        for groups in GROUPS:
-            for parts in PARTS:
-                plan = replace(whole, tile=replace(tile, groups=groups, parts=parts))
-                if groups * parts == 1 or _may_share(plan):
-                    yield plan
-
-
-def _may_share(plan: Plan) -> bool:
-    """Whether blocks of so many groups are possible, and each has enough slices."""
-    threads = plan.tile.groups * plan.tile.threads
-    small = threads <= MOST_THREADS and plan.shared_bytes <= MAX_SHARED_BYTES
-    return small and plan.turns >= LEAST_SLICES
+def _candidates(
+    product: Product, depths: Sequence[Slices], processor: Processor
+) -> list[tuple[float, int, Tile]]:
+    """Microseconds that the multiply-adds and fragments of a tile take at least by `estimated_us`, the least
+    first; which of the `depths` is the tile's; and the tile."""
+    chip = chip_of(processor)
+    pipes = architecture(chip.architecture).fp32_pipes
+    cycle_us = 1e-3 / chip.clock_ghz
+    found = []
+    for number, slices in enumerate(depths):
+        for tile in TILES:
+            if number and tile.accumulators * slices.steps > MOST_UNROLLED:
+                continue
+            down, across = tiles_of(product, tile)
+            step = (tile.accumulators / (2 * pipes) + fragment_cycles(tile)) * tile.threads / WARP
+            for groups in GROUPS:
+                for parts in PARTS:
+                    turns = -(-slices.count // (parts * groups))
+                    shares = groups * parts > 1
+                    if shares and (groups * tile.threads > THREADS[1] or turns < LEAST_SLICES):
+                        continue
+                    blocks = product.batch.size * parts * down * across
+                    cycles = -(-blocks // chip.multiprocessors) * turns * groups * slices.steps * step
+                    us = cycles * cycle_us + (processor.next_launch_us if parts > 1 else 0.0)
+                    found.append((us, number, replace(tile, groups=groups, parts=parts)))
+    return sorted(found, key=lambda candidate: candidate[0])

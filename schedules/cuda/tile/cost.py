@@ -7,13 +7,16 @@ candidate takes some microseconds here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hybridc.gpu_model.architecture import PARTITIONS, architecture
+from hybridc.gpu_model.chip import CLOCK, chip_of
 from hybridc.gpu_model.fast import Work, estimate_fast
 from hybridc.machine import Processor
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, WARP
 from hybridc.schedules.cuda.tile.access import WIDTH
 from hybridc.schedules.cuda.tile.plan import Plan
+from hybridc.schedules.cuda.tile.shape import Tile
 from hybridc.schedules.cuda.tile.stage import Stage
 
 _SECTOR = 32
@@ -42,11 +45,41 @@ class _Accesses:
 
 def estimated_us(plan: Plan, processor: Processor) -> float:
     """Microseconds of all launches of a plan, with the time between them."""
-    us = estimate_fast(_main_work(plan), processor).us
+    us = estimate_fast(_as_sustained(_main_work(plan), processor), processor).us
     if plan.tile.parts > 1:
         added = estimate_fast(sum_work(plan.product.results, plan.tile.parts), processor)
-        us += processor.launch_us + added.us
+        us += processor.next_launch_us + added.us
     return us
+
+
+def _as_sustained(work: Work, processor: Processor) -> Work:
+    """With what the closed form leaves out of the estimate from machine code, where it decides between tiles.
+
+    Arithmetic takes the time of the partition of a multiprocessor that has most warps: of a block of five,
+    one has two. Where little of shared memory is read beside it, the clock falls.
+    """
+    chip, warps = chip_of(processor), work.threads // WARP
+    model = architecture(chip.architecture)
+    resident = model.occupancy(work.registers, work.shared_bytes, work.threads)
+    if not resident:
+        return work
+    full, rest = divmod(work.blocks, chip.multiprocessors * resident)
+    last = -(-rest // chip.multiprocessors)
+    # partitions even out among the blocks of a wave, of which the last has few
+    busy = full * resident * _idle_share(resident * warps) + last * _idle_share(max(last, 1) * warps)
+    share = busy / (full * resident + last)
+    if warps > PARTITIONS:
+        share = max(share, (1 + _idle_share(warps)) / 2)
+    fp32 = share * work.fp32
+    least_lsu = (1 / CLOCK.share(1.0, 1.0) - 1) * fp32 * WARP / (16 * model.fp32_pipes * PARTITIONS)
+    return replace(
+        work, fp32=fp32, instructions=share * work.instructions, lsu_cycles=max(work.lsu_cycles, least_lsu)
+    )
+
+
+def _idle_share(warps: int) -> float:
+    """Warps that would be there if each partition had as many as the fullest, over those there are."""
+    return -(-warps // PARTITIONS) * PARTITIONS / warps
 
 
 def _main_work(plan: Plan) -> Work:
@@ -122,11 +155,15 @@ def _staging(stage: Stage) -> _Accesses:
     return reads + _Accesses(stores, stores * cycles)
 
 
+def fragment_cycles(tile: Tile) -> float:
+    """Of the load/store unit, for what a warp reads of shared memory for a step's multiply-adds."""
+    return (tile.down + tile.across) / WIDTH * _LEAST_LSU_CYCLES
+
+
 def _fragments(plan: Plan) -> _Accesses:
     """Reads of shared memory for the multiply-adds."""
-    tile = plan.tile
-    reads = plan.slices.steps * (tile.down + tile.across) / WIDTH * tile.threads / WARP
-    return _Accesses(reads, reads * _LEAST_LSU_CYCLES)
+    warps = plan.slices.steps * plan.tile.threads / WARP
+    return _Accesses(warps * (plan.tile.down + plan.tile.across) / WIDTH, warps * fragment_cycles(plan.tile))
 
 
 def _registers(plan: Plan) -> int:

@@ -13,8 +13,9 @@ Point = dict[ir.Var, ir.Expr]
 
 MOST_STEPS = 16
 """Of a slice: more would take shared memory and registers of too many blocks."""
-STEPS = 8
-"""Of a slice whose size is free: two accesses of 128 bits, enough multiply-adds to cover a barrier."""
+STEPS = (8, 16)
+"""Of slices whose size is free: two accesses of 128 bits, enough multiply-adds to cover a barrier; or twice
+as many, where too few threads are resident to cover the loads of the next slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,8 @@ class Slices:
         return point[self._outer.axes[-1]] < integer(self._outer.extents[-1])
 
 
-def slices_of(depth: Group) -> Slices:
-    """Slices of at most `MOST_STEPS`, with little beyond the depth's end."""
+def slices_of(depth: Group, steps: int = STEPS[0]) -> Slices:
+    """Slices of about `steps` and at most `MOST_STEPS`, with little beyond the depth's end."""
     whole, inner = 0, 1
     while whole < len(depth.axes) and inner * depth.extents[-1 - whole] <= MOST_STEPS:
         inner *= depth.extents[-1 - whole]
@@ -106,7 +107,7 @@ def slices_of(depth: Group) -> Slices:
         return Slices(depth, whole, 1)
     extent = depth.extents[-1 - whole]
     if not whole:
-        return Slices(depth, 0, STEPS)
-    most = max(1, (STEPS + STEPS // 2) // inner)
+        return Slices(depth, 0, steps)
+    most = max(1, (steps + steps // 2) // inner)
     chunk = min(range(1, most + 1), key=lambda c: (-(-extent // c) * c, -c))
     return Slices(depth, whole, chunk)

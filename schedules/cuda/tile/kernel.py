@@ -40,13 +40,15 @@ def scheduled_product(function: tirx.PrimFunc, plan: Plan) -> tirx.PrimFunc:
     buffers = [*shared, *local.all, *results.inputs]
     if tile.groups > 1:
         buffers.append(local.exchanged)
+    packed = {weight.position: weight.buffer for weight in product.weights}
+    parameters = [packed.get(i, p) for i, p in enumerate(function.params)]
     if tile.parts == 1:
-        return function_of(function, function.params, [_main(plan, shared, local, results)], buffers)
+        return function_of(function, parameters, [_main(plan, shared, local, results)], buffers)
     parts = results.partial(tile.parts)
     first = _main(plan, shared, local, results, parts)
     sums = _buffer("sums", WIDTH, "local")
     second = added_up(product, tile.parts, parts, sums, results)
-    return function_of(function, function.params, [first, second], [*buffers, parts, sums])
+    return function_of(function, parameters, [first, second], [*buffers, parts, sums])
 
 
 class _Locals:

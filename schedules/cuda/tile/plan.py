@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridc.schedules.cuda.tile.group import Slices
 from hybridc.schedules.cuda.tile.read import Product
@@ -23,8 +23,7 @@ class Plan:
     @property
     def tiles(self) -> tuple[int, int]:
         """Down and across."""
-        rows, columns = self.product.rows.size, self.product.columns.size
-        return -(-rows // self.tile.rows), -(-columns // self.tile.columns)
+        return tiles_of(self.product, self.tile)
 
     @property
     def turns(self) -> int:
@@ -42,8 +41,25 @@ class Plan:
         return 4 * (self.tile.groups * (self.left.words + self.right.words) + exchanged)
 
 
+def tiles_of(product: Product, tile: Tile) -> tuple[int, int]:
+    """How many tiles a product has down and across."""
+    return -(-product.rows.size // tile.rows), -(-product.columns.size // tile.columns)
+
+
 def plan_of(product: Product, tile: Tile, slices: Slices) -> Plan:
     """The plan for a tile."""
-    left = stage(product.left, product.rows, tile.rows, slices, tile.threads, product.batch)
-    right = stage(product.right, product.columns, tile.columns, slices, tile.threads, product.batch)
-    return Plan(product, tile, slices, left, right)
+    return with_tile(Plan(product, tile, slices, *_stages(product, slices)), tile)
+
+
+def _stages(product: Product, slices: Slices) -> tuple[Stage, Stage]:
+    """Of both factors, whatever the tile is: all have sides of whole quads."""
+    sides = ((product.left, product.rows), (product.right, product.columns))
+    left, right = (stage(value, group, slices, product.batch) for value, group in sides)
+    return left, right
+
+
+def with_tile(plan: Plan, tile: Tile) -> Plan:
+    """The same for another tile: what does not depend on it, which takes TVM some time, is not read again."""
+    left = replace(plan.left, side=tile.rows, threads=tile.threads)
+    right = replace(plan.right, side=tile.columns, threads=tile.threads)
+    return replace(plan, tile=tile, left=left, right=right)

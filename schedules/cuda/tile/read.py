@@ -7,18 +7,32 @@ al., "High performance convolutional neural networks for document processing", 2
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import ir, s_tir, tirx
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cpu.core.micro_kernel import INDEX, integer
 from hybridc.schedules.cpu.core.nest import NestBlock, loads, read_block, substitute, uses
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tile.access import first_step, flat_index
 from hybridc.schedules.cuda.tile.group import Group
+from hybridc.schedules.packing import Packing
 
 FLOATS = {"float32", "float16", "bfloat16"}
 """What factors may be stored as: they become float32 on their way into shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A parameter whose layout is chosen when compiling."""
+
+    position: int
+    """Among the function's parameters."""
+    packing: Packing
+    buffer: ir.Var
+    """The parameter in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,8 @@ class Product:
     total: ir.Var
     """Buffer of the sum, which only `store` reads."""
     store: tirx.BufferStore
+    weights: tuple[PackedWeight, ...] = ()
+    """Factors that `left` and `right` read as they are packed."""
 
     @property
     def results(self) -> int:
@@ -54,17 +70,25 @@ def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
     summand = sums.value
     if not isinstance(summand, tirx.Add) or not isinstance(summand.b, tirx.Mul) or len(last.spatial) == 0:
         return None
-    units = {v: integer(0) for v, extent in sums.extents.items() if extent == 1}
-    factors = [substitute(f, units) for f in (summand.b.a, summand.b.b)]
+    values: dict[ir.Var, ir.Expr] = {v: integer(0) for v, e in sums.extents.items() if e == 1}
+    extents = {v: extent for v, extent in sums.extents.items() if extent > 1}
+    factors = [substitute(f, values) for f in (summand.b.a, summand.b.b)]
+    for axis in sums.spatial:
+        split = _grouped(axis, extents, factors)
+        if split is not None:
+            group, member, size = split
+            values[axis] = group * integer(size) + member
+            extents |= {group: extents.pop(axis) // size, member: size}
+            factors = [_simplified(substitute(f, values), extents) for f in factors]
     # the last block goes through the points of the sum's buffer
-    points = dict(zip(last.spatial, (substitute(i, units) for i in sums.indices), strict=True))
+    points = dict(zip(last.spatial, (substitute(i, values) for i in sums.indices), strict=True))
     store = tirx.BufferStore(
         last.buffer, substitute(last.value, points), [substitute(i, points) for i in last.indices]
     )
     types = {str(load.source.dtype) for factor in factors for load in loads(factor)}
     if not types <= FLOATS or str(sums.buffer.dtype) != "float32":
         return None
-    spatial = [v for v in sums.spatial if v not in units]
+    spatial = [v for v in extents if v not in sums.reduce]
     reads = {v: tuple(uses(factor, v) for factor in factors) for v in spatial}
     own = [[v for v in spatial if reads[v] == which] for which in ((True, False), (False, True))]
     shared = [v for v in spatial if reads[v] == (True, True)]
@@ -77,7 +101,7 @@ def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
     in_order = sorted(own[right], key=lambda v: -strides[v])
 
     def group(axes: list[ir.Var]) -> Group:
-        return Group(tuple(axes), tuple(sums.extents[v] for v in axes))
+        return Group(tuple(axes), tuple(extents[v] for v in axes))
 
     return Product(
         left=factors[1 - right],
@@ -85,10 +109,48 @@ def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
         batch=group(shared),
         rows=group(own[1 - right]),
         columns=group(in_order),
-        depth=group([v for v in sums.reduce if v not in units]),
+        depth=group([v for v in sums.reduce if v in extents]),
         total=sums.buffer,
         store=store,
     )
+
+
+def _grouped(
+    axis: ir.Var, extents: Mapping[ir.Var, int], factors: Sequence[ir.Expr]
+) -> tuple[ir.Var, ir.Var, int] | None:
+    """The axes that an output channel of a grouped convolution is made of, its group and its number there,
+    and how many a group has: one factor reads the quotient of the channel by that number alone."""
+    if axis not in extents or not all(uses(factor, axis) for factor in factors):
+        return None
+    sizes = {int(q.b) for f in factors for q in _quotients(f) if q.a.same_as(axis)}
+    for size in sorted(sizes):
+        if extents[axis] % size == 0 and 1 < size < extents[axis]:
+            group, member = (tirx.Var(f"{axis.name}_{part}", INDEX) for part in ("group", "member"))
+            inside = {v: e for v, e in extents.items() if v is not axis}
+            inside |= {group: extents[axis] // size, member: size}
+            point = {axis: group * integer(size) + member}
+            if not all(uses(_simplified(substitute(f, point), inside), member) for f in factors):
+                return group, member, size
+    return None
+
+
+def _quotients(value: ir.Expr) -> list[tirx.FloorDiv]:
+    """Quotients by constants."""
+    found: list[tirx.FloorDiv] = []
+    tvm_ffi.structural_walk(value, (tirx.FloorDiv, found.append))
+    return [quotient for quotient in found if isinstance(quotient.b, tirx.IntImm)]
+
+
+def _simplified(value: ir.Expr, extents: Mapping[ir.Var, int]) -> ir.Expr:
+    """With simple indices, wherever they stand: a condition is not used to simplify what it guards."""
+    analyzer = sym.Analyzer()
+    for axis, extent in extents.items():
+        analyzer.bind(axis, ir.Range(integer(0), integer(extent)))
+
+    def load(node: ir.TensorLoad) -> ir.Expr:
+        return tirx.BufferLoad(node.source, [analyzer.simplify(index) for index in node.indices])
+
+    return tvm_ffi.structural_map(value, (ir.TensorLoad, load))
 
 
 def _blocks(function: tirx.PrimFunc, anchor: str) -> tuple[NestBlock, NestBlock] | None:

@@ -41,9 +41,17 @@ class Tile:
         return self.down * self.across
 
     def place(self, thread: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
-        """Where a thread stands in the grid of threads: row, column. A warp is 4 x 8 of them, or 8 x 4."""
-        columns = self.columns // self.across
+        """Where a thread stands in the grid of threads: row, column.
+
+        A warp is 4 x 8 of them, or 8 x 4, where that divides the grid, else those that follow each other
+        along its shorter side: what a warp reads of either factor then takes two turns of the banks at most.
+        """
+        rows, columns = self.rows // self.down, self.columns // self.across
         wide = 8 if columns % 8 == 0 else 4
+        if columns % wide or rows % (WARP // wide):
+            along = integer(min(rows, columns))
+            inner, outer = tirx.floormod(thread, along), tirx.floordiv(thread, along)
+            return (inner, outer) if rows < columns else (outer, inner)
         lane, warp = tirx.floormod(thread, integer(WARP)), tirx.floordiv(thread, integer(WARP))
         warps = integer(columns // wide)
         row = tirx.floordiv(warp, warps) * integer(WARP // wide) + tirx.floordiv(lane, integer(wide))

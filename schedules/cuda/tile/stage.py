@@ -8,7 +8,7 @@ and stored one by one; lines then are 4 words longer than the tile, so that thes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
 
@@ -151,13 +151,14 @@ class Stage:
         return unrolled(self.turns, turn)
 
 
-def stage(value: ir.Expr, group: Group, side: int, slices: Slices, threads: int, batch: Group) -> Stage:
-    """The way of a factor that takes the fewest accesses."""
+def stage(value: ir.Expr, group: Group, slices: Slices, batch: Group) -> Stage:
+    """The way of a factor that takes the fewest accesses, for a tile yet to be chosen."""
     depth = slices.depth
     axes = [*group.axes, *depth.axes, *batch.axes]
     found = sorted(loads(value), key=lambda load: -_elements(load.source))
+    unknown = Stage(value, group, WIDTH, slices, 1, along_depth=False, wide=False)
     if not found:
-        return Stage(value, group, side, slices, threads, False, False)
+        return unknown
     flat = flat_index(found[0].source, found[0].indices)
     by_row, by_step = (abs(first_step(flat, g.axes[-1], axes)) for g in (group, depth))
     along_depth = bool(by_step) and (not by_row or (by_row > by_step and by_row >= _SECTOR))
@@ -168,8 +169,8 @@ def stage(value: ir.Expr, group: Group, side: int, slices: Slices, threads: int,
         fits = slices.is_plain and slices.steps % WIDTH == 0 and depth.extents[-1] % WIDTH == 0
         wide = plain and fits and is_wide(flat, depth, (group, batch))
     else:
-        wide = plain and side % WIDTH == 0 and is_wide(flat, group, (depth, batch))
-    return Stage(value, group, side, slices, threads, along_depth, wide)
+        wide = plain and is_wide(flat, group, (depth, batch))
+    return replace(unknown, along_depth=along_depth, wide=wide)
 
 
 def _elements(buffer: ir.Var) -> int:

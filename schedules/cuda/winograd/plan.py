@@ -122,7 +122,7 @@ def estimated_us(plan: Plan, processor: Processor) -> float:
     us = estimate_fast(_work(plan), processor).us
     if plan.parts > 1:
         added = estimate_fast(sum_work(plan.conv.product.results, plan.parts), processor)
-        us += processor.launch_us + added.us
+        us += processor.next_launch_us + added.us
     return us
 
 

@@ -43,7 +43,7 @@ def faster_plan(request: Request) -> Plan | None:
     if conv is None:
         return None
     gpu = known_gpu(request.gpu)
-    plan, tiles = choose(conv, gpu), best_plan(request.function, anchor.name, gpu)
+    plan, tiles = choose(conv, gpu), best_plan(request.function, anchor.name, request.own_constants, gpu)
     if tiles is None or estimated_us(plan, gpu) >= estimated_us_of_tiles(tiles, gpu):
         return None
     return plan

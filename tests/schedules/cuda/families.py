@@ -86,7 +86,9 @@ FAMILIES: dict[str, Family] = {
     "conv": convolution((1, 5, 9, 9), (7, 5, 3, 3), padding=1),
     "conv_strided": convolution((2, 5, 9, 9), (7, 5, 3, 3), padding=1, stride=2),
     "conv_pointwise": convolution((1, 16, 6, 6), (20, 16, 1, 1)),
-    "conv_stem": convolution((1, 3, 18, 18), (8, 3, 7, 7), padding=3, stride=2),
+    "conv_stem": replace(
+        convolution((1, 3, 18, 18), (8, 3, 7, 7), padding=3, stride=2), launches=2, workspace_bytes=(16128,)
+    ),
     "conv_dilated": convolution((1, 5, 9, 9), (7, 5, 3, 3), padding=2, dilation=2),
     "conv_residual": convolution((1, 7, 9, 9), (7, 7, 3, 3), residual=True, padding=1),
     "conv_grouped": convolution((1, 8, 9, 9), (6, 4, 3, 3), padding=1, groups=2),

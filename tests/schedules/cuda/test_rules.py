@@ -58,7 +58,7 @@ def library(scheduled: dict[str, Scheduled]) -> tvm.runtime.Module:
 def run(
     library: tvm.runtime.Module, name: str, family: Family, function: tirx.PrimFunc, scheduled: Scheduled
 ) -> tuple[list[np.ndarray], list[np.ndarray], int]:
-    """Inputs, outputs, and launches; memory that is not an input starts as NaN."""
+    """Inputs, outputs, and launches; memory that is not an input starts as NaN. Weights are packed."""
     device = tvm.cuda(0)
     inputs = family.draw()
     rest = scheduled.function.params[len(inputs) :]
@@ -67,7 +67,10 @@ def run(
     order = [
         int(p.name.removeprefix("p")) for p in function.params[: len(inputs)]
     ]  # fusion orders them by use
-    library[name](*(tvm.runtime.tensor(inputs[i], device) for i in order), *fresh)
+    fed = [inputs[i] for i in order]
+    for position, packing in scheduled.packings:
+        fed[position] = packing.apply(fed[position])
+    library[name](*(tvm.runtime.tensor(x, device) for x in fed), *fresh)
     device.sync()
     launches = emulator.statistics().launches - before.launches
     outputs = fresh[: len(function.params) - len(inputs)]

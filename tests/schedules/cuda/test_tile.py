@@ -17,8 +17,9 @@ from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.tile.choose import TILES
-from hybridc.schedules.cuda.tile.group import slices_of
+from hybridc.schedules.cuda.tile.group import STEPS, slices_of
 from hybridc.schedules.cuda.tile.kernel import scheduled_product
+from hybridc.schedules.cuda.tile.packing import with_depth_first
 from hybridc.schedules.cuda.tile.plan import Plan, plan_of
 from hybridc.schedules.cuda.tile.read import read_product
 from hybridc.schedules.cuda.tile.shape import Tile
@@ -39,13 +40,20 @@ RELATIVE_ERROR = 1e-5
 class Case:
     family: Family
     tile: Tile
+    steps: int = STEPS[0]
+    """Of a slice, where their number is free."""
+    packed: bool = False
+    """Whether the second input is a weight."""
 
     def plan(self, function: tirx.PrimFunc) -> Plan:
         anchor = find_anchor(function)
         assert anchor is not None
         product = read_product(function, anchor.name)
         assert product is not None
-        slices = slices_of(product.depth)
+        if self.packed:
+            weight = [str(p.name) for p in function.params].index("p1")
+            product = with_depth_first(product, function.params, {weight})
+        slices = slices_of(product.depth, self.steps)
         # blocks of at most 256 threads, whose tile fits into shared memory beside the slices
         most = max(1, min(256 // self.tile.threads, 8192 // (self.tile.rows * self.tile.columns)))
         tile = replace(
@@ -130,8 +138,10 @@ def drawn_convolution(generator: random.Random) -> Family:
     size = least + stride * generator.choice((3, 4, 6) if rank < 3 else (2,)) * (12 if rank == 1 else 1)
     settings = {"stride": stride, "padding": generator.randrange(least), "dilation": dilation}
     channels, filters = generator.choice((1, 3, 8, 16, 21)), generator.choice((4, 7, 24, 64))
-    data = (generator.choice((1, 1, 2)), channels, *(size,) * rank)
-    weight = (filters, channels, *(taps,) * rank)
+    groups = generator.choice((1, 1, 1, 2, 3))
+    settings["groups"] = groups
+    data = (generator.choice((1, 1, 2)), groups * channels, *(size,) * rank)
+    weight = (groups * filters, channels, *(taps,) * rank)
     return convolution(data, weight, residual=generator.random() < 0.5, **settings)
 
 
@@ -141,13 +151,14 @@ def drawn_cases() -> dict[str, Case]:
     for number in range(DRAWN):
         draw = matrix_product if number % 2 else drawn_convolution
         tile = replace(
-            TILES[number % len(TILES)],
+            generator.choice(TILES),
             groups=generator.choice((1, 1, 2, 4)),
             parts=generator.choice((1, 1, 2, 3)),
         )
         family = draw(generator)
         if np.prod(family.shapes[1][1:]) > 1:  # a convolution of one step reduces nothing
-            cases[f"case_{number}"] = Case(family, tile)
+            steps, packed = generator.choice(STEPS), generator.random() < 0.5
+            cases[f"case_{number}"] = Case(family, tile, steps, packed)
     stem = convolution((1, 3, 22, 22), (16, 3, 7, 7), padding=3, stride=2)
     # 19 taps are not slices of eight, though the 8 x 19 weights of an output are
     cases["long_window"] = Case(convolution((1, 8, 60), (8, 8, 19), padding=9), TILES[-4])
@@ -164,10 +175,11 @@ def scheduled() -> dict[str, Scheduled]:
     made = {}
     for name, case in CASES.items():
         function = case.family.function(name)
-        product = scheduled_product(function, case.plan(function))
-        result = finish_function(product, "tiled", cuda_target(TARGET))
+        plan = case.plan(function)
+        result = finish_function(scheduled_product(function, plan), "tiled", cuda_target(TARGET))
         assert result is not None, name
-        made[name] = result
+        packings = tuple((weight.position, weight.packing) for weight in plan.product.weights)
+        made[name] = replace(result, packings=packings)
     return made
 
 

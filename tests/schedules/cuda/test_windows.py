@@ -1,0 +1,65 @@
+"""Reductions of windows whose loads threads share: drawn windows compute what numpy says."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from tvm import s_tir
+from tvm.relax import op
+
+from hybridc.schedules.cuda.core import windows
+from tests.schedules.cuda import references as ref
+from tests.schedules.cuda.families import convolution
+from tests.schedules.cuda.harness import Case, case, check
+
+DRAWN = 8
+
+
+def drawn_cases(seed: int) -> dict[str, Case]:
+    """Depthwise convolutions of one to three axes, and pooling; some with tails."""
+    generator, values = random.Random(seed), np.random.default_rng(seed)
+    cases = {}
+    for number in range(DRAWN):
+        rank, taps = generator.choice((1, 2, 2, 3)), generator.choice((3, 4, 5))
+        stride = generator.choice((1, 1, 2)) if taps > 3 else 1
+        channels, size = generator.choice((1, 3)), taps + generator.randrange(4, 9)
+        padding = generator.randrange(taps)
+        data = values.standard_normal((2, channels, *(size,) * rank)).astype("float32")
+        settings = {"stride": stride, "padding": padding, "groups": channels}
+        weight = (channels, 1, *(taps,) * rank)
+        family = convolution(data.shape, weight, **settings)
+        inputs = [data, *(values.standard_normal(s).astype("float32") for s in family.shapes[1:])]
+        cases[f"depthwise_{number}"] = case(family.build, family.reference, inputs, "conv2d")
+        pooled = values.standard_normal((2, channels, size, size + 1)).astype("float32")
+        pad = padding // 2
+        cases[f"pool_{number}"] = case(
+            lambda e, x, t=taps, s=stride, p=pad: op.nn.relu(
+                op.nn.max_pool2d(x, (t, t), strides=(s, s), padding=(p, p))
+            ),
+            lambda x, t=taps, s=stride, p=pad: np.maximum(ref.max_pool(x, t, s, p), 0),
+            [pooled],
+            "reduction",
+        )
+    return cases
+
+
+def test_drawn_windows_are_what_numpy_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: list[s_tir.Schedule | None] = []
+    scheduled = windows._scheduled
+
+    def noted(schedule: s_tir.Schedule, anchor: str) -> s_tir.Schedule | None:
+        shared.append(scheduled(schedule, anchor))
+        return shared[-1]
+
+    # small images have few results
+    monkeypatch.setattr(windows, "ENOUGH_THREADS", 8)
+    monkeypatch.setattr(windows, "_scheduled", noted)
+    check(drawn_cases(0))
+    assert sum(found is not None for found in shared) > DRAWN
+
+
+def test_few_results_are_not_shared() -> None:
+    function = convolution((1, 8, 14, 14), (8, 1, 5, 5), padding=2, groups=8).function("small")
+    assert windows.windows_shared(function, "conv2d") is None
