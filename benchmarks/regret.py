@@ -7,8 +7,8 @@ drawn around it (`drawn`), with seeds, and the plan's steps run there (`emit/rep
 with the same waits, sharing memory and link. Its regret is how much slower that is than the best that is
 known for the drawn machine: the plan that is made knowing it, this plan, or a baseline. The baselines (a
 split in two, to offload everything, the CPU alone) are chosen with the nominal profile, as the plan is, and
-once more knowing the machine. Nothing is timed, and nothing runs. Exits with 1 if a wanted figure is
-missed."""
+once more knowing the machine. Nothing is timed, and nothing runs. Written after each network. Exits with 1
+if a wanted figure is missed."""
 
 from __future__ import annotations
 
@@ -83,9 +83,10 @@ def main() -> int:
         network = tilings_of(models.build(name, **SUITE[name]), machine, None, arguments.seconds)
         rows += rows_of(name, network.whole.graph, network.machine, arguments.draws, arguments.seed, effort)
         print("\n".join(text(row) for row in summarise([r for r in rows if r["model"] == name])), flush=True)
-    total = summarise([{**row, "model": "all"} for row in rows])
+        total = summarise([{**row, "model": "all"} for row in rows])
+        path = write_result("regret", [*summarise(rows), *total, *rows])
     print("\n".join(map(text, total)))
-    print("written to", write_result("regret", [*summarise(rows), *total, *rows]))
+    print("written to", path)
     return 0 if all(map(is_as_wanted, total)) else 1
 
 
@@ -112,6 +113,8 @@ def rows_of(
                 {
                     "table": "draws",
                     "model": name,
+                    "seed": seed,
+                    "effort": effort.seconds,
                     "share": share,
                     "draw": draw,
                     "plans_us": {kind: replayed_us(graph, made, machine) for kind, made in steps.items()},

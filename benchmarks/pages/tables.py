@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from common import RESULTS
@@ -10,6 +9,7 @@ from common import RESULTS
 from pages.drawn import drawn_tables
 from pages.drawn_plans import drawn_plan_tables
 from pages.gpu_model import gpu_model_tables
+from pages.plans import plan_tables
 from pages.published import published_tables
 from pages.regret import regret_tables
 from pages.results import read
@@ -42,10 +42,7 @@ def tables() -> str:
             f"budgets, and those of TVM's own planner for the same kernels ({memory['date']}):",
             memory_table(memory["rows"]),
             "## Plans",
-            "Predicted time: how much slower than a proven bound, and how much faster than the best of "
-            "a layer split (as `-ngl`), offloading with prefetch (as vDNN) and the CPU alone, all simulated "
-            f"({plans['date']}; profile of a laptop's GPU with 4 GB, {gpu_times(plans['rows'])}):",
-            plans_table(plans["rows"]),
+            *plan_tables(plans),
             *drawn_plan_tables(),
             *regret_tables(),
             *published_tables(),
@@ -141,32 +138,6 @@ def compile_time_tables() -> list[str]:
         f"two to four seconds ({result['date']}, {result['cores']} cores of an {result['processor']}):",
         "\n".join(lines),
     ]
-
-
-def gpu_times(rows: list[dict[str, Any]]) -> str:
-    """Where the times of the GPU's kernels come from, and whether what runs at once slows each other down."""
-    is_estimated = all(row.get("has_estimated_times") for row in rows)
-    kernels = "kernels as estimated" if is_estimated else "kernels at the data sheet's peaks"
-    has_contention = all(row.get("has_contention") for row in rows)
-    return f"{kernels}, {'with' if has_contention else 'without'} contention"
-
-
-def plans_table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| share of the memory it needs | networks | mean gap, untiled | mean gap, tiled kernels "
-        "| times faster, tiled kernels | worst |",
-        "|---|---|---|---|---|---|",
-    ]
-    for share in dict.fromkeys(row["share"] for row in rows):
-        whole, cut_up = (
-            [r for r in rows if r["share"] == share and r["whole"] is kind] for kind in (True, False)
-        )
-        gaps = (sum(row["gap"] for row in group) / len(group) for group in (whole, cut_up))
-        ratios = [row["best_baseline_us"] / row["time_us"] for row in cut_up]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        shown = " | ".join(f"{gap:.1%}" for gap in gaps)
-        lines.append(f"| {share:.0%} | {len(whole)} | {shown} | {mean:.2f} | {min(ratios):.2f} |")
-    return "\n".join(lines)
 
 
 def conv1d_table(result: dict[str, Any]) -> list[str]:

@@ -1,8 +1,8 @@
 """Plans that stand a machine which is not as its profile says.
 
-The profile's figures are predictions. A few scenarios change them, each in one way; the network is planned
-for each of them, and what is found, beside the ways that others use, is run on machines drawn around the
-profile (`emit/replay.py`). Taken is the plan of the least mean logarithm of its times there: stochastic
+The profile's figures are predictions. The network is planned for them, and once more for what delays most
+plans; what is found, beside the ways that others use, is run on machines drawn around the profile
+(`emit/replay.py`). Taken is the plan of the least mean logarithm of its times there: stochastic
 programming over a sample (Shapiro, Dentcheva and Ruszczynski, Lectures on Stochastic Programming, 2009), with
 factors instead of differences, so that slow machines count no more than fast ones. The least regret in the
 worst of the scenarios, which stood here before, was worse on other machines in all but the worst of them.
@@ -31,14 +31,13 @@ from hybridc.passes.planner.search.policies import BASELINES
 from hybridc.passes.planner.watch import Watch
 
 # Round numbers, near the worse end of what is drawn: how far profiles are off is not known. No default, as
-# each costs a search.
+# each costs a search. Plans for a slower GPU or CPU had the least mean nowhere on three networks of small
+# kernels (MobileNet-v2, AtacWorks, VGG-16 at three budgets) where the baselines did not have it, too.
 SCENARIOS = (
     Scenario(),
-    Scenario(gpu=0.4),
-    Scenario(cpu=0.6),
     Scenario(link=0.65, kept=0.7),
 )
-"""As predicted; a slow GPU; a slow CPU; a slow link, and memories that reach little for several at once."""
+"""As predicted; a slow link, and memories that reach little for several at once."""
 
 DRAWN = 24
 """Machines on which candidates are compared: with twice as many other plans are seldom chosen."""
