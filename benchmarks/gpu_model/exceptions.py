@@ -49,6 +49,12 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
         1.4,
         "four lanes load half a sector of a query at a time; their next access finds the rest in L1",
     ),
+    ("tensor_core_conv", "filled"): (0.7, _FEW_TILES),
+    ("tensor_core_conv", "sectors"): (
+        1.5,
+        "windows of bytes begin at any byte of a sector, and end in the next",
+    ),
+    ("tensor_core_conv", "wide_loads"): (0.3, _BYTES),
     ("tensor_core_matmul", "filled"): (0.25, _FEW_TILES),
     ("transpose", "bank_conflicts"): (
         1.13,

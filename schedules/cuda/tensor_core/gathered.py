@@ -17,7 +17,7 @@ from hybridc.schedules.cpu.core.micro_kernel import integer, unrolled, vectorize
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cuda.core.launch import WARP
 from hybridc.schedules.cuda.tensor_core.instructions import transposed
-from hybridc.schedules.cuda.tensor_core.staging import BANK_CHUNKS, CHUNK_BYTES, Operand, either
+from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, either
 
 WORD = 4
 """Bytes of a register."""
@@ -25,7 +25,8 @@ WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class GatheredBytes(Operand):
-    """An operand whose pieces are `lines` along the depth times `width` positions, 4 or 1."""
+    """An operand whose pieces are `lines` along the depth times `width` positions, 4 or 1. Of words eight
+    threads store every fourth position at once: it lies `in_pairs`."""
 
     @property
     def lines(self) -> int:
@@ -49,20 +50,6 @@ class GatheredBytes(Operand):
         rest = tirx.floordiv(flat, integer(side_by_side))
         far = tirx.floordiv(rest, integer(depths)) * integer(side_by_side)
         return (near + far) * integer(self.width), tirx.floormod(rest, integer(depths)) * integer(self.lines)
-
-    def offset(self, line: ir.Expr, at: ir.Expr) -> ir.Expr:
-        """Of an element in shared memory. Eight threads store to every fourth position, which needs another
-        rotation: of both lines that lie side by side in the banks, by a number that differs for eight pairs,
-        of which each thread has every second one."""
-        if self.width == 1:
-            return Operand.offset(self, line, at)
-        pair, side = tirx.floordiv(line, integer(2)), tirx.floormod(line, integer(2))
-        chunk, inside = tirx.floordiv(at, integer(self.chunk)), tirx.floormod(at, integer(self.chunk))
-        half = integer(BANK_CHUNKS // 2)
-        by = tirx.floormod(pair + tirx.floordiv(pair, half), half)
-        by = by + tirx.floormod(tirx.floordiv(pair, integer(BANK_CHUNKS)), integer(2)) * half
-        turned = tirx.floormod(side * half + chunk + by, integer(BANK_CHUNKS))
-        return (pair * integer(BANK_CHUNKS) + turned) * integer(self.chunk) + inside
 
     def load(self, registers: ir.Var, start: ir.Expr, number: ir.Expr, thread: ir.Var) -> tirx.Stmt:
         """Load a thread's pieces of slice `number`, of positions from `start` on; what stands for zero where

@@ -71,14 +71,17 @@ class _Block:
         self.lane, warp = lane_of(thread), tirx.floordiv(thread, integer(WARP))
         self.warp_row = tirx.floordiv(warp, integer(tile.warps_across)) * integer(tile.warp_rows)
         self.warp_column = tirx.floormod(warp, integer(tile.warps_across)) * integer(tile.warp_columns)
-        self.left, self.right = (
-            operand(product, name, product.batch.at(batch), extent, tile.threads)
-            for name, extent in (("left", tile.rows), ("right", tile.columns))
-        )
         self.down, self.across = tile.warp_rows // _ROWS, tile.warp_columns // _COLUMNS
+        self.neighbours = results.neighbours(self.across)
+        is_spread = self.neighbours > 1
+        point = product.batch.at(batch)
+        self.left = operand(product, "left", point, tile.rows, tile.threads)
+        self.right = operand(product, "right", point, tile.columns, tile.threads, in_pairs=is_spread)
         self.sums = _buffer("sums", self.down * self.across * 4, product.sum_dtype, "local")
         self.left_fragments = _buffer("left_fragments", self.down * 4, "uint32", "local")
         self.right_fragments = _buffer("right_fragments", self.across * 2, "uint32", "local")
+        self.line = _buffer("line", 2 * self.neighbours, product.sum_dtype, "local")
+        self.stored = _buffer("stored", 2 * self.neighbours, str(product.output.dtype), "local")
         self.copies = tuple(way.stages > 0 and o.can_be_copied for o in (self.left, self.right))
         self.stages = way.stages or 2
         self.loaded = tuple(
@@ -122,7 +125,8 @@ class _Block:
             statements += self._commits()
         body = sequence([*statements, loop(slices, turn), self._epilogue()])
         body = tirx.AttrStmt(integer(0), "pragma_unroll_explicit", tirx.const(0), body)
-        return body, [self.sums, self.left_fragments, self.right_fragments, *self.loaded, *self.shared]
+        buffers = [self.sums, self.left_fragments, self.right_fragments, *self.loaded, *self.shared]
+        return body, [*buffers, self.line, self.stored] if self.neighbours > 1 else buffers
 
     def _clear(self) -> tirx.Stmt:
         """Zero the sums; and the fragments, and the end of shared memory that is copied to, as TVM does not
@@ -172,15 +176,21 @@ class _Block:
             depth = number * integer(chunks)
 
             def left(i: ir.Expr) -> tirx.Stmt:
+                def position(across: ir.Expr, row: ir.Expr) -> ir.Expr:
+                    return self.warp_row + i * integer(16) + across * 8 + row
+
                 return self.left.fragments(
-                    self.left_fragments, i, self.shared[0], stage, self.warp_row + i * integer(16), depth,
-                    self.lane, depth_first=False,
+                    self.left_fragments, i, self.shared[0], stage, position, depth, self.lane,
+                    depth_first=False,
                 )  # fmt: skip
 
             def right(j: ir.Expr) -> tirx.Stmt:
+                def position(across: ir.Expr, row: ir.Expr) -> ir.Expr:
+                    return self.warp_column + self._column(j * integer(2) + across, row)
+
                 return self.right.fragments(
-                    self.right_fragments, j, self.shared[1], stage, self.warp_column + j * integer(16), depth,
-                    self.lane, depth_first=True,
+                    self.right_fragments, j, self.shared[1], stage, position, depth, self.lane,
+                    depth_first=True,
                 )  # fmt: skip
 
             def multiplied(i: ir.Expr, j: ir.Expr) -> tirx.Stmt:
@@ -200,24 +210,35 @@ class _Block:
 
         return unrolled(self.product.steps // chunks, step)
 
+    def _column(self, instruction: ir.Expr, column: ir.Expr) -> ir.Expr:
+        """Where a column of an instruction lies among those of the warp: pairs, which a lane has, of
+        `neighbours` instructions side by side."""
+        if self.neighbours == 1:
+            return instruction * integer(_COLUMNS) + column
+        group = tirx.floordiv(instruction, integer(self.neighbours)) * integer(_COLUMNS * self.neighbours)
+        pair, side = tirx.floordiv(column, integer(2)), tirx.floormod(column, integer(2))
+        within = tirx.floormod(instruction, integer(self.neighbours)) * integer(2)
+        return group + pair * integer(2 * self.neighbours) + within + side
+
     def _first_sum(self, i: ir.Expr, j: ir.Expr) -> ir.Expr:
         return (i * integer(self.across) + j) * integer(4)
 
     def _epilogue(self) -> tirx.Stmt:
-        """Two neighbouring columns of a lane at a time, in two rows of each instruction's results."""
+        """The neighbouring columns of a lane, in two rows of each instruction's results."""
         pair = tirx.floormod(self.lane, integer(4)) * integer(2)
         line = tirx.floordiv(self.lane, integer(4))
 
         def part(i: ir.Expr, j: ir.Expr, half: ir.Expr) -> tirx.Stmt:
             row = self.row + self.warp_row + i * integer(_ROWS) + half * integer(8) + line
-            column = self.column + self.warp_column + j * integer(_COLUMNS) + pair
-            first = self._first_sum(i, j) + half * integer(2)
-            return self._guarded(row, column, first)
+            first = j * integer(self.neighbours)
+            column = self.column + self.warp_column + self._column(first, pair)
+            return self._guarded(row, column, self._first_sum(i, first) + half * integer(2))
 
-        return unrolled(
-            self.down,
-            lambda i: unrolled(self.across, lambda j: unrolled(2, lambda half: part(i, j, half))),
-        )
+        def rows(j: ir.Expr) -> tirx.Stmt:
+            return unrolled(self.down, lambda i: unrolled(2, lambda half: part(i, j, half)))
+
+        # rows inside, so that what the epilogue reads for columns is read once for all of them
+        return unrolled(self.across // self.neighbours, rows)
 
     def _guarded(self, row: ir.Expr, column: ir.Expr, first: ir.Expr) -> tirx.Stmt:
         product = self.product
@@ -232,12 +253,42 @@ class _Block:
                 lambda lane: tirx.IfThenElse(column + lane < integer(product.column.extent), at(lane), None),
             )
         else:
-            body = vectorized(2, at)
+            body = vectorized(2, at) if self.neighbours == 1 else self._bytes(row, column, first)
             if product.column.extent % self.tile.columns:
                 body = tirx.IfThenElse(column < integer(product.column.extent), body, None)
         if product.row.extent % self.tile.rows:
             body = tirx.IfThenElse(row < integer(product.row.extent), body, None)
         return body
+
+    def _bytes(self, row: ir.Expr, column: ir.Expr, first: ir.Expr) -> tirx.Stmt:
+        """Results of 8 bits of a lane by one access: computed four or two at a time, as TVM has vectors of as
+        many numbers of 32 bits."""
+        count = 2 * self.neighbours
+
+        def sum_of(lane: ir.Expr) -> tirx.Stmt:
+            at = first + tirx.floordiv(lane, integer(2)) * integer(4) + tirx.floormod(lane, integer(2))
+            return tirx.BufferStore(self.line, tirx.BufferLoad(self.sums, [at]), [lane])
+
+        def store(lane: ir.Expr) -> tirx.BufferStore:
+            total = tirx.BufferLoad(self.line, [lane])
+            return self.results.store(self.part, self.batch, row, column + lane, total)
+
+        def computed(part: ir.Expr) -> tirx.Stmt:
+            def one(lane: ir.Expr) -> tirx.Stmt:
+                at = part * integer(4) + lane
+                return tirx.BufferStore(self.stored, store(at).value, [at])
+
+            return vectorized(4, one)
+
+        def moved(lane: ir.Expr) -> tirx.Stmt:
+            place = store(lane)
+            return tirx.BufferStore(place.buffer, tirx.BufferLoad(self.stored, [lane]), place.indices)
+
+        return tirx.SeqStmt([
+            unrolled(count, sum_of),
+            unrolled(count // 4, computed),
+            vectorized(count, moved),
+        ])  # fmt: skip
 
 
 def _narrowed(original: tirx.PrimFunc, product: MatrixProduct, wide: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -13,9 +13,16 @@ from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, wid
 
 
 def operand(
-    product: MatrixProduct, name: str, batch: dict[ir.Var, ir.Expr], extent: int, threads: int
+    product: MatrixProduct,
+    name: str,
+    batch: dict[ir.Var, ir.Expr],
+    extent: int,
+    threads: int,
+    *,
+    in_pairs: bool = False,
 ) -> Operand:
-    """The factor `left` or `right` as its elements lie in memory: along the depth, or along the positions."""
+    """The factor `left` or `right` as its elements lie in memory: along the depth, or along the positions.
+    `in_pairs` are whether fragments are read so."""
     factor, positions = (product.left, product.row) if name == "left" else (product.right, product.column)
     depth, step, item_bytes = product.depth, product.steps, product.item_bytes
     position, number, inner = (tirx.Var(f"{name}_{axis}", "int64") for axis in ("position", "slice", "depth"))
@@ -26,10 +33,10 @@ def operand(
     element = element_of(flattened(substitute(factor.value, point), known), known)
     widest = min(CHUNK_BYTES // item_bytes, extent * step // threads)
 
-    def loaded(kind: type[Operand], width: int, *, along_depth: bool) -> Operand:
+    def loaded(kind: type[Operand], width: int, *, along_depth: bool, in_pairs: bool = in_pairs) -> Operand:
         return kind(
             name, element, position, number, inner, positions, depth, extent, step, threads, along_depth,
-            width, item_bytes, factor.dtype, factor.adds_128,
+            width, item_bytes, factor.dtype, factor.adds_128, in_pairs,
         )  # fmt: skip
 
     widths = {
@@ -37,6 +44,8 @@ def operand(
         False: widest_load(element, position, positions.extent, widest),
     }
     if product.dtype == INT8 and widths[True] < WORD:
-        return loaded(GatheredBytes, WORD if widths[False] >= WORD else 1, along_depth=True)
+        if widths[False] >= WORD:
+            return loaded(GatheredBytes, WORD, along_depth=True, in_pairs=True)
+        return loaded(GatheredBytes, 1, along_depth=True)
     along_depth = product.dtype == INT8 or widths[True] > widths[False]
     return loaded(Operand, widths[along_depth], along_depth=along_depth)

@@ -11,7 +11,13 @@ from tvm import ir, sym, tirx
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, unrolled
 from hybridc.schedules.cpu.core.nest import substitute
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS
-from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, flattened, offset_of
+from hybridc.schedules.cuda.tensor_core.read import (
+    Element,
+    MatrixProduct,
+    flattened,
+    offset_of,
+    steps_by_one,
+)
 
 
 class Results:
@@ -31,6 +37,20 @@ class Results:
             return self._final(batch, row, column, total)
         place = (part * integer(self.product.batch.extent) + batch) * integer(self.product.row.extent) + row
         return tirx.BufferStore(self.partial, total, [place * integer(self.product.column.extent) + column])
+
+    def neighbours(self, across: int) -> int:
+        """Of so many instructions side by side, those whose results of a lane lie side by side: so many that
+        bytes are stored by 64 bits where they can be, else one."""
+        product = self.product
+        if product.result_bytes > 1 or self.parts > 1:
+            return 1
+        column, known = tirx.Var("column", "int64"), sym.Analyzer()
+        known.bind(column, ir.Range.from_min_extent(integer(0), integer(product.column.extent)))
+        zero = {v: integer(0) for axis in (product.batch, product.row) for v in axis.iterators}
+        store = product.store({**zero, **product.column.at(column)}, tirx.const(0, product.sum_dtype))
+        place = tirx.BufferLoad(store.buffer, offset_of(store.buffer, store.indices, known))
+        fits = (n for n in (4, 2) if across % n == 0 and product.column.extent % (2 * n) == 0)
+        return next((n for n in fits if steps_by_one(Element((), place), column, 2 * n)), 1)
 
     def added_up(self) -> tirx.Stmt:
         """A launch with a thread for each result."""

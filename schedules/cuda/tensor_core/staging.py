@@ -9,7 +9,7 @@ which TVM makes arithmetic in 64 bits.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import ir, sym, tirx
@@ -25,6 +25,8 @@ CHUNK_BYTES = 16
 """A row of a matrix, and the longest access of a thread."""
 BANK_CHUNKS = 8
 """Chunks that the 32 banks of shared memory hold side by side."""
+Positions = Callable[[ir.Expr, ir.Expr], ir.Expr]
+"""Where the first or second matrix has its row of a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class Operand:
     """Of the kernel's buffers, before 16-bit floats become narrow."""
     adds_128: bool = False
     """To what lies in memory: `Factor.adds_128`."""
+    in_pairs: bool = False
+    """Whether every second pair of lines, or every fourth one, is read or written at once, not only
+    neighbours. Lines have as many chunks as half of the banks."""
 
     @property
     def chunk(self) -> int:
@@ -85,6 +90,8 @@ class Operand:
 
     def offset(self, line: ir.Expr, at: ir.Expr) -> ir.Expr:
         """Of an element in shared memory, in elements."""
+        if self.in_pairs:
+            return self._offset_in_pairs(line, at)
         chunks = self.line // self.chunk
         period, group = min(chunks, BANK_CHUNKS), max(1, BANK_CHUNKS // chunks)
         chunk, inside = tirx.floordiv(at, integer(self.chunk)), tirx.floormod(at, integer(self.chunk))
@@ -95,6 +102,17 @@ class Operand:
         if chunks > period:
             turned = tirx.floordiv(chunk, integer(period)) * integer(period) + turned
         return line * integer(self.line) + turned * integer(self.chunk) + inside
+
+    def _offset_in_pairs(self, line: ir.Expr, at: ir.Expr) -> ir.Expr:
+        """Pairs of lines, which lie side by side in the banks, are rotated by a number that differs for four
+        neighbours, for eight of which each is the second, and with their lines for four, each the fourth."""
+        pair, side = tirx.floordiv(line, integer(2)), tirx.floormod(line, integer(2))
+        chunk, inside = tirx.floordiv(at, integer(self.chunk)), tirx.floormod(at, integer(self.chunk))
+        half = integer(BANK_CHUNKS // 2)
+        by = tirx.floormod(pair + tirx.floordiv(pair, half), half)
+        by = by + tirx.floormod(tirx.floordiv(pair, integer(BANK_CHUNKS)), integer(2)) * half
+        turned = tirx.floormod(side * half + chunk + by, integer(BANK_CHUNKS))
+        return (pair * integer(BANK_CHUNKS) + turned) * integer(self.chunk) + inside
 
     @property
     def can_be_copied(self) -> bool:
@@ -198,22 +216,24 @@ class Operand:
         return unrolled(self.pieces, one)
 
     def fragments(
-        self, registers: ir.Var, number: ir.Expr, shared: ir.Var, stage: ir.Expr, corner: ir.Expr,
+        self, registers: ir.Var, number: ir.Expr, shared: ir.Var, stage: ir.Expr, positions: Positions,
         depth: ir.Expr, lane: ir.Expr, *, depth_first: bool,
     ) -> tirx.Stmt:  # fmt: skip
-        """Load 16 positions from `corner` on of two chunks from `depth` on: four matrices of eight positions
-        and a chunk, of which the second is the next along the depth if `depth_first`, else along the
-        positions."""
+        """Load 16 `positions` of two chunks from `depth` on: four matrices of eight positions and a chunk, of
+        which the second is the next along the depth if `depth_first`, else along the positions."""
         if not self.loads_matrices:
-            return self._gathered(registers, number, shared, stage, corner, depth, lane, depth_first)
+            return self._gathered(registers, number, shared, stage, positions, depth, lane, depth_first)
         inner, outer = (
             tirx.floormod(tirx.floordiv(lane, integer(8)), integer(2)),
             tirx.floordiv(lane, integer(16)),
         )
         row = tirx.floormod(lane, integer(8))
         along, across = (inner, outer) if depth_first else (outer, inner)
-        position, depth = corner + across * 8, depth + along * self.chunk
-        line, at = (position + row, depth) if self.along_depth else (depth + row, position)
+        depth = depth + along * self.chunk
+        if self.along_depth:
+            line, at = positions(across, row), depth
+        else:
+            line, at = depth + row, positions(across, integer(0))
         address, first = stage * integer(self.elements) + self.offset(line, at), number * integer(4)
         loaded = load_matrices(
             tirx.BufferLoad(registers, [first]),
@@ -228,17 +248,17 @@ class Operand:
         return self.along_depth or self.item_bytes == 2
 
     def _gathered(
-        self, registers: ir.Var, number: ir.Expr, shared: ir.Var, stage: ir.Expr, corner: ir.Expr,
+        self, registers: ir.Var, number: ir.Expr, shared: ir.Var, stage: ir.Expr, positions: Positions,
         depth: ir.Expr, lane: ir.Expr, depth_first: bool,
     ) -> tirx.Stmt:  # fmt: skip
         """The same, each lane its own elements of 32 bits."""
-        position = corner + tirx.floordiv(lane, integer(4))
+        row = tirx.floordiv(lane, integer(4))
         step = depth + tirx.floormod(lane, integer(4))
 
         def one(matrix: ir.Expr) -> tirx.Stmt:
             inner, outer = tirx.floormod(matrix, integer(2)), tirx.floordiv(matrix, integer(2))
             along, across = (inner, outer) if depth_first else (outer, inner)
-            at = self.offset(step + along * 4, position + across * 8)
+            at = self.offset(step + along * 4, positions(across, row))
             value = tirx.BufferLoad(shared, [stage * integer(self.elements) + at])
             bits = tirx.reinterpret("uint32", value)
             return tirx.BufferStore(registers, bits, [number * integer(4) + matrix])

@@ -163,7 +163,9 @@ CASES = {
         convolution((2, 40, 8, 8), (24, 40, 1, 1), "int8", requantized=True),
         convolution((2, 72, 7, 7), (24, 72, 1, 1), way=Way(TILES[3])),
         convolution((1, 64, 14, 14), (72, 64, 1, 1), way=Way(TILES[0])),
-        convolution((1, 64, 12, 12), (72, 64, 1, 1), way=Way(TILES[2], 1, 2)),
+        convolution((1, 64, 12, 12), (72, 64, 1, 1), way=Way(TILES[2], 1, 2), requantized=True),
+        matrices((150, 128), 136, "int8", Way(TILES[0], 1, 2), 128, requantized=True),
+        matrices((70, 128), 36, way=Way(TILES[4], 1, 3), requantized=True),
         convolution((1, 3, 22, 22), (16, 3, 7, 7), stride=2, padding=3, zero=128, requantized=True),
         convolution((1, 64, 6, 7), (16, 64, 3, 3), "int8", Way(SMALL, 3, 3), padding=1, zero=4),
     )
@@ -283,7 +285,7 @@ def test_a_wrong_swizzle_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def other(self: Operand, *arguments: Any, **settings: Any) -> tirx.Stmt:
         values = {field.name: getattr(self, field.name) for field in fields(Operand)}
-        return read(Operand(**values), *arguments, **settings)
+        return read(Operand(**{**values, "in_pairs": False}), *arguments, **settings)
 
     monkeypatch.setattr(GatheredBytes, "fragments", other)
     assert not build([GATHERED["words"]]).is_right(GATHERED["words"])
@@ -295,12 +297,17 @@ def test_bytes_are_stored_and_read_without_bank_conflicts(extent: int, width: in
     row, at, thread = (tirx.Var(name, "int64") for name in ("row", "at", "thread"))
     load = tirx.BufferLoad(tirx.decl_buffer((1,), "uint8"), [0])
     part = GatheredBytes(
-        "x", Element((), load), row, row, at, axis, axis, extent, 64, threads, True, width, 1, "uint8"
-    )
+        "x", Element((), load), row, row, at, axis, axis, extent, 64, threads, True, width, 1, "uint8",
+        in_pairs=width == 4,
+    )  # fmt: skip
     offset, lanes, every = part.offset(row, at), np.arange(32), np.ones((1, 32), bool)
-    for corner in range(0, extent, 8):
-        read = evaluate(offset, {row: corner + lanes % 8, at: lanes // 8 * 16})
-        assert all(len(set((read[i : i + 8] // 16 % 8).tolist())) == 8 for i in range(0, 32, 8))
+    # columns of an instruction, of four, or of two whose pairs lie side by side
+    for neighbours in (1, 4, 2) if width == 4 else (1,):
+        for first in range(0, extent, 8 * neighbours):
+            for number in range(neighbours):
+                column = lanes % 8 // 2 * 2 * neighbours + 2 * number + lanes % 2
+                read = evaluate(offset, {row: first + column, at: lanes // 8 * 16})
+                assert all(len(set((read[i : i + 8] // 16 % 8).tolist())) == 8 for i in range(0, 32, 8))
     position, depth = (evaluate(place, {thread: lanes}) for place in part.piece(integer(0), thread))
     for step in range(width):
         stores = evaluate(offset, {row: position + step, at: depth})[None]
@@ -313,8 +320,9 @@ def test_every_element_has_a_thread_and_a_place() -> None:
     load = tirx.BufferLoad(tirx.decl_buffer((1,), "uint8"), [0])
     for extent, width in ((128, 4), (64, 4), (32, 4), (128, 1), (64, 1), (32, 1)):
         part = GatheredBytes(
-            "x", Element((), load), row, row, at, axis, axis, extent, 64, 128, True, width, 1, "uint8"
-        )
+            "x", Element((), load), row, row, at, axis, axis, extent, 64, 128, True, width, 1, "uint8",
+            in_pairs=width == 4,
+        )  # fmt: skip
         numbers = {piece: np.arange(part.pieces)[:, None], thread: np.arange(128)}
         position, depth = (evaluate(place, numbers) for place in part.piece(piece, thread))
         corners = {(int(p), int(d)) for p, d in zip(position.ravel(), depth.ravel(), strict=True)}

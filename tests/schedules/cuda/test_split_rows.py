@@ -22,7 +22,9 @@ def test_parts_of_long_rows_add_up() -> None:
     check(
         {
             "even": case(lambda e, x: op.sum(x, [1]), lambda x: x.sum(1), [normal(2, long)], "split_rows"),
-            "uneven": case(lambda e, x: op.max(x, [1]), lambda x: x.max(1), [normal(3, long + 77)], "split_rows"),
+            "uneven": case(
+                lambda e, x: op.max(x, [1]), lambda x: x.max(1), [normal(3, long + 77)], "split_rows"
+            ),
             "all": case(
                 lambda e, x: op.sum(e(op.multiply(x, x))),
                 lambda x: np.asarray((x**2).sum()),
