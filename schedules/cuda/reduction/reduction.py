@@ -20,7 +20,7 @@ MANY_RESULTS = 1 << 16
 """With this many results a thread for each already fills a GPU."""
 
 
-ACROSS = 1 << 12
+ACROSS = 1 << 14
 """The same where a row's elements do not lie side by side, but those of neighbouring rows do: threads that
 share a row would read a sector for each element."""
 
