@@ -36,15 +36,16 @@ def extent(schedule: s_tir.Schedule, loops: list[LoopRV]) -> int:
     return math.prod(int(schedule.get(loop).extent) for loop in loops)
 
 
-def bind(schedule: s_tir.Schedule, loops: list[LoopRV]) -> LoopRV:
-    """Spread loops over blocks of threads, neighbouring threads on neighbouring iterations of the last.
+def bind(schedule: s_tir.Schedule, loops: list[LoopRV], most: int = BLOCK_THREADS) -> LoopRV:
+    """Spread loops over blocks of at most so many threads, neighbouring threads on neighbouring iterations of
+    the last.
 
     Small nests take fewer threads, whole warps. Returns the loop of the threads.
     """
     loop = schedule.fuse(*loops)
     iterations = extent(schedule, [loop])
     # whole warps: a part of one takes as long
-    threads = min(BLOCK_THREADS, -(-iterations // WARP) * WARP)
+    threads = min(most, -(-iterations // WARP) * WARP)
     outer, inner = schedule.split(loop, factors=[None, threads])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
@@ -121,8 +122,20 @@ def _thread_per_result(schedule: s_tir.Schedule, blocks: list[SBlockInfo]) -> bo
         launch_alone(schedule, blocks[0], last.block_rv)
         return True
     schedule.reorder(*owned, *swept)
-    thread = bind(schedule, owned)
+    thread = bind(schedule, owned, _aligned_threads(schedule, owned))
     return all(_reduce_at(schedule, info, thread) for info in reversed(blocks[:-1]))
+
+
+def _aligned_threads(schedule: s_tir.Schedule, loops: list[LoopRV]) -> int:
+    """Threads of a block that divide what the innermost loops have together: TVM moves producers into a
+    thread only where it can tell the loops of blocks and threads apart."""
+    together = 1
+    for loop in reversed(loops):
+        together *= extent(schedule, [loop])
+        if together >= 2 * WARP:
+            break
+    fitting = (t for t in range(BLOCK_THREADS, 2 * WARP - 1, -WARP) if together % t == 0)
+    return next(fitting, BLOCK_THREADS)
 
 
 def _split_loops(

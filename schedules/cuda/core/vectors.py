@@ -96,6 +96,14 @@ def address_of(load: ir.TensorLoad) -> ir.Expr:
     return found
 
 
+def first_step(flat: ir.Expr, axis: ir.Var, axes: Sequence[ir.Var]) -> int:
+    """By how much a position moves with the first step of an iterator, the others being zero."""
+    start = {v: integer(0) for v in axes}
+    moved = substitute(flat, {**start, axis: integer(1)}) - substitute(flat, start)
+    step = sym.Analyzer().simplify(moved)
+    return int(step) if isinstance(step, tirx.IntImm) else 0
+
+
 def moved(value: ir.Expr) -> list[ir.Expr]:
     """What a value is computed from: loads, and choices between loads. Not those that a condition guards,
     unless the choice as a whole is one of them."""

@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from hybridc.schedules.cuda.core.loops import bind
 from hybridc.schedules.cuda.core.refusal import attempt
-from hybridc.schedules.cuda.tile.access import first_step
+from hybridc.schedules.cuda.core.vectors import first_step
 
 ENOUGH_THREADS = 1 << 16
 """With fewer, multiprocessors would wait for loads, whose number a thread's results share."""

@@ -11,16 +11,15 @@ from tvm.s_tir.dlight.gpu import GeneralReduction, Reduction
 from hybridc.schedules.cpu.core.nest import loads, read_nest
 from hybridc.schedules.cuda.core.launch import WARP, by_dlight, cuda_target, finish
 from hybridc.schedules.cuda.core.loops import inline_all, thread_per_result
-from hybridc.schedules.cuda.core.vectors import address_of, size_bytes
+from hybridc.schedules.cuda.core.vectors import address_of, first_step, size_bytes
 from hybridc.schedules.cuda.core.windows import windows_shared
-from hybridc.schedules.cuda.tile.access import first_step
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 MANY_RESULTS = 1 << 16
 """With this many results a thread for each already fills a GPU."""
 
 
-ACROSS = 1 << 12
+ACROSS = 1 << 14
 """The same where a row's elements do not lie side by side, but those of neighbouring rows do: threads that
 share a row would read a sector for each element."""
 

@@ -34,14 +34,6 @@ def strides_of(flat: ir.Expr, axes: Sequence[ir.Var]) -> dict[ir.Var, int | None
     return found
 
 
-def first_step(flat: ir.Expr, axis: ir.Var, axes: Sequence[ir.Var]) -> int:
-    """By how much a position moves with the first step of an iterator, the others being zero."""
-    start = {v: integer(0) for v in axes}
-    moved = substitute(flat, {**start, axis: integer(1)}) - substitute(flat, start)
-    step = sym.Analyzer().simplify(moved)
-    return int(step) if isinstance(step, tirx.IntImm) else 0
-
-
 def is_wide(flat: ir.Expr, along: Group, others: Sequence[Group]) -> bool:
     """Whether `WIDTH` neighbours in a group, from any multiple of `WIDTH` on, are one aligned access.
 

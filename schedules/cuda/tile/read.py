@@ -16,7 +16,8 @@ from tvm import ir, s_tir, sym, tirx
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, integer
 from hybridc.schedules.cpu.core.nest import NestBlock, loads, read_block, substitute, uses
 from hybridc.schedules.cuda.core.refusal import attempt
-from hybridc.schedules.cuda.tile.access import first_step, flat_index
+from hybridc.schedules.cuda.core.vectors import first_step
+from hybridc.schedules.cuda.tile.access import flat_index
 from hybridc.schedules.cuda.tile.group import Group
 from hybridc.schedules.packing import Packing
 
@@ -76,9 +77,9 @@ def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
     for axis in sums.spatial:
         split = _grouped(axis, extents, factors)
         if split is not None:
-            group, member, size = split
-            values[axis] = group * integer(size) + member
-            extents |= {group: extents.pop(axis) // size, member: size}
+            number, member, size = split
+            values[axis] = number * integer(size) + member
+            extents |= {number: extents.pop(axis) // size, member: size}
             factors = [_simplified(substitute(f, values), extents) for f in factors]
     # the last block goes through the points of the sum's buffer
     points = dict(zip(last.spatial, (substitute(i, values) for i in sums.indices), strict=True))

@@ -14,7 +14,8 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import integer, unrolled, vectorized
 from hybridc.schedules.cpu.core.nest import loads, substitute
-from hybridc.schedules.cuda.tile.access import WIDTH, first_step, flat_index, is_wide
+from hybridc.schedules.cuda.core.vectors import first_step
+from hybridc.schedules.cuda.tile.access import WIDTH, flat_index, is_wide
 from hybridc.schedules.cuda.tile.group import Group, Slices
 from hybridc.schedules.shapes import shape_of
 

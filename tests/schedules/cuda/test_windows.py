@@ -14,6 +14,7 @@ from tests.schedules.cuda import references as ref
 from tests.schedules.cuda.families import convolution
 from tests.schedules.cuda.harness import Case, case, check
 
+Array = np.ndarray
 DRAWN = 8
 
 
@@ -27,11 +28,16 @@ def drawn_cases(seed: int) -> dict[str, Case]:
         channels, size = generator.choice((1, 3)), taps + generator.randrange(4, 9)
         padding = generator.randrange(taps)
         data = values.standard_normal((2, channels, *(size,) * rank)).astype("float32")
-        settings = {"stride": stride, "padding": padding, "groups": channels}
         weight = (channels, 1, *(taps,) * rank)
-        family = convolution(data.shape, weight, **settings)
+        family = convolution(data.shape, weight, stride=stride, padding=padding, groups=channels)
         inputs = [data, *(values.standard_normal(s).astype("float32") for s in family.shapes[1:])]
-        cases[f"depthwise_{number}"] = case(family.build, family.reference, inputs, "conv2d")
+
+        def expected(
+            x: Array, w: Array, b: Array, s: int = stride, p: int = padding, g: int = channels
+        ) -> Array:
+            return ref.relu(ref.conv(x, w, stride=s, padding=p, groups=g) + b)
+
+        cases[f"depthwise_{number}"] = case(family.build, expected, inputs, "conv2d")
         pooled = values.standard_normal((2, channels, size, size + 1)).astype("float32")
         pad = padding // 2
         cases[f"pool_{number}"] = case(
