@@ -58,17 +58,22 @@ def few_cases() -> dict[str, Case]:
     cases["one"] = drawn(generator, (1, 1, 300, 3), 64, 64, "none", FEW, "float16")
     cases["most"] = drawn(generator, (1, 7, 33, 1), 256, 256, "keys", FEW)
     cases["shared"] = drawn(generator, (1, 2, 40, 6), 64, 64, "keys", FEW, "float16", shared=3)
+    # blocks share a head
+    cases["in_parts"] = drawn(generator, (1, 2, 9000, 1), 64, 56, "late", FEW, "float16")
     cases["single"] = drawn(generator, (1, 1, 1, 1), 32, 32, "none", FEW)
     cases["mixed"] = drawn(generator, (1, 2, 40, 1), 64, 48, "none", FEW, {0: "float16", 2: "float16"})
     return cases
 
 
 def test_few_queries_share_the_keys_of_a_head() -> None:
-    check(few_cases(), (ThreadOrder.FORWARD, ThreadOrder.WARPS))
+    cases = few_cases()
+    check(cases, (ThreadOrder.FORWARD, ThreadOrder.WARPS))
+    parts = [name for name, case in cases.items() if scheduled_for_gpu(case.function).workspace_bytes]
+    assert parts == ["in_parts"]
 
 
 def test_large_blocks_have_an_estimated_time() -> None:
-    case = drawn(np.random.default_rng(0), (1, 4, 4096, 64), 64, 64, "none", FEW)
+    case = drawn(np.random.default_rng(0), (1, 4, 1024, 32), 64, 64, "none", FEW)
     function = scheduled_for_gpu(case.function).function
     [work] = work_of_function(lowered_for_gpu(function, cuda_target(TARGET)))
     gpu = gpu_named("rtx-3090")
