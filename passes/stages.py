@@ -103,14 +103,15 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     if target.has_gpu and precision == INT8:
         whole = multiply_integers(whole, target.isa)
     if target.has_gpu:
-        whole = fuse_attention(whole, _has_attention_kernels)
+        is_narrow = bool(c.narrow) or c.job.options.precision == FP16
+        whole = fuse_attention(whole, partial(_has_attention_kernel, is_narrow=is_narrow))
     program = fuse(whole, c.library.table)
     return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)
 
 
-def _has_attention_kernels(match: Attention) -> bool:
-    """Whether the GPU has a schedule for it, too, that is better than those of its operators."""
-    return is_suitable(match.depth, match.width)
+def _has_attention_kernel(match: Attention, *, is_narrow: bool) -> bool:
+    """Whether the GPU, too, has a schedule for it that is better than those of its operators."""
+    return is_suitable(match.rows, match.depth, match.width, is_narrow=is_narrow)
 
 
 def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:

@@ -10,6 +10,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.attention import AttentionBlocks
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
+from hybridc.schedules.cuda.attention.few_queries import MOST_ROWS
 from hybridc.schedules.cuda.attention.read import read_stored_attention
 from hybridc.schedules.cuda.attention.weights import LOWEST
 from hybridc.schedules.cuda.core.kernel import (
@@ -38,6 +39,8 @@ GROUP = ACROSS * VECTOR
 """Columns of the values that the threads of a row read at once."""
 MOST_DEPTH = 256
 """Of queries, and most columns of values: tiles of more do not fit shared memory."""
+MOST_FLOAT_DEPTH = 128
+"""Above this, kernels of float32 products take less time, as their tiles are larger."""
 ENOUGH_BLOCKS = 160
 """Two for each multiprocessor of a large GPU: with fewer, smaller tiles keep more of it busy."""
 _PAD = 4
@@ -48,9 +51,11 @@ _OF_ROW = (4, 2, 1)
 """Distances between the threads that share a row."""
 
 
-def is_suitable(depth: int, width: int) -> bool:
-    """Whether there is a rule for attention of `depth`, over values of `width`, of however many queries."""
-    return max(depth, width) <= MOST_DEPTH
+def is_suitable(rows: int, depth: int, width: int, *, is_narrow: bool) -> bool:
+    """Whether one kernel for attention of so many queries, of `depth`, over values of `width`, is better than
+    kernels of its own for each product. `is_narrow` are operands that most likely have 16 bits in memory."""
+    most = MOST_DEPTH if is_narrow or rows <= MOST_ROWS else MOST_FLOAT_DEPTH
+    return max(depth, width) <= most
 
 
 @schedule_rule(family="matmul")
@@ -62,7 +67,7 @@ def attention(request: Request) -> Scheduled | None:
     running maximum and sum: where a tile raises the maximum, what has been summed up shrinks accordingly.
     """
     stored = read_stored_attention(request.function)
-    if stored is None or not is_suitable(stored.blocks.depth, stored.blocks.width):
+    if stored is None or max(stored.blocks.depth, stored.blocks.width) > MOST_DEPTH:
         return None
     builder = KernelBuilder(stored.wide.function)
     kernel = _Kernel(builder, stored.blocks, *_tile_of(stored.blocks))

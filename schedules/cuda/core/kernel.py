@@ -44,6 +44,10 @@ class KernelBuilder:
         """An array of each block. TVM puts barriers between what writes and what reads it."""
         return self._buffer(shape, dtype, name, "shared")
 
+    def workspace(self, shape: Sequence[int], dtype: str, name: str = "workspace") -> ir.Var:
+        """An array in global memory that launches share."""
+        return self._buffer(shape, dtype, name, "global")
+
     def _buffer(self, shape: Sequence[int], dtype: str, name: str, scope: str) -> ir.Var:
         name = f"{name}_{len(self.buffers)}"
         self.buffers.append(tirx.decl_buffer(index_shape(shape), dtype, name, scope=scope))

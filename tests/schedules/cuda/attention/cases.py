@@ -26,27 +26,35 @@ def drawn(
     dtypes: Mapping[int, str] | str = "float32",
     *,
     shared: int = 1,
+    turned: bool = False,
 ) -> Case:
     """Attention of `[batch, position, heads, depth]` tensors with scores / 8 and a mask.
 
     `sizes` are batch, queries, keys, heads; `dtypes` are types in memory by parameter, or one of all but
-    masks. Each head of keys is that of `shared` heads of queries.
+    masks. Each head of keys is that of `shared` heads of queries. Neighbours in memory are columns of keys
+    and values, or their positions if `turned`.
     """
     batch, rows, columns, heads = sizes
 
     def tensor(name: str, *shape: int) -> relax.Var:
-        return relax.Var(name, relax.TensorType(shape, "float32"))
+        return relax.Var(name, relax.TensorType([int(e) for e in shape], "float32"))
 
     scores, scaled = (tensor(name, batch, heads, rows, columns) for name in ("scores", "scaled"))
     steps = [relax.op.divide(scores, relax.const(8.0, "float32"))]
     hidden = _mask(generator, mask, batch, rows, columns)
     if mask != "none":
         steps.append(relax.op.add(scaled, tensor("mask", *hidden.shape)))
-    key, value = (tensor(n, batch, columns, heads // shared, w) for n, w in (("k", depth), ("v", width)))
+    axes = (0, 3, 1, 2) if turned else (0, 1, 2, 3)
+    key, value = (
+        tensor(name, *np.array((batch, columns, heads // shared, w))[list(axes)])
+        for name, w in (("k", depth), ("v", width))
+    )
+    places = [axes.index(axis) for axis in range(4)]
+    of_key, of_value = (tuple(places[axis] for axis in order) for order in ((0, 2, 3, 1), (0, 2, 1, 3)))
     match = Attention(
         query=TransposedOperand(tensor("q", batch, rows, heads, depth), (0, 2, 1, 3)),
-        key=TransposedOperand(key, (0, 2, 3, 1)).repeated(1, shared),
-        value=TransposedOperand(value, (0, 2, 1, 3)).repeated(1, shared),
+        key=TransposedOperand(key, of_key).repeated(1, shared),
+        value=TransposedOperand(value, of_value).repeated(1, shared),
         steps=tuple(steps),
         scores=scores,
         result_axes=(0, 2, 1, 3),
@@ -63,6 +71,7 @@ def drawn(
     ]
     hidden = hidden.astype(_numpy(dtypes.get(3, "float32")) if mask != "none" else np.float32)
     expected, sizes_of_terms = _reference(operands, hidden)
+    operands[1:] = [np.ascontiguousarray(x.transpose(axes)) for x in operands[1:]]
     inputs = operands if mask == "none" else [*operands, hidden]
     # of the weights, if tensor cores multiply them, and of the result
     rounded = ROUNDING.get(dtypes.get(1, ""), 0.0) if rule == "tensor_core_attention" else 0.0

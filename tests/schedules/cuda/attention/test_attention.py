@@ -32,6 +32,7 @@ def test_attention_of_drawn_sizes() -> None:
     cases["deep"] = drawn(generator, (1, 20, 37, 2), 160, 160, "keys", TILES)
     cases["deepest"] = drawn(generator, (1, 20, 37, 1), 256, 252, "none", TILES)
     cases["shared"] = drawn(generator, (1, 20, 37, 6), 32, 16, "keys", TILES, shared=3)
+    cases["turned"] = drawn(generator, (2, 20, 37, 2), 32, 20, "none", TILES, turned=True)
     # types that tensor cores do not multiply together
     cases["mixed"] = drawn(generator, (1, 18, 19, 2), 32, 40, "keys", TILES, {1: "float16", 3: "float16"})
     check(cases)
@@ -58,17 +59,23 @@ def few_cases() -> dict[str, Case]:
     cases["one"] = drawn(generator, (1, 1, 300, 3), 64, 64, "none", FEW, "float16")
     cases["most"] = drawn(generator, (1, 7, 33, 1), 256, 256, "keys", FEW)
     cases["shared"] = drawn(generator, (1, 2, 40, 6), 64, 64, "keys", FEW, "float16", shared=3)
+    cases["turned"] = drawn(generator, (1, 3, 40, 2), 32, 40, "keys", FEW, "float16", turned=True)
+    # blocks share a head
+    cases["in_parts"] = drawn(generator, (1, 2, 9000, 1), 64, 56, "late", FEW, "float16")
     cases["single"] = drawn(generator, (1, 1, 1, 1), 32, 32, "none", FEW)
     cases["mixed"] = drawn(generator, (1, 2, 40, 1), 64, 48, "none", FEW, {0: "float16", 2: "float16"})
     return cases
 
 
 def test_few_queries_share_the_keys_of_a_head() -> None:
-    check(few_cases(), (ThreadOrder.FORWARD, ThreadOrder.WARPS))
+    cases = few_cases()
+    check(cases, (ThreadOrder.FORWARD, ThreadOrder.WARPS))
+    parts = [name for name, case in cases.items() if scheduled_for_gpu(case.function).workspace_bytes]
+    assert parts == ["in_parts"]
 
 
 def test_large_blocks_have_an_estimated_time() -> None:
-    case = drawn(np.random.default_rng(0), (1, 4, 4096, 64), 64, 64, "none", FEW)
+    case = drawn(np.random.default_rng(0), (1, 4, 1024, 32), 64, 64, "none", FEW)
     function = scheduled_for_gpu(case.function).function
     [work] = work_of_function(lowered_for_gpu(function, cuda_target(TARGET)))
     gpu = gpu_named("rtx-3090")

@@ -62,6 +62,9 @@ def cases() -> dict[str, Case]:
         found[f"drawn_{number}"] = drawn(generator, sizes, depth, width, mask, RULE, dtype)
     found["deep"] = drawn(generator, (1, 8, 50, 1), 160, 160, "none", RULE, "float16")
     found["shared"] = drawn(generator, (2, 20, 50, 4), 40, 32, "keys", RULE, "float16", shared=2)
+    for rows, columns in ((30, 72), (26, 80), (23, 41)):
+        sizes = 1, rows, columns, 2
+        found[f"turned_{rows}"] = drawn(generator, sizes, 48, 40, "keys", RULE, "float16", turned=True)
     found["stored_mask"] = drawn(
         generator, (1, 30, 64, 2), 32, 32, "causal", RULE, dict.fromkeys(range(5), "float16")
     )
