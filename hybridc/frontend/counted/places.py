@@ -156,9 +156,8 @@ def gather(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
     x, indices = operand(node, 0), operand(node, 1)
     of_data, of_indices = ledger.axes(x), ledger.axes(indices)
     axis = node.attributes.get_int("axis", 0) % len(shape_of(x))
-    indices = ledger.zeroed(indices, of_indices, build)
-    if axis in of_data:
-        indices = _from_start(indices, of_data[axis], build, ledger)
+    _check_varying(indices, of_data.get(axis), ledger)
+    indices = _looked_up(indices, of_data.get(axis), build, ledger)
     more = len(shape_of(operand(node, 1))) - 1
     found = {a + (more if a > axis else 0): count for a, count in of_data.items() if a != axis}
     found |= {axis + a: count for a, count in of_indices.items()}
@@ -173,15 +172,32 @@ def packed_gather(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.
 
 
 def gather_nd(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
-    """Of what has a fixed extent along the axes that are looked up."""
+    """Along padded axes by constants that count from the start, which exist where the network is right."""
     x, indices = operand(node, 0), operand(node, 1)
-    of_data, axes, rank = ledger.axes(x), ledger.axes(indices), len(shape_of(indices))
-    batch = node.attributes.get_int("batch_dims", 0)
-    shared = {axis: count for axis, count in axes.items() if axis < batch}
-    if dict(of_data) != shared or rank - 1 in axes:
+    of_data, axes, shape = ledger.axes(x), ledger.axes(indices), shape_of(indices)
+    batch, known = node.attributes.get_int("batch_dims", 0), constant_array(indices)
+    looked_up = [count for axis, count in of_data.items() if batch <= axis < batch + shape[-1]]
+    is_safe = known is not None and (known >= 0).all() and all(map(ledger.samples, looked_up))
+    is_shared = all(axes.get(axis) == count for axis, count in of_data.items() if axis < batch)
+    if (looked_up and not is_safe) or not is_shared or len(shape) - 1 in axes:
         raise Unsupported("from what has an extent that is not fixed")
+    behind = {a - shape[-1] - batch: count for a, count in of_data.items() if a >= batch + shape[-1]}
+    found = dict(axes) | {len(shape) - 1 + a: count for a, count in behind.items()}
     made = build.op("GatherND", x, ledger.zeroed(indices, axes, build), batch_dims=batch or None)
-    return [ledger.mark(made, axes)]
+    return [ledger.mark(made, found)]
+
+
+def gather_elements(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
+    """Each index has its own place along the other axes."""
+    x, indices = operand(node, 0), operand(node, 1)
+    of_data, of_indices = ledger.axes(x), ledger.axes(indices)
+    axis = node.attributes.get_int("axis", 0) % len(shape_of(x))
+    if any(of_indices.get(each, count) != count for each, count in of_data.items() if each != axis):
+        raise Unsupported("of operands of different extents")
+    if any(each not in of_indices for each in of_data if each != axis):
+        raise Unsupported("of operands of different extents")
+    looked_up = _looked_up(indices, of_data.get(axis), build, ledger)
+    return [ledger.mark(build.op("GatherElements", x, looked_up, axis=axis), of_indices)]
 
 
 def division(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] | None:
@@ -197,12 +213,39 @@ def division(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value
     return [ledger.mark(result, found)]
 
 
+def _check_varying(indices: ir.Value, count: Count | None, ledger: Ledger) -> None:
+    """Constant indices that sizes decide must stand for the same places of an axis that merges several ones,
+    at all sizes: those at the largest sizes are then right where all are so large. Raises Unsupported."""
+    arrays, whole = ledger.varying(indices), constant_array(indices)
+    if not arrays or whole is None:
+        return
+    if not isinstance(count, tuple) or not ledger.samples(count):
+        raise Unsupported(f"{ALONG}, at elements that depend on its extent")
+    extents = [extent for extent, _ in count]
+    for sample, array in enumerate(arrays):
+        own = [extent if n is None else ledger.samples(n)[sample] for extent, n in count]
+        part = whole[tuple(map(slice, array.shape))]
+        if part.shape != array.shape or min(part.min(initial=0), array.min(initial=0)) < 0:
+            raise Unsupported(f"{ALONG}, at elements that depend on its extent")
+        places = np.unravel_index(array, own), np.unravel_index(part, extents)
+        if not np.array_equal(*places):
+            raise Unsupported(f"{ALONG}, at elements that depend on its extent")
+
+
+def _looked_up(indices: ir.Value, count: Count | None, build: Builder, ledger: Ledger) -> ir.Value:
+    """Indices of an axis that count from its start, and are 0 in their own padding. Raises Unsupported."""
+    if count is not None:
+        indices, padded = _from_start(indices, count, build, ledger), ledger.axes(indices)
+        return indices if not padded else ledger.filled(indices, padded, build.like(indices, 0), build)
+    return ledger.zeroed(indices, ledger.axes(indices), build)
+
+
 def _from_start(indices: ir.Value, count: Count, build: Builder, ledger: Ledger) -> ir.Value:
-    """Indices of a padded axis that count from its start. Raises Unsupported."""
     known = constant_array(indices)
     least = ledger.least(count)
     if known is not None and (known >= 0).all():
-        if ledger.samples(count) and known.max(initial=-1) >= least:
+        is_padded = bool(ledger.axes(indices))  # the first ones exist if the network is right
+        if ledger.samples(count) and known.max(initial=-1) >= least and not is_padded:
             raise Unsupported(f"{ALONG}, at an element that it may not have")
         return indices
     if not ledger.samples(count) or not ledger.is_prefix(count):

@@ -162,6 +162,7 @@ REWRITES: Mapping[str, Rewrite] = {
     "Div": places.division,
     "Flatten": places.flatten,
     "Gather": places.gather,
+    "GatherElements": places.gather_elements,
     "GatherND": places.gather_nd,
     "LpNormalization": along.normalization,
     "MatMul": along.matmul,

@@ -3,6 +3,7 @@ sizes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -85,16 +86,19 @@ def _follow_constant(value: ir.Value, arrays: Sequence[np.ndarray], ledger: Ledg
     if all(array.shape == whole.shape and np.array_equal(array, whole) for array in arrays):
         return
     axes = _axes_of(whole, arrays, ledger, build)
-    if axes is None:
+    if axes is None or not all(_is_part(array, whole) for array in arrays):
         ledger.vary(value, arrays)
-    else:
+    if axes is not None:
         ledger.mark(value, axes)
 
 
+def _is_part(array: np.ndarray, whole: np.ndarray) -> bool:
+    return np.array_equal(array, whole[tuple(map(slice, array.shape))])
+
+
 def _axes_of(whole: np.ndarray, arrays: Sequence[np.ndarray], ledger: Ledger, build: Builder) -> Axes | None:
+    """Axes whose extents sizes decide; None if one is no simple function of them."""
     if any(array.ndim != whole.ndim for array in arrays):
-        return None
-    if not all(np.array_equal(array, whole[tuple(map(slice, array.shape))]) for array in arrays):
         return None
     found: dict[int, Count] = {}
     for axis, extent in enumerate(whole.shape):
@@ -116,7 +120,7 @@ def _replace_computed(
         for position, value in enumerate(node.inputs):
             if value is None or not ledger.varying(value):
                 continue
-            if position in SHAPE_OPERANDS.get(node.op_type, ()):
+            if position in SHAPE_OPERANDS.get(node.op_type, ()) or _are_indices(node, position):
                 continue
             if value not in computed:
                 computed[value] = _computed(value, ledger, build)
@@ -128,6 +132,12 @@ def _replace_computed(
                 refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), node)
                 continue
             node.replace_input_with(position, made)
+
+
+def _are_indices(node: ir.Node, position: int) -> bool:
+    """Whether an operand are places in an axis, which the rule of the operator looks at itself."""
+    shape = static_shape(node.inputs[position])
+    return node.op_type == "Gather" and position == 1 and shape is not None and math.prod(shape) > 1
 
 
 def _computed(value: ir.Value, ledger: Ledger, build: Builder) -> ir.Value | None:
