@@ -57,17 +57,18 @@ def simplify(
     are, HC118 if constants are too large.
     """
     with _told(name):
-        folding = _Folding(model, name, folder, for_training, refusals or codes.Refusals())
+        refusals = refusals or codes.Refusals()
+        folding = _Folding(model, name, folder, for_training, refusals, is_open=opening is not None)
         return folding.simplified(opening)
 
 
 def folded(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Graph:
-    """The graph as `simplify` first has it: constants folded, operators expanded, nothing named or counted.
+    """The graph as `simplify` first has it if axes are open: constants folded, operators expanded.
 
     Requires and raises as `simplify`.
     """
     with _told(name):
-        return _Folding(model, name, folder, for_training=False, refusals=codes.Refusals()).needed()
+        return _Folding(model, name, folder, False, codes.Refusals(), is_open=True).needed()
 
 
 @contextmanager
@@ -103,8 +104,12 @@ class _Folding:
         folder: Path | None,
         for_training: bool,
         refusals: codes.Refusals,
+        *,
+        is_open: bool = False,
     ) -> None:
+        """`is_open` if it is compared with the same network of other sizes."""
         self.model, self.name, self.refusals = ir.from_proto(proto), name, refusals
+        self.keeps_slices = is_open  # those that take all at some sizes only
         graph = self.model.graph
         if folder is not None:
             ir.external_data.set_base_dir(graph, folder)
@@ -113,7 +118,7 @@ class _Folding:
         _make_initializers(graph, name)
         if for_training:
             to_training_form(graph, name)
-        _drop_no_ops(graph)
+        _drop_no_ops(graph, keeps_slices=is_open)
         self.fold = FoldAndExpand(
             self.model.opset_imports[""],
             name,
@@ -134,7 +139,7 @@ class _Folding:
         _make_empty_constants(graph)
         self.fold(self.model)
         _make_initializers(graph, self.name)
-        _drop_no_ops(graph)
+        _drop_no_ops(graph, keeps_slices=self.keeps_slices)
 
     def needed(self) -> ir.Graph:
         """The graph without nodes that nothing reads."""
@@ -156,6 +161,7 @@ class _Folding:
         model, graph, ledger = self.model, self.model.graph, self.fold.ledger
         if opening is not None:
             follow_sizes(self.needed(), opening, ledger, self.fold.opset, self.name, self.refusals)
+            self.keeps_slices = False
         self.fold.is_counting = True
         for is_second in (False, True):
             if has_data_extents(graph) or (opening is not None and not is_second):
@@ -229,11 +235,13 @@ def _make_empty_constants(graph: ir.Graph) -> None:
         graph.register_initializer(empty)
 
 
-def _drop_no_ops(graph: ir.Graph) -> None:
+def _drop_no_ops(graph: ir.Graph, *, keeps_slices: bool) -> None:
     """Identity, inference Dropout, Cast to the same type, and Slice and Split that take all are replaced by
     their input."""
     for node in list(graph):
         source, output = node.inputs[0] if node.inputs else None, _copied(node)
+        if keeps_slices and node.op_type in ("Slice", "Split"):
+            continue
         if source is not None and output is not None:
             ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
             graph.remove(node, safe=True)

@@ -127,6 +127,55 @@ def _of_vectors(axes: Axes, rank: int, has_rows: bool, has_columns: bool) -> Axe
     return without({a: count for a, count in axes.items() if a not in missing}, missing)
 
 
+def einsum(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
+    """Sums over letters that the result does not have are ones of zeros in the padding."""
+    equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    if not arrow or "." in equation:
+        raise Unsupported(f"{equation!r} {ALONG}")
+    operands = [operand(node, i) for i in range(len(node.inputs))]
+    counts: dict[str, Count | None] = {}
+    for value, letters in zip(operands, terms.split(","), strict=True):
+        for axis, letter in enumerate(letters):
+            count = ledger.axes(value).get(axis)
+            if counts.setdefault(letter, count) != count:
+                raise Unsupported("of operands of different extents")
+    zeroed = []
+    for value, letters in zip(operands, terms.split(","), strict=True):
+        axes = ledger.axes(value)
+        hidden = {
+            axis: axes[axis] for axis, letter in enumerate(letters) if axis in axes and letter not in result
+        }
+        zeroed.append(ledger.zeroed(value, hidden, build))
+    found = {axis: count for axis, letter in enumerate(result) if (count := counts[letter]) is not None}
+    return [ledger.mark(build.ops("Einsum", zeroed, {"equation": equation})[0], found)]
+
+
+def pad(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
+    """By a constant, which takes the place of the padding, too."""
+    x = operand(node, 0)
+    shape, axes = shape_of(x), ledger.axes(x)
+    if given(node, 1) is None:
+        raise Unsupported("of what has an extent that is not fixed needs opset 11")
+    amounts = constant_of(operand(node, 1), "amounts").reshape(-1).tolist()
+    chosen = list(range(len(shape)))
+    if given(node, 3) is not None:
+        chosen = [int(axis) % len(shape) for axis in constant_of(operand(node, 3), "axes").reshape(-1)]
+    before = dict(zip(chosen, amounts, strict=False))
+    after = dict(zip(chosen, amounts[len(chosen) :], strict=True))
+    wider = {axis: count for axis, count in axes.items() if before.get(axis) or after.get(axis)}
+    found = dict(axes)
+    for axis, count in wider.items():
+        if not isinstance(count, int) or before[axis] < 0 or after[axis] < 0:
+            raise Unsupported(ALONG)
+        found[axis] = ledger.plus(count, before[axis] + after[axis], build)
+    if wider and node.attributes.get_string("mode", "constant") != "constant":
+        raise Unsupported(f"by elements {ALONG}")
+    fill = given(node, 2)
+    x = ledger.filled(x, wider, build.like(x, 0) if fill is None else build.reshape(fill, []), build)
+    return [ledger.mark(same(node, x, build)[0], found)]
+
+
 def recurrence(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
     """Rows of a batch are apart; sequences that all may be shorter are given their length."""
     axes = ledger.axes(operand(node, 0))

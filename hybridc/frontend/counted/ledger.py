@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from hybridc.frontend.expand.builder import Builder, bounded, shape_of
+from hybridc.frontend.expand.builder import Builder, bounded, dtype_of, shape_of, typed
 from hybridc.frontend.values import static_shape
 
 Factors = tuple[tuple[int, "int | None"], ...]
@@ -196,7 +196,10 @@ class Ledger:
 
     def filled(self, value: ir.Value, axes: Axes, fill: ir.Value, build: Builder) -> ir.Value:
         """The value with `fill` in place of its padding along these axes."""
-        return build.op("Where", self.valid(value, axes, build), value, fill) if axes else value
+        if not axes:
+            return value
+        made = build.op("Where", self.valid(value, axes, build), value, fill)
+        return typed(made, dtype_of(value), shape_of(value))
 
     def zeroed(self, value: ir.Value, axes: Axes, build: Builder) -> ir.Value:
         """The value with 0 in place of its padding along these axes."""

@@ -234,25 +234,27 @@ def _check_varying(indices: ir.Value, count: Count | None, ledger: Ledger) -> No
 
 def _looked_up(indices: ir.Value, count: Count | None, build: Builder, ledger: Ledger) -> ir.Value:
     """Indices of an axis that count from its start, and are 0 in their own padding. Raises Unsupported."""
-    if count is not None:
-        indices, padded = _from_start(indices, count, build, ledger), ledger.axes(indices)
-        return indices if not padded else ledger.filled(indices, padded, build.like(indices, 0), build)
-    return ledger.zeroed(indices, ledger.axes(indices), build)
+    padded = ledger.axes(indices)
+    filled = ledger.zeroed(indices, padded, build)
+    return filled if count is None else _from_start(indices, filled, count, build, ledger)
 
 
-def _from_start(indices: ir.Value, count: Count, build: Builder, ledger: Ledger) -> ir.Value:
+def _from_start(
+    indices: ir.Value, filled: ir.Value, count: Count, build: Builder, ledger: Ledger
+) -> ir.Value:
+    """Of indices, `filled` where they are padded, the places from the start."""
     known = constant_array(indices)
     least = ledger.least(count)
     if known is not None and (known >= 0).all():
         is_padded = bool(ledger.axes(indices))  # the first ones exist if the network is right
         if ledger.samples(count) and known.max(initial=-1) >= least and not is_padded:
             raise Unsupported(f"{ALONG}, at an element that it may not have")
-        return indices
+        return filled
     if not ledger.samples(count) or not ledger.is_prefix(count):
         raise Unsupported(ALONG)
     if known is not None and known.min() < -least:
         raise Unsupported(f"{ALONG}, at an element that it may not have")
-    wide = build.cast(indices, ir.DataType.INT64)
+    wide = build.cast(filled, ir.DataType.INT64)
     is_negative = build.op("Less", wide, build.constant(np.int64(0)))
     extent = build.squeeze(ledger.count(count, build), [0])
     return build.op("Where", is_negative, build.op("Add", wide, extent), wide)
