@@ -33,7 +33,7 @@ class Ledger:
         self._samples: list[Samples] = []
         self._dimensions: list[int] = []
         self._names: dict[int, str] = {}
-        self._sums: dict[tuple[int, int], int] = {}
+        self._made: dict[tuple[int, int, int], int] = {}
         self._axes: dict[ir.Value, Axes] = {}
         self._shapes: dict[ir.Value, tuple[tuple[int, ...], ...]] = {}
         self._zeros: set[tuple[ir.Value, int]] = set()
@@ -67,14 +67,25 @@ class Ledger:
 
     def plus(self, number: int, more: int, build: Builder) -> int:
         """The number of the count that is by so much larger."""
-        if not more:
-            return number
-        if (number, more) not in self._sums:
+        return self._following(number, more, 0, build) if more else number
+
+    def windows(self, number: int, more: int, stride: int, build: Builder) -> int:
+        """The number of the count of places in steps of `stride`, from 0 to a count and `more`."""
+        return self._following(number, more, stride, build)
+
+    def _following(self, number: int, more: int, stride: int, build: Builder) -> int:
+        """Of a count and `more`; if there is a stride, of how often it fits into that, and one."""
+        key = number, more, stride
+        if key not in self._made:
             count = build.op("Add", self._counts[number], build.constant([more], "int64"))
-            made = self.add(count, tuple(n + more for n in self._samples[number]))
-            self._sums[number, more] = made
-            self._names[made] = self._names.get(number, "")
-        return self._sums[number, more]
+            samples = tuple(n + more for n in self._samples[number])
+            if stride:
+                count = build.op("Div", count, build.constant([stride], "int64"))
+                count = build.op("Add", count, build.constant([1], "int64"))
+                samples = tuple(n // stride + 1 for n in samples)
+            self._made[key] = self.add(typed(count, ir.DataType.INT64, [1]), samples)
+            self._names[self._made[key]] = self._names.get(number, "")
+        return self._made[key]
 
     def samples(self, count: Count) -> Samples:
         """How many elements there are at a few sizes; none if data determine it."""

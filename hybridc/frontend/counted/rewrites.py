@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from hybridc.frontend.counted import along, places
+from hybridc.frontend.counted import along, places, windows
 from hybridc.frontend.counted.along import limit
 from hybridc.frontend.counted.ledger import TRUSTED, Ledger
 from hybridc.frontend.counted.places import total
@@ -156,7 +156,9 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_NEUTRAL, _reduction),
     **dict.fromkeys(("ArgMax", "ArgMin"), along.arg_extremum),
     **dict.fromkeys(("LogSoftmax", "Softmax"), along.softmax),
+    "AveragePool": windows.average_pool,
     "Concat": places.concat,
+    "Conv": windows.convolution,
     "CumSum": along.cumulative_sum,
     "Expand": places.expand,
     "Div": places.division,
@@ -165,8 +167,11 @@ REWRITES: Mapping[str, Rewrite] = {
     "Gather": places.gather,
     "GatherElements": places.gather_elements,
     "GatherND": places.gather_nd,
+    "GlobalAveragePool": windows.global_average,
+    "GlobalMaxPool": windows.global_maximum,
     "LpNormalization": along.normalization,
     "MatMul": along.matmul,
+    "MaxPool": windows.max_pool,
     "Mod": places.division,
     "Pad": along.pad,
     "PackedGather": places.packed_gather,

@@ -14,6 +14,7 @@ from hybridc.sizes import Interval, parse_sizes
 from tests.support.expansion import parsed
 from tests.support.ranges import padded
 
+IMAGE = "image = Unsqueeze(x, one)"
 ROWS = {
     "softmax": "y = Softmax<axis = 1>(x)",
     "log softmax": "y = LogSoftmax<axis = 0>(x)",
@@ -51,6 +52,17 @@ ROWS = {
     "class token": "shape = Shape(x) n = Slice(shape, zero, one) to = Concat<axis = 0>(n, one, six)"
     " six = Constant<value = int64[1] {6}>() token = ConstantOfShape<value = float[1] {0.5}>(to)"
     " y = Concat<axis = 1>(token, x)",
+    "convolution": f"{IMAGE} k = Constant<value = float[1, 1, 3, 3] {{1, 2, 3, 4, 5, 6, 7, 8, 9}}>()"
+    " y = Conv<pads = [1, 1, 1, 1], strides = [2, 1]>(image, k)",
+    "convolution of the same size": f"{IMAGE} k = Constant<value = float[1, 1, 2, 2] {{1, 2, 3, 4}}>()"
+    ' y = Conv<auto_pad = "SAME_UPPER">(image, k)',
+    "largest of windows": f"{IMAGE} n0 = Neg(image) y = MaxPool<kernel_shape = [3, 2], pads = [1, 0, 1, 1],"
+    " strides = [2, 2]>(n0)",
+    "average of windows": f"{IMAGE} y = AveragePool<kernel_shape = [3, 2], pads = [1, 0, 1, 1]>(image)",
+    "average with zeros": f"{IMAGE} y = AveragePool<count_include_pad = 1, kernel_shape = [3, 2],"
+    " pads = [1, 0, 1, 1], strides = [1, 2]>(image)",
+    "average of all": f"{IMAGE} y = GlobalAveragePool(image)",
+    "largest of all": f"{IMAGE} n0 = Neg(image) y = GlobalMaxPool(n0)",
     "running sum": "y = CumSum<reverse = 1>(x, at)",
     "best": "y = ArgMax<axis = 1>(x)",
     "tiled": "tiles = Constant<value = int64[3] {1, 1, 2}>() y = Tile(x, tiles)",
