@@ -43,7 +43,8 @@ def import_model(
             dimensions=dimensions,
             bucket=bucket,
         )
-    job = Job(options, model.loop_carried, cache or NoCache())
+    sizes = {each.variable: interval.high for each, interval in zip(model.sizes, bucket, strict=False)}
+    job = Job(options, model.loop_carried, sizes, cache or NoCache())
     program = Program(model.module, model.weights, model.origins)
     return model, ImportedNetwork(job, program)
 
