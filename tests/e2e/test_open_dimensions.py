@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,9 @@ import pytest
 
 import hybridc
 from hybridc import emulator
-from hybridc.errors import UsageError
+from hybridc.errors import ArtifactError, UsageError
+from hybridc.ir import Device
+from hybridc.json_values import sealed
 from hybridc.runtime import Session
 from tests.support.expansion import parsed
 
@@ -30,8 +35,9 @@ CONVOLUTIONS = """g (float[N, 3, 12, 12] x, float[N, 2] more) => (float[N, 5] y,
     z = Sigmoid(more)
 }"""
 
-ENCODER = """g (int64[N, S] ids, int64[N, S] mask) => (float[N, S, 8] y, float[N, 8] pooled)
-<float[20, 8] words, float[16, 8] places, float[8, 8] wq, float[8, 8] wk, float[8, 8] wv, float[8] scale> {
+ENCODER = """g (int64[N, S] ids, int64[N, S] mask) => (float[N, S, 16] y, float[N, 16] pooled)
+<float[20, 16] words, float[16, 16] places, float[16, 16] wq, float[16, 16] wk, float[16, 16] wv,
+ float[16] scale> {
     zero = Constant<value = int64[1] {0}>()
     one = Constant<value = int64[1] {1}>()
     masked = Constant<value = float {-10000}>()
@@ -42,7 +48,7 @@ ENCODER = """g (int64[N, S] ids, int64[N, S] mask) => (float[N, S, 8] y, float[N
     here = Slice(places, zero, length, zero)
     e = Gather(words, ids)
     x = Add(e, here)
-    heads = Constant<value = int64[4] {0, 0, 2, 4}>()
+    heads = Constant<value = int64[4] {0, 0, 2, 8}>()
     q0 = MatMul(x, wq)
     k0 = MatMul(x, wk)
     v0 = MatMul(x, wv)
@@ -77,7 +83,7 @@ RECURRENT = """g (float[S, N, 4] x) => (float[S, 2, N, 8] y, float[2, N, 8] last
 
 def network(text: str) -> onnx.ModelProto:
     """With weights that are drawn."""
-    model, random = parsed(text.replace("two = Constant", "two = Constant")), np.random.default_rng(0)
+    model, random = parsed(text), np.random.default_rng(0)
     nodes = sorted(model.graph.node, key=lambda node: node.op_type != "Constant")
     del model.graph.node[:]
     model.graph.node.extend(nodes)
@@ -101,21 +107,30 @@ CASES: Mapping[str, tuple[str, dict[str, str], dict[str, int]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["avx2", "cuda:sm_80+avx2"])
-def target(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+TARGETS = CPU, GPU = "avx2", "cuda:sm_75+avx2"
 
 
-@pytest.fixture(scope="module", params=CASES)
+def _marks(name: str, target: str) -> list[pytest.MarkDecorator]:
+    """Of networks on a GPU one is enough for every run of the tests."""
+    return [] if target == CPU or name == "convolutions" else [pytest.mark.slow]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((name, target), id=f"{name}-{target}", marks=_marks(name, target))
+        for name in CASES
+        for target in TARGETS
+    ],
+)
 def case(
-    request: pytest.FixtureRequest, target: str, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Session, onnx.ModelProto, dict[str, int]]]:
     """A session, for a GPU with half the memory that the largest sizes need."""
-    text, dims, limits = CASES[request.param]
+    name, target = request.param
+    text, dims, limits = CASES[name]
     model, path = network(text), tmp_path_factory.mktemp("open") / "model.hyb"
-    options: Any = {"gpu_memory": "50%", "pins": {"*": "gpu"}} if target != "avx2" else {}
-    if request.param == "recurrent" and options:
-        options["gpu_memory"] = "100%"
+    options: Any = {"gpu_memory": "50%"} if target != "avx2" else {}
     hybridc.compile(model, path, target=target, dims=dims, plan_seconds=0.2, threads=2, **options)
     emulate = GPU_MEMORY if target != "avx2" else None
     with hybridc.load(path, emulate_gpu=emulate) as session:
@@ -166,17 +181,16 @@ def test_runs_of_any_size_agree_and_take_no_more_memory(
 def test_memory_is_that_of_the_largest_bucket(case: tuple[Session, onnx.ModelProto, dict[str, int]]) -> None:
     session, _, _ = case
     buckets, memory = session.buckets(), session.memory()
-    assert memory[hybridc.ir.Device.GPU].allocated_bytes == max(b.gpu_bytes for b in buckets)
-    assert memory[hybridc.ir.Device.CPU].allocated_bytes == max(b.cpu_bytes for b in buckets)
+    assert memory[Device.GPU].allocated_bytes == max(b.gpu_bytes for b in buckets)
+    assert memory[Device.CPU].allocated_bytes == max(b.cpu_bytes for b in buckets)
 
 
+@pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
 @pytest.mark.parametrize("shape", [(6, 3, 12, 12), (0, 3, 12, 12), (2, 3, 12), (2, 3, 11, 12)])
 def test_other_shapes_are_refused_with_the_range(
     case: tuple[Session, onnx.ModelProto, dict[str, int]], shape: tuple[int, ...]
 ) -> None:
     session, _, _ = case
-    if "x" not in {each.name for each in session.get_inputs()} or len(session.get_inputs()) == 1:
-        pytest.skip("another network")
     feeds = {"x": np.zeros(shape, np.float32), "more": np.zeros((shape[0], 2), np.float32)}
     with pytest.raises(UsageError) as refused:
         session.run(None, feeds)
@@ -184,12 +198,11 @@ def test_other_shapes_are_refused_with_the_range(
     assert "float32[N=1..5, 3, 12, 12]" in refused.value.remedy
 
 
+@pytest.mark.parametrize("case", [("convolutions", CPU), ("encoder", CPU)], indirect=True)
 def test_sizes_that_differ_between_inputs_are_refused(
     case: tuple[Session, onnx.ModelProto, dict[str, int]],
 ) -> None:
     session, _, limits = case
-    if len(session.get_inputs()) == 1:
-        pytest.skip("one input")
     sizes = {name: high for name, (_, high) in sizes_of(session).items()}
     feeds = drawn(session, sizes, limits, 0)
     name = session.get_inputs()[1].name
@@ -197,3 +210,56 @@ def test_sizes_that_differ_between_inputs_are_refused(
     with pytest.raises(UsageError) as refused:
         session.run(None, feeds)
     assert refused.value.code == "HC554" and name in refused.value.what and "N is" in refused.value.what
+
+
+def _other_bounds(manifest: dict[str, Any]) -> None:
+    manifest["buckets"][0]["sizes"][0]["high"] = 5
+
+
+def _other_order(manifest: dict[str, Any]) -> None:
+    manifest["plans"].reverse()
+
+
+def _no_buckets(manifest: dict[str, Any]) -> None:
+    manifest["buckets"] = []
+
+
+def _axis_that_is_not_there(manifest: dict[str, Any]) -> None:
+    manifest["dimensions"][0]["axes"][0][1] = 7
+
+
+def _other_output(manifest: dict[str, Any]) -> None:
+    manifest["buckets"][0]["outputs"].pop()
+
+
+@pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
+@pytest.mark.parametrize(
+    "edit", [_other_bounds, _other_order, _no_buckets, _axis_that_is_not_there, _other_output]
+)
+def test_buckets_that_contradict_the_plans_are_refused(
+    case: tuple[Session, onnx.ModelProto, dict[str, int]],
+    edit: Callable[[dict[str, Any]], None],
+    tmp_path: Path,
+) -> None:
+    session, _, _ = case
+    path = tmp_path / "model.hyb"
+    shutil.copytree(session.artifact.path, path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    edit(manifest)
+    (path / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    with pytest.raises(ArtifactError) as refused:
+        hybridc.load(path)
+    assert refused.value.code == "HC303"
+
+
+@pytest.mark.parametrize("case", [("encoder", CPU)], indirect=True)
+def test_what_buckets_share_is_stored_once(case: tuple[Session, onnx.ModelProto, dict[str, int]]) -> None:
+    session, _, _ = case
+    manifest = session.artifact.manifest
+    places = [
+        {w.tensor: w.offset_bytes for w in plan.host_weights if w.tensor.startswith("w")}
+        for plan in manifest.plans
+    ]
+    assert len(places) == 2 and places[0] == places[1] and len(places[0]) >= 3
+    names = [{k.function for k in graph.kernels} for graph in session.artifact.graphs]
+    assert len(manifest.functions) < sum(map(len, names))
