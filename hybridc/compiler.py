@@ -22,21 +22,24 @@ from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
+from hybridc.passes.buckets import joined, weights_of, with_budgets, with_library, with_shared_effort
 from hybridc.passes.fuse.fuse import refused_operators
-from hybridc.passes.import_model import import_model
+from hybridc.passes.import_model import import_model, open_dimensions_of
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.watch import Standing, Watch
 from hybridc.passes.program.prim_funcs import NO_KERNEL
 from hybridc.passes.stages import tighten_bounds
 from hybridc.progress import NullProgress, Progress, Stopwatch
 from hybridc.report.planning import standing_text
-from hybridc.results import Cached, Compiled, Planned
+from hybridc.results import BucketPlans, Cached, Compiled, Planned
 from hybridc.runtime.staging import check_host_memory
+from hybridc.sizes import divided
 from hybridc.tuning import tuner_of
 
 if TYPE_CHECKING:
+    from hybridc.frontend import ImportedModel
     from hybridc.passes.import_model import Model
-    from hybridc.passes.phases import ImportedNetwork
+    from hybridc.passes.phases import ImportedNetwork, LoweredNetwork, PlannedNetwork
 
 Listening = Callable[[], AbstractContextManager[Sequence[int]]]
 """Notes signals that come in a block, instead of what they do otherwise."""
@@ -57,27 +60,43 @@ def _compile(
     source: Model, path: Path | None, options: CompileOptions, progress: Progress, cache: Cache
 ) -> Compiled:
     watch = Stopwatch(progress)
-    with watch("import"):
-        model, network = import_model(source, options, cache)
+    dimensions = open_dimensions_of(source, options)
+    buckets = divided([each.sizes for each in dimensions])
+    options = with_shared_effort(options, len(buckets))
     tuner = tuner_of(options, watch.progress)
-    network = with_measurements(network, watch.progress, chooser=tuner)
-    if options.plan_timeout is not None:
-        network = _watched(network, watch.progress)
-    with watch("passes"):
-        made = run_stages(network, watch.progress, stop_after=options.stop_after, dump_ir=options.dump_ir)
+    models: list[ImportedModel] = []
+    networks: list[LoweredNetwork] = []
+    each = options
+    for bucket in reversed(buckets):  # of the largest sizes first: percentages are of what they need
+        with watch("import"):
+            model, network = import_model(source, each, cache, dimensions, bucket)
+        if networks:
+            network = with_library(network, networks[0].library)
+        network = with_measurements(network, watch.progress, chooser=tuner)
+        if options.plan_timeout is not None:
+            network = _watched(network, watch.progress)
+        with watch("passes"):
+            made = run_stages(network, watch.progress, stop_after=each.stop_after, dump_ir=each.dump_ir)
+        if path is None:  # stopped
+            return Compiled.of(made, None, watch.seconds, tuner.chosen if tuner else {})
+        each = with_budgets(replace(options, dump_ir=None), made)
+        models.insert(0, model)
+        networks.insert(0, made)
+    assert path is not None
+    whole = joined(networks) if dimensions else networks[0]
     library = None
 
     def build(folder: Path) -> Contents:
         nonlocal library
-        library = generate_code(made.lowered.module, options.target, folder, progress.kernels, cache)
+        library = generate_code(whole.lowered.module, options.target, folder, progress.kernels, cache)
         progress.stage("store")
-        return contents_of(model, made, library)
+        return contents_of(models, whole, library, dimensions, buckets if dimensions else ())
 
-    if path is not None:
-        check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
-        with watch("code"):
-            store(path, made.library.weights, build)
-    compiled = Compiled.of(made, path, watch.seconds, tuner.chosen if tuner else {})
+    check_host_memory(whole.graphs, whole.plans, options.host_memory_bytes)
+    with watch("code"):
+        store(path, weights_of(networks), build)
+    compiled = Compiled.of(networks[-1], path, watch.seconds, tuner.chosen if tuner else {})
+    compiled = replace(compiled, buckets=BucketPlans.of_all(dimensions, buckets, networks))
     if library is None:
         return compiled
     cached = Cached(library.cached, library.functions) if options.cache else None
@@ -89,12 +108,19 @@ def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError
 
     Nothing is scheduled, planned or compiled. Raises UsageError for options that do not fit the model.
     """
+    dimensions = open_dimensions_of(source, options)
+    *_, largest = divided([each.sizes for each in dimensions])
     refused = find_refusals(
-        source, shapes=dict(options.shapes), dims=dict(options.dims), values=dict(options.values)
+        source,
+        shapes=dict(options.shapes),
+        dims=dict(options.dims),
+        values=dict(options.values),
+        dimensions=dimensions,
+        bucket=largest,
     )
     if refused:
         return refused
-    _, network = import_model(source, options)
+    _, network = import_model(source, options, None, dimensions, largest)
     try:
         run_stages(network, NullProgress(), stop_after="fuse")
     except ModelError as error:
@@ -115,22 +141,34 @@ def plan_model(
 ) -> Planned:
     """Plan a model without generating code, which needs no GPU.
 
-    With `bound_seconds` that much effort for each plan tightens the bound on its time. A signal that comes
-    while `listening` during the search ends it with the best plans so far. Raises HybridcError.
+    With `bound_seconds` that much effort for each budget tightens the bound on its times. A signal that comes
+    while `listening` during the search ends it with the best plans so far. With open dimensions the plans are
+    those of the largest sizes, and `buckets` has those of all. Raises HybridcError.
     """
     check_gpu(options.target, options.machine)
     if bound_seconds is not None:
         check_bound_seconds(bound_seconds, options.target)
     progress = progress or NullProgress()
+    dimensions = open_dimensions_of(source, options)
+    buckets = divided([each.sizes for each in dimensions])
+    options = with_shared_effort(options, len(buckets))
+    networks: list[PlannedNetwork] = []
+    each = options
     with compile_cache(options.cache) as cache:
-        _, network = import_model(source, options, cache)
-        network = _watched(with_measurements(network, progress), progress, listening)
-        made = run_stages(network, progress, stop_after="verify", dump_ir=options.dump_ir)
-    check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
-    if bound_seconds is not None:
-        progress.stage("bound")
-        made = tighten_bounds(made, bound_seconds)
-    return Planned.of(made)
+        for bucket in reversed(buckets):
+            _, network = import_model(source, each, cache, dimensions, bucket)
+            if networks:
+                network = with_library(network, networks[0].library)
+            network = _watched(with_measurements(network, progress), progress, listening)
+            made = run_stages(network, progress, stop_after="verify", dump_ir=each.dump_ir)
+            check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
+            if bound_seconds is not None:
+                progress.stage("bound")
+                made = tighten_bounds(made, bound_seconds / len(buckets))
+            each = with_budgets(replace(options, dump_ir=None), made)
+            networks.insert(0, made)
+    planned = Planned.of(networks[-1])
+    return replace(planned, buckets=BucketPlans.of_all(dimensions, buckets, networks))
 
 
 def _watched(

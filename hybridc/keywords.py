@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.machine import load_machine
-from hybridc.options import Amount, CompileOptions, Shape, parse_budgets, parse_bytes, parse_pin
+from hybridc.options import Amount, CompileOptions, Size, parse_budgets, parse_bytes, parse_pin
+from hybridc.sizes import sizes_of
 from hybridc.targets import parse_target
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+GivenSize = Size | str | range | Sequence[int]
+"""Of a dimension: a number, or what it may be when the network runs."""
 
 
 class PlanKeywords(TypedDict, total=False):
@@ -33,10 +38,11 @@ class PlanKeywords(TypedDict, total=False):
     limit."""
     host_memory: Amount | None
     """What a run may hold of the host's memory, `"8GiB"` or an integer of bytes."""
-    shapes: Mapping[str, Shape] | None
+    shapes: Mapping[str, Sequence[GivenSize | None]] | None
     """Shapes of inputs whose dimensions the model leaves open, by name; None for one that it fixes."""
-    dims: Mapping[str, int] | None
-    """Sizes of named dimensions."""
+    dims: Mapping[str, GivenSize] | None
+    """Sizes of named dimensions. What stays open has several, here as in shapes: `"1..32"`, with bounds of
+    buckets `"1..32:8,32"`, or the sizes that there are, `[64, 128]`."""
     values: Mapping[str, np.ndarray] | None
     """Inputs that become constants: what shapes, axes or paddings are computed from. The artifact has no such
     inputs."""
@@ -114,7 +120,19 @@ def _as_given(value: Any) -> Any:
 
 
 def _read_shapes(shapes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, tuple(s) if isinstance(s, list) else s) for name, s in dict(shapes).items())
+    return tuple(
+        (name, tuple(map(_size, s)) if isinstance(s, list | tuple) else s) for name, s in shapes.items()
+    )
+
+
+def _size(given: Any) -> Any:
+    """What may be a size, for `CompileOptions` to check."""
+    sizes = None if isinstance(given, int | None) else sizes_of(given)
+    return given if sizes is None else sizes
+
+
+def _read_dims(dims: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, _size(size)) for name, size in dims.items())
 
 
 def _read_values(values: Mapping[str, Any]) -> tuple[tuple[str, np.ndarray], ...]:
@@ -132,7 +150,7 @@ _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "gpu_memory": ("gpu_memory", parse_budgets),
     "host_memory": ("host_memory_bytes", parse_bytes),
     "shapes": ("shapes", _read_shapes),
-    "dims": ("dims", lambda dims: tuple(dict(dims).items())),
+    "dims": ("dims", _read_dims),
     "values": ("values", _read_values),
     "machine": ("machine", load_machine),
     "pins": ("pins", _read_pins),

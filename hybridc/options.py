@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
+from hybridc.sizes import LARGEST_DIMENSION, Sizes, parse_sizes
 from hybridc.targets import (
     Target,
     architecture_number,
@@ -42,9 +43,12 @@ _LARGEST_BYTES = 2**62
 MAXIMUM_THREADS = 4096
 DEFAULT_PLAN_SECONDS = 10.0
 """Time that the planner may search unless asked otherwise, in seconds of a nominal machine."""
-Shape = tuple[int | None, ...]
+Size = int | Sizes
+"""Of a dimension: fixed, or what it may be when the network runs."""
+Shape = tuple[int | Sizes | None, ...]
 """Of an input; None for a dimension that the model or a size by name fixes."""
-_LARGEST_DIMENSION = 2**31 - 1
+FixedShape = tuple[int | None, ...]
+"""Of an input none of whose dimensions stays open."""
 FP32, FP16, BF16, TF32, INT8 = PRECISIONS = ("fp32", "fp16", "bf16", "tf32", "int8")
 """fp16: tensors are stored in 16 bits, on both devices; bf16: the CPU multiplies such numbers; tf32: the
 GPU's tensor cores do; int8: either multiplies those of quantized models."""
@@ -208,29 +212,33 @@ def parse_shape(text: str) -> tuple[str, Shape]:
         raise UsageError(
             "HC511",
             f"invalid input shape {text!r}",
-            remedy="write NAME=1x3x224x224, no dimension negative, `_` for one that the model fixes, or"
-            " NAME=scalar",
+            remedy="write NAME=1x3x224x224, no dimension negative, `_` for one that the model fixes, 1..8 for"
+            " one that stays open, or NAME=scalar",
         )
     return name, sizes
 
 
-def parse_dim(text: str) -> tuple[str, int]:
-    """Read `NAME=8`, the size of a named dimension. Raises UsageError HC512."""
+def parse_dim(text: str) -> tuple[str, Size]:
+    """Read `NAME=8`, the size of a named dimension, or `NAME=1..8`. Raises UsageError HC512."""
     name, _, digits = text.rpartition("=")
     size = _dimension(digits)
     if not name or size is None:
-        raise UsageError("HC512", f"invalid size of a dimension {text!r}", remedy="write NAME=8")
+        remedy = "write NAME=8, or NAME=1..8 for one that stays open"
+        raise UsageError("HC512", f"invalid size of a dimension {text!r}", remedy=remedy)
     return name, size
 
 
-def _dimension(digits: str) -> int | None:
-    if not re.fullmatch(r"\d{1,10}", digits, re.ASCII):
-        return None
-    return int(digits) if int(digits) <= _LARGEST_DIMENSION else None
+def _dimension(text: str) -> Size | None:
+    if re.match(r"\d+(\.\.|,)", text, re.ASCII):
+        return parse_sizes(text)
+    is_number = re.fullmatch(r"\d{1,10}", text, re.ASCII) and int(text) <= LARGEST_DIMENSION
+    return int(text) if is_number else None
 
 
 def _is_dimension(size: object) -> bool:
-    return isinstance(size, Integral) and not isinstance(size, bool) and 0 <= int(size) <= _LARGEST_DIMENSION
+    if isinstance(size, Sizes):
+        return True
+    return isinstance(size, Integral) and not isinstance(size, bool) and 0 <= int(size) <= LARGEST_DIMENSION
 
 
 def check_threads(count: int) -> int:
@@ -348,7 +356,7 @@ class CompileOptions:
     """What a run may hold of the host's memory, arena and staging; None: what there is."""
     shapes: tuple[tuple[str, Shape], ...] = ()
     """Shapes of inputs whose dimensions the model leaves open."""
-    dims: tuple[tuple[str, int], ...] = ()
+    dims: tuple[tuple[str, Size], ...] = ()
     """Sizes of named dimensions, in every input that has them."""
     values: tuple[tuple[str, np.ndarray], ...] = field(default=(), compare=False)
     """Inputs that are constants of these values. Not compared: arrays have no single truth."""
@@ -392,6 +400,14 @@ class CompileOptions:
         """CPU threads that the schedules of kernels count on: as many as given, else as many cores as the
         process may use, or `targets.DEFAULT_THREADS` if the processor cannot run the target's code."""
         return self.threads or default_threads(self.target.isa)
+
+    def check_fixed(self, purpose: str) -> None:
+        """Raise UsageError HC512 if a dimension stays open, where `purpose` needs fixed ones."""
+        shapes = (size for _, shape in self.shapes for size in shape)
+        found = next((size for size in (*shapes, *dict(self.dims).values()) if isinstance(size, Sizes)), None)
+        if found is not None:
+            what = f"{purpose} needs sizes that are fixed, not {found}"
+            raise UsageError("HC512", what, remedy=f"give one size, for example {found.high}")
 
     def __post_init__(self) -> None:
         for option, pairs in (("--shape", self.shapes), ("--dim", self.dims), ("--value", self.values)):

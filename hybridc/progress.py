@@ -82,14 +82,14 @@ class Stopwatch:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.seconds: dict[str, float] = {}
-        """Wall time of each part that is finished."""
+        """Wall time of each part that is finished; of one that is repeated, together."""
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         self.progress.stage(part)
         start = time.perf_counter()
         yield
-        self.seconds[part] = time.perf_counter() - start
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
 
 
 class Bar:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hybridc.frontend.ranges.opening import Dimension
 from hybridc.ir import Device, Graph, Plan, Run
 from hybridc.machine import Machine
 from hybridc.options import format_bytes
@@ -15,6 +16,7 @@ from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.search.partition import smallest_budget_bytes, smallest_bytes_bound
 from hybridc.passes.planner.watch import PlanningTime
 from hybridc.report.table import format_us, plural
+from hybridc.sizes import Bucket, Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,35 @@ class Cached:
     """Functions that an earlier compilation had compiled."""
     functions: int
     """All that the library has; one that both devices run counts twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlans:
+    """The plans for one bucket of the sizes of open dimensions."""
+
+    sizes: Mapping[str, Interval]
+    """By dimension."""
+    plans: tuple[Plan, ...]
+    """One for each distinct budget, smallest first."""
+    graphs: tuple[Graph, ...]
+    """What each plan is of."""
+    pins: tuple[Pins, ...]
+
+    def __str__(self) -> str:
+        """Such as `batch 9..16, seq 1`."""
+        return ", ".join(f"{name} {interval}" for name, interval in self.sizes.items())
+
+    @staticmethod
+    def of_all(
+        dimensions: Sequence[Dimension], buckets: Sequence[Bucket], networks: Sequence[PlannedNetwork]
+    ) -> tuple[BucketPlans, ...]:
+        """Of each bucket; none if there is no open dimension."""
+        names = [each.name for each in dimensions]
+        return tuple(
+            BucketPlans(dict(zip(names, bucket, strict=True)), made.plans, made.graphs, made.pins)
+            for bucket, made in zip(buckets, networks, strict=True)
+            if names
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +76,8 @@ class Compiled:
     """What was found in the cache; None without a cache or an artifact."""
     cuda_image_bytes: int | None = None
     """Of the GPU's code for all architectures of the target; None without any."""
+    buckets: tuple[BucketPlans, ...] = ()
+    """With open dimensions: the plans of all buckets, those of the largest sizes, which are `plans`, last."""
 
     def __repr__(self) -> str:
         if self.path is None:
@@ -88,6 +121,8 @@ class Planned:
     """The profile, with measured times where there are some."""
     planning: PlanningTime | None = None
     """What the search took."""
+    buckets: tuple[BucketPlans, ...] = ()
+    """With open dimensions: the plans of all buckets, those of the largest sizes, which are `plans`, last."""
 
     def __repr__(self) -> str:
         return f"<Planned: {_brief(self.graphs, self.plans)}>"

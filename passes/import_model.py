@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from hybridc.compile_cache import Cache, NoCache
 from hybridc.frontend import ImportedModel, read_model
+from hybridc.frontend.ranges.opening import Dimension, open_dimensions
 from hybridc.options import CompileOptions
 from hybridc.passes.phases import ImportedNetwork, Job
 from hybridc.passes.program.program import Program
+from hybridc.sizes import Bucket
 
 if TYPE_CHECKING:
     import onnx
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
 
 
 def import_model(
-    source: Model, options: CompileOptions, cache: Cache | None = None
+    source: Model,
+    options: CompileOptions,
+    cache: Cache | None = None,
+    dimensions: tuple[Dimension, ...] = (),
+    bucket: Bucket = (),
 ) -> tuple[ImportedModel, ImportedNetwork]:
     """Read a model, unless it is read already, and make the network that the stages start from.
 
-    Its stages use `cache`.
+    Its stages use `cache`. Open `dimensions` have the largest sizes of `bucket`.
 
     Raises ModelError or UsageError.
     """
@@ -30,8 +36,21 @@ def import_model(
         model = source
     else:
         model = read_model(
-            source, shapes=dict(options.shapes), dims=dict(options.dims), values=dict(options.values)
+            source,
+            shapes=dict(options.shapes),
+            dims=dict(options.dims),
+            values=dict(options.values),
+            dimensions=dimensions,
+            bucket=bucket,
         )
-    job = Job(options, model.loop_carried, cache or NoCache())
+    sizes = {each.variable: interval.high for each, interval in zip(model.sizes, bucket, strict=False)}
+    job = Job(options, model.loop_carried, sizes, cache or NoCache())
     program = Program(model.module, model.weights, model.origins)
     return model, ImportedNetwork(job, program)
+
+
+def open_dimensions_of(source: Model, options: CompileOptions) -> tuple[Dimension, ...]:
+    """The dimensions that the options leave open. Raises ModelError or UsageError."""
+    if isinstance(source, ImportedModel):
+        return ()
+    return open_dimensions(source, dict(options.shapes), dict(options.dims))

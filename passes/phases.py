@@ -44,6 +44,8 @@ class Job:
     options: CompileOptions
     loop_carried: tuple[tuple[int, int], ...] = ()
     """Inputs and outputs, by position, of which a run takes what the run before made."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Inputs that are the sizes of open dimensions, by variable, and the largest of the bucket."""
     cache: Cache = field(default_factory=NoCache)
     """What earlier compilations left."""
     host_arena_bytes: int | None = None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hybridc.artifact.manifest import (
     WEIGHT_ALIGNMENT_BYTES,
     WEIGHTS,
+    Interface,
     Manifest,
+    Port,
     StoredPlan,
     StoredWeight,
 )
@@ -55,17 +58,65 @@ def check_agreement(manifest: Manifest, graphs: tuple[Graph, ...], plans: tuple[
 
     Raises ValueError or KeyError, whatever is in the plans: they are not verified yet.
     """
+    interfaces = manifest.interfaces
+    for interface in interfaces:
+        _check_cuts(interface)
+    if manifest.buckets:
+        _check_buckets(manifest)
+    elif manifest.dimensions:
+        raise ValueError("there are open dimensions, but no buckets")
     for stored, graph, plan in zip(manifest.plans, graphs, plans, strict=True):
-        _check_ports(manifest, graph)
+        if stored.bucket >= len(interfaces):
+            raise ValueError("a plan is for a bucket that there is not")
+        _check_ports(interfaces[stored.bucket], graph)
         _check_stored_plan(stored, graph, plan)
+    _check_budgets([stored.bucket for stored in manifest.plans], plans, len(interfaces))
 
 
-def _check_ports(manifest: Manifest, graph: Graph) -> None:
+def _check_budgets(buckets: Sequence[int], plans: tuple[Plan, ...], count: int) -> None:
+    """Plans are listed by buckets, and those of each have the same increasing budgets."""
+    budgets = [plan.budget_bytes or 0 for plan in plans]
+    of_each = len(plans) // count
+    first = budgets[:of_each]
+    if list(buckets) != [bucket for bucket in range(count) for _ in range(of_each)]:
+        raise ValueError("the plans are not listed bucket by bucket")
+    if not first or first != sorted(set(first)) or budgets != first * count:
+        raise ValueError("the plans must be for increasing budgets")
+
+
+def _check_buckets(manifest: Manifest) -> None:
+    """Buckets differ in the extents of open axes alone, and the last has the shapes that users see."""
+    last = manifest.buckets[-1]
+    if (last.inputs, last.outputs, last.counts) != (manifest.inputs, manifest.outputs, manifest.counts):
+        raise ValueError("the last bucket does not have the inputs and outputs of the artifact")
+    open_axes = {axis: i for i, each in enumerate(manifest.dimensions) for axis in each.axes}
+    known = {(port.name, axis) for port in manifest.inputs for axis in range(len(port.shape))}
+    names = [each.name for each in manifest.dimensions]
+    if not names or len(set(names)) != len(names) or not open_axes.keys() <= known:
+        raise ValueError("open dimensions are none, twice there, or of axes that there are not")
+    for bucket in manifest.buckets:
+        if len(bucket.sizes) != len(names) or not all(1 <= each.low <= each.high for each in bucket.sizes):
+            raise ValueError("a bucket does not have sizes for each open dimension")
+        for port, largest in zip(bucket.inputs, manifest.inputs, strict=True):
+            extents = tuple(
+                bucket.sizes[open_axes[port.name, axis]].high if (port.name, axis) in open_axes else extent
+                for axis, extent in enumerate(largest.shape)
+            )
+            if port != replace(largest, shape=extents):
+                raise ValueError(f"input {port.name!r} is another one in a bucket")
+        outputs = [
+            [(p.name, p.dtype, len(p.shape)) for p in ports] for ports in (bucket.outputs, last.outputs)
+        ]
+        if outputs[0] != outputs[1]:
+            raise ValueError("a bucket has other outputs")
+
+
+def _check_ports(interface: Interface, graph: Graph) -> None:
     """Ports have their tensors' types, a name stands for one tensor, inputs are what must be given, once."""
     tensors: dict[str, str] = {}
-    _check_cuts(manifest)
-    results = (*manifest.outputs, *manifest.counts)
-    for ports, names in ((manifest.inputs, graph.inputs), (results, graph.outputs)):
+    results = (*interface.outputs, *interface.counts)
+    sizes = tuple(Port("", (1,), "int64") for _ in interface.sizes)
+    for ports, names in (((*interface.inputs, *sizes), graph.inputs), (results, graph.outputs)):
         if len(ports) != len(names):
             raise ValueError("its inputs and outputs do not match the plan")
         for port, name in zip(ports, names, strict=True):
@@ -73,24 +124,24 @@ def _check_ports(manifest: Manifest, graph: Graph) -> None:
             # a port may see its tensor through a reshape, so only the number of elements must agree
             if (math.prod(tensor.shape), tensor.dtype) != (math.prod(port.shape), stored_dtype(port.dtype)):
                 raise ValueError("its inputs and outputs do not match the plan")
-            if tensors.setdefault(port.name, name) != name:
+            if port.name and tensors.setdefault(port.name, name) != name:
                 raise ValueError(f"{port.name!r} names two tensors")
     given = {t.name for t in graph.tensors if t.role is not Role.WEIGHT} - graph.producer.keys()
     if sorted(given) != sorted(graph.inputs):
         raise ValueError("its inputs are not what the plan's kernels are given")
 
 
-def _check_cuts(manifest: Manifest) -> None:
+def _check_cuts(interface: Interface) -> None:
     """Outputs are cut along axes that they have, each once, by single numbers."""
-    if any(math.prod(port.shape) != 1 or port.dtype != "int64" for port in manifest.counts):
+    if any(math.prod(port.shape) != 1 or port.dtype != "int64" for port in interface.counts):
         raise ValueError("a count is not a single int64 number")
-    if any(port.cuts for port in (*manifest.inputs, *manifest.counts)):
+    if any(port.cuts for port in (*interface.inputs, *interface.counts)):
         raise ValueError("only outputs can be cut")
-    for port in manifest.outputs:
+    for port in interface.outputs:
         axes = [cut.axis for cut in port.cuts]
         if len(set(axes)) < len(axes) or any(axis >= len(port.shape) for axis in axes):
             raise ValueError(f"{port.name!r} is cut along an axis that it does not have")
-        if any(cut.count >= len(manifest.counts) for cut in port.cuts):
+        if any(cut.count >= len(interface.counts) for cut in port.cuts):
             raise ValueError(f"{port.name!r} is cut by a count that there is not")
 
 

@@ -22,6 +22,7 @@ from hybridc.artifact.manifest import (
     SCHEMA_VERSION,
     TRAINING_MANIFEST,
     WEIGHTS,
+    Interface,
     Manifest,
     StoredFile,
     StoredPlan,
@@ -54,7 +55,8 @@ class Artifact:
     graphs: tuple[Graph, ...]
     """What each plan is of."""
     plans: tuple[Plan, ...]
-    """One for each budget, smallest first."""
+    """One for each budget, smallest first; of each bucket of sizes, if there are several, that of the largest
+    sizes last."""
     number: int
     """Position of the chosen plan."""
     files: Mapping[str, OpenFile] = field(default_factory=dict, repr=False, compare=False)
@@ -106,6 +108,26 @@ class Artifact:
             file.close()
 
     @property
+    def interface(self) -> Interface:
+        """What the graph of the chosen plan takes and gives."""
+        return self.manifest.interfaces[self.stored_plan.bucket]
+
+    def in_buckets(self) -> tuple[Artifact, ...]:
+        """With the plan for the chosen budget in each bucket of sizes: one, unless dimensions are open."""
+        of_each = self._budget_count
+        first = self.number % of_each
+        return tuple(replace(self, number=number) for number in range(first, len(self.plans), of_each))
+
+    @property
+    def has_smaller_plans(self) -> bool:
+        """Whether there are plans for a smaller budget than the chosen one."""
+        return self.number % self._budget_count > 0
+
+    @property
+    def _budget_count(self) -> int:
+        return len(self.plans) // len(self.manifest.interfaces)
+
+    @property
     def needs_gpu(self) -> bool:
         """Whether the chosen plan does."""
         return self.plan.arena_bytes(Device.GPU) > 0
@@ -116,11 +138,15 @@ class Artifact:
 
     @property
     def budgets(self) -> str:
-        """What each plan keeps to, as values for `--gpu-memory`."""
-        return ", ".join(format_budget(promised_bytes(plan)) for plan in self.plans)
+        """What plans keep to, as values for `--gpu-memory`."""
+        return ", ".join(format_budget(max(map(promised_bytes, plans))) for plans in self._by_budget())
+
+    def _by_budget(self) -> list[tuple[Plan, ...]]:
+        """The plans of all buckets for each budget."""
+        return [self.plans[first :: self._budget_count] for first in range(self._budget_count)]
 
     def within(self, gpu_memory_bytes: int) -> Artifact:
-        """With the plan of the largest budget of at most so many bytes. Raises UsageError HC558."""
+        """With the plans of the largest budget of at most so many bytes. Raises UsageError HC558."""
         chosen = self._largest(lambda plan: promised_bytes(plan) <= gpu_memory_bytes)
         if chosen is None:
             what = f"no plan of the artifact fits {gpu_memory_bytes:,} bytes of GPU memory"
@@ -129,18 +155,20 @@ class Artifact:
         return chosen
 
     def fitting(self, free_bytes: int, page_bytes: int = DRIVER_PAGE_BYTES) -> Artifact:
-        """With the plan of the largest budget whose arena has so many bytes; else with the smallest.
+        """With the plans of the largest budget whose arenas have so many bytes; else of the smallest.
 
         An arena needs what a driver that reserves pages of `page_bytes` reserves for it.
         """
         chosen = self._largest(
             lambda plan: reserved_bytes(plan.arena_bytes(Device.GPU), page_bytes) <= free_bytes
         )
-        return chosen or replace(self, number=0)
+        return chosen or replace(self, number=len(self.plans) - self._budget_count)
 
     def _largest(self, suits: Callable[[Plan], bool]) -> Artifact | None:
-        numbers = [number for number, plan in enumerate(self.plans) if suits(plan)]
-        return replace(self, number=numbers[-1]) if numbers else None
+        """With the plan of the bucket of the largest sizes, for the largest budget whose plans all suit."""
+        budgets = [budget for budget, plans in enumerate(self._by_budget()) if all(map(suits, plans))]
+        last = len(self.plans) - self._budget_count
+        return replace(self, number=last + budgets[-1]) if budgets else None
 
     def cuda_source(self) -> str | None:
         """CUDA C++ of the GPU's kernels, if there are any.
@@ -362,10 +390,6 @@ def _check_processor(folder: Path, manifest: Manifest) -> None:
 
 def _read_plans(file: OpenFile, stored: StoredFile) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
     try:
-        graphs, plans = plans_from_json(parse(_read(file, stored)))
-        budgets = [plan.budget_bytes or 0 for plan in plans]
-        if not budgets or budgets != sorted(set(budgets)):
-            raise ValueError("the plans must be for increasing budgets")
-        return graphs, plans
+        return plans_from_json(parse(_read(file, stored)))
     except _MALFORMED as error:
         raise _malformed(file.path, error) from None

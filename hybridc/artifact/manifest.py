@@ -27,10 +27,11 @@ from hybridc.json_values import (
 )
 from hybridc.labels import Labels
 from hybridc.machine import Machine, machine_from_json, machine_to_json
+from hybridc.sizes import Interval
 from hybridc.targets import is_architecture
 
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 MANIFEST = "manifest.json"
 TRAINING_MANIFEST = "training.json"
 """Of a folder that holds several artifacts, those of a training step."""
@@ -64,6 +65,28 @@ class Port:
     """Of an input, what losses take its values as."""
     cuts: tuple[Cut, ...] = ()
     """Of an output, axes of which `shape` has only the bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDimension:
+    """A dimension whose size is known when a run begins."""
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+    """Inputs that have it, and their axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What a graph takes and gives, for one bucket of sizes."""
+
+    sizes: tuple[Interval, ...]
+    """Of each open dimension; shapes are those of the largest. Behind the inputs a graph has one more for
+    each, int64[1], the size of a run."""
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    counts: tuple[Port, ...]
+    """Single int64 numbers, by which outputs are cut; a graph's results behind `outputs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +149,8 @@ class StoredPlan:
     """Copied into the GPU's arena at load."""
     pins: Mapping[str, Device]
     """Devices that the user gave kernels of the plan's graph."""
+    bucket: int = 0
+    """Which of `Manifest.interfaces` it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +188,15 @@ class Manifest:
     files: tuple[StoredFile, ...]
     counts: tuple[Port, ...] = ()
     """Single int64 numbers, by which outputs are cut; the graphs' results behind `outputs`."""
+    dimensions: tuple[OpenDimension, ...] = ()
+    buckets: tuple[Interface, ...] = ()
+    """If there are open dimensions: one for each bucket of sizes, that of the largest sizes, whose `inputs`,
+    `outputs` and `counts` stand above, last."""
+
+    @property
+    def interfaces(self) -> tuple[Interface, ...]:
+        """One for each bucket, or a single one."""
+        return self.buckets or (Interface((), self.inputs, self.outputs, self.counts),)
 
     @property
     def signatures(self) -> Signatures:
@@ -213,7 +247,27 @@ def manifest_from_json(data: Any) -> Manifest:
         cuda_image_bytes=member(data, "cuda_image_bytes", optional(count)),
         files=member(data, "files", each(_file)),
         counts=member(data, "counts", each(_port)),
+        dimensions=member(data, "dimensions", each(_dimension)),
+        buckets=member(data, "buckets", each(_interface)),
     )
+
+
+def _dimension(data: Any) -> OpenDimension:
+    return OpenDimension(member(data, "name", text), member(data, "axes", each(_axis)))
+
+
+def _axis(data: Any) -> tuple[str, int]:
+    name, axis = each(lambda value: value)(data)
+    return text(name), size(axis)
+
+
+def _interface(data: Any) -> Interface:
+    ports = (member(data, name, each(_port)) for name in ("inputs", "outputs", "counts"))
+    return Interface(member(data, "sizes", each(_interval)), *ports)
+
+
+def _interval(data: Any) -> Interval:
+    return Interval(member(data, "low", size), member(data, "high", size))
 
 
 def _versions(data: Any) -> Versions:
@@ -280,6 +334,7 @@ def _plan(data: Any) -> StoredPlan:
         streamed_weights=member(data, "streamed_weights", each(_weight)),
         gpu_weights=member(data, "gpu_weights", each(_weight)),
         pins=member(data, "pins", mapping(Device)),
+        bucket=member(data, "bucket", size),
     )
 
 

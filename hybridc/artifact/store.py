@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,9 @@ from hybridc.artifact.manifest import (
     PLAN,
     WEIGHT_ALIGNMENT_BYTES,
     WEIGHTS,
+    Interface,
     Manifest,
+    OpenDimension,
     Port,
     Source,
     StoredFile,
@@ -77,12 +79,22 @@ class Contents:
     cuda_image_bytes: int | None = None
     threads: int | None = None
     counts: tuple[Port, ...] = ()
+    dimensions: tuple[OpenDimension, ...] = ()
+    buckets: tuple[Interface, ...] = ()
+    """If there are open dimensions; plans are listed bucket by bucket, as many for each."""
 
 
-def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[Path], Contents]) -> Manifest:
+Weights = Mapping[str, np.ndarray]
+"""By the names of tensors."""
+
+
+def store(
+    path: str | Path, weights: Weights | Sequence[Weights], build: Callable[[Path], Contents]
+) -> Manifest:
     """Write an artifact to `path`, replacing an older one there.
 
-    `weights` holds the arrays of the graphs' weights as the model has them. `build(folder)` is called with
+    `weights` holds the arrays of the graphs' weights as the model has them, if there are buckets of sizes for
+    each bucket; those that are the same array are stored once. `build(folder)` is called with
     the folder that becomes the artifact, puts the library there, and tells the rest.
 
     Raises UsageError HC561 if `path` is something else than an artifact, HC562 if it cannot be written.
@@ -93,7 +105,8 @@ def store(path: str | Path, weights: Mapping[str, np.ndarray], build: Callable[[
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(f".{destination.name}-", destination.parent) as scratch:
-            manifest = _fill(scratch, build(scratch), weights)
+            of_buckets = (weights,) if isinstance(weights, Mapping) else tuple(weights)
+            manifest = _fill(scratch, build(scratch), of_buckets)
             scratch.chmod(0o755)
             put_in_place(scratch, destination)
     except OSError as error:
@@ -170,14 +183,16 @@ def _replace(scratch: Path, destination: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -> Manifest:
+def _fill(folder: Path, contents: Contents, weights: tuple[Weights, ...]) -> Manifest:
     """Write every file but the library, the manifest last."""
+    of_each = len(contents.plans) // len(weights)
+    buckets = [number // of_each for number in range(len(contents.plans))]
     _write_json(folder / PLAN, plans_to_json(contents.graphs, contents.plans))
     names = [PLAN, LIBRARY, WEIGHTS]
     if contents.cuda_source is not None:
         (folder / CUDA_SOURCE).write_text(contents.cuda_source)
         names.append(CUDA_SOURCE)
-    offsets = _write_weights(folder / WEIGHTS, contents.lowered, weights)
+    offsets = _write_weights(folder / WEIGHTS, contents.lowered, [weights[bucket] for bucket in buckets])
     manifest = Manifest(
         versions=installed_versions(),
         target=str(contents.target),
@@ -194,13 +209,15 @@ def _fill(folder: Path, contents: Contents, weights: Mapping[str, np.ndarray]) -
             for (name, device), parameters in contents.lowered.signatures.items()
         ),
         plans=tuple(
-            _stored_plan(binding, offsets, pins)
-            for binding, pins in zip(contents.lowered.plans, contents.pins, strict=True)
+            _stored_plan(*parts)
+            for parts in zip(contents.lowered.plans, offsets, contents.pins, buckets, strict=True)
         ),
         cuda_image_key=contents.cuda_image_key,
         cuda_image_bytes=contents.cuda_image_bytes,
         files=tuple(_describe(folder / name) for name in sorted(names)),
         counts=contents.counts,
+        dimensions=contents.dimensions,
+        buckets=contents.buckets,
     )
     _write_json(folder / MANIFEST, manifest_to_json(manifest))
     return manifest
@@ -223,12 +240,13 @@ Offsets = dict[tuple[str, int], int]
 """Where the bytes of each weight and layout begin."""
 
 
-def _stored_plan(binding: Binding, offsets: Offsets, pins: Pins) -> StoredPlan:
+def _stored_plan(binding: Binding, offsets: Offsets, pins: Pins, bucket: int) -> StoredPlan:
     return StoredPlan(
         host_weights=tuple(_stored(weight, offsets) for weight in binding.host_weights),
         streamed_weights=tuple(_stored(weight, offsets) for weight in binding.streamed_weights),
         gpu_weights=tuple(_stored(r.weight, offsets, r.offset_bytes) for r in binding.resident_weights),
         pins=dict(pins),
+        bucket=bucket,
     )
 
 
@@ -249,19 +267,26 @@ def _stored(weight: Weight, offsets: Offsets, arena_offset_bytes: int | None = N
     )
 
 
-def _write_weights(path: Path, lowered: Lowered, arrays: Mapping[str, np.ndarray]) -> Offsets:
-    """Write each weight once for each layout, whatever plans it is for; its shape does not matter."""
-    offsets: Offsets = {}
+def _write_weights(path: Path, lowered: Lowered, arrays: Sequence[Weights]) -> list[Offsets]:
+    """Write each weight once for each layout, whatever plans it is for; its shape does not matter.
+
+    Plans of buckets may have different arrays of one name.
+    """
+    found: list[Offsets] = []
+    written: dict[tuple[str, int, int], int] = {}
     with path.open("wb") as stream:
-        for weight in (weight for binding in lowered.plans for weight in _weights(binding)):
-            key = weight.tensor, weight.layout
-            if key in offsets:
-                continue
-            stream.write(bytes(-stream.tell() % WEIGHT_ALIGNMENT_BYTES))
-            offsets[key] = stream.tell()
-            packed = _packed(weight, lowered.packings[weight.layout], arrays[weight.tensor])
-            stream.write(packed.reshape(-1).view(np.uint8).data)
-    return offsets
+        for binding, own in zip(lowered.plans, arrays, strict=True):
+            offsets: Offsets = {}
+            for weight in _weights(binding):
+                key = weight.tensor, weight.layout, id(own[weight.tensor])
+                if key not in written:
+                    stream.write(bytes(-stream.tell() % WEIGHT_ALIGNMENT_BYTES))
+                    written[key] = stream.tell()
+                    packed = _packed(weight, lowered.packings[weight.layout], own[weight.tensor])
+                    stream.write(packed.reshape(-1).view(np.uint8).data)
+                offsets[weight.tensor, weight.layout] = written[key]
+            found.append(offsets)
+    return found
 
 
 def _packed(weight: Weight, packing: Packing | None, array: np.ndarray) -> np.ndarray:

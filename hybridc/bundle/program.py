@@ -12,8 +12,9 @@ from hybridc.errors import UsageError
 from hybridc.ir import Check, Device
 from hybridc.ir.bind import BoundStep, FaultRows, Operand, View, Weight
 from hybridc.ir.graph import dtype_bits, stored_dtype
-from hybridc.runtime.places import places, tensors
-from hybridc.runtime.session import bind_plan, verify_plans
+from hybridc.runtime.places import fed_tensors, places
+from hybridc.runtime.plan_view import bind_plan
+from hybridc.runtime.session import verify_plans
 
 FORMAT = "hybridc-program"
 SCHEMA_VERSION = 1
@@ -22,7 +23,8 @@ SCHEMA_VERSION = 1
 def program_to_json(artifact: Artifact) -> dict[str, Any]:
     """What the runs of an artifact do, by each of its plans, as plain JSON values.
 
-    Raises ArtifactError HC306 where a plan is refused, UsageError HC564 for a program of a training step.
+    Raises ArtifactError HC306 where a plan is refused, UsageError HC564 for a program of a training
+    step, and for one with open dimensions.
     """
     manifest = artifact.manifest
     if any(port.labels for port in manifest.inputs) or any(graph.loop_carried for graph in artifact.graphs):
@@ -31,6 +33,12 @@ def program_to_json(artifact: Artifact) -> dict[str, Any]:
             "bundle a model compiled for inference",
         )
         raise UsageError("HC564", what, where=str(artifact.path), remedy=remedy)
+    if manifest.dimensions:
+        names = ", ".join(each.name for each in manifest.dimensions)
+        what = f"an artifact with open dimensions ({names}) cannot be bundled"
+        raise UsageError(
+            "HC564", what, where=str(artifact.path), remedy="compile the model for one size of each"
+        )
     verify_plans(artifact)
     return {
         "format": FORMAT,
@@ -67,6 +75,7 @@ def _plan(artifact: Artifact) -> dict[str, Any]:
     operands = list(dict.fromkeys(operand for step in binding.steps for operand in step.operands))
     numbers = {operand: number for number, operand in enumerate(operands)}
     ports = artifact.manifest.inputs
+    tensors, _ = fed_tensors(artifact)
     found = places(artifact, Device.CPU), places(artifact, Device.GPU)
     return {
         "promised_bytes": promised_bytes(plan),
@@ -82,7 +91,7 @@ def _plan(artifact: Artifact) -> dict[str, Any]:
         ],
         "operands": [_operand(operand, offsets) for operand in operands],
         "steps": [_step(step, numbers) for step in binding.steps],
-        "inputs": [_in_arena(tensors(artifact)[port.name], *found, before=True) for port in ports],
+        "inputs": [_in_arena(tensors[port.name], *found, before=True) for port in ports],
         "outputs": [_result(name, artifact) for name in artifact.graph.outputs],
         "checks": [_check(check, artifact.graph.inputs) for check in binding.checks],
     }

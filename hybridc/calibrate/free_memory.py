@@ -9,7 +9,7 @@ import tvm
 from hybridc import emulator
 from hybridc.errors import DeviceError
 from hybridc.runtime.libraries import CUDA_RUNTIME
-from hybridc.runtime.program import gpu_page_bytes
+from hybridc.runtime.memory import gpu_page_bytes
 
 # The context is in what is not free: to ask makes one, as large as that of the process that will run. What is
 # left is a round number: no driver tells what it will take for machine code and for local memory of kernels.

@@ -38,7 +38,7 @@ def with_measurements(
         network.job,
         options=with_free_memory(options),
         host_arena_bytes=arena_limit_bytes(weight_bytes, options.host_memory_bytes),
-        rounding=rounding_errors_of(options, progress),
+        rounding=rounding_errors_of(options, progress, network.job.sizes),
         chooser=chooser,
         profiler=profiler_of(options, progress),
     )

@@ -35,10 +35,15 @@ from hybridc.tuning.measure import compiled, use_threads
 SEED = 0
 
 
-def rounding_errors_of(options: CompileOptions, progress: Progress) -> RoundingErrors | None:
-    """What measures the errors that the options ask to keep within a tolerance; None if none arise."""
+def rounding_errors_of(
+    options: CompileOptions, progress: Progress, sizes: Mapping[str, int] = {}
+) -> RoundingErrors | None:
+    """What measures the errors that the options ask to keep within a tolerance; None if none arise.
+
+    `sizes` are inputs that are not drawn, the sizes of open dimensions.
+    """
     dtype = {BF16: "bfloat16", FP16: "float16", TF32: TF32}.get(options.precision)
-    return None if dtype is None else RoundingErrors(progress, dtype)
+    return None if dtype is None else RoundingErrors(progress, dtype, sizes=sizes)
 
 
 @dataclass
@@ -49,6 +54,8 @@ class RoundingErrors:
     dtype: str
     """That is rounded to."""
     known: dict[str, float] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Inputs that are not drawn."""
 
     def __call__(self, program: Program, positions: Mapping[str, Collection[int]]) -> Mapping[str, float]:
         """The largest error of each function over its calls; infinite where a result is not finite.
@@ -61,7 +68,7 @@ class RoundingErrors:
         if new:
             self.progress.stage("precision")
             use_threads(available_threads())
-            self.known |= _Run(program, self.progress, self.dtype).errors(new)
+            self.known |= _Run(program, self.progress, self.dtype, self.sizes).errors(new)
         return {name: self.known[name] for name in positions}
 
 
@@ -92,7 +99,7 @@ def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
 class _Run:
     """One run of a fused program on the CPU in fp32."""
 
-    def __init__(self, program: Program, progress: Progress, dtype: str) -> None:
+    def __init__(self, program: Program, progress: Progress, dtype: str, sizes: Mapping[str, int]) -> None:
         self._program, self._progress, self._dtype = program, progress, dtype
         self._scheduled = _scheduled(program)
         install_vector_functions()  # once, before threads compile
@@ -106,6 +113,9 @@ class _Run:
             for var in program.main.params
             if var.name not in program.weights
         }
+        for var in self._values:
+            if var.name in sizes:
+                self._values[var] = np.full(tensor_shape(var), sizes[var.name], tensor_dtype(var))
 
     def errors(self, positions: Mapping[str, Collection[int]]) -> dict[str, float]:
         found = dict.fromkeys(positions, 0.0)

@@ -130,6 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     existing_model(arguments.model)
     options = compile_options(arguments)
+    options.check_fixed("hybridc compare")
     emulate = options.target.has_gpu and (arguments.emulate_gpu or nvidia_driver() is None)
     if arguments.tolerance is not None and (arguments.rtol, arguments.atol) != (None, None):
         remedy = "give --tolerance, or --rtol and --atol"

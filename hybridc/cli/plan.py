@@ -77,11 +77,36 @@ def execute(arguments: argparse.Namespace) -> int:
             render_text(each.report(), each.title, everything=arguments.all, width=width) for each in found
         ]
         print_text("\n".join(texts))
+        if found[-1].buckets:
+            print_text("\n".join(_bucket_lines(found[-1])) + "\n")
         if found[-1].planning is not None:
             from hybridc.report.planning import planning_text
 
             print_text(planning_text(found[-1].planning) + "\n")
     return 0
+
+
+def _bucket_lines(found: PlanOf) -> list[str]:
+    """A table of all buckets of sizes."""
+    from hybridc.options import format_bytes
+    from hybridc.report.table import Column, format_us, render_table
+
+    names = list(found.buckets[0].sizes)
+    columns = [*(Column(name, numeric=True) for name in names)]
+    columns += [Column(each, numeric=True) for each in ("GPU memory", "host memory", "predicted run")]
+    rows = [
+        [
+            *(str(row.sizes[name]) for name in names),
+            format_bytes(row.gpu_bytes),
+            format_bytes(row.cpu_bytes),
+            format_us(row.predicted_us),
+        ]
+        for row in found.buckets
+    ]
+    return [
+        "Sizes; the plan above is that of the last",
+        *("  " + line for line in render_table(columns, rows)),
+    ]
 
 
 def _of_first_program(found: Sequence[PlanOf]) -> list[PlanOf]:
@@ -108,7 +133,9 @@ def _to_json(found: Sequence[PlanOf]) -> dict[str, Any]:
         "cuda": None if code is None else asdict(code),
         "planning": None if found[-1].planning is None else asdict(found[-1].planning),
     }
-    return reports[-1] | described | ({"plans": reports} if len(reports) > 1 else {})
+    buckets = [asdict(row) for row in found[-1].buckets]
+    several = ({"plans": reports} if len(reports) > 1 else {}) | ({"buckets": buckets} if buckets else {})
+    return reports[-1] | described | several
 
 
 def _write_files(found: PlanOf, arguments: argparse.Namespace, measured: MeasuredRun | None) -> None:

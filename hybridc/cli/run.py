@@ -27,7 +27,7 @@ from hybridc.cli.support.files import (
     write_text,
 )
 from hybridc.cli.support.terminal import output_width, print_text
-from hybridc.options import format_bytes, parse_bytes, parse_count, parse_emulated_gpu, parse_seed
+from hybridc.options import format_bytes, parse_bytes, parse_count, parse_dim, parse_emulated_gpu, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an input and the file of its array; may be repeated",
     )
     parser.add_argument("--random", action="store_true", help="draw inputs without a file at random")
+    parser.add_argument(
+        "--dim",
+        type=parse_dim,
+        action="append",
+        default=[],
+        metavar="NAME=8",
+        help="size of an open dimension for --random (default: the largest); may be repeated",
+    )
     parser.add_argument(
         "--seed", type=parse_seed, default=0, metavar="N", help="seed of --random (default: %(default)s)"
     )
@@ -101,9 +109,10 @@ def execute(arguments: argparse.Namespace) -> int:
         emulate_gpu=arguments.emulate_gpu,
     )
     from hybridc import emulator
-    from hybridc.cli.support.feeds import gather_feeds
+    from hybridc.cli.support.feeds import gather_feeds, of_sizes
 
-    feeds = gather_feeds(session.get_inputs(), arguments.input, arguments.seed if arguments.random else None)
+    inputs = of_sizes(session.get_inputs(), arguments.dim)
+    feeds = gather_feeds(inputs, arguments.input, arguments.seed if arguments.random else None)
     names = [output.name for output in session.get_outputs()]
     results, seconds = _timed_runs(session, names, feeds, arguments.repeat)
     accesses: list[FunctionAccesses] = []

@@ -50,6 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
     existing_model(arguments.model)
     _check_output(arguments.output)
     options = compile_options(arguments, gpu_memory=_budgets(arguments.gpu_memory, arguments.points))
+    options.check_fixed("hybridc sweep")
     from hybridc.compiler import plan_model
     from hybridc.report.curve import curve_to_json, curve_to_svg, points_of, render_curve
 

@@ -22,7 +22,7 @@ from hybridc.frontend.expand.table import EXPANSIONS
 _WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
 """By the pass, which forgets how a cast saturates; in forms that older opsets do not have; and it squeezes
 parts whose sizes are given."""
-_UNKNOWN = "cannot read what has an extent that follows from data"
+_UNKNOWN = "cannot read what has an extent that is not fixed"
 ORIGIN = "hybridc.origin"
 """Key of a node's metadata: the user's node that it is a part of."""
 _SHAPED_AS_INPUT = ("GroupNormalization",)
@@ -52,15 +52,20 @@ class FoldAndExpand(folding.FoldConstantsPass):
     def process_node(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
         """What replaces the node, if anything does."""
         replacement = self._process(node, is_function)
+        results = node.outputs if replacement is None else replacement.new_outputs
         if replacement is not None:
-            self.ledger.replace(node.outputs, replacement.new_outputs)
+            self.ledger.replace(node.outputs, results)
+        if self.is_counting:
+            self._check_extents(node, results)
         return replacement
 
     def _process(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
         knows_padding = TRUSTED in node.meta
         is_padded = self.ledger.is_padded(node) and not knows_padding
         if is_padded and node.op_type in REWRITES:  # before a shape is taken for one of constants
-            return self._expanded(node, self._rewriting(REWRITES[node.op_type]))
+            replacement = self._expanded(node, self._rewriting(REWRITES[node.op_type]), is_last=True)
+            if replacement is not None or node.op_type not in RULES or node in self._refused:
+                return replacement
         if node.op_type in _WRONGLY_FOLDED:
             sequence = SEQUENCES.get(node.op_type)
             return self._expanded(
@@ -105,11 +110,24 @@ class FoldAndExpand(folding.FoldConstantsPass):
         except Unsupported as error:
             self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
 
-    def _expanded(self, node: ir.Node, expansion: Expansion) -> folding.Replacement | None:
+    def _check_extents(self, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
+        """Refuse a node whose results have other extents, at some sizes of open dimensions, than is known."""
+        for result in results:
+            axis = None if result is None else self.ledger.unexplained(result)
+            if axis is not None:
+                what = f"{node.op_type} gives axis {axis} an extent that is no simple function of a size"
+                self._refuse(node, codes.WRONG_RESULT, what, None)
+
+    def _expanded(
+        self, node: ir.Node, expansion: Expansion, *, is_last: bool = False
+    ) -> folding.Replacement | None:
+        """What an expansion makes; `is_last` if what is not known yet never will be."""
         build = Builder(self.opset, keeps_packed=self.keeps_packed)
         try:
             results = expansion(node, build)
         except NotYet:
+            if is_last:
+                self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
             return None
         except Unsupported as error:
             self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
@@ -132,7 +150,11 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if node in self._refused:
             return
         where = f"{self.name}: node {origin(node)!r} ({node.op_type})"
-        error = ModelError(code, what, where=where, remedy="export the network without it")
+        names, remedy = self.ledger.names(node) if self.is_counting else (), "export the network without it"
+        if names:
+            what += f": {' and '.join(map(repr, names))}"
+            remedy = f"list the sizes that you need, for example --dim {names[0]}=64,128"
+        error = ModelError(code, what, where=where, remedy=remedy)
         error.__cause__, error.__suppress_context__ = cause, True
         self._refused.add(node)
         self.refusals.add(error, node)

@@ -65,5 +65,7 @@ class ImportedModel:
     the file; running statistics of BatchNorm among them."""
     counts: tuple[ValueInfo, ...] = ()
     """Results of `main` behind `outputs`: single int64 numbers, by which outputs are cut."""
+    sizes: tuple[ValueInfo, ...] = ()
+    """Parameters of `main` behind `inputs`: single int64 numbers, the sizes of open dimensions."""
     loop_carried: tuple[tuple[int, int], ...] = ()
     """For training: positions of inputs, and of the outputs that the next run takes in their places."""

@@ -25,26 +25,30 @@ from hybridc.frontend.names import unique_names
 from hybridc.frontend.normal_form import normal_form
 from hybridc.frontend.opsets import check_opset, modernize
 from hybridc.frontend.parameters import Chooser, check_export, promote
-from hybridc.frontend.simplify import simplify
+from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds
+from hybridc.frontend.simplify import folded, simplify
 from hybridc.frontend.tensors import check_tensors
 from hybridc.frontend.values import NARROW_TYPES, dtype_name
 from hybridc.labels import Labels
-from hybridc.options import Shape
+from hybridc.options import FixedShape, Shape, Size
+from hybridc.sizes import Bucket
 
 
 def read_model(
     source: str | Path | bytes | onnx.ModelProto,
     *,
     shapes: Mapping[str, Shape] = {},
-    dims: Mapping[str, int] = {},
+    dims: Mapping[str, Size] = {},
     values: Mapping[str, np.ndarray] = {},
     parameters: Chooser | None = None,
     refusals: codes.Refusals | None = None,
+    dimensions: tuple[Dimension, ...] = (),
+    bucket: Bucket = (),
 ) -> ImportedModel:
     """Read an ONNX model from an untrusted source.
 
     `shapes` fixes inputs by name, but for dimensions that are None, `dims` named dimensions; all shapes are
-    static afterwards.
+    static afterwards. Open `dimensions` have the largest sizes of `bucket`, and inputs for their real ones.
     Inputs with `values` become constants, which are folded as those of the file. With
     `parameters`, which says by name what is trained, the model is read for training: what it chooses are
     inputs instead of weights, Dropout drops, and BatchNorm uses the batch's statistics. Raises
@@ -53,9 +57,17 @@ def read_model(
     inputs.
     """
     try:
+        fixed = at_bounds(shapes, dims, dimensions, bucket)
         loaded = load(source)
-        named = fix_values(loaded.proto, loaded.source.name, values, dims)
-        return _read(loaded, shapes, named, parameters, refusals or codes.Refusals())
+        named = fix_values(loaded.proto, loaded.source.name, values, fixed[1])
+        opening = None
+        if dimensions:
+
+            def probe(sizes: Bucket) -> ir.Graph:
+                return _folded(load(source), *at_bounds(shapes, dims, dimensions, sizes), values)
+
+            opening = Opening(dimensions, bucket, probe)
+        return _read(loaded, fixed[0], named, parameters, refusals or codes.Refusals(), opening)
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(
             codes.NOT_ONNX,
@@ -66,10 +78,11 @@ def read_model(
 
 def _read(
     loaded: Loaded,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, FixedShape],
     dims: Mapping[str, int],
     is_trained: Chooser | None,
     refusals: codes.Refusals,
+    opening: Opening | None,
 ) -> ImportedModel:
     name = loaded.source.name
     node_names = _name_nodes(loaded)
@@ -86,7 +99,12 @@ def _read(
     check_model(loaded)
     output_names = [value.name for value in loaded.proto.graph.output]
     model = simplify(
-        loaded.proto, name, loaded.folder, for_training=is_trained is not None, refusals=refusals
+        loaded.proto,
+        name,
+        loaded.folder,
+        for_training=is_trained is not None,
+        refusals=refusals,
+        opening=opening,
     )
     cuts = cuts_of(model.graph).by_output
     if is_trained is not None and any(cuts):
@@ -95,13 +113,15 @@ def _read(
     results, counts = normal.outputs[: len(cuts)], normal.outputs[len(cuts) :]
     graph = model.graph
     input_variables = normal.module["main"].params[: len(model.graph.inputs)]
+    inputs = tuple(
+        _value_info(value.name or "", variable, value, labels_of(value))
+        for value, variable in zip(graph.inputs, input_variables, strict=True)
+    )
+    own = len(inputs) - (0 if opening is None else len(opening.dimensions))
     return ImportedModel(
         module=normal.module,
         weights=normal.weights,
-        inputs=tuple(
-            _value_info(value.name or "", variable, value, labels_of(value))
-            for value, variable in zip(graph.inputs, input_variables, strict=True)
-        ),
+        inputs=inputs[:own],
         outputs=tuple(
             replace(_value_info(n, variable, value), cuts=cut)
             for n, variable, value, cut in zip(output_names, results, graph.outputs, cuts, strict=False)
@@ -110,15 +130,35 @@ def _read(
         source=loaded.source,
         parameters=promoted,
         counts=tuple(_value_info(f"count {i}", v, None) for i, v in enumerate(counts)),
+        sizes=inputs[own:],
     )
+
+
+def _folded(
+    loaded: Loaded,
+    shapes: Mapping[str, FixedShape],
+    dims: Mapping[str, int],
+    values: Mapping[str, np.ndarray],
+) -> ir.Graph:
+    """The graph of a model that was checked before, at other sizes of its open dimensions."""
+    name = loaded.source.name
+    named = fix_values(loaded.proto, name, values, dims)
+    _name_nodes(loaded)
+    check_tensors(loaded)
+    fix_shapes(loaded.proto, name, shapes, named, codes.Refusals())
+    modernize(loaded)
+    check_model(loaded)
+    return folded(loaded.proto, name, loaded.folder)
 
 
 def find_refusals(
     source: str | Path | bytes | onnx.ModelProto,
     *,
     shapes: Mapping[str, Shape] = {},
-    dims: Mapping[str, int] = {},
+    dims: Mapping[str, Size] = {},
     values: Mapping[str, np.ndarray] = {},
+    dimensions: tuple[Dimension, ...] = (),
+    bucket: Bucket = (),
 ) -> tuple[ModelError, ...]:
     """Everything that `read_model` refuses in a model, not only what it refuses first; none if it is taken.
 
@@ -128,7 +168,15 @@ def find_refusals(
     """
     refusals = codes.Refusals(all_of_them=True)
     try:
-        read_model(source, shapes=shapes, dims=dims, values=values, refusals=refusals)
+        read_model(
+            source,
+            shapes=shapes,
+            dims=dims,
+            values=values,
+            refusals=refusals,
+            dimensions=dimensions,
+            bucket=bucket,
+        )
     except ModelError as error:
         refusals.found.append(error)
     return tuple({str(error): error for error in refusals.found}.values())

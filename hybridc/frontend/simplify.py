@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,11 @@ from onnxscript.optimizer import _constant_folding
 from hybridc.errors import HybridcError, ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.counted.outputs import has_data_extents, return_counts
-from hybridc.frontend.folding import FoldAndExpand
+from hybridc.frontend.expand.builder import Builder
+from hybridc.frontend.folding import FoldAndExpand, origin
 from hybridc.frontend.parameters import to_training_form
+from hybridc.frontend.ranges.follow import follow_sizes
+from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 
 FOLD_INPUT_ELEMENTS = 8192
@@ -37,22 +42,42 @@ def simplify(
     *,
     for_training: bool = False,
     refusals: codes.Refusals | None = None,
+    opening: Opening | None = None,
 ) -> ir.Model:
     """The same computation with fewer nodes, and none that calls a model-local function.
 
     `for_training` keeps Dropout, and keeps it and BatchNorm in training form. Uses of operators that cannot
     be expanded go to `refusals` (ModelError HC114 or HC115), which raises the first unless told otherwise.
+    With `opening` some axes of inputs are open, and the graph has an input for each size behind the model's.
 
     Requires: the model is checked, input shapes are static, every node has a unique name.
     Ensures: constants are initializers of the graph, all used; values have names, nodes have names,
     shapes are inferred where they can be; counts of padded outputs are outputs, too
-    (`counted/outputs.py`). Raises ModelError HC116 if a pass fails, HC118 if constants are too large.
+    (`counted/outputs.py`). Raises ModelError HC116 if a pass fails, HC117 if sizes decide what nodes there
+    are, HC118 if constants are too large.
     """
+    with _told(name):
+        refusals = refusals or codes.Refusals()
+        folding = _Folding(model, name, folder, for_training, refusals, is_open=opening is not None)
+        return folding.simplified(opening)
+
+
+def folded(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Graph:
+    """The graph as `simplify` first has it if axes are open: constants folded, operators expanded.
+
+    Requires and raises as `simplify`.
+    """
+    with _told(name):
+        return _Folding(model, name, folder, False, codes.Refusals(), is_open=True).needed()
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
     # What cannot be evaluated stays a node, which needs no warning.
     log = logging.getLogger(_constant_folding.__name__)
     was_disabled, log.disabled = log.disabled, True
     try:
-        return _simplify(model, name, folder, for_training, refusals or codes.Refusals())
+        yield
     except HybridcError:
         raise
     except Exception as error:  # third-party passes raise anything
@@ -69,43 +94,85 @@ def simplify(
         log.disabled = was_disabled
 
 
-def _simplify(
-    proto: onnx.ModelProto, name: str, folder: Path | None, for_training: bool, refusals: codes.Refusals
-) -> ir.Model:
-    model = ir.from_proto(proto)
-    graph = model.graph
-    if folder is not None:
-        ir.external_data.set_base_dir(graph, folder)
-    _drop_initializer_inputs(graph)
-    common.InlinePass()(model)
-    _make_initializers(graph, name)
-    if for_training:
-        to_training_form(graph, name)
-    _drop_no_ops(graph)
-    fold = FoldAndExpand(
-        model.opset_imports[""],
-        name,
-        refusals,
-        keeps_packed=not for_training,  # products with packed weights have no gradients
-        shape_inference=True,
-        input_size_limit=FOLD_INPUT_ELEMENTS,
-        output_size_limit=FOLD_OUTPUT_ELEMENTS,
-        should_fold=_should_fold,
-    )
-    # A second round sees the shapes that the first one made known; what is not constant behind it never is.
-    for is_counting in (False, False, True, True):
-        fold.is_counting = is_counting
-        if is_counting and not has_data_extents(graph):
-            break
-        _make_empty_constants(graph)
-        fold(model)
+class _Folding:
+    """A model whose constants are folded, and the pass that has folded them."""
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        name: str,
+        folder: Path | None,
+        for_training: bool,
+        refusals: codes.Refusals,
+        *,
+        is_open: bool = False,
+    ) -> None:
+        """`is_open` if it is compared with the same network of other sizes."""
+        self.model, self.name, self.refusals = ir.from_proto(proto), name, refusals
+        self.keeps_slices = is_open  # those that take all at some sizes only
+        graph = self.model.graph
+        if folder is not None:
+            ir.external_data.set_base_dir(graph, folder)
+        _drop_initializer_inputs(graph)
+        common.InlinePass()(self.model)
         _make_initializers(graph, name)
-        _drop_no_ops(graph)
-    return_counts(graph, fold.ledger)
-    common.LiftSubgraphInitializersToMainGraphPass()(model)
-    common.RemoveUnusedNodesPass()(model)
-    common.NameFixPass()(model)
-    return model
+        if for_training:
+            to_training_form(graph, name)
+        _drop_no_ops(graph, keeps_slices=is_open)
+        self.fold = FoldAndExpand(
+            self.model.opset_imports[""],
+            name,
+            refusals,
+            keeps_packed=not for_training,  # products with packed weights have no gradients
+            shape_inference=True,
+            input_size_limit=FOLD_INPUT_ELEMENTS,
+            output_size_limit=FOLD_OUTPUT_ELEMENTS,
+            should_fold=_should_fold,
+        )
+        # a second round sees the shapes that the first one made known; what is not constant then never is
+        for _ in range(2):
+            self.round()
+
+    def round(self) -> None:
+        """Fold once more."""
+        graph = self.model.graph
+        _make_empty_constants(graph)
+        self.fold(self.model)
+        _make_initializers(graph, self.name)
+        _drop_no_ops(graph, keeps_slices=self.keeps_slices)
+
+    def needed(self) -> ir.Graph:
+        """The graph without nodes that nothing reads."""
+        common.RemoveUnusedNodesPass()(self.model)
+        return self.model.graph
+
+    def _refuse_apart(self) -> None:
+        """Refuse outputs whose elements are not the first ones along an axis: ModelError HC114."""
+        for output in self.model.graph.outputs:
+            producer, axes = output.producer(), self.fold.ledger.axes(output)
+            if producer is not None and not all(map(self.fold.ledger.is_prefix, axes.values())):
+                what = f"output {output.name!r} has an axis that merges one that is not fixed into another"
+                where = f"{self.name}: node {origin(producer)!r} ({producer.op_type})"
+                remedy = "export the network without it, or list the sizes that you need: --dim NAME=64,128"
+                self.refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), producer)
+
+    def simplified(self, opening: Opening | None) -> ir.Model:
+        """The model, with counts of padded values followed to its outputs."""
+        model, graph, ledger = self.model, self.model.graph, self.fold.ledger
+        if opening is not None:
+            follow_sizes(self.needed(), opening, ledger, self.fold.opset, self.name, self.refusals)
+            self.keeps_slices = False
+        self.fold.is_counting = True
+        for is_second in (False, True):
+            if has_data_extents(graph) or (opening is not None and not is_second):
+                self.round()
+        self._refuse_apart()
+        return_counts(graph, ledger, Builder(self.fold.opset))
+        _make_initializers(graph, self.name)
+        common.LiftSubgraphInitializersToMainGraphPass()(model)
+        common.RemoveUnusedNodesPass()(model)
+        common.NameFixPass()(model)
+        return model
 
 
 def _drop_initializer_inputs(graph: ir.Graph) -> None:
@@ -168,11 +235,13 @@ def _make_empty_constants(graph: ir.Graph) -> None:
         graph.register_initializer(empty)
 
 
-def _drop_no_ops(graph: ir.Graph) -> None:
+def _drop_no_ops(graph: ir.Graph, *, keeps_slices: bool) -> None:
     """Identity, inference Dropout, Cast to the same type, and Slice and Split that take all are replaced by
     their input."""
     for node in list(graph):
         source, output = node.inputs[0] if node.inputs else None, _copied(node)
+        if keeps_slices and node.op_type in ("Slice", "Split"):
+            continue
         if source is not None and output is not None:
             ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
             graph.remove(node, safe=True)

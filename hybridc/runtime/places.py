@@ -6,12 +6,17 @@ from hybridc.artifact.load import Artifact
 from hybridc.ir import Buffer, BufferKind, Device
 
 
-def tensors(artifact: Artifact) -> dict[str, str]:
-    """The tensor behind each input, output and count, by the name that the user knows."""
-    manifest = artifact.manifest
-    ports = manifest.inputs + manifest.outputs + manifest.counts
-    names = artifact.graph.inputs + artifact.graph.outputs
-    return {port.name: tensor for port, tensor in zip(ports, names, strict=True)}
+def fed_tensors(artifact: Artifact) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The tensor behind each input, by its name, and those of the sizes of open dimensions."""
+    inputs, names = artifact.interface.inputs, artifact.graph.inputs
+    known = {port.name: tensor for port, tensor in zip(inputs, names, strict=False)}
+    return known, tuple(names[len(inputs) :])
+
+
+def result_tensors(artifact: Artifact) -> dict[str, str]:
+    """The tensor behind each output and count, by its name."""
+    ports = artifact.interface.outputs + artifact.interface.counts
+    return {port.name: tensor for port, tensor in zip(ports, artifact.graph.outputs, strict=True)}
 
 
 def places(artifact: Artifact, device: Device) -> dict[tuple[str, bool], slice]:

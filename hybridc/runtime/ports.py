@@ -1,16 +1,14 @@
-"""Inputs and outputs as users know them: types, shapes, and what is fed held against them."""
+"""Inputs and outputs as users know them: names, types and shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from hybridc.artifact.manifest import Manifest, Port
-from hybridc.errors import UsageError
 from hybridc.ir.graph import stored_dtype
-from hybridc.labels import check_labels
 
 _TYPES = {"float32": "float", "float64": "double"}
 """What onnxruntime calls differently than numpy."""
@@ -22,9 +20,15 @@ class NodeArg:
 
     name: str
     shape: list[int]
-    """Of an output whose size follows from data the largest that it can have."""
+    """Of an output whose size follows from data, and of open dimensions, the largest that there can be."""
     type: str
     """For example `tensor(float)`."""
+    open: dict[int, str] = field(default_factory=dict)
+    """Names of open dimensions, by axis."""
+
+    def __str__(self) -> str:
+        extents = (self.open.get(axis, str(extent)) for axis, extent in enumerate(self.shape))
+        return f"{self.name} [{', '.join(extents)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +60,6 @@ def model_metadata(manifest: Manifest) -> ModelMetadata:
     return ModelMetadata("hybridc", source.name, "", "", "", 0, known)
 
 
-def checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
-    """The feed as an array of the port's type, in the machine's byte order.
-
-    Raises UsageError HC553 for another type, HC554 for another shape, HC581 for a wrong label.
-    """
-    try:
-        array = np.asarray(feed)
-    except ValueError:
-        raise UsageError(
-            "HC553", f"input {port.name!r} is not an array", remedy=f"feed {port_type(port)}"
-        ) from None
-    if array.dtype.name != port.dtype:
-        what = f"input {port.name!r} has dtype {array.dtype.name}"
-        raise UsageError("HC553", what, remedy=f"feed {port_type(port)}")
-    if array.shape != port.shape:
-        raise UsageError(
-            "HC554", f"input {port.name!r} has shape {list(array.shape)}", remedy=f"feed {port_type(port)}"
-        )
-    check_labels(port.name, array, port.labels)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
 def as_port(data: np.ndarray, port: Port) -> np.ndarray:
     """Bytes, contiguous ones, as the array that a user knows."""
     return data.view(port_dtype(port.dtype)).reshape(port.shape)
@@ -92,14 +74,9 @@ def port_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-def node_arg(port: Port) -> NodeArg:
-    """The port as onnxruntime describes it."""
-    return NodeArg(port.name, list(port.shape), f"tensor({_TYPES.get(port.dtype, port.dtype)})")
-
-
-def port_type(port: Port) -> str:
-    """Such as `float32[1, 3]`."""
-    return f"{port.dtype}{list(port.shape)}"
+def node_arg(port: Port, open_axes: dict[int, str]) -> NodeArg:
+    """The port as onnxruntime describes it; `open_axes` are names of open dimensions, by axis."""
+    return NodeArg(port.name, list(port.shape), f"tensor({_TYPES.get(port.dtype, port.dtype)})", open_axes)
 
 
 def listed(names: Mapping[str, object]) -> str:

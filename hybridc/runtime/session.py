@@ -15,29 +15,18 @@ from types import TracebackType
 import numpy as np
 
 from hybridc.artifact.load import Artifact, open_artifact
-from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError, PlanError, UsageError, exhaustion_told
-from hybridc.ir import Check, Device
-from hybridc.ir.bind import Binding, BindingError, bind
+from hybridc.ir import Device
 from hybridc.ir.verify import verify
 from hybridc.options import check_threads
 from hybridc.runtime.code import open_library
-from hybridc.runtime.faults import check_fed
+from hybridc.runtime.feeds import Shapes
 from hybridc.runtime.forks import claim_gpu
 from hybridc.runtime.io_binding import IoBinding
-from hybridc.runtime.places import places, tensors
-from hybridc.runtime.ports import (
-    ModelMetadata,
-    NodeArg,
-    as_port,
-    checked_feed,
-    listed,
-    model_metadata,
-    node_arg,
-    port_dtype,
-    port_type,
-)
-from hybridc.runtime.program import LoadedProgram, free_gpu_bytes, gpu_page_bytes
+from hybridc.runtime.memory import Memory, device_errors, free_gpu_bytes, gpu_page_bytes, step_errors
+from hybridc.runtime.plan_view import PlanView
+from hybridc.runtime.ports import ModelMetadata, NodeArg, listed, model_metadata, node_arg, port_dtype
+from hybridc.runtime.program import LoadedProgram
 from hybridc.targets import available_threads
 
 
@@ -51,6 +40,18 @@ class DeviceMemory:
     """Weights in the artifact's file; pages of those that are read in a run are loaded when used."""
     staging_bytes: int = 0
     """Pinned memory beside the arena, from which streamed weights are copied to the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketInfo:
+    """What a run takes whose sizes are in one bucket."""
+
+    sizes: dict[str, tuple[int, int]]
+    """The smallest and the largest of each open dimension, by name."""
+    gpu_bytes: int
+    """Of the plan's arena. The session's holds the plan of any bucket."""
+    cpu_bytes: int
+    predicted_us: float
 
 
 def load(
@@ -83,6 +84,9 @@ def load(
 class Session:
     """A loaded artifact. Arenas are allocated here, once; a run allocates nothing on a device.
 
+    Where dimensions are open, a run takes the plan of the smallest bucket that its sizes are in. All plans
+    work in the same arenas, of the size that the largest needs.
+
     Runs from several threads are done one after the other. Several sessions may be open at once. A process
     that is forked has a copy of it, unless the plan needs the GPU: then UsageError HC559 refuses to use it.
     """
@@ -110,24 +114,27 @@ class Session:
         self._lock = threading.Lock()
         self._runs = ThreadPoolExecutor(1, "hybridc")
         _sessions.add(self)
-        self._tensors = tensors(artifact)
-        self._input_checks = _input_checks(artifact)
-        self._places = places(artifact, Device.CPU)
-        self._gpu_places = places(artifact, Device.GPU)
-        binding = bind_plan(artifact)
+        self._shapes = Shapes(artifact.manifest)
+        self._ports = {port.name: port for port in artifact.manifest.inputs}
+        self._plans = tuple(PlanView(each) for each in artifact.in_buckets())
+        self._reserve: Callable[[], Memory] | None = functools.partial(
+            Memory, artifact.in_buckets(), library, limit_bytes
+        )
         self._threads = count
-        new_program = functools.partial(LoadedProgram, artifact, binding, library, count, limit_bytes)
-        self._new_program: Callable[[], LoadedProgram] | None = new_program
-        self._program: LoadedProgram | None = new_program()
+        self._programs: tuple[LoadedProgram, ...] = ()
+        self._memory: Memory | None = None
+        self._held: PlanView | None = None
+        """The plan whose resident weights are on the GPU."""
+        self._load(self._reserve)
 
     def __repr__(self) -> str:
         ports = self.get_inputs(), self.get_outputs()
-        inputs, outputs = (", ".join(f"{p.name} {p.shape}" for p in each) for each in ports)
+        inputs, outputs = (", ".join(map(str, each)) for each in ports)
         return f"<Session {self._artifact.path.name}: {inputs} -> {outputs}>"
 
     @property
     def artifact(self) -> Artifact:
-        """What is loaded, with the plan that runs."""
+        """What is loaded, with the plan that runs; with that for the largest sizes, if some are open."""
         return self._artifact
 
     @property
@@ -140,10 +147,24 @@ class Session:
         return model_metadata(self._artifact.manifest)
 
     def get_inputs(self) -> list[NodeArg]:
-        return [node_arg(port) for port in self._artifact.manifest.inputs]
+        return [node_arg(port, self._shapes.open_axes(port)) for port in self._artifact.manifest.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        return [node_arg(port) for port in self._artifact.manifest.outputs]
+        manifest = self._artifact.manifest
+        return [node_arg(port, self._shapes.open_results(i)) for i, port in enumerate(manifest.outputs)]
+
+    def buckets(self) -> list[BucketInfo]:
+        """Sizes, memory and predicted time of each bucket; a single one without sizes if none are open."""
+        names = [each.name for each in self._artifact.manifest.dimensions]
+        return [
+            BucketInfo(
+                {name: (i.low, i.high) for name, i in zip(names, view.artifact.interface.sizes, strict=True)},
+                view.artifact.plan.arena_bytes(Device.GPU),
+                view.artifact.plan.arena_bytes(Device.CPU),
+                view.artifact.plan.makespan_us,
+            )
+            for view in self._plans
+        ]
 
     @exhaustion_told()
     def run(
@@ -162,12 +183,12 @@ class Session:
         that its loss has no class for.
         """
         outputs = self._requested(output_names)
-        arrays = self._checked(feeds, kept)
+        view, arrays = self._checked(feeds, kept)
         with self._lock:
-            program = self._open_program()
-            self._put_inputs(program, arrays)
+            memory, program = self._open_program(view)
+            view.put(memory, arrays)
             program.run()
-            return [self._found(port, program, arrays).copy() for port in outputs]
+            return [view.output(position, memory, arrays).copy() for position in outputs]
 
     def io_binding(self) -> IoBinding:
         """A binding of the caller's arrays, for `run_with_iobinding`."""
@@ -178,20 +199,22 @@ class Session:
         """Run with the inputs of a binding, and fill its outputs.
 
         Raises UsageError as `run` does; HC553 or HC554 where an output is bound to an array of another type
-        or shape, and HC554 where the size of an output follows from data and it is bound to an array at all.
+        or shape, and HC554 where the size of an output follows from data, or from sizes of the inputs that
+        are smaller than their bucket's, and it is bound to an array at all.
         """
         outputs = self._requested(binding.output_names)
-        targets = [binding.target(port, port_dtype(port.dtype)) for port in outputs]
         with self._lock:
-            program = self._open_program()
-            arrays = self._checked(binding.feeds(program))
-            self._put_inputs(program, arrays)
+            view, arrays = self._checked(binding.feeds(self._open_memory()))
+            ports = [view.outputs[position] for position in outputs]
+            targets = [binding.target(port, port_dtype(port.dtype)) for port in ports]
+            memory, program = self._open_program(view)
+            view.put(memory, arrays)
             program.run()
-            for port, target in zip(outputs, targets, strict=True):
-                result = self._found(port, program, arrays)
+            for position, port, target in zip(outputs, ports, targets, strict=True):
+                result = view.output(position, memory, arrays)
                 if target is not None:
                     np.copyto(target, result)
-                binding.put(port.name, result.copy() if target is None else target, program)
+                binding.put(port.name, result.copy() if target is None else target, memory)
 
     def run_async(
         self,
@@ -215,18 +238,19 @@ class Session:
         return future
 
     def warm_up(self, runs: int = 2) -> None:
-        """Run on zeros, so that later runs find all code loaded, and from the second on CUDA graphs made.
+        """Run each plan on zeros, so that later runs find all code loaded, and from the second on CUDA graphs
+        made.
 
         Raises as `run` does, but for HC560: a divisor may not be 0.
         """
-        inputs = self._artifact.manifest.inputs
-        feeds = {port.name: np.zeros(port.shape, port_dtype(port.dtype)) for port in inputs}
-        for _ in range(runs):
-            try:
-                self.run([], feeds)
-            except UsageError as error:
-                if error.code != "HC560":
-                    raise
+        for view in self._plans:
+            feeds = {port.name: np.zeros(port.shape, port_dtype(port.dtype)) for port in view.inputs}
+            for _ in range(runs):
+                try:
+                    self.run([], feeds)
+                except UsageError as error:
+                    if error.code != "HC560":
+                        raise
 
     def places(self, outputs: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Of inputs, and the outputs that replace them from run to run, those that share a place on the host.
@@ -234,15 +258,10 @@ class Session:
         By the input's name, the array there: a run reads its old value and leaves the new one. Valid until
         the session is closed or its memory released. Raises UsageError HC556.
         """
-        ports = {port.name: port for port in self._artifact.manifest.inputs}
+        [view] = self._plans
         with self._lock:
-            host = self._open_program().host_bytes
-        found = {name: self._places.get((self._tensors[name], True)) for name in outputs}
-        return {
-            name: as_port(host[place], ports[name])
-            for name, place in found.items()
-            if place is not None and place == self._places.get((self._tensors[outputs[name]], False))
-        }
+            memory, _ = self._open_program(view)
+            return view.shared_places(memory, outputs)
 
     def residents(self, outputs: Mapping[str, str]) -> frozenset[str]:
         """Of inputs, and the outputs that replace them from run to run, those that stay on the GPU.
@@ -250,16 +269,15 @@ class Session:
         By the input's name: it need not be fed again (`kept`), nor the output be asked for. What is there is
         lost when the session is closed or its memory released.
         """
-        before = {t for t, is_before in self._gpu_places if is_before}
-        carried = dict(self._artifact.graph.loop_carried)
-        pairs = ((name, self._tensors[name], self._tensors[output]) for name, output in outputs.items())
-        return frozenset(name for name, old, new in pairs if old in before and carried.get(old) == new)
+        [view] = self._plans
+        return view.residents(outputs)
 
     def resident(self, name: str) -> np.ndarray:
         """A copy of what is on the GPU of one of `residents`. Raises UsageError HC556, DeviceError HC407."""
-        [port] = (port for port in self._artifact.manifest.inputs if port.name == name)
+        [view] = self._plans
         with self._lock:
-            return self._from_gpu(self._open_program(), port, is_before=True)
+            memory, _ = self._open_program(view)
+            return view.resident(memory, self._ports[name])
 
     @exhaustion_told()
     def measure(self, feeds: Mapping[str, np.ndarray]) -> tuple[tuple[float, float], ...]:
@@ -268,22 +286,23 @@ class Session:
         The clocks of CPU and GPU are put together to some microseconds. Later runs are a little slower.
         Raises UsageError as `run` does.
         """
-        arrays = self._checked(feeds)
+        view, arrays = self._checked(feeds)
         with self._lock:
-            program = self._open_program()
-            self._put_inputs(program, arrays)
+            memory, program = self._open_program(view)
+            view.put(memory, arrays)
             spans = {lane: iter(spans) for lane, spans in program.run_traced().items()}
-        return tuple(next(spans[step.lane]) for step in self._artifact.plan.steps)
+        return tuple(next(spans[step.lane]) for step in view.artifact.plan.steps)
 
     def memory(self) -> dict[Device, DeviceMemory]:
         """Planned and really allocated bytes of each device."""
-        plan = self._artifact.plan
+        plans = [view.artifact.plan for view in self._plans]
         with self._lock:
-            allocated = self._open_program().allocated()
+            memory, _ = self._open_program(self._plans[-1])
+            allocated = memory.allocated()
         return {
-            Device.GPU: DeviceMemory(plan.arena_bytes(Device.GPU), allocated.gpu_bytes),
+            Device.GPU: DeviceMemory(max(p.arena_bytes(Device.GPU) for p in plans), allocated.gpu_bytes),
             Device.CPU: DeviceMemory(
-                plan.arena_bytes(Device.CPU),
+                max(p.arena_bytes(Device.CPU) for p in plans),
                 allocated.host_bytes,
                 allocated.mapped_weight_bytes,
                 allocated.staging_bytes,
@@ -304,7 +323,7 @@ class Session:
         self._runs.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._free()
-            self._new_program = None
+            self._reserve = None
             self._artifact.close()
 
     def __enter__(self) -> Session:
@@ -320,48 +339,62 @@ class Session:
         return UsageError("HC556", "the session is closed", where=where, remedy="load the artifact again")
 
     def _free(self) -> None:
-        if self._program is not None:
-            self._program.close()
-            self._program = None
+        for program in self._programs:
+            program.close()
+        if self._memory is not None:
+            self._memory.close()
+        self._programs, self._memory, self._held = (), None, None
 
-    def _open_program(self) -> LoadedProgram:
-        if self._new_program is None:
+    def _load(self, reserve: Callable[[], Memory]) -> None:
+        memory = reserve()
+        self._memory, self._held = memory, None
+        self._hold(memory, self._plans[-1])
+        self._programs = tuple(
+            LoadedProgram(memory, view.artifact, view.binding, self._threads) for view in self._plans
+        )
+
+    def _hold(self, memory: Memory, view: PlanView) -> None:
+        if self._held is not view:
+            with device_errors(), step_errors(view.artifact):
+                memory.hold(view.artifact)
+            self._held = view
+
+    def _open_memory(self) -> Memory:
+        if self._reserve is None:
             raise self._closed()
-        if self._artifact.needs_gpu:
+        if any(each.artifact.needs_gpu for each in self._plans):
             claim_gpu()
-        if self._program is None:
-            self._program = self._new_program()
-        return self._program
+        if self._memory is None:
+            self._load(self._reserve)
+        assert self._memory is not None
+        return self._memory
 
-    def _put_inputs(self, program: LoadedProgram, arrays: Mapping[str, np.ndarray]) -> None:
-        host = program.host_bytes
-        for port in self._artifact.manifest.inputs:
-            tensor = self._tensors[port.name]
-            place = self._places.get((tensor, True))
-            if place is not None and tensor in arrays:
-                as_port(host[place], port)[...] = arrays[tensor]
-            elif (tensor, True) in self._gpu_places and tensor in arrays:
-                program.put_on_gpu(self._gpu_places[tensor, True].start, arrays[tensor])
+    def _open_program(self, view: PlanView) -> tuple[Memory, LoadedProgram]:
+        """The memory, which holds what the plan needs, and the plan."""
+        memory = self._open_memory()
+        self._hold(memory, view)
+        return memory, self._programs[self._plans.index(view)]
 
-    def _from_gpu(self, program: LoadedProgram, port: Port, *, is_before: bool) -> np.ndarray:
-        place = self._gpu_places[self._tensors[port.name], is_before]
-        return as_port(program.get_from_gpu(place.start, place.stop - place.start), port)
-
-    def _requested(self, names: Sequence[str] | None) -> list[Port]:
-        ports = {port.name: port for port in self._artifact.manifest.outputs}
+    def _requested(self, names: Sequence[str] | None) -> list[int]:
+        """Positions of outputs."""
+        positions = {port.name: i for i, port in enumerate(self._artifact.manifest.outputs)}
         if names is None:
-            return list(self._artifact.manifest.outputs)
+            return list(range(len(self._artifact.manifest.outputs)))
         if not isinstance(names, Collection) or isinstance(names, str | bytes):
             remedy = f"pass [{names!r}]" if isinstance(names, str) else "pass a list of names"
             raise UsageError("HC555", f"output names must be a list, not {names!r}", remedy=remedy)
         for name in names:
-            if not isinstance(name, str) or name not in ports:
-                raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {listed(ports)}")
-        return [ports[name] for name in names]
+            if not isinstance(name, str) or name not in positions:
+                raise UsageError(
+                    "HC555", f"unknown output {name!r}", remedy=f"outputs are {listed(positions)}"
+                )
+        return [positions[name] for name in names]
 
-    def _checked(self, feeds: Mapping[str, np.ndarray], kept: Collection[str] = ()) -> dict[str, np.ndarray]:
-        """The feeds by tensor name, each known, complete and of the right type."""
-        ports = {port.name: port for port in self._artifact.manifest.inputs}
+    def _checked(
+        self, feeds: Mapping[str, np.ndarray], kept: Collection[str] = ()
+    ) -> tuple[PlanView, dict[str, np.ndarray]]:
+        """The plan for their sizes, and the feeds by tensor, each known, complete and of the right type."""
+        ports, shapes = self._ports, self._shapes
         if not isinstance(feeds, Mapping):
             raise UsageError(
                 "HC551",
@@ -373,34 +406,11 @@ class Session:
                 raise UsageError("HC551", f"unknown input {name!r}", remedy=f"inputs are {listed(ports)}")
         for name, port in ports.items():
             if name not in feeds and name not in kept:
-                raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {port_type(port)}")
-        arrays = {self._tensors[name]: checked_feed(ports[name], array) for name, array in feeds.items()}
-        for tensor, array in arrays.items():
-            check_fed(array, self._input_checks.get(tensor, ()))
-        return arrays
-
-    def _found(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The elements of an output that there are, where data say how many: valid until another run."""
-        array, counts = self._whole(port, program, feeds), self._artifact.manifest.counts
-        for cut in port.cuts:
-            count = int(self._whole(counts[cut.count], program, feeds).item())
-            # a damaged artifact may compute anything
-            array = array[(slice(None),) * cut.axis + (slice(max(count, 0)),)]
-        return array
-
-    def _whole(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-        """An output in its largest size. It may be an input, whose place may be taken by now, or a weight."""
-        tensor = self._tensors[port.name]
-        if tensor in feeds:
-            return feeds[tensor].reshape(port.shape)
-        place = self._places.get((tensor, False))
-        if place is not None:
-            return as_port(program.host_bytes[place], port)
-        if (tensor, False) in self._gpu_places:
-            return self._from_gpu(program, port, is_before=False)
-        stored = self._artifact.stored_plan.host_weights
-        weight = next(w for w in stored if w.tensor == tensor and not w.layout)
-        return as_port(program.weight_bytes(weight), port)
+                raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {shapes.type_of(port)}")
+        fed = {name: shapes.checked(ports[name], feed) for name, feed in feeds.items()}
+        sizes = shapes.sizes(fed, ports)
+        view = self._plans[shapes.bucket(sizes)]
+        return view, view.checked(fed, sizes)
 
 
 def verify_plans(artifact: Artifact) -> None:
@@ -411,37 +421,6 @@ def verify_plans(artifact: Artifact) -> None:
     except PlanError as error:
         what = f"its plan is rejected ({error.code}): {error.what}"
         raise ArtifactError("HC306", what, where=error.where, remedy="compile the model again") from error
-
-
-def bind_plan(artifact: Artifact) -> Binding:
-    """What a run of the chosen plan does, with the weights that the artifact stores for it.
-
-    Requires: `verify_plans`. Raises ArtifactError HC306 where the plan does not fit functions and weights.
-    """
-    stored = artifact.stored_plan
-    try:
-        binding = bind(artifact.graph, artifact.plan, artifact.manifest.signatures)
-        for wanted, found in (
-            (binding.host_weights, stored.host_weights),
-            (binding.streamed_weights, stored.streamed_weights),
-            ([r.weight for r in binding.resident_weights], stored.gpu_weights),
-        ):
-            missing = set(wanted) - {weight.weight for weight in found}
-            if missing:
-                raise BindingError(f"{min(map(str, missing))} is not stored as it is read", "weights")
-    except BindingError as error:
-        what = f"its plan does not fit its functions: {error.what} ({error.where})"
-        raise ArtifactError(
-            "HC306", what, where=str(artifact.path), remedy="compile the model again"
-        ) from error
-    return binding
-
-
-def _input_checks(artifact: Artifact) -> dict[str, tuple[Check, ...]]:
-    """By input, as a tensor, what kernels check of it: it is checked before the run writes anything."""
-    made = [check for kernel in artifact.graph.kernels for check in kernel.checks]
-    found = {name: tuple(check for check in made if check.tensor == name) for name in artifact.graph.inputs}
-    return {name: checks for name, checks in found.items() if checks}
 
 
 def _call_back(
@@ -465,7 +444,6 @@ def _unlock_sessions() -> None:
     """In a process that was just forked: the threads that held locks are not here."""
     for session in list(_sessions):
         session._lock = threading.Lock()
-        session._runs = ThreadPoolExecutor(1, "hybridc")
 
 
 os.register_at_fork(after_in_child=_unlock_sessions)

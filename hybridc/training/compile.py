@@ -20,7 +20,8 @@ from hybridc.compiler import compile_model, plan_model
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
-from hybridc.options import FP32, CompileOptions, Shape
+from hybridc.frontend.ranges.opening import at_bounds
+from hybridc.options import FP32, CompileOptions, FixedShape
 from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import NullProgress, Progress
@@ -75,7 +76,8 @@ def read_training_model(source: OnnxModel, options: CompileOptions, spec: Traini
 
     Raises ModelError; UsageError HC575 if the model's batch is another, HC580 if nothing is frozen by a name.
     """
-    shapes, dims = dict(options.shapes), dict(options.dims)
+    options.check_fixed("training")
+    shapes, dims = at_bounds(dict(options.shapes), dict(options.dims), (), ())
     graph = load(source).proto.graph
     _check_patterns(spec, [tensor.name for tensor in graph.initializer])
     if spec.micro_batch is not None:
@@ -229,7 +231,9 @@ def _check_patterns(spec: TrainingSpec, names: list[str]) -> None:
             raise UsageError("HC580", f"no parameter matches {pattern!r}", remedy=remedy)
 
 
-def _fix_batch(graph: onnx.GraphProto, batch: int, shapes: dict[str, Shape], dims: dict[str, int]) -> None:
+def _fix_batch(
+    graph: onnx.GraphProto, batch: int, shapes: dict[str, FixedShape], dims: dict[str, int]
+) -> None:
     """Add to `shapes` and `dims` what gives every open first dimension this size."""
     weights = {tensor.name for tensor in graph.initializer}
     first_sizes = []

@@ -52,8 +52,9 @@ class Tuner:
                 Measurer(isa, threads),
                 progress=self._progress.kernels,
             )
-        self.chosen = recorded_choices(tunables, self._path, conditions)
-        return self.chosen
+        chosen = recorded_choices(tunables, self._path, conditions)
+        self.chosen = {**self.chosen, **chosen}
+        return chosen
 
 
 def _check_processor(isa: Isa) -> None:

@@ -1,6 +1,6 @@
 """Attention: scaled dot-product attention becomes one kernel, which never stores its scores as a tensor.
 
-    softmax(query @ key^T [* scale] [+ mask]) @ value
+    softmax(query @ key^T [* scale] [+ mask] [where mask, else a number]) @ value
 
 A row of scores needs all keys but only its own query, so it can live in a cache from the first product to the
 second (Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021). Transpositions of the operands
@@ -34,8 +34,9 @@ from hybridc.passes.program.program import (
     tensor_shape,
 )
 
-SCORE_STEPS = ("divide", "multiply", "add", "subtract")
-"""Operators that may be applied to the scores before the softmax, with a number or a mask."""
+SCORE_STEPS = ("divide", "multiply", "add", "subtract", "where")
+"""Operators that may be applied to the scores before the softmax, with a number or a mask. The condition of
+`where` is given to the kernel as zeros and ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,13 @@ def fuse_attention(program: Program, suits: Callable[[Attention], bool] = lambda
         origins = program.origins.get(binding.var.name, ())
         if binding.var in last:
             match = last[binding.var]
-            call = _call(match, functions, renamed)
             names = [o for member in match.members for o in program.origins.get(member.name, ())]
+
+            def as_numbers(mask: relax.Expr, names: list[str] = names) -> relax.Expr:
+                made = relax.op.astype(renamed(mask), "float32")
+                return builder.emit(made, names, "mask")
+
+            call = _call(match, functions, renamed, as_numbers)
             new[binding.var] = builder.emit(call, names, "attention")
         elif binding.var not in dropped:
             new[binding.var] = builder.emit(renamed(binding.value), origins, binding.var.name)
@@ -277,9 +283,11 @@ def _call(
     match: Attention,
     functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]],
     renamed: Callable[[relax.Expr], relax.Expr],
+    as_numbers: Callable[[relax.Expr], relax.Expr],
 ) -> relax.Call:
     masks = [a for step in match.steps for a in step.args if _is_mask(a, match)]
-    tensors = [match.query.tensor, match.key.tensor, match.value.tensor, *masks]
+    operands = [renamed(t) for t in (match.query.tensor, match.key.tensor, match.value.tensor)]
+    operands += [as_numbers(mask) if tensor_dtype(mask) == "bool" else renamed(mask) for mask in masks]
     function = attention_function(match)
     key = function.script()
     if key not in functions:
@@ -289,7 +297,7 @@ def _call(
         relax.expr._update_type(variable, function.ty)
         functions[key] = variable, function
     result = relax.TensorType([int(e) for e in function.params[-1].shape], "float32")
-    return relax.call_tir(functions[key][0], [renamed(t) for t in tensors], result)
+    return relax.call_tir(functions[key][0], operands, result)
 
 
 def _is_mask(operand: relax.Expr, match: Attention) -> bool:
@@ -359,8 +367,11 @@ def _logits(match: Attention, scores: te.Tensor) -> tuple[te.Tensor, list[te.Ten
         value, used = scores[i], list(masks)
         for step in match.steps:
             name = step.op.name.removeprefix("relax.")
-            a, b = (operand(arg, value, i, used) for arg in step.args)
-            value = a / b if name == "divide" else operators[name](a, b)
+            *condition, a, b = (operand(arg, value, i, used) for arg in step.args)
+            if condition:
+                value = tirx.Select(condition[0] != tirx.const(0.0, "float32"), a, b)
+            else:
+                value = a / b if name == "divide" else operators[name](a, b)
         return value
 
     return te.compute(scores.shape, at, name="logits"), masks

@@ -10,7 +10,7 @@ import pytest
 
 from hybridc.errors import DeviceError
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.runtime import load, program
+from hybridc.runtime import load, memory
 from hybridc.runtime.staging import check_room, host_room_bytes
 from tests.support.process import PATIENCE_SECONDS
 
@@ -45,7 +45,7 @@ def code_under_limit(artifact: Path, before: str, more_bytes: int, attempt: str)
 
 
 def test_too_little_memory_is_refused_at_load(cpu_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "host_room_bytes", lambda: 2 * ALIGNMENT_BYTES - 1)
+    monkeypatch.setattr(memory, "host_room_bytes", lambda: 2 * ALIGNMENT_BYTES - 1)
     what = "needs 1,024 bytes of host memory, but 1,023 are available"
     with pytest.raises(DeviceError, match=what) as caught:
         load(cpu_artifact)
@@ -70,6 +70,6 @@ def test_run_within_little_address_space_ends_in_one_error(cpu_artifact: Path) -
 session = hybridc.load(sys.argv[1])
 feeds = {"the/x": np.ones((4, 8), np.float32)}
 session.run(None, feeds)
-session._output = lambda *_: np.empty(1 << 40)
+session._plans[0].output = lambda *_: np.empty(1 << 40)
 """
     assert code_under_limit(cpu_artifact, before, 0, "session.run(None, feeds)") == "HC412"

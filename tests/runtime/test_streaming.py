@@ -13,7 +13,7 @@ from hybridc.errors import DeviceError
 from hybridc.files import OpenFile
 from hybridc.ir import Device
 from hybridc.ir.plan import ALIGNMENT_BYTES
-from hybridc.runtime import load, program, staging
+from hybridc.runtime import load, memory, staging
 from hybridc.runtime.staging import SLOTS, SMALLEST_SLOT_BYTES, Staging, choose_staging
 from tests.runtime.conftest import EMULATED_BYTES
 from tests.support.artifacts import SHAPE, weight_array
@@ -39,7 +39,7 @@ def test_streamed_weights_arrive_in_every_run(
     emulator.start(EMULATED_BYTES, lazy_streams=lazy_streams)
     if slot_bytes is not None:  # less than the weight's 256 bytes, which then goes in parts
         slots = Staging(SLOTS * slot_bytes, SLOTS)
-        monkeypatch.setattr("hybridc.runtime.program.choose_staging", lambda *_: slots)
+        monkeypatch.setattr("hybridc.runtime.memory.choose_staging", lambda *_: slots)
     with load(streaming_artifact) as opened:
         for seed in range(3):
             y = opened.run(None, {"the/x": drawn(seed)})[0]
@@ -72,7 +72,7 @@ def test_weights_larger_than_memory_can_be_mapped(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     with path.open("wb") as stream:  # all holes
         stream.truncate(3 * memory_bytes)
-    mapped = np.from_dlpack(program._map_weights(OpenFile(path)))
+    mapped = np.from_dlpack(memory._map_weights(OpenFile(path)))
     assert mapped.size == 3 * memory_bytes and mapped[-1] == 0
 
 

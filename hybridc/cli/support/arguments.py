@@ -108,14 +108,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         dest="shapes",
         type=parse_shape,
         metavar="NAME=1x3x224x224",
-        help="shape of an input, with _ for a dimension that the model fixes, or scalar; may be repeated",
+        help="shape of an input, with _ for a dimension that the model fixes and 1..8 for one that stays"
+        " open, or scalar; may be repeated",
     )
     add(
         "--dim",
         dest="dims",
         type=parse_dim,
         metavar="NAME=8",
-        help="size of a named dimension; may be repeated",
+        help="size of a named dimension; 1..32 for one that stays open, 1..32:8,32 with bounds of buckets, or"
+        " 64,128 for the sizes that there are; may be repeated",
     )
     add(
         "--value",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -12,6 +13,10 @@ from hybridc.cli.support.files import read_array
 from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import UsageError
 from hybridc.ir.graph import stored_dtype
+from hybridc.options import Size
+
+if TYPE_CHECKING:
+    from hybridc.runtime.session import NodeArg
 
 _DTYPE_OF_TYPE = {"float": "float32", "double": "float64"}
 
@@ -29,6 +34,24 @@ class ModelInput(Protocol):
     def type(self) -> str:
         """Such as `tensor(float)`."""
         ...
+
+
+def of_sizes(inputs: Iterable[NodeArg], given: Iterable[tuple[str, Size]]) -> list[NodeArg]:
+    """The inputs with these sizes of open dimensions. Raises UsageError HC512 for an unknown dimension."""
+    inputs, sizes = list(inputs), dict(given)
+    names = sorted({name for each in inputs for name in each.open.values()})
+    for name, size in sizes.items():
+        if name not in names or not isinstance(size, int):
+            what = (
+                f"the artifact has no open dimension {name!r}" if name not in names else "sizes must be one"
+            )
+            listed = f"open dimensions are {', '.join(names)}" if names else "all its sizes are fixed"
+            raise UsageError("HC512", what, remedy=listed)
+    fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
+    return [
+        replace(each, shape=[fixed.get(each.open.get(i, ""), n) for i, n in enumerate(each.shape)])
+        for each in inputs
+    ]
 
 
 def gather_feeds(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from hybridc.cli.support.files import existing_model
 from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.cli.support.train_options import PROGRAMS, check_training, training_spec
 from hybridc.errors import UsageError
+from hybridc.ir import Device
 from hybridc.options import exact_bytes, format_bytes
 from hybridc.progress import terminal_progress
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hybridc.passes.planner.watch import PlanningTime
     from hybridc.report import Report
     from hybridc.results import Planned
+    from hybridc.sizes import Interval
 
 _PROGRAM = {"step": "the training step", "evaluate": "the evaluation", "accumulate": "the accumulation"}
 
@@ -39,6 +41,21 @@ class CudaCode:
 
     def __str__(self) -> str:
         return f"{format_bytes(self.image_bytes)} of GPU code for {', '.join(self.architectures)} and newer"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRow:
+    """What runs of one bucket of sizes take."""
+
+    sizes: Mapping[str, Interval]
+    gpu_bytes: int
+    cpu_bytes: int
+    predicted_us: float
+
+    @staticmethod
+    def of(sizes: Mapping[str, Interval], plan: Plan) -> BucketRow:
+        gpu_bytes, cpu_bytes = plan.arena_bytes(Device.GPU), plan.arena_bytes(Device.CPU)
+        return BucketRow(sizes, gpu_bytes, cpu_bytes, plan.makespan_us)
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,8 @@ class PlanOf:
     """Of an artifact with code for GPUs."""
     planning: PlanningTime | None = None
     """What the search took, where it was made now."""
+    buckets: tuple[BucketRow, ...] = ()
+    """With open dimensions, of which this is the plan for the largest sizes: what all plans take."""
 
     def report(self) -> Report:
         from hybridc.report import report_plan
@@ -170,8 +189,9 @@ def _plans(
             planned.smallest_bytes_bound,
             program,
             planning=planned.planning,
+            buckets=tuple(BucketRow.of(each.sizes, each.plans[i]) for each in planned.buckets),
         )
-        for graph, plan, pins in zip(planned.graphs, planned.plans, planned.pins, strict=True)
+        for i, (graph, plan, pins) in enumerate(zip(planned.graphs, planned.plans, planned.pins, strict=True))
     )
 
 
@@ -204,9 +224,11 @@ def _of_artifact(
 
 def _stored(arguments: argparse.Namespace, artifact: Artifact, program: str | None) -> PlanOf:
     title = f"Plan of {_described(arguments.source, program)}"
-    if len(artifact.plans) > 1:
-        title += f", {artifact.number + 1} of {len(artifact.plans)}, for the budgets {artifact.budgets}"
     manifest = artifact.manifest
+    budgets = len(artifact.plans) // len(manifest.interfaces)
+    if budgets > 1:
+        title += f", {artifact.number % budgets + 1} of {budgets}, for the budgets {artifact.budgets}"
+    names = [each.name for each in manifest.dimensions]
     code = None
     if manifest.cuda_image_bytes is not None:
         code = CudaCode(manifest.cuda_architectures, manifest.cuda_image_bytes)
@@ -219,4 +241,9 @@ def _stored(arguments: argparse.Namespace, artifact: Artifact, program: str | No
         title,
         program=program,
         code=code,
+        buckets=tuple(
+            BucketRow.of(dict(zip(names, each.interface.sizes, strict=True)), each.plan)
+            for each in artifact.in_buckets()
+            if names
+        ),
     )

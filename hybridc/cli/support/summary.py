@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridc.cli.support.files import measured_to_json
+from hybridc.ir import Device
 from hybridc.options import format_bytes
 from hybridc.report import report_plan, report_to_json
 from hybridc.report.table import format_us, plural
@@ -28,6 +29,13 @@ def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
     """
     assert compiled.path is not None
     plans = [_plan_to_json(g, plan) for g, plan in zip(compiled.graphs, compiled.plans, strict=True)]
+    buckets = [
+        {
+            "sizes": {name: [each.low, each.high] for name, each in bucket.sizes.items()},
+            "plans": [_plan_to_json(*pair) for pair in zip(bucket.graphs, bucket.plans, strict=True)],
+        }
+        for bucket in compiled.buckets
+    ]
     return {
         "path": str(compiled.path),
         "artifact_bytes": _folder_bytes(compiled.path),
@@ -40,6 +48,7 @@ def compiled_to_json(compiled: Compiled) -> dict[str, Any]:
         "precision": _precisions(compiled.graphs[-1]),
         **plans[-1],
         "plans": plans,
+        **({"buckets": buckets} if buckets else {}),
     }
 
 
@@ -80,10 +89,16 @@ def compiled_summary(compiled: Compiled, target: str) -> str:
     if data["measured_us"]:
         lines.append(f"  planned with {plural(len(data['measured_us']), 'measured time')}")
     lines += precision_summary(compiled.graphs[-1])
+    if compiled.buckets:
+        lines.append(f"{compiled.buckets[-1]}:")
     for plan in data["plans"]:
         if len(data["plans"]) > 1:
             lines.append(f"plan for {format_bytes(plan['budget_bytes'])} of GPU memory:")
         lines += _plan_summary(plan)
+    for bucket in compiled.buckets[:-1]:
+        plan = bucket.plans[-1]
+        memory = format_bytes(plan.arena_bytes(Device.GPU) or plan.arena_bytes(Device.CPU))
+        lines.append(f"{bucket}: memory {memory}, predicted run {format_us(plan.makespan_us)}")
     return "\n".join(lines)
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from hybridc.frontend.counted.ledger import Ledger
+from hybridc.frontend.counted.ledger import Count, Ledger
 from hybridc.frontend.counted.rewrites import OPENING
 from hybridc.frontend.counted.sources import SOURCES
+from hybridc.frontend.expand.builder import Builder
 from hybridc.frontend.values import constant_array
 
 _CUTS = "hybridc.cuts"
@@ -31,18 +32,19 @@ def has_data_extents(graph: ir.Graph) -> bool:
     )
 
 
-def return_counts(graph: ir.Graph, ledger: Ledger) -> None:
-    """Append the counts of outputs to these."""
-    numbers: list[int] = []
+def return_counts(graph: ir.Graph, ledger: Ledger, build: Builder) -> None:
+    """Append the counts of outputs to these. Requires: elements of outputs come before padding."""
+    counts: list[Count] = []
     by_output = []
     for output in list(graph.outputs):
         cuts = []
-        for axis, number in sorted(ledger.axes(output).items()):
-            if number not in numbers:
-                numbers.append(number)
-            cuts.append((axis, numbers.index(number)))
+        for axis, count in sorted(ledger.axes(output).items()):
+            if count not in counts:
+                counts.append(count)
+            cuts.append((axis, counts.index(count)))
         by_output.append(tuple(cuts))
-    graph.outputs.extend(ledger.count(number) for number in numbers)
+    graph.outputs.extend(ledger.count(count, build) for count in counts)
+    graph.extend(build.nodes)
     graph.meta[_CUTS] = Cuts(tuple(by_output))
 
 

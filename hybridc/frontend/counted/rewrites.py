@@ -8,8 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from hybridc.frontend.counted import along, places, windows
+from hybridc.frontend.counted.along import limit
 from hybridc.frontend.counted.ledger import TRUSTED, Ledger
+from hybridc.frontend.counted.places import total
 from hybridc.frontend.counted.rules import listed_axes, without
+from hybridc.frontend.counted.slices import is_sized, sized_slice
 from hybridc.frontend.expand.builder import (
     Builder,
     Unsupported,
@@ -19,6 +23,7 @@ from hybridc.frontend.expand.builder import (
     operand,
     shape_of,
 )
+from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.values import constant_array
 
 Rewrite = Callable[[ir.Node, Builder, Ledger], Sequence[ir.Value | None] | None]
@@ -42,7 +47,7 @@ def _shape(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
     start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", None)
     chosen = range(rank)[start:end]
     parts = [
-        ledger.count(axes[axis]) if axis in axes else build.constant([shape[axis]], "int64")
+        ledger.count(axes[axis], build) if axis in axes else build.constant([shape[axis]], "int64")
         for axis in chosen
     ]
     return [build.op("Concat", *parts, axis=0)]
@@ -50,12 +55,8 @@ def _shape(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
 
 def _size(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
     x = operand(node, 0)
-    axes = ledger.axes(x)
-    rest = math.prod(extent for axis, extent in enumerate(shape_of(x)) if axis not in axes)
-    total = build.constant([rest], "int64")
-    for number in axes.values():
-        total = build.op("Mul", total, ledger.count(number))
-    return [build.squeeze(total, [0])]
+    shape = shape_of(x)
+    return [total(shape, ledger.axes(x), range(len(shape)), build, ledger)]
 
 
 def _reduction(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
@@ -71,39 +72,26 @@ def _reduction(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Val
     hidden = {axis: number for axis, number in padded.items() if axis in axes}
     is_mean = node.op_type == "ReduceMean"
     if hidden:
-        valid = ledger.valid(x, hidden, build)
-        x = build.op("Where", valid, x, _limit(x, _NEUTRAL[node.op_type], build))
+        x = ledger.filled(x, hidden, limit(x, _NEUTRAL[node.op_type], build), build)
     of = "ReduceSum" if is_mean and hidden else node.op_type
     result = build.reduce(of, x, axes, keepdims=keepdims)
     if is_mean and hidden:
-        rest = math.prod(shape[axis] for axis in axes if axis not in hidden)
-        total = build.constant(rest, "int64")
-        for number in hidden.values():
-            total = build.op("Mul", total, build.squeeze(ledger.count(number), [0]))
-        result = build.op("Div", result, build.op("Cast", total, to=int(dtype)))
+        divisor = build.op("Cast", total(shape, padded, axes, build, ledger), to=int(dtype))
+        result = build.op("Div", result, divisor)
     left = {axis: number for axis, number in padded.items() if axis not in axes}
     return [ledger.mark(result, without(left, axes, keepdims=keepdims))]
-
-
-def _limit(x: ir.Value, number: float, build: Builder) -> ir.Value:
-    """The number, or the nearest that the type has. Raises Unsupported for booleans."""
-    dtype = dtype_of(x)
-    if dtype == ir.DataType.BOOL:
-        raise Unsupported("of booleans along an axis whose extent follows from data")
-    if dtype.is_floating_point() or math.isfinite(number):
-        return build.like(x, number)
-    limits = np.iinfo(dtype.numpy())
-    return build.constant(limits.max if number > 0 else limits.min, dtype)
 
 
 def _slice(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] | None:
     """Along padded axes from a constant on, up to one; along others as it is, or up to what data say."""
     x, starts, ends = operand(node, 0), given(node, 1), given(node, 2)
     padded, shape, known = ledger.axes(x), shape_of(x), constant_array(ends)
+    if is_sized(node, ledger):
+        return sized_slice(node, build, ledger)
     if not padded and (starts is None or (known is not None and constant_array(starts) is not None)):
         return None
     if starts is None or ends is None:
-        raise Unsupported("of what has an extent that follows from data needs opset 10")
+        raise Unsupported("of what has an extent that is not fixed needs opset 10")
     axes, steps = list(range(len(shape))), [1] * len(shape)
     if given(node, 3) is not None:
         axes = [int(a) % len(shape) for a in constant_of(operand(node, 3), "axes").reshape(-1)]
@@ -117,9 +105,10 @@ def _slice(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] 
             result = build.slice(result, axis, begin, end, step)
             continue
         if step != 1 or begin < 0 or (end is not None and end < 0):
-            raise Unsupported("from the end or with steps along an axis whose extent follows from data")
+            raise Unsupported("from the end or with steps along an axis whose extent is not fixed")
         bound = shape[axis] if end is None else min(end, shape[axis])
-        extent = ledger.count(padded[axis]) if axis in padded else build.constant([bound], "int64")
+        is_padded = axis in padded
+        extent = ledger.count(padded[axis], build) if is_padded else build.constant([bound], "int64")
         last = build.constant([bound], "int64") if end is not None else _end(ends, i, extent, build)
         begin = min(begin, bound)
         length = build.op("Sub", build.op("Min", extent, last), build.constant([begin], "int64"))
@@ -146,29 +135,55 @@ def _top_k(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] 
     axis = node.attributes.get_int("axis", -1) % len(shape)
     if axis in padded:
         worst = -math.inf if node.attributes.get_int("largest", 1) else math.inf
-        x = build.op("Where", ledger.valid(x, {axis: padded[axis]}, build), x, _limit(x, worst, build))
+        x = ledger.filled(x, {axis: padded[axis]}, limit(x, worst, build), build)
     bound = shape[axis] if known is None else min(int(np.reshape(known, ())), shape[axis])
     kept = {name: each.value for name, each in node.attributes.items() if name != "k"}
     if build.opset < 10:
-        raise Unsupported("of what has an extent that follows from data needs opset 10")
+        raise Unsupported("of what has an extent that is not fixed needs opset 10")
     results = build.ops("TopK", [x, build.constant([bound], "int64")], kept, results=2)
     found = {a: number for a, number in padded.items() if a != axis}
-    limits = [ledger.count(padded[axis])] if axis in padded else []
+    limits = [ledger.count(padded[axis], build)] if axis in padded else []
+    samples = ledger.samples(padded[axis]) if axis in padded and known is not None else ()
     if known is None and k is not None:
         limits.append(build.reshape(build.cast(k, ir.DataType.INT64), [1]))
-    if limits:
-        found[axis] = ledger.add(build.op("Min", build.constant([bound], "int64"), *limits))
+    if limits and not (samples and min(samples) >= bound):
+        count = build.op("Min", build.constant([bound], "int64"), *limits)
+        found[axis] = ledger.add(count, tuple(min(n, bound) for n in samples))
     return [ledger.mark(result, found) for result in results]
 
 
 REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_NEUTRAL, _reduction),
+    **dict.fromkeys(("ArgMax", "ArgMin"), along.arg_extremum),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), along.softmax),
+    "AveragePool": windows.average_pool,
+    "Concat": places.concat,
+    "Conv": windows.convolution,
+    "CumSum": along.cumulative_sum,
+    "Expand": places.expand,
+    "Div": places.division,
+    "Einsum": along.einsum,
+    "Flatten": places.flatten,
+    "Gather": places.gather,
+    "GatherElements": places.gather_elements,
+    "GatherND": places.gather_nd,
+    "GlobalAveragePool": windows.global_average,
+    "GlobalMaxPool": windows.global_maximum,
+    "LpNormalization": along.normalization,
+    "MatMul": along.matmul,
+    "MaxPool": windows.max_pool,
+    "Mod": places.division,
+    "Pad": along.pad,
+    "PackedGather": places.packed_gather,
+    RECURRENCE_OPERATOR: along.recurrence,
+    "Reshape": places.reshape,
     "Shape": _shape,
     "Size": _size,
     "Slice": _slice,
+    "Tile": places.tile,
     "TopK": _top_k,
 }
-"""Of nodes with padded operands."""
+"""Of nodes with padded operands, or whose constants depend on the sizes of open dimensions."""
 OPENING: Mapping[str, Rewrite] = {"Slice": _slice, "TopK": _top_k}
 """Of nodes whose own operands may say how many elements there are."""
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from hybridc.frontend.counted.ledger import Axes
 from hybridc.frontend.expand.builder import Unsupported, constant_of, dtype_of, operand, shape_of
-from hybridc.frontend.values import constant_array, static_shape
+from hybridc.frontend.values import static_shape
 
 Rule = Callable[[ir.Node, Sequence[Axes]], Sequence[Axes]]
 """Padded axes of a node's results, from those of its operands. Raises Unsupported where elements would be
 computed from padding, NotYet if shapes must be known first. Requires: shapes of results, where known, are
 inferred."""
 
-_ALONG = "along an axis whose extent follows from data"
+ALONG = "along an axis whose extent is not fixed"
 _UNARY = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Celu"),
     *("Cos", "Cosh", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf"),
@@ -30,12 +29,14 @@ _BROADCASTING = (
     *("Sub", "Sum", "Where", "Xor"),
 )
 _BY_SAMPLE = (
-    *("AveragePool", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "Resize"),
+    *("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DepthToSpace", "GlobalAveragePool"),
+    *("GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LRN"),
+    *("LpPool", "MaxPool", "Resize", "SpaceToDepth"),
 )
 """What computes each sample, along axis 0 of the first operand, alone."""
 
 
-def _elementwise(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
+def elementwise(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     """Operands broadcast: along a padded axis all are padded by the same count, or have one element."""
     operands = [(value, axes) for value, axes in zip(node.inputs, taken, strict=True) if value is not None]
     shapes = [shape_of(value) for value, _ in operands]
@@ -50,13 +51,13 @@ def _elementwise(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
         for shape, (_, axes) in zip(shapes, operands, strict=True):
             axis = len(shape) + at
             if axis >= 0 and axes.get(axis) != number and (shape[axis] != 1 or axis in axes):
-                raise Unsupported(f"with operands of which data determine different extents {_ALONG}")
+                raise Unsupported(f"with operands of different extents {ALONG}")
     return [{rank + at: number for at, number in padded.items()}]
 
 
 def _only_first(node: ir.Node, taken: Sequence[Axes]) -> Axes:
     if any(taken[1:]):
-        raise Unsupported("whose second or a later operand has an extent that follows from data")
+        raise Unsupported("whose second or a later operand has an extent that is not fixed")
     return taken[0]
 
 
@@ -66,16 +67,8 @@ def _along_axis(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     axis = node.attributes.get_int("axis", -1) % rank
     is_flat = node.op_type in ("Hardmax", "LogSoftmax", "Softmax") and (node.version or 13) < 13
     if any(each == axis or (is_flat and each > axis) for each in axes):
-        raise Unsupported(_ALONG)
+        raise Unsupported(ALONG)
     return [axes]
-
-
-def _arg_extremum(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
-    axes, rank = _only_first(node, taken), len(shape_of(operand(node, 0)))
-    axis = node.attributes.get_int("axis", 0) % rank
-    if axis in axes:
-        raise Unsupported(_ALONG)
-    return [without(axes, [axis], keepdims=bool(node.attributes.get_int("keepdims", 1)))]
 
 
 def without(axes: Axes, removed: Sequence[int], *, keepdims: bool = False) -> Axes:
@@ -103,9 +96,9 @@ def _squeeze(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     shape = shape_of(operand(node, 0))
     removed = listed_axes(node, len(shape))
     if removed is None:
-        raise Unsupported("without axes of what has an extent that follows from data")
+        raise Unsupported("without axes of what has an extent that is not fixed")
     if any(axis in taken[0] for axis in removed):
-        raise Unsupported(_ALONG)
+        raise Unsupported(ALONG)
     return [without(taken[0], removed)]
 
 
@@ -118,127 +111,64 @@ def _unsqueeze(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     return [{left[axis]: number for axis, number in taken[0].items()}]
 
 
-def _reshape(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
-    """A padded axis stays where as many elements lie before it, and it is -1 or 0 that says its extent."""
-    axes, source = _only_first(node, taken), shape_of(operand(node, 0))
-    told, target = constant_of(operand(node, 1), "a shape").reshape(-1), shape_of(node.outputs[0])
-    found: dict[int, int] = {}
-    for axis, number in axes.items():
-        before = math.prod(source[:axis])
-        for to, extent in enumerate(target):
-            is_same = math.prod(target[:to]) == before and extent == source[axis]
-            # axes of one element may stand before the one that is meant
-            if is_same and told[to] in (-1, 0) and to not in found:
-                found[to] = number
-                break
-        else:
-            raise Unsupported("of what has an extent that follows from data, unless it stays an axis")
-    return [found]
-
-
-def _flatten(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
-    shape = shape_of(operand(node, 0))
-    axis = node.attributes.get_int("axis", 1)
-    axis += len(shape) if axis < 0 else 0
-    first, rest = shape[:axis], shape[axis:]
-    found = {}
-    for each, number in taken[0].items():
-        group = first if each < axis else rest
-        if math.prod(group) != shape[each]:
-            raise Unsupported("of what has an extent that follows from data, unless it stays an axis")
-        found[0 if each < axis else 1] = number
-    return [found]
-
-
-def _concat(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
-    rank = len(shape_of(operand(node, 0)))
-    axis = node.attributes.get_int("axis", 0) % rank
-    if any(dict(axes) != dict(taken[0]) for axes in taken):
-        raise Unsupported("of operands of which data determine different extents")
-    if axis in taken[0]:
-        raise Unsupported(_ALONG)
-    return [taken[0]]
-
-
 def _split(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     rank = len(shape_of(operand(node, 0)))
     if node.attributes.get_int("axis", 0) % rank in taken[0]:
-        raise Unsupported(_ALONG)
+        raise Unsupported(ALONG)
     return [taken[0]] * len(node.outputs)
-
-
-def _gather(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
-    """Axes of the indices stand at the place of the one that they index."""
-    of_data, of_indices = taken
-    axis = node.attributes.get_int("axis", 0) % len(shape_of(operand(node, 0)))
-    more = len(shape_of(operand(node, 1))) - 1
-    if axis in of_data and not _count_from_start(operand(node, 1), of_indices):
-        raise Unsupported(_ALONG)
-    kept = {a + (more if a > axis else 0): number for a, number in of_data.items() if a != axis}
-    return [kept | {axis + a: number for a, number in of_indices.items()}]
-
-
-def _count_from_start(indices: ir.Value, axes: Axes) -> bool:
-    """Whether indices of a padded axis are constants that do not count from its end."""
-    known = constant_array(indices)
-    return known is not None and bool((known >= 0).all())
-
-
-def _gather_nd(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
-    rank = len(shape_of(operand(node, 1)))
-    if taken[0] or rank - 1 in taken[1]:
-        raise Unsupported("from what has an extent that follows from data")
-    return [taken[1]]
-
-
-def _matmul(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
-    """Rows of the first operand, and its batch where the second has none."""
-    axes, rank = _only_first(node, taken), len(shape_of(operand(node, 0)))
-    other = static_shape(node.inputs[1])
-    if rank - 1 in axes or other is None or (len(other) > 2 and set(axes) != {rank - 2}):
-        raise Unsupported(_ALONG)
-    if rank < len(other):
-        return [{len(other) - rank + axis: number for axis, number in axes.items()}]
-    return [axes]
 
 
 def _packed_product(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     if len(shape_of(operand(node, 0))) - 1 in taken[0]:
-        raise Unsupported(_ALONG)
-    return [taken[0]]
-
-
-def _packed_gather(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
-    """The indices' axes come first."""
+        raise Unsupported(ALONG)
     return [taken[0]]
 
 
 def _gemm(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     axes = _only_first(node, taken)
     if node.attributes.get_int("transA", 0) or set(axes) != {0}:
-        raise Unsupported(_ALONG)
+        raise Unsupported(ALONG)
     if len(node.inputs) > 2 and (static_shape(node.inputs[2]) or (1,))[:-1] not in ((), (1,)):
-        raise Unsupported("with a matrix that is added to what has an extent that follows from data")
+        raise Unsupported("with a matrix that is added to what has an extent that is not fixed")
     return [axes]
 
 
 def _by_sample(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     axes = _only_first(node, taken)
     if set(axes) != {0}:
-        raise Unsupported(_ALONG)
+        raise Unsupported(ALONG)
     return [axes] * len(node.outputs)
+
+
+def _samples_of_all(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
+    """Sample by sample of every operand."""
+    if any(set(axes) - {0} or axes != taken[0] for axes in taken):
+        raise Unsupported(ALONG)
+    return [taken[0]] * len(node.outputs)
+
+
+def _by_channel(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
+    axes = _only_first(node, taken)
+    if 1 in axes:
+        raise Unsupported(ALONG)
+    return [axes] * len(node.outputs)
+
+
+def _triangle(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
+    """What is kept follows from an element's place."""
+    return [_only_first(node, taken)]
 
 
 def _roi_align(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     if taken[0] or dict(taken[1]) != dict(taken[2]) or set(taken[1]) != {0}:
-        raise Unsupported("with regions and images of which data determine different numbers")
+        raise Unsupported("with regions and images of different numbers")
     return [taken[1]]
 
 
 def _layer_normalization(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     axes, rank = _only_first(node, taken), len(shape_of(operand(node, 0)))
     if any(axis >= node.attributes.get_int("axis", -1) % rank for axis in axes):
-        raise Unsupported(_ALONG)
+        raise Unsupported(ALONG)
     return [axes] * len(node.outputs)
 
 
@@ -250,24 +180,19 @@ def _one_hot(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys((*_UNARY, *_BROADCASTING), _elementwise),
-    **dict.fromkeys(("Hardmax", "LogSoftmax", "LpNormalization", "Softmax"), _along_axis),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _arg_extremum),
+    **dict.fromkeys((*_UNARY, *_BROADCASTING), elementwise),
+    "Hardmax": _along_axis,
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _layer_normalization),
     **dict.fromkeys(_BY_SAMPLE, _by_sample),
-    "Concat": _concat,
-    "Flatten": _flatten,
-    "Gather": _gather,
-    "GatherND": _gather_nd,
+    "BatchNormalization": _by_channel,
     "Gemm": _gemm,
-    "MatMul": _matmul,
+    "GridSample": _samples_of_all,
     "OneHot": _one_hot,
-    "PackedGather": _packed_gather,
     "PackedProduct": _packed_product,
-    "Reshape": _reshape,
     "RoiAlign": _roi_align,
     "Split": _split,
     "Squeeze": _squeeze,
     "Transpose": _transpose,
+    "Trilu": _triangle,
     "Unsqueeze": _unsqueeze,
 }

@@ -49,7 +49,7 @@ def _compress(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Valu
     axis = node.attributes.get_int("axis", None)
     if axis is None:
         if padded and len(shape) > 1:
-            raise Unsupported("of all elements of what has an extent that follows from data")
+            raise Unsupported("of all elements of what has an extent that is not fixed")
         x, shape, axis = build.reshape(x, [-1]), (math.prod(shape),), 0
     axis %= len(shape)
     chosen = constant_array(condition)
@@ -58,7 +58,7 @@ def _compress(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Valu
         return [ledger.mark(build.op("Gather", x, indices, axis=axis), padded)]
     mask = condition
     if axis in padded and ledger.axes(condition) != {0: padded[axis]}:
-        raise Unsupported("by a condition and along an axis of which data determine different extents")
+        raise Unsupported("by a condition and along an axis of different extents")
     mask = _mask(condition, build, ledger)
     extent = min(shape_of(condition)[0], shape[axis])
     found, count = positions(_begin(mask, extent, build), build)
@@ -118,8 +118,8 @@ def _boxes(node: ir.Node, count: int, build: Builder, ledger: Ledger) -> ir.Valu
     if not of_boxes and not of_scores:
         return build.constant([count], "int64")
     if set(of_boxes) != {1} or set(of_scores) != {2} or of_boxes[1] != of_scores[2]:
-        raise Unsupported("of boxes and scores of which data determine different numbers")
-    return ledger.count(of_boxes[1])
+        raise Unsupported("of boxes and scores of different numbers")
+    return ledger.count(of_boxes[1], build)
 
 
 SOURCES: Mapping[str, Rewrite] = {

@@ -21,7 +21,7 @@ def unique(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value |
     """Values, positions of their first occurrences, for each slice the position of its value, and counts."""
     x = operand(node, 0)
     if ledger.axes(x):
-        raise Unsupported("of what has an extent that follows from data")
+        raise Unsupported("of what has an extent that is not fixed")
     shape, axis = shape_of(x), node.attributes.get_int("axis", None)
     rows, rest = _rows(x, axis, build)
     count, width = shape_of(rows)

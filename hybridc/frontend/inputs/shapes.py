@@ -11,13 +11,13 @@ from onnx import TensorShapeProto, ValueInfoProto
 
 from hybridc.errors import ModelError, ModelWarning
 from hybridc.frontend import codes
-from hybridc.options import Shape
+from hybridc.options import FixedShape
 
 
 def fix_shapes(
     model: onnx.ModelProto,
     name: str,
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, FixedShape],
     dims: Mapping[str, int],
     refusals: codes.Refusals,
 ) -> None:
@@ -50,7 +50,7 @@ def fix_shapes(
 
 
 def _check_names(
-    inputs: list[ValueInfoProto], name: str, shapes: Mapping[str, Shape], dims: Mapping[str, int]
+    inputs: list[ValueInfoProto], name: str, shapes: Mapping[str, FixedShape], dims: Mapping[str, int]
 ) -> None:
     input_names = [value.name for value in inputs]
     dim_names = sorted({d.dim_param for v in inputs for d in v.type.tensor_type.shape.dim if d.dim_param})
@@ -73,7 +73,7 @@ def _check_names(
 def _apply_shape(
     value: ValueInfoProto,
     name: str,
-    shape: Shape,
+    shape: FixedShape,
     dims: Mapping[str, int],
     sizes: dict[str, set[int]],
 ) -> None:
@@ -160,7 +160,7 @@ def _dims_text(value: ValueInfoProto) -> str:
     return separator.join(str(d.dim_value) if d.dim_value > 0 else d.dim_param or "?" for d in dims)
 
 
-def _text(shape: Shape) -> str:
+def _text(shape: FixedShape) -> str:
     return "x".join("_" if size is None else str(size) for size in shape)
 
 

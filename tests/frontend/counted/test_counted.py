@@ -145,17 +145,14 @@ def test_results_have_as_many_elements_on_a_gpu(
 @pytest.mark.parametrize(
     ("node", "operator"),
     [
-        ("y = Softmax<axis = 0>(rows)", "Softmax"),
-        ("y = CumSum(rows, axis)", "CumSum"),
+        ("y = Hardmax<axis = 0>(rows)", "Hardmax"),
         ("y = Add(rows, x)", "Add"),
         ("y = Concat<axis = 0>(rows, rows)", "Concat"),
         ("y = Concat<axis = 1>(rows, x)", "Concat"),
         ("y = Reshape(rows, shape)", "Reshape"),
         ("y = Gemm<transA = 1>(rows, x)", "Gemm"),
         ("y = MatMul(w, rows)", "MatMul"),
-        ("at = ArgMax<axis = 0>(rows) y = Cast<to = 1>(at)", "ArgMax"),
         ("y = Gather<axis = 0>(rows, minus)", "Gather"),
-        ("flat = Reshape(rows, minus) y = Unsqueeze(flat, axis)", "Reshape"),
         ("y = Tile(rows, twice)", "Tile"),
         ("extents = Shape(rows) y = Expand(number, extents)", "Expand"),
         ("back = Constant<value = int64[1] {-2}>() y = Slice(rows, minus, big, axis)", "Slice"),
@@ -176,6 +173,42 @@ def test_what_would_see_the_padding_is_refused_by_name(node: str, operator: str)
     with pytest.raises(ModelError) as refused:
         hybridc.compile(model, stop_after="canonicalize", target="avx2")
     assert refused.value.code in ("HC114", "HC117") and operator in refused.value.where
+
+
+ALONG = """g (float[5, 6] x, bool[5] mask) =>
+(float[N, 6] shares, float[N, 6] sums, float[N, 6] rests, int64[6] at, float[1, M] flat, float[N, 6] logs,
+ float[N, 6] unit, float[6, 6] product, float[2, N, 6] both) {
+    rows = Compress<axis = 0>(x, mask)
+    columns = Transpose(rows)
+    axis = Constant<value = int64 {0}>()
+    axes = Constant<value = int64[1] {0}>()
+    minus = Constant<value = int64[1] {-1}>()
+    shares = Softmax<axis = 0>(rows)
+    logs = LogSoftmax<axis = 0>(rows)
+    sums = CumSum(rows, axis)
+    rests = CumSum<exclusive = 1, reverse = 1>(rows, axis)
+    at = ArgMin<axis = 0, keepdims = 0>(rows)
+    unit = LpNormalization<axis = 0, p = 2>(rows)
+    flat_rows = Reshape(rows, minus)
+    flat = Unsqueeze(flat_rows, axes)
+    product = MatMul(columns, rows)
+    more = Unsqueeze(rows, axes)
+    pair = Concat<axis = 0>(more, more)
+    two = Constant<value = float {2}>()
+    both = Mul(pair, two)
+}"""
+
+
+def masked_feeds(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {
+        "x": random.standard_normal((5, 6)).astype(np.float32),
+        "mask": random.permutation(5) <= seed,
+    }
+
+
+def test_operators_along_a_padded_axis_leave_the_padding_out(tmp_path: Path) -> None:
+    assert_agrees(tmp_path / "model.hyb", ALONG, map(masked_feeds, range(5)))
 
 
 def test_a_condition_that_is_known_leaves_no_count() -> None:

@@ -1,0 +1,101 @@
+"""Which axes of a model's inputs are open, and what their sizes may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+
+from hybridc.errors import UsageError
+from hybridc.frontend.load import load
+from hybridc.options import FixedShape, Shape, Size
+from hybridc.sizes import Bucket, Interval, Sizes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """An open dimension of a model."""
+
+    name: str
+    """The model's own, or `input[axis]` of one without."""
+    sizes: Sizes
+    axes: tuple[tuple[str, int], ...]
+    """Inputs that have it, and their axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The open dimensions in one bucket."""
+
+    dimensions: tuple[Dimension, ...]
+    bucket: Bucket
+    probe: Callable[[Bucket], ir.Graph]
+    """Folds the network at other sizes."""
+
+    def samples(self) -> tuple[Bucket, ...]:
+        """Sizes at which the network is compared with itself at the largest: the smallest ones first, then
+        each dimension at its middle, and all of them one less than they can be."""
+        lows = tuple(each.low for each in self.bucket)
+        highs = [each.high for each in self.bucket]
+        middles = [
+            (*highs[:i], (each.low + each.high) // 2, *highs[i + 1 :]) for i, each in enumerate(self.bucket)
+        ]
+        less = tuple(max(each.low, each.high - 1) for each in self.bucket)
+        found = dict.fromkeys((lows, *middles, less))
+        return tuple(tuple(Interval(n, n) for n in sizes) for sizes in found if list(sizes) != highs)
+
+
+def open_dimensions(
+    source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Shape], dims: Mapping[str, Size]
+) -> tuple[Dimension, ...]:
+    """The dimensions that are given more than one size, in the order of the model's inputs.
+
+    Raises UsageError HC512 where one is given two ranges, and as `load` does.
+    """
+    named = {name: size for name, size in dims.items() if isinstance(size, Sizes)}
+    ranged = {name: s for name, s in shapes.items() if any(isinstance(size, Sizes) for size in s)}
+    if not named and not ranged:
+        return ()
+    graph = load(source).proto.graph
+    inputs = {value.name: [d.dim_param for d in value.type.tensor_type.shape.dim] for value in graph.input}
+    axes: dict[str, list[tuple[str, int]]] = {}
+    for name, shape in ranged.items():
+        known = inputs.get(name, [])
+        for axis, size in enumerate(shape):
+            if isinstance(size, Sizes):
+                own = known[axis] if axis < len(known) else ""
+                dimension = own or f"{name}[{axis}]"
+                if named.setdefault(dimension, size) != size:
+                    what = f"dimension {dimension!r} is given as {named[dimension]} and as {size}"
+                    raise UsageError("HC512", what, remedy="give it once")
+                if not own:
+                    axes.setdefault(dimension, []).append((name, axis))
+    for name, known in inputs.items():
+        for axis, own in enumerate(known):
+            if own in named:
+                axes.setdefault(own, []).append((name, axis))
+    order = [*(name for name in axes if name in named), *(name for name in named if name not in axes)]
+    return tuple(Dimension(name, named[name], tuple(axes.get(name, ()))) for name in order)
+
+
+def at_bounds(
+    shapes: Mapping[str, Shape],
+    dims: Mapping[str, Size],
+    dimensions: Sequence[Dimension],
+    bucket: Bucket,
+) -> tuple[dict[str, FixedShape], dict[str, int]]:
+    """Shapes and sizes by name that are fixed to the largest of a bucket."""
+    highs = {each.name: interval.high for each, interval in zip(dimensions, bucket, strict=True)}
+    axes = {axis: highs[each.name] for each in dimensions for axis in each.axes}
+    fixed_shapes = {
+        name: tuple(axes[name, axis] if isinstance(size, Sizes) else size for axis, size in enumerate(shape))
+        for name, shape in shapes.items()
+    }
+    fixed_dims = {name: highs[name] if isinstance(size, Sizes) else size for name, size in dims.items()}
+    return fixed_shapes, fixed_dims

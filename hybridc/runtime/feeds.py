@@ -1,0 +1,101 @@
+"""What is fed to a run: known, of the right types, and of sizes that there is a plan for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hybridc.artifact.manifest import Manifest, Port
+from hybridc.errors import UsageError
+from hybridc.sizes import union_text
+
+
+class Shapes:
+    """Shapes of an artifact's inputs, some of whose dimensions may be open."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._dimensions = manifest.dimensions
+        self._interfaces = manifest.interfaces
+        self._buckets = [each.sizes for each in manifest.interfaces]
+        self._axes = {axis: i for i, each in enumerate(manifest.dimensions) for axis in each.axes}
+
+    def sizes(self, arrays: Mapping[str, np.ndarray], ports: Mapping[str, Port]) -> tuple[int, ...]:
+        """The size of each open dimension. Raises UsageError HC554 for another shape, or if sizes differ."""
+        found: dict[int, tuple[int, str]] = {}
+        for name, array in arrays.items():
+            shape, port = array.shape, ports[name]
+            is_fixed = len(shape) == len(port.shape) and all(
+                extent == known or (name, axis) in self._axes
+                for axis, (extent, known) in enumerate(zip(shape, port.shape, strict=True))
+            )
+            if not is_fixed:
+                raise _wrong_shape(name, shape, self.type_of(port))
+            for axis, extent in enumerate(shape):
+                if (name, axis) not in self._axes:
+                    continue
+                number = self._axes[name, axis]
+                if not any(extent in bucket[number] for bucket in self._buckets):
+                    raise _wrong_shape(name, shape, self.type_of(port))
+                size, other = found.setdefault(number, (extent, name))
+                if size != extent:
+                    dimension = self._dimensions[number].name
+                    what = f"{dimension} is {extent} in input {name!r}, but {size} in input {other!r}"
+                    raise UsageError("HC554", what, remedy=f"feed {self.type_of(port)}")
+        return tuple(found[i][0] for i in range(len(self._dimensions)))
+
+    def checked(self, port: Port, feed: np.ndarray) -> np.ndarray:
+        """The feed as an array of the port's type, in the machine's byte order. Raises UsageError HC553."""
+        remedy = f"feed {self.type_of(port)}"
+        try:
+            array = np.asarray(feed)
+        except ValueError:
+            raise UsageError("HC553", f"input {port.name!r} is not an array", remedy=remedy) from None
+        if array.dtype.name != port.dtype:
+            what = f"input {port.name!r} has dtype {array.dtype.name}"
+            raise UsageError("HC553", what, remedy=remedy)
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+    def bucket(self, sizes: Sequence[int]) -> int:
+        """The number of the smallest bucket that has these sizes."""
+        return next(
+            number
+            for number, bucket in enumerate(self._buckets)
+            if all(size in interval for size, interval in zip(sizes, bucket, strict=True))
+        )
+
+    def open_axes(self, port: Port) -> dict[int, str]:
+        """Names of the open dimensions of an input, by axis."""
+        return {axis: self._dimensions[i].name for (name, axis), i in self._axes.items() if name == port.name}
+
+    def open_results(self, position: int) -> dict[int, str]:
+        """Names of open dimensions whose sizes are those of axes of an output, by axis."""
+        ports = [each.outputs[position] for each in self._interfaces]
+        found = {}
+        for axis in range(len(ports[-1].shape)):
+            bounds = [port.shape[axis] for port in ports]
+            is_cut = any(cut.axis == axis for port in ports for cut in port.cuts)
+            names = [
+                each.name
+                for i, each in enumerate(self._dimensions)
+                if (is_cut or len(set(bounds)) > 1) and bounds == [bucket[i].high for bucket in self._buckets]
+            ]
+            if len(names) == 1:
+                found[axis] = names[0]
+        return found
+
+    def type_of(self, port: Port) -> str:
+        """What to feed, such as `float32[batch=1..32, 3, 224, 224]`."""
+        extents = [self._extent(port, axis) for axis in range(len(port.shape))]
+        return f"{port.dtype}[{', '.join(extents)}]"
+
+    def _extent(self, port: Port, axis: int) -> str:
+        number = self._axes.get((port.name, axis))
+        if number is None:
+            return str(port.shape[axis])
+        sizes = union_text(bucket[number] for bucket in self._buckets)
+        return f"{self._dimensions[number].name}={sizes}"
+
+
+def _wrong_shape(name: str, shape: Sequence[int], type_: str) -> UsageError:
+    return UsageError("HC554", f"input {name!r} has shape {list(shape)}", remedy=f"feed {type_}")

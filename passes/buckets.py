@@ -1,0 +1,70 @@
+"""One network compiled for several buckets of sizes: what the buckets share, and all of them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+
+from hybridc.options import Budget, CompileOptions
+from hybridc.passes.lower.lower import lower
+from hybridc.passes.phases import ImportedNetwork, Library, LoweredNetwork, PlannedNetwork, TiledNetwork
+
+
+def with_library(network: ImportedNetwork, earlier: Library) -> ImportedNetwork:
+    """The network, which takes functions and their times from an earlier bucket's library, and adds to it.
+
+    Its weights are its own: folding may make others of one name for other sizes.
+    """
+    return replace(network, library=replace(earlier, weights={}))
+
+
+def _same_arrays(
+    weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The weights, with another bucket's array in place of an equal one of the same name."""
+
+    def shared(name: str, own: np.ndarray) -> np.ndarray:
+        other = others.get(name)
+        if other is None or other.dtype != own.dtype or not np.array_equal(other, own):
+            return own
+        return other
+
+    return {name: shared(name, own) for name, own in weights.items()}
+
+
+def weights_of(networks: Sequence[PlannedNetwork]) -> tuple[Mapping[str, np.ndarray], ...]:
+    """The weights of each bucket, of which those that are the same are the same array."""
+    *_, last = networks
+    largest = last.library.weights
+    return tuple(_same_arrays(network.library.weights, largest) for network in networks)
+
+
+def with_shared_effort(options: CompileOptions, count: int) -> CompileOptions:
+    """The options of one of so many buckets, which take what one compilation may take together."""
+    tune_seconds = None if options.tune_seconds is None else options.tune_seconds / count
+    return replace(options, plan_seconds=options.plan_seconds / count, tune_seconds=tune_seconds)
+
+
+def with_budgets(options: CompileOptions, network: TiledNetwork) -> CompileOptions:
+    """The options of a smaller bucket: the bytes that the budgets of the largest one are."""
+    budgets = tuple(Budget(size_bytes=size) for size in network.budgets)
+    return replace(options, gpu_memory=budgets) if options.gpu_memory else options
+
+
+def joined(networks: Sequence[PlannedNetwork]) -> LoweredNetwork:
+    """The plans of all buckets, with one module of their functions.
+
+    Requires: each network began with the library of the one behind it. Ensures: `whole` is that of the last,
+    with the functions of all.
+    """
+    *_, last = networks
+    library = replace(networks[0].library, weights=last.library.weights)
+    whole = replace(last.whole, library=library)
+    chosen = tuple(chain.from_iterable(network.chosen for network in networks))
+    plans = tuple(chain.from_iterable(network.plans for network in networks))
+    graphs = [tiling.graph for tiling in chosen]
+    lowered = lower(graphs, plans, library.scheduled, last.job.options.target)
+    return LoweredNetwork(whole, last.tilings, last.all_gpu_peak_bytes, chosen, plans, last.planning, lowered)

@@ -1,0 +1,265 @@
+"""One artifact for every size in a range: results of onnxruntime, and memory that is promised at load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import hybridc
+from hybridc import emulator
+from hybridc.errors import ArtifactError, UsageError
+from hybridc.ir import Device
+from hybridc.json_values import sealed
+from hybridc.runtime import Session
+from tests.support.expansion import parsed
+
+GPU_MEMORY = "16MiB"
+RUNS = 60
+
+CONVOLUTIONS = """g (float[N, 3, 12, 12] x, float[N, 2] more) => (float[N, 5] y, float[N, 2] z)
+<float[8, 3, 3, 3] w0, float[8] scale, float[8] shift, float[8] mean, float[8] variance, float[8, 5] w1> {
+    c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]>(x, w0)
+    n = BatchNormalization(c, scale, shift, mean, variance)
+    r = Relu(n)
+    p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r)
+    g = GlobalAveragePool(p)
+    f = Flatten(g)
+    y = Gemm(f, w1)
+    z = Sigmoid(more)
+}"""
+
+ENCODER = """g (int64[N, S] ids, int64[N, S] mask) => (float[N, S, 16] y, float[N, 16] pooled)
+<float[20, 16] words, float[16, 16] places, float[16, 16] wq, float[16, 16] wk, float[16, 16] wv,
+ float[16] scale> {
+    zero = Constant<value = int64[1] {0}>()
+    one = Constant<value = int64[1] {1}>()
+    masked = Constant<value = float {-10000}>()
+    unit = Constant<value = float {1}>()
+    shape = Shape(ids)
+    length = Slice(shape, one, two)
+    two = Constant<value = int64[1] {2}>()
+    here = Slice(places, zero, length, zero)
+    e = Gather(words, ids)
+    x = Add(e, here)
+    heads = Constant<value = int64[4] {0, 0, 2, 8}>()
+    q0 = MatMul(x, wq)
+    k0 = MatMul(x, wk)
+    v0 = MatMul(x, wv)
+    q1 = Reshape(q0, heads)
+    k1 = Reshape(k0, heads)
+    v1 = Reshape(v0, heads)
+    q = Transpose<perm = [0, 2, 1, 3]>(q1)
+    k = Transpose<perm = [0, 2, 3, 1]>(k1)
+    v = Transpose<perm = [0, 2, 1, 3]>(v1)
+    m0 = Cast<to = 1>(mask)
+    m1 = Sub(unit, m0)
+    m2 = Mul(m1, masked)
+    both = Constant<value = int64[2] {1, 2}>()
+    m3 = Unsqueeze(m2, both)
+    s0 = MatMul(q, k)
+    s1 = Add(s0, m3)
+    p = Softmax<axis = -1>(s1)
+    c0 = MatMul(p, v)
+    c1 = Transpose<perm = [0, 2, 1, 3]>(c0)
+    whole = Constant<value = int64[3] {0, 0, -1}>()
+    c = Reshape(c1, whole)
+    r = Add(c, x)
+    y = LayerNormalization<axis = -1>(r, scale)
+    pooled = ReduceMean<axes = [1], keepdims = 0>(y)
+}"""
+
+RECURRENT = """g (float[S, N, 4] x) => (float[S, 2, N, 8] y, float[2, N, 8] last)
+<float[2, 32, 4] w, float[2, 32, 8] r, float[2, 64] b> {
+    y, last = LSTM<hidden_size = 8, direction = "bidirectional">(x, w, r, b)
+}"""
+
+
+def network(text: str) -> onnx.ModelProto:
+    """With weights that are drawn."""
+    model, random = parsed(text), np.random.default_rng(0)
+    nodes = sorted(model.graph.node, key=lambda node: node.op_type != "Constant")
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    for info in model.graph.value_info:
+        shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        drawn = random.standard_normal(shape) / 2 + (info.name in ("variance", "scale"))
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(
+                np.abs(drawn).astype(np.float32) if info.name == "variance" else drawn.astype(np.float32),
+                info.name,
+            )
+        )
+    del model.graph.value_info[:]
+    return model
+
+
+CASES: Mapping[str, tuple[str, dict[str, str], dict[str, int]]] = {
+    "convolutions": (CONVOLUTIONS, {"N": "1..5:1,5"}, {}),
+    "encoder": (ENCODER, {"N": "1..3:3", "S": "2..9:4,9"}, {"ids": 20, "mask": 2}),
+    "recurrent": (RECURRENT, {"N": "1..4:4", "S": "2..6:6"}, {}),
+}
+
+
+TARGETS = CPU, GPU = "avx2", "cuda:sm_75+avx2"
+
+
+def _marks(name: str, target: str) -> list[pytest.MarkDecorator]:
+    """Of networks on a GPU one is enough for every run of the tests."""
+    return [] if target == CPU or name == "convolutions" else [pytest.mark.slow]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((name, target), id=f"{name}-{target}", marks=_marks(name, target))
+        for name in CASES
+        for target in TARGETS
+    ],
+)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Session, onnx.ModelProto, dict[str, int]]]:
+    """A session, for a GPU with half the memory that the largest sizes need."""
+    name, target = request.param
+    text, dims, limits = CASES[name]
+    model, path = network(text), tmp_path_factory.mktemp("open") / "model.hyb"
+    options: Any = {"gpu_memory": "50%"} if target != "avx2" else {}
+    hybridc.compile(model, path, target=target, dims=dims, plan_seconds=0.2, threads=2, **options)
+    emulate = GPU_MEMORY if target != "avx2" else None
+    with hybridc.load(path, emulate_gpu=emulate) as session:
+        yield session, model, limits
+
+
+def sizes_of(session: Session) -> dict[str, tuple[int, int]]:
+    """The smallest and the largest of each dimension."""
+    buckets = session.buckets()
+    return {
+        name: (min(b.sizes[name][0] for b in buckets), max(b.sizes[name][1] for b in buckets))
+        for name in buckets[0].sizes
+    }
+
+
+def drawn(session: Session, sizes: Mapping[str, int], limits: Mapping[str, int], seed: int) -> dict[str, Any]:
+    random, feeds = np.random.default_rng(seed), {}
+    for given in session.get_inputs():
+        shape = [sizes[given.open[i]] if i in given.open else n for i, n in enumerate(given.shape)]
+        if given.name in limits:
+            feeds[given.name] = random.integers(0, limits[given.name], shape)
+            if given.name == "mask":
+                feeds[given.name][:, 0] = 1
+        else:
+            feeds[given.name] = random.standard_normal(shape).astype(np.float32)
+    return feeds
+
+
+def test_runs_of_any_size_agree_and_take_no_more_memory(
+    case: tuple[Session, onnx.ModelProto, dict[str, int]],
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session, model, limits = case
+    reference = onnxruntime.InferenceSession(model.SerializeToString())
+    random, bounds, memory = np.random.default_rng(1), sizes_of(session), session.memory()
+    has_gpu = any(bucket.gpu_bytes for bucket in session.buckets())
+    peak = emulator.statistics().peak_bytes if has_gpu else 0
+    for seed in range(RUNS):
+        sizes = {name: int(random.integers(low, high + 1)) for name, (low, high) in bounds.items()}
+        feeds = drawn(session, sizes, limits, seed)
+        for found, wanted in zip(session.run(None, feeds), reference.run(None, feeds), strict=True):
+            assert found.shape == wanted.shape
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert session.memory() == memory
+    assert not has_gpu or emulator.statistics().peak_bytes == peak
+
+
+def test_memory_is_that_of_the_largest_bucket(case: tuple[Session, onnx.ModelProto, dict[str, int]]) -> None:
+    session, _, _ = case
+    buckets, memory = session.buckets(), session.memory()
+    assert memory[Device.GPU].allocated_bytes == max(b.gpu_bytes for b in buckets)
+    assert memory[Device.CPU].allocated_bytes == max(b.cpu_bytes for b in buckets)
+
+
+@pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
+@pytest.mark.parametrize("shape", [(6, 3, 12, 12), (0, 3, 12, 12), (2, 3, 12), (2, 3, 11, 12)])
+def test_other_shapes_are_refused_with_the_range(
+    case: tuple[Session, onnx.ModelProto, dict[str, int]], shape: tuple[int, ...]
+) -> None:
+    session, _, _ = case
+    feeds = {"x": np.zeros(shape, np.float32), "more": np.zeros((shape[0], 2), np.float32)}
+    with pytest.raises(UsageError) as refused:
+        session.run(None, feeds)
+    assert refused.value.code == "HC554" and "'x'" in refused.value.what
+    assert "float32[N=1..5, 3, 12, 12]" in refused.value.remedy
+
+
+@pytest.mark.parametrize("case", [("convolutions", CPU), ("encoder", CPU)], indirect=True)
+def test_sizes_that_differ_between_inputs_are_refused(
+    case: tuple[Session, onnx.ModelProto, dict[str, int]],
+) -> None:
+    session, _, limits = case
+    sizes = {name: high for name, (_, high) in sizes_of(session).items()}
+    feeds = drawn(session, sizes, limits, 0)
+    name = session.get_inputs()[1].name
+    feeds[name] = feeds[name][:-1]
+    with pytest.raises(UsageError) as refused:
+        session.run(None, feeds)
+    assert refused.value.code == "HC554" and name in refused.value.what and "N is" in refused.value.what
+
+
+def _other_bounds(manifest: dict[str, Any]) -> None:
+    manifest["buckets"][0]["sizes"][0]["high"] = 5
+
+
+def _other_order(manifest: dict[str, Any]) -> None:
+    manifest["plans"].reverse()
+
+
+def _no_buckets(manifest: dict[str, Any]) -> None:
+    manifest["buckets"] = []
+
+
+def _axis_that_is_not_there(manifest: dict[str, Any]) -> None:
+    manifest["dimensions"][0]["axes"][0][1] = 7
+
+
+def _other_output(manifest: dict[str, Any]) -> None:
+    manifest["buckets"][0]["outputs"].pop()
+
+
+@pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
+@pytest.mark.parametrize(
+    "edit", [_other_bounds, _other_order, _no_buckets, _axis_that_is_not_there, _other_output]
+)
+def test_buckets_that_contradict_the_plans_are_refused(
+    case: tuple[Session, onnx.ModelProto, dict[str, int]],
+    edit: Callable[[dict[str, Any]], None],
+    tmp_path: Path,
+) -> None:
+    session, _, _ = case
+    path = tmp_path / "model.hyb"
+    shutil.copytree(session.artifact.path, path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    edit(manifest)
+    (path / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    with pytest.raises(ArtifactError) as refused:
+        hybridc.load(path)
+    assert refused.value.code == "HC303"
+
+
+@pytest.mark.parametrize("case", [("encoder", CPU)], indirect=True)
+def test_what_buckets_share_is_stored_once(case: tuple[Session, onnx.ModelProto, dict[str, int]]) -> None:
+    session, _, _ = case
+    manifest = session.artifact.manifest
+    places = [
+        {w.tensor: w.offset_bytes for w in plan.host_weights if w.tensor.startswith("w")}
+        for plan in manifest.plans
+    ]
+    assert len(places) == 2 and places[0] == places[1] and len(places[0]) >= 3
+    names = [{k.function for k in graph.kernels} for graph in session.artifact.graphs]
+    assert len(manifest.functions) < sum(map(len, names))

@@ -1,0 +1,67 @@
+"""Networks with open dimensions, padded to the largest sizes of a bucket, and run so by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from hybridc.frontend import codes
+from hybridc.frontend.counted.outputs import Cuts, cuts_of
+from hybridc.frontend.inputs.shapes import fix_shapes
+from hybridc.frontend.load import load
+from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds, open_dimensions
+from hybridc.frontend.simplify import folded, simplify
+from hybridc.sizes import Bucket, Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A network of fixed shapes that is fed padded inputs, and the sizes that count."""
+
+    model: onnx.ModelProto
+    dimensions: tuple[Dimension, ...]
+    cuts: Cuts
+
+    def run(self, feeds: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> list[np.ndarray]:
+        """Results of inputs of these sizes: padded with zeros, run, and cut."""
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(self.model.SerializeToString())
+        fed = {
+            value.name: _padded(feeds[value.name], value.shape)
+            for value in session.get_inputs()
+            if value.name in feeds
+        }
+        fed |= {f"size of {name}": np.array([size]) for name, size in sizes.items()}
+        known = {value.name for value in session.get_inputs()}
+        found = session.run(None, {name: array for name, array in fed.items() if name in known})
+        results, counts = found[: len(self.cuts.by_output)], found[len(self.cuts.by_output) :]
+        for i, cuts in enumerate(self.cuts.by_output):
+            for axis, number in cuts:
+                results[i] = results[i].take(np.arange(int(counts[number].item())), axis)
+        return list(results)
+
+
+def padded(model: onnx.ModelProto, dims: Mapping[str, Sizes], bucket: Bucket) -> Padded:
+    """The network as the importer gets it. Raises ModelError."""
+    dimensions = open_dimensions(model, {}, dims)
+
+    def fixed(sizes: Bucket) -> onnx.ModelProto:
+        proto = load(model).proto
+        _, known = at_bounds({}, dims, dimensions, sizes)
+        fix_shapes(proto, "model", {}, known, codes.Refusals())
+        return proto
+
+    opening = Opening(dimensions, bucket, lambda sizes: folded(fixed(sizes), "model", None))
+    made = simplify(fixed(bucket), "model", None, opening=opening)
+    return Padded(ir.to_proto(made), dimensions, cuts_of(made.graph))
+
+
+def _padded(array: np.ndarray, shape: list[int]) -> np.ndarray:
+    whole = np.zeros(shape, array.dtype)
+    whole[tuple(map(slice, array.shape))] = array
+    return whole
