@@ -28,7 +28,8 @@ def regret_tables() -> list[str]:
     return [
         "## Machines that are not as predicted",
         "How much slower plans are than the best that is known for a machine, on "
-        f"{len(draws)} machines drawn around the profile of a laptop with 4 GB (`benchmarks/regret.py`: GPU 0.3 to 1.0 of its predicted "
+        f"{len(draws)} machines drawn around the profile of a laptop with 4 GB (`benchmarks/regret.py`: GPU "
+        "0.3 to 1.0 of its predicted "
         "speed, CPU 0.5 to 1.1, link 0.6 to 1.0, launches 0.5 to 3 times, up to 40 % lost to what shares a "
         f"memory or the link, every function 20 % off; seed {draws[0]['seed']}, `--plan-seconds "
         f"{draws[0]['effort']:g}`; {result['date']}). Baselines: a split in two, "
