@@ -53,7 +53,8 @@ def example() -> str:
         hybridc("sweep", model, *options, "--gpu-memory", "10%..100%", "-o", picture)
     kernels, placement = section(shown, "Kernels"), section(shown, "Placement")
     first = next(i for i, line in enumerate(shown) if line.startswith("Predicted run:"))
-    summary = shown[first:]
+    # how long planning took is another on every computer
+    summary = [line for line in shown[first:] if not line.startswith("planned in")]
     lines = [
         "hybridc plan resnet50.onnx --target cuda+avx2 --gpu-memory 50% --plan-seconds 2 --all",
         "",

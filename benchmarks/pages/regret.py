@@ -24,13 +24,15 @@ def regret_tables() -> list[str]:
                 for key in ("median", "tail", "worst", "baselines_us", "informed_baselines_us")
             )
             lines.append(f"| {row['model']} | {row['planner']} | {shares} |")
-    draws = sum(row["table"] == "draws" for row in result["rows"])
+    draws = [row for row in result["rows"] if row["table"] == "draws"]
     return [
         "## Machines that are not as predicted",
-        f"How much slower plans are than the best that is known for a machine, on {draws} machines drawn "
-        "around the profile of a laptop with 4 GB (`benchmarks/regret.py`: GPU 0.3 to 1.0 of its predicted "
+        "How much slower plans are than the best that is known for a machine, on "
+        f"{len(draws)} machines drawn around the profile of a laptop with 4 GB (`benchmarks/regret.py`: GPU "
+        "0.3 to 1.0 of its predicted "
         "speed, CPU 0.5 to 1.1, link 0.6 to 1.0, launches 0.5 to 3 times, up to 40 % lost to what shares a "
-        f"memory or the link, every function 20 % off; {result['date']}). Baselines: a split in two, "
+        f"memory or the link, every function 20 % off; seed {draws[0]['seed']}, `--plan-seconds "
+        f"{draws[0]['effort']:g}`; {result['date']}). Baselines: a split in two, "
         "offloading everything, the CPU alone, chosen with the profile or knowing the machine; `robust` are "
         "plans of `--robust`:",
         "\n".join(lines),

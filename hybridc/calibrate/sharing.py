@@ -28,8 +28,9 @@ _OUTLASTS = 2
 class Copies(Protocol):
     """Copies, one after the other, beside which something else can run."""
 
-    moved_bytes: int
-    """What one of them reads and writes in the memory that is looked at."""
+    @property
+    def moved_bytes(self) -> int:
+        """What one of them reads and writes in the memory that is looked at."""
 
     def begin(self, count: int) -> None:
         """Start so many copies, without waiting for them."""
