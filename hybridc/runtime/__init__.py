@@ -1,5 +1,7 @@
 """Running an artifact: needs TVM's runtime libraries and numpy, and neither TVM's compiler nor ours."""
 
-from hybridc.runtime.session import DeviceMemory, NodeArg, Session, load
+from hybridc.runtime.io_binding import IoBinding
+from hybridc.runtime.ports import ModelMetadata, NodeArg
+from hybridc.runtime.session import DeviceMemory, Session, load
 
-__all__ = ["DeviceMemory", "NodeArg", "Session", "load"]
+__all__ = ["DeviceMemory", "IoBinding", "ModelMetadata", "NodeArg", "Session", "load"]

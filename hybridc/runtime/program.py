@@ -134,13 +134,21 @@ class LoadedProgram:
         """Write bytes into the GPU's arena. Raises DeviceError HC407 if the GPU fails."""
         source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         source = source if source.flags.writeable else source.copy()  # DLPack exports no read-only arrays
-        self._copy(tvm_ffi.from_dlpack(source), self._bytes_on_gpu(offset_bytes, source.nbytes))
+        self.copy(tvm_ffi.from_dlpack(source), self._bytes_on_gpu(offset_bytes, source.nbytes))
 
     def get_from_gpu(self, offset_bytes: int, size_bytes: int) -> np.ndarray:
         """A copy of bytes of the GPU's arena. Raises DeviceError HC407 if the GPU fails."""
         data = np.empty(size_bytes, np.uint8)
-        self._copy(self._bytes_on_gpu(offset_bytes, size_bytes), tvm_ffi.from_dlpack(data))
+        self.copy(self._bytes_on_gpu(offset_bytes, size_bytes), tvm_ffi.from_dlpack(data))
         return data
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy an array of tvm_ffi to another of the same size, on the host or the GPU.
+
+        Raises DeviceError HC407 if the GPU fails.
+        """
+        with _device_errors():
+            self._helper("upload")(source, target)  # it goes by where the two are
 
     def run(self) -> None:
         """Run the plan's steps; on return every lane is idle.
@@ -205,10 +213,6 @@ class LoadedProgram:
 
     def _bytes_on_gpu(self, offset_bytes: int, size_bytes: int) -> Any:
         return self._helper("arena_view")(self._gpu_arena, offset_bytes, (size_bytes,), "uint8")
-
-    def _copy(self, source: Any, target: Any) -> None:
-        with _device_errors():
-            self._helper("upload")(source, target)  # it goes by where the two are
 
     def _stage(self, weights: tuple[StoredWeight, ...]) -> dict[Weight, Any]:
         """What each streamed weight is copied from: pinned memory, or the mapped file by way of slots."""

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,30 +19,26 @@ from hybridc.artifact.manifest import Port
 from hybridc.errors import ArtifactError, PlanError, UsageError, exhaustion_told
 from hybridc.ir import Check, Device
 from hybridc.ir.bind import Binding, BindingError, bind
-from hybridc.ir.graph import stored_dtype
 from hybridc.ir.verify import verify
-from hybridc.labels import check_labels
 from hybridc.options import check_threads
 from hybridc.runtime.code import open_library
 from hybridc.runtime.faults import check_fed
 from hybridc.runtime.forks import claim_gpu
+from hybridc.runtime.io_binding import IoBinding
 from hybridc.runtime.places import places, tensors
+from hybridc.runtime.ports import (
+    ModelMetadata,
+    NodeArg,
+    as_port,
+    checked_feed,
+    listed,
+    model_metadata,
+    node_arg,
+    port_dtype,
+    port_type,
+)
 from hybridc.runtime.program import LoadedProgram, free_gpu_bytes, gpu_page_bytes
 from hybridc.targets import available_threads
-
-_TYPES = {"float32": "float", "float64": "double"}
-"""What onnxruntime calls differently than numpy."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeArg:
-    """An input or output as onnxruntime describes it."""
-
-    name: str
-    shape: list[int]
-    """Of an output whose size follows from data the largest that it can have."""
-    type: str
-    """For example `tensor(float)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +108,7 @@ class Session:
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         self._artifact = artifact
         self._lock = threading.Lock()
+        self._runs = ThreadPoolExecutor(1, "hybridc")
         _sessions.add(self)
         self._tensors = tensors(artifact)
         self._input_checks = _input_checks(artifact)
@@ -137,11 +135,15 @@ class Session:
         """How many run the CPU's kernels."""
         return self._threads
 
+    def get_modelmeta(self) -> ModelMetadata:
+        """What is known of the model, as onnxruntime tells it."""
+        return model_metadata(self._artifact.manifest)
+
     def get_inputs(self) -> list[NodeArg]:
-        return [_node_arg(port) for port in self._artifact.manifest.inputs]
+        return [node_arg(port) for port in self._artifact.manifest.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        return [_node_arg(port) for port in self._artifact.manifest.outputs]
+        return [node_arg(port) for port in self._artifact.manifest.outputs]
 
     @exhaustion_told()
     def run(
@@ -165,7 +167,66 @@ class Session:
             program = self._open_program()
             self._put_inputs(program, arrays)
             program.run()
-            return [self._cut_output(port, program, arrays) for port in outputs]
+            return [self._found(port, program, arrays).copy() for port in outputs]
+
+    def io_binding(self) -> IoBinding:
+        """A binding of the caller's arrays, for `run_with_iobinding`."""
+        return IoBinding()
+
+    @exhaustion_told()
+    def run_with_iobinding(self, binding: IoBinding) -> None:
+        """Run with the inputs of a binding, and fill its outputs.
+
+        Raises UsageError as `run` does; HC553 or HC554 where an output is bound to an array of another type
+        or shape, and HC554 where the size of an output follows from data and it is bound to an array at all.
+        """
+        outputs = self._requested(binding.output_names)
+        targets = [binding.target(port, port_dtype(port.dtype)) for port in outputs]
+        with self._lock:
+            program = self._open_program()
+            arrays = self._checked(binding.feeds(program))
+            self._put_inputs(program, arrays)
+            program.run()
+            for port, target in zip(outputs, targets, strict=True):
+                result = self._found(port, program, arrays)
+                if target is not None:
+                    np.copyto(target, result)
+                binding.put(port.name, result.copy() if target is None else target, program)
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        feeds: Mapping[str, np.ndarray],
+        callback: Callable[[list[np.ndarray], object, str], None] | None = None,
+        user_data: object = None,
+    ) -> Future[list[np.ndarray]]:
+        """Begin a run and return at once: runs are done in the order in which they were asked for.
+
+        The future has the outputs or the error of `run`. `callback(outputs, user_data, error)` is called by
+        another thread at the end, as onnxruntime does: with no outputs and the error's text where it failed.
+        The feeds must stay as they are until then. Raises UsageError HC556 of a closed session.
+        """
+        try:
+            future = self._runs.submit(self.run, output_names, feeds)
+        except RuntimeError:  # the pool is shut down
+            raise self._closed() from None
+        if callback is not None:
+            future.add_done_callback(functools.partial(_call_back, callback, user_data))
+        return future
+
+    def warm_up(self, runs: int = 2) -> None:
+        """Run on zeros, so that later runs find all code loaded, and from the second on CUDA graphs made.
+
+        Raises as `run` does, but for HC560: a divisor may not be 0.
+        """
+        inputs = self._artifact.manifest.inputs
+        feeds = {port.name: np.zeros(port.shape, port_dtype(port.dtype)) for port in inputs}
+        for _ in range(runs):
+            try:
+                self.run([], feeds)
+            except UsageError as error:
+                if error.code != "HC560":
+                    raise
 
     def places(self, outputs: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Of inputs, and the outputs that replace them from run to run, those that share a place on the host.
@@ -178,7 +239,7 @@ class Session:
             host = self._open_program().host_bytes
         found = {name: self._places.get((self._tensors[name], True)) for name in outputs}
         return {
-            name: _array(host[place], ports[name])
+            name: as_port(host[place], ports[name])
             for name, place in found.items()
             if place is not None and place == self._places.get((self._tensors[outputs[name]], False))
         }
@@ -239,7 +300,8 @@ class Session:
             self._free()
 
     def close(self) -> None:
-        """Free everything; closing twice does no harm."""
+        """Free everything, and drop runs of `run_async` that have not begun; closing twice does no harm."""
+        self._runs.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._free()
             self._new_program = None
@@ -253,6 +315,10 @@ class Session:
     ) -> None:
         self.close()
 
+    def _closed(self) -> UsageError:
+        where = str(self._artifact.path)
+        return UsageError("HC556", "the session is closed", where=where, remedy="load the artifact again")
+
     def _free(self) -> None:
         if self._program is not None:
             self._program.close()
@@ -260,8 +326,7 @@ class Session:
 
     def _open_program(self) -> LoadedProgram:
         if self._new_program is None:
-            where = str(self._artifact.path)
-            raise UsageError("HC556", "the session is closed", where=where, remedy="load the artifact again")
+            raise self._closed()
         if self._artifact.needs_gpu:
             claim_gpu()
         if self._program is None:
@@ -274,13 +339,13 @@ class Session:
             tensor = self._tensors[port.name]
             place = self._places.get((tensor, True))
             if place is not None and tensor in arrays:
-                _array(host[place], port)[...] = arrays[tensor]
+                as_port(host[place], port)[...] = arrays[tensor]
             elif (tensor, True) in self._gpu_places and tensor in arrays:
                 program.put_on_gpu(self._gpu_places[tensor, True].start, arrays[tensor])
 
     def _from_gpu(self, program: LoadedProgram, port: Port, *, is_before: bool) -> np.ndarray:
         place = self._gpu_places[self._tensors[port.name], is_before]
-        return _array(program.get_from_gpu(place.start, place.stop - place.start), port)
+        return as_port(program.get_from_gpu(place.start, place.stop - place.start), port)
 
     def _requested(self, names: Sequence[str] | None) -> list[Port]:
         ports = {port.name: port for port in self._artifact.manifest.outputs}
@@ -291,7 +356,7 @@ class Session:
             raise UsageError("HC555", f"output names must be a list, not {names!r}", remedy=remedy)
         for name in names:
             if not isinstance(name, str) or name not in ports:
-                raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {_list(ports)}")
+                raise UsageError("HC555", f"unknown output {name!r}", remedy=f"outputs are {listed(ports)}")
         return [ports[name] for name in names]
 
     def _checked(self, feeds: Mapping[str, np.ndarray], kept: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -305,37 +370,37 @@ class Session:
             )
         for name in feeds:
             if name not in ports:
-                raise UsageError("HC551", f"unknown input {name!r}", remedy=f"inputs are {_list(ports)}")
+                raise UsageError("HC551", f"unknown input {name!r}", remedy=f"inputs are {listed(ports)}")
         for name, port in ports.items():
             if name not in feeds and name not in kept:
-                raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {_type(port)}")
-        arrays = {self._tensors[name]: _checked_feed(ports[name], array) for name, array in feeds.items()}
+                raise UsageError("HC552", f"input {name!r} is missing", remedy=f"feed {port_type(port)}")
+        arrays = {self._tensors[name]: checked_feed(ports[name], array) for name, array in feeds.items()}
         for tensor, array in arrays.items():
             check_fed(array, self._input_checks.get(tensor, ()))
         return arrays
 
-    def _cut_output(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-        """A fresh array of the elements that there are, where data determine how many."""
-        array, counts = self._output(port, program, feeds), self._artifact.manifest.counts
+    def _found(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The elements of an output that there are, where data say how many: valid until another run."""
+        array, counts = self._whole(port, program, feeds), self._artifact.manifest.counts
         for cut in port.cuts:
-            count = int(self._output(counts[cut.count], program, feeds).item())
+            count = int(self._whole(counts[cut.count], program, feeds).item())
             # a damaged artifact may compute anything
-            array = array.take(np.arange(min(max(count, 0), array.shape[cut.axis])), cut.axis)
+            array = array[(slice(None),) * cut.axis + (slice(max(count, 0)),)]
         return array
 
-    def _output(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-        """A fresh array. An output may be an input, whose place may be taken by now, or a weight."""
+    def _whole(self, port: Port, program: LoadedProgram, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+        """An output in its largest size. It may be an input, whose place may be taken by now, or a weight."""
         tensor = self._tensors[port.name]
         if tensor in feeds:
-            return feeds[tensor].reshape(port.shape).copy()
+            return feeds[tensor].reshape(port.shape)
         place = self._places.get((tensor, False))
         if place is not None:
-            return _array(program.host_bytes[place], port).copy()
+            return as_port(program.host_bytes[place], port)
         if (tensor, False) in self._gpu_places:
             return self._from_gpu(program, port, is_before=False)
         stored = self._artifact.stored_plan.host_weights
         weight = next(w for w in stored if w.tensor == tensor and not w.layout)
-        return _array(program.weight_bytes(weight), port).copy()
+        return as_port(program.weight_bytes(weight), port)
 
 
 def verify_plans(artifact: Artifact) -> None:
@@ -379,47 +444,18 @@ def _input_checks(artifact: Artifact) -> dict[str, tuple[Check, ...]]:
     return {name: checks for name, checks in found.items() if checks}
 
 
-def _checked_feed(port: Port, feed: np.ndarray) -> np.ndarray:
-    """The feed as an array of the port's type, in the machine's byte order."""
-    try:
-        array = np.asarray(feed)
-    except ValueError:
-        raise UsageError(
-            "HC553", f"input {port.name!r} is not an array", remedy=f"feed {_type(port)}"
-        ) from None
-    if array.dtype.name != port.dtype:
-        what = f"input {port.name!r} has dtype {array.dtype.name}"
-        raise UsageError("HC553", what, remedy=f"feed {_type(port)}")
-    if array.shape != port.shape:
-        raise UsageError(
-            "HC554", f"input {port.name!r} has shape {list(array.shape)}", remedy=f"feed {_type(port)}"
-        )
-    check_labels(port.name, array, port.labels)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _array(data: np.ndarray, port: Port) -> np.ndarray:
-    return data.view(_dtype(port.dtype)).reshape(port.shape)
-
-
-def _dtype(name: str) -> np.dtype:
-    if name == "bfloat16" or stored_dtype(name) != name:
-        import ml_dtypes  # numpy has no such types
-
-        return np.dtype(getattr(ml_dtypes, name))
-    return np.dtype(name)
-
-
-def _node_arg(port: Port) -> NodeArg:
-    return NodeArg(port.name, list(port.shape), f"tensor({_TYPES.get(port.dtype, port.dtype)})")
-
-
-def _type(port: Port) -> str:
-    return f"{port.dtype}{list(port.shape)}"
-
-
-def _list(names: Mapping[str, object]) -> str:
-    return ", ".join(map(repr, names)) or "none"
+def _call_back(
+    callback: Callable[[list[np.ndarray], object, str], None],
+    user_data: object,
+    future: Future[list[np.ndarray]],
+) -> None:
+    """Tell the outcome of a run as onnxruntime does."""
+    if future.cancelled():
+        callback([], user_data, "the session was closed")
+    elif (error := future.exception()) is not None:
+        callback([], user_data, str(error))
+    else:
+        callback(future.result(), user_data, "")
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -429,6 +465,7 @@ def _unlock_sessions() -> None:
     """In a process that was just forked: the threads that held locks are not here."""
     for session in list(_sessions):
         session._lock = threading.Lock()
+        session._runs = ThreadPoolExecutor(1, "hybridc")
 
 
 os.register_at_fork(after_in_child=_unlock_sessions)
