@@ -9,7 +9,7 @@ from typing import Any
 from hybridc.artifact import Artifact, Port
 from hybridc.artifact.load import promised_bytes
 from hybridc.errors import UsageError
-from hybridc.ir import Check, Device
+from hybridc.ir import Check, Copy, Device
 from hybridc.ir.bind import BoundStep, FaultRows, Operand, View, Weight
 from hybridc.ir.graph import dtype_bits, stored_dtype
 from hybridc.runtime.places import fed_tensors, places
@@ -90,7 +90,11 @@ def _plan(artifact: Artifact) -> dict[str, Any]:
             for weight in stored.gpu_weights
         ],
         "operands": [_operand(operand, offsets) for operand in operands],
-        "steps": [_step(step, numbers) for step in binding.steps],
+        "steps": [
+            {"name": planned.tensor if isinstance(planned, Copy) else planned.kernel, "us": us}
+            | _step(step, numbers)
+            for planned, us, step in zip(plan.steps, plan.step_us, binding.steps, strict=True)
+        ],
         "inputs": [_in_arena(tensors[port.name], *found, before=True) for port in ports],
         "outputs": [_result(name, artifact) for name in artifact.graph.outputs],
         "checks": [_check(check, artifact.graph.inputs) for check in binding.checks],

@@ -61,6 +61,12 @@ static void* work(void* given) {
     memset(again, 0, sizeof again);
     failed = run(i % 2 == 0 ? task->shared : own, x, again) != 0 || memcmp(first, again, sizeof first) != 0;
   }
+  hybridc_step steps[2];
+  const int64_t shape[] = {4, 8};
+  const hybridc_input_array input = {"the/x", "float32", shape, 2, x};
+  failed |= hybridc_step_count(own) != 2 || hybridc_measure(own, &input, 1, steps) != 0 || steps[1].lane != 1;
+  failed |= hybridc_measure(own, NULL, 0, steps) != 552 || run(own, x, again) != 0;
+  failed |= memcmp(first, again, sizeof first) != 0;
   hybridc_close(own);
   task->failed = failed;
   return NULL;

@@ -55,6 +55,12 @@ int main(int count, char **words) {
     assert subprocess.run([str(tmp_path / "loads"), str(library), str(cpu_bundle)], env={}).returncode == 0
 
 
+@pytest.mark.parametrize("language", [("gcc", "-xc", "-std=c11"), ("g++", "-xc++", "-std=c++17")])
+def test_the_header_is_c_and_cpp(cpu_bundle: Path, language: tuple[str, ...]) -> None:
+    strict = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]
+    subprocess.run([*language, *strict, str(cpu_bundle / "include" / "hybridc.h")], check=True)
+
+
 def test_the_example_builds_and_runs(cpu_bundle: Path, tmp_path: Path) -> None:
     if shutil.which("cmake") is not None:
         configure = ["cmake", "-S", str(cpu_bundle / "example"), "-B", str(tmp_path)]

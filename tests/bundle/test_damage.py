@@ -86,7 +86,9 @@ def test_what_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
         (lambda p: p["plans"][0]["outputs"][2].update(offset=7), "HC303"),
         (lambda p: p["plans"][0]["outputs"][1].update(offset=2**40), "HC303"),
         (lambda p: p["plans"][0].update(host_bytes=64), "HC303"),
+        (lambda p: p["plans"][0].update(host_bytes=2**48), "HC408"),
         (lambda p: p["plans"][0]["operands"][0].update(offset_bytes=2**47), "HC306"),
+        (lambda p: p["plans"][0]["operands"][0].update(offset_bytes=2), "HC303"),
         (lambda p: p["plans"][0]["operands"][0].update(shape=[2**24, 2**24]), "HC306"),
         (lambda p: p["plans"][0]["operands"][0].update(dtype="float99x"), "HC303"),
         (lambda p: p["plans"][0]["operands"][0].update({"in": "gpu"}), "HC306"),
@@ -108,6 +110,39 @@ def test_an_edited_program_is_refused(bundle: Path, edit: Callable[[Any], None],
     (bundle / "program.json").write_text(json.dumps(program))
     seal(bundle, "program.json")
     assert code_of(bundle) == code
+
+
+def edited(value: Any, generator: random.Random) -> Any:
+    """The same JSON value but for one place."""
+    if isinstance(value, (dict, list)) and value and generator.random() < 0.9:
+        keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = generator.choice(keys)
+        copy = value.copy()
+        if generator.random() < 0.05:
+            del copy[key]
+        else:
+            copy[key] = edited(value[key], generator)
+        return copy
+    return generator.choice(
+        [None, True, "", "cpu", "gpu", -1, 0, 1, 2, 7, 64, 2**31, 2**48, 2**63, 1.5, [], {}]
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_edits_never_end_the_process_by_a_signal(bundle: Path, seed: int) -> None:
+    text, generator = (bundle / "program.json").read_text(), random.Random(seed)
+    outcomes = set()
+    for _ in range(25):
+        program = json.loads(text)
+        part = generator.choice(["operands", "steps", "inputs", "outputs", "host_bytes", "gpu_bytes"])
+        program["plans"][0][part] = edited(program["plans"][0][part], generator)
+        (bundle / "program.json").write_text(json.dumps(program))
+        seal(bundle, "program.json")
+        done = run_bundle(bundle, "--random")
+        told = re.match(r"error\[HC[345]\d\d\]", done.stderr)
+        assert (done.returncode == 0) == (told is None) and done.returncode in (0, 2, 3, 5), done.stderr
+        outcomes.add(done.returncode)
+    assert 3 in outcomes
 
 
 @pytest.mark.parametrize("content", ["", "[", "[" * 100_000, '{"format": 1}', "nul", "1e999", '{"a":"\\'])

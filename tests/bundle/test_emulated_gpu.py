@@ -33,6 +33,13 @@ def test_gpu_parts_give_the_bytes_of_the_session(
     environment = gpu_environment(hybrid_artifact, tmp_path)
     made = outputs_of(hybrid_bundle, {"the/x": drawn(SHAPE)}, tmp_path / "run", environment)
     np.testing.assert_array_equal(made["out_0"], session_result(hybrid_artifact, drawn(SHAPE)))
+    done = run_bundle(
+        hybrid_bundle, "--random", f"--trace={tmp_path / 'trace.json'}", environment=environment
+    )
+    assert done.returncode == 0, done.stderr
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [(event["name"], event["tid"]) for event in events if event["ph"] == "X"]
+    assert names[:4] == [("x", 2), ("k0", 0), ("a", 3), ("k1", 1)] and len(names) == 8
 
 
 def test_weights_are_streamed_in_every_run(tmp_path: Path) -> None:

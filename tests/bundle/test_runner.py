@@ -187,6 +187,18 @@ def test_a_report_for_programs(cpu_bundle: Path) -> None:
     assert len(report["seconds"]) == 3 and report["memory"]["cpu"]["planned_bytes"] == 1024
 
 
+def test_a_trace_has_each_step_on_its_lane(cpu_bundle: Path, tmp_path: Path) -> None:
+    done = run_bundle(cpu_bundle, "--random", "--trace", str(tmp_path / "trace.json"))
+    assert done.returncode == 0, done.stderr
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [(span["name"], span["tid"], span["args"]) for span in spans] == [
+        ("k0", 1, {"planned_us": 1.0}),
+        ("k1", 1, {"planned_us": 1.0}),
+    ]
+    assert 0 <= spans[0]["ts"] <= spans[0]["ts"] + spans[0]["dur"] <= spans[1]["ts"]
+
+
 def test_a_bundle_replaces_a_bundle_and_nothing_else(cpu_artifact: Path, tmp_path: Path) -> None:
     for _ in range(2):
         write_bundle(cpu_artifact, tmp_path / "bundle")

@@ -14,7 +14,9 @@ from hybridc.errors import UsageError
 from hybridc.runtime import Session, load
 from tests.runtime.test_session import drawn, expected
 
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_bound_arrays_are_read_and_filled_by_every_run(cpu_artifact: Path) -> None:
@@ -27,7 +29,7 @@ def test_bound_arrays_are_read_and_filled_by_every_run(cpu_artifact: Path) -> No
         for seed in range(3):
             x[...] = drawn(seed)
             session.run_with_iobinding(binding)
-            np.testing.assert_allclose(y, expected(drawn(seed)), **TOLERANCE)
+            assert_close(y, expected(drawn(seed)))
             first, fed = binding.get_outputs()
             assert first is y and binding.copy_outputs_to_cpu()[0] is y
             np.testing.assert_array_equal(fed, x)
@@ -41,7 +43,7 @@ def test_columns_of_a_larger_array_are_filled_in_place(cpu_artifact: Path) -> No
         binding.bind_input("the/x", drawn(0))
         binding.bind_output("out/0", whole[:, ::2])
         session.run_with_iobinding(binding)
-    np.testing.assert_allclose(whole[:, ::2], expected(drawn(0)), **TOLERANCE)
+    assert_close(whole[:, ::2], expected(drawn(0)))
     assert not whole[:, 1::2].any()
 
 
@@ -53,10 +55,10 @@ def test_tensors_of_torch_pass_without_a_copy(cpu_artifact: Path) -> None:
         binding.bind_input("the/x", x)
         binding.bind_output("out/0", y)
         session.run_with_iobinding(binding)
-        np.testing.assert_allclose(y.numpy(), expected(drawn(0)), **TOLERANCE)
+        assert_close(y.numpy(), expected(drawn(0)))
         x.neg_()
         session.run_with_iobinding(binding)
-        np.testing.assert_allclose(y.numpy(), expected(-drawn(0)), **TOLERANCE)
+        assert_close(y.numpy(), expected(-drawn(0)))
         with pytest.raises(UsageError) as caught:
             binding.bind_input("the/x", x.to(torch.bfloat16))
     assert caught.value.code == "HC553"
@@ -138,7 +140,7 @@ def test_asynchronous_runs_come_back_in_order(cpu_artifact: Path) -> None:
         futures = [session.run_async(["out/0"], {"the/x": drawn(seed)}, callback, seed) for seed in range(5)]
         failed = session.run_async(None, {}, callback, "last")
         for seed, future in enumerate(futures):
-            np.testing.assert_allclose(future.result()[0], expected(drawn(seed)), **TOLERANCE)
+            assert_close(future.result()[0], expected(drawn(seed)))
         with pytest.raises(UsageError):
             failed.result()
         assert done.wait(10)
@@ -167,7 +169,7 @@ def test_warming_up_changes_no_result(cpu_artifact: Path) -> None:
     with load(cpu_artifact) as session:
         session.warm_up()
         [y] = session.run(["out/0"], {"the/x": drawn()})
-    np.testing.assert_allclose(y, expected(drawn()), **TOLERANCE)
+    assert_close(y, expected(drawn()))
 
 
 @pytest.mark.usefixtures("emulated_gpu")

@@ -102,6 +102,13 @@ int hybridc_run(hybridc_session* session, const hybridc_input_array* inputs, siz
   return Told([&] { session->session->Run({inputs, input_count}, {outputs, output_count}); });
 }
 
+size_t hybridc_step_count(const hybridc_session* session) { return session->session->steps().size(); }
+
+int hybridc_measure(hybridc_session* session, const hybridc_input_array* inputs, size_t input_count,
+                    hybridc_step* steps) {
+  return Told([&] { session->session->Measure({inputs, input_count}, steps); });
+}
+
 int hybridc_get_memory(const hybridc_session* session, hybridc_memory* memory) {
   return Told([&] { *memory = session->session->Memory(); });
 }

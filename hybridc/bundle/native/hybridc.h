@@ -68,6 +68,14 @@ typedef struct hybridc_memory {
   uint64_t mapped_weight_bytes; /* pages of the weights' file are loaded as they are used */
 } hybridc_memory;
 
+/* A step of the plan, and when a run did it. */
+typedef struct hybridc_step {
+  const char* name; /* of the kernel, or of the tensor that is copied; lives as long as the session */
+  int32_t lane;     /* 0: the GPU, 1: the CPU, 2: copies to the GPU, 3: copies to the host */
+  double planned_us;
+  double begin_us, end_us; /* since the begin of the run */
+} hybridc_step;
+
 /* What the last failure in this thread was: code, cause, place and remedy. Valid until the next failure in it. */
 HYBRIDC_API const char* hybridc_last_error(void);
 
@@ -87,6 +95,14 @@ HYBRIDC_API int hybridc_output(const hybridc_session* session, size_t index, hyb
 /* Feeds every input, runs, and fills the outputs that are asked for. What a failed run has filled is undefined. */
 HYBRIDC_API int hybridc_run(hybridc_session* session, const hybridc_input_array* inputs, size_t input_count,
                             hybridc_output_array* outputs, size_t output_count);
+
+/* How many steps the plan has. */
+HYBRIDC_API size_t hybridc_step_count(const hybridc_session* session);
+
+/* Feeds every input and runs once, to measure each step, in the order of the plan; `steps` has room for all of them.
+   Clocks of CPU and GPU are put together to some microseconds. Later runs are a little slower. */
+HYBRIDC_API int hybridc_measure(hybridc_session* session, const hybridc_input_array* inputs, size_t input_count,
+                                hybridc_step* steps);
 
 HYBRIDC_API int hybridc_get_memory(const hybridc_session* session, hybridc_memory* memory);
 

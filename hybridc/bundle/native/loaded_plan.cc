@@ -55,15 +55,31 @@ Lanes::~Lanes() { library_.Help("close_lanes", handle_); }
 LoadedPlan::LoadedPlan(const Program& program, const Plan& plan, const Library& library, const File& weights,
                        const std::string& folder, int threads, int64_t host_limit_bytes)
     : plan_(plan), library_(library), folder_(folder), mapping_(weights) {
-  if (NeedsGpu()) {
-    CheckGpu(program, folder);
-    AllocateOnGpu();
-  }
+  if (NeedsGpu()) CheckGpu(program, folder);
+  weights_ = BytesAt(mapping_.data(), mapped_bytes());
+  const std::vector<Streamed> streamed = Guarded(folder_, [&] { return StreamedWeights(); });
+  std::vector<int64_t> sizes;
+  for (const Streamed& weight : streamed) sizes.push_back(weight.size_bytes);
+  const Staging staging = ChooseStaging(sizes, plan_.host_bytes, host_limit_bytes, AvailableHostBytes());
+  CheckRoom(plan_.host_bytes + staging.size_bytes, HostRoomBytes());
+  if (NeedsGpu()) AllocateOnGpu();
   Guarded(folder_, [&] {
     Prepare(threads);
-    Stage(host_limit_bytes);
+    Stage(streamed, staging);
     AddSteps();
   });
+}
+
+std::vector<LoadedPlan::Streamed> LoadedPlan::StreamedWeights() {
+  std::vector<Streamed> streamed;
+  for (const Step& step : plan_.steps) {
+    if (step.function.has_value()) continue;
+    const Operand& source = plan_.operands[step.operands[0]];
+    if (source.space != Space::kWeights || !staged_.emplace(step.operands[0], 0).second) continue;
+    const ffi::Tensor view = View(weights_, source.offset_bytes, source.shape, source.dtype);  // which checks it
+    streamed.push_back({step.operands[0], static_cast<int64_t>(ffi::GetDataSize(view.numel(), view.dtype()))});
+  }
+  return streamed;
 }
 
 void LoadedPlan::AllocateOnGpu() {
@@ -80,7 +96,6 @@ void LoadedPlan::AllocateOnGpu() {
 
 void LoadedPlan::Prepare(int threads) {
   host_arena_ = library_.Help<ffi::Tensor>("host_arena", std::max<int64_t>(plan_.host_bytes, 1), NeedsGpu());
-  weights_ = BytesAt(mapping_.data(), mapped_bytes());
   for (const Upload& upload : plan_.uploads) {
     library_.Help("upload", BytesOf(weights_, upload.offset_bytes, upload.size_bytes),
                   BytesOf(gpu_arena_, upload.arena_offset_bytes, upload.size_bytes));
@@ -95,20 +110,8 @@ void LoadedPlan::Prepare(int threads) {
   }
 }
 
-void LoadedPlan::Stage(int64_t host_limit_bytes) {
-  std::vector<size_t> streamed;
-  for (const Step& step : plan_.steps) {
-    const bool is_streamed = !step.function.has_value() && plan_.operands[step.operands[0]].space == Space::kWeights;
-    if (is_streamed && staged_.emplace(step.operands[0], 0).second) streamed.push_back(step.operands[0]);
-  }
+void LoadedPlan::Stage(const std::vector<Streamed>& streamed, const Staging& staging) {
   if (streamed.empty()) return;
-  std::vector<int64_t> sizes;
-  for (size_t number : streamed) {
-    const Operand& weight = plan_.operands[number];
-    const ffi::Tensor view = View(weights_, weight.offset_bytes, weight.shape, weight.dtype);  // which checks it
-    sizes.push_back(static_cast<int64_t>(ffi::GetDataSize(view.numel(), view.dtype())));
-  }
-  const Staging staging = ChooseStaging(sizes, plan_.host_bytes, host_limit_bytes, AvailableHostBytes());
   pinned_ = library_.Help<ffi::Tensor>("host_arena", staging.size_bytes, true);
   slot_count_ = staging.slot_count;
   if (slot_count_ != 0) {
@@ -116,11 +119,11 @@ void LoadedPlan::Stage(int64_t host_limit_bytes) {
     return;
   }
   int64_t offset = 0;
-  for (size_t i = 0; i < streamed.size(); ++i) {
-    std::memcpy(static_cast<char*>(pinned_.data_ptr()) + offset,
-                mapping_.data() + plan_.operands[streamed[i]].offset_bytes, static_cast<size_t>(sizes[i]));
-    staged_[streamed[i]] = offset;
-    offset += Aligned(sizes[i]);
+  for (const Streamed& weight : streamed) {
+    const char* const source = mapping_.data() + plan_.operands[weight.operand].offset_bytes;
+    std::memcpy(static_cast<char*>(pinned_.data_ptr()) + offset, source, static_cast<size_t>(weight.size_bytes));
+    staged_[weight.operand] = offset;
+    offset += Aligned(weight.size_bytes);
   }
 }
 
@@ -196,6 +199,24 @@ void LoadedPlan::Run() {
   const int64_t value = static_cast<const Fault*>(faults_.data_ptr())[row].value;
   ClearFaults();
   RefuseValue(plan_.checks[static_cast<size_t>(row)], value);
+}
+
+std::vector<std::pair<double, double>> LoadedPlan::Measure() {
+  constexpr int64_t kLanes = 4;
+  library_.Help("start_tracing", lanes_->handle());
+  Run();
+  std::vector<ffi::Array<double>> marks(kLanes);  // begin and end of each step of a lane, in turns
+  std::vector<std::pair<double, double>> spans;
+  std::vector<int64_t> used(kLanes, 0);
+  Guarded(folder_, [&] {
+    for (const Step& step : plan_.steps) {
+      ffi::Array<double>& own = marks[step.lane];
+      if (own.empty()) own = library_.Help<ffi::Array<double>>("trace", lanes_->handle(), step.lane);
+      spans.emplace_back(own[used[step.lane]], own[used[step.lane] + 1]);
+      used[step.lane] += 2;
+    }
+  });
+  return spans;
 }
 
 char* LoadedPlan::HostBytes(const Place& place) const {

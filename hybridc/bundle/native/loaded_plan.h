@@ -6,11 +6,13 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "library.h"
 #include "program/program.h"
 #include "system/files.h"
+#include "system/staging.h"
 
 namespace hybridc {
 
@@ -59,6 +61,9 @@ class LoadedPlan {
   // Runs every step. Throws HC560 where a kernel has found a value that its node does not allow.
   void Run();
 
+  // Likewise, and tells when each step began and ended, in microseconds. Later runs are a little slower.
+  std::vector<std::pair<double, double>> Measure();
+
   const Plan& plan() const { return plan_; }
 
   // Where an input is put before a run, or an output is after it: bytes of the host's arena, of the weights or, of
@@ -78,12 +83,19 @@ class LoadedPlan {
     int64_t failed, value;
   };
 
+  // A weight that is copied to the GPU in every run.
+  struct Streamed {
+    size_t operand;
+    int64_t size_bytes;
+  };
+
   static int64_t SizeOf(const ffi::Tensor& arena) { return arena.defined() ? arena.shape()[0] : 0; }
 
   bool NeedsGpu() const { return plan_.gpu_bytes > 0; }
   void AllocateOnGpu();
   void Prepare(int threads);
-  void Stage(int64_t host_limit_bytes);
+  std::vector<Streamed> StreamedWeights();
+  void Stage(const std::vector<Streamed>& streamed, const Staging& staging);
   void AddSteps();
   ffi::Tensor ArrayOf(size_t number, bool is_streamed);
   ffi::Tensor View(const ffi::Tensor& arena, int64_t offset, const std::vector<int64_t>& shape, DLDataType dtype) const;

@@ -15,6 +15,7 @@ namespace {
 
 constexpr char kHashes[] = "SHA256SUMS", kProgram[] = "program.json", kLibrary[] = "library.so",
                kWeights[] = "weights.bin";
+constexpr int32_t kMostThreads = 4096;  // as hybridc/options.py has it
 constexpr size_t kLargestHashesBytes = 1 << 20;
 
 std::string HashOf(const std::map<std::string, std::string>& hashes, const std::string& folder,
@@ -85,8 +86,10 @@ char* CopyFirst(const char* source, char* target, const int64_t* shape, const in
 }  // namespace
 
 std::unique_ptr<Session> Session::Open(const std::string& folder, const hybridc_options& options) {
-  if (options.threads < 0)
-    throw Refusal("HC557", "a run needs a thread", "", "give a positive number, or 0 for all cores");
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    throw Refusal("HC557", "a run cannot have " + std::to_string(options.threads) + " threads", "",
+                  "give a number up to " + std::to_string(kMostThreads) + ", or 0 for all cores");
+  }
   const std::map<std::string, std::string> hashes = ReadHashes(folder);
   const File program_file(folder + "/" + kProgram);
   const std::string content = program_file.Read(kLargestProgramBytes);
@@ -152,6 +155,18 @@ void Session::Run(std::span<const hybridc_input_array> inputs, std::span<hybridc
   plan_->Run();
   for (size_t i = 0; i < outputs.size(); ++i) {
     Fill(program_.outputs[numbers[i]], plan_->plan().outputs[numbers[i]], feeds, outputs[i]);
+  }
+}
+
+void Session::Measure(std::span<const hybridc_input_array> inputs, hybridc_step* times) {
+  const Feeds feeds = Checked(inputs);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  weights_->CheckUnchanged();
+  PutInputs(feeds);
+  const std::vector<std::pair<double, double>> spans = plan_->Measure();
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const Step& step = steps()[i];
+    times[i] = {step.name.c_str(), static_cast<int32_t>(step.lane), step.planned_us, spans[i].first, spans[i].second};
   }
 }
 

@@ -23,6 +23,11 @@ class Session {
 
   void Run(std::span<const hybridc_input_array> inputs, std::span<hybridc_output_array> outputs);
 
+  const std::vector<Step>& steps() const { return plan_->plan().steps; }
+
+  // `times` has room for all steps.
+  void Measure(std::span<const hybridc_input_array> inputs, hybridc_step* times);
+
  private:
   // The arrays of a run by the number of their input or output.
   using Feeds = std::vector<const hybridc_input_array*>;

@@ -84,6 +84,15 @@ int64_t Json::Whole(int64_t least, int64_t most) const {
   return *number;
 }
 
+double Json::Number() const {
+  const std::optional<double> number =
+      value_.type_index() == ffi::TypeIndex::kTVMFFIInt || value_.type_index() == ffi::TypeIndex::kTVMFFIFloat
+          ? value_.as<double>()
+          : std::nullopt;
+  if (!number.has_value()) Refuse("it is no number");
+  return *number;
+}
+
 void Json::Refuse(const std::string& what) const {
   throw Refusal("HC303", "malformed: " + (place_.empty() ? "" : place_ + ": ") + what, file_, "make the bundle again");
 }

@@ -26,6 +26,8 @@ class Json {
   // A whole number from `least` to `most`.
   int64_t Whole(int64_t least, int64_t most) const;
 
+  double Number() const;
+
   // A number of bytes or elements, and an offset: at most what an address space of x86-64 has.
   int64_t Size() const { return Whole(0, int64_t{1} << 48); }
 

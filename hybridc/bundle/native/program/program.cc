@@ -14,6 +14,8 @@ namespace ffi = tvm::ffi;
 
 constexpr char kFormat[] = "hybridc-program";
 constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kArrayAlignmentBytes = 64;  // what the vector instructions of kernels assume
+constexpr int64_t kFaultBytes = 16;           // a row of faults
 constexpr int64_t kLargestRank = 32;
 constexpr int64_t kLargestCount = int64_t{1} << 32;
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
@@ -69,11 +71,15 @@ Operand ReadOperand(const Json& json) {
     json["dtype"].Refuse("it is no type of elements");
   }
   if (operand.space == Space::kInputs) json["in"].Refuse("inputs are in arenas");
+  const int64_t alignment = operand.space == Space::kFaults ? kFaultBytes : kArrayAlignmentBytes;
+  if (operand.offset_bytes % alignment != 0) json["offset_bytes"].Refuse("it is not aligned");
   return operand;
 }
 
 Step ReadStep(const Json& json, int64_t operand_count) {
   Step step;
+  step.name = json["name"].Text();
+  step.planned_us = json["us"].Number();
   step.lane = json["lane"].Whole(0, kLargestCount);
   step.waits = json["waits"].Each([](const Json& event) { return event.Whole(0, kLargestCount); });
   if (!json["function"].IsNull()) step.function = json["function"].Text();

@@ -43,6 +43,8 @@ struct Operand {
 };
 
 struct Step {
+  std::string name;  // of the kernel, or of the tensor that is copied
+  double planned_us;
   int64_t lane;
   std::vector<int64_t> waits;           // events
   std::optional<std::string> function;  // none: a copy

@@ -66,6 +66,7 @@ Runs the bundle in FOLDER, by default the folder that this program is in.
   --gpu-memory 1GiB      use the plan with the largest budget up to this (default: the GPU's free memory)
   --host-memory 1GiB     limit of the host memory of a run
   --repeat N             number of timed runs (default: 1)
+  --trace FILE           run once more, and write what was planned and measured for ui.perfetto.dev
   --trust-weights        do not read all weights to check their hash
   --json                 print one JSON document
   -h, --help             print this
@@ -88,6 +89,7 @@ Arguments ParseArguments(int count, char** words) {
       {"--input", [&](Text, Text value) { AddInput(&arguments, value); }},
       {"--seed", [&](Text name, Text value) { arguments.seed = ParseCount(name, value, 0, kMostRuns); }},
       {"--output", [&](Text, Text value) { arguments.output = value; }},
+      {"--trace", [&](Text, Text value) { arguments.trace = value; }},
       {"--threads",
        [&](Text name, Text value) {
          arguments.threads = static_cast<int32_t>(ParseCount(name, value, 1, kMostThreads));

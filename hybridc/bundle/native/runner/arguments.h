@@ -12,6 +12,7 @@ struct Arguments {
   std::map<std::string, std::string> inputs;  // files by the names of inputs
   bool is_random = false, is_help = false, is_json = false, lists_ports = false, trusts_weights = false;
   uint64_t seed = 0;
+  std::string trace;   // file; empty: none is written
   std::string output;  // folder; empty: outputs are not written
   int32_t threads = 0;
   uint64_t gpu_memory_bytes = 0, host_memory_bytes = 0;

@@ -165,6 +165,15 @@ std::vector<Array> Gather(const std::vector<hybridc_port>& ports, const Argument
   return arrays;
 }
 
+std::vector<hybridc_input_array> Fed(const std::vector<hybridc_port>& inputs, const std::vector<Array>& arrays) {
+  std::vector<hybridc_input_array> fed;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Array& array = arrays[i];
+    fed.push_back({inputs[i].name, array.dtype.c_str(), array.shape.data(), array.shape.size(), array.data.data()});
+  }
+  return fed;
+}
+
 struct Result {
   std::vector<char> data;
   std::vector<int64_t> shape;
@@ -173,11 +182,7 @@ struct Result {
 
 std::vector<Result> RunOnce(const Session& session, const std::vector<hybridc_port>& inputs,
                             const std::vector<Array>& arrays, const std::vector<hybridc_port>& outputs) {
-  std::vector<hybridc_input_array> fed;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Array& array = arrays[i];
-    fed.push_back({inputs[i].name, array.dtype.c_str(), array.shape.data(), array.shape.size(), array.data.data()});
-  }
+  const std::vector<hybridc_input_array> fed = Fed(inputs, arrays);
   std::vector<Result> results;
   std::vector<hybridc_output_array> filled;
   results.reserve(outputs.size());
@@ -237,6 +242,45 @@ void Save(const Arguments& arguments, const std::vector<hybridc_port>& outputs, 
   }
 }
 
+// Names are the model's, and may hold anything.
+std::string JsonText(const std::string& text) {
+  std::string quoted = "\"";
+  for (char c : text) {
+    char escaped[8];
+    std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned char>(c));
+    const bool is_plain = static_cast<unsigned char>(c) >= ' ' && c != '"' && c != '\\';
+    quoted += is_plain ? std::string(1, c) : std::string(escaped);
+  }
+  return quoted + "\"";
+}
+
+// One thread for each lane, as `hybridc run --trace` writes it.
+void WriteTrace(const Session& session, const std::vector<hybridc_port>& inputs, const std::vector<Array>& arrays,
+                const std::string& path) {
+  const char* const lanes[] = {"GPU", "CPU", "copies to GPU", "copies to CPU"};
+  std::vector<hybridc_step> steps(hybridc_step_count(session.get()));
+  const std::vector<hybridc_input_array> fed = Fed(inputs, arrays);
+  Check(hybridc_measure(session.get(), fed.data(), fed.size(), steps.data()));
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) {
+    throw Refusal("HC531", std::string("the file cannot be written: ") + std::strerror(errno), path,
+                  "choose another folder");
+  }
+  std::fprintf(file, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [");
+  for (int lane = 0; lane < 4; ++lane) {
+    std::fprintf(file, "%s\n{\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": 1, \"tid\": %d, ", lane == 0 ? "" : ",",
+                 lane);
+    std::fprintf(file, "\"args\": {\"name\": \"%s\"}}", lanes[lane]);
+  }
+  for (const hybridc_step& step : steps) {
+    std::fprintf(file, ",\n{\"ph\": \"X\", \"name\": %s, \"pid\": 1, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f, ",
+                 JsonText(step.name).c_str(), step.lane, step.begin_us, step.end_us - step.begin_us);
+    std::fprintf(file, "\"args\": {\"planned_us\": %.3f}}", step.planned_us);
+  }
+  std::fprintf(file, "\n]}\n");
+  if (std::fclose(file) != 0) throw Refusal("HC531", "the file cannot be written", path, "choose another folder");
+}
+
 void PrintPorts(const Session& session) {
   for (const auto& [title, ports] : {std::pair{"input", Inputs(session)}, std::pair{"output", Outputs(session)}}) {
     for (const hybridc_port& port : ports) {
@@ -290,6 +334,7 @@ void Execute(const Arguments& arguments) {
     results = RunOnce(session, inputs, arrays, outputs);
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
+  if (!arguments.trace.empty()) WriteTrace(session, inputs, arrays, arguments.trace);
   Save(arguments, outputs, results);
   PrintSummary(session, std::move(seconds), arguments.is_json);
 }

@@ -68,6 +68,26 @@ bool HasFlag(const std::string& name, uint64_t kept) {
   return false;
 }
 
+struct Memory {
+  int64_t available_bytes, swap_bytes;
+};
+
+// As the kernel estimates it where there is /proc, else what nobody uses.
+Memory MemoryNow() {
+  struct sysinfo info;
+  Memory now{0, 0};
+  if (sysinfo(&info) == 0) {
+    now.available_bytes = static_cast<int64_t>(info.freeram + info.bufferram) * info.mem_unit;
+    now.swap_bytes = static_cast<int64_t>(info.freeswap) * info.mem_unit;
+  }
+  std::ifstream lines("/proc/meminfo");
+  std::string name;
+  for (int64_t kibibytes; lines >> name >> kibibytes; lines.ignore(64, '\n')) {
+    if (name == "MemAvailable:") now.available_bytes = kibibytes << 10;
+  }
+  return now;
+}
+
 }  // namespace
 
 std::vector<std::string> MissingCpuFlags(const std::vector<std::string>& flags) {
@@ -91,14 +111,11 @@ int AvailableThreads() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(CPU_COUNT(&set), 1) : 1;
 }
 
-int64_t AvailableHostBytes() {
-  std::ifstream lines("/proc/meminfo");
-  std::string name;
-  for (int64_t kibibytes; lines >> name >> kibibytes; lines.ignore(64, '\n')) {
-    if (name == "MemAvailable:") return kibibytes << 10;
-  }
-  struct sysinfo memory;
-  return sysinfo(&memory) == 0 ? static_cast<int64_t>(memory.freeram + memory.bufferram) * memory.mem_unit : 0;
+int64_t AvailableHostBytes() { return MemoryNow().available_bytes; }
+
+int64_t HostRoomBytes() {
+  const Memory now = MemoryNow();
+  return now.available_bytes + now.swap_bytes;
 }
 
 }  // namespace hybridc

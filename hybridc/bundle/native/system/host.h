@@ -18,4 +18,7 @@ int AvailableThreads();
 // Memory that can be had without swapping, as the kernel estimates it.
 int64_t AvailableHostBytes();
 
+// Likewise with swapping.
+int64_t HostRoomBytes();
+
 }  // namespace hybridc

@@ -35,4 +35,12 @@ Staging ChooseStaging(const std::vector<int64_t>& weight_bytes, int64_t arena_by
   return {kSlots * std::max(slot_bytes, smallest_bytes), kSlots};
 }
 
+void CheckRoom(int64_t needed_bytes, int64_t room_bytes) {
+  if (needed_bytes <= room_bytes) return;
+  throw Refusal("HC408",
+                "a run needs " + std::to_string(needed_bytes) + " bytes of host memory, but " +
+                    std::to_string(room_bytes) + " are available",
+                "", "close other programs, or compile for another batch size, --host-memory or --gpu-memory");
+}
+
 }  // namespace hybridc

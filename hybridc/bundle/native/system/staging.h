@@ -22,4 +22,7 @@ struct Staging {
 Staging ChooseStaging(const std::vector<int64_t>& weight_bytes, int64_t arena_bytes, int64_t limit_bytes,
                       int64_t available_bytes);
 
+// Throws HC408 where a run needs more host memory than there is room for.
+void CheckRoom(int64_t needed_bytes, int64_t room_bytes);
+
 }  // namespace hybridc
