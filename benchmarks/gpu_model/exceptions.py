@@ -46,10 +46,6 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
         "four lanes load half a sector of a query at a time; their next access finds the rest in L1",
     ),
     ("tensor_core_matmul", "filled"): (0.25, _FEW_TILES),
-    ("transpose", "bank_conflicts"): (
-        1.13,
-        "columns of a tile of 16-bit floats lie in half of the banks; memory is what such kernels wait for",
-    ),
     ("winograd", "wide_loads"): (0, _WINDOWS),
     ("winograd", "filled"): (0.8, _FEW_TILES),
     ("winograd", "sectors"): (1.55, "tiles of 4x4 inputs overlap by two columns"),
