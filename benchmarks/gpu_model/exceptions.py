@@ -56,10 +56,6 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
     ),
     ("tensor_core_conv", "wide_loads"): (0.3, _BYTES),
     ("tensor_core_matmul", "filled"): (0.25, _FEW_TILES),
-    ("transpose", "bank_conflicts"): (
-        1.13,
-        "columns of a tile of 16-bit floats lie in half of the banks; memory is what such kernels wait for",
-    ),
     ("winograd", "wide_loads"): (0, _WINDOWS),
     ("winograd", "filled"): (0.8, _FEW_TILES),
     ("winograd", "sectors"): (1.55, "tiles of 4x4 inputs overlap by two columns"),

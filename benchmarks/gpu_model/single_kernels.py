@@ -96,8 +96,16 @@ def _memory() -> onnx.ModelProto:
     return build.model()
 
 
+def _attention(build: _Builder, queries: int, keys: int, dtype: str) -> None:
+    """Of 16 heads of 64."""
+    heads = 16
+    operands = [build.fed(1, n, 64 * heads, dtype=dtype) for n in (queries, keys, keys)]
+    build.op("MultiHeadAttention", operands, dtype, domain="com.microsoft", num_heads=heads)
+
+
 def _few_rows() -> onnx.ModelProto:
-    """Up to eight rows times a matrix, whose weights are read once: floats, and codes of 4 and 8 bits."""
+    """Up to eight rows times a matrix, whose weights are read once: floats, and codes of 4 and 8 bits; and
+    attention of few queries."""
     build, depth = _Builder(), 2048
     for rows, columns in ((1, 2048), (1, 1024), (4, 2048), (8, 2048)):
         build.op("MatMul", [build.fed(rows, depth), build.noise(depth, columns)])
@@ -113,20 +121,13 @@ def _few_rows() -> onnx.ModelProto:
     return build.model()
 
 
-def _attention(build: _Builder, queries: int, keys: int, dtype: str, heads: int = 16) -> None:
-    """Of heads of 64."""
-    operands = [build.fed(1, n, 64 * heads, dtype=dtype) for n in (queries, keys, keys)]
-    build.op("MultiHeadAttention", operands, dtype, domain="com.microsoft", num_heads=heads)
-
-
 def _products() -> onnx.ModelProto:
-    """Products large enough for every multiprocessor, and attention, with floats of 32 and of 16 bits."""
+    """Products large enough for every multiprocessor, with floats of 32 and of 16 bits."""
     build = _Builder()
     for dtype in ("float32", "float16"):
         operands = [build.fed(2048, 512, dtype=dtype), build.noise(512, 2048, dtype=dtype)]
         build.op("MatMul", operands, dtype)
     build.op("Conv", [build.fed(16, 128, 28, 28), build.noise(128, 128, 1, 1)])
-    _attention(build, 1024, 1024, "float16")
     return build.model()
 
 
