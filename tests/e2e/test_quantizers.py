@@ -197,7 +197,10 @@ def test_static(tmp_path: Path, network: str, form: str, per_channel: bool, is_o
     assert_agrees(model, tmp_path, 2e-2, optimized(model, tmp_path) if is_optimized else None)
 
 
-@pytest.mark.parametrize(("network", "signed"), [("convolutions", False), ("transformer", True)])
+@pytest.mark.parametrize(
+    ("network", "signed"),
+    [pytest.param("convolutions", False, marks=pytest.mark.slow), ("transformer", True)],
+)
 def test_static_on_tensor_cores(tmp_path: Path, network: str, signed: bool) -> None:
     model = statically(NETWORKS[network](), tmp_path, "QDQ", per_channel=True, signed=signed)
     options = CompileOptions(target=parse_target(ON_GPU), machine=load_machine("a100"), precision=INT8)
