@@ -18,8 +18,8 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
     ("attention", "filled"): (0, "12 heads of 128 queries make 96 blocks of 16 queries"),
     ("conv2d", "local_bytes"): (
         32,
-        "of ResNet-50's kernels one keeps eight of 80 registers in local memory on sm_75, where a slice of 16 "
-        "steps takes 36 registers on its way, and one two of 128 on sm_86",
+        "of ResNet-50's kernels one keeps eight of 80 registers in local memory on sm_75, where a slice of "
+        "16 steps takes 36 registers on its way, and one two of 128 on sm_86",
     ),
     ("conv2d", "wide_loads"): (0.75, _WINDOWS),
     ("conv2d", "filled"): (0.5, _FEW_TILES),
