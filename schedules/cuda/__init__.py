@@ -17,7 +17,6 @@ from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.reduction.rows import rows
 from hybridc.schedules.cuda.reduction.split_rows import split_rows
 from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_conv, tensor_core_matmul
-from hybridc.schedules.cuda.wgrad.conv import conv_wgrad
 from hybridc.schedules.cuda.winograd.winograd import winograd
 from hybridc.schedules.rule import Rule
 
@@ -35,7 +34,6 @@ RULES: tuple[Rule, ...] = (
     few_rows,
     packed_gemv,
     matmul,
-    conv_wgrad,
     winograd,
     conv2d,
     rows,

@@ -18,7 +18,8 @@ FEW_OUTPUTS = 2048
 
 @schedule_rule(family="conv2d")
 def conv2d(request: Request) -> Scheduled | None:
-    """Accepts a product in which a window slides: convolution 1-D to 3-D, transposed, dilated, grouped.
+    """Accepts a product in which a window slides: convolution 1-D to 3-D, transposed, dilated, grouped, and
+    gradients of its weights, whose depth are all positions of all images.
 
     Dense or of groups: implicit GEMM in the tiles of `cuda/tile`, rows are output channels (of a group) and
     columns output positions; the padding is computed while a slice is staged in shared memory, so that no

@@ -63,7 +63,7 @@ def _wgrad(
             )
         return [result]
 
-    return Case(function, "conv_wgrad" if launches == 2 else "conv2d", launches, (x, dy), reference)
+    return Case(function, "conv2d", launches, (x, dy), reference)
 
 
 def _statistics() -> Case:

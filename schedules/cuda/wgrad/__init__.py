@@ -1,1 +1,0 @@
-"""Gradients of convolutions with respect to their weights."""
