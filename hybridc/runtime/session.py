@@ -239,8 +239,7 @@ class Session:
         """Planned and really allocated bytes of each device."""
         plans = [view.artifact.plan for view in self._plans]
         with self._lock:
-            memory, _ = self._open_program(self._plans[-1])
-            allocated = memory.allocated()
+            allocated = self._open_memory().allocated()
         return {
             Device.GPU: DeviceMemory(max(p.arena_bytes(Device.GPU) for p in plans), allocated.gpu_bytes),
             Device.CPU: DeviceMemory(
@@ -298,6 +297,11 @@ class Session:
 
     def _open_program(self, view: PlanView) -> tuple[Memory, LoadedProgram]:
         """The memory, which holds what the plan needs, and the plan."""
+        memory = self._open_memory()
+        self._hold(memory, view)
+        return memory, self._programs[self._plans.index(view)]
+
+    def _open_memory(self) -> Memory:
         if self._reserve is None:
             where = str(self._artifact.path)
             raise UsageError("HC556", "the session is closed", where=where, remedy="load the artifact again")
@@ -306,8 +310,7 @@ class Session:
         if self._memory is None:
             self._load(self._reserve)
         assert self._memory is not None
-        self._hold(self._memory, view)
-        return self._memory, self._programs[self._plans.index(view)]
+        return self._memory
 
     def _requested(self, names: Sequence[str] | None) -> list[int]:
         """Positions of outputs."""
