@@ -104,6 +104,7 @@ def _bucket_lines(found: PlanOf) -> list[str]:
         for row in found.buckets
     ]
     return [
+        "",
         "Sizes; the plan above is that of the last",
         *("  " + line for line in render_table(columns, rows)),
     ]

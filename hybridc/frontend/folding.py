@@ -23,6 +23,9 @@ _WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
 """By the pass, which forgets how a cast saturates; in forms that older opsets do not have; and it squeezes
 parts whose sizes are given."""
 _UNKNOWN = "cannot read what has an extent that is not fixed"
+_KNOWN_BY_EXTENTS = ("Expand", "Gather", "Reshape", "Resize", "Slice", "Tile")
+"""Operators whose constants may depend on sizes: their rule looks at them, or they say no more than the
+extents of the result, which are checked."""
 ORIGIN = "hybridc.origin"
 """Key of a node's metadata: the user's node that it is a part of."""
 _SHAPED_AS_INPUT = ("GroupNormalization",)
@@ -62,6 +65,10 @@ class FoldAndExpand(folding.FoldConstantsPass):
     def _process(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
         knows_padding = TRUSTED in node.meta
         is_padded = self.ledger.is_padded(node) and not knows_padding
+        if is_padded and node.op_type not in _KNOWN_BY_EXTENTS and any(map(self.ledger.varying, node.inputs)):
+            what = f"{node.op_type} is given a constant that depends on sizes of open dimensions"
+            self._refuse(node, codes.WRONG_RESULT, what, None)
+            return None
         if is_padded and node.op_type in REWRITES:  # before a shape is taken for one of constants
             replacement = self._expanded(node, self._rewriting(REWRITES[node.op_type]), is_last=True)
             if replacement is not None or node.op_type not in RULES or node in self._refused:

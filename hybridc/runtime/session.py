@@ -297,8 +297,7 @@ class Session:
         """Planned and really allocated bytes of each device."""
         plans = [view.artifact.plan for view in self._plans]
         with self._lock:
-            memory, _ = self._open_program(self._plans[-1])
-            allocated = memory.allocated()
+            allocated = self._open_memory().allocated()
         return {
             Device.GPU: DeviceMemory(max(p.arena_bytes(Device.GPU) for p in plans), allocated.gpu_bytes),
             Device.CPU: DeviceMemory(

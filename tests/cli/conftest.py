@@ -152,6 +152,7 @@ class Fakes:
             measured_us=_measured_us(options),
             cached=Cached(53, 56) if options.cache else None,
             cuda_image_bytes=262 << 10 if options.target.has_gpu else None,
+            buckets=(),
         )
 
     def plan_model(
@@ -177,6 +178,7 @@ class Fakes:
             machine=replace(options.machine, measured_us=_measured_us(options)),
             pins=({},) * len(_plans(options)),
             planning=None,
+            buckets=(),
         )
 
     def open_artifact(self, path: Path, **checks: bool) -> Any:
@@ -185,6 +187,8 @@ class Fakes:
         manifest: Any = _Record(
             machine=load_machine(),
             plans=stored,
+            interfaces=((),),
+            dimensions=(),
             cuda_architectures=("sm_75", "sm_90"),
             cuda_image_bytes=262 << 10,
         )

@@ -39,12 +39,13 @@ class ModelInput(Protocol):
 def of_sizes(inputs: Iterable[NodeArg], given: Iterable[tuple[str, Size]]) -> list[NodeArg]:
     """The inputs with these sizes of open dimensions. Raises UsageError HC512 for an unknown dimension."""
     inputs, sizes = list(inputs), dict(given)
+    if not sizes:
+        return inputs
     names = sorted({name for each in inputs for name in each.open.values()})
     for name, size in sizes.items():
         if name not in names or not isinstance(size, int):
-            what = (
-                f"the artifact has no open dimension {name!r}" if name not in names else "sizes must be one"
-            )
+            unknown = f"the artifact has no open dimension {name!r}"
+            what = unknown if name not in names else f"{size} is not a single size"
             listed = f"open dimensions are {', '.join(names)}" if names else "all its sizes are fixed"
             raise UsageError("HC512", what, remedy=listed)
     fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}

@@ -125,6 +125,7 @@ REFUSED = {
     "Concat": "y = Concat<axis = 1>(x, x)",
     "Gather": "far = Constant<value = int64 {5}>() y = Gather<axis = 1>(x, far)",
     "Add": "shape = Shape(x) s = Gather(shape, at) f = Cast<to = 1>(s) r = Sqrt(f) y = Add(x, r)",
+    "Trilu": "shape = Shape(x) s = Gather(shape, at) y = Trilu(x, s)",
     "Relu": "flat = Reshape(x, minus) y = Relu(flat)",
 }
 

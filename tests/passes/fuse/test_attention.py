@@ -65,6 +65,20 @@ def test_plain_operands_of_three_axes_and_a_mask_in_front():
     assert operators(check(net.program(net.emit(relax.op.matmul(weights, v))))) == ["attention"]
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_scores_that_a_condition_replaces_join_it(is_kept):
+    net = Network((2, 3, 5, 8), (2, 3, 8, 7), (2, 3, 7, 8), (2, 1, 1, 7))
+    q, k, v, mask = net.inputs
+    scores = net.emit(relax.op.matmul(q, k))
+    condition = net.emit(relax.op.less(mask, relax.const(0.5, "float32")), "condition")
+    lowest = relax.const(-np.inf, "float32")
+    choices = (scores, lowest) if is_kept else (lowest, scores)
+    masked = net.emit(relax.op.where(condition, *choices))
+    weights = net.emit(relax.op.nn.softmax(masked, axis=-1))
+    after = check(net.program(net.emit(relax.op.matmul(weights, v))))
+    assert operators(after) == ["less", "astype", "attention"]
+
+
 def scale() -> relax.Expr:
     return relax.const(0.3, "float32")
 
