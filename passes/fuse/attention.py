@@ -88,6 +88,8 @@ class Attention:
     result_axes: tuple[int, ...]
     """Axis of the context `[batch..., query position, depth]` for each axis of the result."""
     members: tuple[relax.Var, ...]
+    hides_nan: bool = False
+    """Whether weights that are not a number count as zero: those of a query that sees no key."""
 
     @property
     def rows(self) -> int:
@@ -179,13 +181,15 @@ def _match(
             return None
         scores = inner[0]
     first: Any = values.get(scores)
-    context = readers.get(softmax)
-    if not is_op(first, "matmul") or uses[scores] != 1 or uses[softmax] != 1 or context is None:
+    guard = _guard(softmax, values, uses, readers)
+    weights = guard[-1] if guard else softmax
+    context = readers.get(weights)
+    if not is_op(first, "matmul") or uses[scores] != 1 or uses[weights] != 1 or context is None:
         return None
     second = values[context]
-    if not is_op(second, "matmul") or not second.args[0].same_as(softmax):
+    if not is_op(second, "matmul") or not second.args[0].same_as(weights):
         return None
-    members = [scores, *chain, context]
+    members = [scores, *chain, *guard, context]
     query, key, value = (
         _operand(a, values, uses, members) for a in (first.args[0], first.args[1], second.args[1])
     )
@@ -199,7 +203,25 @@ def _match(
     if uses[context] == 1 and after is not None and is_op(values[after], "permute_dims"):
         result_axes = _permutation(values[after], rank)
         members.append(after)
-    return Attention(query, key, value, tuple(steps), scores, result_axes, tuple(members))
+    return Attention(query, key, value, tuple(steps), scores, result_axes, tuple(members), bool(guard))
+
+
+def _guard(
+    softmax: relax.Var,
+    values: dict[relax.Var, Any],
+    uses: Counter[relax.Var],
+    readers: dict[relax.Expr, relax.Var],
+) -> list[relax.Var]:
+    """The bindings that make zeros of weights that are not a number, as torch's exporter writes them."""
+    last = readers.get(softmax)
+    value = None if last is None else values[last]
+    if last is None or value is None or not is_op(value, "where") or uses[softmax] != 2:
+        return []
+    condition, zero, kept = value.args
+    test: Any = values.get(condition)
+    is_zero = isinstance(zero, GenericConst) and zero.value.ndim == 0 and float(zero.value.numpy()) == 0.0
+    is_guard = is_op(test, "isnan") and uses[condition] == 1 and test.args[0].same_as(softmax)
+    return [condition, last] if is_zero and is_guard and kept.same_as(softmax) else []
 
 
 def _carries_scores(operand: relax.Expr, values: dict[relax.Var, Any], shape: tuple[int, ...]) -> bool:
@@ -339,7 +361,9 @@ def attention_function(match: Attention) -> tirx.PrimFunc:
     def normalised(*i: te.Var) -> te.Expr:
         placed = dict(zip(match.result_axes, i, strict=True))
         at = tuple(placed[a] for a in range(len(i)))
-        return context[at] / total[at[:-1]]
+        quotient = context[at] / total[at[:-1]]
+        zero = tirx.const(0, "float32")
+        return tirx.Select(total[at[:-1]] > zero, quotient, zero) if match.hides_nan else quotient
 
     result = te.compute(extents(*shape), normalised, name="result")
     function = te.create_prim_func([query, key, value, *masks, result])

@@ -493,7 +493,7 @@ class _Task:
         total = tirx.BufferLoad(own.totals, [m])
 
         def element(column: ir.Expr, _: ir.Expr) -> tirx.Stmt:
-            value = tirx.BufferLoad(own.contexts, [m, column]) / total
+            value = found.quotient(tirx.BufferLoad(own.contexts, [m, column]), total)
             return found.store((*self.batch, self.row(m), column), value)
 
         vector = Tile(1, 1, 1, lanes)

@@ -93,6 +93,14 @@ class AttentionBlocks:
                 return float(number.value) if is_product else 1.0 / float(number.value)
         return None
 
+    def quotient(self, value: ir.Expr, total: ir.Expr) -> ir.Expr:
+        """A sum of weighted values divided by the total of the weights; zero where nothing has a weight, if
+        the function says so."""
+        if not isinstance(self.blocks["result"].value, tirx.Select):
+            return value / total
+        zero = tirx.FloatImm("float32", 0.0)
+        return tirx.Select(total > zero, value / total, zero)
+
     def store(self, at: Sequence[ir.Expr], value: ir.Expr) -> tirx.BufferStore:
         """Write the element of the result that is the context's at a point."""
         result, context = self.blocks["result"], self.blocks["context"].buffer

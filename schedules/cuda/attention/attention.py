@@ -320,7 +320,8 @@ class _Kernel:
             row, column = first + self._row(thread, i), g * integer(GROUP) + thread.x * integer(VECTOR)
 
             def element(e: ir.Expr) -> tirx.Stmt:
-                value = sums[(i * integer(self.groups) + g) * integer(VECTOR) + e] / total[i]
+                own = sums[(i * integer(self.groups) + g) * integer(VECTOR) + e]
+                value = found.quotient(own, tirx.BufferLoad(total, [i]))
                 return found.store((*batch, row, column + e), value)
 
             def one(e: ir.Expr) -> tirx.Stmt:

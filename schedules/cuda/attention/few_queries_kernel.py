@@ -127,7 +127,8 @@ def _second_launch(
             return (head * integer(plan.parts) + part) * integer(found.rows) + row
 
         zero = integer(0)
-        stored = found.store((*found.batch_at(head), row, column), joined.result[zero] / joined.total[zero])
+        quotient = found.quotient(joined.result[zero], joined.total[zero])
+        stored = found.store((*found.batch_at(head), row, column), quotient)
         body = sequence([*joined.added_up(parts, exponents, plan.parts, state, column), stored])
         return when(number < integer(count), body, always=count % BLOCK_THREADS == 0)
 
@@ -409,6 +410,6 @@ class _Block:
         """Write a result, or what the block has of it."""
         peak, total, result = (b[integer(0)] for b in (joined.peak, joined.total, joined.result))
         if self.shared is None:
-            return [self.found.store((*self.batch, row, column), result / total)]
+            return [self.found.store((*self.batch, row, column), self.found.quotient(result, total))]
         state = self.block * integer(self.rows) + row
         return [*self.shared.noted(state, peak, total), self.shared.stored(state, column, result)]

@@ -463,7 +463,7 @@ class _Block:
 
         def invert(half: ir.Expr) -> tirx.Stmt:
             combine = self._total(half) if self.way.across == 1 else []
-            inverse = _number(1) / tirx.BufferLoad(self.total, [half])
+            inverse = found.quotient(_number(1), tirx.BufferLoad(self.total, [half]))
             return sequence([*combine, tirx.BufferStore(self.total, inverse, [half])])
 
         def pair(j: ir.Expr, half: ir.Expr) -> tirx.Stmt:

@@ -157,3 +157,21 @@ def test_one_head_of_keys_is_that_of_all():
     weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(q, k)), axis=-1))
     after = check(net.program(net.emit(relax.op.matmul(weights, v))))
     assert operators(after) == ["attention"]
+
+
+def test_weights_that_are_not_a_number_count_as_zero():
+    net = Network((1, 2, 5, 8), (1, 2, 8, 6), (1, 2, 6, 4), (1, 1, 5, 6))
+    q, k, v, mask = net.inputs
+    masked = net.emit(relax.op.add(net.emit(relax.op.matmul(q, k)), mask))
+    weights = net.emit(relax.op.nn.softmax(masked, axis=-1))
+    missing = net.emit(relax.op.isnan(weights))
+    weights = net.emit(relax.op.where(missing, relax.const(0.0, "float32"), weights))
+    before = net.program(net.emit(relax.op.matmul(weights, v)))
+    after = check(before)
+    assert operators(after) == ["attention"]
+    hidden = np.where(np.arange(5)[:, None] == 2, -np.inf, np.zeros(6)).reshape(1, 1, 5, 6)
+    arguments = [drawn(i, *tensor_shape(x)) for i, x in enumerate(net.inputs[:3])]
+    (found,) = run_llvm(after.module, *arguments, hidden.astype("float32"))
+    (wanted,) = run_llvm(before.module, *arguments, hidden.astype("float32"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert (np.asarray(found)[:, :, 2] == 0).all()

@@ -14,6 +14,7 @@ from tests.schedules.cuda.harness import Case
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 MASKS = ("none", "keys", "causal", "late", "lowest")
+"""And "rows", which hides all keys of some rows."""
 
 
 def drawn(
@@ -59,6 +60,7 @@ def drawn(
         scores=scores,
         result_axes=(0, 2, 1, 3),
         members=(scores, scaled),
+        hides_nan=mask == "rows",
     )
     function = attention_function(match)
     last = len(function.params) - 1
@@ -96,6 +98,8 @@ def _mask(generator: np.random.Generator, kind: str, batch: int, rows: int, colu
         "late": np.where(np.arange(columns) < columns - 2, -np.inf, 0).reshape(1, 1, 1, columns),
         # all keys of some rows, by the least finite number: their weights are all the same
         "lowest": np.where(np.arange(rows) % 2, np.finfo(np.float32).min, 0).reshape(1, 1, rows, 1),
+        # all keys of some rows, whose results are zero
+        "rows": np.where(np.arange(rows) % 2, -np.inf, 0).reshape(1, 1, rows, 1),
     }[kind]
     if kind == "keys":
         hidden[..., 0] = 0
@@ -111,7 +115,7 @@ def _reference(operands: list[np.ndarray], hidden: np.ndarray) -> tuple[np.ndarr
     logits = np.maximum(logits, np.finfo(np.float32).min) if np.isfinite(hidden).all() else logits
     if hidden.min() == np.finfo(np.float32).min:
         logits = np.where(hidden < 0, hidden, logits)
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
+    weights = np.exp(logits - np.maximum(logits.max(-1, keepdims=True), np.finfo(np.float32).min))
+    weights /= np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
     result, size = ((weights @ v).transpose(0, 2, 1, 3) for v in (value, np.abs(value)))
     return result, size

@@ -83,6 +83,19 @@ def test_large_blocks_have_an_estimated_time() -> None:
     assert work.threads >= 256 and memory_us <= estimate_fast(work, gpu).us <= 2 * memory_us
 
 
+def test_rows_without_a_key_are_zero() -> None:
+    generator = np.random.default_rng(9)
+    check(
+        {
+            "tiles": drawn(generator, (1, 9, 12, 1), 16, 16, "rows", TILES),
+            "few": drawn(generator, (1, 3, 12, 1), 16, 16, "rows", FEW),
+            "tensor_cores": drawn(
+                generator, (1, 9, 12, 1), 16, 16, "rows", "tensor_core_attention", "float16"
+            ),
+        }
+    )
+
+
 @pytest.mark.parametrize(("depth", "width"), [(16, 257), (257, 16)])
 def test_other_sizes_are_left_to_others(depth: int, width: int) -> None:
     case = drawn(np.random.default_rng(0), (1, 16, 8, 1), depth, width, "none", None)
