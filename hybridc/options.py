@@ -261,7 +261,8 @@ def check_precision(precision: str, rounding_error: float, target: Target) -> No
     on_gpu = precision == INT8 and target.has_gpu
     if precision in (BF16, INT8) and target.isa.dot_product_unit is None and not on_gpu:
         what = f"--precision {precision} requires instructions that {target.isa.name} does not have"
-        raise UsageError("HC526", what, remedy="compile for --target avx512_bf16 or amx, or use fp16")
+        other = f"for a GPU, cuda+{target.isa.name}" if precision == INT8 else "use fp16"
+        raise UsageError("HC526", what, remedy=f"compile for --target avx512_bf16 or amx, or {other}")
     if precision == TF32 and not _has_tf32(target):
         what = f"--precision tf32 requires tensor cores of sm_80 or newer, and the target is {target}"
         raise UsageError("HC526", what, remedy=f"compile for --target cuda:sm_80+{target.isa.name} or newer")

@@ -1,1 +1,6 @@
-"""Products of 16-bit floats on tensor cores, with float32 sums; `tensor_core.py` has the rules."""
+"""Products on tensor cores, of floats with float32 sums and of bytes with int32 sums.
+
+`tensor_core.py` has the rules. `read.py` finds a product, `packing.py` lays out its weights, `operands.py`
+says how threads load it: as `staging.py`, or bytes as `gathered.py`. `kernel.py` writes the loops,
+`results.py` what becomes of sums.
+"""
