@@ -14,6 +14,7 @@ from tvm import ir, te, tirx
 from hybridc import emulator
 from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cuda.conv2d.conv2d import conv2d
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
 from hybridc.schedules.cuda.tile.choose import TILES
@@ -23,7 +24,7 @@ from hybridc.schedules.cuda.tile.packing import with_depth_first
 from hybridc.schedules.cuda.tile.plan import Plan, plan_of
 from hybridc.schedules.cuda.tile.read import read_product
 from hybridc.schedules.cuda.tile.shape import Tile
-from hybridc.schedules.rule import Scheduled
+from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.shapes import index_shape
 from hybridc.schedules.storage import stored
 from hybridc.targets import parse_target
@@ -203,3 +204,23 @@ def test_drawn_product_is_what_numpy_says(
     scale = max(1.0, float(np.abs(want).max()))
     np.testing.assert_allclose(got, np.reshape(want, got.shape), rtol=0, atol=RELATIVE_ERROR * scale)
     assert launches == (2 if case.plan(function).tile.parts > 1 else 1)
+
+
+def test_weights_are_packed_where_no_other_function_reads_them() -> None:
+    function = convolution((1, 16, 8, 8), (24, 16, 3, 3), padding=1).function("kernel")
+    weight = [str(p.name) for p in function.params].index("p1")
+    request = Request(function, frozenset({weight}), TARGET)
+    own, shared = conv2d(request), conv2d(replace(request, shared_constants=request.constants))
+    assert own is not None and shared is not None
+    [(position, packing)] = own.packings
+    weights = np.arange(24 * 16 * 9, dtype=np.float32).reshape(24, 16, 3, 3)
+    assert position == weight and np.array_equal(packing.apply(weights), weights.transpose(1, 2, 3, 0))
+    assert shared.packings == ()
+
+
+def test_groups_of_channels_are_a_batch_of_products() -> None:
+    function = convolution((1, 24, 9, 9), (36, 8, 3, 3), padding=1, groups=3).function("kernel")
+    anchor = find_anchor(function)
+    product = None if anchor is None else read_product(function, anchor.name)
+    assert product is not None
+    assert (product.batch.size, product.rows.size, product.depth.size) == (3, 12, 72)
