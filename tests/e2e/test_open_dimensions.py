@@ -14,6 +14,7 @@ import pytest
 
 import hybridc
 from hybridc import emulator
+from hybridc.bundle import write_bundle
 from hybridc.errors import ArtifactError, UsageError
 from hybridc.ir import Device
 from hybridc.json_values import sealed
@@ -210,6 +211,31 @@ def test_sizes_that_differ_between_inputs_are_refused(
     with pytest.raises(UsageError) as refused:
         session.run(None, feeds)
     assert refused.value.code == "HC554" and name in refused.value.what and "N is" in refused.value.what
+
+
+@pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
+def test_bound_arrays_of_any_size_are_read(case: tuple[Session, onnx.ModelProto, dict[str, int]]) -> None:
+    session, _, limits = case
+    for size in (1, 3, 5):
+        feeds, binding = drawn(session, {"N": size}, limits, size), session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_input(name, array)
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(binding.get_outputs()[0], session.run(["y"], feeds)[0])
+    binding.bind_output("y", np.zeros((3, 5), np.float32))
+    with pytest.raises(UsageError) as refused:
+        session.run_with_iobinding(binding)
+    assert refused.value.code == "HC554"
+
+
+def test_an_artifact_with_open_dimensions_is_not_bundled(tmp_path: Path) -> None:
+    model = network("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")
+    hybridc.compile(model, tmp_path / "net.hyb", target=CPU, dims={"N": "1..3"})
+    with pytest.raises(UsageError) as refused:
+        write_bundle(tmp_path / "net.hyb", tmp_path / "bundle")
+    assert refused.value.code == "HC564" and "(N)" in refused.value.what
+    assert not (tmp_path / "bundle").exists()
 
 
 def _other_bounds(manifest: dict[str, Any]) -> None:
