@@ -164,7 +164,7 @@ def test_commands_of_the_usage_page(tmp_path: Path) -> None:
     for words in commands(USAGE):
         if words[1:3] == ["models", "export"] and words[3] == "resnet50":
             words = [*words[:4], "exported.onnx", "--param", "width=4"]
-        elif {"quantized.onnx", "cifar_quick", "step.hyb", "bf16"} & set(words):
+        elif {"quantized.onnx", "cifar_quick", "step.hyb", "fp16", "bf16", "tf32"} & set(words):
             continue  # the next tests
         run(tmp_path, "-m", "hybridc.cli", *small(words))
         ran.add(words[1])
