@@ -239,8 +239,12 @@ def _helper_object(cache: Cache) -> bytes:
 @functools.cache
 def _compiled_helper() -> bytes:
     """Compiled once in a process, also without a cache: nearly all of its time goes into headers."""
-    includes = [f"-I{libinfo.find_include_path()}", f"-I{libinfo.find_dlpack_include_path()}"]
-    options = ["-c", "-O2", "-std=c++20", "-pthread", "-fPIC", "-fvisibility=hidden"]
+    folders = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
+    includes = [f"-I{folder}" for folder in folders]
+    # headers name their files in messages: an artifact has no path of this computer
+    named = [f"-ffile-prefix-map={folder}=tvm_ffi" for folder in folders]
+    named.append(f"-ffile-prefix-map={HELPER_SOURCE.parent}=hybridc")
+    options = ["-c", "-O2", "-std=c++20", "-pthread", "-fPIC", "-fvisibility=hidden", *named]
     with scratch_folder("hybridc-helper-") as folder:
         path = folder / "helper.o"
         _gxx(*options, *includes, str(HELPER_SOURCE), "-o", str(path))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm_ffi
 
 from hybridc import emulator
 from hybridc.codegen.library import build_library
@@ -25,6 +26,8 @@ from tests.support.artifacts import (
     scheduled,
     tensor,
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 def chain(length: int) -> Model:
@@ -73,6 +76,12 @@ def test_same_module_gives_the_same_library(tmp_path: Path) -> None:
         built = build_library(cpu_model().lower().module, CPU_TARGET, tmp_path / name)
         libraries.append(built.path.read_bytes())
     assert libraries[0] == libraries[1]
+
+
+def test_no_path_of_this_computer_is_in_the_library(tmp_path: Path) -> None:
+    content = build_library(cpu_model().lower().module, CPU_TARGET, tmp_path).path.read_bytes()
+    for folder in (ROOT, Path(tvm_ffi.__file__).parent, tmp_path):
+        assert os.fsencode(folder) not in content
 
 
 def test_cpu_library_has_no_cuda(tmp_path: Path) -> None:
