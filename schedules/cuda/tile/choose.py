@@ -53,6 +53,9 @@ PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 MOST_UNROLLED = 640
 """Multiply-adds of a thread in a slice of more steps: the nearest cache of instructions, of 16 bytes each,
 has 12 KiB (Jia et al., arXiv 1804.06826)."""
+MOST_STAGED = 24
+"""Registers of a thread for what is on its way to shared memory, in a slice of more steps: of 36 beside 32
+results and their fragments ptxas keeps some in local memory on sm_75."""
 LEAST_SLICES = 4
 """Of a group: the pipeline of fewer is mostly its beginning and its end."""
 
@@ -82,7 +85,9 @@ def _candidates(
     found = []
     for number, slices in enumerate(depths):
         for tile in TILES:
-            if number and tile.accumulators * slices.steps > MOST_UNROLLED:
+            staged = slices.steps * (tile.rows + tile.columns)
+            unrolled = tile.accumulators * slices.steps
+            if number and (unrolled > MOST_UNROLLED or staged > MOST_STAGED * tile.threads):
                 continue
             down, across = tiles_of(product, tile)
             step = (tile.accumulators / (2 * pipes) + fragment_cycles(tile)) * tile.threads / WARP
