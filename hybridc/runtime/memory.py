@@ -94,9 +94,10 @@ class Memory:
         """
         weights = artifact.stored_plan.gpu_weights
         wanted = frozenset((w.offset_bytes, w.arena_offset_bytes, w.size_bytes) for w in weights)
+        held = self._resident = self._resident & wanted  # also if a copy fails, as others may be overwritten
         for weight in weights:
             assert weight.arena_offset_bytes is not None
-            if (weight.offset_bytes, weight.arena_offset_bytes, weight.size_bytes) not in self._resident:
+            if (weight.offset_bytes, weight.arena_offset_bytes, weight.size_bytes) not in held:
                 target = self.view(self.gpu_arena, weight, weight.arena_offset_bytes)
                 self.helper("upload")(self.mapped(weight), target)
         self._resident = wanted

@@ -345,15 +345,19 @@ class Session:
         self._programs, self._memory, self._held = (), None, None
 
     def _load(self, reserve: Callable[[], Memory]) -> None:
-        memory = reserve()
-        self._memory, self._held = memory, None
-        self._hold(memory, self._plans[-1])
-        self._programs = tuple(
-            LoadedProgram(memory, view.artifact, view.binding, self._threads) for view in self._plans
-        )
+        self._memory = memory = reserve()
+        try:
+            self._hold(memory, self._plans[-1])
+            self._programs = tuple(
+                LoadedProgram(memory, view.artifact, view.binding, self._threads) for view in self._plans
+            )
+        except BaseException:
+            self._free()
+            raise
 
     def _hold(self, memory: Memory, view: PlanView) -> None:
         if self._held is not view:
+            self._held = None  # until all of its weights are there
             with device_errors(), step_errors(view.artifact):
                 memory.hold(view.artifact)
             self._held = view

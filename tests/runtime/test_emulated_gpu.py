@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,46 @@ def test_copies_in_both_directions_in_repeated_runs(hybrid_artifact: Path, lazy_
         for seed in range(3):
             y = opened.run(None, {"the/x": drawn(seed)})[0]
             np.testing.assert_allclose(y, expected(drawn(seed)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_resident_weights_are_copied_again_after_another_plan_failed_to_copy_its_own(
+    hybrid_artifact: Path,
+) -> None:
+    with load(hybrid_artifact) as opened:
+        artifact, memory = opened.artifact, opened._memory
+        assert memory is not None
+        [weight] = artifact.stored_plan.gpu_weights
+        half, rows = weight.size_bytes // 2, weight.shape[0] // 2
+        upper = replace(
+            weight, offset_bytes=weight.offset_bytes + half, size_bytes=half, shape=(rows, *weight.shape[1:])
+        )
+        stored = replace(
+            artifact.stored_plan, gpu_weights=(upper, replace(weight, arena_offset_bytes=EMULATED_BYTES))
+        )
+        with pytest.raises(ValueError, match="leaves an arena"):
+            memory.hold(replace(artifact, manifest=replace(artifact.manifest, plans=(stored,))))
+        memory.hold(artifact)
+        y = opened.run(None, {"the/x": drawn(0)})[0]
+    np.testing.assert_allclose(y, expected(drawn(0)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_after_one_that_could_not_take_its_memory_again(
+    cpu_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise DeviceError("HC407", "the device failed")
+
+    with load(cpu_artifact) as opened:
+        wanted = opened.run(None, {"the/x": drawn(0)})
+        opened.release()
+        with monkeypatch.context() as patched:
+            patched.setattr(session, "LoadedProgram", refuse)
+            for _ in range(2):
+                with pytest.raises(DeviceError):
+                    opened.run(None, {"the/x": drawn(0)})
+        for found, array in zip(opened.run(None, {"the/x": drawn(0)}), wanted, strict=True):
+            np.testing.assert_array_equal(found, array)
 
 
 @pytest.mark.usefixtures("emulated_gpu")
