@@ -112,8 +112,7 @@ class Session:
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         self._artifact = artifact
         self._lock = threading.Lock()
-        self._runs = ThreadPoolExecutor(1, "hybridc")
-        _sessions.add(self)
+        self._runs = _one_thread()
         self._shapes = Shapes(artifact.manifest)
         self._ports = {port.name: port for port in artifact.manifest.inputs}
         self._plans = tuple(PlanView(each) for each in artifact.in_buckets())
@@ -126,6 +125,7 @@ class Session:
         self._held: PlanView | None = None
         """The plan whose resident weights are on the GPU."""
         self._load(self._reserve)
+        _sessions.add(self)
 
     def __repr__(self) -> str:
         ports = self.get_inputs(), self.get_outputs()
@@ -440,13 +440,19 @@ def _call_back(
         callback(future.result(), user_data, "")
 
 
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "hybridc")
+
+
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _unlock_sessions() -> None:
-    """In a process that was just forked: the threads that held locks are not here."""
+    """In a process that was just forked: the threads that held locks, or do runs of `run_async`, are not here."""
     for session in list(_sessions):
         session._lock = threading.Lock()
+        if session._reserve is not None:
+            session._runs = _one_thread()
 
 
 os.register_at_fork(after_in_child=_unlock_sessions)

@@ -205,6 +205,21 @@ def test_fork_while_other_threads_run(tmp_path: Path, artifact: list[str]) -> No
     run(tmp_path, artifact, body)
 
 
+def test_runs_that_are_not_waited_for_go_on_in_a_forked_process(
+    tmp_path: Path, parallel_artifact: Path
+) -> None:
+    body = """
+    begun = parents.run_async(None, fed(parents, 1)).result()[0]
+    child = os.fork()
+    if child == 0:
+        found = parents.run_async(None, fed(parents, 3)).result(10)[0]
+        os._exit(7 if np.array_equal(found, expected[3]) else 1)
+    assert np.array_equal(begun, expected[1]) and ended(child) == 7
+    assert np.array_equal(parents.run_async(None, fed(parents, 2)).result()[0], expected[2])
+    """
+    run(tmp_path, [str(parallel_artifact), "cpu"], body)
+
+
 @pytest.mark.slow
 def test_fork_of_a_fork_works_on_the_cpu(tmp_path: Path, parallel_artifact: Path) -> None:
     body = """
