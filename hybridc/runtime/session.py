@@ -216,6 +216,7 @@ class Session:
                     np.copyto(target, result)
                 binding.put(port.name, result.copy() if target is None else target, memory)
 
+    @exhaustion_told()
     def run_async(
         self,
         output_names: Sequence[str] | None,
@@ -226,12 +227,16 @@ class Session:
         """Begin a run and return at once: runs are done in the order in which they were asked for.
 
         The future has the outputs or the error of `run`. `callback(outputs, user_data, error)` is called by
-        another thread at the end, as onnxruntime does: with no outputs and the error's text where it failed.
-        The feeds must stay as they are until then. Raises UsageError HC556 of a closed session.
+        another thread at the end, as onnxruntime does: with no outputs and the error's text where it failed;
+        or by the thread that cancels the future, or closes the session, before the run has begun.
+        The feeds must stay as they are until then. Raises UsageError HC556 of a closed session, DeviceError
+        HC412 where there is no memory for the thread.
         """
         try:
             future = self._runs.submit(self.run, output_names, feeds)
-        except RuntimeError:  # the pool is shut down
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
             raise self._closed() from None
         if callback is not None:
             future.add_done_callback(functools.partial(_call_back, callback, user_data))
@@ -433,7 +438,7 @@ def _call_back(
 ) -> None:
     """Tell the outcome of a run as onnxruntime does."""
     if future.cancelled():
-        callback([], user_data, "the session was closed")
+        callback([], user_data, "the run was cancelled before it began")
     elif (error := future.exception()) is not None:
         callback([], user_data, str(error))
     else:

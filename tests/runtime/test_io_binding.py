@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridc.errors import UsageError
+from hybridc.errors import DeviceError, UsageError
 from hybridc.runtime import Session, load
 from tests.runtime.test_session import drawn, expected
 
@@ -163,6 +163,30 @@ def test_closing_drops_runs_that_have_not_begun(cpu_artifact: Path) -> None:
     session.close()
     go_on.set()
     assert waiting.cancelled()
+
+
+def test_a_run_that_is_cancelled_is_told(cpu_artifact: Path) -> None:
+    told: list[str] = []
+    with load(cpu_artifact) as session:
+        begun, go_on = threading.Event(), threading.Event()
+        session.run_async(None, {"the/x": drawn()}, lambda *_: (begun.set(), go_on.wait(10)))
+        assert begun.wait(10)
+        waiting = session.run_async(None, {"the/x": drawn()}, lambda outputs, data, error: told.append(error))
+        assert waiting.cancel() and told == ["the run was cancelled before it began"]
+        go_on.set()
+
+
+def test_threads_used_up_are_not_taken_for_a_closed_session(
+    cpu_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with load(cpu_artifact) as session, monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(DeviceError) as caught:
+            session.run_async(None, {"the/x": drawn()})
+    assert caught.value.code == "HC412"
 
 
 def test_warming_up_changes_no_result(cpu_artifact: Path) -> None:
