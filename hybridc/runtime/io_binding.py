@@ -10,7 +10,7 @@ import tvm_ffi
 from hybridc.artifact.manifest import Port
 from hybridc.errors import UsageError
 
-_CPU, _CUDA = 1, 2  # kDLCPU, kDLCUDA
+_CPU, _CUDA, _PINNED = 1, 2, 3  # kDLCPU, kDLCUDA, kDLCUDAHost: the host's memory, which CUDA may copy from
 
 
 class Copies(Protocol):
@@ -26,7 +26,8 @@ class IoBinding:
     Arrays may be numpy's or those of any library with DLPack, such as PyTorch, in host memory or on the GPU
     of a session that uses it. They are bound without a copy: a run reads what they hold when it begins, and
     fills the outputs when it ends. An output must not be bound to the memory of an input that is an output
-    itself. A binding belongs to one thread at a time.
+    itself. What fills an array on the GPU must have ended before a run begins: CUDA does not wait for streams
+    that do not wait for its default stream. A binding belongs to one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class IoBinding:
             what = f"the array for output {name!r} cannot be written in the machine's byte order"
             raise UsageError("HC553", what, remedy="bind a writeable array")
         self._outputs[name] = bound
+        self._results.pop(name, None)  # which is another array's
 
     def clear_binding_inputs(self) -> None:
         self._inputs.clear()
@@ -92,12 +94,12 @@ class IoBinding:
         if bound is None:
             return None
         what, remedy = f"the array for output {port.name!r}", f"bind {dtype.name}{list(port.shape)}"
+        if port.cuts:
+            raise UsageError("HC554", f"{what} may be too large", remedy="bind the output without an array")
         if str(bound.dtype) != dtype.name:
             raise UsageError("HC553", f"{what} has dtype {bound.dtype}", remedy=remedy)
         if tuple(bound.shape) != port.shape:
             raise UsageError("HC554", f"{what} has shape {list(bound.shape)}", remedy=remedy)
-        if port.cuts:
-            raise UsageError("HC554", f"{what} may be too large", remedy="bind the output without an array")
         return bound if isinstance(bound, np.ndarray) else None
 
     def put(self, name: str, result: np.ndarray, program: Copies) -> None:
@@ -120,7 +122,7 @@ def _bound(array: Any, what: str) -> Any:
         return array
     try:
         device, _ = array.__dlpack_device__()
-        if device == _CPU:
+        if device in (_CPU, _PINNED):
             return np.from_dlpack(array)
         tensor = tvm_ffi.from_dlpack(array)
     except (AttributeError, TypeError, ValueError, RuntimeError, BufferError) as error:

@@ -226,7 +226,7 @@ def test_bound_arrays_of_any_size_are_read(case: tuple[Session, onnx.ModelProto,
     binding.bind_output("y", np.zeros((3, 5), np.float32))
     with pytest.raises(UsageError) as refused:
         session.run_with_iobinding(binding)
-    assert refused.value.code == "HC554"
+    assert refused.value.code == "HC554" and refused.value.remedy == "bind the output without an array"
 
 
 def test_an_artifact_with_open_dimensions_is_not_bundled(tmp_path: Path) -> None:
