@@ -453,7 +453,7 @@ _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _unlock_sessions() -> None:
-    """In a process that was just forked: the threads that held locks, or do runs of `run_async`, are not here."""
+    """In a process that was just forked: threads that held locks or did runs of `run_async` are not here."""
     for session in list(_sessions):
         session._lock = threading.Lock()
         if session._reserve is not None:
