@@ -85,7 +85,8 @@ def _check_budgets(buckets: Sequence[int], plans: tuple[Plan, ...], count: int) 
 
 
 def _check_buckets(manifest: Manifest) -> None:
-    """Buckets differ in the extents of open axes alone, and the last has the shapes that users see."""
+    """Buckets differ in the extents of open axes alone, each size is there with each of other dimensions, and
+    the last has the shapes that users see."""
     last = manifest.buckets[-1]
     if (last.inputs, last.outputs, last.counts) != (manifest.inputs, manifest.outputs, manifest.counts):
         raise ValueError("the last bucket does not have the inputs and outputs of the artifact")
@@ -94,6 +95,9 @@ def _check_buckets(manifest: Manifest) -> None:
     names = [each.name for each in manifest.dimensions]
     if not names or len(set(names)) != len(names) or not open_axes.keys() <= known:
         raise ValueError("open dimensions are none, twice there, or of axes that there are not")
+    sizes = {bucket.sizes for bucket in manifest.buckets}
+    if len(sizes) != math.prod(len(set(each)) for each in zip(*sizes, strict=False)):
+        raise ValueError("there is no bucket for some sizes that others allow")
     for bucket in manifest.buckets:
         if len(bucket.sizes) != len(names) or not all(1 <= each.low <= each.high for each in bucket.sizes):
             raise ValueError("a bucket does not have sizes for each open dimension")

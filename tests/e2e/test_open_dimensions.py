@@ -258,9 +258,21 @@ def _other_output(manifest: dict[str, Any]) -> None:
     manifest["buckets"][0]["outputs"].pop()
 
 
-@pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
+def _sizes_of_no_bucket(manifest: dict[str, Any]) -> None:
+    number = [each["name"] for each in manifest["dimensions"]].index("N")  # which has one bucket, and S two
+    manifest["buckets"][0]["sizes"][number]["low"] += 1
+
+
 @pytest.mark.parametrize(
-    "edit", [_other_bounds, _other_order, _no_buckets, _axis_that_is_not_there, _other_output]
+    ("case", "edit"),
+    [
+        *(
+            (("convolutions", CPU), edit)
+            for edit in (_other_bounds, _other_order, _no_buckets, _axis_that_is_not_there, _other_output)
+        ),
+        (("encoder", CPU), _sizes_of_no_bucket),
+    ],
+    indirect=["case"],
 )
 def test_buckets_that_contradict_the_plans_are_refused(
     case: tuple[Session, onnx.ModelProto, dict[str, int]],
