@@ -159,6 +159,7 @@ def test_a_fed_index_that_is_outside_is_refused(data_dependent: Path, tmp_path: 
         (["--random", "--output", "/proc/none/outputs"], "HC531"),
         (["--random", "--threads", "0"], "HC513"),
         (["--random", "--gpu-memory", "much"], "HC510"),
+        (["--random", "--gpu-memory", "999999999TiB"], "HC510"),
         (["--frob"], "HC500"),
         (["--seed"], "HC500"),
     ],

@@ -34,10 +34,12 @@ uint64_t ParseBytes(const std::string& option, const std::string& text) {
   const bool is_binary = unit.ends_with("ib") || unit.size() == 1, is_decimal = !is_binary && unit.ends_with("b");
   const size_t power = unit.empty() || unit == "b" ? 0 : std::string("kmgt").find(unit[0]) + 1;
   const size_t unit_length = power == 0 ? unit.size() : unit.ends_with("ib") ? 3 : unit.ends_with("b") ? 2 : 1;
-  if (end == text.c_str() || power > 4 || unit.size() != unit_length || !(amount >= 1) || amount > 1e15) {
+  const double size_bytes = amount * std::pow(is_decimal ? 1000 : 1024, power);
+  const bool is_number = end != text.c_str() && size_bytes >= 1 && size_bytes < 0x1p63;
+  if (!is_number || power > 4 || unit.size() != unit_length) {
     throw Refusal("HC510", option + ": " + Quoted(text) + " is no amount of memory", "", "write for example 64MiB");
   }
-  return static_cast<uint64_t>(amount * std::pow(is_decimal ? 1000 : 1024, power));
+  return static_cast<uint64_t>(size_bytes);
 }
 
 void AddInput(Arguments* arguments, const std::string& text) {

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -278,7 +279,10 @@ void WriteTrace(const Session& session, const std::vector<hybridc_port>& inputs,
     std::fprintf(file, "\"args\": {\"planned_us\": %.3f}}", step.planned_us);
   }
   std::fprintf(file, "\n]}\n");
-  if (std::fclose(file) != 0) throw Refusal("HC531", "the file cannot be written", path, "choose another folder");
+  const bool is_cut = std::ferror(file) != 0;
+  if (std::fclose(file) != 0 || is_cut) {
+    throw Refusal("HC531", "the file cannot be written", path, "choose another folder");
+  }
 }
 
 void PrintPorts(const Session& session) {
@@ -352,6 +356,9 @@ int main(int count, char** words) {
   } catch (const hybridc::Refusal& refusal) {
     std::fprintf(stderr, "%s\n", refusal.what());
     return hybridc::ExitCode(refusal.number());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "error[HC412]: the host's memory is used up\n  = help: close other programs\n");
+    return hybridc::ExitCode(412);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error[HC900]: %s\n", error.what());
     return 1;
