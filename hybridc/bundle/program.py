@@ -11,7 +11,6 @@ from hybridc.artifact.load import promised_bytes
 from hybridc.errors import UsageError
 from hybridc.ir import Check, Copy, Device
 from hybridc.ir.bind import BoundStep, FaultRows, Operand, View, Weight
-from hybridc.ir.graph import dtype_bits, stored_dtype
 from hybridc.runtime.places import fed_tensors, places
 from hybridc.runtime.plan_view import bind_plan
 from hybridc.runtime.session import verify_plans
@@ -63,7 +62,6 @@ def _port(port: Port) -> dict[str, Any]:
         "name": port.name,
         "dtype": port.dtype,
         "shape": list(port.shape),
-        "element_bytes": dtype_bits(stored_dtype(port.dtype)) // 8,
         "cuts": [{"axis": cut.axis, "count": cut.count} for cut in port.cuts],
     }
 

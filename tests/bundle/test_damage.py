@@ -69,6 +69,13 @@ def test_what_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     assert code_of(bundle) == "HC301"
 
 
+def _feed_more_than_there_is(program: Any) -> None:
+    """To an input that no step reads, and that is an output."""
+    for port in (program["inputs"][0], program["outputs"][2]):
+        port["shape"] = [2**45, 2**4]
+    program["plans"][0]["inputs"][0] = None
+
+
 @pytest.mark.parametrize(
     ("edit", "code"),
     [
@@ -81,6 +88,9 @@ def test_what_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
         (lambda p: p["inputs"][0].update(shape=[4, -8]), "HC303"),
         (lambda p: p["inputs"][0].update(shape=[2**40, 2**40]), "HC303"),
         (lambda p: p["inputs"][0].update(shape=[4, 2**30]), "HC303"),
+        (lambda p: p["inputs"][0].update(dtype="complex64"), "HC303"),
+        (lambda p: p["inputs"][0].update(dtype="int48"), "HC303"),
+        (lambda p: _feed_more_than_there_is(p), "HC412"),
         (lambda p: p["outputs"][0].update(cuts=[{"axis": 2, "count": 0}]), "HC303"),
         (lambda p: p["outputs"][0].update(cuts=[{"axis": 0, "count": 0}]), "HC303"),
         (lambda p: p["plans"][0]["outputs"][2].update(offset=7), "HC303"),

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <limits>
 #include <utility>
 
 #include "program/json.h"
@@ -49,8 +51,22 @@ int64_t CountElements(const Json& json, const std::vector<int64_t>& shape) {
   return count;
 }
 
+// Of an input or output: callers know how large their arrays are by this name.
+int64_t ReadElementBytes(const Json& json) {
+  const std::string dtype = json.Text();
+  if (dtype == "bool") return 1;
+  const size_t digits = dtype.find_first_of("0123456789");
+  const std::string kind = dtype.substr(0, digits);
+  if (digits == std::string::npos || (kind != "float" && kind != "bfloat" && kind != "int" && kind != "uint")) {
+    json.Refuse("it is no type of elements");
+  }
+  const int bits = std::atoi(dtype.c_str() + digits);
+  if (bits < 1 || bits > 64 || (bits & (bits - 1)) != 0) json.Refuse("it is no type of elements");
+  return std::max(bits / 8, 1);
+}
+
 Port ReadPort(const Json& json) {
-  Port port{json["name"].Text(), json["dtype"].Text(), ReadShape(json["shape"]), json["element_bytes"].Whole(1, 16)};
+  Port port{json["name"].Text(), json["dtype"].Text(), ReadShape(json["shape"]), ReadElementBytes(json["dtype"])};
   if (__builtin_mul_overflow(CountElements(json, port.shape), port.element_bytes, &port.size_bytes)) {
     json.Refuse("it has too many elements");
   }
