@@ -66,6 +66,7 @@ def test_staging_is_chosen_alike(ask: Ask) -> None:
         ([size() for _ in range(draw.randrange(1, 6))], size(), draw.choice([None, size()]), 10 * size())
         for _ in range(300)
     ]
+    cases.append(([1 << 62] * 3, 0, None, MIB))  # together more than int64 has
     lines = [
         f"staging {arena} {limit or 0} {available} {' '.join(map(str, sizes))}"
         for sizes, arena, limit, available in cases

@@ -121,7 +121,8 @@ void LoadedPlan::Stage(const std::vector<Streamed>& streamed, const Staging& sta
   int64_t offset = 0;
   for (const Streamed& weight : streamed) {
     const char* const source = mapping_.data() + plan_.operands[weight.operand].offset_bytes;
-    std::memcpy(static_cast<char*>(pinned_.data_ptr()) + offset, source, static_cast<size_t>(weight.size_bytes));
+    void* const target = BytesOf(pinned_, offset, weight.size_bytes).data_ptr();  // which checks that there is room
+    std::memcpy(target, source, static_cast<size_t>(weight.size_bytes));
     staged_[weight.operand] = offset;
     offset += Aligned(weight.size_bytes);
   }

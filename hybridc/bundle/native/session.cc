@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -83,6 +84,12 @@ char* CopyFirst(const char* source, char* target, const int64_t* shape, const in
   return target;
 }
 
+// What a run may hold of the host's memory; 0: no limit of its own.
+int64_t HostLimit(uint64_t wanted_bytes, int64_t compiled_bytes) {
+  if (wanted_bytes == 0) return compiled_bytes;
+  return static_cast<int64_t>(std::min<uint64_t>(wanted_bytes, std::numeric_limits<int64_t>::max()));
+}
+
 }  // namespace
 
 std::unique_ptr<Session> Session::Open(const std::string& folder, const hybridc_options& options) {
@@ -113,9 +120,7 @@ Session::Session(const std::string& folder, Program program, std::unique_ptr<Fil
                                          options.threads != 0    ? options.threads
                                          : program_.threads != 0 ? static_cast<int>(program_.threads)
                                                                  : AvailableThreads(),
-                                         options.host_memory_bytes != 0
-                                             ? static_cast<int64_t>(options.host_memory_bytes)
-                                             : program_.host_memory_bytes)) {}
+                                         HostLimit(options.host_memory_bytes, program_.host_memory_bytes))) {}
 
 const Plan& Session::ChoosePlan(const hybridc_options& options) const {
   if (options.gpu_memory_bytes != 0) return ChooseWithin(program_, options.gpu_memory_bytes, folder_);
@@ -226,7 +231,7 @@ void Session::Fill(const Port& port, const Place& place, const Feeds& feeds, hyb
     shape[cut.axis] = std::clamp<int64_t>(CountOf(cut.count, feeds), 0, port.shape[cut.axis]);
   }
   output.size_bytes = static_cast<size_t>(port.size_bytes);
-  if (shape == port.shape) {
+  if (shape == port.shape || port.size_bytes == 0) {
     Fetch(port, place, feeds, output.data);
   } else {
     std::vector<char> whole(static_cast<size_t>(port.size_bytes));

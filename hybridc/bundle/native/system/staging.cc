@@ -1,6 +1,7 @@
 #include "system/staging.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "refusal.h"
@@ -17,7 +18,7 @@ Staging ChooseStaging(const std::vector<int64_t>& weight_bytes, int64_t arena_by
                       int64_t available_bytes) {
   int64_t all_bytes = 0, largest_bytes = 0;
   for (int64_t size : weight_bytes) {
-    all_bytes += Aligned(size);
+    if (__builtin_add_overflow(all_bytes, Aligned(size), &all_bytes)) all_bytes = std::numeric_limits<int64_t>::max();
     largest_bytes = std::max(largest_bytes, Aligned(size));
   }
   const int64_t room_bytes = limit_bytes == 0 ? available_bytes / 2 : limit_bytes - arena_bytes;
