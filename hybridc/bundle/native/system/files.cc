@@ -30,7 +30,9 @@ File::File(const std::string& path)
     : path_(path), handle_(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) {
   struct stat status;
   if (handle_ < 0 || fstat(handle_, &status) != 0) {
-    throw Refusal("HC304", std::string("cannot be read: ") + std::strerror(errno), path, kCopyAgain);
+    const std::string reason = std::strerror(errno);
+    if (handle_ >= 0) close(handle_);
+    throw Refusal("HC304", "cannot be read: " + reason, path, kCopyAgain);
   }
   if (!S_ISREG(status.st_mode)) {
     close(handle_);

@@ -1,4 +1,5 @@
-// Files of a bundle: regular ones, each opened once, so that what was checked is what is used.
+// Files of a bundle: regular ones, each opened once, so that what was checked is what is used. The library alone is
+// opened once more, by the dynamic linker, which takes a path.
 #pragma once
 #include <sys/types.h>
 #include <time.h>
