@@ -50,7 +50,7 @@ static int refusals(hybridc_session* session, const float* x) {
 
 static void* work(void* given) {
   Work* task = given;
-  hybridc_options options = {sizeof options, 2, 0, 0, 0};
+  hybridc_options options = {sizeof options, 2, 0, 0, UINT64_MAX};
   hybridc_session* own;
   float x[kElements], first[kResults], again[kResults];
   task->failed = 1;
@@ -78,6 +78,8 @@ int main(int count, char** words) {
   if (count != 3 || hybridc_open(words[1], NULL, &shared) != 0) return 1;
   if (hybridc_open("/nowhere", NULL, &none) != 301 || none != NULL) return 1;
   if (hybridc_open(NULL, NULL, &none) != 301 || none != NULL) return 1;
+  hybridc_options unsized = {0};
+  if (hybridc_open(words[1], &unsized, &none) != 500 || none != NULL) return 1;
   if (hybridc_get_memory(shared, &memory) != 0 || memory.host_allocated_bytes != memory.host_planned_bytes) return 1;
   Work tasks[2] = {{words[1], shared, atoi(words[2]), 0, 0}, {words[1], shared, atoi(words[2]), 3, 0}};
   pthread_t threads[2];

@@ -1,5 +1,4 @@
 // hybridc.h in terms of Session: exceptions become numbers and a text.
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
@@ -62,7 +61,13 @@ int hybridc_open(const char* folder, const hybridc_options* options, hybridc_ses
   *session = nullptr;
   return Told([&] {
     hybridc_options wanted = {};
-    if (options != nullptr) std::memcpy(&wanted, options, std::min(options->struct_bytes, sizeof wanted));
+    if (options != nullptr) {
+      if (options->struct_bytes < sizeof wanted) {
+        throw Refusal("HC500", "struct_bytes of the options is " + std::to_string(options->struct_bytes), "",
+                      "set it to sizeof(hybridc_options)");
+      }
+      wanted = *options;
+    }
     auto opened = std::make_unique<hybridc_session>();
     opened->session = hybridc::Session::Open(folder == nullptr ? "" : folder, wanted);
     *session = opened.release();

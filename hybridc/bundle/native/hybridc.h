@@ -5,7 +5,8 @@
  *
  * Functions that can fail return 0, or the number of the error: 304 of HC304, as docs/errors.md lists them. The
  * text of the last failure in the calling thread is `hybridc_last_error()`. A session may be used by several threads:
- * their runs are done one after the other. Several sessions may be open at once.
+ * their runs are done one after the other. Several sessions may be open at once. A process that was forked must open
+ * sessions of its own. Pointers must be valid where the text does not say that they may be NULL.
  */
 #ifndef HYBRIDC_H_
 #define HYBRIDC_H_
@@ -24,7 +25,7 @@ typedef struct hybridc_session hybridc_session;
 
 /* How a bundle is opened. Zero bytes stand for the defaults: `hybridc_options o = {sizeof o};`. */
 typedef struct hybridc_options {
-  size_t struct_bytes;       /* sizeof(hybridc_options), so that later versions may add members */
+  size_t struct_bytes;       /* sizeof(hybridc_options), so that later versions may add members; 500 if less */
   int32_t threads;           /* of the CPU's kernels; 0: as the model was compiled for, else all cores of the process */
   int32_t trust_weights;     /* not 0: weights.bin is not read through at once to check its hash */
   uint64_t gpu_memory_bytes; /* takes the plan of the largest budget of at most so many; 0: the GPU's free memory */
@@ -92,7 +93,9 @@ HYBRIDC_API size_t hybridc_output_count(const hybridc_session* session);
 HYBRIDC_API int hybridc_input(const hybridc_session* session, size_t index, hybridc_port* port);
 HYBRIDC_API int hybridc_output(const hybridc_session* session, size_t index, hybridc_port* port);
 
-/* Feeds every input, runs, and fills the outputs that are asked for. What a failed run has filled is undefined. */
+/* Feeds every input, runs, and fills the outputs that are asked for. What a failed run has filled is undefined. Buffers
+   of outputs must not overlap each other, nor that of an input that is an output itself; no other thread may write to
+   what is fed. */
 HYBRIDC_API int hybridc_run(hybridc_session* session, const hybridc_input_array* inputs, size_t input_count,
                             hybridc_output_array* outputs, size_t output_count);
 
