@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tarfile
+import zlib
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -86,7 +87,7 @@ def _check_destination(destination: Path, archive: bool) -> None:
         what = "the output path has no file name"
         raise UsageError("HC561", what, where=str(destination), remedy="choose a name for the bundle")
     if archive:
-        is_ours = destination.is_file() or not destination.exists()
+        is_ours = not destination.exists() or _is_archive(destination)
     elif destination.is_dir() and not destination.is_symlink():
         is_ours = (destination / PROGRAM).is_file() or not any(destination.iterdir())
     else:
@@ -94,6 +95,18 @@ def _check_destination(destination: Path, archive: bool) -> None:
     if not is_ours:
         what = "the output exists and is not a bundle"
         raise UsageError("HC561", what, where=str(destination), remedy="choose another name, or remove it")
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether a file is what `_pack` writes, as far as its first members tell."""
+    try:
+        with tarfile.open(path, "r:gz") as tar:
+            folder, *files = (tar.next() for _ in range(3))
+    except (OSError, EOFError, tarfile.TarError, zlib.error):
+        return False
+    return folder is not None and f"{folder.name}/{HASHES}" in [
+        file.name for file in files if file is not None
+    ]
 
 
 def _fill(folder: Path, artifact: Artifact, program: dict[str, object]) -> None:

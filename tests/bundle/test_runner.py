@@ -212,6 +212,23 @@ def test_a_bundle_replaces_a_bundle_and_nothing_else(cpu_artifact: Path, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "other"]
 
 
+def test_an_archive_replaces_an_archive_of_a_bundle_and_nothing_else(
+    cpu_artifact: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        made = write_bundle(cpu_artifact, tmp_path / "net", archive=True).path
+    whole = made.read_bytes()
+    with tarfile.open(tmp_path / "mine.tar.gz", "w:gz") as tar:
+        tar.add(made, "mine/net.tar.gz")
+    (tmp_path / "cut.tar.gz").write_bytes(whole[:100])
+    (tmp_path / "text.tar.gz").write_text("mine")
+    for name in ("mine", "cut", "text"):
+        before = (tmp_path / f"{name}.tar.gz").read_bytes()
+        with pytest.raises(UsageError) as caught:
+            write_bundle(cpu_artifact, tmp_path / name, archive=True)
+        assert caught.value.code == "HC561" and (tmp_path / f"{name}.tar.gz").read_bytes() == before
+
+
 def test_what_is_no_artifact_is_not_bundled(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
         write_bundle(tmp_path / "none.hyb", tmp_path / "bundle")
