@@ -39,7 +39,7 @@ from hybridc.schedules.cuda.core.kernel import (
 from hybridc.schedules.cuda.core.launch import WARP
 from hybridc.schedules.cuda.core.warps import combined_by_lanes
 from hybridc.schedules.cuda.tensor_core.instructions import barrier, multiply_add, packed
-from hybridc.schedules.cuda.tensor_core.staging import Operand
+from hybridc.schedules.cuda.tensor_core.staging import Operand, in_order
 
 ROWS = 16
 """Queries of a warp: rows of a matrix instruction."""
@@ -253,9 +253,9 @@ class _Block:
         zero = unrolled(int(self.scores.shape[0]), lambda i: tirx.BufferStore(self.scores, _number(0), [i]))
 
         def step(columns: ir.Expr, deep: ir.Expr) -> tirx.Stmt:
-            corner, depth = first + columns * integer(STEP), deep * integer(STEP)
+            places, depth = in_order(first + columns * integer(STEP)), deep * integer(STEP)
             loaded = keys.fragments(
-                self.fragments, integer(0), shared, stage, corner, depth, self.lane, depth_first=True
+                self.fragments, integer(0), shared, stage, places, depth, self.lane, depth_first=True
             )
             left = tirx.BufferLoad(self.queries, [deep * integer(4)])
             return sequence([loaded, *self._two_products(self.scores, columns, left)])
@@ -357,10 +357,10 @@ class _Block:
                 return packed(tirx.BufferLoad(self.weights, [number]), source, self.dtype)
 
             def columns(number: ir.Expr) -> tirx.Stmt:
+                places = in_order(number * integer(STEP))
                 loaded = values.fragments(
-                    self.fragments, integer(0), shared, stage, number * integer(STEP), depth, self.lane,
-                    depth_first=True,
-                )  # fmt: skip
+                    self.fragments, integer(0), shared, stage, places, depth, self.lane, depth_first=True
+                )
                 return sequence([loaded, *self._two_products(self.sums, number, _at(self.weights, 0))])
 
             return sequence([unrolled(4, pair), unrolled(self.width // STEP, columns)])

@@ -26,7 +26,7 @@ from hybridc.schedules.cuda.tensor_core.instructions import barrier, multiply_ad
 from hybridc.schedules.cuda.tensor_core.operands import operand
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
 from hybridc.schedules.cuda.tensor_core.results import Results, bound
-from hybridc.schedules.cuda.tensor_core.staging import Operand, lane_of
+from hybridc.schedules.cuda.tensor_core.staging import Operand, in_order, lane_of
 from hybridc.schedules.cuda.tensor_core.tile import Way
 from hybridc.schedules.safety.statements import sequence
 from hybridc.schedules.storage import retyped
@@ -176,13 +176,10 @@ class _Block:
             depth = number * integer(chunks)
 
             def left(i: ir.Expr) -> tirx.Stmt:
-                def position(across: ir.Expr, row: ir.Expr) -> ir.Expr:
-                    return self.warp_row + i * integer(16) + across * 8 + row
-
+                rows = in_order(self.warp_row + i * integer(16))
                 return self.left.fragments(
-                    self.left_fragments, i, self.shared[0], stage, position, depth, self.lane,
-                    depth_first=False,
-                )  # fmt: skip
+                    self.left_fragments, i, self.shared[0], stage, rows, depth, self.lane, depth_first=False
+                )
 
             def right(j: ir.Expr) -> tirx.Stmt:
                 def position(across: ir.Expr, row: ir.Expr) -> ir.Expr:

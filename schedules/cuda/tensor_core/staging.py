@@ -266,6 +266,11 @@ class Operand:
         return unrolled(4, one)
 
 
+def in_order(corner: ir.Expr) -> Positions:
+    """Rows that lie one behind the other from `corner` on, eight of each matrix."""
+    return lambda across, row: corner + across * 8 + row
+
+
 def widest_load(element: Element, variable: ir.Var, extent: int, most: int) -> int:
     """Elements that a load along an axis of `extent` positions, named by `variable`, can have at most."""
     fits = (w for w in (16, 8, 4, 2) if w <= most and extent % w == 0)
