@@ -1,6 +1,6 @@
 """Schedule rules for AVX2 and AVX-512, most special first."""
 
-from hybridc.schedules.cpu.attention import attention
+from hybridc.schedules.cpu.attention.attention import attention
 from hybridc.schedules.cpu.conv1d.conv1d import conv1d
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fft_conv1d
 from hybridc.schedules.cpu.conv2d.conv2d import conv2d

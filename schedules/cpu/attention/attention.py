@@ -9,6 +9,7 @@ from functools import partial
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.attention.plan import AttentionPlan, plan_of
 from hybridc.schedules.cpu.core.attention import AttentionBlocks, read_attention
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_FLOATS,
@@ -29,18 +30,10 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
-from hybridc.schedules.cpu.matmul.kernel import Element, GemmAccess, gemm_kernel, rank_gemm_tiles
+from hybridc.schedules.cpu.matmul.kernel import Element, GemmAccess, gemm_kernel
 from hybridc.schedules.cpu.reduction.softmax import LOG2_E, power_of_two
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
-from hybridc.targets import Isa
 
-TASK_ROWS = 24
-"""Query rows of a task: enough that keys and values are read from L2 seldom, and a multiple of the rows of
-most tiles."""
-SCORES_SHARE = 3 / 4
-"""The scores of a task may take this fraction of L1: they are read again soon."""
-PACKED_ROWS = 32
-"""Query rows that must share the values to pay for a copy of them."""
 LEAST = -3.4028234663852886e38
 """The least finite number: what rows are compared with that have no greater score yet."""
 
@@ -60,68 +53,11 @@ def attention(request: Request) -> Scheduled | None:
     found = read_attention(request.function)
     if found is None:
         return None
-    plan = _plan(request, found)
+    plan = plan_of(request, found)
     kernel = _Kernel(found, plan, _Buffers.of(found, plan))
     stages = [kernel.pack_keys(), *([kernel.pack_values()] if plan.packs_values else []), kernel.rows()]
     function = function_of(request.function, list(request.function.params), stages, kernel.allocated)
     return finish(function, attention.__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Tiles of both products, and what a task has at once."""
-
-    scores: Tile
-    context: Tile
-    rows: int
-    """Query rows of a task, a multiple of both tiles'."""
-    panels: int
-    """Panels of keys."""
-    chunk: int
-    """Panels of keys of a chunk."""
-    packs_values: bool
-    width: int
-    """Columns of the values, whole vectors."""
-    factor: float | None
-    """What scores are multiplied by in front of the softmax, if nothing else happens to them."""
-
-
-def _plan(request: Request, found: AttentionBlocks) -> _Plan:
-    isa = request.target.isa
-    width = ceil_div(found.width, isa.lanes()) * isa.lanes()
-    first = rank_gemm_tiles(isa, min(found.rows, TASK_ROWS), found.columns)[0][1]
-    # fewer rows where threads would have no task
-    shared = ceil_div(math.prod(found.batch) * found.rows, request.threads)
-    rows = ceil_div(min(found.rows, TASK_ROWS, max(shared, first.rows)), first.rows) * first.rows
-    panels = ceil_div(found.columns, first.columns)
-    chunk = max(int(isa.l1_bytes * SCORES_SHARE) // (4 * rows * first.columns), 1)
-    return _Plan(
-        first,
-        _context_tile(isa, rows, width),
-        rows,
-        panels,
-        # chunks of about the same size
-        ceil_div(panels, ceil_div(panels, chunk)),
-        # a tail of the values' vectors would need conditions in the inner loop
-        found.rows >= PACKED_ROWS or width > found.width,
-        width,
-        _factor(found),
-    )
-
-
-def _context_tile(isa: Isa, rows: int, width: int) -> Tile:
-    """The tile of the second product that divides both sides."""
-    lanes = isa.lanes()
-    vectors = width // lanes
-    tiles = (tile for _, tile in rank_gemm_tiles(isa, rows, width) if tile.lanes == lanes)
-    dividing = (tile for tile in tiles if rows % tile.rows == 0 and vectors % tile.width == 0)
-    return next(dividing, Tile(1, 1, 1, lanes))
-
-
-def _factor(found: AttentionBlocks) -> float | None:
-    """The number by which scores are multiplied, if that is all; such that exponents do not overflow."""
-    factor = found.factor_of_scores
-    return factor if factor is not None and 0 < factor * LOG2_E <= 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +81,7 @@ class _Buffers:
     lane_sums: ir.Var
 
     @classmethod
-    def of(cls, found: AttentionBlocks, plan: _Plan) -> _Buffers:
+    def of(cls, found: AttentionBlocks, plan: AttentionPlan) -> _Buffers:
         first, second, batches = plan.scores, plan.context, math.prod(found.batch)
 
         def made(name: str, *shape: int) -> ir.Var:
@@ -169,7 +105,7 @@ class _Buffers:
 class _Kernel:
     """The statements of an attention."""
 
-    def __init__(self, found: AttentionBlocks, plan: _Plan, buffers: _Buffers) -> None:
+    def __init__(self, found: AttentionBlocks, plan: AttentionPlan, buffers: _Buffers) -> None:
         self.found, self.plan, self.buffers = found, plan, buffers
         self.sums: list[ir.Var] = []
 
@@ -271,7 +207,7 @@ class _Task:
         return self.kernel.found
 
     @property
-    def plan(self) -> _Plan:
+    def plan(self) -> AttentionPlan:
         return self.kernel.plan
 
     @property

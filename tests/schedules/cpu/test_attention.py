@@ -5,7 +5,7 @@ import pytest
 from tvm import relax, tirx
 
 from hybridc.passes.fuse.attention import Attention, TransposedOperand, attention_function
-from hybridc.schedules.cpu.attention import attention
+from hybridc.schedules.cpu.attention.attention import attention
 
 
 def function(batch: int, rows: int, columns: int, heads: int, depth: int, *, masked: bool) -> tirx.PrimFunc:
