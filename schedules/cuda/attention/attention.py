@@ -21,6 +21,7 @@ from hybridc.schedules.cuda.core.kernel import (
     loop,
     sequence,
     unrolled,
+    unrolled_nest,
     vectorized,
     when,
 )
@@ -211,7 +212,11 @@ class _Kernel:
                 return tirx.BufferStore(scores, tirx.BufferLoad(scores, place) + a * b, place)
 
             return sequence(
-                [unrolled(self.rows, query), unrolled(columns, key), _each((self.rows, columns, VECTOR), add)]
+                [
+                    unrolled(self.rows, query),
+                    unrolled(columns, key),
+                    unrolled_nest((self.rows, columns, VECTOR), add),
+                ]
             )
 
         zero = tirx.const(0, "float32")
@@ -277,10 +282,10 @@ class _Kernel:
 
         return [
             unrolled(self.rows, lambda i: tirx.BufferStore(top, tirx.BufferLoad(peak, [i]), [i])),
-            _each((self.rows, columns), logit),
+            unrolled_nest((self.rows, columns), logit),
             unrolled(self.rows, shrinking),
-            _each((self.rows, columns), weight),
-            _each((self.rows, self.groups * VECTOR), shrunk),
+            unrolled_nest((self.rows, columns), weight),
+            unrolled_nest((self.rows, self.groups * VECTOR), shrunk),
         ]
 
     def _products(self, thread: Threads, weights: ir.Var, values: ir.Var, sums: ir.Var) -> tirx.Stmt:
@@ -305,7 +310,9 @@ class _Kernel:
                     product = left[i * integer(VECTOR) + e] * right[c]
                     return tirx.BufferStore(sums, sums[place] + product, [place])
 
-                return sequence([unrolled(self.groups, value), _each((self.rows, self.groups * VECTOR), add)])
+                return sequence(
+                    [unrolled(self.groups, value), unrolled_nest((self.rows, self.groups * VECTOR), add)]
+                )
 
             return sequence([unrolled(self.rows, weight), unrolled(VECTOR, key)])
 
@@ -335,7 +342,7 @@ class _Kernel:
         add = unrolled(
             self.rows, lambda i: sequence(combined_by_lanes(total, i, lambda a, b: a + b, _OF_ROW))
         )
-        return [add, _each((self.rows, self.groups), vector)]
+        return [add, unrolled_nest((self.rows, self.groups), vector)]
 
 
 def _staged(
@@ -376,10 +383,3 @@ def _vector(target: ir.Var, place: ir.Expr, source: ir.Var, begin: ir.Expr) -> t
     return vectorized(
         VECTOR, lambda e: tirx.BufferStore(target, tirx.BufferLoad(source, [begin + e]), [place + e])
     )
-
-
-def _each(extents: tuple[int, ...], body: Callable[..., tirx.Stmt]) -> tirx.Stmt:
-    """Unrolled loops around `body`, which takes an index of each."""
-    if len(extents) == 1:
-        return unrolled(extents[0], body)
-    return unrolled(extents[0], lambda i: _each(extents[1:], lambda *rest: body(i, *rest)))

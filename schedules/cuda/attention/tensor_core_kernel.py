@@ -33,6 +33,7 @@ from hybridc.schedules.cuda.core.kernel import (
     loop,
     sequence,
     unrolled,
+    unrolled_nest,
     vectorized,
     when,
 )
@@ -196,7 +197,7 @@ class _Block:
             place = tirx.BufferLoad(self.queries, [step * integer(4) + deep * integer(2) + half])
             return sequence([loaded, packed(place, _at(self.element_pair, 0), self.dtype)])
 
-        return _each((self.depth // STEP, 2, 2), pair)
+        return unrolled_nest((self.depth // STEP, 2, 2), pair)
 
     def _start(self) -> list[tirx.Stmt]:
         """Begin to copy the first tile."""
@@ -260,7 +261,7 @@ class _Block:
             left = tirx.BufferLoad(self.queries, [deep * integer(4)])
             return sequence([loaded, *self._two_products(self.scores, columns, left)])
 
-        return sequence([zero, _each((self.way.keys // STEP, self.depth // STEP), step)])
+        return sequence([zero, unrolled_nest((self.way.keys // STEP, self.depth // STEP), step)])
 
     def _two_products(self, sums: ir.Var, columns: ir.Expr, left: ir.TensorLoad) -> list[tirx.Stmt]:
         """Multiply a left factor by the two right ones in `fragments`: 16 columns."""
@@ -310,10 +311,10 @@ class _Block:
         return [
             *self._logits(begin, place),
             unrolled(2, lambda half: tirx.BufferStore(self.top, tirx.BufferLoad(self.peak, [half]), [half])),
-            _each((2, columns, 2), largest),
+            unrolled_nest((2, columns, 2), largest),
             unrolled(2, shrinking),
-            _each((2, columns, 2), weight),
-            _each((self.width // COLUMNS, 2, 2), shrunk),
+            unrolled_nest((2, columns, 2), weight),
+            unrolled_nest((self.width // COLUMNS, 2, 2), shrunk),
         ]
 
     def _logits(
@@ -339,10 +340,10 @@ class _Block:
             missing = begin + j * integer(COLUMNS) + self.pair + e >= integer(found.columns)
             return when(missing, tirx.BufferStore(self.scores, _number(float("-inf")), [place(j, half, e)]))
 
-        statements = [] if self.exponents.is_scaled_only else [_each(extents, logit)]
+        statements = [] if self.exponents.is_scaled_only else [unrolled_nest(extents, logit)]
         if not is_whole:
             is_last = begin + integer(self.way.keys) > integer(found.columns)
-            statements.append(when(is_last, _each((*extents, 2), hidden)))
+            statements.append(when(is_last, unrolled_nest((*extents, 2), hidden)))
         return statements
 
     def _products(self, stage: ir.Expr, first: ir.Expr) -> tirx.Stmt:
@@ -413,7 +414,7 @@ class _Block:
                 own = (j * integer(2) + half) * integer(2)
                 return vectorized(2, lambda e: body(own + e, at + e))
 
-            return _each((self.width // COLUMNS, 2), pair)
+            return unrolled_nest((self.width // COLUMNS, 2), pair)
 
         def written(own: ir.Expr, at: ir.Expr) -> tirx.Stmt:
             return tirx.BufferStore(self.partial, tirx.BufferLoad(self.sums, [own]), [at])
@@ -442,11 +443,11 @@ class _Block:
             when(is_first, unrolled(2, noted)),
             barrier(),
             unrolled(2, lambda half: tirx.BufferStore(self.top, LOWEST, [half])),
-            _each((2, across), largest),
+            unrolled_nest((2, across), largest),
             unrolled(2, lambda half: tirx.BufferStore(self.total, _number(0), [half])),
-            _each((2, across), added),
+            unrolled_nest((2, across), added),
             unrolled(2, own),
-            _each((self.width // COLUMNS, 2, 2), shrunk),
+            unrolled_nest((self.width // COLUMNS, 2, 2), shrunk),
             *(statement for count in counts for statement in halved(count)),
         ]
 
@@ -480,7 +481,7 @@ class _Block:
                 body = when(column < integer(found.width), vectorized(2, element), always=is_whole)
             return when(row < integer(found.rows), body, always=found.rows % self.way.rows == 0)
 
-        stored = _each((ceil_div(found.width, COLUMNS), 2), pair)
+        stored = unrolled_nest((ceil_div(found.width, COLUMNS), 2), pair)
         has_all = self.share.equal(integer(0))
         return sequence([unrolled(2, invert), when(has_all, stored, always=self.way.across == 1)])
 
@@ -491,10 +492,3 @@ def _number(value: float) -> tirx.FloatImm:
 
 def _at(buffer: ir.Var, place: int) -> ir.TensorLoad:
     return tirx.BufferLoad(buffer, [integer(place)])
-
-
-def _each(extents: tuple[int, ...], body: Callable[..., tirx.Stmt]) -> tirx.Stmt:
-    """Unrolled loops around `body`, which takes an index of each."""
-    if len(extents) == 1:
-        return unrolled(extents[0], body)
-    return unrolled(extents[0], lambda i: _each(extents[1:], lambda *rest: body(i, *rest)))

@@ -94,6 +94,13 @@ def unrolled(extent: int, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
     return loop(extent, body, tirx.ForKind.UNROLLED)
 
 
+def unrolled_nest(extents: tuple[int, ...], body: Callable[..., tirx.Stmt]) -> tirx.Stmt:
+    """Unrolled loops around `body`, which takes an index of each."""
+    if len(extents) == 1:
+        return unrolled(extents[0], body)
+    return unrolled(extents[0], lambda i: unrolled_nest(extents[1:], lambda *rest: body(i, *rest)))
+
+
 def vectorized(lanes: int, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
     """One access of so many neighbouring elements."""
     return loop(lanes, body, tirx.ForKind.VECTORIZED)

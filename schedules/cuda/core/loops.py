@@ -36,6 +36,11 @@ def extent(schedule: s_tir.Schedule, loops: list[LoopRV]) -> int:
     return math.prod(int(schedule.get(loop).extent) for loop in loops)
 
 
+def extent_of(info: SBlockInfo, kind: str) -> int:
+    """Iterations of a block's spatial (`S`) or reduction (`R`) axes."""
+    return math.prod(int(each.dom) for each in info.iters if each.kind == kind)
+
+
 def bind(schedule: s_tir.Schedule, loops: list[LoopRV], most: int = BLOCK_THREADS) -> LoopRV:
     """Spread loops over blocks of at most so many threads, neighbouring threads on neighbouring iterations of
     the last.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import SBlockInfo
 from tvm.s_tir.dlight.gpu import GeneralReduction, Reduction
 
 from hybridc.schedules.cpu.core.nest import loads, read_nest
 from hybridc.schedules.cuda.core.launch import WARP, by_dlight, cuda_target, finish
-from hybridc.schedules.cuda.core.loops import inline_all, thread_per_result
+from hybridc.schedules.cuda.core.loops import extent_of, inline_all, thread_per_result
 from hybridc.schedules.cuda.core.vectors import address_of, first_step, size_bytes
 from hybridc.schedules.cuda.core.windows import windows_shared
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
@@ -42,7 +40,7 @@ def reduction(request: Request) -> Scheduled | None:
         return finish(shared, "reduction", cuda_target(request.target))
     # shorter rows would leave threads of a warp idle
     enough = ACROSS if _is_across(request.function) else MANY_RESULTS
-    if max(_extent(info, "R") for info in blocks) >= WARP and _results(blocks) < enough:
+    if max(extent_of(info, "R") for info in blocks) >= WARP and _results(blocks) < enough:
         shared = by_dlight((Reduction(), GeneralReduction()), request, "reduction")
         if shared is not None:
             return shared
@@ -66,9 +64,5 @@ def _is_across(function: tirx.PrimFunc) -> bool:
     return along >= WARP and any(steps.get(v) == 1 for v in block.spatial)
 
 
-def _extent(info: SBlockInfo, kind: str) -> int:
-    return math.prod(int(i.dom) for i in info.iters if i.kind == kind)
-
-
 def _results(blocks: list[SBlockInfo]) -> int:
-    return max(_extent(info, "S") for info in blocks if info.is_reduction())
+    return max(extent_of(info, "S") for info in blocks if info.is_reduction())

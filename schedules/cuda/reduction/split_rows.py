@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from tvm import s_tir
 from tvm.s_tir.dlight.analysis import SBlockInfo
 
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, cuda_target, finish
-from hybridc.schedules.cuda.core.loops import bind, inline_all
+from hybridc.schedules.cuda.core.loops import bind, extent_of, inline_all
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -30,19 +28,15 @@ def split_rows(request: Request) -> Scheduled | None:
     if not blocks or not blocks[0].is_reduction() or len(blocks) > 2:
         return None
     kinds = blocks[0].dom_kind()
-    results, length = (_extent(blocks[0], kind) for kind in "SR")
+    results, length = (extent_of(blocks[0], kind) for kind in "SR")
     # what is made of a row's elements would read it again
-    if any(not info.is_injective() or _extent(info, "S") != results for info in blocks[1:]):
+    if any(not info.is_injective() or extent_of(info, "S") != results for info in blocks[1:]):
         return None
     parts = min(BLOCKS // results, length // LEAST_PART)
     if parts < 2 or kinds != "S" * kinds.count("S") + "R" * kinds.count("R"):
         return None
     made = attempt(split_rows.__name__, lambda: _split(schedule, blocks, kinds.count("S"), parts))
     return finish(schedule, split_rows.__name__, cuda_target(request.target)) if made else None
-
-
-def _extent(info: SBlockInfo, kind: str) -> int:
-    return math.prod(int(i.dom) for i in info.iters if i.kind == kind)
 
 
 def _split(schedule: s_tir.Schedule, blocks: list[SBlockInfo], spatial: int, parts: int) -> bool:
