@@ -160,7 +160,7 @@ def _add_planning(group: Arguments) -> None:
         "--robust",
         action="store_true",
         help="take the plan that is fastest on average on machines drawn around the profile; planning takes"
-        " four times as long",
+        " twice as long",
     )
     add(
         "--profile-kernels",
