@@ -101,7 +101,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.compare is not None:
         runs[arguments.compare] = _reference(session, arguments.model, feeds)
     seconds = _timed(runs, arguments.warm_up, arguments.repeat)
-    graph, plan = session.artifact.graph, session.artifact.plan
+    artifact = session.artifact_for(feeds)
+    graph, plan = artifact.graph, artifact.plan
     report = BenchReport(
         latencies=latencies(seconds["hybridc"]),
         predicted_us=plan.makespan_us,

@@ -154,7 +154,8 @@ def _write_trace(
     from hybridc.report.accesses import accesses_of, by_function
     from hybridc.report.trace import trace_to_json
 
-    graph, plan = session.artifact.graph, session.artifact.plan
+    artifact = session.artifact_for(feeds)
+    graph, plan = artifact.graph, artifact.plan
     measured = session.measure(feeds)
     launches = {}
     if is_emulated:

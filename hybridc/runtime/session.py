@@ -137,6 +137,10 @@ class Session:
         """What is loaded, with the plan that runs; with that for the largest sizes, if some are open."""
         return self._artifact
 
+    def artifact_for(self, feeds: Mapping[str, np.ndarray]) -> Artifact:
+        """What is loaded, with the plan that a run of these feeds takes. Raises UsageError as `run` does."""
+        return self._checked(feeds)[0].artifact
+
     @property
     def threads(self) -> int:
         """How many run the CPU's kernels."""

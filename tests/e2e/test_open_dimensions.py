@@ -15,6 +15,7 @@ import pytest
 import hybridc
 from hybridc import emulator
 from hybridc.bundle import write_bundle
+from hybridc.cli.main import main
 from hybridc.errors import ArtifactError, UsageError
 from hybridc.ir import Device
 from hybridc.json_values import sealed
@@ -217,6 +218,23 @@ def test_sizes_that_differ_between_inputs_are_refused(
     with pytest.raises(UsageError) as refused:
         session.run(None, feeds)
     assert refused.value.code == "HC554" and name in refused.value.what and "N is" in refused.value.what
+
+
+@pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
+def test_commands_show_the_plan_that_their_sizes_take(
+    case: tuple[Session, onnx.ModelProto, dict[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session, _, limits = case
+    smallest, path, words = session.buckets()[0], str(session.artifact.path), []
+    for number, (name, array) in enumerate(drawn(session, {"N": 1}, limits, 0).items()):
+        np.save(tmp_path / f"{number}.npy", array)
+        words += ["--input", f"{name}={tmp_path / str(number)}.npy"]
+    assert main(["bench", path, *words, "--repeat", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_us"] == smallest.predicted_us
+    assert main(["run", path, *words, "--trace", str(tmp_path / "trace.json")]) == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [each for each in events if each["ph"] == "X" and each["pid"] == events[0]["pid"]]
+    assert max(each["ts"] + each["dur"] for each in spans) == pytest.approx(smallest.predicted_us)
 
 
 @pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
