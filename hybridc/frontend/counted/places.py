@@ -214,8 +214,8 @@ def division(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value
 
 
 def _check_constant(indices: ir.Value, count: Count | None, ledger: Ledger) -> None:
-    """Constant indices of an axis that merges several ones must stand for the same places at all sizes: those at
-    the largest sizes are then right where all are so large. Raises Unsupported."""
+    """Constant indices of an axis that merges several ones must stand for the same places at all sizes:
+    those at the largest sizes are then right where all are so large. Raises Unsupported."""
     arrays, whole = ledger.varying(indices), constant_array(indices)
     is_merged = count is not None and not ledger.is_prefix(count)
     if whole is None or not (arrays or (is_merged and whole.any())):

@@ -40,15 +40,26 @@ class Opening:
 
     def samples(self) -> tuple[Bucket, ...]:
         """Sizes at which the network is compared with itself at the largest: the smallest ones first, then
-        each dimension at its middle, and all of them one less than they can be."""
+        each dimension at its smallest, at its middle and at what powers of two divide, and all of them one
+        less than they can be. The largest themselves are the last ones."""
         lows = tuple(each.low for each in self.bucket)
-        highs = [each.high for each in self.bucket]
-        middles = [
-            (*highs[:i], (each.low + each.high) // 2, *highs[i + 1 :]) for i, each in enumerate(self.bucket)
+        highs = tuple(each.high for each in self.bucket)
+        alone = [
+            (*highs[:i], size, *highs[i + 1 :])
+            for i, each in enumerate(self.bucket)
+            for size in (each.low, (each.low + each.high) // 2, _roundest(each))
         ]
         less = tuple(max(each.low, each.high - 1) for each in self.bucket)
-        found = dict.fromkeys((lows, *middles, less))
-        return tuple(tuple(Interval(n, n) for n in sizes) for sizes in found if list(sizes) != highs)
+        found = [sizes for sizes in dict.fromkeys((lows, *alone, less)) if sizes != highs]
+        return tuple(tuple(Interval(n, n) for n in sizes) for sizes in (*found, highs))
+
+
+def _roundest(interval: Interval) -> int:
+    """The number of an interval that the largest power of two divides."""
+    size = interval.high
+    while size & (size - 1) >= max(interval.low, 1):
+        size &= size - 1
+    return size
 
 
 def open_dimensions(
