@@ -23,9 +23,10 @@ _WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
 """By the pass, which forgets how a cast saturates; in forms that older opsets do not have; and it squeezes
 parts whose sizes are given."""
 _UNKNOWN = "cannot read what has an extent that is not fixed"
-_KNOWN_BY_EXTENTS = ("Expand", "Gather", "Reshape", "Resize", "Slice", "Tile")
-"""Operators whose constants may depend on sizes: their rule looks at them, or they say no more than the
-extents of the result, which are checked."""
+_READING_SIZES = ("Gather", "Slice")
+"""Operators whose constants may depend on sizes: their rule looks at them."""
+_KNOWN_BY_EXTENTS = ("Expand", "Reshape", "Resize", "Tile")
+"""Operators whose constants say no more than the extents of the result, which are checked."""
 ORIGIN = "hybridc.origin"
 """Key of a node's metadata: the user's node that it is a part of."""
 _SHAPED_AS_INPUT = ("GroupNormalization",)
@@ -65,7 +66,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
     def _process(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
         knows_padding = TRUSTED in node.meta
         is_padded = self.ledger.is_padded(node) and not knows_padding
-        if is_padded and node.op_type not in _KNOWN_BY_EXTENTS and any(map(self.ledger.varying, node.inputs)):
+        if is_padded and any(map(self.ledger.varying, node.inputs)) and not self._is_explained(node):
             what = f"{node.op_type} is given a constant that depends on sizes of open dimensions"
             self._refuse(node, codes.WRONG_RESULT, what, None)
             return None
@@ -96,6 +97,11 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if replacement is not None or expansion is None or node in self._refused:
             return replacement
         return self._expanded(node, expansion)
+
+    def _is_explained(self, node: ir.Node) -> bool:
+        """Whether the rule of a node knows what constants that depend on sizes are at these."""
+        is_known = node.op_type in _KNOWN_BY_EXTENTS and self.ledger.is_sampled(node.outputs[0])
+        return is_known or node.op_type in _READING_SIZES
 
     def visit_attribute(self, attr: ir.Attr) -> None:
         """Nothing: the nodes of a body are visited where they are inlined."""

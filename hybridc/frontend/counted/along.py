@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridc.frontend.counted.ledger import Axes, Count, Ledger
-from hybridc.frontend.counted.rules import ALONG, without
+from hybridc.frontend.counted.rules import ALONG, check_places, without
 from hybridc.frontend.expand.builder import (
     Builder,
     Unsupported,
@@ -50,7 +50,9 @@ def softmax(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]
     x = ledger.filled(x, hidden, build.like(x, -math.inf), build)
     [result] = same(node, x, build)
     ledger.mark(result, axes)
-    return [ledger.zero(result, axis) if hidden and node.op_type == "Softmax" else result]
+    has_elements = all(map(ledger.least, hidden.values()))  # a share of nothing is not a number
+    is_zero = hidden and has_elements and node.op_type == "Softmax"
+    return [ledger.zero(result, axis) if is_zero else result]
 
 
 def normalization(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
@@ -71,6 +73,7 @@ def arg_extremum(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.V
     if hidden:
         if node.attributes.get_int("select_last_index", 0):
             raise Unsupported(f"{ALONG}, where the last one counts")
+        check_places(hidden)
         worst = -math.inf if node.op_type == "ArgMax" else math.inf
         x = ledger.filled(x, hidden, limit(x, worst, build), build)
     [result] = same(node, x, build)
@@ -85,6 +88,7 @@ def cumulative_sum(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir
     axes = ledger.axes(x)
     axis = int(constant_of(operand(node, 1), "an axis").reshape(())) % len(shape_of(x))
     hidden = {each: count for each, count in axes.items() if each == axis}
+    check_places(hidden)
     if node.attributes.get_int("reverse", 0):
         x = ledger.zeroed(x, hidden, build)
     [result] = same(node, x, build)
@@ -183,6 +187,7 @@ def recurrence(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Val
     states, lengths = given(node, 2), given(node, 4)
     if set(axes) - {0, 1} or any(ledger.axes(given(node, i)) for i in (1, 3)):
         raise Unsupported(ALONG)
+    check_places({axis: count for axis, count in axes.items() if axis == 0})
     for value, axis in ((states, 1), (lengths, 0)):
         if value is not None and dict(ledger.axes(value)) != _moved(axes, 1, axis):
             raise Unsupported("of operands of different extents")

@@ -92,6 +92,8 @@ class Ledger:
         if isinstance(count, int):
             return self._samples[count]
         known = [self._samples[number] for _, number in count if number is not None]
+        if not all(known):
+            return ()
         fixed = math.prod(extent for extent, number in count if number is None)
         return tuple(fixed * math.prod(numbers) for numbers in zip(*known, strict=True))
 
@@ -99,7 +101,8 @@ class Ledger:
         """The smallest number of elements; 0 if data determine it."""
         return min(self.samples(count), default=0)
 
-    def is_prefix(self, count: Count) -> bool:
+    @staticmethod
+    def is_prefix(count: Count) -> bool:
         """Whether the elements that count are the first ones."""
         return isinstance(count, int) or all(number is None for _, number in count[1:])
 
@@ -140,6 +143,10 @@ class Ledger:
             if known and len({n - count for n, count in zip(samples, known, strict=True)}) == 1:
                 return number, samples[0] - known[0]
         return None
+
+    def is_sampled(self, value: ir.Value) -> bool:
+        """Whether the shapes of a value at a few sizes are known."""
+        return value in self._shapes
 
     def extents(self, value: ir.Value, axis: int) -> Samples:
         """Of an axis at a few sizes; none if they are not known."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from hybridc.frontend.counted.along import same
 from hybridc.frontend.counted.ledger import Axes, Count, Factors, Ledger
-from hybridc.frontend.counted.rules import ALONG, elementwise
+from hybridc.frontend.counted.rules import ALONG, check_places, elementwise
 from hybridc.frontend.expand.builder import Builder, Unsupported, constant_of, dtype_of, operand, shape_of
 from hybridc.frontend.values import constant_array
 
@@ -156,7 +156,6 @@ def gather(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
     x, indices = operand(node, 0), operand(node, 1)
     of_data, of_indices = ledger.axes(x), ledger.axes(indices)
     axis = node.attributes.get_int("axis", 0) % len(shape_of(x))
-    _check_varying(indices, of_data.get(axis), ledger)
     indices = _looked_up(indices, of_data.get(axis), build, ledger)
     more = len(shape_of(operand(node, 1))) - 1
     found = {a + (more if a > axis else 0): count for a, count in of_data.items() if a != axis}
@@ -178,6 +177,7 @@ def gather_nd(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Valu
     batch, known = node.attributes.get_int("batch_dims", 0), constant_array(indices)
     looked_up = [count for axis, count in of_data.items() if batch <= axis < batch + shape[-1]]
     is_safe = known is not None and (known >= 0).all() and all(map(ledger.samples, looked_up))
+    check_places(dict(enumerate(looked_up)))
     is_shared = all(axes.get(axis) == count for axis, count in of_data.items() if axis < batch)
     if (looked_up and not is_safe) or not is_shared or len(shape) - 1 in axes:
         raise Unsupported("from what has an extent that is not fixed")
@@ -213,19 +213,22 @@ def division(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value
     return [ledger.mark(result, found)]
 
 
-def _check_varying(indices: ir.Value, count: Count | None, ledger: Ledger) -> None:
-    """Constant indices that sizes decide must stand for the same places of an axis that merges several ones,
-    at all sizes: those at the largest sizes are then right where all are so large. Raises Unsupported."""
+def _check_constant(indices: ir.Value, count: Count | None, ledger: Ledger) -> None:
+    """Constant indices of an axis that merges several ones must stand for the same places at all sizes:
+    those at the largest sizes are then right where all are so large. Raises Unsupported."""
     arrays, whole = ledger.varying(indices), constant_array(indices)
-    if not arrays or whole is None:
+    is_merged = count is not None and not ledger.is_prefix(count)
+    if whole is None or not (arrays or (is_merged and whole.any())):
         return
     if not isinstance(count, tuple) or not ledger.samples(count):
         raise Unsupported(f"{ALONG}, at elements that depend on its extent")
+    arrays = arrays or (whole,) * len(ledger.samples(count))
     extents = [extent for extent, _ in count]
     for sample, array in enumerate(arrays):
         own = [extent if n is None else ledger.samples(n)[sample] for extent, n in count]
         part = whole[tuple(map(slice, array.shape))]
-        if part.shape != array.shape or min(part.min(initial=0), array.min(initial=0)) < 0:
+        is_there = array.max(initial=-1) < math.prod(own)
+        if part.shape != array.shape or min(part.min(initial=0), array.min(initial=0)) < 0 or not is_there:
             raise Unsupported(f"{ALONG}, at elements that depend on its extent")
         places = np.unravel_index(array, own), np.unravel_index(part, extents)
         if not np.array_equal(*places):
@@ -234,6 +237,7 @@ def _check_varying(indices: ir.Value, count: Count | None, ledger: Ledger) -> No
 
 def _looked_up(indices: ir.Value, count: Count | None, build: Builder, ledger: Ledger) -> ir.Value:
     """Indices of an axis that count from its start, and are 0 in their own padding. Raises Unsupported."""
+    _check_constant(indices, count, ledger)
     padded = ledger.axes(indices)
     filled = ledger.zeroed(indices, padded, build)
     return filled if count is None else _from_start(indices, filled, count, build, ledger)

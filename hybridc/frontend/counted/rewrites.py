@@ -12,7 +12,7 @@ from hybridc.frontend.counted import along, places, windows
 from hybridc.frontend.counted.along import limit
 from hybridc.frontend.counted.ledger import TRUSTED, Ledger
 from hybridc.frontend.counted.places import total
-from hybridc.frontend.counted.rules import listed_axes, without
+from hybridc.frontend.counted.rules import check_places, listed_axes, without
 from hybridc.frontend.counted.slices import is_sized, sized_slice
 from hybridc.frontend.expand.builder import (
     Builder,
@@ -65,7 +65,7 @@ def _reduction(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Val
     shape, padded, dtype = shape_of(x), ledger.axes(x), dtype_of(x)
     axes = listed_axes(node, len(shape))
     hands_through = bool(node.attributes.get_int("noop_with_empty_axes", 0))
-    if axes == [] and hands_through:
+    if not axes and hands_through:
         return [ledger.mark(build.op("Add", x, build.like(x, 0)), padded)]
     axes = axes or list(range(len(shape)))
     keepdims = bool(node.attributes.get_int("keepdims", 1))
@@ -106,6 +106,7 @@ def _slice(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] 
             continue
         if step != 1 or begin < 0 or (end is not None and end < 0):
             raise Unsupported("from the end or with steps along an axis whose extent is not fixed")
+        check_places({a: count for a, count in padded.items() if a == axis})
         bound = shape[axis] if end is None else min(end, shape[axis])
         is_padded = axis in padded
         extent = ledger.count(padded[axis], build) if is_padded else build.constant([bound], "int64")
@@ -134,6 +135,7 @@ def _top_k(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] 
         return None
     axis = node.attributes.get_int("axis", -1) % len(shape)
     if axis in padded:
+        check_places({axis: padded[axis]})
         worst = -math.inf if node.attributes.get_int("largest", 1) else math.inf
         x = ledger.filled(x, {axis: padded[axis]}, limit(x, worst, build), build)
     bound = shape[axis] if known is None else min(int(np.reshape(known, ())), shape[axis])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from hybridc.frontend.counted.ledger import Axes
+from hybridc.frontend.counted.ledger import Axes, Ledger
 from hybridc.frontend.expand.builder import Unsupported, constant_of, dtype_of, operand, shape_of
 from hybridc.frontend.values import static_shape
 
@@ -53,6 +53,13 @@ def elementwise(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
             if axis >= 0 and axes.get(axis) != number and (shape[axis] != 1 or axis in axes):
                 raise Unsupported(f"with operands of different extents {ALONG}")
     return [{rank + at: number for at, number in padded.items()}]
+
+
+def check_places(axes: Axes) -> None:
+    """Raises Unsupported if elements that count have other places along an axis than in the real network:
+    one that merges a padded axis into another has padding between them."""
+    if not all(map(Ledger.is_prefix, axes.values())):
+        raise Unsupported(f"{ALONG}, which merges several ones")
 
 
 def _only_first(node: ir.Node, taken: Sequence[Axes]) -> Axes:
@@ -156,7 +163,9 @@ def _by_channel(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
 
 def _triangle(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     """What is kept follows from an element's place."""
-    return [_only_first(node, taken)]
+    axes, rank = _only_first(node, taken), len(shape_of(operand(node, 0)))
+    check_places({axis: count for axis, count in axes.items() if axis >= rank - 2})
+    return [axes]
 
 
 def _roi_align(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:

@@ -57,8 +57,10 @@ def sized_slice(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Va
             _Part.of(extent, *(each[i] for each in (*told[:2], told[3])))
             for extent, told in zip(extents, at_samples, strict=True)
         ]
-        if count is not None and not ledger.is_prefix(count) and parts != [whole] * len(parts):
-            raise Unsupported(ALONG)
+        if count is not None and not ledger.is_prefix(count):
+            if any(part != _Part(0, extent, 1) for part, extent in zip(parts, extents, strict=True)):
+                raise Unsupported(ALONG)
+            continue
         result = _taken(result, axis, shape[axis], whole, parts, build, ledger)
         found.pop(axis, None)
         lengths = tuple(part.length for part in parts)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from hybridc.frontend.counted.ledger import Ledger
 from hybridc.frontend.counted.operators import SUPPRESSION, positions
 from hybridc.frontend.counted.rewrites import Rewrite
+from hybridc.frontend.counted.rules import check_places
 from hybridc.frontend.counted.unique import unique
 from hybridc.frontend.expand.builder import Builder, Unsupported, bounded, given, operand, shape_of, typed
 from hybridc.frontend.values import constant_array
@@ -22,6 +23,7 @@ def _non_zero(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Valu
     shape = shape_of(x)
     if not shape:
         raise Unsupported("of a scalar is not supported")
+    check_places(ledger.axes(x))
     flat = build.reshape(_mask(x, build, ledger), [-1])
     found, count = positions(typed(flat, ir.DataType.BOOL, (math.prod(shape),)), build)
     rows = []
@@ -119,6 +121,7 @@ def _boxes(node: ir.Node, count: int, build: Builder, ledger: Ledger) -> ir.Valu
         return build.constant([count], "int64")
     if set(of_boxes) != {1} or set(of_scores) != {2} or of_boxes[1] != of_scores[2]:
         raise Unsupported("of boxes and scores of different numbers")
+    check_places(of_boxes)
     return ledger.count(of_boxes[1], build)
 
 

@@ -15,9 +15,12 @@ from hybridc.frontend.counted.ledger import TRUSTED, Axes, Count, Ledger
 from hybridc.frontend.expand.builder import Builder, typed
 from hybridc.frontend.folding import origin
 from hybridc.frontend.inputs.shape_inputs import SHAPE_OPERANDS
-from hybridc.frontend.ranges.compare import matched
+from hybridc.frontend.ranges.compare import Match, matched
 from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.values import constant_array, static_shape
+
+MAX_COMPUTED = 16
+"""Elements of a constant that are computed from sizes: as many as a shape may have."""
 
 
 def follow_sizes(
@@ -30,11 +33,9 @@ def follow_sizes(
     what nodes there are.
     """
     samples = opening.samples()
-    probes = [opening.probe(bucket) for bucket in samples]
-    matches = [
-        matched(graph, probe, name, _told(opening, bucket))
-        for probe, bucket in zip(probes, samples, strict=True)
-    ]
+    others = [matched(graph, opening.probe(bucket), name, _told(opening, bucket)) for bucket in samples[:-1]]
+    values = dict.fromkeys(value for match in others for value in match)
+    matches: list[Match] = [*others, dict(zip(values, values, strict=True))]
     open_axes = _size_inputs(graph, opening, ledger)
     inputs = {value.name: value for value in graph.inputs}
     for (input_name, axis), number in open_axes.items():
@@ -42,7 +43,6 @@ def follow_sizes(
             value = inputs[input_name]
             ledger.mark(value, {**ledger.axes(value), axis: number})
             ledger.zero(value, axis)  # as a session feeds it
-    values = dict.fromkeys(value for match in matches for value in match)
     for value in values:
         shapes = [static_shape(match[value]) for match in matches]
         if all(shape is not None for shape in shapes):
@@ -54,11 +54,14 @@ def follow_sizes(
         if value.const_value is not None and len(known) == len(arrays):
             _follow_constant(value, known, ledger, build)
     _replace_computed(graph, ledger, build, name, refusals)
+    _replace_outputs(graph, ledger, build, name, refusals)
     for node in build.nodes:
         node.meta[TRUSTED] = True
         node.name = f"sizes/{node.op_type}"
     first = next(iter(graph), None)
-    if first is not None and build.nodes:
+    if first is None:
+        graph.extend(build.nodes)
+    elif build.nodes:
         graph.insert_before(first, build.nodes)
 
 
@@ -141,17 +144,51 @@ def _are_indices(node: ir.Node, position: int) -> bool:
 
 
 def _computed(value: ir.Value, ledger: Ledger, build: Builder) -> ir.Value | None:
-    """A constant of one element that is a size, but for what is added; None for any other."""
+    """A constant whose few elements are sizes, but for what is added, or fixed; None for any other."""
     whole, arrays = constant_array(value), ledger.varying(value)
-    if whole is None or whole.size != 1 or any(array.shape != whole.shape for array in arrays):
+    if whole is None or whole.size > MAX_COMPUTED or any(array.shape != whole.shape for array in arrays):
         return None
-    numbers = [float(array.reshape(())) for array in arrays]
-    if not all(number.is_integer() for number in numbers) or value.dtype is None:
+    if value.dtype is None or not all((array == np.floor(array)).all() for array in arrays):
         return None
-    count = ledger.sized(int(whole.reshape(())), tuple(map(int, numbers)), build)
-    if count is None:
+    parts = [
+        _element(int(number), tuple(int(array.flat[i]) for array in arrays), ledger, build)
+        for i, number in enumerate(whole.flat)
+    ]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
         return None
-    made = build.reshape(ledger.count(count, build), whole.shape)
+    together = typed(build.op("Concat", *known, axis=0), ir.DataType.INT64, [len(known)])
+    made = build.reshape(together if len(known) > 1 else known[0], whole.shape)
     return typed(
         build.cast(typed(made, ir.DataType.INT64, whole.shape), value.dtype), value.dtype, whole.shape
     )
+
+
+def _element(number: int, samples: tuple[int, ...], ledger: Ledger, build: Builder) -> ir.Value | None:
+    """A number of a constant [1] that is fixed, or follows from a size; None for any other."""
+    if all(each == number for each in samples):
+        return build.constant([number], "int64")
+    count = ledger.sized(number, samples, build)
+    return None if count is None else ledger.count(count, build)
+
+
+def _replace_outputs(
+    graph: ir.Graph, ledger: Ledger, build: Builder, name: str, refusals: codes.Refusals
+) -> None:
+    """Outputs that sizes decide, and nothing else, are computed from them when it runs."""
+    for i, output in enumerate(graph.outputs):
+        if not ledger.varying(output):
+            continue
+        made = _computed(output, ledger, build)
+        if made is None:
+            what = f"output {output.name!r} is a constant that depends on sizes of open dimensions"
+            remedy = "list the sizes that you need, for example --dim NAME=64,128"
+            refusals.add(ModelError(codes.WRONG_RESULT, what, where=name, remedy=remedy))
+            continue
+        graph.outputs[i] = _renamed(output, made)
+
+
+def _renamed(constant: ir.Value, made: ir.Value) -> ir.Value:
+    """What takes the place of a constant output, with its name."""
+    made.name, constant.name = constant.name, f"{constant.name}/largest"
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,9 @@ from hybridc.sizes import Bucket, Interval, Sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+FEW_SIZES = 8
+"""Of a dimension in a bucket: the network is folded at each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,30 @@ class Opening:
 
     def samples(self) -> tuple[Bucket, ...]:
         """Sizes at which the network is compared with itself at the largest: the smallest ones first, then
-        each dimension at its middle, and all of them one less than they can be."""
+        each dimension alone at every size of few, else at its smallest, at its middle and at what powers of
+        two divide, and all of them one less than they can be. The largest themselves are the last ones."""
         lows = tuple(each.low for each in self.bucket)
-        highs = [each.high for each in self.bucket]
-        middles = [
-            (*highs[:i], (each.low + each.high) // 2, *highs[i + 1 :]) for i, each in enumerate(self.bucket)
+        highs = tuple(each.high for each in self.bucket)
+        alone = [
+            (*highs[:i], size, *highs[i + 1 :]) for i, each in enumerate(self.bucket) for size in _alone(each)
         ]
         less = tuple(max(each.low, each.high - 1) for each in self.bucket)
-        found = dict.fromkeys((lows, *middles, less))
-        return tuple(tuple(Interval(n, n) for n in sizes) for sizes in found if list(sizes) != highs)
+        found = [sizes for sizes in dict.fromkeys((lows, *alone, less)) if sizes != highs]
+        return tuple(tuple(Interval(n, n) for n in sizes) for sizes in (*found, highs))
+
+
+def _alone(interval: Interval) -> Iterable[int]:
+    if interval.high - interval.low < FEW_SIZES:
+        return range(interval.low, interval.high)
+    return interval.low, (interval.low + interval.high) // 2, _roundest(interval)
+
+
+def _roundest(interval: Interval) -> int:
+    """The number of an interval that the largest power of two divides."""
+    size = interval.high
+    while size & (size - 1) >= max(interval.low, 1):
+        size &= size - 1
+    return size
 
 
 def open_dimensions(
