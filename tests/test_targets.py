@@ -38,7 +38,6 @@ def test_emulated_sets_need_no_narrow_instructions(isa: Isa) -> None:
         ("amx", {"precision": "fp8"}),
         ("amx", {"precision": "bf16", "rounding_error": -1.0}),
         ("amx", {"precision": "bf16", "rounding_error": float("nan")}),
-        ("cuda+amx", {"precision": "int8"}),
         ("amx", {"precision": "tf32"}),
         ("cuda+amx", {"precision": "tf32"}),
         ("cuda:sm_75,sm_86+avx2", {"precision": "tf32"}),
