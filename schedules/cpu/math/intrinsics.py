@@ -76,9 +76,13 @@ def _double_erf(x: ir.Expr) -> ir.Expr:
     _, _, lanes = dtype(x).partition("x")
     if not lanes:
         return tirx.call_pure_extern("float64", "erf", x)
-    elements = [tirx.Shuffle([x], [lane]) for lane in range(int(lanes))]
-    called = [tirx.call_pure_extern("float64", "erf", element) for element in elements]
-    return tirx.Shuffle(called, list(range(int(lanes))))
+
+    def by_lanes(x: ir.Expr) -> ir.Expr:
+        elements = [tirx.Shuffle([x], [lane]) for lane in range(int(lanes))]
+        called = [tirx.call_pure_extern("float64", "erf", element) for element in elements]
+        return tirx.Shuffle(called, list(range(int(lanes))))
+
+    return named(x, by_lanes)
 
 
 def _exp(x: ir.Expr, greatest: float = 89.0) -> ir.Expr:

@@ -7,7 +7,7 @@ digits. The accurate functions are within 2 ulp and cost nothing where memory is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tvm import tirx
 from tvm.ir import Call
@@ -30,22 +30,18 @@ quantization; CUDA's takes them away from zero."""
 def accurate(name: str) -> Callable[[Call], tirx.Expr]:
     """Lowering of a function to CUDA's `name` for float64 and `namef` for the rest, half types by float32.
 
-    Lane by lane: CUDA has no such functions of vectors.
+    CUDA has no such functions of vectors: TVM's code generation calls them lane by lane, on an argument that
+    it computes once. Taking lanes out of an expression here would repeat it for each, and so a chain of n
+    functions 4**n times.
     """
-
-    def of_scalars(dtype: str, arguments: Sequence[tirx.Expr]) -> tirx.Expr:
-        if dtype == "float64":
-            return call_pure_extern("float64", name, *arguments)
-        result = call_pure_extern("float32", f"{name}f", *(a.astype("float32") for a in arguments))
-        return result if dtype == "float32" else result.astype(dtype)
 
     def lower(call: Call) -> tirx.Expr:
         dtype, _, lanes = str(call.ty.dtype).partition("x")
-        if not lanes:
-            return of_scalars(dtype, call.args)
-        each = range(int(lanes))
-        called = [of_scalars(dtype, [tirx.Shuffle([a], [lane]) for a in call.args]) for lane in each]
-        return tirx.Shuffle(called, list(each))
+        if dtype == "float64":
+            return call_pure_extern(str(call.ty.dtype), name, *call.args)
+        wide = f"float32x{lanes}" if lanes else "float32"
+        result = call_pure_extern(wide, f"{name}f", *(argument.astype(wide) for argument in call.args))
+        return result if dtype == "float32" else result.astype(str(call.ty.dtype))
 
     return lower
 
