@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,15 @@ def test_numbers_beyond_float16_stay_float32(tmp_path: Path) -> None:
 
 
 def test_gpu_memory_halves() -> None:
+    # so many images that no product is split: partial sums are of float32 in both
     model = network(IMAGES)
+    for value, sizes in ((model.graph.input[0], (8, 16, 48, 48)), (model.graph.output[0], (8, 40))):
+        for dimension, size in zip(value.type.tensor_type.shape.dim, sizes, strict=True):
+            dimension.dim_value = size
     peaks = [
         hybridc.plan(model, target="cuda+avx2", precision=precision, plan_seconds=0.05).all_gpu_peak_bytes
         for precision in ("fp32", "fp16")
     ]
-    # but for input and output, and the padding of tensors to 256 bytes
-    assert peaks[1] < 0.65 * peaks[0]
+    # but for the input, and the padding of tensors to 256 bytes
+    fed = 4 * math.prod((8, 16, 48, 48))
+    assert peaks[1] - fed < 0.55 * (peaks[0] - fed)
