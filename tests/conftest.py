@@ -62,6 +62,11 @@ class SkipNotes:
         self.path.write_text("".join(f"{file}\n" for file in sorted(self.files)), encoding="utf-8")
 
 
+def pytest_collection_finish() -> None:
+    """What modules and thousands of tests hold lives as long as the process: no collection of garbage walks it."""
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("isa"):
         missing = missing_flags(ISAS[marker.args[0]])
