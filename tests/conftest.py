@@ -63,7 +63,7 @@ class SkipNotes:
 
 
 def pytest_collection_finish() -> None:
-    """What modules and thousands of tests hold lives as long as the process: no collection of garbage walks it."""
+    """What modules and thousands of tests hold lives as long as the process: no collection walks it."""
     gc.freeze()
 
 
