@@ -29,7 +29,7 @@ from hybridc.artifact.manifest import (
     Versions,
     manifest_from_json,
 )
-from hybridc.errors import ArtifactError, DeviceError, UsageError
+from hybridc.errors import ArtifactError, DeviceError, HybridcError, UsageError, drop_locals
 from hybridc.files import IrregularFileError, OpenFile, OpenFolder
 from hybridc.ir import Device, Graph, Plan
 from hybridc.ir.plan import DRIVER_PAGE_BYTES, reserved_bytes
@@ -94,7 +94,11 @@ class Artifact:
     def check_weights(self) -> None:
         """Raises ArtifactError HC304 if anybody wrote to the weights, or cut them, since they were checked:
         they are mapped, so a run would compute with what is there now, or end with SIGBUS."""
-        if self.weights.has_changed():
+        try:
+            has_changed = self.weights.has_changed()
+        except OSError as error:
+            raise _unreadable(self.weights.path, error) from None
+        if has_changed:
             what = "the file has been changed since it was loaded"
             raise ArtifactError("HC304", what, where=str(self.weights.path), remedy="load the artifact again")
 
@@ -204,12 +208,14 @@ def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: b
     missing or damaged, HC305 a file name that an artifact must not have, or no regular file; DeviceError
     HC401 if this processor lacks the instruction set it was compiled for.
     """
+    refusal: HybridcError
     for _ in range(_ATTEMPTS):
         with _folder(Path(path)) as folder:
             try:
                 return _open(folder, check_weights=check_weights, check_host=check_host)
-            except ArtifactError as error:
-                if not folder.is_replaced():
+            except HybridcError as error:
+                drop_locals(error)  # files among them
+                if not isinstance(error, ArtifactError) or not folder.is_replaced():
                     raise
                 refusal = error
     raise refusal

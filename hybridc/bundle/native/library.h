@@ -44,8 +44,8 @@ class Library {
 template <typename Action>
 auto Guarded(const std::string& folder, Action action) -> decltype(action());
 
-// The Refusal for an error of TVM's.
-[[noreturn]] void Rethrow(const ffi::Error& error, const std::string& folder);
+// The Refusal for an error of TVM's, with the step of a plan if it was at one.
+[[noreturn]] void Rethrow(const ffi::Error& error, const std::string& folder, const std::string& step = "");
 
 template <typename Action>
 auto Guarded(const std::string& folder, Action action) -> decltype(action()) {

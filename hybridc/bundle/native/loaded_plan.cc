@@ -191,7 +191,10 @@ void LoadedPlan::ClearFaults() {
 void LoadedPlan::Run() {
   int64_t row = -1;
   try {
-    row = Guarded(folder_, [&] { return run_(lanes_->handle()).cast<int64_t>(); });
+    row = run_(lanes_->handle()).cast<int64_t>();
+  } catch (const ffi::Error& error) {
+    ClearFaults();
+    Rethrow(error, folder_, FailedStep());
   } catch (...) {
     ClearFaults();
     throw;
@@ -200,6 +203,16 @@ void LoadedPlan::Run() {
   const int64_t value = static_cast<const Fault*>(faults_.data_ptr())[row].value;
   ClearFaults();
   RefuseValue(plan_.checks[static_cast<size_t>(row)], value);
+}
+
+std::string LoadedPlan::FailedStep() const {
+  const auto failed = library_.Help<ffi::Array<int64_t>>("failed_step", lanes_->handle());
+  int64_t left = failed[1];
+  for (const Step& step : plan_.steps) {
+    if (step.lane == failed[0] && left-- == 0)
+      return (step.function.has_value() ? "kernel " : "the copy of tensor ") + Quoted(step.name);
+  }
+  return "";
 }
 
 std::vector<std::pair<double, double>> LoadedPlan::Measure() {

@@ -101,6 +101,8 @@ class LoadedPlan {
   ffi::Tensor View(const ffi::Tensor& arena, int64_t offset, const std::vector<int64_t>& shape, DLDataType dtype) const;
   ffi::Tensor BytesOf(const ffi::Tensor& arena, int64_t offset, int64_t size_bytes) const;
   void ClearFaults();
+  // What the last run failed at; "" where it was not at a step.
+  std::string FailedStep() const;
 
   const Plan& plan_;
   const Library& library_;
