@@ -61,6 +61,7 @@ def load(
     gpu_memory_bytes: int | None = None,
     host_memory_bytes: int | None = None,
     check_weights: bool = True,
+    trusted_keys: Sequence[str | Path] | None = None,
 ) -> Session:
     """Open an artifact and make it ready to run.
 
@@ -69,7 +70,8 @@ def load(
     default is the artifact's own limit, else every core this process may use. `host_memory_bytes` limits
     arena and staging on the host likewise; beyond it, or beyond half of what is available, streamed weights
     are read from the artifact's file during a run. `check_weights=False` trusts the weights file's bytes,
-    which saves reading them all. Raises ArtifactError, DeviceError or UsageError.
+    which saves reading them all. `trusted_keys` are files with ed25519 public keys: an owner of one of them
+    must have signed the artifact. Raises ArtifactError, DeviceError or UsageError.
     """
     return Session(
         path,
@@ -77,6 +79,7 @@ def load(
         gpu_memory_bytes=gpu_memory_bytes,
         host_memory_bytes=host_memory_bytes,
         check_weights=check_weights,
+        trusted_keys=trusted_keys,
     )
 
 
@@ -98,9 +101,10 @@ class Session:
         gpu_memory_bytes: int | None = None,
         host_memory_bytes: int | None = None,
         check_weights: bool = True,
+        trusted_keys: Sequence[str | Path] | None = None,
     ) -> None:
         wanted = None if threads is None else check_threads(threads)
-        artifact = open_artifact(path, check_weights=check_weights)
+        artifact = open_artifact(path, check_weights=check_weights, trusted_keys=trusted_keys)
         try:
             self._open(artifact, wanted, gpu_memory_bytes, host_memory_bytes)
         except BaseException as error:
