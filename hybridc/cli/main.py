@@ -38,7 +38,7 @@ COMMANDS = (
         "compare",
         "train",
     ),
-    *("models", "machine"),
+    *("models", "machine", "completion"),
 )
 EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"
