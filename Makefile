@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 EXTRAS ?= cuda,test,lint
 
-.PHONY: demo test test-full onnx-suite wheels sanitize fuzz gpu-gates lint types metrics wheel-smoke bench clean
+.PHONY: demo test test-full onnx-suite wheels sanitize fuzz faults gpu-gates lint types metrics wheel-smoke bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -50,6 +50,10 @@ MINUTES ?= 60
 SEED ?= 0
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) --json benchmarks/results/fuzz.json
+
+# Every call of CUDA and of the system that sessions make, failed once, on the emulated GPU: a table of what became of it.
+faults: $(VENV)/.installed
+	$(BIN)/python -m tests.fault_injection
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

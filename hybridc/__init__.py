@@ -94,6 +94,7 @@ def load(
     gpu_memory: Amount | None = None,
     host_memory: Amount | None = None,
     emulate_gpu: Amount | EmulatedGpu | None = None,
+    trusted_keys: str | Path | Sequence[str | Path] | None = None,
 ) -> Session:
     """Load a compiled artifact; `threads` overrides how many cores it uses. Raises HybridcError.
 
@@ -104,10 +105,14 @@ def load(
     With `emulate_gpu` (`"64MiB"`, or `"64MiB:sm_75"`) the GPU is an emulated one of so much memory and this
     architecture, for machines without one. It is the GPU of the process from then on; another size changes
     it, and DeviceError HC424 says that more is in use.
+
+    With `trusted_keys`, a file with an ed25519 public key or several of them, an owner of one must have
+    signed the artifact, with `hybridc sign`: this is checked before any of its code is loaded.
     """
     from hybridc.options import parse_bytes
 
     _emulate(emulate_gpu)
+    keys = [trusted_keys] if isinstance(trusted_keys, str | Path) else trusted_keys
     from hybridc.runtime import load as load_session
 
     return load_session(
@@ -115,6 +120,7 @@ def load(
         threads=threads,
         gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
+        trusted_keys=keys,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import traceback
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any
@@ -144,6 +145,15 @@ class exhaustion_told(ContextDecorator):
         told = out_of_memory(error) if isinstance(error, Exception) else None
         if told is not None:
             raise told from error
+
+
+def drop_locals(error: BaseException) -> None:
+    """Forget what the functions that `error` and its causes ended held: whoever keeps an exception would keep
+    their memory and files open, too. Lines and names of the traceback stay."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
 
 
 def _is_exhaustion(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from hybridc.artifact.manifest import (
     Versions,
     manifest_from_json,
 )
-from hybridc.errors import ArtifactError, DeviceError, UsageError
+from hybridc.artifact.signature import SIGNATURE_BYTES, SUFFIX, check_signature
+from hybridc.errors import ArtifactError, DeviceError, HybridcError, UsageError, drop_locals
 from hybridc.files import IrregularFileError, OpenFile, OpenFolder
 from hybridc.ir import Device, Graph, Plan
 from hybridc.ir.plan import DRIVER_PAGE_BYTES, reserved_bytes
@@ -94,7 +95,11 @@ class Artifact:
     def check_weights(self) -> None:
         """Raises ArtifactError HC304 if anybody wrote to the weights, or cut them, since they were checked:
         they are mapped, so a run would compute with what is there now, or end with SIGBUS."""
-        if self.weights.has_changed():
+        try:
+            has_changed = self.weights.has_changed()
+        except OSError as error:
+            raise _unreadable(self.weights.path, error) from None
+        if has_changed:
             what = "the file has been changed since it was loaded"
             raise ArtifactError("HC304", what, where=str(self.weights.path), remedy="load the artifact again")
 
@@ -191,33 +196,47 @@ def promised_bytes(plan: Plan) -> int:
     return plan.arena_bytes(Device.GPU) if plan.budget_bytes is None else plan.budget_bytes
 
 
-def open_artifact(path: str | Path, *, check_weights: bool = True, check_host: bool = True) -> Artifact:
+def open_artifact(
+    path: str | Path,
+    *,
+    check_weights: bool = True,
+    check_host: bool = True,
+    trusted_keys: Sequence[str | Path] | None = None,
+) -> Artifact:
     """Read and check an artifact.
 
     `check_weights=False` skips the hash of weights.bin, whose size is checked all the same.
-    `check_host=False` lets it be inspected where it cannot run.
+    `check_host=False` lets it be inspected where it cannot run. With `trusted_keys`, files with ed25519
+    public keys, an owner of one of them must have signed it.
 
     Every file is opened once, and what is checked is what is used: an artifact that is replaced meanwhile is
     opened as it was before or is afterwards, never as a mixture.
 
     Raises ArtifactError: HC301 not an artifact, HC302 of another version, HC303 malformed, HC304 a file is
-    missing or damaged, HC305 a file name that an artifact must not have, or no regular file; DeviceError
+    missing or damaged, HC305 a file name that an artifact must not have, or no regular file, HC308 not
+    signed, HC309 signed by nobody who is trusted; UsageError HC583 or HC584 for the trusted keys; DeviceError
     HC401 if this processor lacks the instruction set it was compiled for.
     """
+    refusal: HybridcError
     for _ in range(_ATTEMPTS):
         with _folder(Path(path)) as folder:
             try:
-                return _open(folder, check_weights=check_weights, check_host=check_host)
-            except ArtifactError as error:
-                if not folder.is_replaced():
+                return _open(folder, trusted_keys, check_weights=check_weights, check_host=check_host)
+            except HybridcError as error:
+                drop_locals(error)  # files among them
+                if not isinstance(error, ArtifactError) or not folder.is_replaced():
                     raise
                 refusal = error
     raise refusal
 
 
-def _open(folder: OpenFolder, *, check_weights: bool, check_host: bool) -> Artifact:
+def _open(
+    folder: OpenFolder, trusted_keys: Sequence[str | Path] | None, *, check_weights: bool, check_host: bool
+) -> Artifact:
     manifest_file = _manifest_file(folder)
     content = _read_all(manifest_file, LARGEST_JSON_BYTES)
+    if trusted_keys is not None:
+        check_signature(content, _signature(folder), trusted_keys, folder.path)
     data = _parse(folder.path / MANIFEST, content)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ArtifactError("HC301", "this is not a compiled artifact", where=str(folder.path), remedy=_AGAIN)
@@ -304,6 +323,18 @@ def _manifest_file(folder: OpenFolder) -> OpenFile:
         raise ArtifactError("HC301", what, where=str(folder.path), remedy=remedy) from None
     except OSError as error:
         raise _unreadable(folder.path / MANIFEST, error) from None
+
+
+def _signature(folder: OpenFolder) -> bytes | None:
+    """Of the manifest; None if it is not signed."""
+    name = MANIFEST + SUFFIX
+    try:
+        file = folder.open(name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(folder.path / name, error) from None
+    return _read_all(file, SIGNATURE_BYTES)
 
 
 def _open_file(folder: OpenFolder, stored: StoredFile) -> OpenFile:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hybridc
-from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
+from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads, add_trust
 from hybridc.cli.support.files import existing_artifact, existing_model, named_file, print_json
 from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.errors import UsageError
@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_threads(parser)
     add_host_memory(parser)
+    add_trust(parser)
     add_json(parser)
 
 
@@ -92,6 +93,7 @@ def execute(arguments: argparse.Namespace) -> int:
         gpu_memory=arguments.gpu_memory,
         host_memory=arguments.host_memory,
         emulate_gpu=arguments.emulate_gpu,
+        trusted_keys=arguments.trust,
     )
     from hybridc.cli.support.feeds import gather_feeds
     from hybridc.report.bench import BenchReport, bench_text, bench_to_json, lane_times, latencies

@@ -24,8 +24,21 @@ from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import HybridcError, InternalError, ModelWarning, UsageError, out_of_memory
 
 COMMANDS = (
-    *("compile", "run", "bench", "bundle", "check", "plan", "explain", "sweep", "compare", "train"),
-    *("models", "machine"),
+    *(
+        "compile",
+        "run",
+        "bench",
+        "bundle",
+        "sign",
+        "verify",
+        "check",
+        "plan",
+        "explain",
+        "sweep",
+        "compare",
+        "train",
+    ),
+    *("models", "machine", "completion"),
 )
 EXIT_BROKEN_PIPE = 141
 TRACEBACK_VARIABLE = "HYBRIDC_TRACEBACK"

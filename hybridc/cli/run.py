@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hybridc
-from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
+from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads, add_trust
 from hybridc.cli.support.files import (
     existing_artifact,
     make_folder,
@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run once more, and write the predicted and the measured run for Perfetto, ui.perfetto.dev; with"
         " --emulate-gpu also count what each kernel does to memory",
     )
+    add_trust(parser)
     add_json(parser)
 
 
@@ -107,6 +108,7 @@ def execute(arguments: argparse.Namespace) -> int:
         gpu_memory=arguments.gpu_memory,
         host_memory=arguments.host_memory,
         emulate_gpu=arguments.emulate_gpu,
+        trusted_keys=arguments.trust,
     )
     from hybridc import emulator
     from hybridc.cli.support.feeds import gather_feeds, of_sizes

@@ -10,8 +10,11 @@ from __future__ import annotations
 from hybridc.emulator.counting import LaunchCounts, launches_of_steps
 from hybridc.emulator.device import (
     DeviceStatistics,
+    Fault,
     ThreadOrder,
+    count_calls,
     count_launches,
+    fail_call,
     guard_arena,
     guards_tensors,
     has_real_driver,
@@ -30,9 +33,12 @@ from hybridc.emulator.process import start
 
 __all__ = [
     "DeviceStatistics",
+    "Fault",
     "LaunchCounts",
     "ThreadOrder",
+    "count_calls",
     "count_launches",
+    "fail_call",
     "guard_arena",
     "guard_plan",
     "guards_tensors",

@@ -44,7 +44,9 @@ class DeviceStatistics:
     """What the device holds now and has done since the process started.
 
     Copies from host to device are h2d, from device to host d2h; `allocations` counts calls, `launches`
-    kernels that were begun, those of CUDA graphs among them, and `graph_launches` the graphs.
+    kernels that were begun, those of CUDA graphs among them, and `graph_launches` the graphs. `pinned_bytes`
+    of the host, `streams`, `events` and `graphs`, captured and instantiated, are those that nobody has freed
+    yet.
     """
 
     used_bytes: int
@@ -57,6 +59,19 @@ class DeviceStatistics:
     d2h_copies: int
     d2h_bytes: int
     graph_launches: int
+    pinned_bytes: int
+    streams: int
+    events: int
+    graphs: int
+
+
+class Fault(enum.IntEnum):
+    """What a call fails with, by CUDA's number of the error."""
+
+    OUT_OF_MEMORY = 2
+    LAUNCH_FAILURE = 719
+    """Poisons the device: every later call fails, too, until `reset`."""
+    UNKNOWN = 999
 
 
 class _Configuration(ctypes.Structure):
@@ -198,6 +213,25 @@ def reset_peak() -> None:
     _started_library().hybridc_emulator_reset_peak()
 
 
+def count_calls() -> dict[str, int]:
+    """How often each function of CUDA that can fail was called since `fail_call`, by its name.
+
+    A function that does nothing but call another one is not counted: cudaMemcpy is cudaMemcpyAsync.
+    """
+    text: bytes = _started_library().hybridc_emulator_calls()
+    lines = (line.split() for line in text.decode().splitlines())
+    return {name: int(count) for name, count in lines}
+
+
+def fail_call(function: str = "", ordinal: int = 0, fault: Fault = Fault.UNKNOWN) -> None:
+    """Count calls from 0 again, and let that number `ordinal` of a function fail; without a name none fails.
+
+    The call does nothing and returns the error, so that a test sees what its caller does then.
+    """
+    watch = _started_library().hybridc_emulator_watch_calls
+    watch(function.encode(), ctypes.c_uint64(ordinal), int(fault))
+
+
 def last_failure() -> str:
     """What poisoned the device, for example `kernel k: out-of-bounds access at ...`; "" if nothing did."""
     text: bytes = _started_library().hybridc_emulator_failure()
@@ -265,6 +299,7 @@ def _load() -> ctypes.CDLL:
         ctypes.CDLL(str(driver_path), ctypes.RTLD_GLOBAL)
         library.hybridc_emulator_configure.restype = ctypes.c_uint64
         library.hybridc_emulator_failure.restype = ctypes.c_char_p
+        library.hybridc_emulator_calls.restype = ctypes.c_char_p
         library.hybridc_emulator_counted_launches.restype = ctypes.c_uint64
         library.hybridc_emulator_register_image.argtypes = (ctypes.c_uint64, ctypes.c_char_p)
         library.hybridc_emulator_register_image.restype = None

@@ -6,8 +6,9 @@ them needs.
 
 from __future__ import annotations
 
+import errno
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import tvm_ffi
 
 from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import StoredWeight
-from hybridc.errors import ArtifactError, DeviceError
+from hybridc.errors import ArtifactError, DeviceError, drop_locals
 from hybridc.files import OpenFile
 from hybridc.ir import Device
 from hybridc.ir.plan import DRIVER_PAGE_BYTES, align
@@ -53,21 +54,26 @@ class Memory:
     ) -> None:
         self.library = library
         self.needs_gpu = any(each.needs_gpu for each in plans)
+        self.gpu_arena: Any = None
+        self.host_arena: Any = None
+        self.weights: Any = None
+        self.pinned: Any = None
         if self.needs_gpu:
-            check_gpu(plans[-1])
+            with device_errors():
+                check_gpu(plans[-1])
         streamed = {w.offset_bytes: w for each in plans for w in each.stored_plan.streamed_weights}
         sizes = [weight.size_bytes for weight in streamed.values()]
         host_bytes = max(each.plan.arena_bytes(Device.CPU) for each in plans)
         self.staging = choose_staging(sizes, host_bytes, host_memory_bytes, available_host_bytes())
         check_room(host_bytes + self.staging.size_bytes, host_room_bytes())
         self._resident: frozenset[tuple[int, int | None, int]] = frozenset()
-        self.gpu_arena = self._allocate_on_gpu(plans) if self.needs_gpu else None
-        with device_errors(), step_errors(plans[-1]):
-            plans[-1].check_weights()
-            self.host_arena = self.helper("host_arena")(max(host_bytes, 1), self.needs_gpu)
-            self.weights = _map_weights(plans[-1].weights)
-            self.pinned: Any = self.helper("host_arena")(self.staging.size_bytes, True) if sizes else None
-            self._staged = self._stage(list(streamed.values()))
+        try:
+            if self.needs_gpu:
+                self.gpu_arena = self._allocate_on_gpu(plans)
+            self._allocate_on_host(plans[-1], host_bytes, list(streamed.values()))
+        except BaseException:
+            self.close()
+            raise
 
     def helper(self, name: str) -> Any:
         """A function of the runtime's helper."""
@@ -99,7 +105,8 @@ class Memory:
             assert weight.arena_offset_bytes is not None
             if (weight.offset_bytes, weight.arena_offset_bytes, weight.size_bytes) not in held:
                 target = self.view(self.gpu_arena, weight, weight.arena_offset_bytes)
-                self.helper("upload")(self.mapped(weight), target)
+                with device_errors(f"weight {weight.tensor!r}, which is copied to the GPU once"):
+                    self.helper("upload")(self.mapped(weight), target)
         self._resident = wanted
         gpu = emulated_gpu()
         if gpu is not None and self.gpu_arena is not None:
@@ -141,7 +148,7 @@ class Memory:
 
     def close(self) -> None:
         """Free the arenas."""
-        del self.gpu_arena, self.host_arena, self.pinned, self.weights
+        self.gpu_arena = self.host_arena = self.pinned = self.weights = None
 
     def _allocate_on_gpu(self, plans: Sequence[Artifact]) -> Any:
         needed_bytes = max(each.plan.arena_bytes(Device.GPU) for each in plans)
@@ -153,6 +160,19 @@ class Memory:
             load = "load" if plans[-1].has_smaller_plans else "compile"
             remedy = f"stop other programs on the GPU, or {load} with a smaller --gpu-memory"
             raise DeviceError("HC405", what, remedy=remedy) from error
+
+    def _allocate_on_host(
+        self, artifact: Artifact, host_bytes: int, streamed: Sequence[StoredWeight]
+    ) -> None:
+        arena_bytes, staging_bytes = max(host_bytes, 1), self.staging.size_bytes
+        with step_errors(artifact):
+            artifact.check_weights()
+            with device_errors(f"the arena on the host, of {arena_bytes:,} pinned bytes"):
+                self.host_arena = self.helper("host_arena")(arena_bytes, self.needs_gpu)
+            self.weights = _map_weights(artifact.weights)
+            with device_errors(f"the staging of streamed weights, of {staging_bytes:,} pinned bytes"):
+                self.pinned = self.helper("host_arena")(staging_bytes, True) if streamed else None
+            self._staged = self._stage(streamed)
 
     def _bytes_on_gpu(self, offset_bytes: int, size_bytes: int) -> Any:
         return self.helper("arena_view")(self.gpu_arena, offset_bytes, (size_bytes,), "uint8")
@@ -185,15 +205,20 @@ def gpu_page_bytes() -> int:
 
 
 @contextmanager
-def device_errors() -> Iterator[None]:
-    """TVM and the helper report what CUDA refuses as RuntimeError, with CUDA's name of it."""
+def device_errors(where: str | Callable[[], str] = "") -> Iterator[None]:
+    """TVM and the helper report what CUDA refuses as RuntimeError, with CUDA's name of it.
+
+    `where` says what it was for, once it has failed.
+    """
     try:
         yield
     except RuntimeError as error:
+        drop_locals(error)
         told = str(error).partition("// CUDA Source")[0]  # which may be thousands of lines
         what = f"the device failed: {' '.join(told.split())}"
         remedy = "check that the GPU works and has free memory; if so, this is a bug in hybridc"
-        raise DeviceError("HC407", what, remedy=remedy) from error
+        place = where if isinstance(where, str) else where()
+        raise DeviceError("HC407", what, where=place, remedy=remedy) from error
 
 
 @contextmanager
@@ -223,5 +248,12 @@ def _map_weights(file: OpenFile) -> Any:
     if file.size_bytes == 0:  # cannot be mapped; there may be weights without elements all the same
         return tvm_ffi.from_dlpack(np.empty(0, np.uint8))
     flags, access = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-    pages = mmap.mmap(file.handle, file.size_bytes, flags=flags, prot=access)
+    try:
+        pages = mmap.mmap(file.handle, file.size_bytes, flags=flags, prot=access)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:  # which is told as that of any other part
+            raise
+        what = f"the weights cannot be mapped: {error.strerror}"
+        remedy = "copy the artifact to another file system, or compile the model again"
+        raise ArtifactError("HC304", what, where=str(file.path), remedy=remedy) from error
     return tvm_ffi.from_dlpack(np.frombuffer(pages, np.uint8))

@@ -15,7 +15,7 @@ from types import TracebackType
 import numpy as np
 
 from hybridc.artifact.load import Artifact, open_artifact
-from hybridc.errors import ArtifactError, PlanError, UsageError, exhaustion_told
+from hybridc.errors import ArtifactError, PlanError, UsageError, drop_locals, exhaustion_told
 from hybridc.ir import Device
 from hybridc.ir.verify import verify
 from hybridc.options import check_threads
@@ -61,6 +61,7 @@ def load(
     gpu_memory_bytes: int | None = None,
     host_memory_bytes: int | None = None,
     check_weights: bool = True,
+    trusted_keys: Sequence[str | Path] | None = None,
 ) -> Session:
     """Open an artifact and make it ready to run.
 
@@ -68,9 +69,9 @@ def load(
     `gpu_memory_bytes`, that of the largest budget that is not more. `threads` limits the CPU's kernels; the
     default is the artifact's own limit, else every core this process may use. `host_memory_bytes` limits
     arena and staging on the host likewise; beyond it, or beyond half of what is available, streamed weights
-    are read from the artifact's file during a run.
-    `check_weights=False` trusts the weights file's bytes, which saves reading them all.
-    Raises ArtifactError, DeviceError or UsageError.
+    are read from the artifact's file during a run. `check_weights=False` trusts the weights file's bytes,
+    which saves reading them all. `trusted_keys` are files with ed25519 public keys: an owner of one of them
+    must have signed the artifact. Raises ArtifactError, DeviceError or UsageError.
     """
     return Session(
         path,
@@ -78,6 +79,7 @@ def load(
         gpu_memory_bytes=gpu_memory_bytes,
         host_memory_bytes=host_memory_bytes,
         check_weights=check_weights,
+        trusted_keys=trusted_keys,
     )
 
 
@@ -99,16 +101,33 @@ class Session:
         gpu_memory_bytes: int | None = None,
         host_memory_bytes: int | None = None,
         check_weights: bool = True,
+        trusted_keys: Sequence[str | Path] | None = None,
     ) -> None:
         wanted = None if threads is None else check_threads(threads)
-        artifact = open_artifact(path, check_weights=check_weights)
+        artifact = open_artifact(path, check_weights=check_weights, trusted_keys=trusted_keys)
+        try:
+            self._open(artifact, wanted, gpu_memory_bytes, host_memory_bytes)
+        except BaseException as error:
+            drop_locals(error)
+            artifact.close()
+            raise
+        _sessions.add(self)
+
+    def _open(
+        self,
+        artifact: Artifact,
+        threads: int | None,
+        gpu_memory_bytes: int | None,
+        host_memory_bytes: int | None,
+    ) -> None:
+        """Check an artifact, choose its plan, and take the memory for it."""
         if gpu_memory_bytes is not None:
             artifact = artifact.within(gpu_memory_bytes)
         verify_plans(artifact)
         library = open_library(artifact)
         if gpu_memory_bytes is None and len(artifact.plans) > 1 and artifact.has_gpu_code:
             artifact = artifact.fitting(free_gpu_bytes(library), gpu_page_bytes())
-        count = check_threads(wanted or artifact.manifest.threads or available_threads())
+        count = check_threads(threads or artifact.manifest.threads or available_threads())
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         self._artifact = artifact
         self._lock = threading.Lock()
@@ -125,7 +144,6 @@ class Session:
         self._held: PlanView | None = None
         """The plan whose resident weights are on the GPU."""
         self._load(self._reserve)
-        _sessions.add(self)
 
     def __repr__(self) -> str:
         ports = self.get_inputs(), self.get_outputs()
@@ -357,11 +375,12 @@ class Session:
         self._memory = memory = reserve()
         try:
             self._hold(memory, self._plans[-1])
-            self._programs = tuple(
-                LoadedProgram(memory, view.artifact, view.binding, self._threads) for view in self._plans
-            )
-        except BaseException:
+            for view in self._plans:
+                program = LoadedProgram(memory, view.artifact, view.binding, self._threads)
+                self._programs = (*self._programs, program)
+        except BaseException as error:
             self._free()
+            drop_locals(error)
             raise
 
     def _hold(self, memory: Memory, view: PlanView) -> None:

@@ -18,17 +18,30 @@ EMULATED_BYTES = 1 << 20
 
 _PRELOADED = """
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 struct {{
   uint64_t bytes; int32_t present, major, minor, order, lazy, workers, guard, refuse;
 }} configuration = {{ {bytes}, 1, 9, 0, 0, 0, 1, 0, 0 }};
 uint64_t hybridc_emulator_configure(const void* configuration);
 void hybridc_emulator_register_image(uint64_t key, const char* path);
+void hybridc_emulator_statistics(void* statistics);
+void hybridc_emulator_watch_calls(const char* function, uint64_t ordinal, int error);
 __attribute__((constructor)) static void start(void) {{
   hybridc_emulator_configure(&configuration);
   hybridc_emulator_register_image(0x{key}, "{kernels}");
+  if (getenv("{failing}")) hybridc_emulator_watch_calls(getenv("{failing}"), atoi(getenv("{ordinal}")), 999);
+}}
+__attribute__((destructor)) static void tell(void) {{
+  struct {{ uint64_t used, others[9], pinned, streams, events, graphs; }} now;
+  hybridc_emulator_statistics(&now);
+  const uint64_t held = now.used + now.pinned + now.streams + now.events + now.graphs;
+  if (getenv("{failing}")) fprintf(stderr, "held %lu\\n", held);
 }}
 """
-"""A library that gives the process that it is preloaded into an emulated GPU."""
+"""A library that gives the process that it is preloaded into an emulated GPU; and, if the environment names a
+call to fail, tells at the end what the process still holds of it."""
+FAILING, ORDINAL = "HYBRIDC_TEST_FAILING", "HYBRIDC_TEST_ORDINAL"
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +74,9 @@ def gpu_environment(artifact: Path, folder: Path, memory_bytes: int = EMULATED_B
     assert key is not None and source is not None
     kernels = emulator.provide_kernels(key, source)
     code, library = folder / "preloaded.c", folder / "preloaded.so"
-    code.write_text(_PRELOADED.format(bytes=memory_bytes, key=key, kernels=kernels))
+    code.write_text(
+        _PRELOADED.format(bytes=memory_bytes, key=key, kernels=kernels, failing=FAILING, ordinal=ORDINAL)
+    )
     links = ["-shared", "-fPIC", str(code), f"-L{folder}", "-l:libcudart.so.13"]
     subprocess.run(["gcc", *links, "-o", str(library)], check=True)
     return {"LD_LIBRARY_PATH": str(folder), "LD_PRELOAD": str(library)}

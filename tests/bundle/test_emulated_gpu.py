@@ -11,7 +11,15 @@ import pytest
 from hybridc import emulator
 from hybridc.bundle import write_bundle
 from hybridc.runtime import load
-from tests.bundle.conftest import EMULATED_BYTES, drawn, gpu_environment, outputs_of, run_bundle
+from tests.bundle.conftest import (
+    EMULATED_BYTES,
+    FAILING,
+    ORDINAL,
+    drawn,
+    gpu_environment,
+    outputs_of,
+    run_bundle,
+)
 from tests.support.artifacts import SHAPE, streaming_model
 
 
@@ -83,3 +91,31 @@ def test_a_gpu_that_is_missing_or_too_small_is_told(
     assert small.returncode == 5 and "error[HC405]" in small.stderr
     refused = run_bundle(hybrid_bundle, "--random", "--gpu-memory", "512")
     assert refused.returncode == 2 and "error[HC558]" in refused.stderr
+
+
+CALLS = {
+    ("cudaMalloc", 0): ("HC405", "bytes of GPU memory"),
+    ("cudaHostAlloc", 0): ("HC407", "the arena on the host"),
+    ("cudaMemcpyAsync", 0): ("HC407", "weights at byte 0, which are copied to the GPU once"),
+    ("cudaStreamCreateWithFlags", 1): ("HC407", "the streams of a plan's lanes"),
+    ("cudaEventCreateWithFlags", 0): ("HC407", "the copy of tensor 'x'"),
+    ("cudaEventRecord", 0): ("HC407", "the copy of tensor 'x'"),
+    ("cudaMemcpyAsync", 1): ("HC407", "the copy of tensor 'x'"),
+    ("cuLaunchKernelEx", 1): ("HC407", "kernel 'k2'"),
+    ("cudaStreamWaitEvent", 0): ("HC407", "kernel 'k0'"),
+    ("cuModuleLoadData", 0): ("HC407", "kernel 'k0'"),
+    ("cudaMemGetInfo", 0): ("HC402", "no usable GPU"),
+}
+"""What fails, and what the runner says."""
+
+
+def test_a_call_that_fails_is_told_and_nothing_is_held(
+    hybrid_artifact: Path, hybrid_bundle: Path, tmp_path: Path
+) -> None:
+    environment = gpu_environment(hybrid_artifact, tmp_path)
+    for (function, ordinal), (code, place) in CALLS.items():
+        injected = environment | {FAILING: function, ORDINAL: str(ordinal)}
+        done = run_bundle(hybrid_bundle, "--random", environment=injected)
+        assert done.returncode == 5, f"{function} {ordinal}: {done}"
+        assert f"error[{code}]" in done.stderr and place in done.stderr, f"{function}: {done.stderr}"
+        assert "held 0\n" in done.stderr, f"{function}: {done.stderr}"

@@ -30,7 +30,7 @@ SMALLER = {
 }
 """Values of options that are made smaller."""
 LESS_EFFORT = {command: ["--plan-seconds", "0.05"] for command in ("compile", "plan", "sweep", "compare")}
-RUNS_ELSEWHERE = re.compile(r"make |\. \.venv|machine calibrate|pip install")
+RUNS_ELSEWHERE = re.compile(r"make |\. \.venv|machine calibrate|pip install|hybridc sign|--trust|completion")
 """Run by the continuous integration itself, or by tests of their own."""
 SHAPE = (1, 8, 16, 16)
 PREPARED = f"""

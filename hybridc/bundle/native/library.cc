@@ -101,7 +101,7 @@ void RefuseNoGpu(const std::string& reason) {
   throw Refusal("HC402", "no usable GPU: " + reason, "", "install the NVIDIA driver");
 }
 
-void Rethrow(const ffi::Error& error, const std::string& folder) {
+void Rethrow(const ffi::Error& error, const std::string& folder, const std::string& where) {
   const std::string kind = error.kind(), message = OneLine(error.message());
   if (kind == "ValueError" || kind == "TypeError") {
     throw Refusal("HC306", "its plan cannot be run: " + message, folder, "make the bundle again");
@@ -113,7 +113,7 @@ void Rethrow(const ffi::Error& error, const std::string& folder) {
       message.find("CUDA_ERROR_NOT_FOUND") != std::string::npos) {
     throw Refusal("HC307", "the GPU's code lacks a kernel: " + message, folder, "compile the model again");
   }
-  throw Refusal("HC407", "the device failed: " + message, "",
+  throw Refusal("HC407", "the device failed: " + message, where,
                 "check that the GPU works and has free memory; if so, this is a bug in hybridc");
 }
 

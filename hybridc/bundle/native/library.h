@@ -42,17 +42,17 @@ class Library {
 // Runs `action`; what TVM, CUDA and the helper throw is thrown as a Refusal: HC306 for a plan that the helper refuses,
 // HC307 for a kernel that is missing, HC407 for a device that failed, HC412 where memory is used up.
 template <typename Action>
-auto Guarded(const std::string& folder, Action action) -> decltype(action());
+auto Guarded(const std::string& folder, Action action, const std::string& where = "") -> decltype(action());
 
-// The Refusal for an error of TVM's.
-[[noreturn]] void Rethrow(const ffi::Error& error, const std::string& folder);
+// The Refusal for an error of TVM's; `where` says what the device was asked for.
+[[noreturn]] void Rethrow(const ffi::Error& error, const std::string& folder, const std::string& where = "");
 
 template <typename Action>
-auto Guarded(const std::string& folder, Action action) -> decltype(action()) {
+auto Guarded(const std::string& folder, Action action, const std::string& where) -> decltype(action()) {
   try {
     return action();
   } catch (const ffi::Error& error) {
-    Rethrow(error, folder);
+    Rethrow(error, folder, where);
   }
 }
 

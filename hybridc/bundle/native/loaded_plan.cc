@@ -30,6 +30,10 @@ ffi::Tensor BytesAt(void* data, int64_t size_bytes) {
   return ffi::Tensor::FromNDAlloc(ForeignMemory{data}, ffi::Shape({size_bytes}), kByte, DLDevice{kDLCPU, 0});
 }
 
+std::string Described(const Step& step) {
+  return (step.function.has_value() ? "kernel " : "the copy of tensor ") + Quoted(step.name);
+}
+
 }  // namespace
 
 // The system would set memory aside for all pages, and refuse a file larger than that, but for NORESERVE.
@@ -95,16 +99,24 @@ void LoadedPlan::AllocateOnGpu() {
 }
 
 void LoadedPlan::Prepare(int threads) {
-  host_arena_ = library_.Help<ffi::Tensor>("host_arena", std::max<int64_t>(plan_.host_bytes, 1), NeedsGpu());
+  host_arena_ = HostArena(std::max<int64_t>(plan_.host_bytes, 1), NeedsGpu(), "the arena on the host");
   for (const Upload& upload : plan_.uploads) {
-    library_.Help("upload", BytesOf(weights_, upload.offset_bytes, upload.size_bytes),
-                  BytesOf(gpu_arena_, upload.arena_offset_bytes, upload.size_bytes));
+    const std::string place = std::to_string(upload.offset_bytes);
+    const std::string where = "weights at byte " + place + ", which are copied to the GPU once";
+    Guarded(
+        folder_,
+        [&] {
+          library_.Help("upload", BytesOf(weights_, upload.offset_bytes, upload.size_bytes),
+                        BytesOf(gpu_arena_, upload.arena_offset_bytes, upload.size_bytes));
+        },
+        where);
   }
-  lanes_ = std::make_unique<Lanes>(library_, NeedsGpu(), threads);
+  Guarded(folder_, [&] { lanes_ = std::make_unique<Lanes>(library_, NeedsGpu(), threads); },
+          "the streams of a plan's lanes");
   run_ = library_.Function("hybridc_run");
   if (!plan_.checks.empty()) {
-    faults_ =
-        library_.Help<ffi::Tensor>("host_arena", static_cast<int64_t>(plan_.checks.size() * sizeof(Fault)), NeedsGpu());
+    faults_ = HostArena(static_cast<int64_t>(plan_.checks.size() * sizeof(Fault)), NeedsGpu(),
+                        "the array of what kernels find wrong with values");
     ClearFaults();
     library_.Help("set_faults", lanes_->handle(), faults_);
   }
@@ -112,7 +124,7 @@ void LoadedPlan::Prepare(int threads) {
 
 void LoadedPlan::Stage(const std::vector<Streamed>& streamed, const Staging& staging) {
   if (streamed.empty()) return;
-  pinned_ = library_.Help<ffi::Tensor>("host_arena", staging.size_bytes, true);
+  pinned_ = HostArena(staging.size_bytes, true, "the staging of streamed weights");
   slot_count_ = staging.slot_count;
   if (slot_count_ != 0) {
     library_.Help("set_slots", lanes_->handle(), pinned_, slot_count_);
@@ -129,23 +141,29 @@ void LoadedPlan::Stage(const std::vector<Streamed>& streamed, const Staging& sta
 }
 
 void LoadedPlan::AddSteps() {
+  for (const Step& step : plan_.steps) Guarded(folder_, [&] { AddStep(step); }, Described(step));
+}
+
+void LoadedPlan::AddStep(const Step& step) {
   const int64_t lanes = lanes_->handle();
-  for (const Step& step : plan_.steps) {
-    const ffi::Shape waits(step.waits.begin(), step.waits.end());
-    if (step.function.has_value()) {
-      ffi::Array<ffi::Tensor> arrays;
-      for (size_t number : step.operands) arrays.push_back(ArrayOf(number, false));
-      library_.Help("add_call", lanes, step.lane, waits, library_.Function(*step.function), arrays, step.event);
-      continue;
-    }
-    const bool is_streamed = staged_.contains(step.operands[0]);
-    const ffi::Tensor source = ArrayOf(step.operands[0], is_streamed), target = ArrayOf(step.operands[1], false);
-    if (is_streamed) {
-      library_.Help("add_stream", lanes, waits, source, target, step.event);
-    } else {
-      library_.Help("add_copy", lanes, step.lane, waits, source, target, step.event);
-    }
+  const ffi::Shape waits(step.waits.begin(), step.waits.end());
+  if (step.function.has_value()) {
+    ffi::Array<ffi::Tensor> arrays;
+    for (size_t number : step.operands) arrays.push_back(ArrayOf(number, false));
+    library_.Help("add_call", lanes, step.lane, waits, library_.Function(*step.function), arrays, step.event);
+    return;
   }
+  const bool is_streamed = staged_.contains(step.operands[0]);
+  const ffi::Tensor source = ArrayOf(step.operands[0], is_streamed), target = ArrayOf(step.operands[1], false);
+  if (is_streamed) {
+    library_.Help("add_stream", lanes, waits, source, target, step.event);
+  } else {
+    library_.Help("add_copy", lanes, step.lane, waits, source, target, step.event);
+  }
+}
+
+ffi::Tensor LoadedPlan::HostArena(int64_t size_bytes, bool pinned, const char* where) const {
+  return Guarded(folder_, [&] { return library_.Help<ffi::Tensor>("host_arena", size_bytes, pinned); }, where);
 }
 
 ffi::Tensor LoadedPlan::ArrayOf(size_t number, bool is_streamed) {
@@ -191,7 +209,10 @@ void LoadedPlan::ClearFaults() {
 void LoadedPlan::Run() {
   int64_t row = -1;
   try {
-    row = Guarded(folder_, [&] { return run_(lanes_->handle()).cast<int64_t>(); });
+    row = run_(lanes_->handle()).cast<int64_t>();
+  } catch (const ffi::Error& error) {
+    ClearFaults();
+    Rethrow(error, folder_, FailedStep());
   } catch (...) {
     ClearFaults();
     throw;
@@ -200,6 +221,15 @@ void LoadedPlan::Run() {
   const int64_t value = static_cast<const Fault*>(faults_.data_ptr())[row].value;
   ClearFaults();
   RefuseValue(plan_.checks[static_cast<size_t>(row)], value);
+}
+
+std::string LoadedPlan::FailedStep() const {
+  const auto failed = library_.Help<ffi::Array<int64_t>>("failed_step", lanes_->handle());
+  int64_t left = failed[1];
+  for (const Step& step : plan_.steps) {
+    if (step.lane == failed[0] && left-- == 0) return Described(step);
+  }
+  return "";
 }
 
 std::vector<std::pair<double, double>> LoadedPlan::Measure() {

@@ -97,10 +97,14 @@ class LoadedPlan {
   std::vector<Streamed> StreamedWeights();
   void Stage(const std::vector<Streamed>& streamed, const Staging& staging);
   void AddSteps();
+  void AddStep(const Step& step);
+  ffi::Tensor HostArena(int64_t size_bytes, bool pinned, const char* where) const;
   ffi::Tensor ArrayOf(size_t number, bool is_streamed);
   ffi::Tensor View(const ffi::Tensor& arena, int64_t offset, const std::vector<int64_t>& shape, DLDataType dtype) const;
   ffi::Tensor BytesOf(const ffi::Tensor& arena, int64_t offset, int64_t size_bytes) const;
   void ClearFaults();
+  // What the last run failed at; "" where it was not at a step.
+  std::string FailedStep() const;
 
   const Plan& plan_;
   const Library& library_;

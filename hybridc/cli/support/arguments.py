@@ -69,6 +69,17 @@ def add_host_memory(parser: Arguments, default: str | None = None) -> None:
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        type=Path,
+        action="append",
+        metavar="PUBLIC.pem",
+        help="refuse what the owner of this ed25519 key has not signed with `hybridc sign`; of several keys,"
+        " one that they own is enough",
+    )
+
+
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     """Everything a plan depends on but the budget, under the names of `hybridc.keywords`.
 

@@ -27,6 +27,7 @@ struct Configuration {
 struct Statistics {
   uint64_t used_bytes, peak_bytes, capacity_bytes, allocations, launches;
   uint64_t h2d_copies, h2d_bytes, d2h_copies, d2h_bytes, graph_launches;
+  uint64_t pinned_bytes, streams, events, graphs;
 };
 
 // All state lives as long as the process: TVM releases device memory from destructors that run after

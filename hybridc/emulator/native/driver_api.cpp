@@ -12,6 +12,7 @@
 #include "device.h"
 #include "fibers.h"
 #include "image.h"
+#include "injection.h"
 #include "launch.h"
 #include "memory.h"
 #include "streams.h"
@@ -55,6 +56,10 @@ void copy_arguments(Launch& launch, void** arguments) {
   }
 }
 
+// Of a call that a test asked to fail: the numbers of errors are those of the runtime.
+#define FAIL_IF_ASKED() \
+  if (const cudaError_t fault = injected_fault(__func__); fault != cudaSuccess) return static_cast<CUresult>(fault)
+
 CUresult device_result() {
   switch (device_failure()) {
     case cudaSuccess: return CUDA_SUCCESS;
@@ -67,6 +72,7 @@ const char* result_name(CUresult result) {
   switch (result) {
     case CUDA_SUCCESS: return "CUDA_SUCCESS";
     case CUDA_ERROR_INVALID_VALUE: return "CUDA_ERROR_INVALID_VALUE";
+    case CUDA_ERROR_OUT_OF_MEMORY: return "CUDA_ERROR_OUT_OF_MEMORY";
     case CUDA_ERROR_INVALID_IMAGE: return "CUDA_ERROR_INVALID_IMAGE";
     case CUDA_ERROR_INVALID_HANDLE: return "CUDA_ERROR_INVALID_HANDLE";
     case CUDA_ERROR_NO_BINARY_FOR_GPU: return "CUDA_ERROR_NO_BINARY_FOR_GPU";
@@ -126,6 +132,7 @@ DRIVER_API cuDeviceGetName(char* name, int size, CUdevice) {
 
 DRIVER_API cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_SUCCESS;
   auto* function = reinterpret_cast<Function*>(handle);
   if (value < 0 || value + function->entry.static_shared_bytes > opt_in_shared_bytes())
@@ -153,6 +160,7 @@ DRIVER_API cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t,
 
 DRIVER_API cuModuleLoadData(CUmodule* module, const void* image) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   auto found = images().find(image_key(image));
   if (found == images().end()) return CUDA_ERROR_NO_BINARY_FOR_GPU;
   void* library = open_library(found->second);
@@ -168,6 +176,8 @@ DRIVER_API cuModuleUnload(CUmodule module) {
 }
 
 DRIVER_API cuModuleGetFunction(CUfunction* handle, CUmodule module, const char* name) {
+  DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   const auto& [library, image] = *reinterpret_cast<Module*>(module);
   const std::optional<KernelEntry> entry = find_kernel(library, name);
   if (!entry) return CUDA_ERROR_NOT_FOUND;
@@ -177,6 +187,7 @@ DRIVER_API cuModuleGetFunction(CUfunction* handle, CUmodule module, const char* 
 
 DRIVER_API cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void** arguments, void**) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   auto* function = reinterpret_cast<Function*>(handle);
   const StreamHandle stream = find_stream(config->hStream);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -245,6 +256,19 @@ CONTROL_API void hybridc_emulator_statistics(Statistics* result) {
   DeviceLock lock(device_mutex());
   *result = statistics();
   result->capacity_bytes = configuration().capacity_bytes;
+}
+
+// From now on calls are counted anew, and call number `ordinal` of `function`, if it is one, fails.
+CONTROL_API void hybridc_emulator_watch_calls(const char* function, uint64_t ordinal, int error) {
+  watch_calls(function, ordinal, static_cast<cudaError_t>(error));
+}
+
+// A line for each function that was called since: its name and how often.
+CONTROL_API const char* hybridc_emulator_calls() {
+  static std::string text;
+  DeviceLock lock(device_mutex());
+  text = described_calls();
+  return text.c_str();
 }
 
 CONTROL_API void hybridc_emulator_reset_peak() {

@@ -155,12 +155,16 @@ bool is_device_memory(const void* pointer, size_t size_bytes) {
 cudaError_t allocate_pinned(void** pointer, size_t size_bytes) {
   if (posix_memalign(pointer, kPage, std::max<size_t>(size_bytes, 1)) != 0) return cudaErrorMemoryAllocation;
   pinned()[static_cast<const char*>(*pointer)] = size_bytes;
+  statistics().pinned_bytes += size_bytes;
   return cudaSuccess;
 }
 
 cudaError_t release_pinned(void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
-  if (pinned().erase(static_cast<const char*>(pointer)) == 0) return cudaErrorInvalidValue;
+  const auto found = pinned().find(static_cast<const char*>(pointer));
+  if (found == pinned().end()) return cudaErrorInvalidValue;
+  statistics().pinned_bytes -= found->second;
+  pinned().erase(found);
   std::free(pointer);
   return cudaSuccess;
 }

@@ -1,7 +1,9 @@
 // The CUDA runtime (libcudart) functions that TVM's runtime and hybridc's native helper call.
 #include <cstring>
+#include <utility>
 
 #include "device.h"
+#include "injection.h"
 #include "memory.h"
 #include "streams.h"
 
@@ -18,6 +20,10 @@ cudaError_t report(cudaError_t error) {
   return error;
 }
 
+// Of a call that a test asked to fail.
+#define FAIL_IF_ASKED() \
+  if (const cudaError_t fault = injected_fault(__func__); fault != cudaSuccess) return report(fault)
+
 // A poisoned device answers everything with its failure.
 cudaError_t finish() { return report(device_failure()); }
 
@@ -25,6 +31,10 @@ Event* event_of(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
 
 struct Graph {
   std::vector<Operation> operations;
+
+  explicit Graph(std::vector<Operation> captured) : operations(std::move(captured)) { ++statistics().graphs; }
+  Graph(const Graph& other) : Graph(other.operations) {}
+  ~Graph() { --statistics().graphs; }
 };
 
 struct ErrorText {
@@ -77,12 +87,14 @@ void count_copy(cudaMemcpyKind kind, size_t size) {
 
 CUDA_API cudaGetDeviceCount(int* count) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   *count = configuration().present ? 1 : 0;
   return report(*count ? cudaSuccess : cudaErrorNoDevice);
 }
 
 CUDA_API cudaSetDevice(int device) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   return report(device == 0 && configuration().present ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
@@ -93,6 +105,7 @@ CUDA_API cudaGetDevice(int* device) {
 
 CUDA_API cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
     case cudaDevAttrMaxBlockDimX: *value = 1024; break;
@@ -137,6 +150,7 @@ CUDA_API cudaDeviceSynchronize() {
 
 CUDA_API cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   *total_bytes = configuration().capacity_bytes;
   *free_bytes = *total_bytes - statistics().used_bytes;
   return cudaSuccess;
@@ -144,6 +158,7 @@ CUDA_API cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 
 CUDA_API cudaMalloc(void** pointer, size_t size_bytes) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   if (device_failure() != cudaSuccess) return finish();
   return report(allocate_device(pointer, size_bytes));
 }
@@ -157,6 +172,7 @@ CUDA_API cudaFree(void* pointer) {
 
 CUDA_API cudaHostAlloc(void** pointer, size_t size_bytes, unsigned) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   return report(allocate_pinned(pointer, size_bytes));
 }
 
@@ -171,6 +187,7 @@ CUDA_API cudaFreeHost(void* pointer) {
 CUDA_API cudaMemcpyAsync(void* target, const void* source, size_t size, cudaMemcpyKind kind,
                          cudaStream_t handle) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   const StreamHandle stream = find_stream(handle);
   if (!stream) return report(cudaErrorInvalidResourceHandle);
   if (size == 0) return finish();
@@ -223,6 +240,7 @@ CUDA_API cudaMemset(void* target, int value, size_t size) {
 
 CUDA_API cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned flags) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   *handle = reinterpret_cast<cudaStream_t>(create_stream(!(flags & cudaStreamNonBlocking)).get());
   return finish();
 }
@@ -239,6 +257,7 @@ CUDA_API cudaStreamDestroy(cudaStream_t handle) {
 
 CUDA_API cudaStreamSynchronize(cudaStream_t handle) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   const StreamHandle stream = find_stream(handle);
   if (!stream) return report(cudaErrorInvalidResourceHandle);
   if (stream->is_capturing) return report(cudaErrorStreamCaptureUnsupported);
@@ -249,6 +268,9 @@ CUDA_API cudaStreamSynchronize(cudaStream_t handle) {
 }
 
 CUDA_API cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
+  DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
+  ++statistics().events;
   *handle = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
@@ -259,11 +281,13 @@ CUDA_API cudaEventCreate(cudaEvent_t* handle) { return cudaEventCreateWithFlags(
 CUDA_API cudaEventDestroy(cudaEvent_t handle) {
   DeviceLock lock(device_mutex());
   delete event_of(handle);
+  --statistics().events;
   return cudaSuccess;
 }
 
 CUDA_API cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   const StreamHandle stream = find_stream(stream_handle);
   if (!stream) return report(cudaErrorInvalidResourceHandle);
   record_event(stream, *event_of(handle));
@@ -272,12 +296,14 @@ CUDA_API cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
 
 CUDA_API cudaEventSynchronize(cudaEvent_t handle) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   run_until(event_of(handle)->recorded);
   return finish();
 }
 
 CUDA_API cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   if (!event_of(start)->recorded.stream || !event_of(end)->recorded.stream)
     return report(cudaErrorInvalidResourceHandle);
   if (!is_complete(*event_of(start)) || !is_complete(*event_of(end))) return cudaErrorNotReady;
@@ -288,6 +314,7 @@ CUDA_API cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_
 
 CUDA_API cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   const StreamHandle stream = find_stream(handle);
   if (!stream) return report(cudaErrorInvalidResourceHandle);
   wait_for_event(stream, *event_of(event));
@@ -298,6 +325,7 @@ CUDA_API cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
 
 CUDA_API cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   const StreamHandle stream = find_stream(handle);
   if (!stream || stream == find_stream(nullptr)) return report(cudaErrorStreamCaptureUnsupported);
   stream->is_capturing = true;
@@ -309,13 +337,15 @@ CUDA_API cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
   const StreamHandle stream = find_stream(handle);
   if (!stream || !stream->is_capturing) return report(cudaErrorInvalidResourceHandle);
   stream->is_capturing = false;
-  *graph = reinterpret_cast<cudaGraph_t>(new Graph{std::move(stream->captured)});
-  stream->captured.clear();
+  const auto captured = std::exchange(stream->captured, {});
+  FAIL_IF_ASKED();  // whose capture has ended all the same
+  *graph = reinterpret_cast<cudaGraph_t>(new Graph(captured));
   return finish();
 }
 
 CUDA_API cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   if (configuration().refuse_graphs) return report(cudaErrorMemoryAllocation);
   *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
   return cudaSuccess;
@@ -323,6 +353,7 @@ CUDA_API cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, un
 
 CUDA_API cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
   DeviceLock lock(device_mutex());
+  FAIL_IF_ASKED();
   const StreamHandle stream = find_stream(handle);
   if (!stream) return report(cudaErrorInvalidResourceHandle);
   ++statistics().graph_launches;
@@ -332,11 +363,13 @@ CUDA_API cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
 }
 
 CUDA_API cudaGraphDestroy(cudaGraph_t graph) {
+  DeviceLock lock(device_mutex());
   delete reinterpret_cast<Graph*>(graph);
   return cudaSuccess;
 }
 
 CUDA_API cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  DeviceLock lock(device_mutex());
   delete reinterpret_cast<Graph*>(executable);
   return cudaSuccess;
 }

@@ -50,6 +50,7 @@ StreamHandle create_stream(bool is_blocking) {
   auto stream = std::make_shared<Stream>();
   stream->is_blocking = is_blocking;
   streams().push_back(stream);
+  ++statistics().streams;
   return stream;
 }
 
@@ -59,6 +60,7 @@ void destroy_stream(Stream* stream) {
   if (found == all.end()) return;
   run_stream(*found);
   all.erase(found);
+  --statistics().streams;
 }
 
 StreamHandle find_stream(const void* handle) {

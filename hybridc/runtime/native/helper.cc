@@ -49,6 +49,8 @@ void SetFaults(int64_t handle, ffi::Tensor faults) { AsLanes(handle)->SetFaults(
 
 int64_t Run(int64_t handle) { return AsLanes(handle)->Run(); }
 
+ffi::Array<int64_t> FailedStep(int64_t handle) { return AsLanes(handle)->FailedStep(); }
+
 void StartTracing(int64_t handle) { AsLanes(handle)->StartTracing(); }
 
 ffi::Array<double> TraceOf(int64_t handle, int64_t lane) { return AsLanes(handle)->TraceOf(lane); }
@@ -150,6 +152,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_stream, hybridc::AddStream);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_set_slots, hybridc::SetSlots);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_set_faults, hybridc::SetFaults);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_run, hybridc::Run);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_failed_step, hybridc::FailedStep);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_start_tracing, hybridc::StartTracing);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_trace, hybridc::TraceOf);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_arena_view, hybridc::ArenaView);

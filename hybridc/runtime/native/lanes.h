@@ -108,6 +108,10 @@ class Lanes {
     return -1;
   }
 
+  // Lane, and position in it, of the step that failed first in the last run: position -1 where the lane's stream did
+  // when it was waited for, and lane -1 where no lane did.
+  ffi::Array<int64_t> FailedStep() const { return {failed_lane_, failed_step_}; }
+
   // Host memory, which may be pinned, that kernels write into when a check fails: a row for each check.
   void SetFaults(ffi::Tensor faults) {
     CheckDevice(faults, kDLCPU);
@@ -191,7 +195,9 @@ class Lanes {
     return step;
   }
 
-  void Issue(int64_t lane, const Step& step) {
+  void Issue(int64_t lane, int64_t position) {
+    const Step& step = steps_[lane][position];
+    issued_[lane] = position;
     for (int64_t wait : step.waits) Wait(lane, wait);
     if (is_traced_) traces_[lane].Mark(streams_[lane]);
     if (step.function.has_value()) {
@@ -231,9 +237,10 @@ class Lanes {
     auto segment = segments_.begin();
     for (size_t i = 0; i < steps.size(); ++i) {
       if (segment == segments_.end() || segment->first != i) {
-        Issue(kGpu, steps[i]);
+        Issue(kGpu, i);
         continue;
       }
+      issued_[kGpu] = i;
       for (int64_t wait : steps[i].waits) Wait(kGpu, wait);
       segment->graph.Launch(streams_[kGpu]);
       i = segment++->last;
@@ -301,17 +308,19 @@ class Lanes {
 
   void RunSteps() {
     Check(!IsForked(), "lanes on a GPU do not outlive a fork");
+    failed_lane_ = failed_step_ = -1;
     const Workers::Use use(&workers_);
     if (is_traced_) BeginTrace();
     if (!cuda_) return IssueAll(kCpu);
     for (Event& event : events_) event.state = kPending;
     has_failed_ = false;
+    issued_.fill(-1);
     running_ = static_cast<int>(threads_.size());
     StartRun();
     RunLane(kCpu);
     for (int left; (left = running_) != 0;) running_.wait(left);
     // here and not on the lanes' threads, which would spin on cores that CPU kernels need
-    for (int64_t lane : kStreamLanes) Try([&] { HYBRIDC_CUDA(stream_synchronize, streams_[lane]); });
+    for (int64_t lane : kStreamLanes) Try(lane, [&] { HYBRIDC_CUDA(stream_synchronize, streams_[lane]); });
     if (has_failed_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (!is_traced_) Capture();
   }
@@ -322,33 +331,36 @@ class Lanes {
   }
 
   void RunLane(int64_t lane) {
-    Try([&] {
+    Try(lane, [&] {
       HYBRIDC_CUDA(set_device, device_);
       if (lane == kGpu) TVMFFIEnvSetStream(kDLCUDA, device_, streams_[kGpu], nullptr);
       IssueAll(lane);
+      issued_[lane] = -1;
     });
   }
 
   void IssueAll(int64_t lane) {
     if (lane == kGpu && !is_traced_) return IssueGpu();
-    for (const Step& step : steps_[lane]) Issue(lane, step);
+    for (size_t i = 0; i < steps_[lane].size(); ++i) Issue(lane, i);
   }
 
   template <typename Action>
-  void Try(Action action) {
+  void Try(int64_t lane, Action action) {
     try {
       action();
     } catch (...) {
-      Fail(std::current_exception());
+      Fail(lane, std::current_exception());
     }
   }
 
   // The first failure is what the caller gets; lanes that wait are woken, and stop.
-  void Fail(std::exception_ptr failure) {
+  void Fail(int64_t lane, std::exception_ptr failure) {
     {
       std::lock_guard<std::mutex> lock(failure_mutex_);
       if (has_failed_) return;
       failure_ = failure;
+      failed_lane_ = lane;
+      failed_step_ = issued_[lane];
       has_failed_ = true;
     }
     for (Event& event : events_) {
@@ -367,6 +379,8 @@ class Lanes {
   CudaStream streams_[kLaneCount] = {};  // the CPU's lane has none
   std::deque<Event> events_;  // which never moves them
   std::array<std::vector<Step>, kLaneCount> steps_;
+  std::array<int64_t, kLaneCount> issued_ = {};  // the position that each lane is at; -1 before and behind them all
+  int64_t failed_lane_ = -1, failed_step_ = -1;
   std::vector<Segment> segments_;
   bool is_captured_ = false;
   ffi::Optional<ffi::Tensor> pinned_;

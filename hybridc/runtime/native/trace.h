@@ -30,7 +30,9 @@ class Trace {
       return;
     }
     if (used_ == events_.size()) {
-      HYBRIDC_CUDA(event_create, &events_.emplace_back(), kEventDefault);
+      CudaEvent event = nullptr;  // of which a later run must find none where it cannot be made
+      HYBRIDC_CUDA(event_create, &event, kEventDefault);
+      events_.push_back(event);
     }
     HYBRIDC_CUDA(event_record, events_[used_++], stream);
   }
