@@ -24,11 +24,15 @@ from hybridc.targets import available_threads
 
 
 def open_members(
-    paths: Mapping[str, str | Path] | Sequence[str | Path], *, check_weights: bool = True
+    paths: Mapping[str, str | Path] | Sequence[str | Path],
+    *,
+    check_weights: bool = True,
+    check_host: bool = True,
 ) -> dict[str, Artifact]:
     """Open and verify the artifacts of a group, by the names of members: those of a mapping, else of files.
 
-    Raises UsageError HC566 for no members or names that stand for two, and as `open_artifact` does.
+    Whether all is checked is as for `open_artifact`, which says what it raises. Raises UsageError HC566 for
+    no members, or a name that stands for two.
     """
     named = list(paths.items()) if isinstance(paths, Mapping) else [(Path(path).stem, path) for path in paths]
     names = [name for name, _ in named]
@@ -39,7 +43,7 @@ def open_members(
     opened = {}
     for name, path in named:
         with _of_member(name):
-            opened[name] = open_artifact(path, check_weights=check_weights)
+            opened[name] = open_artifact(path, check_weights=check_weights, check_host=check_host)
             verify_plans(opened[name])
     return opened
 
