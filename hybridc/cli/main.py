@@ -24,7 +24,7 @@ from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import HybridcError, InternalError, ModelWarning, UsageError, out_of_memory
 
 COMMANDS = (
-    *("compile", "run", "bench", "bundle", "check", "plan", "explain", "sweep", "compare", "train"),
+    *("compile", "run", "group", "bench", "bundle", "check", "plan", "explain", "sweep", "compare", "train"),
     *("models", "machine"),
 )
 EXIT_BROKEN_PIPE = 141
