@@ -19,7 +19,7 @@ _COLUMNS = (
 )
 
 
-def group_text(group: GroupPlan, width: int) -> str:
+def group_text(group: GroupPlan, width: int | None) -> str:
     """The plan as a table, with sums below it."""
     rows = [
         [

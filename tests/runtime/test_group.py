@@ -165,9 +165,9 @@ def test_errors_name_the_member(group: SessionGroup, paths: dict[str, Path], tmp
     with pytest.raises(UsageError) as error:
         group.run("streaming", None, {})
     assert (error.value.code, error.value.where) == ("HC552", "member 'streaming'")
-    with pytest.raises(HybridcError) as error:
+    with pytest.raises(HybridcError) as refusal:
         SessionGroup({"good": paths["cpu"], "bad": tmp_path}, gpu_memory_bytes=1 << 20)
-    assert error.value.code == "HC301" and error.value.where.startswith("member 'bad': ")
+    assert refusal.value.code == "HC301" and refusal.value.where.startswith("member 'bad': ")
 
 
 def test_a_name_stands_for_one_member(group: SessionGroup, paths: dict[str, Path]) -> None:
