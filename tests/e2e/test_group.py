@@ -65,7 +65,8 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 @pytest.fixture(autouse=True)
 def device() -> Iterator[None]:
     yield
-    emulator.reset()
+    if emulator.is_active():
+        emulator.reset()
 
 
 def generated(run: Run, seed: int) -> np.ndarray:
