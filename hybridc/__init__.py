@@ -16,7 +16,7 @@ compiler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -30,11 +30,20 @@ if TYPE_CHECKING:
     from hybridc.options import Amount, EmulatedGpu
     from hybridc.progress import Callback
     from hybridc.results import Compiled, Planned
-    from hybridc.runtime import Session
+    from hybridc.runtime import Session, SessionGroup
     from hybridc.training.compile import CompiledTraining
     from hybridc.training.session import TrainingSession
 
-__all__ = ["HybridcError", "compile", "compile_training", "load", "load_training", "plan", "plan_training"]
+__all__ = [
+    "HybridcError",
+    "compile",
+    "compile_training",
+    "load",
+    "load_group",
+    "load_training",
+    "plan",
+    "plan_training",
+]
 
 
 @exhaustion_told()
@@ -121,6 +130,35 @@ def load(
         gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
         trusted_keys=keys,
+    )
+
+
+@exhaustion_told()
+def load_group(
+    paths: Mapping[str, str | Path] | Sequence[str | Path],
+    *,
+    gpu_memory: Amount,
+    runs: Mapping[str, int] | None = None,
+    threads: int | None = None,
+    host_memory: Amount | None = None,
+    emulate_gpu: Amount | EmulatedGpu | None = None,
+) -> SessionGroup:
+    """Load artifacts that take turns in `gpu_memory`, by the names of members or those of their folders.
+
+    `runs` says how often a member runs in a turn, if more than once; `host_memory` is for each of them, the
+    rest as for `load`. Raises HybridcError.
+    """
+    from hybridc.options import parse_bytes
+
+    _emulate(emulate_gpu)
+    from hybridc.runtime import SessionGroup
+
+    return SessionGroup(
+        paths,
+        gpu_memory_bytes=parse_bytes(gpu_memory),
+        runs=runs,
+        threads=threads,
+        host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
     )
 
 

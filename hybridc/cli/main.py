@@ -27,6 +27,7 @@ COMMANDS = (
     *(
         "compile",
         "run",
+        "group",
         "bench",
         "bundle",
         "sign",

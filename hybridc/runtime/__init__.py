@@ -1,7 +1,17 @@
 """Running an artifact: needs TVM's runtime libraries and numpy, and neither TVM's compiler nor ours."""
 
+from hybridc.runtime.group import SessionGroup, open_members
 from hybridc.runtime.io_binding import IoBinding
 from hybridc.runtime.ports import ModelMetadata, NodeArg
 from hybridc.runtime.session import DeviceMemory, Session, load
 
-__all__ = ["DeviceMemory", "IoBinding", "ModelMetadata", "NodeArg", "Session", "load"]
+__all__ = [
+    "DeviceMemory",
+    "IoBinding",
+    "ModelMetadata",
+    "NodeArg",
+    "Session",
+    "SessionGroup",
+    "load",
+    "open_members",
+]

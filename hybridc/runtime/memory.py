@@ -44,17 +44,21 @@ class Allocated:
 class Memory:
     """Memory for the plans of an artifact, one for each bucket of sizes. Allocated once.
 
-    Freed by `close`, or when it is collected. Raises DeviceError HC402 without the GPU that a plan needs,
-    HC405 if the GPU has too little free memory, HC407 if it fails, HC408 if the host's memory may not hold
-    what a run needs, HC413 if the artifact's code is for other GPUs.
+    With `gpu_arena` the GPU's arena is one that others use, too. Freed by `close`, or when it is collected.
+    Raises DeviceError HC402 without the GPU that a plan needs, HC405 if the GPU has too little free memory,
+    HC407 if it fails, HC408 if the host's memory may not hold what a run needs, HC413 if the artifact's code
+    is for other GPUs.
     """
 
     def __init__(
-        self, plans: Sequence[Artifact], library: Library, host_memory_bytes: int | None = None
+        self,
+        plans: Sequence[Artifact],
+        library: Library,
+        host_memory_bytes: int | None = None,
+        gpu_arena: Any = None,
     ) -> None:
         self.library = library
         self.needs_gpu = any(each.needs_gpu for each in plans)
-        self.gpu_arena: Any = None
         self.host_arena: Any = None
         self.weights: Any = None
         self.pinned: Any = None
@@ -67,8 +71,9 @@ class Memory:
         self.staging = choose_staging(sizes, host_bytes, host_memory_bytes, available_host_bytes())
         check_room(host_bytes + self.staging.size_bytes, host_room_bytes())
         self._resident: frozenset[tuple[int, int | None, int]] = frozenset()
+        self.gpu_arena: Any = gpu_arena
         try:
-            if self.needs_gpu:
+            if self.needs_gpu and gpu_arena is None:
                 self.gpu_arena = self._allocate_on_gpu(plans)
             self._allocate_on_host(plans[-1], host_bytes, list(streamed.values()))
         except BaseException:

@@ -129,16 +129,27 @@ class Session:
             artifact = artifact.fitting(free_gpu_bytes(library), gpu_page_bytes())
         count = check_threads(threads or artifact.manifest.threads or available_threads())
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
+        plans = artifact.in_buckets()
+        reserve = functools.partial(Memory, plans, library, limit_bytes)
+        self._open(artifact, plans, reserve, count)
+
+    def _open(
+        self,
+        artifact: Artifact,
+        plans: Sequence[Artifact],
+        reserve: Callable[[], Memory],
+        threads: int,
+        lock: threading.Lock | None = None,
+    ) -> None:
+        """Have these plans of an artifact, one for each bucket of sizes, ready to run."""
         self._artifact = artifact
-        self._lock = threading.Lock()
+        self._lock = lock or threading.Lock()
         self._runs = _one_thread()
         self._shapes = Shapes(artifact.manifest)
         self._ports = {port.name: port for port in artifact.manifest.inputs}
-        self._plans = tuple(PlanView(each) for each in artifact.in_buckets())
-        self._reserve: Callable[[], Memory] | None = functools.partial(
-            Memory, artifact.in_buckets(), library, limit_bytes
-        )
-        self._threads = count
+        self._plans = tuple(PlanView(each) for each in plans)
+        self._reserve: Callable[[], Memory] | None = reserve
+        self._threads = threads
         self._programs: tuple[LoadedProgram, ...] = ()
         self._memory: Memory | None = None
         self._held: PlanView | None = None
@@ -376,12 +387,14 @@ class Session:
         try:
             self._hold(memory, self._plans[-1])
             for view in self._plans:
-                program = LoadedProgram(memory, view.artifact, view.binding, self._threads)
-                self._programs = (*self._programs, program)
+                self._programs = (*self._programs, self._load_program(memory, view))
         except BaseException as error:
             self._free()
             drop_locals(error)
             raise
+
+    def _load_program(self, memory: Memory, view: PlanView) -> LoadedProgram:
+        return LoadedProgram(memory, view.artifact, view.binding, self._threads)
 
     def _hold(self, memory: Memory, view: PlanView) -> None:
         if self._held is not view:
