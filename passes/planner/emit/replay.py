@@ -18,7 +18,6 @@ from hybridc.ir import Copy, Device, Graph, Lane, Step
 from hybridc.machine import Machine
 from hybridc.passes.planner.model.cost import step_times_us
 
-
 _NOTHING = 1 + 1e-9
 """So little longer is rounding."""
 
