@@ -166,6 +166,12 @@ def test_no_baseline_is_faster_at_the_budgets_that_are_searched(graph: Graph, ma
         assert_as_fast_as_every_baseline(graph, machine, budget_bytes)
 
 
+@settings(quick, max_examples=30)
+@given(graphs(), machines(), fractions)
+def test_no_baseline_is_faster_between_them(graph: Graph, machine: Machine, fraction: float) -> None:
+    assert_as_fast_as_every_baseline(graph, machine, budget_of(graph, machine, fraction))
+
+
 @pytest.mark.parametrize(("network", "share"), [("unet", 0.5), ("bert", 0.1)])
 def test_no_baseline_is_faster_on_networks(network: str, share: float) -> None:
     graph = NETWORKS[network]()

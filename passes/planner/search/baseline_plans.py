@@ -79,11 +79,12 @@ class BaselinePlans:
         return placed.makespan_us if placed.fits_host(self.context.host_bytes) else inf
 
     def _memories(self, way: _Way, budget_bytes: int) -> list[int]:
-        """What it is planned with: the least that it needs, all that is of use to it, budgets in between."""
+        """What it is planned with: the least that it needs, what its fetches hold at most, and the budgets, also
+        beyond that, where offloads that have not ended leave more room."""
         _, least_bytes = Core(replace(self.problem, budget_bytes=-1)).measure(way.decisions)
         _, ample_bytes = Core(replace(self.problem, budget_bytes=UNLIMITED_BYTES)).measure(way.decisions)
-        between = (b for b in self.budgets if least_bytes < b < ample_bytes)
-        return [b for b in dict.fromkeys((ample_bytes, *between, least_bytes)) if b <= budget_bytes]
+        found = {least_bytes, ample_bytes, *(b for b in self.budgets if b > least_bytes)}
+        return sorted(b for b in found if b <= budget_bytes)
 
     def _plan(self, way: _Way, with_bytes: int) -> PlacedPlan:
         key = way.decisions, with_bytes

@@ -4,8 +4,8 @@ Plans are searched at fixed budgets, the anchors, a factor of 1.4 apart, which d
 an anchor is searched for by itself; it is that of the anchor below where that is faster; and moves of single
 decisions better it as long as one does. Between the two anchors that a budget lies in, the interval is halved
 again and again, with a search in the middle that begins with the plans of both ends. What it finds is taken
-if it is faster than the plan of the lower end, but not if it is faster than that of the upper one, which all
-larger budgets can have. In small intervals single moves take the place of the search. So no budget gets a
+if it is faster than the plan of the lower end, but never said to be faster than that of the upper one, which
+all larger budgets can have. In small intervals single moves take the place of the search. So no budget gets a
 slower plan than a smaller one, whatever else is asked for; and the effort goes where the budget is.
 """
 
