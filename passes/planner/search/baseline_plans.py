@@ -79,8 +79,10 @@ class BaselinePlans:
         return placed.makespan_us if placed.fits_host(self.context.host_bytes) else inf
 
     def _memories(self, way: _Way, budget_bytes: int) -> list[int]:
-        """What it is planned with: the least that it needs, what its fetches hold at most, and the budgets, also
-        beyond that, where offloads that have not ended leave more room."""
+        """What it is planned with: the least that it needs, what its fetches hold at most, and the budgets.
+
+        Also those beyond both: offloads that have not ended leave more room there.
+        """
         _, least_bytes = Core(replace(self.problem, budget_bytes=-1)).measure(way.decisions)
         _, ample_bytes = Core(replace(self.problem, budget_bytes=UNLIMITED_BYTES)).measure(way.decisions)
         found = {least_bytes, ample_bytes, *(b for b in self.budgets if b > least_bytes)}
