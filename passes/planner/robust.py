@@ -21,7 +21,7 @@ from hybridc.machine import Machine
 from hybridc.machines.scaled import Scenario, scaled
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.emit.materialize import materialize, repacked
-from hybridc.passes.planner.emit.replay import demands_of, replay
+from hybridc.passes.planner.emit.replay import demands_of, replay, shared_times_us
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.make_plans import Report, assemble, make_plans
 from hybridc.passes.planner.model.context import Effort
@@ -145,8 +145,7 @@ def _as_predicted(
 ) -> _Candidate:
     """With the budget that it was chosen for, the times of the machine as its profile says, and a bound."""
     tiling, plan = candidate
-    _, spans = replay(plan.steps, demands_of(tiling.graph, plan.steps, machine), machine)
-    step_us = tuple(end_us - start_us for start_us, end_us in spans)
+    step_us = shared_times_us(tiling.graph, plan.steps, machine)
     makespan_us, _ = timeline(plan.steps, step_us)
     context = tiling.context(machine, Effort(), host_bytes)
     return tiling, replace(

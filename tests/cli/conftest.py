@@ -82,6 +82,7 @@ def small_plan(budget_bytes: int | None) -> Plan:
         budget_bytes=budget_bytes,
         step_us=(1.0, 2.0, 3.0, 4.0),
         makespan_us=10.0,
+        time_bound_us=8.0,
     )
 
 

@@ -83,7 +83,7 @@ def test_compile_with_several_budgets(cli: Any, fakes: Any, model: Path, tmp_pat
     )
     out = cli(*words, "--host-memory", "1GiB").out
     assert "plan for 1.00 MiB of GPU memory:\n  gpu: 1 kernel, memory 512 B of 1.00 MiB" in out
-    assert out.count("predicted run") == 2
+    assert out.count("predicted run: 10.0 us, within 25.0% of the bound") == 2
     assert [str(b) for b in fakes.options[0].gpu_memory] == ["50%", "1.00 MiB", "4.00 MiB"]
     assert fakes.options[0].host_memory_bytes == 1024 * MIB
     data = cli(*words, "--json").json()

@@ -43,19 +43,15 @@ def planned(graph: Graph, machine: Machine, share: float) -> Plan:
 def loses_as_it_claims(graph: Graph, plan: Plan, machine: Machine) -> bool:
     """Whether a plan's times have in them what a run of another code says that its steps lose to each other.
 
-    The planner settles one step at a time, and the one that is settled later bears the loss of both: in sum
-    0.57 to 1.39 times what rates that change at every begin and end make it, on 91 drawn machines. Its runs
-    differed from such ones by at most 0.55 of what is lost, on 190 machines. A share below 0.5 % of a memory
-    counts as no loss in plans. Times may be too long: steps may have moved after the search.
+    A share below 0.5 % of a memory counts as no loss in plans where nothing loses more. Times may be too
+    long: a plan that turns out faster than one with more memory is said to take as long.
     """
     work = work_of(graph, plan.steps, machine)
     run = run_shared(work, machine.link.both_directions)
     lost_us = math.fsum(us for each in run.lost_us for us in each.values())
     told_us = math.fsum(starmap(lambda one, us: us - one.us, zip(work, plan.step_us, strict=True)))
     slight_us = 0.01 * run.makespan_us
-    # copies that fall away with states on the GPU may be those that bore the losses of steps that stay
-    tells = bool(graph.loop_carried) or told_us >= 0.4 * lost_us - slight_us
-    return tells and plan.makespan_us >= run.makespan_us - 0.75 * lost_us - slight_us
+    return told_us >= lost_us - slight_us and plan.makespan_us >= run.makespan_us - slight_us
 
 
 def accepted(graph: Graph, plan: Plan, machine: Machine) -> None:

@@ -70,6 +70,7 @@ def _plan_to_json(graph: Graph, plan: Plan) -> dict[str, Any]:
         "copied_bytes": sum(row["size_bytes"] for row in report["copies"]),
         "devices": report["devices"],
         "makespan_us": report["makespan_us"],
+        "time_bound_us": report["time_bound_us"],
     }
 
 
@@ -98,7 +99,8 @@ def compiled_summary(compiled: Compiled, target: str) -> str:
     for bucket in compiled.buckets[:-1]:
         plan = bucket.plans[-1]
         memory = format_bytes(plan.arena_bytes(Device.GPU) or plan.arena_bytes(Device.CPU))
-        lines.append(f"{bucket}: memory {memory}, predicted run {format_us(plan.makespan_us)}")
+        predicted = _predicted_text(plan.makespan_us, plan.time_bound_us)
+        lines.append(f"{bucket}: memory {memory}, predicted run {predicted}")
     return "\n".join(lines)
 
 
@@ -138,7 +140,13 @@ def _plan_summary(plan: dict[str, Any]) -> list[str]:
         lines.append(f"  {row['device']}: {plural(row['kernels'], 'kernel')}, memory {memory}")
     if plan["copies"]:
         lines.append(f"  {plural(plan['copies'], 'copy', 'copies')} of {format_bytes(plan['copied_bytes'])}")
-    return [*lines, f"  predicted run: {format_us(plan['makespan_us'])}"]
+    return [*lines, f"  predicted run: {_predicted_text(plan['makespan_us'], plan['time_bound_us'])}"]
+
+
+def _predicted_text(makespan_us: float, bound_us: float) -> str:
+    """The time, and how much slower than any plan it is at most, where that is known."""
+    gap = f", within {makespan_us / bound_us - 1:.1%} of the bound" if bound_us else ""
+    return format_us(makespan_us) + gap
 
 
 def training_to_json(made: CompiledTraining) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from itertools import starmap
 
 from hybridc.ir import Arena, Buffer, Copy, Device, Lane, Step
 from hybridc.passes.planner.emit.insert_copies import insert_copies, with_data_waits
+from hybridc.passes.planner.emit.replay import shared_times_us
 from hybridc.passes.planner.emit.reuse_buffers import Spans, live_bytes_bound, reuse_buffers
 from hybridc.passes.planner.emit.slack import reduce_peak, schedule_fetches_late
 from hybridc.passes.planner.emit.timeline import timeline
@@ -42,14 +43,14 @@ class PlacedPlan:
     spans: Spans | None
     """When each runs, if bytes are reused only where nothing has to wait for them."""
     step_us: tuple[float, ...]
-    """What each takes, with what it loses to others that run at once in the run that this was made from.
-    Later changes, which delay steps, keep these times."""
+    """What each takes at most, with what it loses to others that run at once."""
     steps: tuple[Step, ...] = ()
     """The steps with all their waits."""
     buffers: tuple[Buffer, ...] = ()
     arenas: tuple[Arena, ...] = ()
     makespan_us: float = 0.0
-    """Of `steps`: where bytes have to be waited for, it may be longer than simulated."""
+    """Of `steps` as `replay` has them: rates change as steps begin and end, and bytes may be waited for. The
+    simulation that decisions are searched with may say a little more or less."""
     bound_us: float = 0.0
     """No plan for the budget asked for is faster."""
 
@@ -253,4 +254,24 @@ def _packed(context: PlanningContext, placed: PlacedPlan, capacity_bytes: int, e
 
 
 def _with_makespan(context: PlanningContext, placed: PlacedPlan) -> PlacedPlan:
-    return replace(placed, makespan_us=timeline(placed.steps, placed.step_us)[0])
+    step_us = placed.step_us
+    if context.problem.contention.matters:
+        step_us = shared_times_us(context.graph, placed.steps, context.machine)
+    return replace(placed, step_us=step_us, makespan_us=timeline(placed.steps, step_us)[0])
+
+
+def no_faster_than(placed: PlacedPlan, least_us: float) -> PlacedPlan:
+    """The plan, said to take at least so long: all of its steps a little longer."""
+    step_us, makespan_us = placed.step_us, placed.makespan_us
+    factor = least_us / makespan_us if makespan_us else 1.0
+    while 0 < makespan_us < least_us:
+        step_us = tuple(us * factor for us in placed.step_us)
+        makespan_us = timeline(placed.steps, step_us)[0]
+        factor = math.nextafter(factor, math.inf)  # it was rounded
+    return replace(placed, step_us=step_us, makespan_us=makespan_us)
+
+
+def unpacked_us(context: PlanningContext, placed: PlacedPlan) -> float:
+    """What the plan would take if no step waited for bytes."""
+    step_us = shared_times_us(context.graph, placed.listed, context.machine)
+    return timeline(placed.listed, step_us)[0]

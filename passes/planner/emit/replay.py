@@ -18,6 +18,9 @@ from hybridc.ir import Copy, Device, Graph, Lane, Step
 from hybridc.machine import Machine
 from hybridc.passes.planner.model.cost import step_times_us
 
+_NOTHING = 1 + 1e-9
+"""So little longer is rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -77,6 +80,19 @@ def replay(
                 del running[i]
             else:
                 running[i] = left_us - passed_us * rates[i]
+
+
+def shared_times_us(graph: Graph, steps: Sequence[Step], machine: Machine) -> tuple[float, ...]:
+    """What each step takes in the replay, with what it loses: a timeline of these times is that run.
+
+    What loses nothing takes what it does by itself, to the last bit.
+    """
+    demands = demands_of(graph, steps, machine)
+    _, spans = replay(steps, demands, machine)
+    return tuple(
+        demand.us if end_us - start_us <= demand.us * _NOTHING else end_us - start_us
+        for demand, (start_us, end_us) in zip(demands, spans, strict=True)
+    )
 
 
 def _before(steps: Sequence[Step], queue: Sequence[int], at: int) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ the end of the GPU kernel before s to the end of s, holds bytes in slots s to j.
 longer needs holds its bytes until its copy to the host has ended; kernels and fetches wait for that.
 
 What runs at once shares memories and the link (`contention.py`): kernels and copies take longer than by
-themselves while others run that are settled before them.
+themselves while others run that are settled before them. That is near to what a plan takes, whose steps lose
+to each other as `emit/replay.py` says; plans are compared by that.
 
 `native/planner.cpp` does the same, operation by operation, so that times agree to the last bit.
 """

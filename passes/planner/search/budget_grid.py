@@ -4,31 +4,36 @@ Plans are searched at fixed budgets, the anchors, a factor of 1.4 apart, which d
 an anchor is searched for by itself; it is that of the anchor below where that is faster; and moves of single
 decisions better it as long as one does. Between the two anchors that a budget lies in, the interval is halved
 again and again, with a search in the middle that begins with the plans of both ends. What it finds is taken
-if it is faster than the plan of the lower end, but not if it is faster than that of the upper one, which all
-larger budgets can have. In small intervals single moves take the place of the search. So no budget gets a
+if it is faster than the plan of the lower end, but never said to be faster than that of the upper one, which
+all larger budgets can have. In small intervals single moves take the place of the search. So no budget gets a
 slower plan than a smaller one, whatever else is asked for; and the effort goes where the budget is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isqrt
-from operator import attrgetter
 from typing import NamedTuple
 
 from hybridc.ir import Copy
 from hybridc.passes.planner.bounds.bound import resident_bytes_bound, simple_time_bound_us, time_bound
-from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize, repacked
+from hybridc.passes.planner.emit.materialize import (
+    PlacedPlan,
+    materialize,
+    no_faster_than,
+    repacked,
+    unpacked_us,
+)
 from hybridc.passes.planner.model.context import PlanningContext, fixed_budgets
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem
 from hybridc.passes.planner.model.rematerialize import with_recompute_slots, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
+from hybridc.passes.planner.search.baseline_plans import BaselinePlans
 from hybridc.passes.planner.search.moves import descend
-from hybridc.passes.planner.search.policies import layer_splits
 from hybridc.passes.planner.search.search import SearchResult, improve, refine, search
 
 # Few networks can do with less; each anchor that a budget does not lie next to costs nothing.
@@ -59,16 +64,6 @@ _HARDLY_SLOWER = 1.001
 """So much time may be given up for fewer copies."""
 _MARGIN = 1.02
 """The top anchor has a little more than all bytes that are ever live, so that packing does not fail there."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """A split in two, and the problem of making it."""
-
-    us: float
-    """If memory were ample."""
-    problem: Problem
-    decisions: Decisions
 
 
 class _Found(NamedTuple):
@@ -127,7 +122,7 @@ def plan_all_budgets(
     points = anchors(problem, max(first_bytes, smallest.gpu_bytes))
     grid = _Grid(context, wide, runs_again(wide), points, start)
     most_bytes = min(last_bytes, max(wish.budget_bytes for wish in wishes))
-    splits = _timed_splits(problem, [p for p in points if p <= most_bytes])
+    baselines = BaselinePlans(context, problem, [p for p in points if p <= most_bytes])
     chosen = []
     for number, wish in enumerate(wishes):
         report(number, len(wishes))
@@ -135,7 +130,7 @@ def plan_all_budgets(
             best = grid.best(wish.budget_bytes, wish.known_us)
         else:
             best = grid.last(last_bytes, wish.known_us)
-        best = _faster_split(context, best, splits, min(wish.budget_bytes, last_bytes))
+        best = baselines.faster(best, min(wish.budget_bytes, last_bytes))
         bound_us = grid.bound_us(wish.budget_bytes, best.makespan_us) if has_bounds else 0.0
         chosen.append(replace(best, bound_us=bound_us))
         context.watch.found(context, chosen[-1])
@@ -169,7 +164,7 @@ class _Grid:
     """At an anchor, by itself."""
     _ends: dict[tuple[int, Decisions], PlacedPlan] = field(default_factory=dict)
     """Where single moves lead to at an anchor, by the decisions that they begin with."""
-    _between: dict[tuple[int, int], PlacedPlan] = field(default_factory=dict)
+    _middles: dict[tuple[int, int], PlacedPlan] = field(default_factory=dict)
     """In the middle between two budgets."""
     _bounds_us: dict[int, float] = field(default_factory=dict)
 
@@ -231,8 +226,7 @@ class _Grid:
             return found.placed
         point = self._point(found.budget_bytes, found.placed, limit)
         polished = self._tightened(_polished_at(point), found.placed)
-        is_between = self._rank(limit) <= self._rank(polished) < self._rank(found.placed)
-        return polished if is_between else found.placed
+        return self._between(found.placed, polished, limit)
 
     def _fits_host(self, placed: PlacedPlan) -> bool:
         return placed.fits_host(self.context.host_bytes)
@@ -282,13 +276,23 @@ class _Grid:
     ) -> PlacedPlan:
         """The plan of the lower end, or one that is faster, but not faster than that of the upper end."""
         ends = below.budget_bytes, above.budget_bytes
-        if ends not in self._between:
+        if ends not in self._middles:
             point = self._point(middle_bytes, below.placed, above.placed)
             found = self._tightened(best_at(point), below.placed)
-            is_between = self._rank(above.placed) <= self._rank(found) < self._rank(below.placed)
-            self._between[ends] = found if is_between else below.placed
-            self.context.watch.found(self.context, self._between[ends])
-        return self._between[ends]
+            self._middles[ends] = self._between(below.placed, found, above.placed)
+            self.context.watch.found(self.context, self._middles[ends])
+        return self._middles[ends]
+
+    def _between(self, below: PlacedPlan, found: PlacedPlan, above: PlacedPlan) -> PlacedPlan:
+        """What is found in an interval, if it is faster than the plan of the lower end, else that.
+
+        The search's limit is in simulated time, so that what it finds may turn out a little faster than the
+        plan of the upper end. It is then said to take as long.
+        """
+        if self._fits_host(found) or not self._fits_host(above):
+            found = no_faster_than(found, above.makespan_us)
+        is_between = self._rank(above) <= self._rank(found) < self._rank(below)
+        return found if is_between else below
 
     def _point(self, budget_bytes: int, below: PlacedPlan, above: PlacedPlan | None = None) -> _PointSearch:
         evaluations = self.context.effort.evaluations(self.context.problem.kernel_count)
@@ -297,45 +301,6 @@ class _Grid:
 
     def _tightened(self, found: PlacedPlan, known: PlacedPlan) -> PlacedPlan:
         return found if found is known else repacked(self.context, found, self.context.effort.tightening)
-
-
-def _timed_splits(problem: Problem, budgets: Iterable[int]) -> list[_Split]:
-    """Splits in two, each once with room for all fetches ahead and once with the least memory that it needs.
-
-    The fastest first. Which kernels are too large for the GPU depends on the memory: splits are made for
-    that of each anchor.
-    """
-    ample = Core(replace(problem, budget_bytes=UNLIMITED_BYTES))
-    none = Core(replace(problem, budget_bytes=-1))  # infeasible: `measure` tells the least bytes
-    splits = dict.fromkeys(split for b in budgets for split in layer_splits(replace(problem, budget_bytes=b)))
-    found: list[_Split] = []
-    for split in splits:
-        us, peak_bytes = ample.measure(split)
-        needed = {peak_bytes, none.measure(split)[1]} if us < inf else set()
-        found += [_Split(us, replace(problem, budget_bytes=b), split) for b in sorted(needed, reverse=True)]
-    return sorted(found, key=attrgetter("us"))
-
-
-def _faster_split(
-    context: PlanningContext, best: PlacedPlan, splits: Sequence[_Split], budget_bytes: int
-) -> PlacedPlan:
-    """A split in two where it fits and is faster: between two anchors one more kernel may find room.
-
-    A split has two plans, whatever the budget, so that time falls with the budget here, too.
-    """
-    host_bytes = context.host_bytes
-    for split in splits:
-        best_us = best.makespan_us if best.fits_host(host_bytes) else inf
-        if split.us >= best_us:
-            break  # they are sorted, and with less memory none is faster than with ample
-        if (
-            split.problem.budget_bytes <= budget_bytes
-            and Core(split.problem).makespan_us(split.decisions) < best_us
-        ):
-            placed = repacked(context, materialize(context, split.problem, split.decisions))
-            if placed.fits(budget_bytes, host_bytes) and placed.makespan_us < best_us:
-                best = placed
-    return best
 
 
 def _best_at(point: _PointSearch) -> PlacedPlan:
@@ -348,7 +313,7 @@ def _best_at(point: _PointSearch) -> PlacedPlan:
         )
         return _best_packed(point, found)
     starts = [point.below.decisions, point.above.decisions]
-    found = refine(point.problem, starts, point.evaluations, point.above.makespan_us)
+    found = refine(point.problem, starts, point.evaluations, _simulated_us(point.above))
     # what is missed here is lost for smaller budgets, whose plans must not be faster
     return _polished_at(replace(point, below=_best_packed(point, found)))
 
@@ -356,7 +321,7 @@ def _best_at(point: _PointSearch) -> PlacedPlan:
 def _polished_at(point: _PointSearch) -> PlacedPlan:
     """A plan that single moves lead to from `below`, or that; none takes less than `above`."""
     point.context.watch.check()
-    limit_us = 0.0 if point.above is None else point.above.makespan_us
+    limit_us = 0.0 if point.above is None else _simulated_us(point.above)
     core = Core(point.problem)
     start = core.repaired(point.below.decisions)
     if start is None:
@@ -366,6 +331,11 @@ def _polished_at(point: _PointSearch) -> PlacedPlan:
     if us >= start_us:
         return point.below
     return _best_packed(point, SearchResult(decisions, us, 0.0, start_us))
+
+
+def _simulated_us(placed: PlacedPlan) -> float:
+    """What the search says of a plan: its own time is that of its steps."""
+    return Core(placed.problem).makespan_us(placed.decisions)
 
 
 def _best_packed(point: _PointSearch, found: SearchResult | None) -> PlacedPlan:
@@ -379,7 +349,7 @@ def _best_packed(point: _PointSearch, found: SearchResult | None) -> PlacedPlan:
         placed = _materialized(point, narrowed, found)
         if placed.fits(problem.budget_bytes, host_bytes):
             best = _better(best, placed, known_us, host_bytes)
-            if placed.makespan_us <= _WAITS * found.makespan_us:
+            if not _waits_for_bytes(point.context, placed, found.makespan_us):
                 break
         if share is None:
             break
@@ -431,6 +401,13 @@ def _materialized(point: _PointSearch, problem: Problem, found: SearchResult) ->
         return placed
     untidied = packed(found.decisions)
     return min(untidied, placed, key=lambda p: (p.gpu_bytes > most_bytes, p.makespan_us))
+
+
+def _waits_for_bytes(context: PlanningContext, placed: PlacedPlan, simulated_us: float) -> bool:
+    """Whether packing has made a plan slower, beyond what its steps lose to each other."""
+    if placed.makespan_us <= _WAITS * simulated_us:
+        return False
+    return placed.makespan_us > _WAITS * unpacked_us(context, placed)
 
 
 def _better(one: PlacedPlan, other: PlacedPlan, known_us: float, host_bytes: int | None) -> PlacedPlan:

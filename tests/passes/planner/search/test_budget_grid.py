@@ -70,7 +70,9 @@ def test_anchors_do_not_depend_on_the_problems_own_budget() -> None:
 
 
 def test_budget_between_anchors_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])  # the search alone
+    monkeypatch.setattr(
+        grid.BaselinePlans, "faster", lambda self, known, budget_bytes: known
+    )  # the search alone
     problem, smallest = least()
     below, above = anchors(problem, 0)[-5:-3]
     budgets = [below, (below + above) // 2, above - 1, above]
@@ -89,7 +91,7 @@ def test_budget_gets_the_same_plan_whatever_others_are_asked_for() -> None:
 
 
 def test_no_budget_gets_a_faster_plan_than_the_anchor_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])
+    monkeypatch.setattr(grid.BaselinePlans, "faster", lambda self, known, budget_bytes: known)
     monkeypatch.setattr(grid, "search", lambda *rest, **named: None)  # nothing at anchors
     monkeypatch.setattr(grid, "descend", lambda core, start, us, **limits: (start, us))
     problem, smallest = least()
@@ -99,7 +101,7 @@ def test_no_budget_gets_a_faster_plan_than_the_anchor_above(monkeypatch: pytest.
 
 
 def test_a_known_time_that_no_plan_beats_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "_timed_splits", lambda problem, budgets: [])
+    monkeypatch.setattr(grid.BaselinePlans, "faster", lambda self, known, budget_bytes: known)
     monkeypatch.setattr(grid, "refine", lambda *_: pytest.fail("between anchors nothing is of use"))
     problem, smallest = least()
     below, above = anchors(problem, 0)[-5:-3]
