@@ -69,7 +69,9 @@ def _compile(
     each = options
     for bucket in reversed(buckets):  # of the largest sizes first: percentages are of what they need
         with watch("import"):
-            model, network = import_model(source, each, cache, dimensions, bucket)
+            model, network = import_model(
+                source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
+            )
         if networks:
             network = with_library(network, networks[0].library)
         network = with_measurements(network, watch.progress, chooser=tuner)
@@ -156,7 +158,7 @@ def plan_model(
     each = options
     with compile_cache(options.cache) as cache:
         for bucket in reversed(buckets):
-            _, network = import_model(source, each, cache, dimensions, bucket)
+            _, network = import_model(source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1)
             if networks:
                 network = with_library(network, networks[0].library)
             network = _watched(with_measurements(network, progress), progress, listening)

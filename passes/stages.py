@@ -166,6 +166,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         winograd=options.fast_algorithms,
         threads=options.cpu_threads,
         gpu=options.machine.gpu,
+        many_sizes=c.job.many_sizes,
     )
     scheduled = schedule_functions(requests, c.job.devices, progress.kernels, c.job.cache)
     if c.job.chooser is not None:
