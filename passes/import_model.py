@@ -47,7 +47,7 @@ def import_model(
             bucket=bucket,
         )
     sizes = {each.variable: interval.high for each, interval in zip(model.sizes, bucket, strict=False)}
-    job = Job(options, model.loop_carried, sizes, many_sizes, cache or NoCache())
+    job = Job(options, model.loop_carried, sizes, many_sizes, cache=cache or NoCache())
     program = Program(model.module, model.weights, model.origins)
     return model, ImportedNetwork(job, program)
 

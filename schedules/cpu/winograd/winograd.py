@@ -96,9 +96,9 @@ def winograd(request: Request) -> Scheduled | None:
     conv = read_blocked_convolution(request)
     if conv is None or not request.winograd or not _is_eligible(conv):
         return None
-    isa, algorithms, gain = request.target.isa, (F2, F4), 1.0
-    if request.many_sizes:
-        algorithms, gain = (_algorithm_of_many(conv),), OWN_WEIGHTS_GAIN
+    isa = request.target.isa
+    algorithms = (_algorithm_of_many(conv),) if request.many_sizes else (F2, F4)
+    gain = OWN_WEIGHTS_GAIN if request.many_sizes else 1.0
     costs = {
         plan: predicted_cost(conv, plan, isa, request.threads) for plan in candidates(conv, isa, algorithms)
     }
