@@ -11,6 +11,7 @@ from tvm.relax import op
 
 from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d, blocked_grouped_conv2d
 from hybridc.passes.precision.integer_functions import int8_matmul
+from hybridc.schedules.cpu.conv2d.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul as int8_rule
 from hybridc.schedules.cpu.matmul.matmul import matmul
@@ -135,3 +136,15 @@ def test_grouped_convolutions_of_all_images_read_one_weight(
         blocked = wanted.reshape(images, -1, 16, side, side).transpose(0, 1, 3, 4, 2)
         assert_close(result, blocked)
     assert len(found) == 1
+
+
+def test_plain_convolutions_of_all_images_read_one_weight(avx2: Harness) -> None:
+    def packing(images: int, *, many_sizes: bool) -> Packing:
+        shapes = [(images, 8, 5, 6), (20, 8, 3, 3)]
+        function = avx2.function(lambda emit, x, w: emit(op.nn.conv2d(x, w, padding=1)), shapes)
+        harness = replace(avx2, threads=16, many_sizes=many_sizes)
+        return packing_of(harness.schedule(function, [1], conv2d))
+
+    numbers = (1, 3, 16, 50)
+    assert len({packing(n, many_sizes=False) for n in numbers}) > 1
+    assert len({packing(n, many_sizes=True) for n in numbers}) == 1
