@@ -22,7 +22,7 @@ from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
-from hybridc.passes.buckets import joined, weights_of, with_budgets, with_library, with_shared_effort
+from hybridc.passes.buckets import after, joined, weights_of, with_budgets, with_shared_effort
 from hybridc.passes.fuse.fuse import refused_operators
 from hybridc.passes.import_model import import_model, open_dimensions_of
 from hybridc.passes.pipeline import run_stages
@@ -69,10 +69,10 @@ def _compile(
     each = options
     for bucket in reversed(buckets):  # of the largest sizes first: percentages are of what they need
         with watch("import"):
-            model, network = import_model(source, each, cache, dimensions, bucket)
-        if networks:
-            network = with_library(network, networks[0].library)
-        network = with_measurements(network, watch.progress, chooser=tuner)
+            model, network = import_model(
+                source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
+            )
+        network = with_measurements(after(network, networks), watch.progress, chooser=tuner)
         if options.plan_timeout is not None:
             network = _watched(network, watch.progress)
         with watch("passes"):
@@ -156,10 +156,9 @@ def plan_model(
     each = options
     with compile_cache(options.cache) as cache:
         for bucket in reversed(buckets):
-            _, network = import_model(source, each, cache, dimensions, bucket)
-            if networks:
-                network = with_library(network, networks[0].library)
-            network = _watched(with_measurements(network, progress), progress, listening)
+            _, network = import_model(source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1)
+            network = with_measurements(after(network, networks), progress)
+            network = _watched(network, progress, listening)
             made = run_stages(network, progress, stop_after="verify", dump_ir=each.dump_ir)
             check_host_memory(made.graphs, made.plans, options.host_memory_bytes)
             if bound_seconds is not None:

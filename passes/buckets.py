@@ -10,15 +10,21 @@ import numpy as np
 
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.lower.lower import lower
-from hybridc.passes.phases import ImportedNetwork, Library, LoweredNetwork, PlannedNetwork, TiledNetwork
+from hybridc.passes.phases import ImportedNetwork, LoweredNetwork, PlannedNetwork, TiledNetwork
 
 
-def with_library(network: ImportedNetwork, earlier: Library) -> ImportedNetwork:
-    """The network, which takes functions and their times from an earlier bucket's library, and adds to it.
+def after(network: ImportedNetwork, larger: Sequence[PlannedNetwork]) -> ImportedNetwork:
+    """The network as one bucket behind those that are planned, the last of which comes first.
 
-    Its weights are its own: folding may make others of one name for other sizes.
+    It takes functions and their times from the last one's library, and adds to it; its weights are its own,
+    as folding may make others of one name for other sizes. Its kernels are cut up to what those of larger
+    sizes are in their plans, for the same budgets: to try all ways takes most of a compilation for a GPU.
     """
-    return replace(network, library=replace(earlier, weights={}))
+    if not larger:
+        return network
+    limits = {tiling.limit_bytes for each in larger for tiling in each.chosen if tiling.is_cut_up}
+    job = replace(network.job, tile_limits=tuple(sorted(limits)))
+    return replace(network, job=job, library=replace(larger[0].library, weights={}))
 
 
 def _same_arrays(

@@ -25,10 +25,13 @@ def import_model(
     cache: Cache | None = None,
     dimensions: tuple[Dimension, ...] = (),
     bucket: Bucket = (),
+    *,
+    many_sizes: bool = False,
 ) -> tuple[ImportedModel, ImportedNetwork]:
     """Read a model, unless it is read already, and make the network that the stages start from.
 
-    Its stages use `cache`. Open `dimensions` have the largest sizes of `bucket`.
+    Its stages use `cache`. Open `dimensions` have the largest sizes of `bucket`, of which there may be others
+    with `many_sizes`.
 
     Raises ModelError or UsageError.
     """
@@ -44,7 +47,7 @@ def import_model(
             bucket=bucket,
         )
     sizes = {each.variable: interval.high for each, interval in zip(model.sizes, bucket, strict=False)}
-    job = Job(options, model.loop_carried, sizes, cache or NoCache())
+    job = Job(options, model.loop_carried, sizes, many_sizes, cache=cache or NoCache())
     program = Program(model.module, model.weights, model.origins)
     return model, ImportedNetwork(job, program)
 

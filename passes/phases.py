@@ -46,6 +46,10 @@ class Job:
     """Inputs and outputs, by position, of which a run takes what the run before made."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Inputs that are the sizes of open dimensions, by variable, and the largest of the bucket."""
+    many_sizes: bool = False
+    """Whether the network is compiled for other sizes, too, which are to read the same weights."""
+    tile_limits: tuple[int, ...] | None = None
+    """Bytes that kernels are cut up to; None: all that may be worthwhile are tried."""
     cache: Cache = field(default_factory=NoCache)
     """What earlier compilations left."""
     host_arena_bytes: int | None = None

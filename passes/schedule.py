@@ -48,6 +48,7 @@ def schedule_requests(
     winograd: bool = True,
     threads: int = DEFAULT_THREADS,
     gpu: Processor | None = None,
+    many_sizes: bool = False,
 ) -> dict[str, Request]:
     """A request for each function of the program, by name, except those that are `known` already.
 
@@ -64,6 +65,7 @@ def schedule_requests(
             threads=threads,
             gpu=gpu,
             shared_constants=shared[name],
+            many_sizes=many_sizes,
         )
         for name, function in functions.items()
         if all((name, device) not in known for device in Device)

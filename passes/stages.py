@@ -44,7 +44,12 @@ from hybridc.passes.planner.model.context import UNWATCHED, Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.robust import make_robust_plans
-from hybridc.passes.planner.search.partition import MOST_GRID_KERNELS, all_gpu_peak_bytes, first_plans
+from hybridc.passes.planner.search.partition import (
+    MOST_GRID_KERNELS,
+    all_gpu_peak_bytes,
+    first_plans,
+    smallest_budget_bytes,
+)
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.planner.watch import Stop, Watch
 from hybridc.passes.precision.narrow_storage import store_narrow
@@ -166,6 +171,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         winograd=options.fast_algorithms,
         threads=options.cpu_threads,
         gpu=options.machine.gpu,
+        many_sizes=c.job.many_sizes,
     )
     scheduled = schedule_functions(requests, c.job.devices, progress.kernels, c.job.cache)
     if c.job.chooser is not None:
@@ -228,23 +234,13 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
     if c.job.watch is not None:
         c.job.watch.begin(budgets, c.job.host_arena_bytes)
     _first_plans(c.job, whole, c.machine, budgets)
-    widening = _widening(c.graph)
-    found: list[Tiling] = []
-    if len(c.graph.kernels) <= MAX_TILED_KERNELS:
-        for limit_bytes in sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1)):
-            if c.job.watch is not None and c.job.watch.is_content():
-                break  # what is tiled is not planned any more
-            program = tile(c.unfused, int(limit_bytes * widening))
-            if program is c.unfused or (found and limit_bytes > largest_bytes):
-                break  # all kernels are within this limit, or no budget could use larger tiles
-            if _kernel_count(program) > MAX_TILED_KERNELS:
-                continue
-            tiled = to_graph(ImportedNetwork(c.job, program, c.library, c.narrow), progress)
-            progress.stage("tile")  # again, after the stages of the tiling
-            c = replace(c, library=tiled.library)
-            pins = carried_pins(whole.graph, whole.pins, tiled.graph)
-            if pins is not None:
-                found.append(Tiling(tiled.graph, pins, limit_bytes))
+    limits = sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1))
+    if c.job.tile_limits is None:
+        c, found = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
+    else:
+        c, found = _tilings(c, whole, c.job.tile_limits, largest_bytes, to_graph, progress)
+        if min(smallest_budget_bytes(t.graph, c.machine, t.pins) for t in (whole, *found)) > min(budgets):
+            c, found = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
     ways = (whole, *reversed(found))
     for tiling in found:
         _first_plans(c.job, tiling, c.machine, budgets)  # where the whole network does not fit
@@ -264,6 +260,37 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
     # all ways, where it is stopped: any of them may be that of the best plan so far
     tilings = _watched(c.job.watch, choose, lambda _: ways)
     return TiledNetwork(c, tilings, peak_bytes)
+
+
+def _tilings(
+    c: GraphedNetwork,
+    whole: Tiling,
+    limits: Sequence[int],
+    largest_bytes: int,
+    to_graph: ToGraph,
+    progress: Progress,
+) -> tuple[GraphedNetwork, list[Tiling]]:
+    """The network with the functions of its tilings, and these: up to each of the limits, the finest first,
+    as far as it is worthwhile for budgets up to `largest_bytes`."""
+    widening = _widening(c.graph)
+    found: list[Tiling] = []
+    if len(c.graph.kernels) > MAX_TILED_KERNELS:
+        return c, found
+    for limit_bytes in limits:
+        if c.job.watch is not None and c.job.watch.is_content():
+            break  # what is tiled is not planned any more
+        program = tile(c.unfused, int(limit_bytes * widening))
+        if program is c.unfused or (found and limit_bytes > largest_bytes):
+            break  # all kernels are within this limit, or no budget could use larger tiles
+        if _kernel_count(program) > MAX_TILED_KERNELS:
+            continue
+        tiled = to_graph(ImportedNetwork(c.job, program, c.library, c.narrow), progress)
+        progress.stage("tile")  # again, after the stages of the tiling
+        c = replace(c, library=tiled.library)
+        pins = carried_pins(whole.graph, whole.pins, tiled.graph)
+        if pins is not None:
+            found.append(Tiling(tiled.graph, pins, limit_bytes))
+    return c, found
 
 
 def _widening(graph: Graph) -> float:

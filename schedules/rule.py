@@ -42,6 +42,9 @@ class Request:
     know: the GPU of the default profile."""
     shared_constants: frozenset[int] = frozenset()
     """Those of `constants` that other functions read, too: a GPU has one layout of each weight."""
+    many_sizes: bool = False
+    """Whether kernels for other sizes of the data read the constants, too: a rule then packs them in a way
+    that does not depend on the data's size, so that they are stored once."""
 
     @property
     def own_constants(self) -> frozenset[int]:

@@ -91,6 +91,7 @@ def key(tunable: Tunable, conditions: Conditions) -> str:
         tvm_ffi.structural_hash(request.function),
         sorted(request.constants),
         request.winograd,
+        *(["many sizes"] if request.many_sizes else []),  # its tiles read weights in another way
         tunable.scheduled.rule,
         conditions.isa,
         conditions.threads,

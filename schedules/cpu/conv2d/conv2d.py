@@ -72,12 +72,14 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     columns = conv.height.outputs * conv.width.outputs if flat else conv.width.outputs
     isa = request.target.isa
     images = conv.batches * conv.groups
+    shape, divide = (conv.group_outputs, lines, columns), conv.groups > 1
     tiles = rank_tiles(
-        isa,
-        (conv.group_outputs, lines, columns),
-        divide_rows=conv.groups > 1,
-        slowdown=lambda count: idleness(images * count, request.threads),
-    )[:_MOST_CHOICES]
+        isa, shape, divide_rows=divide, slowdown=lambda count: idleness(images * count, request.threads)
+    )
+    if request.many_sizes:  # for any number of images weights are packed for the tile that is best for many
+        best = rank_tiles(isa, shape, divide_rows=divide)[0]
+        tiles = tuple(tile for tile in tiles if tile.rows == best.rows)
+    tiles = tiles[:_MOST_CHOICES]
     ranked = {f"{tile.rows}x{tile.image_rows}x{tile.width} vectors": tile for tile in tiles}
     tile = pick(request, ranked)
     data = _flat_source(conv, tile, columns) if flat else _line_source(conv, tile)

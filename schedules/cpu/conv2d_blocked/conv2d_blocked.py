@@ -17,7 +17,7 @@ In groups of channels, vectors of a group read that group's input only. Narrow g
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
 
@@ -76,7 +76,7 @@ def schedule_blocked(
     """Choose a plan and emit its tasks, for every rule whose factors are floats or packed lanes."""
     ranked = rank_plans(conv, request.target.isa, request.threads)
     plan = pick(request, ranked)
-    packing = weight_packing(conv, plan) if conv.is_constant else None
+    packing = weight_packing(request, conv, plan) if conv.is_constant else None
     buffers = declare_buffers(conv, plan, packing)
     params = list(request.function.params)
     params[conv.weight] = buffers.weight
@@ -87,12 +87,15 @@ def schedule_blocked(
     return finish(function, rule, packings, ranked)
 
 
-def weight_packing(conv: BlockedConvolution, plan: BlockedConvPlan) -> Packing:
+def weight_packing(request: Request, conv: BlockedConvolution, plan: BlockedConvPlan) -> Packing:
     """Weights in the order of reading: `[OB / joined, parts, IB, KH, KW, i, joined, o / parts]`.
 
     A group of vectors is `joined` output blocks side by side, or one of `parts` of a block. Packed lanes
-    hold numbers of neighbouring input channels.
+    hold numbers of neighbouring input channels. Kernels of many sizes have tiles of different width: all of
+    them read groups of one vector, as many side by side as they need.
     """
+    if request.many_sizes:
+        plan = replace(plan, vectors=1)
     if conv.grouping is not None:
         return _grouped_packing(conv, plan)
     if conv.dot is not None:

@@ -81,7 +81,7 @@ def separable(request: Request) -> Scheduled | None:
     ranked = both.plans(request.target.isa, request.threads)
     plan = pick(request, ranked)
     position = both.pointwise.weight
-    packing = weight_packing(both.pointwise, plan)
+    packing = weight_packing(request, both.pointwise, plan)
     buffers = declare_buffers(both.pointwise, plan, packing)
     params = list(request.function.params)
     params[position] = buffers.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -125,8 +126,12 @@ class Pass:
             row, first = _unflatten(which * integer(plan.lanes), conv.output_lanes)
             inner = k[1:] if conv.plain else (block, *k[1:])
             return tirx.BufferLoad(weight, [row, *inner, first + lane])
-        which = _unflatten(self.first_group + group, int(weight.shape[1]))
-        inner = _unflatten(vector * integer(plan.lanes) + lane, int(weight.shape[-1]))
+        number, within = self.first_group + group, vector * integer(plan.lanes) + lane
+        if plan.vectors > 1 and math.prod(int(n) for n in weight.shape[-2:]) == plan.lanes:
+            # packed vector by vector, which lie in streams of their own
+            number, within = number * integer(plan.vectors) + vector, lane
+        which = _unflatten(number, int(weight.shape[1]))
+        inner = _unflatten(within, int(weight.shape[-1]))
         return tirx.BufferLoad(weight, [*which, block, *k[1:], *inner])
 
     def store(

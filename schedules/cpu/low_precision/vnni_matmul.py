@@ -22,7 +22,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.matmul.matmul import OFFERED, Panels, rank_direct_tiles, tile_loops
+from hybridc.schedules.cpu.matmul.matmul import OFFERED, Panels, panel_width, rank_direct_tiles, tile_loops
 from hybridc.schedules.cpu.matmul.read import Product
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled, pick
@@ -84,7 +84,8 @@ def _panels(
     params = tuple(request.function.params)
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
-    packing = panel_packing(product, tile.columns, dot)
+    width = panel_width(request, tile)
+    packing = panel_packing(product, width, dot)
     packed = tirx.decl_buffer(packing.packed_shape, "int32", product.right.source.name)
     return Panels(
         (*params[:position], packed, *params[position + 1 :]),
@@ -92,6 +93,7 @@ def _panels(
         packings=((position, packing),),
         left=left,
         dot=dot,
+        side_by_side=tile.columns // width,
     )
 
 

@@ -55,7 +55,10 @@ _Scheme = Callable[[Request, Product, Tile], _Made]
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """Where B's panels are: `read(batch, k, panel, column in panel)`."""
+    """Where B's panels are: `read(batch, k, panel, column in panel)`.
+
+    A panel is as wide as a tile, or several `side_by_side` are.
+    """
 
     params: tuple[ir.Var, ...]
     read: Callable[[ir.Expr, ir.Expr, ir.Expr, ir.Expr], ir.Expr]
@@ -67,6 +70,8 @@ class Panels:
     """A's element at row and k, if a copy of it is read."""
     dot: Dot | None = None
     """If A and the panels hold VNNI-packed pairs or quads, which make `depth` shorter."""
+    side_by_side: int = 1
+    """Panels of one tile."""
 
 
 @schedule_rule(family="matmul")
@@ -77,7 +82,8 @@ def matmul(request: Request) -> Scheduled | None:
     micro-kernel streams it. A constant B is stored that way, and a task is one tile. Another is read in
     place where few rows share it, else each task copies a panel (transposing on the way) that stays in its
     cache for all its rows. Rows of several batches that share B are one long side. Large products with a
-    constant B may go through Strassen's algorithm (`strassen.py`).
+    constant B may go through Strassen's algorithm (`strassen.py`). A constant B that products of other sizes
+    read, too, is stored in panels of one vector, of which a tile reads several.
     """
     product = read_product(request.function)
     if product is None or product.multiply_adds == 0:
@@ -151,7 +157,8 @@ def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> Pa
     params = tuple(request.function.params)
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
-    depth, width, count = product.depth, tile.columns, ceil_div(product.columns, tile.columns)
+    width = panel_width(request, tile)
+    depth, count = product.depth, ceil_div(product.columns, width)
     # stored by columns, as fully connected layers have their weights
     transposed = product.right.indices[-1].same_as(product.k)
     # columns are padded to whole panels with zeros, whose products nobody reads
@@ -163,7 +170,17 @@ def _packed_when_compiling(request: Request, product: Product, tile: Tile) -> Pa
         (*params[:position], packed, *params[position + 1 :]),
         lambda b, k, panel, lane: tirx.BufferLoad(packed, [panel, k, lane]),
         packings=((position, packing),),
+        side_by_side=tile.columns // width,
     )
+
+
+def panel_width(request: Request, tile: Tile) -> int:
+    """Columns of a panel of a constant B: those of a tile, which then reads one stream, or of one vector.
+
+    Which tile is best depends on the rows. Several streams, one a vector, are what convolutions read anyway
+    (Georganas et al., SC 2018), and no more than the prefetchers of a core follow.
+    """
+    return tile.lanes if request.many_sizes else tile.columns
 
 
 def _copied(request: Request, product: Product, tile: Tile) -> Panels:
@@ -229,8 +246,15 @@ def _tile(
     def left(k: ir.Expr, m: int) -> ir.Expr:
         return product.left_at(b, at(m), k) if panels.left is None else panels.left(at(m), k)
 
+    # of the last tile, panels that do not exist
+    several = panels.side_by_side
+    existing = ceil_div(columns, tile.columns // several)
+
     def right(k: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
-        return panels.read(b, k, panel, vector * integer(tile.lanes) + lane)
+        if several == 1:
+            return panels.read(b, k, panel, vector * integer(tile.lanes) + lane)
+        number = clamp(panel * integer(several) + vector, existing, inside=existing % several == 0)
+        return panels.read(b, k, number, lane)
 
     def write(sum_at: Element) -> tirx.Stmt:
         def vector(m: int, v: ir.Expr) -> tirx.Stmt:
@@ -246,7 +270,7 @@ def _tile(
         return sequence([each(m) for m in range(tile.rows)])
 
     def element(at: ir.Expr) -> ir.Expr:
-        return panels.read(b, integer(0), panel, at)
+        return panels.read(b, integer(0), panel * integer(several), at)
 
     blocks, depth = ceil_div(rows, tile.rows), product.depth
     if panels.dot is not None:

@@ -120,6 +120,8 @@ def accepts_strassen(request: Request, product: Product, tile: Tile) -> bool:
     """Whether larger rounding errors are allowed, and the shape has halves that are worth it."""
     return (
         request.winograd
+        # products of few rows could not read its weights, and would have their own: it gains a tenth at most
+        and not request.many_sizes
         and is_constant_matrix(request, product)
         and product.left.indices[-1].same_as(product.k)
         and product.rows >= FEWEST_ROWS

@@ -24,6 +24,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     UNROLLED_MULTIPLY_ADDS,
     Tile,
     ceil_div,
+    clamp,
     integer,
     loop,
     prefetch,
@@ -68,30 +69,53 @@ class Planes:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """U of one pass and point, `[.., group, IB, i, vector, o]` behind the indices `at`."""
+    """U of one pass and point: `[pass, k, q, group, IB, i, vector, o]`, where a group has `width` vectors.
+
+    Apart from each other, `[OB, k, q, 1, IB, i, 1, o]`, vectors are read in as many streams.
+    """
 
     buffer: ir.Var
-    at: tuple[ir.Expr, ...]
+    at: tuple[ir.Expr, ir.Expr, ir.Expr]
+    """Pass, k and q."""
     shares: int
     """Micro-kernels that share a group."""
+    groups: int
+    """Of a pass."""
+    width: int
+    are_apart: bool = False
 
     def load(self, group: ir.Expr, ib: ir.Expr, i: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
         """The weight of input channel i of block ib for a lane of a group's vector."""
+        if self.are_apart:
+            return tirx.BufferLoad(self.buffer, [*self._stream(group, vector), ib, i, integer(0), lane])
         return tirx.BufferLoad(self.buffer, [*self.at, group, ib, i, vector, lane])
+
+    def _stream(self, group: ir.Expr, vector: ir.Expr) -> list[ir.Expr]:
+        """Where the stream of a vector begins; of one behind the last block, which nobody stores, another."""
+        index, k, q = self.at
+        blocks, together = int(self.buffer.shape[0]), self.groups * self.width
+        block = (index * integer(self.groups) + group) * integer(self.width) + vector
+        return [clamp(block, blocks, inside=blocks % together == 0), k, q, integer(0)]
 
     @property
     def step_bytes(self) -> int:
         """What a micro-kernel reads for one input channel."""
-        return math.prod(int(e) for e in self.buffer.shape[-2:]) * 4
+        return self.width * int(self.buffer.shape[-1]) * 4
 
     def prefetch(self, group: ir.Expr, chunk: ir.Expr, steps: int) -> list[tirx.Stmt]:
         """Share of the `chunk`-th `steps` steps, of all micro-kernels of a group, in what lies behind it."""
-        start = math.prod(int(e) for e in self.buffer.shape[-4:])
-        count = ceil_div(steps * self.step_bytes, CACHE_LINE_BYTES * self.shares)
-        lines = [chunk * integer(count) + integer(n) for n in range(count)]
         zero = integer(0)
-        at = [[group, zero, zero, zero, integer(start) + line * integer(CACHE_LINE_FLOATS)] for line in lines]
-        return [prefetch(tirx.BufferLoad(self.buffer, [*self.at, *a]), 2) for a in at]
+        if self.are_apart:
+            count = ceil_div(steps * self.step_bytes, CACHE_LINE_BYTES * self.shares * self.width)
+            streams = [self._stream(group + integer(1), integer(vector)) for vector in range(self.width)]
+        else:
+            count = ceil_div(steps * self.step_bytes, CACHE_LINE_BYTES * self.shares)
+            streams = [[*self.at, group]]
+        start = 0 if self.are_apart else math.prod(int(e) for e in self.buffer.shape[-4:])
+        lines = [integer(start) + (chunk * integer(count) + integer(n)) * integer(CACHE_LINE_FLOATS)
+                 for n in range(count)]  # fmt: skip
+        places = [[*stream, zero, zero, zero, line] for stream in streams for line in lines]
+        return [prefetch(tirx.BufferLoad(self.buffer, place), 2) for place in places]
 
 
 def tile_counts(conv: BlockedConvolution, algorithm: ToomCook) -> tuple[int, int, int]:

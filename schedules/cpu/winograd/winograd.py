@@ -49,6 +49,10 @@ CACHE_BYTE_COST = 0.25
 """A byte that comes from the last level cache again."""
 DIRECT_EFFICIENCY = 0.85
 
+OWN_WEIGHTS_GAIN = 0.9
+"""What transformed weights must leave of direct convolution's time where those of the model are stored for
+other sizes anyway: up to four times the bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class WinogradPlan:
@@ -93,9 +97,13 @@ def winograd(request: Request) -> Scheduled | None:
     if conv is None or not request.winograd or not _is_eligible(conv):
         return None
     isa = request.target.isa
-    costs = {plan: predicted_cost(conv, plan, isa, request.threads) for plan in candidates(conv, isa)}
+    algorithms = (_algorithm_of_many(conv),) if request.many_sizes else (F2, F4)
+    gain = OWN_WEIGHTS_GAIN if request.many_sizes else 1.0
+    costs = {
+        plan: predicted_cost(conv, plan, isa, request.threads) for plan in candidates(conv, isa, algorithms)
+    }
     ranked = sorted(costs, key=costs.__getitem__)[:CHOICES]
-    if not ranked or costs[ranked[0]] > direct_cost(conv, request.threads):
+    if not ranked or costs[ranked[0]] > gain * direct_cost(conv, request.threads):
         return None
     labels = {plan.label: plan for plan in ranked}
     return schedule_plan(request, conv, pick(request, labels), list(labels))
@@ -107,9 +115,21 @@ def _is_eligible(conv: BlockedConvolution) -> bool:
     return window and not conv.depthwise and not conv.plain and conv.multiply_adds > 0
 
 
-def candidates(conv: BlockedConvolution, isa: Isa) -> Iterator[WinogradPlan]:
+def _algorithm_of_many(conv: BlockedConvolution) -> ToomCook:
+    """The one whose weights convolutions of any number of images read: that of the fewest products, which
+    is the best for many, to which the bytes of weights matter little.
+
+    Few images of deep layers are left to direct convolution. F(2,3)'s weights for these, too, nearly twice
+    the model's bytes, would gain up to a fifth of such a layer's time.
+    """
+    return min((F2, F4), key=lambda each: math.prod(tile_counts(conv, each)) * each.points**2)
+
+
+def candidates(
+    conv: BlockedConvolution, isa: Isa, algorithms: Sequence[ToomCook] = (F2, F4)
+) -> Iterator[WinogradPlan]:
     """Plans whose accumulators, one line of weights and a broadcast scalar fit into the registers."""
-    for algorithm in (F2, F4):
+    for algorithm in algorithms:
         tiles = math.prod(tile_counts(conv, algorithm))
         for width in range(1, min(conv.output_blocks, 6) + 1):
             groups = ceil_div(conv.output_blocks, width)
@@ -199,8 +219,9 @@ def schedule_plan(
     request: Request, conv: BlockedConvolution, plan: WinogradPlan, choices: Sequence[str] = ()
 ) -> Scheduled:
     """Pack the weights, now or as the first stage, and emit the tasks."""
-    packed, packing = _packed_weight(conv, plan)
-    emitter = _WinogradLoops(Stages.of(conv, plan.algorithm), plan, packed)
+    are_apart = request.many_sizes and conv.is_constant
+    packed, packing = _packed_weight(conv, plan, are_apart=are_apart)
+    emitter = _WinogradLoops(Stages.of(conv, plan.algorithm), plan, packed, are_apart)
     region, planes = emitter.region()
     params, buffers = list(request.function.params), [*planes, *emitter.stages.buffers]
     if not conv.is_constant:
@@ -212,13 +233,18 @@ def schedule_plan(
     return finish(function, winograd.__name__, [(conv.weight, packing)], choices)
 
 
-def _packed_weight(conv: BlockedConvolution, plan: WinogradPlan) -> tuple[ir.Var, Packing]:
-    """U as `[pass, k, q, group, IB, i, vector, o]`, in the order in which it is read."""
-    n, width, lanes = plan.algorithm.points, plan.kernel.width, conv.output_lanes
-    ib, i = conv.input_blocks, conv.input_lanes
-    passes = ceil_div(conv.output_blocks, width * plan.pass_groups)
-    split = (passes, plan.pass_groups, width, ib, n, n, i, lanes)
-    padded = (passes * plan.pass_groups * width, ib, n, n, i, lanes)
+def _packed_weight(
+    conv: BlockedConvolution, plan: WinogradPlan, *, are_apart: bool
+) -> tuple[ir.Var, Packing]:
+    """U as `[pass, k, q, group, IB, i, vector, o]`, in the order in which it is read.
+
+    Where its blocks are to be apart, each is a pass of one group of one vector, whatever the plan is.
+    """
+    n, lanes, ib, i = plan.algorithm.points, conv.output_lanes, conv.input_blocks, conv.input_lanes
+    groups, width = (1, 1) if are_apart else (plan.pass_groups, plan.kernel.width)
+    passes = ceil_div(conv.output_blocks, width * groups)
+    split = (passes, groups, width, ib, n, n, i, lanes)
+    padded = (passes * groups * width, ib, n, n, i, lanes)
     axes = (0, 4, 5, 1, 3, 6, 2, 7)
     packed = tirx.decl_buffer(tuple(split[a] for a in axes), "float32", "packed_weight")
     return packed, Packing(padded, split, axes, LinearMap(plan.algorithm.filter_matrix(), (2, 3)))
@@ -231,6 +257,8 @@ class _WinogradLoops:
     stages: Stages
     plan: WinogradPlan
     weight: ir.Var
+    are_apart: bool
+    """Whether output blocks of the weights are."""
 
     @property
     def tiles(self) -> int:
@@ -245,7 +273,7 @@ class _WinogradLoops:
         conv, plan, points = self.stages.conv, self.plan, self.plan.algorithm.points
         v = Planes.of("transformed", points**2, conv.input_blocks, plan.tiles, conv.input_lanes)
         m = Planes.of("products", points**2, self.pass_blocks, plan.tiles, conv.output_lanes)
-        passes = int(self.weight.shape[0]) // plan.splits
+        passes = ceil_div(conv.output_blocks, self.pass_blocks) // plan.splits
 
         def task(point: Sequence[ir.Expr]) -> tirx.Stmt:
             chunk, split = point
@@ -267,7 +295,9 @@ class _WinogradLoops:
         output_blocks = self.stages.conv.output_blocks
 
         def product(k: ir.Expr, q: ir.Expr, group: ir.Expr, rows: ir.Expr) -> tirx.Stmt:
-            weight = Weight(self.weight, (index, k, q), self.plan.tiles // kernel.rows)
+            shares = self.plan.tiles // kernel.rows
+            groups, width = self.plan.pass_groups, kernel.width
+            weight = Weight(self.weight, (index, k, q), shares, groups, width, self.are_apart)
             return self.stages.multiply(v, m, kernel, weight, (k * integer(points) + q, group, rows))
 
         def back(block: ir.Expr) -> tirx.Stmt:

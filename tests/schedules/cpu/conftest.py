@@ -24,6 +24,7 @@ class Harness:
 
     isa: Isa
     threads: int = 4
+    many_sizes: bool = False
 
     def function(
         self, build: Build, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str] | str = "float32"
@@ -34,7 +35,10 @@ class Harness:
     def schedule(
         self, function: tirx.PrimFunc, constants: Sequence[int] = (), rule: Rule | None = None
     ) -> Scheduled:
-        request = Request(function, frozenset(constants), Target((), self.isa), threads=self.threads)
+        target = Target((), self.isa)
+        request = Request(
+            function, frozenset(constants), target, threads=self.threads, many_sizes=self.many_sizes
+        )
         scheduled = schedule(request, Device.CPU) if rule is None else rule(request)
         assert scheduled is not None
         return scheduled
