@@ -106,14 +106,13 @@ class Session:
         wanted = None if threads is None else check_threads(threads)
         artifact = open_artifact(path, check_weights=check_weights, trusted_keys=trusted_keys)
         try:
-            self._open(artifact, wanted, gpu_memory_bytes, host_memory_bytes)
+            self._prepare(artifact, wanted, gpu_memory_bytes, host_memory_bytes)
         except BaseException as error:
             drop_locals(error)
             artifact.close()
             raise
-        _sessions.add(self)
 
-    def _open(
+    def _prepare(
         self,
         artifact: Artifact,
         threads: int | None,
@@ -155,6 +154,7 @@ class Session:
         self._held: PlanView | None = None
         """The plan whose resident weights are on the GPU."""
         self._load(self._reserve)
+        _sessions.add(self)
 
     def __repr__(self) -> str:
         ports = self.get_inputs(), self.get_outputs()

@@ -155,7 +155,7 @@ def test_every_line_of_the_pages_is_run_or_known() -> None:
 
 
 _OF_OTHER_TESTS = {
-    *("quantized.onnx", "cifar_quick", "step.hyb", "open.onnx", "open.hyb"),
+    *("quantized.onnx", "cifar_quick", "step.hyb", "open.onnx", "open.hyb", "encoder.hyb"),
     *("fp16", "bf16", "tf32"),
 }
 """Words of the usage page's commands that the next tests run."""
