@@ -16,8 +16,8 @@ from hybridc.errors import UsageError
 SHELLS = ("bash", "zsh", "tcsh")
 HELP = "print a script that completes commands and options in a shell"
 EXAMPLE = """\
-  hybridc completion bash > ~/.local/share/bash-completion/completions/hybridc
-  hybridc completion zsh > ~/.zfunc/_hybridc"""
+  hybridc completion bash
+  hybridc completion zsh"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

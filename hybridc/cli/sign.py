@@ -16,7 +16,7 @@ from hybridc.cli.support.terminal import print_text
 HELP = "sign an artifact or a bundle with an ed25519 key"
 EXAMPLE = """\
   hybridc sign resnet.hyb --key key.pem
-  hybridc verify resnet.hyb --trust public.pem"""
+  hybridc sign bundle --key key.pem"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
