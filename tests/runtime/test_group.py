@@ -133,7 +133,7 @@ def test_weights_are_copied_again_after_a_run_that_failed(
     with monkeypatch.context() as patched, pytest.raises(DeviceError, match="LAUNCH_FAILED") as error:
         patched.setattr(program, "_run_lanes", fails)
         group.run("hybrid", None, feed("hybrid"))
-    assert error.value.where == "member 'hybrid'"
+    assert error.value.where == "member 'hybrid': the start of the run"
     assert copied_bytes(group, "hybrid") == first
     np.testing.assert_array_equal(group.run("hybrid", None, feed("hybrid"))[0], expected["hybrid"][0])
 
