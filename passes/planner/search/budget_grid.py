@@ -334,7 +334,7 @@ def _polished_at(point: _PointSearch) -> PlacedPlan:
 
 
 def _simulated_us(placed: PlacedPlan) -> float:
-    """What the search says of a plan: its own time is that of its steps."""
+    """What the search says of a plan, to be compared with what it says of others: no time of steps."""
     return Core(placed.problem).makespan_us(placed.decisions)
 
 
@@ -370,7 +370,7 @@ def _is_no_better(found: SearchResult, below: PlacedPlan, host_bytes: int | None
     """Whether a plan, once packed, could not replace that of the point below, since it is hardly faster."""
     if not below.fits_host(host_bytes):
         return False
-    return below.makespan_us <= min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us)
+    return _simulated_us(below) <= min(found.makespan_us * _HARDLY_SLOWER, found.fastest_start_us)
 
 
 def _with_less(narrowed: Problem, problem: Problem, share: float, placed: PlacedPlan) -> Problem:
