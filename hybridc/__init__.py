@@ -121,7 +121,6 @@ def load(
     from hybridc.options import parse_bytes
 
     _emulate(emulate_gpu)
-    keys = [trusted_keys] if isinstance(trusted_keys, str | Path) else trusted_keys
     from hybridc.runtime import load as load_session
 
     return load_session(
@@ -129,7 +128,7 @@ def load(
         threads=threads,
         gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
-        trusted_keys=keys,
+        trusted_keys=_listed(trusted_keys),
     )
 
 
@@ -142,6 +141,7 @@ def load_group(
     threads: int | None = None,
     host_memory: Amount | None = None,
     emulate_gpu: Amount | EmulatedGpu | None = None,
+    trusted_keys: str | Path | Sequence[str | Path] | None = None,
 ) -> SessionGroup:
     """Load artifacts that take turns in `gpu_memory`, by the names of members or those of their folders.
 
@@ -159,7 +159,12 @@ def load_group(
         runs=runs,
         threads=threads,
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
+        trusted_keys=_listed(trusted_keys),
     )
+
+
+def _listed(keys: str | Path | Sequence[str | Path] | None) -> Sequence[str | Path] | None:
+    return [keys] if isinstance(keys, str | Path) else keys
 
 
 @exhaustion_told()

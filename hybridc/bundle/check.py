@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from hybridc.artifact.signature import SIGNATURE_BYTES, SUFFIX, check_signature
-from hybridc.bundle.write import HASHES
+from hybridc.bundle.write import HASHES, LIBRARIES
 from hybridc.errors import ArtifactError
 from hybridc.files import OpenFile, read_file
 
@@ -22,16 +22,25 @@ def is_bundle(path: Path) -> bool:
 def check_bundle(folder: Path, trusted_keys: Sequence[str | Path] | None = None) -> None:
     """Read every file that a bundle lists and compare its hash; executes nothing.
 
-    With `trusted_keys`, files with ed25519 public keys, an owner of one of them must have signed it. Raises
-    ArtifactError HC303 where the list of hashes is malformed, HC304 where a file is missing or differs, HC308
-    if it is not signed, HC309 if nobody who is trusted signed it; UsageError HC583 or HC584 for the keys.
+    Its folder of libraries must have no others: the dynamic linker would take them before those of the
+    system. With `trusted_keys`, files with ed25519 public keys, an owner of one of them must have signed it.
+
+    Raises ArtifactError HC303 where the list of hashes is malformed, HC304 where a file is missing or
+    differs, HC305 for a library that is not listed, HC308 if it is not signed, HC309 if nobody who is trusted
+    signed it; UsageError HC583 or HC584 for the keys.
     """
     content = _read(folder / HASHES, _LARGEST_HASHES_BYTES)
     if trusted_keys is not None:
         path = folder / (HASHES + SUFFIX)
         signature = _read(path, SIGNATURE_BYTES) if path.exists() else None
         check_signature(content, signature, trusted_keys, folder)
-    for name, sha256 in _listed(folder / HASHES, content):
+    listed = _listed(folder / HASHES, content)
+    known = {folder / name for name, _ in listed}
+    for path in sorted((folder / LIBRARIES).rglob("*")):
+        if path not in known and not (path.is_dir() and not path.is_symlink()):
+            what = "the bundle does not list it, but its runner might load it"
+            raise ArtifactError("HC305", what, where=str(path), remedy="remove it, or copy the bundle again")
+    for name, sha256 in listed:
         try:
             file = OpenFile(folder / name)
             found = file.sha256()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hybridc.cli.support.arguments import add_json
+from hybridc.cli.support.arguments import add_json, add_trust
 from hybridc.cli.support.files import existing_artifact, print_json
 from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.errors import UsageError
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=20",
         help="how often an artifact runs in each of its turns (default: once); may be repeated",
     )
+    add_trust(parser)
     add_json(parser)
 
 
@@ -54,7 +55,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from hybridc.report.group import group_text, group_to_json
     from hybridc.runtime.group import open_members
 
-    artifacts = open_members(arguments.artifacts, check_weights=False, check_host=False)
+    artifacts = open_members(
+        arguments.artifacts, check_weights=False, check_host=False, trusted_keys=arguments.trust
+    )
     group = plan_group(candidates(artifacts, dict(arguments.runs)), arguments.gpu_memory)
     verify_group(group)
     if arguments.json:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hybridc.artifact.load import Artifact, open_artifact
-from hybridc.errors import DeviceError, HybridcError, UsageError
+from hybridc.errors import DeviceError, HybridcError, UsageError, drop_locals
 from hybridc.group import GroupPlan, candidates, plan_group, verify_group, with_turn
 from hybridc.options import check_threads
 from hybridc.runtime.code import Library, open_library
@@ -28,10 +28,11 @@ def open_members(
     *,
     check_weights: bool = True,
     check_host: bool = True,
+    trusted_keys: Sequence[str | Path] | None = None,
 ) -> dict[str, Artifact]:
     """Open and verify the artifacts of a group, by the names of members: those of a mapping, else of files.
 
-    Whether all is checked is as for `open_artifact`, which says what it raises. Raises UsageError HC566 for
+    What is checked is as for `open_artifact`, which says what it raises. Raises UsageError HC566 for
     no members, or a name that stands for two.
     """
     named = list(paths.items()) if isinstance(paths, Mapping) else [(Path(path).stem, path) for path in paths]
@@ -40,11 +41,16 @@ def open_members(
     if not names or twice is not None:
         what = "a group needs a member" if twice is None else f"two members of the group are called {twice!r}"
         raise UsageError("HC566", what, remedy="give the paths of artifacts whose names differ")
-    opened = {}
-    for name, path in named:
-        with _of_member(name):
-            opened[name] = open_artifact(path, check_weights=check_weights, check_host=check_host)
-            verify_plans(opened[name])
+    opened: dict[str, Artifact] = {}
+    with ExitStack() as after_failure:
+        for name, path in named:
+            with _of_member(name):
+                opened[name] = open_artifact(
+                    path, check_weights=check_weights, check_host=check_host, trusted_keys=trusted_keys
+                )
+                after_failure.callback(opened[name].close)
+                verify_plans(opened[name])
+        after_failure.pop_all()
     return opened
 
 
@@ -67,31 +73,39 @@ class SessionGroup:
         threads: int | None = None,
         host_memory_bytes: int | None = None,
         check_weights: bool = True,
+        trusted_keys: Sequence[str | Path] | None = None,
     ) -> None:
         wanted = None if threads is None else check_threads(threads)
-        artifacts = open_members(paths, check_weights=check_weights)
-        self._plan = plan_group(candidates(artifacts, runs), gpu_memory_bytes)
-        verify_group(self._plan)
+        artifacts = open_members(paths, check_weights=check_weights, trusted_keys=trusted_keys)
         self._sessions: dict[str, MemberSession] = {}
-        turns = Turns()
-        with ExitStack() as opened:
-            opened.callback(self.close)
-            arena: Any = None
-            for member in self._plan.members:
-                with _of_member(member.name):
-                    artifact = artifacts[member.name]
-                    first, again = with_turn(artifact, member)
-                    library = open_library(artifact)
-                    if arena is None and first.needs_gpu:
-                        arena = _allocate(library, self._plan)
-                    manifest = artifact.manifest
-                    limit_bytes = (
-                        manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
-                    )
-                    reserve = functools.partial(Memory, (again, first), library, limit_bytes, arena)
-                    count = check_threads(wanted or manifest.threads or available_threads())
-                    self._sessions[member.name] = MemberSession(first, again, reserve, turns, count)
-            opened.pop_all()
+        try:
+            self._plan = plan_group(candidates(artifacts, runs), gpu_memory_bytes)
+            verify_group(self._plan)
+            self._open(artifacts, wanted, host_memory_bytes)
+        except BaseException as error:
+            self.close()
+            drop_locals(error)
+            for artifact in artifacts.values():
+                artifact.close()
+            raise
+
+    def _open(
+        self, artifacts: Mapping[str, Artifact], threads: int | None, host_memory_bytes: int | None
+    ) -> None:
+        """Take the memory, and have all members ready to run."""
+        turns, arena = Turns(), None
+        for member in self._plan.members:
+            with _of_member(member.name):
+                artifact = artifacts[member.name]
+                first, again = with_turn(artifact, member)
+                library = open_library(artifact)
+                if arena is None and first.needs_gpu:
+                    arena = _allocate(library, self._plan)
+                manifest = artifact.manifest
+                limit_bytes = manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
+                reserve = functools.partial(Memory, (again, first), library, limit_bytes, arena)
+                count = check_threads(threads or manifest.threads or available_threads())
+                self._sessions[member.name] = MemberSession(first, again, reserve, turns, count)
 
     def __repr__(self) -> str:
         return f"<SessionGroup: {', '.join(self._sessions)} in {self._plan.arena_bytes:,} bytes>"

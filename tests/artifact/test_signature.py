@@ -194,6 +194,12 @@ def test_commands(artifact: Path, keys: Any, capsys: pytest.CaptureFixture[str])
     assert "HC309" in capsys.readouterr().err
     assert main(["verify", str(artifact), "--trust", str(other), "--trust", str(public)]) == 0
     assert main([*run, str(public)]) == 0
+    group = ["group", str(artifact), "--gpu-memory", "1MiB", "--trust"]
+    assert main([*group, str(public)]) == 0
+    assert main([*group, str(other)]) == ArtifactError.exit_code
+    with hybridc.load_group([artifact], gpu_memory="1MiB", trusted_keys=public) as members:
+        assert list(members) == [artifact.stem]
+    assert code_of(lambda: hybridc.load_group([artifact], gpu_memory="1MiB", trusted_keys=other)) == "HC309"
 
 
 def test_bundles_are_signed_as_a_whole(tmp_path: Path, keys: Any) -> None:
@@ -207,6 +213,9 @@ def test_bundles_are_signed_as_a_whole(tmp_path: Path, keys: Any) -> None:
     assert main(["sign", str(tmp_path), "--key", str(private)]) == 0
     assert main(["verify", str(tmp_path), "--trust", str(public)]) == 0
     assert code_of(lambda: check_bundle(tmp_path, [other])) == "HC309"
+    (tmp_path / "lib" / "libc.so.6").write_bytes(b"of somebody else")
+    assert code_of(lambda: check_bundle(tmp_path, [public])) == "HC305"
+    (tmp_path / "lib" / "libc.so.6").unlink()
     (tmp_path / "lib" / "library").write_bytes(b"c0de")
     assert code_of(lambda: check_bundle(tmp_path, [public])) == "HC304"
     (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  ../elsewhere\n")
