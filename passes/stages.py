@@ -235,12 +235,10 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
         c.job.watch.begin(budgets, c.job.host_arena_bytes)
     _first_plans(c.job, whole, c.machine, budgets)
     limits = sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1))
-    if c.job.tile_limits is None:
+    few = c.job.tile_limits
+    c, found = _tilings(c, whole, limits if few is None else few, largest_bytes, to_graph, progress)
+    if few is not None and not _some_fits((whole, *found), c.machine, min(budgets)):
         c, found = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
-    else:
-        c, found = _tilings(c, whole, c.job.tile_limits, largest_bytes, to_graph, progress)
-        if min(smallest_budget_bytes(t.graph, c.machine, t.pins) for t in (whole, *found)) > min(budgets):
-            c, found = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
     ways = (whole, *reversed(found))
     for tiling in found:
         _first_plans(c.job, tiling, c.machine, budgets)  # where the whole network does not fit
@@ -260,6 +258,10 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
     # all ways, where it is stopped: any of them may be that of the best plan so far
     tilings = _watched(c.job.watch, choose, lambda _: ways)
     return TiledNetwork(c, tilings, peak_bytes)
+
+
+def _some_fits(ways: Sequence[Tiling], machine: Machine, budget_bytes: int) -> bool:
+    return any(smallest_budget_bytes(each.graph, machine, each.pins) <= budget_bytes for each in ways)
 
 
 def _tilings(

@@ -145,8 +145,10 @@ def _plan_summary(plan: dict[str, Any]) -> list[str]:
 
 def _predicted_text(makespan_us: float, bound_us: float) -> str:
     """The time, and how much slower than any plan it is at most, where that is known."""
-    gap = f", within {makespan_us / bound_us - 1:.1%} of the bound" if bound_us else ""
-    return format_us(makespan_us) + gap
+    if not bound_us:
+        return format_us(makespan_us)
+    gap = f"{makespan_us / bound_us - 1:.1%}"
+    return format_us(makespan_us) + (", at the bound" if gap == "0.0%" else f", within {gap} of the bound")
 
 
 def training_to_json(made: CompiledTraining) -> dict[str, Any]:
