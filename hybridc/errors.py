@@ -13,9 +13,10 @@ Codes group by cause, and each group has the exit code the CLI ends with:
 from __future__ import annotations
 
 import errno
+import mmap
 import resource
 import traceback
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from types import TracebackType
 from typing import Any
 
@@ -120,8 +121,31 @@ _NO_MEMORY = (
 """What C++, the dynamic linker, the C library and compilers call it, in small letters."""
 
 
+class _Reserve:
+    """Address space that nobody uses, until there is no other and an error has to be made of that."""
+
+    SIZE_BYTES = 4 << 20  # some of the arenas, of 1 MiB, in which Python keeps its objects
+
+    def __init__(self) -> None:
+        self._held: mmap.mmap | None = None
+
+    def take(self) -> None:
+        if self._held is None:
+            with suppress(OSError, MemoryError):  # what is used up is told by what is wanted next
+                self._held = mmap.mmap(-1, self.SIZE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+
+    def give_back(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+_reserve = _Reserve()
+
+
 def out_of_memory(error: BaseException) -> DeviceError | None:
     """The error to tell a user if the host's memory or threads are used up, also as a cause of `error`."""
+    _reserve.give_back()
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, DeviceError):  # which tells already, and may mean a GPU
         if _is_exhaustion(seen):
@@ -137,7 +161,7 @@ class exhaustion_told(ContextDecorator):
     or the system put it."""
 
     def __enter__(self) -> None:
-        pass
+        _reserve.take()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -161,6 +185,8 @@ def _is_exhaustion(error: BaseException) -> bool:
         return False
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    if isinstance(error, AttributeError) and "_ffi_api" in str(error):  # TVM goes on without its compiler
+    # TVM goes on without its compiler; Python finds no memory for an exception
+    goes_on = isinstance(error, AttributeError) and "_ffi_api" in str(error)
+    if goes_on or (isinstance(error, SystemError) and "without" in str(error)):
         return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     return any(text in str(error).lower() for text in _NO_MEMORY)

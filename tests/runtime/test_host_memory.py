@@ -59,7 +59,7 @@ def test_room_may_be_used_up_to_the_last_byte() -> None:
         check_room(8, 7)
 
 
-@pytest.mark.parametrize("more_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("more_bytes", [0, 1 << 20, 2 << 20, 4 << 20, 8 << 20])
 def test_load_within_little_address_space_ends_in_one_error(cpu_artifact: Path, more_bytes: int) -> None:
     code = code_under_limit(cpu_artifact, "", more_bytes, "hybridc.load(sys.argv[1])")
     assert code in ("HC408", "HC412")
