@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import ir, tirx
 
@@ -48,6 +49,7 @@ from hybridc.schedules.cpu.core.register_tile import (
     reduction,
     register_tile,
 )
+from hybridc.schedules.cpu.core.strided_copy import take_apart
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 _STEPS_TO_PREFETCH = 8
@@ -135,26 +137,32 @@ class _DirectLoops:
         channels, phases, pitch = self.plan.copy_shape
         start = block.number * integer(self.plan.columns * axis.stride)
 
-        def copied(value: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
-            def line(point: Point) -> tirx.Stmt:
-                c, phase = point
-                channel = block.g * integer(channels) + c
+        def copied(line: Callable[[ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
+            return loop(channels, lambda c: line(c, block.g * integer(channels) + c))
 
-                def element(x: ir.Expr) -> tirx.Stmt:
-                    at = start + x * integer(axis.stride) + phase
-                    return tirx.BufferStore(self.copy, value(channel, at), [c, phase, x])
+        def store(c: ir.Expr, phase: ir.Expr, x: ir.Expr, value: ir.Expr) -> tirx.Stmt:
+            return tirx.BufferStore(self.copy, value, [c, phase, x])
 
-                return loop(pitch, element)
+        def padded(c: ir.Expr, channel: ir.Expr) -> tirx.Stmt:
+            def element(phase: ir.Expr, x: ir.Expr) -> tirx.Stmt:
+                at = start + x * integer(axis.stride) + phase
+                return store(c, phase, x, conv.padded(block.n, channel, integer(0), at))
 
-            return grid((channels, phases), line)
+            return loop(phases, lambda phase: loop(pitch, lambda x: element(phase, x)))
 
-        padded = copied(lambda c, x: conv.padded(block.n, c, integer(0), x))
+        def inside(c: ir.Expr, channel: ir.Expr) -> tirx.Stmt:
+            def read(x: ir.Expr) -> ir.Expr:
+                return self._input(block.n, channel, start + x)
+
+            lanes = self.plan.isa.lanes()
+            return take_apart(axis.stride, phases, pitch, lanes, read, partial(store, c))
+
         if self.data is None:
-            return padded
+            return copied(padded)
         data, before = self.data
-        whole = copied(lambda c, x: self._input(block.n, c, x))
-        last = before + int(data.shape[-1]) - (pitch - 1) * axis.stride - phases
-        return tirx.IfThenElse(tirx.all(start >= integer(before), start <= integer(last)), whole, padded)
+        last = before + int(data.shape[-1]) - pitch * axis.stride
+        is_inside = tirx.all(start >= integer(before), start <= integer(last))
+        return tirx.IfThenElse(is_inside, copied(inside), copied(padded))
 
     def _input(self, n: ir.Expr, channel: ir.Expr, x: ir.Expr) -> tirx.BufferLoad:
         assert self.data is not None

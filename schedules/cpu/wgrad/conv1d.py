@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import ir, tirx
 
@@ -41,6 +42,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, reduction, register_tile
 from hybridc.schedules.cpu.core.shuffles import sums_of_lanes
+from hybridc.schedules.cpu.core.strided_copy import take_apart
 from hybridc.schedules.cpu.wgrad.conv1d_plan import Conv1dWgradPlan, CorrelationOperand, plans_of
 from hybridc.schedules.cpu.wgrad.read import read_weight_gradient
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
@@ -132,8 +134,8 @@ class _CorrelationLoops:
 
         slide = of.slide
         start = block.start * integer(slide.stride) - integer(slide.before)
-        rows = _copied(self.rows, of.rows, block.n, row, block.start, 1)
-        shifted = _copied(self.shifted, of.shifted, block.n, channel, start, slide.stride)
+        rows = _copied(self.rows, of.rows, block.n, row, block.start, 1, plan.isa.lanes())
+        shifted = _copied(self.shifted, of.shifted, block.n, channel, start, slide.stride, plan.isa.lanes())
         return [rows, shifted]
 
     def _tiles(self, block: _PositionBlock, split: ir.Expr, number: ir.Expr) -> tirx.Stmt:
@@ -252,34 +254,37 @@ def _copied(
     channel: Callable[[ir.Expr], ir.Expr],
     start: ir.Expr,
     stride: int,
+    lanes: int,
 ) -> tirx.Stmt:
     """Fill `[channels, phases, columns]`, or without phases, from a position on; most copies are inside."""
     columns, length = int(copy.shape[-1]), operand.length
     phases = int(copy.shape[1]) if len(copy.shape) == 3 else 1
 
-    def filled(value: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> tirx.Stmt:
-        def line(point: Point) -> tirx.Stmt:
-            c, phase = point
-            at = [c, phase] if len(copy.shape) == 3 else [c]
-
-            def element(x: ir.Expr) -> tirx.Stmt:
-                place = start + x * integer(stride) + phase
-                return tirx.BufferStore(copy, value(channel(c), place), [*at, x])
-
-            return loop(columns, element)
-
-        return grid((int(copy.shape[0]), phases), line)
+    def store(c: ir.Expr, phase: ir.Expr, x: ir.Expr, value: ir.Expr) -> tirx.Stmt:
+        return tirx.BufferStore(copy, value, [c, phase, x] if len(copy.shape) == 3 else [c, x])
 
     def read(c: ir.Expr, x: ir.Expr) -> ir.Expr:
-        return tirx.BufferLoad(operand.buffer, [n, c, x])
+        return tirx.BufferLoad(operand.buffer, [n, channel(c), start + x])
 
-    def padded(c: ir.Expr, x: ir.Expr) -> ir.Expr:
-        inside = tirx.all(x >= integer(0), x < integer(length))
-        return tirx.if_then_else(inside, read(c, x), tirx.FloatImm("float32", 0.0))
+    def inside(c: ir.Expr) -> tirx.Stmt:
+        return take_apart(stride, phases, columns, lanes, partial(read, c), partial(store, c))
 
-    last = length - (columns - 1) * stride - phases
+    def padded(point: Point) -> tirx.Stmt:
+        c, phase = point
+
+        def element(x: ir.Expr) -> tirx.Stmt:
+            at = x * integer(stride) + phase
+            exists = tirx.all(start + at >= integer(0), start + at < integer(length))
+            value = tirx.if_then_else(exists, read(c, at), tirx.FloatImm("float32", 0.0))
+            return store(c, phase, x, value)
+
+        return loop(columns, element)
+
+    channels, last = int(copy.shape[0]), length - columns * stride
     return tirx.IfThenElse(
-        tirx.all(start >= integer(0), start <= integer(last)), filled(read), filled(padded)
+        tirx.all(start >= integer(0), start <= integer(last)),
+        loop(channels, inside),
+        grid((channels, phases), padded),
     )
 
 
