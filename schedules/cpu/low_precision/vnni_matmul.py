@@ -58,7 +58,7 @@ def schedule_vnni_product(
         panels = _panels(request, product, tile, dot, lambda row, k: tirx.BufferLoad(words, [row, k]))
         stages = [dot.within(pack_vnni(product, dot, words, word, vector, lambda row, k: [row, k]))]
         buffers = [words]
-    body, sums = tile_loops(product, tile, panels, request.threads)
+    body, sums = tile_loops(product, tile, panels, request)
     function = function_of(request.function, panels.params, [*stages, dot.within(body)], [*buffers, *sums])
     return finish(function, rule, panels.packings, ranked)
 

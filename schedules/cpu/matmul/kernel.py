@@ -162,3 +162,30 @@ def prefetch_next(
         return [prefetch(element(at), locality=2) for at in cache_lines]
 
     return ahead
+
+
+def prefetch_rows(
+    element: Callable[[ir.Expr, ir.Expr], ir.Expr], shape: tuple[int, int], part: ir.Expr, parts: int
+) -> Ahead:
+    """Prefetch rows of `shape`, rows and elements of each, into L2: one part of `parts`.
+
+    `element(row, k)` is an element of them. Several iterations ask for the same line where there are fewer.
+    """
+    rows, depth = shape
+    lines_of_row = ceil_div(depth, CACHE_LINE_FLOATS)
+    lines = rows * lines_of_row
+    lines_of_part = ceil_div(lines, parts)
+
+    def ahead(number: ir.Expr, count: int) -> Sequence[tirx.Stmt]:
+        # evenly over all iterations, as above; two divisions, so that products fit into 32 bits
+        begin = tirx.floordiv(part * integer(lines), integer(parts))
+        first = begin + tirx.floordiv(number * integer(lines_of_part), integer(count))
+
+        def line(i: int) -> tirx.Stmt:
+            place = first + integer(i)
+            k = tirx.floormod(place, integer(lines_of_row)) * integer(CACHE_LINE_FLOATS)
+            return prefetch(element(tirx.floordiv(place, integer(lines_of_row)), k), locality=2)
+
+        return [line(i) for i in range(ceil_div(lines_of_part, count))]
+
+    return ahead

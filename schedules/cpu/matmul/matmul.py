@@ -27,10 +27,12 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 from hybridc.schedules.cpu.core.nest import finish
 from hybridc.schedules.cpu.core.sharing import at_least_one_each, idleness
 from hybridc.schedules.cpu.matmul.kernel import (
+    Ahead,
     Element,
     GemmAccess,
     gemm_kernel,
     prefetch_next,
+    prefetch_rows,
     rank_gemm_tiles,
 )
 from hybridc.schedules.cpu.matmul.panel import copy_panel
@@ -46,6 +48,8 @@ PACKED_ROWS = 32
 """Rows that must share a copied panel: copying costs each element about as much as two multiply-adds."""
 OFFERED = 4
 """Tiles of one kind that a measured search may try."""
+ROWS_SHARE = 1 / 4
+"""Of the second-level cache, for rows of A that all panels read; the next rows and two panels are there."""
 FEWEST_BLOCKS = 4
 """Blocks of rows over which the prefetch of a panel is spread; with fewer it is all there is to wait for."""
 
@@ -129,7 +133,7 @@ def rank_direct_tiles(request: Request, product: Product) -> list[tuple[float, T
 def direct(request: Request, product: Product, tile: Tile) -> _Made:
     """The ordinary product: one multiply-add for each element of the iteration space, with B in panels."""
     panels = _panels(request, product, tile)
-    body, sums = tile_loops(product, tile, panels, request.threads)
+    body, sums = tile_loops(product, tile, panels, request)
     buffers = [*panels.buffers, *sums]
     return function_of(request.function, panels.params, [body], buffers), panels.packings
 
@@ -193,33 +197,98 @@ def _copied(request: Request, product: Product, tile: Tile) -> Panels:
     )
 
 
-def tile_loops(product: Product, tile: Tile, panels: Panels, threads: int) -> tuple[tirx.Stmt, list[ir.Var]]:
-    """Tasks: batch x panel x rows, a panel's tasks next to each other so that it stays in cache."""
+def tile_loops(
+    product: Product, tile: Tile, panels: Panels, request: Request
+) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """The parallel loop over tasks, and the buffers of its sums."""
+    body, sums = (_tile_tasks if panels.copy is None else _panel_tasks)(product, tile, panels, request)
+    if not isinstance(body, tirx.For):  # what belongs to no loop would be allocated outside the function
+        body = tirx.For(tirx.Var("i", INDEX), integer(0), integer(1), tirx.ForKind.SERIAL, body)
+    return body, sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a tile: batch, panel, block of rows, and how many blocks go through a panel one after the other."""
+
+    b: ir.Expr
+    panel: ir.Expr
+    block: ir.Expr
+    together: int
+
+    @property
+    def in_group(self) -> ir.Expr:
+        """Which of the blocks that go through the panel."""
+        return tirx.floormod(self.block, integer(self.together))
+
+
+def _tile_tasks(
+    product: Product, tile: Tile, panels: Panels, request: Request
+) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """A tile is a task, which balances best: batch x group of blocks of rows x panel x block.
+
+    A panel's tasks of a group are next to each other, so that the panel stays in cache.
+    """
     blocks, count = ceil_div(product.rows, tile.rows), ceil_div(product.columns, tile.columns)
-    # without a copy to share, a tile is a task: the finest split balances best
-    per_task = _blocks_per_task(product, tile, threads) if panels.copy else 1
+    together = _blocks_together(product, tile, panels, request)
     sums: list[ir.Var] = []
+
+    def task(point: Point) -> tirx.Stmt:
+        b, group, panel, i = point
+        block = group * integer(together) + i
+        body, buffers = _tile(product, tile, panels, _Place(b, panel, block, together))
+        sums.extend(buffers)
+        return when(block < integer(blocks), body, always=blocks % together == 0)
+
+    tasks = (product.batches, ceil_div(blocks, together), count, together)
+    return grid(tasks, task, parallel=product.multiply_adds >= PARALLEL_WORK), sums
+
+
+def _blocks_together(product: Product, tile: Tile, panels: Panels, request: Request) -> int:
+    """Blocks of rows that all panels read before the next ones.
+
+    Those that fit into the second-level cache, so that each row of A comes from behind it once, and B once
+    for each group; or all of them, with which it is the other way round, if fewer bytes come then.
+    """
+    blocks, count = ceil_div(product.rows, tile.rows), ceil_div(product.columns, tile.columns)
+    block_bytes = 4 * tile.rows * _steps(product, panels)
+    fitting = max(int(request.target.isa.l2_bytes * ROWS_SHARE) // block_bytes, 1)
+    groups = ceil_div(blocks, fitting)
+    left, right = block_bytes * blocks, 4 * _steps(product, panels) * product.columns
+    return ceil_div(blocks, groups) if left + groups * right < count * left + right else blocks
+
+
+def _steps(product: Product, panels: Panels) -> int:
+    """Of the reduction, each of which takes a number, or a pair or quad of them in 32 bits."""
+    return ceil_div(product.depth, panels.dot.group_size) if panels.dot else product.depth
+
+
+def _panel_tasks(
+    product: Product, tile: Tile, panels: Panels, request: Request
+) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """A task copies a panel and uses it for many rows: batch x panel x rows."""
+    blocks, count = ceil_div(product.rows, tile.rows), ceil_div(product.columns, tile.columns)
+    per_task = _blocks_per_task(product, tile, request.threads)
+    sums: list[ir.Var] = []
+    assert panels.copy is not None
+    copy = panels.copy
 
     def task(point: Point) -> tirx.Stmt:
         b, panel, group = point
 
         def block(i: ir.Expr) -> tirx.Stmt:
-            body, buffer = _tile(product, tile, panels, b, panel, group * integer(per_task) + i)
-            sums.extend(buffer)
+            place = _Place(b, panel, group * integer(per_task) + i, blocks)
+            body, buffers = _tile(product, tile, panels, place)
+            sums.extend(buffers)
             return body
 
-        if panels.copy is None:
-            return block(integer(0))
         # the last group may be short
         left = tirx.min(integer(blocks) - group * integer(per_task), integer(per_task))
         extent = per_task if blocks % per_task == 0 else left
-        return tirx.SeqStmt([panels.copy(b, panel), loop(extent, block)])
+        return tirx.SeqStmt([copy(b, panel), loop(extent, block)])
 
     tasks = (product.batches, count, ceil_div(blocks, per_task))
-    body = grid(tasks, task, parallel=product.multiply_adds >= PARALLEL_WORK)
-    if not isinstance(body, tirx.For):  # what belongs to no loop would be allocated outside the function
-        body = tirx.For(tirx.Var("i", INDEX), integer(0), integer(1), tirx.ForKind.SERIAL, body)
-    return body, sums
+    return grid(tasks, task, parallel=product.multiply_adds >= PARALLEL_WORK), sums
 
 
 def _blocks_per_task(product: Product, tile: Tile, threads: int) -> int:
@@ -231,10 +300,9 @@ def _blocks_per_task(product: Product, tile: Tile, threads: int) -> int:
     return max(ceil_div(blocks, groups), min(blocks, ceil_div(PACKED_ROWS, tile.rows)))
 
 
-def _tile(
-    product: Product, tile: Tile, panels: Panels, b: ir.Expr, panel: ir.Expr, block: ir.Expr
-) -> tuple[tirx.Stmt, list[ir.Var]]:
+def _tile(product: Product, tile: Tile, panels: Panels, place: _Place) -> tuple[tirx.Stmt, list[ir.Var]]:
     rows, columns = product.rows, product.columns
+    b, panel, block = place.b, place.panel, place.block
     whole = rows % tile.rows == 0
 
     def row(m: int) -> ir.Expr:
@@ -272,12 +340,24 @@ def _tile(
     def element(at: ir.Expr) -> ir.Expr:
         return panels.read(b, integer(0), panel * integer(several), at)
 
-    blocks, depth = ceil_div(rows, tile.rows), product.depth
-    if panels.dot is not None:
-        # a step takes a whole pair or quad
-        depth = ceil_div(depth, panels.dot.group_size)
-    access = GemmAccess(left, right, write)
-    if not panels.packings or blocks < FEWEST_BLOCKS:
-        return gemm_kernel(tile, depth, access, dot=panels.dot)
-    ahead = prefetch_next(element, depth * tile.columns, block, blocks)
-    return gemm_kernel(tile, depth, access, ahead=[ahead], dot=panels.dot)
+    access, depth = GemmAccess(left, right, write), _steps(product, panels)
+    ahead: list[Ahead] = []
+    if panels.packings and place.together >= FEWEST_BLOCKS:
+        ahead.append(prefetch_next(element, depth * tile.columns, place.in_group, place.together))
+    if panels.left is None and panels.copy is None:
+        ahead += _next_rows(product, tile, place)
+    return gemm_kernel(tile, depth, access, ahead, dot=panels.dot)
+
+
+def _next_rows(product: Product, tile: Tile, place: _Place) -> list[Ahead]:
+    """This tile's share of the rows of A that the next group reads."""
+    rows = place.together * tile.rows
+    # only a row that lies in one piece has lines
+    if rows >= product.rows or not product.left.indices[-1].same_as(product.k):
+        return []
+    first = (place.block - place.in_group) * integer(tile.rows) + integer(rows)
+    parts = ceil_div(product.columns, tile.columns) * place.together
+    part = place.panel * integer(place.together) + place.in_group
+    return [
+        prefetch_rows(lambda m, k: product.left_at(place.b, first + m, k), (rows, product.depth), part, parts)
+    ]

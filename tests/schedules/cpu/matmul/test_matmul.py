@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from hybridc.schedules.cpu.matmul.matmul import matmul
@@ -35,6 +37,25 @@ def test_product_matches_float64(harness, assert_close, shapes, constant):
     function = harness.function(lambda emit, a, b: emit(op.matmul(a, b)), shapes)
     (result,) = harness.run(function, harness.schedule(function, [1] if constant else [], matmul), inputs)
     assert_close(result, inputs[0].astype("f8") @ inputs[1].astype("f8"))
+
+
+# whole tiles but not whole groups of them, and neither
+@pytest.mark.parametrize("shapes", [((184, 16), (16, 96)), ((301, 20), (20, 17))], ids=str)
+def test_groups_of_rows_match_float64_and_end_with_the_rows(harness, assert_close, shapes, monkeypatch):
+    # so little of the cache that every group has few rows
+    monkeypatch.setattr(importlib.import_module(matmul.__module__), "ROWS_SHARE", 1 / 512)
+    rng = np.random.default_rng(9)
+    inputs = [rng.standard_normal(shape).astype("f4") for shape in shapes]
+    function = harness.function(lambda emit, a, b: emit(op.matmul(a, b)), shapes)
+    scheduled = harness.schedule(function, [1], matmul)
+    ((_, packing),) = scheduled.packings
+    rows, columns = shapes[0][0], shapes[1][1]
+    memory = tvm.runtime.tensor(np.full(rows * columns + 4096, np.nan, "f4"))
+    arrays = [tvm.runtime.tensor(array) for array in (inputs[0], packing.apply(inputs[1]))]
+    harness.compile(scheduled)(*arrays, memory._create_view((rows, columns), "float32"))
+    result, behind = np.split(memory.numpy(), [rows * columns])
+    assert_close(result.reshape(rows, columns), inputs[0].astype("f8") @ inputs[1].astype("f8"))
+    assert np.isnan(behind).all()
 
 
 def test_product_with_bias_and_gelu_matches_float64(harness, assert_close):
