@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import INDEX, function_of
+from hybridc.schedules.cpu.core.micro_kernel import INDEX, function_of, integer, sequence
 from hybridc.schedules.cpu.core.nest import Nest, NestBlock, finish, read_nest, replace_loads
-from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, iteration_space
+from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, iteration_space, uneven_axis
 from hybridc.schedules.cpu.elementwise.loops import contiguous_runs
 from hybridc.schedules.cpu.elementwise.transpose import rearranged
 from hybridc.schedules.cpu.elementwise.upsample import upsampled
@@ -40,16 +40,33 @@ def elementwise(request: Request) -> Scheduled | None:
 
 def _written(nest: Nest, block: NestBlock, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]]:
     """Loops that write an output, and the registers they use."""
-    if any(int(extent) == 0 for extent in block.buffer.shape):
+    extents = [int(extent) for extent in block.buffer.shape]
+    if 0 in extents:
         return tirx.Evaluate(0), []
-    output = _space_of(nest, block)
-    found = rearranged(output, isa) or upsampled(output, isa.lanes())
-    return found or (contiguous_runs(output, isa), [])
+    statements: list[tirx.Stmt] = []
+    registers: list[ir.Var] = []
+    for space in _even_parts(nest, block, [(0, extent) for extent in extents]):
+        found = rearranged(space, isa) or upsampled(space, isa.lanes())
+        body, used = found or (contiguous_runs(space, isa), [])
+        statements.append(body)
+        registers += used
+    return sequence(statements), registers
 
 
-def _space_of(nest: Nest, block: NestBlock) -> IterationSpace:
-    iterators = [tirx.Var(f"i{axis}", INDEX) for axis in range(len(block.indices))]
-    return iteration_space(block.buffer, iterators, _inlined(nest, block.value_at(iterators)))
+def _even_parts(nest: Nest, block: NestBlock, ranges: list[tuple[int, int]]) -> list[IterationSpace]:
+    """The output in parts, such that channels that fill blocks of them are apart from the rest."""
+    iterators = [tirx.Var(f"i{axis}", INDEX) for axis in range(len(ranges))]
+    indices = [v + integer(begin) if begin else v for v, (begin, _) in zip(iterators, ranges, strict=True)]
+    space = iteration_space(block.buffer, iterators, _inlined(nest, block.value_at(indices)), ranges)
+    found = uneven_axis(space)
+    if found is None:
+        return [space]
+    axis, length = found
+    begin, end = ranges[axis]
+    parts = ((begin, begin + length), (begin + length, end))
+    return [
+        s for part in parts for s in _even_parts(nest, block, [*ranges[:axis], part, *ranges[axis + 1 :]])
+    ]
 
 
 def _inlined(nest: Nest, value: ir.Expr) -> ir.Expr:

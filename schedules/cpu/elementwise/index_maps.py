@@ -152,13 +152,19 @@ class FusedLoop:
     """Outermost first. More than one axis only where nothing but affine offsets depends on them."""
     strides: tuple[int, ...]
     """Elements that each operand advances by."""
+    written: int
+    """Elements that the output advances by."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationSpace:
-    """One output element's value and the loops over all of them, outermost first."""
+    """One output element's value and the loops over all of them, or a part, outermost first."""
 
     buffer: ir.Var
+    first: int
+    """The first element of the output that is written, from the buffer's start."""
+    extents: tuple[int, ...]
+    """Of the iterators."""
     iterators: tuple[ir.Var, ...]
     value: ir.Expr
     operands: tuple[OperandAccess, ...]
@@ -189,15 +195,11 @@ class IterationSpace:
         """Indices of operands that are not affine."""
         return [expr for operand in self.operands for expr, _ in operand.rest]
 
-    def output_stride(self, loop: int) -> int:
-        """Elements of the output that one step of a loop advances by."""
-        return math.prod(inner.extent for inner in self.loops[loop + 1 :])
-
     def overwrites(self, operand: int) -> bool:
         """Whether the operand may lie in the output's bytes, each element under the one made of it."""
         read = self.operands[operand]
-        same = all(lp.strides[operand] == self.output_stride(k) for k, lp in enumerate(self.loops))
-        return same and not read.rest and read.offset.base == 0
+        same = all(lp.strides[operand] == lp.written for lp in self.loops)
+        return same and not read.rest and read.offset.base == self.first
 
     def store(self, point: Sequence[ir.Expr], replaced: Mapping[int, ir.Expr] | None = None) -> tirx.Stmt:
         """Write the element at the loops' indices `point`; `replaced` are operands already at hand."""
@@ -205,8 +207,12 @@ class IterationSpace:
 
     def element(self, point: Sequence[ir.Expr]) -> tirx.BufferLoad:
         """The output's element at the loops' indices `point`."""
-        offset = sum_of((index, self.output_stride(k)) for k, index in enumerate(point))
-        return tirx.BufferLoad(self.buffer, flat(self.buffer, offset))
+        return tirx.BufferLoad(self.buffer, flat(self.buffer, self.output_offset(point)))
+
+    def output_offset(self, point: Sequence[ir.Expr]) -> ir.Expr:
+        """Where that element is, from the buffer's start."""
+        steps = [(index, lp.written) for index, lp in zip(point, self.loops, strict=True)]
+        return sum_of([(tirx.IntImm("int64", self.first), 1), *steps])
 
     def value_at(self, point: Sequence[ir.Expr], replaced: Mapping[int, ir.Expr] | None = None) -> ir.Expr:
         """What `store` writes."""
@@ -257,9 +263,21 @@ def sum_of(terms: Iterable[tuple[ir.Expr, int]]) -> ir.Expr:
     return total
 
 
-def iteration_space(buffer: ir.Var, iterators: Sequence[ir.Var], value: ir.Expr) -> IterationSpace:
-    """Split the axes of `buffer[iterators] = value` as its operands need, and fuse what advances alike."""
-    extents = [int(e) for e in buffer.shape]
+def iteration_space(
+    buffer: ir.Var,
+    iterators: Sequence[ir.Var],
+    value: ir.Expr,
+    ranges: Sequence[tuple[int, int]] | None = None,
+) -> IterationSpace:
+    """Split the axes of `buffer[iterators] = value` as its operands need, and fuse what advances alike.
+
+    `ranges` are the first index of each axis and the one behind the last; `value` and the iterators count
+    from the first. None: all elements are written.
+    """
+    shape = [int(e) for e in buffer.shape]
+    ranges = ranges or [(0, extent) for extent in shape]
+    extents = [end - begin for begin, end in ranges]
+    row_major = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     # where each axis is cut, as products of extents from its innermost split on
     cuts: list[set[int]] = [{1, extent} for extent in extents]
     operands = tuple(_operand(load, iterators, extents, cuts) for load in dict.fromkeys(loads(value)))
@@ -271,8 +289,35 @@ def iteration_space(buffer: ir.Var, iterators: Sequence[ir.Var], value: ir.Expr)
         for axis, cut in enumerate(cuts)
         for high, low in itertools.pairwise(sorted(cut, reverse=True))
     ]
-    loops = [FusedLoop(d.extent, (d,), tuple(_stride(o.offset, d) for o in operands)) for d in splits]
-    return IterationSpace(buffer, tuple(iterators), value, operands, tuple(_merged(loops, locked)))
+    loops = [
+        FusedLoop(
+            d.extent,
+            (d,),
+            tuple(_stride(o.offset, d) for o in operands),
+            row_major[d.axis] * d.lower_factor,
+        )
+        for d in splits
+    ]
+    first = sum(begin * stride for (begin, _), stride in zip(ranges, row_major, strict=True))
+    merged = tuple(_merged(loops, locked))
+    return IterationSpace(buffer, first, tuple(extents), tuple(iterators), value, operands, merged)
+
+
+def uneven_axis(space: IterationSpace) -> tuple[int, int] | None:
+    """An axis that an operand divides, or takes the remainder of, by what does not divide its extent.
+
+    With it, up to where it is a whole number of divisors, as the channels that fill blocks are.
+    """
+    for expr in space.indices:
+        found: list[tirx.FloorDiv | tirx.FloorMod] = []
+        tvm_ffi.structural_walk(expr, ((tirx.FloorDiv, tirx.FloorMod), found.append))
+        for node in found:
+            axis = next((a for a, v in enumerate(space.iterators) if v.same_as(node.a)), None)
+            if axis is not None and isinstance(node.b, tirx.IntImm):
+                extent, by = space.extents[axis], int(node.b)
+                if 1 < by < extent and extent % by:
+                    return axis, extent - extent % by
+    return None
 
 
 def without_loads(expr: ir.Expr) -> ir.Expr:
@@ -337,8 +382,9 @@ def _continues(outer: FusedLoop, inner: FusedLoop, locked: set[int]) -> bool:
     axes = {split.axis for split in (*outer.splits, *inner.splits)}
     if len(axes) > 1 and axes & locked:
         return False
-    # one step outside is a whole run inside, for every operand
-    return all(o == i * inner.extent for o, i in zip(outer.strides, inner.strides, strict=True))
+    # one step outside is a whole run inside, for the output and every operand
+    outside, inside = (outer.written, *outer.strides), (inner.written, *inner.strides)
+    return all(o == i * inner.extent for o, i in zip(outside, inside, strict=True))
 
 
 def _joined(outer: FusedLoop, inner: FusedLoop) -> FusedLoop:
@@ -346,5 +392,7 @@ def _joined(outer: FusedLoop, inner: FusedLoop) -> FusedLoop:
     last, first = outer.splits[-1], inner.splits[0]
     if last.axis == first.axis:
         splits = (*outer.splits[:-1], IterSplit(last.axis, first.lower_factor, last.extent * first.extent))
-        return FusedLoop(outer.extent * inner.extent, (*splits, *inner.splits[1:]), inner.strides)
-    return FusedLoop(outer.extent * inner.extent, (*outer.splits, *inner.splits), inner.strides)
+        merged = (*splits, *inner.splits[1:])
+    else:
+        merged = (*outer.splits, *inner.splits)
+    return FusedLoop(outer.extent * inner.extent, merged, inner.strides, inner.written)

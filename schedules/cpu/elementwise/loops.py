@@ -174,8 +174,7 @@ def _comparisons(value: ir.Expr) -> list[ir.Expr]:
 
 def _changes(compared: ir.Expr, space: IterationSpace, split: IterSplit) -> set[int] | None:
     """Values of a split from which on a comparison holds, or no longer does; None if it is another kind."""
-    extents = [int(e) for e in space.buffer.shape]
-    a, b = (affine_index(side, space.iterators, extents) for side in (compared.a, compared.b))
+    a, b = (affine_index(side, space.iterators, space.extents) for side in (compared.a, compared.b))
     if a is None or b is None:
         return None
     gap = b.plus(a, -1)

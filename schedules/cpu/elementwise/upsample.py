@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.core.micro_kernel import INDEX, ceil_div, integer, loop, vectorized
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cpu.core.shuffles import picked
-from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, OperandAccess, flat, sum_of
+from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, OperandAccess, flat
 from hybridc.schedules.cpu.elementwise.loops import Point, tasks, worth_threads
 
 FACTORS = range(2, 9)
@@ -111,7 +111,7 @@ def _tables(space: IterationSpace) -> dict[tuple[int, int], np.ndarray] | None:
     axis = inner.splits[0].axis
     variable = space.iterators[axis]
     others = [v for v in space.iterators if not v.same_as(variable)]
-    if inner.extent != int(space.buffer.shape[axis]) or any(inner.strides):
+    if inner.extent != space.extents[axis] or any(inner.strides):
         return None
     tables = {}
     for k, operand in enumerate(space.operands):
@@ -168,9 +168,7 @@ def _tile(
     row = tirx.Ramp(integer(0), integer(1), lanes)
     vectors = [tirx.BufferLoad(registers, [integer(r), row]) for r in range(factor)]
     places = [divmod(element, factor) for element in range(factor * lanes)]
-    base = sum_of(
-        (index, space.output_stride(k)) for k, index in enumerate((*point, first * integer(factor)))
-    )
+    base = space.output_offset((*point, first * integer(factor)))
 
     def dealt(number: int) -> tirx.Stmt:
         picks = [(r, lane) for lane, r in places[number * lanes :][:lanes]]
