@@ -1,4 +1,4 @@
-"""Convolutions of two spatial axes on plain NCHW tensors.
+"""Convolutions of two or three spatial axes on plain NC(D)HW tensors.
 
 Vectors run along the output's last axis, so that results are stored, and residuals read, as they lie;
 weights are the scalars. Stride, padding and dilation are dealt with once, by a copy of the input:
@@ -7,11 +7,13 @@ weights are the scalars. Stride, padding and dilation are dealt with once, by a 
 
 in which every tap of the kernel is a contiguous vector: tap `kh` reads phase `kh * DH % SH`, line
 `y + kh * DH // SH`. The copy costs one pass over the input; the convolution reads each element OC * KH
-* KW times.
+* KW times. With three axes, slices of the output are images, and a channel and a tap along the depth tell
+which slice of the input is read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,12 +56,12 @@ class FactorSource:
 
 @schedule_rule(family="conv2d")
 def conv2d(request: Request) -> Scheduled | None:
-    """Accepts conv2d of any stride, padding, dilation and groups of more than one input channel.
+    """Accepts conv2d and conv3d of any stride, padding, dilation and groups of more than one input channel.
 
     Tiling (AVX-512): `rows` output channels x `depth` lines x `width` vectors of 16 columns, about 24
     accumulators. A 1x1 convolution without stride and padding is a matrix product over all H * W columns.
     """
-    convolution = read_convolution(request.function)
+    convolution = read_convolution(request.function, volumes=True)
     if convolution is None or (convolution.group_inputs == 1 and convolution.groups > 1):
         return None
     return schedule_convolution(request, convolution, conv2d.__name__)
@@ -71,7 +73,7 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     lines = 1 if flat else conv.height.outputs
     columns = conv.height.outputs * conv.width.outputs if flat else conv.width.outputs
     isa = request.target.isa
-    images = conv.batches * conv.groups
+    images = conv.images * conv.groups
     shape, divide = (conv.group_outputs, lines, columns), conv.groups > 1
     tiles = rank_tiles(
         isa, shape, divide_rows=divide, slowdown=lambda count: idleness(images * count, request.threads)
@@ -98,7 +100,7 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
 
 
 def _is_pointwise(conv: Convolution) -> bool:
-    axes = (conv.height, conv.width)
+    axes = (conv.depth, conv.height, conv.width)
     return all(a.taps == 1 and a.stride == 1 and a.padded == a.outputs for a in axes)
 
 
@@ -113,26 +115,26 @@ def _line_and_column(conv: Convolution, flat: ir.Expr) -> tuple[ir.Expr, ir.Expr
 def _flat_source(conv: Convolution, tile: Tile, columns: int) -> FactorSource:
     """Data of a 1x1 convolution, lines joined: read in place, or copied if the last vector sticks out."""
 
-    def element(n: ir.Expr, c: ir.Expr, j: ir.Expr) -> ir.Expr:
-        return conv.padded(n, c, *_line_and_column(conv, j))
+    def element(image: ir.Expr, plane: ir.Expr, j: ir.Expr) -> ir.Expr:
+        n, c, z = conv.plane(image, plane)
+        return conv.padded(n, c, *_line_and_column(conv, j), z)
 
     if columns % tile.columns == 0 and conv.contraction.nest.parameter(conv.data.source) is not None:
 
-        def direct(n: ir.Expr, c: ir.Expr, j: ir.Expr) -> ir.Expr:
-            y, x = _line_and_column(conv, j)
-            indices = [n, c, x] if conv.height.output is None else [n, c, y, x]
-            return tirx.BufferLoad(conv.data.source, indices)
+        def direct(image: ir.Expr, plane: ir.Expr, j: ir.Expr) -> ir.Expr:
+            (n, c, z), (y, x) = conv.plane(image, plane), _line_and_column(conv, j)
+            return tirx.BufferLoad(conv.data.source, conv.place(n, c, z, y, x))
 
         return FactorSource(lambda n, c, kh, kw, y, x: direct(n, c, x))
     channels = conv.groups * conv.group_inputs
     pitch = ceil_div(columns, tile.columns) * tile.columns
-    copy = tirx.decl_buffer((conv.batches, channels, pitch), "float32", "lines")
+    copy = tirx.decl_buffer((conv.images, channels, pitch), "float32", "lines")
 
     def fill(point: Point) -> tirx.Stmt:
         n, c = point
         return loop(columns, lambda j: tirx.BufferStore(copy, element(n, c, j), [n, c, j]))
 
-    stage = grid((conv.batches, channels), fill, parallel=conv.batches * channels * columns >= PARALLEL_WORK)
+    stage = grid((conv.images, channels), fill, parallel=conv.images * channels * columns >= PARALLEL_WORK)
     return FactorSource(lambda n, c, kh, kw, y, x: tirx.BufferLoad(copy, [n, c, x]), (stage,), (copy,))
 
 
@@ -142,33 +144,33 @@ def _line_source(conv: Convolution, tile: Tile) -> FactorSource:
     channels = conv.groups * conv.group_inputs
     rows = ceil_div(height.outputs, tile.image_rows) * tile.image_rows + height.reach
     pitch = ceil_div(width.outputs, tile.columns) * tile.columns + width.reach
-    shape = (conv.batches, channels, height.phases, width.phases, rows, pitch)
+    slices = conv.depth.padded
+    shape = (conv.batches, channels, slices, height.phases, width.phases, rows, pitch)
     copy = tirx.decl_buffer(shape, "float32", "lines")
 
     def fill(point: Point) -> tirx.Stmt:
-        n, c, ph, pw, y = point
+        n, c, z, ph, pw, y = point
 
         def element(x: ir.Expr) -> tirx.Stmt:
             from_y = y * integer(height.stride) + ph
             from_x = x * integer(width.stride) + pw
-            return tirx.BufferStore(copy, conv.padded(n, c, from_y, from_x), [n, c, ph, pw, y, x])
+            return tirx.BufferStore(copy, conv.padded(n, c, from_y, from_x, z), [n, c, z, ph, pw, y, x])
 
         return loop(pitch, element)
 
-    work = conv.batches * channels * height.phases * width.phases * rows * pitch
-    stage = grid(shape[:-1], fill, parallel=work >= PARALLEL_WORK)
+    stage = grid(shape[:-1], fill, parallel=math.prod(shape) >= PARALLEL_WORK)
 
-    def read(n: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr, y: ir.Expr, x: ir.Expr) -> ir.Expr:
-        indices = [n, c, height.phase(kh), width.phase(kw), y + height.shift(kh), x + width.shift(kw)]
-        return tirx.BufferLoad(copy, indices)
+    def read(image: ir.Expr, plane: ir.Expr, kh: ir.Expr, kw: ir.Expr, y: ir.Expr, x: ir.Expr) -> ir.Expr:
+        place = [height.phase(kh), width.phase(kw), y + height.shift(kh), x + width.shift(kw)]
+        return tirx.BufferLoad(copy, [*conv.plane(image, plane), *place])
 
     return FactorSource(read, (stage,), (copy,))
 
 
 def weight_source(request: Request, conv: Convolution, rows: int) -> FactorSource:
-    """Weights as `[O / rows, I, KH, KW, rows]`: the scalars of one step lie side by side."""
+    """Weights as `[O / rows, I * KD, KH, KW, rows]`: the scalars of one step lie side by side."""
     outputs = conv.groups * conv.group_outputs
-    inputs, kh, kw = conv.group_inputs, conv.height.taps, conv.width.taps
+    inputs, kh, kw = conv.group_planes, conv.height.taps, conv.width.taps
     blocks = ceil_div(outputs, rows)
     packed = tirx.decl_buffer((blocks, inputs, kh, kw, rows), "float32", "packed_weight")
 
@@ -177,8 +179,10 @@ def weight_source(request: Request, conv: Convolution, rows: int) -> FactorSourc
 
     position = conv.contraction.nest.parameter(conv.weight.source)
     if position in request.constants:
-        taps = (kw,) if conv.height.output is None else (kh, kw)
-        packing = Packing((blocks * rows, inputs, *taps), (blocks, rows, inputs, kh, kw), (0, 2, 3, 4, 1))
+        taps = [axis.taps for axis in (conv.depth, conv.height, conv.width) if axis.output is not None]
+        packing = Packing(
+            (blocks * rows, conv.group_inputs, *taps), (blocks, rows, inputs, kh, kw), (0, 2, 3, 4, 1)
+        )
         return FactorSource(read, parameter=(position, packed, packing))
 
     def fill(point: Point) -> tirx.Stmt:
@@ -193,8 +197,8 @@ def weight_source(request: Request, conv: Convolution, rows: int) -> FactorSourc
 
 def _weights_inside(conv: Convolution, lines: int, columns: int) -> bool:
     """Weights are fewer than data, so that they are swept for each block of data."""
-    weights = conv.group_outputs * conv.group_inputs * conv.height.taps * conv.width.taps
-    return weights < conv.group_inputs * lines * columns
+    weights = conv.group_outputs * conv.group_planes * conv.height.taps * conv.width.taps
+    return weights < conv.group_planes * lines * columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +238,7 @@ class _ConvTiles:
             return emit(_ConvTile(self, n, g, *(rest if weights_inside else (*rest[1:], rest[0]))))
 
         return grid(
-            (conv.batches, conv.groups, *order), task, parallel=conv.multiply_adds >= PARALLEL_WORK
+            (conv.images, conv.groups, *order), task, parallel=conv.multiply_adds >= PARALLEL_WORK
         ), sums[0]
 
 
@@ -251,7 +255,7 @@ class _ConvTile:
 
     def emit(self) -> tuple[tirx.Stmt, ir.Var]:
         conv = self.tiles.conv
-        reduction = (conv.group_inputs, conv.height.taps, conv.width.taps)
+        reduction = (conv.group_planes, conv.height.taps, conv.width.taps)
         return micro_kernel(self.tiles.tile, reduction, self._weight, self._data, self._write)
 
     def _weight(self, k: Point, m: ir.Expr) -> ir.Expr:
@@ -260,9 +264,9 @@ class _ConvTile:
     def _data(self, k: Point, line: ir.Expr, vector: ir.Expr, lane: ir.Expr) -> ir.Expr:
         (c, kh, kw), tile, conv = k, self.tiles.tile, self.tiles.conv
         y = self.line * integer(tile.image_rows) + line
-        channel = self.g * integer(conv.group_inputs) + c
+        plane = self.g * integer(conv.group_planes) + c
         x = self.column * integer(tile.columns) + vector * integer(tile.lanes) + lane
-        return self.tiles.data.read(self.n, channel, kh, kw, y, x)
+        return self.tiles.data.read(self.n, plane, kh, kw, y, x)
 
     def _write(self, sum_at: Callable[..., ir.Expr]) -> tirx.Stmt:
         tile, outputs, lines = self.tiles.tile, self.tiles.conv.group_outputs, self.tiles.lines

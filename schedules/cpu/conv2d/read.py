@@ -1,4 +1,4 @@
-"""Reading convolutions of plain NC(H)W tensors: axes, groups and padding.
+"""Reading convolutions of plain NC((D)H)W tensors: axes, groups and padding.
 
 These are read off the indices, at some points of them: Relax's own legalisation writes such blocks, also for
 the slices that `passes/tiling` cuts convolutions into, and leaves no annotation of what they came from.
@@ -47,9 +47,16 @@ class PlainAxis:
         return tirx.floordiv(tap * integer(self.dilation), integer(self.stride))
 
 
+_NO_AXIS = PlainAxis(None, None, 1, 1, 1, 1, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """What an anchor says: `sum over c, kh, kw of data[n, c', h', w'] * weight[o, c, kh, kw]`."""
+    """What an anchor says: `sum over c, kd, kh, kw of data[n, c', d', h', w'] * weight[o, c, kd, kh, kw]`.
+
+    An image is a slice of the output of one batch, and a plane a channel's slice of the input: a slice of the
+    output sums over `group_planes` of them.
+    """
 
     contraction: Contraction
     data: ir.TensorLoad
@@ -63,41 +70,71 @@ class Convolution:
     groups: int
     group_outputs: int
     group_inputs: int
+    depth: PlainAxis = _NO_AXIS
+
+    @property
+    def images(self) -> int:
+        """Of the output."""
+        return self.batches * self.depth.outputs
+
+    @property
+    def group_planes(self) -> int:
+        """Planes that an output's slice sums over."""
+        return self.group_inputs * self.depth.taps
 
     @property
     def multiply_adds(self) -> int:
         """Of all outputs."""
-        outputs = self.batches * self.groups * self.group_outputs * self.height.outputs * self.width.outputs
-        return outputs * self.group_inputs * self.height.taps * self.width.taps
+        outputs = self.images * self.groups * self.group_outputs * self.height.outputs * self.width.outputs
+        return outputs * self.group_planes * self.height.taps * self.width.taps
 
-    def point(self, n: ir.Expr, o: ir.Expr, y: ir.Expr, x: ir.Expr) -> dict[ir.Var, ir.Expr]:
+    def plane(self, image: ir.Expr, plane: ir.Expr) -> tuple[ir.Expr, ir.Expr, ir.Expr]:
+        """Batch, channel and padded slice of a plane that an image reads, counted through all groups."""
+        if self.depth.output is None:
+            return image, plane, integer(0)
+        outputs, taps = integer(self.depth.outputs), integer(self.depth.taps)
+        tap = tirx.floormod(plane, taps) * integer(self.depth.dilation)
+        at = tirx.floormod(image, outputs) * integer(self.depth.stride) + tap
+        return tirx.floordiv(image, outputs), tirx.floordiv(plane, taps), at
+
+    def point(self, image: ir.Expr, o: ir.Expr, y: ir.Expr, x: ir.Expr) -> dict[ir.Var, ir.Expr]:
         """The anchor's spatial iterators at an output element."""
-        point = {self.batch: n, self.channel: o, self.width.output: x}
+        point = {self.batch: image, self.channel: o, self.width.output: x}
         if self.height.output is not None:
             point[self.height.output] = y
+        if self.depth.output is not None:
+            outputs = integer(self.depth.outputs)
+            point[self.batch] = tirx.floordiv(image, outputs)
+            point[self.depth.output] = tirx.floormod(image, outputs)
         return point
 
-    def padded(self, n: ir.Expr, c: ir.Expr, y: ir.Expr, x: ir.Expr) -> ir.Expr:
+    def place(self, n: ir.Expr, c: ir.Expr, d: ir.Expr, y: ir.Expr, x: ir.Expr) -> list[ir.Expr]:
+        """Indices of the padded input's element, or those of the weight's."""
+        axes = (self.depth, self.height, self.width)
+        return [n, c, *(i for i, axis in zip((d, y, x), axes, strict=True) if axis.output is not None)]
+
+    def padded(self, n: ir.Expr, c: ir.Expr, y: ir.Expr, x: ir.Expr, d: ir.Expr | None = None) -> ir.Expr:
         """The padded input's element, zero outside it."""
-        indices = [n, c, x] if self.height.output is None else [n, c, y, x]
+        indices = self.place(n, c, integer(0) if d is None else d, y, x)
         value = self.contraction.nest.inlined(tirx.BufferLoad(self.data.source, indices))
         inside = tirx.all(y < integer(self.height.padded), x < integer(self.width.padded))
         return tirx.if_then_else(inside, value, tirx.FloatImm("float32", 0.0))
 
-    def weight_at(self, o: ir.Expr, c: ir.Expr, kh: ir.Expr, kw: ir.Expr) -> ir.Expr:
-        """The weight of an output and an input channel of its group, as the function computes it."""
-        indices = [o, c, kw] if self.height.output is None else [o, c, kh, kw]
+    def weight_at(self, o: ir.Expr, plane: ir.Expr, kh: ir.Expr, kw: ir.Expr) -> ir.Expr:
+        """The weight of an output and a plane of its group, as the function computes it."""
+        taps = integer(self.depth.taps)
+        indices = self.place(o, tirx.floordiv(plane, taps), tirx.floormod(plane, taps), kh, kw)
         return self.contraction.nest.inlined(tirx.BufferLoad(self.weight.source, indices))
 
 
-def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
-    """The convolution a function computes, or None."""
+def read_convolution(function: tirx.PrimFunc, *, volumes: bool = False) -> Convolution | None:
+    """The convolution a function computes, or None; along three axes only if `volumes` are asked for."""
     contraction = read_contraction(function)
     if contraction is None:
         return None
     anchor, data, weight = contraction.anchor, contraction.left, contraction.right
     rank = len(anchor.spatial)
-    if rank not in (3, 4) or len(anchor.reduce) != rank - 1:
+    if rank not in ((3, 4, 5) if volumes else (3, 4)) or len(anchor.reduce) != rank - 1:
         return None
     if len(data.indices) != rank or len(weight.indices) != rank:
         return None
@@ -118,10 +155,10 @@ def read_convolution(function: tirx.PrimFunc) -> Convolution | None:
     groups = shape[1] // group_inputs
     if not _reads_groups(contraction, data.indices[1], channel, inner, total_outputs // groups, group_inputs):
         return None
-    height, width = axes if rank == 4 else (PlainAxis(None, None, 1, 1, 1, 1, 1), axes[0])
+    depth, height, width = [*[_NO_AXIS] * (3 - len(axes)), *axes]
     return Convolution(
         contraction, data, weight, batch, channel, inner, height, width,
-        anchor.extents[batch], groups, total_outputs // groups, group_inputs,
+        anchor.extents[batch], groups, total_outputs // groups, group_inputs, depth,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -35,39 +36,33 @@ CASES: list[tuple[Any, ...]] = [
     ((2, 3, 2001), (5, 3, 3), 1, 3, 2, 1),
     ((1, 4, 4001), (6, 2, 4), 2, 1, 1, 2),
     ((1, 3, 3840), (7, 3, 1), 1, 0, 1, 1),
+    # volumes
+    ((2, 3, 5, 6, 21), (4, 3, 3, 3, 3), 1, 1, 1, 1),
+    ((1, 4, 7, 9, 11), (6, 2, 2, 3, 3), 2, 2, 2, 2),
+    ((2, 3, 4, 5, 6), (5, 3, 1, 1, 1), 1, 0, 1, 1),
+    ((1, 3, 6, 3, 17), (5, 3, 4, 1, 1), 1, 1, 1, 1),
 ]
 
 
 def reference_conv(x, w, stride, padding, dilation, groups):
-    if x.ndim == 3:
-        x, w = x[:, :, None], w[:, :, None]
-        return _taps(x, w, (1, stride), (0, padding), (1, dilation), groups)[:, :, 0]
-    return _taps(x, w, (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups)
-
-
-def _taps(x, w, stride, padding, dilation, groups):
-    n, _, height, width = x.shape
-    outputs, inputs, kh, kw = w.shape
-    x = np.pad(x, ((0, 0), (0, 0), (padding[0],) * 2, (padding[1],) * 2))
-    oh = (height + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride[0] + 1
-    ow = (width + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride[1] + 1
-    y = np.zeros((n, groups, outputs // groups, oh, ow))
-    for i in range(kh):
-        for j in range(kw):
-            top, left = i * dilation[0], j * dilation[1]
-            tap = x[
-                :,
-                :,
-                top : top + (oh - 1) * stride[0] + 1 : stride[0],
-                left : left + (ow - 1) * stride[1] + 1 : stride[1],
-            ]
-            tap = tap.reshape(n, groups, inputs, oh, ow)
-            y += np.einsum("ngchw,goc->ngohw", tap, w[:, :, i, j].reshape(groups, outputs // groups, inputs))
-    return y.reshape(n, outputs, oh, ow)
+    n, _, *extents = x.shape
+    outputs, inputs, *taps = w.shape
+    x = np.pad(x, ((0, 0), (0, 0), *[(padding, padding)] * len(extents)))
+    sizes = [
+        (extent + 2 * padding - dilation * (count - 1) - 1) // stride + 1
+        for extent, count in zip(extents, taps, strict=True)
+    ]
+    y = np.zeros((n, groups, outputs // groups, *sizes))
+    for tap in itertools.product(*map(range, taps)):
+        starts = [k * dilation for k in tap]
+        read = [slice(a, a + (size - 1) * stride + 1, stride) for a, size in zip(starts, sizes, strict=True)]
+        part = x[:, :, *read].reshape(n, groups, inputs, *sizes)
+        y += np.einsum("ngc...,goc->ngo...", part, w[:, :, *tap].reshape(groups, outputs // groups, inputs))
+    return y.reshape(n, outputs, *sizes)
 
 
 def _conv(emit, x, w, stride, padding, dilation, groups):
-    operator = op.nn.conv1d if len(x.ty.shape) == 3 else op.nn.conv2d
+    operator = {3: op.nn.conv1d, 4: op.nn.conv2d, 5: op.nn.conv3d}[len(x.ty.shape)]
     return emit(operator(x, w, strides=stride, padding=padding, dilation=dilation, groups=groups))
 
 

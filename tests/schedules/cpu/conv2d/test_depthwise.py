@@ -42,3 +42,17 @@ def test_depthwise_matches_float64(
                 * padded[:, :, top : top + reach : stride, left : left + reach : stride]
             )
     assert_close(result, np.clip(expected, 0, 6))
+
+
+def test_depthwise_in_three_dimensions_matches_float64(harness, assert_close):
+    rng = np.random.default_rng(6)
+    x, w = (rng.standard_normal(shape).astype("f4") for shape in ((2, 6, 5, 7, 19), (6, 1, 3, 3, 3)))
+    function = harness.function(
+        lambda e, x, w: e(op.nn.conv3d(x, w, padding=1, groups=6)), [x.shape, w.shape]
+    )
+    scheduled = harness.schedule(function, [1])
+    assert scheduled.rule == "depthwise"
+    padded = np.pad(x.astype("f8"), ((0, 0), (0, 0), (1, 1), (1, 1), (1, 1)))
+    taps = np.lib.stride_tricks.sliding_window_view(padded, (3, 3, 3), (2, 3, 4))
+    (result,) = harness.run(function, scheduled, [x, w])
+    assert_close(result, np.einsum("ncdhwijk,cijk->ncdhw", taps, w[:, 0].astype("f8")))

