@@ -1,6 +1,7 @@
 """Schedule rules for AVX2 and AVX-512, most special first."""
 
 from hybridc.schedules.cpu.attention.attention import attention
+from hybridc.schedules.cpu.attention.few_queries import few_queries
 from hybridc.schedules.cpu.conv1d.conv1d import conv1d
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fft_conv1d
 from hybridc.schedules.cpu.conv2d.conv2d import conv2d
@@ -38,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     bf16_conv1d,
     bf16_conv2d,
     bf16_matmul,
+    few_queries,
     attention,
     depthwise_blocked,
     separable,

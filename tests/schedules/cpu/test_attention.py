@@ -6,6 +6,7 @@ from tvm import relax, tirx
 
 from hybridc.passes.fuse.attention import Attention, TransposedOperand, attention_function
 from hybridc.schedules.cpu.attention.attention import attention
+from hybridc.schedules.cpu.attention.few_queries import MOST_QUERIES, few_queries
 
 
 def function(batch: int, rows: int, columns: int, heads: int, depth: int, *, masked: bool) -> tirx.PrimFunc:
@@ -43,12 +44,17 @@ def function(batch: int, rows: int, columns: int, heads: int, depth: int, *, mas
         # vectors of the values that stick out
         (1, 33, 40, 2, 40, False),
         (2, 5, 70, 1, 27, True),
+        # few queries, whose keys stay where they are
+        (1, 3, 700, 2, 64, True),
+        (2, 1, 33, 3, 80, False),
+        (1, 8, 129, 1, 128, True),
     ],
 )
 def test_attention_equals_float64(harness, batch, rows, columns, heads, depth, masked):
     made = function(batch, rows, columns, heads, depth, masked=masked)
     scheduled = harness.schedule(made)
-    assert scheduled.rule == attention.__name__
+    packs_keys = rows > MOST_QUERIES or depth % 16 > 0
+    assert scheduled.rule == (attention if packs_keys else few_queries).__name__
     rng = np.random.default_rng(rows)
     q, k, v = (
         rng.standard_normal((batch, n, heads, depth)).astype(np.float32) for n in (rows, columns, columns)
@@ -64,12 +70,13 @@ def test_attention_equals_float64(harness, batch, rows, columns, heads, depth, m
     assert np.abs(result - expected.transpose(0, 2, 1, 3)).max() <= 2e-6 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("rows", [40, 5])
 @pytest.mark.parametrize("mask", ["far", "all"])
-def test_rows_whose_first_keys_are_masked(harness, mask):
+def test_rows_whose_first_keys_are_masked(harness, mask, rows):
     """The first chunk of keys has no weight, or (`all`) none has: not a number, as 0 / 0 is."""
-    made = function(1, 40, 600, 1, 32, masked=True)
+    made = function(1, rows, 600, 1, 32, masked=True)
     rng = np.random.default_rng(3)
-    q, k, v = (rng.standard_normal((1, n, 1, 32)).astype(np.float32) for n in (40, 600, 600))
+    q, k, v = (rng.standard_normal((1, n, 1, 32)).astype(np.float32) for n in (rows, 600, 600))
     hidden = np.full((1, 1, 1, 600), -np.inf, np.float32)
     if mask == "far":
         hidden[..., 580:] = -1e9  # a number like those that exporters write for minus infinity
@@ -82,11 +89,12 @@ def test_rows_whose_first_keys_are_masked(harness, mask):
     assert np.abs(result - expected[None, None, None]).max() <= 1e-5
 
 
-def test_scores_of_great_range_equal_float64(harness):
+@pytest.mark.parametrize("rows", [33, 4])
+def test_scores_of_great_range_equal_float64(harness, rows):
     """The greatest score comes late, so that all before it is scaled down to nothing."""
-    made = function(1, 33, 500, 1, 16, masked=False)
+    made = function(1, rows, 500, 1, 16, masked=False)
     rng = np.random.default_rng(4)
-    q, k, v = (rng.standard_normal((1, n, 1, 16)).astype(np.float32) for n in (33, 500, 500))
+    q, k, v = (rng.standard_normal((1, n, 1, 16)).astype(np.float32) for n in (rows, 500, 500))
     k *= np.linspace(0.1, 100, 500, dtype=np.float32)[None, :, None, None]
     (result,) = harness.run(made, harness.schedule(made), [q, k, v])
     wide = [x.astype(np.float64)[0, :, 0] for x in (q, k, v)]
