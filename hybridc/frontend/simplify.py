@@ -34,6 +34,22 @@ MAX_RANK = 16
 # Folded whatever their size if the weights have no other use: the result replaces them.
 _REARRANGING = ("Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
+_COMPUTING = (
+    "Abs",
+    "Add",
+    "And",
+    "Ceil",
+    "Div",
+    "Gemm",
+    "LessOrEqual",
+    "Log",
+    "MatMul",
+    "Mul",
+    "Sign",
+    "Sub",
+    "Where",
+)
+
 
 def simplify(
     model: onnx.ModelProto,
@@ -276,7 +292,8 @@ def _is_no_op(node: ir.Node, output: ir.Value) -> bool:
 def _should_fold(node: ir.Node) -> bool | None:
     """Fold only what is known to be small before it is computed, or what replaces a weight of one use.
 
-    None leaves the decision to the pass, whose limits concern the inputs.
+    Weights meet weights, too, if what comes of them is no larger: projections of relative positions. None
+    leaves the decision to the pass, whose limits concern the inputs.
     """
     elements = _known_elements(node)
     if elements is None:
@@ -287,7 +304,22 @@ def _should_fold(node: ir.Node) -> bool | None:
         return True
     if node.op_type == "Slice" and large and _is_cut_apart(large[0]):
         return True
+    known = sum(value.const_value.size for value in inputs if value.const_value is not None)
+    if large and elements <= known and (node.op_type in _COMPUTING or _ends_in_constants(node)):
+        return True
     return None if elements <= FOLD_OUTPUT_ELEMENTS else False
+
+
+def _ends_in_constants(node: ir.Node) -> bool:
+    """Whether this is a view, and all that reads it, or a view of it, computes with constants alone."""
+    (result, *others), readers = node.outputs, [reader for reader, _ in node.outputs[0].uses()]
+    if node.op_type not in (*_REARRANGING, "Slice") or others or result.is_graph_output() or not readers:
+        return False
+    return all(
+        all(v is None or v is result or v.const_value is not None for v in reader.inputs)
+        and (reader.op_type in _COMPUTING or _ends_in_constants(reader))
+        for reader in readers
+    )
 
 
 def _is_cut_apart(weight: ir.Value) -> bool:

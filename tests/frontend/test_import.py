@@ -107,6 +107,26 @@ def test_a_weight_whose_parts_change_places_is_folded(make_model, assert_matches
     assert list(imported.origins.values()) == [("MatMul_5",)]
 
 
+def test_weights_meet_weights_when_reading(make_model, assert_matches, rng):
+    """Tables of relative positions, which each layer projects anew."""
+    weights = {"table": (300, 64), "scale": (64,), "bias": (64,), "w0": (64, 64), "w1": (64, 64)}
+    arrays = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in weights.items()}
+    bounds = {"zero": np.array([0]), "end": np.array([256])}
+    nodes = [make_node("LayerNormalization", ["table", "scale", "bias"], ["normal"])]
+    for layer in range(2):
+        nodes += [
+            make_node("Slice", ["normal", "zero", "end"], [f"near{layer}"]),
+            make_node("Unsqueeze", [f"near{layer}", "zero"], [f"batch{layer}"]),
+            make_node("MatMul", [f"batch{layer}", f"w{layer}"], [f"keys{layer}"]),
+            make_node("MatMul", ["x", f"keys{layer}"], [f"y{layer}"]),
+        ]
+    model = make_model(nodes, {"x": [4, 256]}, ["y0", "y1"], {**arrays, **bounds})
+    imported = assert_matches(model, {"x": rng.standard_normal((4, 256), dtype=np.float32)}, rtol=1e-3)
+    assert [array.shape for array in imported.weights.values()] == [(1, 256, 64)] * 2
+    trained = read_model(model, parameters=lambda name: name == "w0")
+    assert {array.shape for array in trained.weights.values()} == {(1, 256, 64)}
+
+
 @pytest.mark.parametrize("reader", ["MatMul", "Slice"])
 def test_parts_of_a_weight_that_is_read_elsewhere_take_no_memory(reader, make_model, rng):
     """Another reader of the whole, or parts that are more than the whole."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from hybridc.frontend.expand.builder import (
@@ -28,8 +29,23 @@ _LAYER_NORMALIZATION = 17
 """The opset in which ONNX has got the operator."""
 
 
+def _of_constants(node: ir.Node) -> np.ndarray | None:
+    """The result for weights, such as tables of relative positions, if no other result is used."""
+    tensors = [value.const_value for value in node.inputs if value is not None]
+    if any(t is None for t in tensors) or is_used(node, 1) or is_used(node, 2):
+        return None
+    x, scale, *bias = (t.numpy().astype(np.float64) for t in tensors if t is not None)
+    axes = tuple(_axes(node))
+    centred = x - x.mean(axes, keepdims=True)
+    variance = (centred * centred).mean(axes, keepdims=True)
+    result = centred / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5)) * scale
+    return np.asarray(result + (bias[0] if bias else 0.0), dtype_of(operand(node, 0)).numpy())
+
+
 def _layer_normalization(node: ir.Node, build: Builder) -> Sequence[ir.Value | None] | None:
     """Mean and inverse deviation are computed beside, where they are used, in `stash_type`."""
+    if (values := _of_constants(node)) is not None:
+        return [build.constant(values)]
     if build.opset >= _LAYER_NORMALIZATION and not (is_used(node, 1) or is_used(node, 2)):
         return None
     x, axes = operand(node, 0), _axes(node)
