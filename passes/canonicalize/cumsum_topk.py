@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.annotation import TOP_K
 from hybridc.schedules.shapes import index_shape
 
 
@@ -101,7 +102,8 @@ def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str)
         i = te.reduce_axis((0, tirx.IntImm("int64", extent)), "i")
         return te.sum(tirx.Select(ranks[_with(at, axis, i)] == at[axis], i, zero), axis=i)
 
-    places = te.compute(index_shape(_with(shape, axis, k)), place, name="places")
+    noted = {"operator": TOP_K, "axis": axis, "largest": largest}
+    places = te.compute(index_shape(_with(shape, axis, k)), place, name="places", attrs=noted)
     return te.create_prim_func([x, places])
 
 

@@ -25,6 +25,7 @@ from hybridc.schedules.cpu.recurrent.recurrent import recurrent
 from hybridc.schedules.cpu.reduction.arg_extremum import arg_extremum
 from hybridc.schedules.cpu.reduction.reduction import reduction
 from hybridc.schedules.cpu.reduction.softmax import softmax
+from hybridc.schedules.cpu.reduction.top_k import top_k
 from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
 from hybridc.schedules.cpu.wgrad.conv1d import conv1d_wgrad
 from hybridc.schedules.cpu.wgrad.fourier import fft_conv1d_wgrad
@@ -60,6 +61,7 @@ RULES: tuple[Rule, ...] = (
     max_pool_indices,
     softmax,
     arg_extremum,
+    top_k,
     reduction,
     fallback,
 )
