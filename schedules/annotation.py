@@ -15,6 +15,8 @@ BLOCKED_CONV2D = "blocked_conv2d"
 """Sums over input channels and taps; shapes are those of `passes/layout/operators.py`, as of the next two."""
 BLOCKED_DEPTHWISE = "blocked_depthwise"
 BLOCKED_GROUPED_CONV2D = "blocked_grouped_conv2d"
+CUMULATIVE_SUM = "cumulative_sum"
+"""Prefix sums; with `axis`, `exclusive` and the elements of a `block`, which is summed by itself."""
 TOP_K = "top_k"
 """Indices of the first elements of an axis in sorted order; with `axis` and `largest`."""
 

@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 
 from hybridc.passes.canonicalize.context import Context
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
-from hybridc.schedules.annotation import TOP_K
+from hybridc.schedules.annotation import CUMULATIVE_SUM, TOP_K
 from hybridc.schedules.shapes import index_shape
 
 
@@ -68,7 +68,8 @@ def cumulative_sum(shape: tuple[int, ...], axis: int, dtype: str, exclusive: boo
         inside = k < place if exclusive else k <= place
         return te.sum(whole + tirx.if_then_else(inside, x[_with(at, axis, own * block + k)], zero), axis=k)
 
-    return te.create_prim_func([x, te.compute(index_shape(shape), before, name="sums")])
+    noted = {"operator": CUMULATIVE_SUM, "axis": axis, "exclusive": exclusive, "block": block}
+    return te.create_prim_func([x, te.compute(index_shape(shape), before, name="sums", attrs=noted)])
 
 
 def ranked(shape: tuple[int, ...], axis: int, k: int, largest: bool, dtype: str) -> tirx.PrimFunc:

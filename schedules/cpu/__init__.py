@@ -23,6 +23,7 @@ from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
 from hybridc.schedules.cpu.pooling.pooling import pooling
 from hybridc.schedules.cpu.recurrent.recurrent import recurrent
 from hybridc.schedules.cpu.reduction.arg_extremum import arg_extremum
+from hybridc.schedules.cpu.reduction.cumulative_sum import cumulative_sum
 from hybridc.schedules.cpu.reduction.reduction import reduction
 from hybridc.schedules.cpu.reduction.softmax import softmax
 from hybridc.schedules.cpu.reduction.top_k import top_k
@@ -62,6 +63,7 @@ RULES: tuple[Rule, ...] = (
     softmax,
     arg_extremum,
     top_k,
+    cumulative_sum,
     reduction,
     fallback,
 )

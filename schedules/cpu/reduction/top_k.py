@@ -28,7 +28,7 @@ def top_k(request: Request) -> Scheduled | None:
 
     A task is a row. It keeps the k first of the elements so far in order, and inserts what precedes the last
     of them: a comparison for each element, and k steps for each that is inserted, which are about
-    k * log(n / k) of random data. Ranking each element among all, as the function says it, takes n * n comparisons.
+    k * log(n / k) of random data. Ranking each element among all, as the function says it, takes n * n.
     """
     function = request.function
     schedule = s_tir.Schedule(function)
