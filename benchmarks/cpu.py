@@ -2,7 +2,8 @@
 
     python benchmarks/cpu.py [--isa avx512|avx2] [--models resnet50,bert] [--threads 2] [--rounds 3]
                              [--kernels resnet50 | --skip-kernels]
-    python benchmarks/cpu.py --drawn recurrent|attention|speech|depthwise|quantized [--count 8] [--seed 0]
+    python benchmarks/cpu.py --drawn recurrent|attention|speech|depthwise|quantized|operators
+                             [--count 8] [--seed 0]
 
 Each engine runs in a process of its own, one after the other, so that neither spinning threads nor memory of
 one disturb another; rounds of all engines alternate, figures are medians over all rounds. Before a model is

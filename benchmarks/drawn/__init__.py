@@ -1,4 +1,4 @@
-"""Networks drawn at random, by family: the points at which a speed is measured that nobody tuned for."""
+"""Networks and operators drawn at random, by family: points of a speed that nobody tuned for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from drawn.attention import draw_attention
 from drawn.case import Case
 from drawn.depthwise import draw_depthwise
+from drawn.operators import draw_operator
 from drawn.quantized import draw_quantized
 from drawn.recurrent import draw_recurrent
 from drawn.speech import draw_speech
@@ -19,6 +20,7 @@ FAMILIES: dict[str, Callable[[np.random.Generator], Case]] = {
     "speech": draw_speech,
     "depthwise": draw_depthwise,
     "quantized": draw_quantized,
+    "operators": draw_operator,
 }
 
 

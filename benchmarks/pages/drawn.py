@@ -14,6 +14,7 @@ FAMILIES = {
     "speech": "speech encoders",
     "depthwise": "7x7 depthwise convolutions, layer norm, GELU",
     "quantized": "int8 networks (VNNI, `--precision int8`)",
+    "operators": "single operators: products, convolutions, attention, TopK, prefix sums, layer norm",
 }
 """What `benchmarks/cpu.py --drawn` draws, for readers."""
 
