@@ -30,7 +30,9 @@ def drop_known_choices(expr: relax.Expr, context: Context) -> relax.Expr | None:
 
 def hide_rows_later(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """`where(rows, 0, softmax(x)) @ y` is `where(rows, 0, softmax(x) @ y)`, if a row is hidden as a whole."""
-    hidden = context.definition(expr.args[0]) if is_op(expr, "matmul") else None
+    if not is_op(expr, "matmul"):
+        return None
+    hidden = context.definition(expr.args[0])
     if not is_op(hidden, "where") or context.uses[expr.args[0]] != 1 or len(tensor_shape(expr.args[1])) < 2:
         return None
     rows, zero, weights = hidden.args

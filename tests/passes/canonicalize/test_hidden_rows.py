@@ -38,7 +38,8 @@ def weighted(rows: np.ndarray | None, hidden: float = 0.0) -> Program:
 def agrees(before: Program, after: Program) -> None:
     fed = drawn(0, 2, 5, 7), drawn(1, 2, 7, 3), drawn(2, 2, 5, 1)
     results = [run_llvm(p.module, *fed, *p.weights.values()) for p in (before, after)]
-    np.testing.assert_allclose(*(np.asarray(r[0]) for r in results), rtol=1e-6, atol=1e-6)
+    wanted, found = (np.asarray(result[0]) for result in results)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_rows_are_hidden_behind_the_product():
@@ -61,7 +62,7 @@ def test_other_numbers_than_zero_stay_in_front():
     ],
     ids=["none", "one_row", "one_column"],
 )
-def test_what_is_known_of_the_condition(rows: np.ndarray, left: list[str]):
+def test_what_is_known_of_the_condition(rows: np.ndarray, left: list[str]) -> None:
     before = weighted(rows)
     after = canonicalize(before)
     assert operators(after) == left
@@ -77,7 +78,7 @@ def test_a_choice_that_makes_a_tensor_larger_stays():
 
 
 @pytest.mark.parametrize(("last", "left"), [((2, 5, 7), []), ((10, 7), ["reshape"])])
-def test_views_there_and_back_are_none(last: tuple[int, ...], left: list[str]):
+def test_views_there_and_back_are_none(last: tuple[int, ...], left: list[str]) -> None:
     x = relax.Var("x", X)
     builder = ProgramBuilder([x])
     longer = builder.emit(op.expand_dims(x, 1), ("node",), "t")
