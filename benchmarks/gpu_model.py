@@ -4,6 +4,7 @@
         --gpu "RTX 3090" --buffer BYTES...
     python benchmarks/gpu_model.py --validate --kernels DIR
     python benchmarks/gpu_model.py --suite resnet50,bert@fp16 --gpu "RTX 3090"
+    python benchmarks/gpu_model.py --against CHECKOUT [--networks bert,bert@fp16 --gpus "RTX 3090,GTX 1650"]
     python benchmarks/gpu_model.py --gates
     python benchmarks/gpu_model.py --gates memory,resnet50
 
@@ -12,7 +13,9 @@ their order, if it has no others; else give all of them by --arguments: numbers 
 and its bytes. The second compares estimates with published times of two ladders of kernels, which DIR holds
 (gpu_model/ladders.py says where they are from), and writes `results/gpu_model.json`. The third prices every
 kernel of a network that hybridc would run on that GPU, by the estimate and by its closed form, and notes
-that in `results/gpu_model_suite.json`.
+that in `results/gpu_model_suite.json`. The fourth compiles networks by the code of a checkout of commit
+51b395f, too, whose kernels the model prices as it does today's, and notes both in
+`results/gpu_model_against.json`.
 
 The others count, for GPUs of sm_75, sm_80 and sm_86, what is judged without times: spilled registers, tensor
 cores, widths of loads, bank conflicts, sectors, waves. They print it for each rule, and end with 1 where a
@@ -50,12 +53,15 @@ def main() -> None:
     actions.add_argument("--source", type=Path, help="file of CUDA C++")
     actions.add_argument("--validate", nargs="*", metavar="LADDER", help="all, or those of these names")
     actions.add_argument("--suite", metavar="NETWORK[:BATCH][@fp16],...")
+    actions.add_argument("--against", type=Path, metavar="CHECKOUT", help="of commit 51b395f")
     actions.add_argument("--gates", nargs="?", const="", metavar="NETWORK[:BATCH][@fp16],...")
     parser.add_argument("--kernel", help="its name, or a part of the mangled one")
     parser.add_argument("--grid", type=_three, help="blocks along x, y and z")
     parser.add_argument("--block", type=_three, help="threads along x, y and z")
     parser.add_argument("--arch", help="compile for this architecture (default: that of the GPU)")
     parser.add_argument("--gpu", default="rtx-3090", help="name of a GPU or of a machine profile")
+    parser.add_argument("--networks", default="resnet50,vgg16,bert,vit_b16,unet", help="of --against")
+    parser.add_argument("--gpus", default="RTX 3090,GTX 1650", metavar="GPU,...", help="of --against")
     parser.add_argument("--buffer", nargs="*", type=int, default=[], metavar="BYTES")
     parser.add_argument("--arguments", nargs="*", metavar="NUMBER|bBYTES", help="in place of --buffer")
     parser.add_argument("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory")
@@ -74,6 +80,8 @@ def _run(arguments: argparse.Namespace) -> None:
         _validate(arguments.kernels, arguments.validate)
     elif arguments.suite:
         _price(arguments.suite.split(","), gpu_named(arguments.gpu))
+    elif arguments.against is not None:
+        _compare(arguments.against, arguments.networks.split(","), arguments.gpus.split(","))
     elif arguments.gates is not None:
         missed = _judge(arguments.gates.split(",") if arguments.gates else [])
         if missed:
@@ -149,6 +157,20 @@ def _price(networks: Sequence[str], processor: Processor) -> None:
         key = rows[-1]["network"], processor.name
         others = [r for r in result_rows("gpu_model_suite") if (r["network"], r["gpu"]) != key]
         write_result("gpu_model_suite", [*others, *rows])
+
+
+def _compare(checkout: Path, networks: Sequence[str], gpus: Sequence[str]) -> None:
+    """Rows of the same network on the same GPU replace those that the result has."""
+    from gpu_model.against import compared
+    from pages.gpu_model import mean_times_better
+
+    for row in compared(networks, checkout, [gpu_named(name) for name in gpus]):
+        print(json.dumps(row), flush=True)
+        key = row["network"], row["gpu"]
+        others = [r for r in result_rows("gpu_model_against") if (r["network"], r["gpu"]) != key]
+        write_result("gpu_model_against", [*others, row])
+    for (gpu, precision), times in mean_times_better(result_rows("gpu_model_against")).items():
+        print(f"{gpu}, {precision}: {times:.2f} times better, geometric mean")
 
 
 def _judge(networks: Sequence[str]) -> list[str]:

@@ -60,15 +60,12 @@ class SuiteKernel:
 def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
     """`network` is one of `SINGLE_KERNELS` or a model: `resnet50:16` with a batch, `bert@fp16` stored
     in 16-bit floats, `quantized@int8` multiplied in integers."""
-    rest, _, precision = network.partition("@")
-    name, _, batch = rest.partition(":")
-    parameters = PARAMETERS.get(name, {}) | ({"batch": int(batch)} if batch else {})
+    precision = network.partition("@")[2]
     target, machine = target_of(processor), replace(load_machine(), gpu=processor)
     options = CompileOptions(target=target, precision=precision or FP32, machine=machine)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        made = SINGLE_KERNELS.get(name, lambda: models.build(name, **parameters))()
-        onnx.save(made, path, save_as_external_data=True)
+        save_network(network, path)
         imported = import_model(path, options)[1]
         # all that can be stored in 16 bits: times do not depend on what the measured errors would exclude
         job = replace(imported.job, rounding=lambda _, functions: dict.fromkeys(functions, 0.0))
@@ -82,6 +79,14 @@ def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
         SuiteKernel(kernel, calls[f], scheduled[f].rule, scheduled[f].function, launches[f])
         for f, kernel in kernels.items()
     ]
+
+
+def save_network(network: str, path: Path) -> None:
+    """The ONNX model of a name as `kernels_of_network` takes it, whatever its precision."""
+    name, _, batch = network.partition("@")[0].partition(":")
+    parameters = PARAMETERS.get(name, {}) | ({"batch": int(batch)} if batch else {})
+    made = SINGLE_KERNELS.get(name, lambda: models.build(name, **parameters))()
+    onnx.save(made, path, save_as_external_data=True)
 
 
 def target_of(processor: Processor) -> Target:

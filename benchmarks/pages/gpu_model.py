@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from pages.results import read
@@ -23,6 +25,7 @@ microseconds."""
 def gpu_model_tables() -> list[str]:
     """Published against estimated times, then networks."""
     ladders, suite = read("gpu_model"), read("gpu_model_suite")
+    against = read("gpu_model_against")
     kernels = [row for row in ladders["rows"] if row["table"] == "kernels"]
     return [
         "## Estimated times of GPU kernels",
@@ -40,7 +43,35 @@ def gpu_model_tables() -> list[str]:
         "counts what Winograd's algorithm saves; rows in front of `resnet50:16` are of schedules of "
         "2026-11-23; differences of less than 1.4 times are within the model's error):",
         _networks(suite["rows"]),
+        "Networks at batch 1 as the code of commit 51b395f compiled them, in float32 and for all GPUs alike, "
+        "and as this code does, under the same model, launches included "
+        f"(`benchmarks/gpu_model.py --against`, {against['date']}):",
+        _against(against["rows"]),
     ]
+
+
+def mean_times_better(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    """Geometric means over networks, by GPU and precision."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        precision = row["network"].partition("@")[2] or "fp32"
+        found.setdefault((row["gpu"], precision), []).append(row["times_better"])
+    return {key: geometric_mean(times) for key, times in found.items()}
+
+
+def _against(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| network | GPU | kernels then, ms | launches | kernels now, ms | launches | times better |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        then, now = (f"{row[f'{when}us'] / 1e3:.2f} | {row[f'{when}launches']}" for when in ("old_", ""))
+        lines.append(f"| {row['network']} | {row['gpu']} | {then} | {now} | {row['times_better']:.2f} |")
+    lines += [
+        f"| geometric mean, {precision} | {gpu} | | | | | {times:.2f} |"
+        for (gpu, precision), times in mean_times_better(rows).items()
+    ]
+    return "\n".join(lines)
 
 
 def _ladders(rows: list[dict[str, Any]]) -> str:

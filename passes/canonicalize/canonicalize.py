@@ -15,6 +15,7 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.passes.canonicalize.context import Context, Rule
 from hybridc.passes.canonicalize.cumsum_topk import select_by_rank, sum_in_blocks
+from hybridc.passes.canonicalize.hidden_rows import drop_known_choices, hide_rows_later
 from hybridc.passes.canonicalize.normalization import standardize_decomposed, standardize_groups
 from hybridc.passes.canonicalize.transposed_conv import (
     emit_before_interleaving,
@@ -86,6 +87,10 @@ _NUMPY: dict[str, Callable[[np.ndarray, relax.Call], np.ndarray]] = {
 }
 
 
+_VIEWS = ("reshape", "expand_dims", "squeeze")
+"""The same elements in the same order, in another shape."""
+
+
 def _result_shape(call: relax.Call) -> tuple[int, ...]:
     return tensor_shape(relax.BlockBuilder().normalize(call))
 
@@ -107,6 +112,17 @@ def _fold_weight_views(expr: relax.Expr, context: Context) -> relax.Expr | None:
     if moves_bytes and shared and folded.nbytes > SHARED_FOLD_LIMIT_BYTES:
         return None
     return context.builder.weight(folded, context.name)
+
+
+def _drop_views_and_back(expr: relax.Expr, context: Context) -> relax.Expr | None:
+    """A view of a view that has the first tensor's shape is that tensor."""
+    source = expr
+    while is_op(source, *_VIEWS):
+        tensor = source.args[0]
+        if tensor_shape(tensor) == _result_shape(expr):
+            return tensor
+        source = context.definition(tensor)
+    return None
 
 
 def _fold_dequantized_vectors(expr: relax.Expr, context: Context) -> relax.Expr | None:
@@ -221,6 +237,7 @@ def _as_scalar(argument: relax.Expr, call: relax.Call, context: Context) -> rela
 RULES: tuple[Rule, ...] = (
     _drop_names_of_names,
     _fold_weight_views,
+    _drop_views_and_back,
     _fold_dequantized_vectors,
     _fold_batch_norm,
     split_transposed_convolution,
@@ -229,6 +246,8 @@ RULES: tuple[Rule, ...] = (
     standardize_groups,
     sum_in_blocks,
     select_by_rank,
+    drop_known_choices,
+    hide_rows_later,
     _use_scalar_constants,
 )
 """Tried in this order on every binding."""

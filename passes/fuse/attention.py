@@ -1,6 +1,6 @@
 """Attention: scaled dot-product attention becomes one kernel, which never stores its scores as a tensor.
 
-    softmax(query @ key^T [* scale] [+ mask] [where mask, else a number]) @ value
+    softmax(query @ key^T [* scale] [capped by tanh] [+ mask] [where mask, else a number]) @ value
 
 A row of scores needs all keys but only its own query, so it can live in a cache from the first product to the
 second (Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021). Transpositions of the operands
@@ -34,9 +34,9 @@ from hybridc.passes.program.program import (
     tensor_shape,
 )
 
-SCORE_STEPS = ("divide", "multiply", "add", "subtract", "where")
-"""Operators that may be applied to the scores before the softmax, with a number or a mask. The condition of
-`where` is given to the kernel as zeros and ones."""
+SCORE_STEPS = ("divide", "multiply", "add", "subtract", "where", "tanh")
+"""Operators that may be applied to the scores before the softmax, with a number or a mask, or alone. The
+condition of `where` is given to the kernel as zeros and ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class TransposedOperand:
     tensor: relax.Var
     axes: tuple[int, ...]
     repeats: tuple[int, ...] = ()
+    factor: float = 1.0
+    """By which its numbers are multiplied."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -190,9 +192,12 @@ def _match(
     if not is_op(second, "matmul") or not second.args[0].same_as(weights):
         return None
     members = [scores, *chain, *guard, context]
-    query, key, value = (
-        _operand(a, values, uses, members) for a in (first.args[0], first.args[1], second.args[1])
-    )
+    key = _operand(first.args[1], values, uses, members, is_scaled=True)
+    # ONNX's body of Attention scales queries and keys; of queries alone the kernel that makes them does it
+    query = _operand(first.args[0], values, uses, members, is_scaled=key.factor != 1.0)
+    value = _operand(second.args[1], values, uses, members)
+    if (scale := query.factor * key.factor) != 1.0:
+        steps.insert(0, relax.op.multiply(scores, relax.const(scale, "float32")))
     factors = first.args[0], first.args[1], second.args[1]
     batch = tensor_shape(softmax)[:-2]
     if any(len(tensor_shape(a)) != rank for a in factors) or tensor_shape(factors[0])[:-2] != batch:
@@ -219,7 +224,7 @@ def _guard(
         return []
     condition, zero, kept = value.args
     test: Any = values.get(condition)
-    is_zero = isinstance(zero, GenericConst) and zero.value.ndim == 0 and float(zero.value.numpy()) == 0.0
+    is_zero = _is_number(zero) and float(zero.value.numpy()) == 0.0
     is_guard = is_op(test, "isnan") and uses[condition] == 1 and test.args[0].same_as(softmax)
     return [condition, last] if is_zero and is_guard and kept.same_as(softmax) else []
 
@@ -231,9 +236,15 @@ def _carries_scores(operand: relax.Expr, values: dict[relax.Var, Any], shape: tu
 
 
 def _operand(
-    var: relax.Var, values: dict[relax.Var, Any], uses: Counter[relax.Var], members: list[relax.Var]
+    var: relax.Var,
+    values: dict[relax.Var, Any],
+    uses: Counter[relax.Var],
+    members: list[relax.Var],
+    *,
+    is_scaled: bool = False,
 ) -> TransposedOperand:
-    """A factor as the transposition of another tensor, if the transposed one has no other readers."""
+    """A factor as the transposition of another tensor, if the transposed one has no other readers; with
+    `is_scaled`, as a multiple of it."""
     rank = len(tensor_shape(var))
     found = TransposedOperand(var, tuple(range(rank)))
     while uses[var] == 1:
@@ -241,6 +252,9 @@ def _operand(
         if is_op(value, "permute_dims"):
             made, source = [var], value.args[0]
             found = found.permuted(_permutation(value, rank))
+        elif is_scaled and is_op(value, "multiply") and _is_number(value.args[1]):
+            made, source = [var], value.args[0]
+            found = replace(found, factor=found.factor * float(value.args[1].value.numpy()))
         elif (repeat := _repeat(var, values, uses)) is not None:
             made, source, axis, times = repeat
             found = found.repeated(found.axes.index(axis), times)
@@ -249,6 +263,10 @@ def _operand(
         members[:0] = made
         var = source
     return replace(found, tensor=var)
+
+
+def _is_number(expr: relax.Expr) -> bool:
+    return isinstance(expr, GenericConst) and expr.value.ndim == 0
 
 
 def _repeat(
@@ -376,7 +394,7 @@ def _logits(match: Attention, scores: te.Tensor) -> tuple[te.Tensor, list[te.Ten
     operators["subtract"] = lambda a, b: a - b
 
     def operand(expr: relax.Expr, carried: te.Expr, i: Sequence[te.Var], used: list[te.Tensor]) -> te.Expr:
-        if isinstance(expr, GenericConst) and expr.value.ndim == 0:
+        if _is_number(expr):
             return tirx.const(float(expr.value.numpy()), "float32")
         if not _is_mask(expr, match):
             return carried
@@ -391,7 +409,11 @@ def _logits(match: Attention, scores: te.Tensor) -> tuple[te.Tensor, list[te.Ten
         value, used = scores[i], list(masks)
         for step in match.steps:
             name = step.op.name.removeprefix("relax.")
-            *condition, a, b = (operand(arg, value, i, used) for arg in step.args)
+            operands = [operand(arg, value, i, used) for arg in step.args]
+            if name == "tanh":
+                value = tirx.tanh(operands[0])
+                continue
+            *condition, a, b = operands
             if condition:
                 value = tirx.Select(condition[0] != tirx.const(0.0, "float32"), a, b)
             else:

@@ -12,6 +12,7 @@ import pytest
 
 from hybridc.errors import DeviceError
 from hybridc.gpu_model.chip import CLOCK
+from hybridc.machine import gpu_named
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -86,3 +87,41 @@ def test_page_shows_these_figures() -> None:
             f"{errors['median_error']:.0%} | {errors['worst_error']:.0%} | {errors['rank_correlation']:.2f}"
         )
         assert f"| {row['set']}, {row['kernels']} kernels | {row['gpu']} |" in page and shown in page
+
+
+@pytest.mark.parametrize("row", rows("gpu_model_against"), ids=lambda row: f"{row['network']}, {row['gpu']}")
+def test_what_was_is_compared_with_launches(row: dict[str, Any]) -> None:
+    then, now = (row[f"{when}us"] + row[f"{when}launch_us"] for when in ("old_", ""))
+    assert row["times_better"] == pytest.approx(then / now, abs=0.006)
+
+
+_EXPORTED = {
+    "source": """
+        extern "C" __global__ void copy_kernel(float* to, const float* from) {
+          to[blockIdx.x * 256 + threadIdx.x] = from[blockIdx.x * 256 + threadIdx.x];
+        }""",
+    "functions": [
+        {
+            "name": "copy",
+            "calls": 3,
+            "launches": [
+                {"name": "copy_kernel", "grid": [n, 1, 1], "block": [256, 1, 1], "buffers": [n << 10] * 2}
+                for n in (4096, 65536)
+            ],
+        }
+    ],
+}
+
+
+def test_exported_kernels_are_priced_by_calls_and_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy, which the memory's bandwidth bounds."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    against, gpu = importlib.import_module("gpu_model.against"), gpu_named("rtx-3090")
+    try:
+        calls = against.calls_of(_EXPORTED, gpu)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    found = against.priced(calls, gpu)
+    least = 3 * sum(2 * (n << 10) for n in (4096, 65536)) / gpu.bandwidth_gb_s / 1e3
+    assert least < found["us"] < 2 * least
+    assert found["launches"] == 6 and found["launch_us"] == 6 * gpu.launch_us

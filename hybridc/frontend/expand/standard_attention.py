@@ -34,6 +34,8 @@ from hybridc.frontend.expand.builder import (
 )
 from hybridc.frontend.expand.functions import by_body
 
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""All are computed in float32, as precisely as `softmax_precision` may ask for."""
 _LENGTHS = 6
 """Position of nonpad_kv_seqlen."""
 
@@ -73,7 +75,7 @@ def _heads_apart(node: ir.Node, position: int, build: Builder) -> ir.Value:
 def _is_plain(node: ir.Node, extent: tuple[int, int], group: int) -> bool:
     """Whether the use has nothing but what `_attention` emits; `extent` counts queries and keys."""
     given_mask, numbers = given(node, 3), node.attributes
-    if dtype_of(operand(node, 0)) != ir.DataType.FLOAT or given(node, _LENGTHS) is not None:
+    if dtype_of(operand(node, 0)) not in _FLOATS or given(node, _LENGTHS) is not None:
         return False
     is_windowed = any(numbers.get_int(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
     is_capped = numbers.get_float("softcap", 0.0) != 0.0

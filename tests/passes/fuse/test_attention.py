@@ -175,3 +175,27 @@ def test_weights_that_are_not_a_number_count_as_zero():
     (wanted,) = run_llvm(before.module, *arguments, hidden.astype("float32"))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
     assert (np.asarray(found)[:, :, 2] == 0).all()
+
+
+@pytest.mark.parametrize("scaled", [("query", "key"), ("key",), ("query",)], ids="_".join)
+def test_keys_that_are_scaled_need_no_tensor_of_their_own(scaled):
+    """Scaled queries alone do, unless the kernel that makes them scales them."""
+    net = Network((1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 4))
+    q, k, v = net.inputs
+    k = net.emit(relax.op.permute_dims(k, (0, 1, 3, 2)))
+    if "query" in scaled:
+        q = net.emit(relax.op.multiply(q, scale()))
+    if "key" in scaled:
+        k = net.emit(relax.op.multiply(k, scale()))
+    weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(q, k)), axis=-1))
+    after = check(net.program(net.emit(relax.op.matmul(weights, v))))
+    assert operators(after) == ([] if "key" in scaled else ["multiply"]) + ["attention"]
+
+
+def test_capped_scores_join_it():
+    net = Network((1, 2, 5, 8), (1, 2, 8, 6), (1, 2, 6, 4), (5, 6))
+    q, k, v, mask = net.inputs
+    scores = net.emit(relax.op.divide(net.emit(relax.op.matmul(q, k)), relax.const(2.0, "float32")))
+    capped = net.emit(relax.op.multiply(net.emit(relax.op.tanh(scores)), relax.const(2.0, "float32")))
+    weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.add(capped, mask)), axis=-1))
+    assert operators(check(net.program(net.emit(relax.op.matmul(weights, v))))) == ["attention"]
