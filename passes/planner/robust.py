@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from hybridc.ir import Device, Graph, Plan
+from hybridc.ir import Device, Plan
 from hybridc.machine import Machine
 from hybridc.machines.scaled import Scenario, scaled
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.emit.materialize import materialize, repacked
-from hybridc.passes.planner.emit.replay import demands_of, replay, shared_times_us
+from hybridc.passes.planner.emit.replay import replayed_us, shared_times_us
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.make_plans import Report, assemble, make_plans
 from hybridc.passes.planner.model.context import Effort
@@ -129,15 +129,10 @@ def _least_mean(candidates: Sequence[_Candidate], machines: Sequence[Machine]) -
 
     def mean(candidate: _Candidate) -> float:
         tiling, plan = candidate
-        times_us = (replayed_us(tiling.graph, plan, one) for one in machines)
+        times_us = (replayed_us(tiling.graph, plan.steps, one) for one in machines)
         return sum(math.log(us) if us else 0.0 for us in times_us)
 
     return min(candidates, key=mean)
-
-
-def replayed_us(graph: Graph, plan: Plan, machine: Machine) -> float:
-    """What a plan takes on a machine, whatever machine it was made for."""
-    return replay(plan.steps, demands_of(graph, plan.steps, machine), machine)[0]
 
 
 def _as_predicted(

@@ -82,6 +82,11 @@ def replay(
                 running[i] = left_us - passed_us * rates[i]
 
 
+def replayed_us(graph: Graph, steps: Sequence[Step], machine: Machine) -> float:
+    """What the steps of a plan take on a machine, whatever machine it was made for."""
+    return replay(steps, demands_of(graph, steps, machine), machine)[0]
+
+
 def shared_times_us(graph: Graph, steps: Sequence[Step], machine: Machine) -> tuple[float, ...]:
     """What each step takes in the replay, with what it loses: a timeline of these times is that run.
 

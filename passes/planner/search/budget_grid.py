@@ -34,6 +34,7 @@ from hybridc.passes.planner.model.rematerialize import with_recompute_slots, wit
 from hybridc.passes.planner.model.structure import runs_again
 from hybridc.passes.planner.search.baseline_plans import BaselinePlans
 from hybridc.passes.planner.search.moves import descend
+from hybridc.passes.planner.search.placed_moves import placed_moves
 from hybridc.passes.planner.search.search import SearchResult, improve, refine, search
 
 # Few networks can do with less; each anchor that a budget does not lie next to costs nothing.
@@ -120,8 +121,10 @@ def plan_all_budgets(
     decisions = with_recompute_slots(wide, smallest.problem, smallest.decisions)
     start = repacked(context, replace(smallest, problem=wide, decisions=decisions), context.effort.tightening)
     points = anchors(problem, max(first_bytes, smallest.gpu_bytes))
-    grid = _Grid(context, wide, runs_again(wide), points, start)
     most_bytes = min(last_bytes, max(wish.budget_bytes for wish in wishes))
+    # up to the anchor above all budgets
+    baselines = BaselinePlans(context, problem, points[: bisect_right(points, most_bytes) + 1])
+    grid = _Grid(context, wide, runs_again(wide), points, start, baselines)
     baselines = BaselinePlans(context, problem, [p for p in points if p <= most_bytes])
     chosen = []
     for number, wish in enumerate(wishes):
@@ -160,6 +163,7 @@ class _Grid:
     anchors: Sequence[int]
     smallest: PlacedPlan
     """Fits the first anchor."""
+    baselines: BaselinePlans
     _searched: dict[int, PlacedPlan] = field(default_factory=dict)
     """At an anchor, by itself."""
     _ends: dict[tuple[int, Decisions], PlacedPlan] = field(default_factory=dict)
@@ -199,7 +203,7 @@ class _Grid:
             return simple_us  # a linear programme could not prove more
         if budget_bytes not in self._bounds_us:
             problem = replace(self.context.problem, budget_bytes=budget_bytes)
-            self._bounds_us[budget_bytes] = time_bound(problem, again=self.again).bound_us
+            self._bounds_us[budget_bytes] = time_bound(problem, again=self.again, shared=True).bound_us
         return self._bounds_us[budget_bytes]
 
     def _narrowed(self, budget_bytes: int, below: _Found, above: _Found) -> tuple[_Found, PlacedPlan]:
@@ -225,8 +229,14 @@ class _Grid:
         if found.placed is limit or found.placed.makespan_us <= limit.makespan_us * _FLAT:
             return found.placed
         point = self._point(found.budget_bytes, found.placed, limit)
-        polished = self._tightened(_polished_at(point), found.placed)
-        return self._between(found.placed, polished, limit)
+        polished = self._between(found.placed, self._tightened(_polished_at(point), found.placed), limit)
+        moved = self._moved(point, polished, limit.makespan_us)
+        return self._between(polished, moved, limit)
+
+    def _moved(self, point: _PointSearch, placed: PlacedPlan, enough_us: float) -> PlacedPlan:
+        """Where moves lead to that make the placed plan faster."""
+        found = placed_moves(self.context, point.problem, placed, point.evaluations, enough_us)
+        return self._tightened(found, placed)
 
     def _fits_host(self, placed: PlacedPlan) -> bool:
         return placed.fits_host(self.context.host_bytes)
@@ -258,6 +268,7 @@ class _Grid:
             point = self._point(self.anchors[position], self.smallest)
             found = self._tightened(_best_at(point), self.smallest)
             self.context.watch.found(self.context, found)
+            found = self._of_baselines(found, self.anchors[position])
             self._searched[position] = self._settled(position, found)
         return self._searched[position]
 
@@ -267,9 +278,20 @@ class _Grid:
         if key not in self._ends:
             point = self._point(self.anchors[position], found)
             polished = self._tightened(_polished_at(point), found)
-            self._ends[key] = min(found, polished, key=self._rank)
+            best = min(found, polished, key=self._rank)
+            moved = self._moved(point, best, simple_time_bound_us(self.context.problem))
+            self._ends[key] = min(best, moved, key=self._rank)
             self.context.watch.found(self.context, self._ends[key])
         return self._ends[key]
+
+    def _of_baselines(self, found: PlacedPlan, anchor_bytes: int) -> PlacedPlan:
+        """The fastest of the baselines for an anchor, so that moves better that, or what was found."""
+        placed = self.baselines.faster(found, anchor_bytes)
+        if placed is found:
+            return found
+        decisions = with_recompute_slots(self.problem, placed.problem, placed.decisions)
+        problem = replace(self.problem, budget_bytes=placed.problem.budget_bytes)
+        return replace(placed, problem=problem, decisions=decisions)
 
     def _in_the_middle(
         self, below: _Found, above: _Found, middle_bytes: int, best_at: Callable[[_PointSearch], PlacedPlan]

@@ -145,33 +145,41 @@ def descend(
 ) -> tuple[Decisions, float]:
     """The plan that moves lead to, each of which makes it faster, until none does or for some rounds.
 
-    Of a large graph those moves are tried that can change most. Runs that take less than `least_us` are
-    passed over. Requires: the decisions are feasible. Deterministic.
+    As fast as the simulation has it. Of a large graph those moves are tried that can change most. Runs that
+    take less than `least_us` are passed over. Requires: the decisions are feasible. Deterministic.
     """
     best, best_us = decisions, makespan_us
-    # a third for each of three: kernels, copies, and to fit the plan to the best of the kernels
-    simulations = int(_ROUND_KERNELS / max(1, core.problem.kernel_count) / 3)
-    adapting = min(ADAPTING, simulations // _WORTH_ADAPTING)
     for _ in range(rounds):
         before_us = best_us
-        near = Neighbourhood(core, best)
-        tried: list[tuple[float, int]] = []
-        for move in _moves_within(core.problem, best, simulations):
-            is_device = move.kind is MoveKind.DEVICE
-            found = near.outcome(move, _TRYING)
-            if found is None or found.makespan_us < least_us:
-                continue
-            if is_device:
-                tried.append((found.makespan_us, move.index))
+        for found in outcomes(core, best, least_us=least_us)[:1]:
             if found.makespan_us < best_us:
-                best, best_us = found.decisions, found.makespan_us
-        for _, kernel in sorted(tried)[:_WORTH_ADAPTING]:
-            found = near.outcome(Move(MoveKind.DEVICE, kernel), adapting)
-            if found is not None and least_us <= found.makespan_us < best_us:
                 best, best_us = found.decisions, found.makespan_us
         if best_us >= before_us * (1 - _GAIN):
             break
     return best, best_us
+
+
+def outcomes(core: Core, decisions: Decisions, *, least_us: float = 0.0) -> list[Outcome]:
+    """What comes of each move by itself, the fastest first; the rest is as in `descend`."""
+    # a third for each of three: kernels, copies, and to fit the plan to the best of the kernels
+    simulations = int(_ROUND_KERNELS / max(1, core.problem.kernel_count) / 3)
+    adapting = min(ADAPTING, simulations // _WORTH_ADAPTING)
+    near = Neighbourhood(core, decisions)
+    found: list[Outcome] = []
+    tried: list[tuple[float, int]] = []
+
+    def try_move(move: Move, evaluations: int) -> None:
+        outcome = near.outcome(move, evaluations)
+        if outcome is not None and outcome.makespan_us >= least_us:
+            found.append(outcome)
+            if move.kind is MoveKind.DEVICE:
+                tried.append((outcome.makespan_us, move.index))
+
+    for move in _moves_within(core.problem, decisions, simulations):
+        try_move(move, _TRYING)
+    for _, kernel in sorted(tried)[:_WORTH_ADAPTING]:
+        try_move(Move(MoveKind.DEVICE, kernel), adapting)
+    return sorted(found, key=lambda outcome: outcome.makespan_us)
 
 
 def _moves_within(problem: Problem, decisions: Decisions, simulations: int) -> list[Move]:

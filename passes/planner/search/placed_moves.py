@@ -1,0 +1,77 @@
+"""Single moves judged by their plans: by what these take once their buffers are placed, as `replay` has it.
+
+Decisions are searched with a simulation, which says a little more or less than what is printed of a plan,
+and knows nothing of the holes that packing leaves. So the last step of a search, and `hybridc explain`, place
+what a move leads to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize
+from hybridc.passes.planner.model.context import PlanningContext
+from hybridc.passes.planner.model.core import Core
+from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.problem import Problem
+from hybridc.passes.planner.search.moves import outcomes
+
+# Less memory than this the moves themselves would use otherwise.
+_SHARES = (1.0, 0.97, 0.94, 0.9)
+"""Shares of the memory to fetch ahead into, the first that can be packed without waits for bytes."""
+_WAITS = 1.005
+"""So much slower than simulated a packed plan may be."""
+_ROUNDS = 4
+"""How often at most all moves are looked at again after one was made."""
+_GAIN = 2e-4
+"""A share of the time: gaining less is not worth another round."""
+# To place a plan takes as long as some thousand simulations do.
+_SIMULATIONS_OF_PLACING, _MOST_PLACED = 1000, 32
+"""Of as many simulations a search has, and of no more than so many moves, one plan is placed."""
+
+
+def placed_moves(
+    context: PlanningContext, problem: Problem, known: PlacedPlan, evaluations: int, enough_us: float
+) -> PlacedPlan:
+    """The plan that moves lead to, each of which makes the placed plan faster, or `known`.
+
+    Those are placed that the simulation thinks best, as many as the effort allows, which is given in
+    simulations; a plan that takes at most `enough_us` needs none. Requires: `known` has the budget of the
+    problem, and decisions about it. Ensures: what is found fits the problem's budget and the host.
+    Deterministic.
+    """
+    core, best = Core(problem), known
+    placements = min(evaluations // _SIMULATIONS_OF_PLACING, _MOST_PLACED)
+    for _ in range(_ROUNDS):
+        start = core.repaired(best.decisions)
+        if start is None or not placements or best.makespan_us <= enough_us:
+            break
+        before_us = best.makespan_us
+        for outcome in outcomes(core, start)[:placements]:
+            context.watch.check()
+            placed = place(context, problem, outcome.decisions)
+            if placed is not None and placed.makespan_us < best.makespan_us:
+                best = placed
+        if best.makespan_us >= before_us * (1 - _GAIN):
+            break
+    return best
+
+
+def place(context: PlanningContext, problem: Problem, decisions: Decisions) -> PlacedPlan | None:
+    """The fastest plan of these decisions that fits, with less memory to fetch ahead into if that helps
+    packing; None if none fits."""
+    best: PlacedPlan | None = None
+    for share in _SHARES:
+        narrowed = replace(problem, budget_bytes=int(problem.budget_bytes * share))
+        simulated_us = Core(narrowed).makespan_us(decisions)
+        if simulated_us == inf:
+            break
+        placed = materialize(context, narrowed, decisions, packing=SHORT, capacity_bytes=problem.budget_bytes)
+        if not placed.fits(problem.budget_bytes, context.host_bytes):
+            continue
+        if best is None or placed.makespan_us < best.makespan_us:
+            best = placed
+        if placed.makespan_us <= simulated_us * _WAITS:
+            break
+    return best
