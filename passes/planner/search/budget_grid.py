@@ -229,9 +229,7 @@ class _Grid:
         if found.placed is limit or found.placed.makespan_us <= limit.makespan_us * _FLAT:
             return found.placed
         point = self._point(found.budget_bytes, found.placed, limit)
-        polished = self._between(found.placed, self._tightened(_polished_at(point), found.placed), limit)
-        moved = self._moved(point, polished, limit.makespan_us)
-        return self._between(polished, moved, limit)
+        return self._between(found.placed, self._moved(point, found.placed, limit.makespan_us), limit)
 
     def _moved(self, point: _PointSearch, placed: PlacedPlan, enough_us: float) -> PlacedPlan:
         """Where moves lead to that make the placed plan faster."""
@@ -277,10 +275,8 @@ class _Grid:
         key = position, found.decisions
         if key not in self._ends:
             point = self._point(self.anchors[position], found)
-            polished = self._tightened(_polished_at(point), found)
-            best = min(found, polished, key=self._rank)
-            moved = self._moved(point, best, simple_time_bound_us(self.context.problem))
-            self._ends[key] = min(best, moved, key=self._rank)
+            moved = self._moved(point, found, simple_time_bound_us(self.context.problem))
+            self._ends[key] = min(found, moved, key=self._rank)
             self.context.watch.found(self.context, self._ends[key])
         return self._ends[key]
 

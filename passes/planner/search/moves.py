@@ -109,9 +109,8 @@ class Neighbourhood:
             return None
         to_gpu = self.decisions.on_cpu[kernel]
         try:
-            found = Core(_bound_to(self.problem, kernel, to_gpu)).anneal(
-                self._moved(kernel, to_gpu), evaluations, 1
-            )
+            core = Core(_bound_to(self.problem, kernel, to_gpu), self.core)
+            found = core.anneal(self._moved(kernel, to_gpu), evaluations, 1)
         except ValueError:
             return None
         return Outcome(*found, is_alone=False)

@@ -25,7 +25,7 @@ _WAITS = 1.005
 _ROUNDS = 4
 """How often at most all moves are looked at again after one was made."""
 _GAIN = 2e-4
-"""A share of the time: gaining less is not worth another round."""
+"""A share of the time: gaining less is worth no copies, and no other round."""
 # To place a plan takes as long as some thousand simulations do.
 _SIMULATIONS_OF_PLACING, _MOST_PLACED = 1000, 32
 """Of as many simulations a search has, and of no more than so many moves, one plan is placed."""
@@ -36,24 +36,24 @@ def placed_moves(
 ) -> PlacedPlan:
     """The plan that moves lead to, each of which makes the placed plan faster, or `known`.
 
-    Those are placed that the simulation thinks best, as many as the effort allows, which is given in
-    simulations; a plan that takes at most `enough_us` needs none. Requires: `known` has the budget of the
-    problem, and decisions about it. Ensures: what is found fits the problem's budget and the host.
+    Those are placed that the simulation thinks best, one at least, and as many as the effort allows, which is
+    given in simulations; a plan that takes at most `enough_us` needs none. Requires: `known` has the budget
+    of the problem, and decisions about it. Ensures: what is found fits the problem's budget and the host.
     Deterministic.
     """
     core, best = Core(problem), known
-    placements = min(evaluations // _SIMULATIONS_OF_PLACING, _MOST_PLACED)
+    placements = min(1 + evaluations // _SIMULATIONS_OF_PLACING, _MOST_PLACED)
     for _ in range(_ROUNDS):
         start = core.repaired(best.decisions)
-        if start is None or not placements or best.makespan_us <= enough_us:
+        if start is None or best.makespan_us <= enough_us:
             break
         before_us = best.makespan_us
         for outcome in outcomes(core, start)[:placements]:
             context.watch.check()
             placed = place(context, problem, outcome.decisions)
-            if placed is not None and placed.makespan_us < best.makespan_us:
+            if placed is not None and placed.makespan_us < best.makespan_us * (1 - _GAIN):
                 best = placed
-        if best.makespan_us >= before_us * (1 - _GAIN):
+        if best.makespan_us >= before_us:
             break
     return best
 
