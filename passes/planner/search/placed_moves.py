@@ -26,8 +26,8 @@ _ROUNDS = 4
 """How often at most all moves are looked at again after one was made."""
 _GAIN = 2e-4
 """A share of the time: gaining less is worth no copies, and no other round."""
-# To place a plan takes as long as some thousand simulations do.
-_SIMULATIONS_OF_PLACING, _MOST_PLACED = 1000, 32
+# To place a plan takes longer than as many simulations do; more moves were seldom of use.
+_SIMULATIONS_OF_PLACING, _MOST_PLACED = 2000, 16
 """Of as many simulations a search has, and of no more than so many moves, one plan is placed."""
 
 
