@@ -1,15 +1,16 @@
 """What plans lose on machines that are not as their profile says, and whether simpler ways would lose less.
 
     python benchmarks/regret.py [--machine laptop-4gb] [--models resnet50,bert] [--draws 20] [--seconds 2]
+                                [--tiled]
 
-Each network is planned for shares of the memory that it needs with the nominal profile, as `hybridc plan`
-does: cut up where that is predicted to be faster. Then machines are drawn around it (`drawn`), with seeds,
-and the plan's steps run there (`emit/replay.py`): in the same order, with the same waits, sharing memory and
-link. Its regret is how much slower that is than the best that is known for the drawn machine: the plan that
-is made knowing it, of the same ways to cut the network up, this plan, or a baseline. The baselines (a split
-in two, to offload everything, the CPU alone), of the network whole, are chosen with the nominal profile, as
-the plan is, and once more knowing the machine. Nothing is timed, and nothing runs. Written after each
-network. Exits with 1 if a wanted figure is missed."""
+Each network is planned for shares of the memory that it needs with the nominal profile. Then machines are
+drawn around it (`drawn`), with seeds, and the plan's steps run there (`emit/replay.py`): in the same order,
+with the same waits, sharing memory and link. Its regret is how much slower that is than the best that is
+known for the drawn machine: the plan that is made knowing it, this plan, or a baseline. The baselines (a
+split in two, to offload everything, the CPU alone) are chosen with the nominal profile, as the plan is, and
+once more knowing the machine. With `--tiled` networks are cut up where the nominal profile says that it pays,
+as `hybridc plan` does; baselines are of the network whole. Nothing is timed, and nothing runs. Written after
+each network. Exits with 1 if a wanted figure is missed."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from hybridc import models
 from hybridc.ir import Device, Graph, Plan, Step
 from hybridc.machine import Machine, Processor, load_machine
 from hybridc.passes.phases import TiledNetwork
-from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.emit.materialize import materialize
 from hybridc.passes.planner.emit.replay import replayed_us
 from hybridc.passes.planner.make_plans import make_plans
@@ -79,11 +80,13 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0, help="of search, on the nominal machine")
+    parser.add_argument("--tiled", action="store_true", help="cut networks up where it pays")
     arguments = parser.parse_args()
     machine, effort = load_machine(arguments.machine), Effort(arguments.seconds)
     rows: list[dict[str, Any]] = []
     for name in arguments.models.split(",") if arguments.models else SUITE:
-        network = tilings_of(models.build(name, **SUITE[name]), machine, max(SHARES), arguments.seconds)
+        share = max(SHARES) if arguments.tiled else None
+        network = tilings_of(models.build(name, **SUITE[name]), machine, share, arguments.seconds)
         rows += rows_of(name, network, arguments.draws, arguments.seed, effort)
         print("\n".join(text(row) for row in summarise([r for r in rows if r["model"] == name])), flush=True)
         total = summarise([{**row, "model": "all"} for row in rows])
@@ -101,8 +104,11 @@ def rows_of(name: str, network: TiledNetwork, draws: int, seed: int, effort: Eff
         budget_bytes = int(network.all_gpu_peak_bytes * share)
 
         def planned(machine: Machine, planner: Planner = make_plans, budget_bytes: int = budget_bytes) -> Way:
+            tilings, all_bytes = network.tilings, network.all_gpu_peak_bytes
+            if len(tilings) == 1:  # the order of kernels is chosen for each machine
+                tilings = choose_tilings(tilings, machine, all_bytes, budget_bytes, effort)
             devices = (Device.GPU, Device.CPU)
-            [(tiling, plan)] = planner(network.tilings, machine, [budget_bytes], devices, effort=effort)
+            [(tiling, plan)] = planner(tilings, machine, [budget_bytes], devices, effort=effort)
             return Way(tiling.graph, plan.steps)
 
         made = {kind: planned(network.machine, planner) for kind, planner in PLANNERS.items()}
@@ -118,6 +124,7 @@ def rows_of(name: str, network: TiledNetwork, draws: int, seed: int, effort: Eff
                     "effort": effort.seconds,
                     "share": share,
                     "draw": draw,
+                    "tiled": len(network.tilings) > 1,
                     "kernels": {kind: len(way.graph.kernels) for kind, way in made.items()},
                     "plans_us": {kind: way.us(machine) for kind, way in made.items()},
                     "informed_us": planned(machine).us(machine),

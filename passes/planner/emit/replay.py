@@ -70,7 +70,10 @@ def replay(
                 next_of[lane] += 1
         if not running:
             return max((end for end in ends_us), default=0.0), tuple(zip(starts_us, ends_us, strict=True))
-        rates = _rates({i: demands[i] for i in running}, {steps[i].lane for i in running}, steps, machine)
+        if len(running) == 1:  # one by itself loses nothing
+            rates = dict.fromkeys(running, 1.0)
+        else:
+            rates = _rates({i: demands[i] for i in running}, {steps[i].lane for i in running}, steps, machine)
         passed_us = min(left_us / rates[i] for i, left_us in running.items())
         now_us += passed_us
         for i, left_us in list(running.items()):

@@ -88,7 +88,8 @@ def contention_of(kernels: Sequence[Kernel], machine: Machine) -> Contention:
         tuple(shares(kernel, Device.GPU) for kernel in kernels),
         tuple(shares(kernel, Device.CPU) for kernel in kernels),
         link,
-        *(min(1.0, up / machine.processor(device).together_gb_s) for device in (Device.GPU, Device.CPU)),
+        gpu_copy=min(1.0, up / machine.gpu.together_gb_s),
+        cpu_copy=min(1.0, up / machine.cpu.together_gb_s),
         h2d_gb_s=up,
     )
 

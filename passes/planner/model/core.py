@@ -60,6 +60,7 @@ class Core:
         self.problem = problem
         self._library = _library()
         self._search = None
+        self._data: _ProblemData
         if self._library is not None:
             self._data = _data_of(problem) if like is None else like._data
             data = self._data if like is None else _with_kernel_times(self._data, problem)

@@ -22,7 +22,7 @@ _SHARES = (1.0, 0.97, 0.94, 0.9)
 """Shares of the memory to fetch ahead into, the first that can be packed without waits for bytes."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
-_ROUNDS = 4
+_ROUNDS = 3
 """How often at most all moves are looked at again after one was made."""
 _GAIN = 2e-4
 """A share of the time: gaining less is worth no copies, and no other round."""
