@@ -33,7 +33,6 @@ from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem
 from hybridc.passes.planner.model.rematerialize import with_recompute_slots, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
 from hybridc.passes.planner.search.baseline_plans import BaselinePlans
-from hybridc.passes.planner.search.moves import descend
 from hybridc.passes.planner.search.placed_moves import placed_moves
 from hybridc.passes.planner.search.search import SearchResult, improve, refine, search
 
@@ -56,8 +55,8 @@ _WAITS = 1.005
 # every budget below it. Most of an anchor's time goes into packing.
 _ANCHOR_FACTOR = 2
 """How many times the usual effort an anchor gets."""
-_ROUNDS = 2
-"""How often at most all single moves of a plan are tried."""
+_WORTH_MOVING = 1.05
+"""So much slower a plan for less memory may be that moves are to make a better one of it."""
 _NARROWED = 0.2
 """Effort of searches with less memory, which begin with what was found: a share of the first one's."""
 # A trade of time for bytes on the link: plans within 0.1 % of each other count as equally fast.
@@ -132,7 +131,7 @@ def plan_all_budgets(
         if wish.budget_bytes < last_bytes:
             best = grid.best(wish.budget_bytes, wish.known_us)
         else:
-            best = grid.last(last_bytes, wish.known_us)
+            best = grid.last(last_bytes)
         best = baselines.faster(best, min(wish.budget_bytes, last_bytes))
         bound_us = grid.bound_us(wish.budget_bytes, best.makespan_us) if has_bounds else 0.0
         chosen.append(replace(best, bound_us=bound_us))
@@ -166,6 +165,8 @@ class _Grid:
     baselines: BaselinePlans
     _searched: dict[int, PlacedPlan] = field(default_factory=dict)
     """At an anchor, by itself."""
+    _best: dict[int, PlacedPlan] = field(default_factory=dict)
+    """At an anchor, with what is found for those below."""
     _ends: dict[tuple[int, Decisions], PlacedPlan] = field(default_factory=dict)
     """Where single moves lead to at an anchor, by the decisions that they begin with."""
     _middles: dict[tuple[int, int], PlacedPlan] = field(default_factory=dict)
@@ -179,11 +180,11 @@ class _Grid:
         """
         position = bisect_right(self.anchors, budget_bytes) - 1
         if position + 1 == len(self.anchors):
-            return self.last(self.anchors[position], known_us)
-        above = _Found(self.anchors[position + 1], self._anchored(position + 1, known_us))
+            return self.last(self.anchors[position])
+        above = _Found(self.anchors[position + 1], self._anchored(position + 1))
         if self._fits_host(above.placed) and above.placed.makespan_us >= known_us:
             return self.smallest  # nothing below an anchor is faster than its plan
-        below = _Found(self.anchors[position], self._anchored(position, inf))
+        below = _Found(self.anchors[position], self._anchored(position))
         above = above._replace(placed=min(below.placed, above.placed, key=self._rank))
         end, limit = self._narrowed(budget_bytes, below, above)
         found = self._polished(end, limit)
@@ -191,9 +192,9 @@ class _Grid:
         # faster than a plan with more memory: that must not be
         return found if self._rank(tight) < self._rank(limit) else tight
 
-    def last(self, anchor_bytes: int, known_us: float) -> PlacedPlan:
-        """The plan of an anchor, for all larger budgets as well; `known_us` as for `best`."""
-        placed = self._anchored(bisect_right(self.anchors, anchor_bytes) - 1, known_us)
+    def last(self, anchor_bytes: int) -> PlacedPlan:
+        """The plan of an anchor, for all larger budgets as well."""
+        placed = self._anchored(bisect_right(self.anchors, anchor_bytes) - 1)
         return repacked(self.context, placed, self.context.effort.packing)
 
     def bound_us(self, budget_bytes: int, known_us: float) -> float:
@@ -229,12 +230,8 @@ class _Grid:
         if found.placed is limit or found.placed.makespan_us <= limit.makespan_us * _FLAT:
             return found.placed
         point = self._point(found.budget_bytes, found.placed, limit)
-        return self._between(found.placed, self._moved(point, found.placed, limit.makespan_us), limit)
-
-    def _moved(self, point: _PointSearch, placed: PlacedPlan, enough_us: float) -> PlacedPlan:
-        """Where moves lead to that make the placed plan faster."""
-        found = placed_moves(self.context, point.problem, placed, point.evaluations, enough_us)
-        return self._tightened(found, placed)
+        polished = self._tightened(_polished_at(point), found.placed)
+        return self._between(found.placed, polished, limit)
 
     def _fits_host(self, placed: PlacedPlan) -> bool:
         return placed.fits_host(self.context.host_bytes)
@@ -246,20 +243,20 @@ class _Grid:
     def _rank(self, placed: PlacedPlan) -> tuple[bool, float]:
         return not self._fits_host(placed), placed.makespan_us
 
-    def _anchored(self, position: int, known_us: float) -> PlacedPlan:
-        """The best plan of an anchor: what is found for it, or for the anchors below.
-
-        Any that fits, if none takes less than `known_us`.
-        """
+    def _anchored(self, position: int) -> PlacedPlan:
+        """The best plan of an anchor: what is found for it, or what moves make of that of the one below."""
         if position == 0:
             return self.smallest
-        found = self._at_anchor(position)
-        enough_us = min(found.makespan_us, known_us) if self._fits_host(found) else inf
-        if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
-            below = self._anchored(position - 1, enough_us)
-            if self._rank(below) < self._rank(found):
-                found = self._settled(position, below)
-        return found
+        if position not in self._best:
+            found = self._at_anchor(position)
+            enough_us = found.makespan_us if self._fits_host(found) else inf
+            if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
+                below = self._anchored(position - 1)
+                # moves from a plan that is a little slower may end elsewhere
+                if not self._fits_host(found) or below.makespan_us < enough_us * _WORTH_MOVING:
+                    found = min(found, self._settled(position, below), key=self._rank)
+            self._best[position] = found
+        return self._best[position]
 
     def _at_anchor(self, position: int) -> PlacedPlan:
         if position not in self._searched:
@@ -275,8 +272,8 @@ class _Grid:
         key = position, found.decisions
         if key not in self._ends:
             point = self._point(self.anchors[position], found)
-            moved = self._moved(point, found, simple_time_bound_us(self.context.problem))
-            self._ends[key] = min(found, moved, key=self._rank)
+            polished = self._tightened(_polished_at(point), found)
+            self._ends[key] = min(found, polished, key=self._rank)
             self.context.watch.found(self.context, self._ends[key])
         return self._ends[key]
 
@@ -337,18 +334,11 @@ def _best_at(point: _PointSearch) -> PlacedPlan:
 
 
 def _polished_at(point: _PointSearch) -> PlacedPlan:
-    """A plan that single moves lead to from `below`, or that; none takes less than `above`."""
+    """A plan that single moves lead to from `below`, or that; none is sought that takes less than `above`."""
     point.context.watch.check()
-    limit_us = 0.0 if point.above is None else _simulated_us(point.above)
-    core = Core(point.problem)
-    start = core.repaired(point.below.decisions)
-    if start is None:
-        return point.below
-    start_us = core.makespan_us(start)
-    decisions, us = descend(core, start, start_us, rounds=_ROUNDS, least_us=limit_us)
-    if us >= start_us:
-        return point.below
-    return _best_packed(point, SearchResult(decisions, us, 0.0, start_us))
+    bound_us = simple_time_bound_us(point.context.problem)
+    enough_us = bound_us if point.above is None else point.above.makespan_us
+    return placed_moves(point.context, point.problem, point.below, point.evaluations, enough_us)
 
 
 def _simulated_us(placed: PlacedPlan) -> float:

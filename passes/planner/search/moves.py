@@ -28,8 +28,6 @@ _ROUND_KERNELS = 12e6
 """Simulated kernels that a round of moves may take: more than all moves of 160 kernels do."""
 _SEEDS = range(1, 5)
 """Ways to give up something else that are tried before a change is said not to fit."""
-_GAIN = 1e-4
-"""A share of the time: gaining less is not worth another round."""
 
 
 class MoveKind(StrEnum):
@@ -139,27 +137,12 @@ class Neighbourhood:
         return Decisions(tuple(on_cpu), tuple(keep))
 
 
-def descend(
-    core: Core, decisions: Decisions, makespan_us: float, *, rounds: int, least_us: float = 0.0
-) -> tuple[Decisions, float]:
-    """The plan that moves lead to, each of which makes it faster, until none does or for some rounds.
+def outcomes(core: Core, decisions: Decisions) -> list[Outcome]:
+    """What comes of each move by itself, the fastest first.
 
-    As fast as the simulation has it. Of a large graph those moves are tried that can change most. Runs that
-    take less than `least_us` are passed over. Requires: the decisions are feasible. Deterministic.
+    As fast as the simulation has it. Of a large graph those moves are tried that can change most. Requires:
+    the decisions are feasible. Deterministic.
     """
-    best, best_us = decisions, makespan_us
-    for _ in range(rounds):
-        before_us = best_us
-        for found in outcomes(core, best, least_us=least_us)[:1]:
-            if found.makespan_us < best_us:
-                best, best_us = found.decisions, found.makespan_us
-        if best_us >= before_us * (1 - _GAIN):
-            break
-    return best, best_us
-
-
-def outcomes(core: Core, decisions: Decisions, *, least_us: float = 0.0) -> list[Outcome]:
-    """What comes of each move by itself, the fastest first; the rest is as in `descend`."""
     # a third for each of three: kernels, copies, and to fit the plan to the best of the kernels
     simulations = int(_ROUND_KERNELS / max(1, core.problem.kernel_count) / 3)
     adapting = min(ADAPTING, simulations // _WORTH_ADAPTING)
@@ -169,14 +152,18 @@ def outcomes(core: Core, decisions: Decisions, *, least_us: float = 0.0) -> list
 
     def try_move(move: Move, evaluations: int) -> None:
         outcome = near.outcome(move, evaluations)
-        if outcome is not None and outcome.makespan_us >= least_us:
+        if outcome is not None:
             found.append(outcome)
             if move.kind is MoveKind.DEVICE:
                 tried.append((outcome.makespan_us, move.index))
 
     for move in _moves_within(core.problem, decisions, simulations):
         try_move(move, _TRYING)
-    for _, kernel in sorted(tried)[:_WORTH_ADAPTING]:
+    # of a kernel that leaves the CPU a few simulations tell little: much may have to make room for it
+    leaving = [kernel for _, kernel in sorted(tried) if decisions.on_cpu[kernel]]
+    staying = [kernel for _, kernel in sorted(tried) if not decisions.on_cpu[kernel]]
+    worth = max(_WORTH_ADAPTING, simulations // ADAPTING)
+    for kernel in (*leaving[: worth // 2], *staying, *leaving[worth // 2 :])[:worth]:
         try_move(Move(MoveKind.DEVICE, kernel), adapting)
     return sorted(found, key=lambda outcome: outcome.makespan_us)
 
