@@ -131,7 +131,7 @@ def plan_all_budgets(
         if wish.budget_bytes < last_bytes:
             best = grid.best(wish.budget_bytes, wish.known_us)
         else:
-            best = grid.last(last_bytes)
+            best = grid.last(last_bytes, wish.known_us)
         best = baselines.faster(best, min(wish.budget_bytes, last_bytes))
         bound_us = grid.bound_us(wish.budget_bytes, best.makespan_us) if has_bounds else 0.0
         chosen.append(replace(best, bound_us=bound_us))
@@ -165,8 +165,6 @@ class _Grid:
     baselines: BaselinePlans
     _searched: dict[int, PlacedPlan] = field(default_factory=dict)
     """At an anchor, by itself."""
-    _best: dict[int, PlacedPlan] = field(default_factory=dict)
-    """At an anchor, with what is found for those below."""
     _ends: dict[tuple[int, Decisions], PlacedPlan] = field(default_factory=dict)
     """Where single moves lead to at an anchor, by the decisions that they begin with."""
     _middles: dict[tuple[int, int], PlacedPlan] = field(default_factory=dict)
@@ -180,11 +178,11 @@ class _Grid:
         """
         position = bisect_right(self.anchors, budget_bytes) - 1
         if position + 1 == len(self.anchors):
-            return self.last(self.anchors[position])
-        above = _Found(self.anchors[position + 1], self._anchored(position + 1))
+            return self.last(self.anchors[position], known_us)
+        above = _Found(self.anchors[position + 1], self._anchored(position + 1, known_us))
         if self._fits_host(above.placed) and above.placed.makespan_us >= known_us:
             return self.smallest  # nothing below an anchor is faster than its plan
-        below = _Found(self.anchors[position], self._anchored(position))
+        below = _Found(self.anchors[position], self._anchored(position, inf))
         above = above._replace(placed=min(below.placed, above.placed, key=self._rank))
         end, limit = self._narrowed(budget_bytes, below, above)
         found = self._polished(end, limit)
@@ -192,9 +190,9 @@ class _Grid:
         # faster than a plan with more memory: that must not be
         return found if self._rank(tight) < self._rank(limit) else tight
 
-    def last(self, anchor_bytes: int) -> PlacedPlan:
-        """The plan of an anchor, for all larger budgets as well."""
-        placed = self._anchored(bisect_right(self.anchors, anchor_bytes) - 1)
+    def last(self, anchor_bytes: int, known_us: float) -> PlacedPlan:
+        """The plan of an anchor, for all larger budgets as well; `known_us` as for `best`."""
+        placed = self._anchored(bisect_right(self.anchors, anchor_bytes) - 1, known_us)
         return repacked(self.context, placed, self.context.effort.packing)
 
     def bound_us(self, budget_bytes: int, known_us: float) -> float:
@@ -243,20 +241,30 @@ class _Grid:
     def _rank(self, placed: PlacedPlan) -> tuple[bool, float]:
         return not self._fits_host(placed), placed.makespan_us
 
-    def _anchored(self, position: int) -> PlacedPlan:
-        """The best plan of an anchor: what is found for it, or what moves make of that of the one below."""
+    def _anchored(self, position: int, known_us: float) -> PlacedPlan:
+        """The best plan of an anchor: what is found for it, or for the anchors below.
+
+        Any that fits, if none takes less than `known_us`.
+        """
         if position == 0:
             return self.smallest
-        if position not in self._best:
-            found = self._at_anchor(position)
-            enough_us = found.makespan_us if self._fits_host(found) else inf
-            if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
-                below = self._anchored(position - 1)
-                # moves from a plan that is a little slower may end elsewhere
-                if not self._fits_host(found) or below.makespan_us < enough_us * _WORTH_MOVING:
-                    found = min(found, self._settled(position, below), key=self._rank)
-            self._best[position] = found
-        return self._best[position]
+        found = self._beside_below(position)
+        enough_us = min(found.makespan_us, known_us) if self._fits_host(found) else inf
+        if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
+            below = self._anchored(position - 1, enough_us)
+            if self._rank(below) < self._rank(found):
+                found = self._settled(position, below)
+        return found
+
+    def _beside_below(self, position: int) -> PlacedPlan:
+        """What is found for an anchor, or what moves make of that of the one below if it is hardly slower."""
+        found = self._at_anchor(position)
+        worth_us = found.makespan_us * _WORTH_MOVING
+        if position > 1 and self.bound_us(self.anchors[position - 1], worth_us) < worth_us:
+            below = self._at_anchor(position - 1)
+            if below.makespan_us < worth_us:
+                found = min(found, self._settled(position, below), key=self._rank)
+        return found
 
     def _at_anchor(self, position: int) -> PlacedPlan:
         if position not in self._searched:

@@ -21,8 +21,8 @@ ADAPTING = 4000
 _TRYING = 60
 """As many tell which kernels are worth that."""
 # What these few do not find, the next round may: it begins with a better plan.
-_WORTH_ADAPTING = 6
-"""So many kernels, those that look best, are moved with all simulations."""
+_WORTH_ADAPTING, _MOST_ADAPTING = 6, 12
+"""So many kernels, those that look best, are moved with all simulations: more in a small graph."""
 # A device's move costs two dozen milliseconds in a graph of 600 kernels, of which each point would try all.
 _ROUND_KERNELS = 12e6
 """Simulated kernels that a round of moves may take: more than all moves of 160 kernels do."""
@@ -137,11 +137,12 @@ class Neighbourhood:
         return Decisions(tuple(on_cpu), tuple(keep))
 
 
-def outcomes(core: Core, decisions: Decisions) -> list[Outcome]:
+def outcomes(core: Core, decisions: Decisions, *, thoroughly: bool = True) -> list[Outcome]:
     """What comes of each move by itself, the fastest first.
 
-    As fast as the simulation has it. Of a large graph those moves are tried that can change most. Requires:
-    the decisions are feasible. Deterministic.
+    As fast as the simulation has it. Of a large graph those moves are tried that can change most. The rest of
+    the plan is fitted to kernels on another device by a few simulations, `thoroughly` with all of them to
+    some kernels. Requires: the decisions are feasible. Deterministic.
     """
     # a third for each of three: kernels, copies, and to fit the plan to the best of the kernels
     simulations = int(_ROUND_KERNELS / max(1, core.problem.kernel_count) / 3)
@@ -159,10 +160,12 @@ def outcomes(core: Core, decisions: Decisions) -> list[Outcome]:
 
     for move in _moves_within(core.problem, decisions, simulations):
         try_move(move, _TRYING)
+    if not thoroughly:
+        tried.clear()
     # of a kernel that leaves the CPU a few simulations tell little: much may have to make room for it
     leaving = [kernel for _, kernel in sorted(tried) if decisions.on_cpu[kernel]]
     staying = [kernel for _, kernel in sorted(tried) if not decisions.on_cpu[kernel]]
-    worth = max(_WORTH_ADAPTING, simulations // ADAPTING)
+    worth = min(max(_WORTH_ADAPTING, simulations // ADAPTING), _MOST_ADAPTING)
     for kernel in (*leaving[: worth // 2], *staying, *leaving[worth // 2 :])[:worth]:
         try_move(Move(MoveKind.DEVICE, kernel), adapting)
     return sorted(found, key=lambda outcome: outcome.makespan_us)

@@ -22,7 +22,9 @@ _SHARES = (1.0, 0.97, 0.94, 0.9)
 """Shares of the memory to fetch ahead into, the first that can be packed without waits for bytes."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
-_ROUNDS = 3
+_HARDLY_SLOWER = 1.01
+"""So much slower than without it the simulation may think a plan of a move that is placed."""
+_ROUNDS = 6
 """How often at most all moves are looked at again after one was made."""
 _GAIN = 2e-4
 """A share of the time: gaining less is worth no copies, and no other round."""
@@ -43,18 +45,25 @@ def placed_moves(
     """
     core, best = Core(problem), known
     placements = min(1 + evaluations // _SIMULATIONS_OF_PLACING, _MOST_PLACED)
+    thoroughly = False
     for _ in range(_ROUNDS):
         start = core.repaired(best.decisions)
         if start is None or best.makespan_us <= enough_us:
             break
-        before_us = best.makespan_us
-        for outcome in outcomes(core, start)[:placements]:
+        before_us, start_us = best.makespan_us, core.makespan_us(start)
+        limit_us = start_us * _HARDLY_SLOWER if thoroughly else start_us
+        found = outcomes(core, start, thoroughly=thoroughly)
+        # what changes nothing in the simulation changes nothing that counts
+        worth = [o for o in found if o.makespan_us < limit_us and o.makespan_us != start_us]
+        for outcome in worth[:placements]:
             context.watch.check()
             placed = place(context, problem, outcome.decisions)
             if placed is not None and placed.makespan_us < best.makespan_us * (1 - _GAIN):
                 best = placed
         if best.makespan_us >= before_us:
-            break
+            if thoroughly:
+                break
+            thoroughly = True  # what takes longer only where nothing else is left
     return best
 
 
