@@ -30,7 +30,9 @@ _GAIN = 2e-4
 """A share of the time: gaining less is worth no copies, and no other round."""
 # To place a plan takes longer than as many simulations do; more moves were seldom of use.
 _SIMULATIONS_OF_PLACING, _MOST_PLACED = 2000, 16
-"""Of as many simulations a search has, and of no more than so many moves, one plan is placed."""
+"""Of as many simulations a search has one plan is placed in a round, and no more than so many."""
+_MOST_TIMES = 2
+"""So many times that in all rounds: in training steps, whose steps wait for bytes, one takes a second."""
 
 
 def placed_moves(
@@ -45,17 +47,18 @@ def placed_moves(
     """
     core, best = Core(problem), known
     placements = min(1 + evaluations // _SIMULATIONS_OF_PLACING, _MOST_PLACED)
-    thoroughly = False
+    thoroughly, left = False, _MOST_TIMES * placements
     for _ in range(_ROUNDS):
         start = core.repaired(best.decisions)
-        if start is None or best.makespan_us <= enough_us:
+        if start is None or best.makespan_us <= enough_us or left <= 0:
             break
         before_us, start_us = best.makespan_us, core.makespan_us(start)
         limit_us = start_us * _HARDLY_SLOWER if thoroughly else start_us
         found = outcomes(core, start, thoroughly=thoroughly)
         # what changes nothing in the simulation changes nothing that counts
         worth = [o for o in found if o.makespan_us < limit_us and o.makespan_us != start_us]
-        for outcome in worth[:placements]:
+        for outcome in worth[: min(placements, left)]:
+            left -= 1
             context.watch.check()
             placed = place(context, problem, outcome.decisions)
             if placed is not None and placed.makespan_us < best.makespan_us * (1 - _GAIN):
