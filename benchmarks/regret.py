@@ -1,14 +1,16 @@
 """What plans lose on machines that are not as their profile says, and whether simpler ways would lose less.
 
     python benchmarks/regret.py [--machine laptop-4gb] [--models resnet50,bert] [--draws 20] [--seconds 2]
+                                [--tiled]
 
 Each network is planned for shares of the memory that it needs with the nominal profile. Then machines are
 drawn around it (`drawn`), with seeds, and the plan's steps run there (`emit/replay.py`): in the same order,
 with the same waits, sharing memory and link. Its regret is how much slower that is than the best that is
 known for the drawn machine: the plan that is made knowing it, this plan, or a baseline. The baselines (a
 split in two, to offload everything, the CPU alone) are chosen with the nominal profile, as the plan is, and
-once more knowing the machine. Nothing is timed, and nothing runs. Written after each network. Exits with 1
-if a wanted figure is missed."""
+once more knowing the machine. With `--tiled` networks are cut up where the nominal profile says that it pays,
+as `hybridc plan` does; baselines are of the network whole. Nothing is timed, and nothing runs. Written after
+each network. Exits with 1 if a wanted figure is missed."""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ from plans import SUITE, tilings_of
 from hybridc import models
 from hybridc.ir import Device, Graph, Plan, Step
 from hybridc.machine import Machine, Processor, load_machine
+from hybridc.passes.phases import TiledNetwork
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.emit.materialize import materialize
-from hybridc.passes.planner.emit.replay import demands_of, replay
+from hybridc.passes.planner.emit.replay import replayed_us
 from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.cost import kernel_us
 from hybridc.passes.planner.robust import make_robust_plans
-from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from hybridc.passes.planner.search.policies import BASELINES
 
 SHARES = (0.5, 0.25, 0.1)
@@ -57,13 +59,15 @@ PLANNERS: dict[str, Planner] = {"usual": make_plans, "robust": make_robust_plans
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """A graph that is planned, and the memory for it."""
+class Way:
+    """What a plan does, and to which graph."""
 
-    name: str
-    share: float
     graph: Graph
-    budget_bytes: int
+    steps: Sequence[Step]
+
+    def us(self, machine: Machine) -> float:
+        """What it takes on a machine."""
+        return replayed_us(self.graph, self.steps, machine)
 
 
 def main() -> int:
@@ -76,12 +80,14 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0, help="of search, on the nominal machine")
+    parser.add_argument("--tiled", action="store_true", help="cut networks up where it pays")
     arguments = parser.parse_args()
     machine, effort = load_machine(arguments.machine), Effort(arguments.seconds)
     rows: list[dict[str, Any]] = []
     for name in arguments.models.split(",") if arguments.models else SUITE:
-        network = tilings_of(models.build(name, **SUITE[name]), machine, None, arguments.seconds)
-        rows += rows_of(name, network.whole.graph, network.machine, arguments.draws, arguments.seed, effort)
+        share = max(SHARES) if arguments.tiled else None
+        network = tilings_of(models.build(name, **SUITE[name]), machine, share, arguments.seconds)
+        rows += rows_of(name, network, arguments.draws, arguments.seed, effort)
         print("\n".join(text(row) for row in summarise([r for r in rows if r["model"] == name])), flush=True)
         total = summarise([{**row, "model": "all"} for row in rows])
         path = write_result("regret", [*summarise(rows), *total, *rows])
@@ -90,25 +96,26 @@ def main() -> int:
     return 0 if all(map(is_as_wanted, total)) else 1
 
 
-def rows_of(
-    name: str,
-    graph: Graph,
-    nominal: Machine,
-    draws: int,
-    seed: int,
-    effort: Effort,
-) -> list[dict[str, Any]]:
+def rows_of(name: str, network: TiledNetwork, draws: int, seed: int, effort: Effort) -> list[dict[str, Any]]:
     """A row for each share of the memory and each drawn machine."""
-    all_bytes = all_gpu_peak_bytes(graph, nominal)
+    graphs = [tiling.graph for tiling in network.tilings]
     rows = []
     for share in SHARES:
-        network = Network(name, share, graph, int(all_bytes * share))
-        steps = {kind: steps_of_plan(network, nominal, effort, make) for kind, make in PLANNERS.items()}
-        baselines = steps_of_baselines(network, nominal)
+        budget_bytes = int(network.all_gpu_peak_bytes * share)
+
+        def planned(machine: Machine, planner: Planner = make_plans, budget_bytes: int = budget_bytes) -> Way:
+            tilings, all_bytes = network.tilings, network.all_gpu_peak_bytes
+            if len(tilings) == 1:  # the order of kernels is chosen for each machine
+                tilings = choose_tilings(tilings, machine, all_bytes, budget_bytes, effort)
+            devices = (Device.GPU, Device.CPU)
+            [(tiling, plan)] = planner(tilings, machine, [budget_bytes], devices, effort=effort)
+            return Way(tiling.graph, plan.steps)
+
+        made = {kind: planned(network.machine, planner) for kind, planner in PLANNERS.items()}
+        baselines = baselines_of(network.whole.graph, network.machine, budget_bytes)
         for draw in range(draws):
-            machine = drawn(nominal, graph, random.Random(f"{seed} {name} {share} {draw}"))
-            times_us = {name: replayed_us(graph, steps, machine) for name, steps in baselines.items()}
-            informed = steps_of_baselines(network, machine)
+            machine = drawn(network.machine, graphs, random.Random(f"{seed} {name} {share} {draw}"))
+            informed = baselines_of(network.whole.graph, machine, budget_bytes)
             rows.append(
                 {
                     "table": "draws",
@@ -117,22 +124,22 @@ def rows_of(
                     "effort": effort.seconds,
                     "share": share,
                     "draw": draw,
-                    "plans_us": {kind: replayed_us(graph, made, machine) for kind, made in steps.items()},
-                    "informed_us": replayed_us(graph, steps_of_plan(network, machine, effort), machine),
-                    "baselines_us": times_us,
-                    "informed_baselines_us": {
-                        name: replayed_us(graph, steps, machine) for name, steps in informed.items()
-                    },
+                    "tiled": len(network.tilings) > 1,
+                    "kernels": {kind: len(way.graph.kernels) for kind, way in made.items()},
+                    "plans_us": {kind: way.us(machine) for kind, way in made.items()},
+                    "informed_us": planned(machine).us(machine),
+                    "baselines_us": {name: way.us(machine) for name, way in baselines.items()},
+                    "informed_baselines_us": {name: way.us(machine) for name, way in informed.items()},
                 }
             )
     return rows
 
 
-def drawn(nominal: Machine, graph: Graph, draw: random.Random) -> Machine:
+def drawn(nominal: Machine, graphs: Sequence[Graph], draw: random.Random) -> Machine:
     """A machine around the nominal one, whose kernels are off from their predicted times one by one, too."""
     speed = {what: draw.uniform(*limits) for what, limits in SPEEDS.items()}
     launch, kept = draw.uniform(*LAUNCH), 1 - draw.uniform(*CONTENTION)
-    functions = {kernel.function: kernel for kernel in graph.kernels}
+    functions = {kernel.function: kernel for graph in graphs for kernel in graph.kernels}
     times_us = {}
     for function, kernel in functions.items():
         for device in kernel.devices:
@@ -155,32 +162,17 @@ def shared(processor: Processor, kept: float) -> Processor:
     return replace(processor, shared_gb_s=kept * processor.together_gb_s)
 
 
-def steps_of_plan(
-    network: Network, machine: Machine, effort: Effort, planner: Planner = make_plans
-) -> Sequence[Step]:
-    """As `hybridc plan` makes them, of the network whole."""
-    all_bytes = all_gpu_peak_bytes(network.graph, machine)
-    tilings = choose_tilings((Tiling(network.graph),), machine, all_bytes, network.budget_bytes, effort)
-    devices = (Device.GPU, Device.CPU)
-    [(_, plan)] = planner(tilings, machine, [network.budget_bytes], devices, effort=effort)
-    return plan.steps
-
-
-def steps_of_baselines(network: Network, machine: Machine) -> dict[str, Sequence[Step]]:
+def baselines_of(graph: Graph, machine: Machine, budget_bytes: int) -> dict[str, Way]:
     """The baselines that fit."""
-    context = Tiling(network.graph).context(machine, Effort(0.01), None)
-    problem = replace(context.problem, budget_bytes=network.budget_bytes)
+    context = Tiling(graph).context(machine, Effort(0.01), None)
+    problem = replace(context.problem, budget_bytes=budget_bytes)
     core = Core(problem)
     found = {}
     for name, policy in BASELINES.items():
         decisions = core.repaired(policy(problem, core.makespan_us))
         if decisions is not None:
-            found[name] = materialize(context, problem, decisions).steps
+            found[name] = Way(graph, materialize(context, problem, decisions).steps)
     return found
-
-
-def replayed_us(graph: Graph, steps: Sequence[Step], machine: Machine) -> float:
-    return replay(steps, demands_of(graph, steps, machine), machine)[0]
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

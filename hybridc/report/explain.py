@@ -1,7 +1,8 @@
 """Why one kernel runs where it runs, what becomes of its tensors, and what other decisions would cost.
 
-Alternatives are those of the planner's last search (`planner/search/moves.py`), simulated with its own model
-of a run: one decision is changed, and what does not fit any more then is given up or moved.
+Alternatives are those of the planner's last search (`planner/search/placed_moves.py`): one decision is
+changed, what does not fit any more then is given up or moved, and what comes of it is placed and timed as
+plans are.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ from hybridc.ir import Copy, Device, Graph, Kernel, Plan, Role, Run
 from hybridc.ir.plan import resident_pairs
 from hybridc.machine import Machine
 from hybridc.passes.planner.emit.recover import recover
+from hybridc.passes.planner.emit.replay import replayed_us
+from hybridc.passes.planner.emit.resident_states import without_bytes
+from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.cost import TimeSource, kernel_us, time_source
+from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.pins import Pins
+from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.search.moves import Move, MoveKind, Neighbourhood, moves_of
+from hybridc.passes.planner.search.placed_moves import place
 from hybridc.report.binding import binding_rows, bound_line
 from hybridc.report.lanes import LaneRow, Span, spans_of
 from hybridc.report.reasons import Reasons, footprint_bytes, other_device
@@ -212,10 +219,14 @@ def alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) -> 
     decisions = Core(problem).repaired(recovered)  # the exact solver packs tighter than simulations do
     if decisions is None:
         return
-    trial = _Trial(Neighbourhood(Core(problem), decisions), plan.makespan_us)
-    number = problem.kernel_names.index(kernel.name)
     pairs = resident_pairs(graph, plan.steps)
     states = {*pairs, *pairs.values()}
+    numbers = {k.name: number for number, k in enumerate(graph.kernels)}
+    order = tuple(numbers[name] for name in problem.kernel_names)
+    context = PlanningContext(without_bytes(graph, states), machine, order=order)
+    base_us = min(plan.makespan_us, replayed_us(graph, plan.steps, machine))
+    trial = _Trial(context, problem, decisions, base_us)
+    number = problem.kernel_names.index(kernel.name)
     touches_states = not states.isdisjoint((*kernel.inputs, *kernel.outputs))
     for move in moves_of(problem, decisions, number):
         if move.kind is MoveKind.DEVICE and touches_states:
@@ -227,11 +238,12 @@ def alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) -> 
 class _Trial:
     """One decision changed at a time, in words and numbers."""
 
-    def __init__(self, near: Neighbourhood, makespan_us: float) -> None:
-        self.near, self.problem = near, near.problem
-        simulated_us, self.base_bytes = near.core.measure(near.decisions)
-        # a plan that runs kernels again is simulated without that: slower than it is
-        self.base_us = min(simulated_us, makespan_us)
+    def __init__(
+        self, context: PlanningContext, problem: Problem, decisions: Decisions, makespan_us: float
+    ) -> None:
+        self.context, self.problem, self.base_us = context, problem, makespan_us
+        self.near = Neighbourhood(Core(problem), decisions)
+        self.base_bytes = self.near.core.measure(decisions)[1]
 
     def tensor_of(self, move: Move) -> str | None:
         """The tensor that a move is about."""
@@ -247,14 +259,15 @@ class _Trial:
         if is_device and not self.near.has_code(move.index):
             return Alternative(what, None, None, f"there is no {self._other_device(move.index).upper()} code")
         found = self.near.outcome(move)
-        if found is None:
+        placed = found and place(self.context, self.problem, found.decisions)
+        if found is None or placed is None:
             return Alternative(what, None, None, "does not fit the budget")
         if is_device:
             note = "with the rest of the plan adapted to it"
         else:
             note = "with everything else unchanged" if found.is_alone else "evicting what it displaces"
         change_bytes = self.near.core.measure(found.decisions)[1] - self.base_bytes
-        return Alternative(what, found.makespan_us - self.base_us, change_bytes, note)
+        return Alternative(what, placed.makespan_us - self.base_us, change_bytes, note)
 
     def _what(self, move: Move) -> str:
         if move.kind is MoveKind.DEVICE:

@@ -67,5 +67,5 @@ def tightened_bound_us(problem: Problem, bound_us: float, time_us: float, second
             bound_us = max(bound_us, found_us)
     nodes = 1 + int((left_seconds / kernels - _ROOT_SECONDS) / _NODE_SECONDS) if kernels else 0
     if kernels <= _MOST_BRANCHED and nodes > 0 and bound_us * (1 + _CLOSE) < time_us:
-        bound_us = max(bound_us, time_bound(problem, again=again, nodes=nodes).bound_us)
+        bound_us = max(bound_us, time_bound(problem, again=again, shared=True, nodes=nodes).bound_us)
     return min(bound_us, time_us)

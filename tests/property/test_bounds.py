@@ -10,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hybridc.ir import Graph
+from hybridc.machine import Machine
+from hybridc.machines.shared_run import run_shared, work_of
 from hybridc.passes.planner.bounds.bound import (
     bytes_bound,
     can_be_planned,
@@ -19,10 +22,13 @@ from hybridc.passes.planner.bounds.bound import (
 )
 from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.bounds.exact import solve_exactly
+from hybridc.passes.planner.emit.materialize import materialize
+from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import without_repeats
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.model.structure import runs_again
+from tests.support.graphs import graphs, machines
 from tests.support.outcomes import violations
 from tests.support.planner_problems import all_on_gpu, decisions, problems, problems_with_repeats
 
@@ -41,6 +47,23 @@ def test_no_decisions_are_faster_than_the_bound(data: st.DataObject) -> None:
             assert can_be_planned(problem)
             assert outcome.makespan_us * ROUNDING >= bound_us
             assert outcome.peak_gpu_bytes >= bytes_bound(problem)
+
+
+@settings(quick, max_examples=200)
+@given(graphs(), machines(), st.data())
+def test_no_replayed_plan_is_faster_than_the_bound_of_shared_runs(
+    graph: Graph, machine: Machine, data: st.DataObject
+) -> None:
+    context = PlanningContext(graph, machine)
+    budget_bytes = data.draw(st.integers(0, sum(t.size_bytes for t in graph.tensors)))
+    problem = replace(context.problem, budget_bytes=budget_bytes)
+    chosen = data.draw(decisions(problem))
+    if not simulate(problem, chosen).feasible:
+        return
+    placed = materialize(context, problem, chosen)
+    ample = replace(problem, budget_bytes=max(budget_bytes, placed.gpu_bytes))
+    shared = run_shared(work_of(graph, placed.steps, machine), machine.link.both_directions)
+    assert time_bound(ample, shared=True).bound_us <= shared.makespan_us * (1 + 1e-6)
 
 
 @settings(quick, max_examples=60)

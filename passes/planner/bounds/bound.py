@@ -37,6 +37,7 @@ def time_bound(
     *,
     recompute: bool = False,
     again: Collection[int] = (),
+    shared: bool = False,
     method: str | None = None,
     iterations: int | None = None,
     nodes: int = 0,
@@ -44,9 +45,11 @@ def time_bound(
     """Bound the makespan of all plans in which each device runs its kernels in the problem's order.
 
     With `recompute` also of plans in which kernels run again, after their first run has ended; with `again`
-    of those in which these kernels run again on the GPU. `nodes` > 0 spends a branch and bound over that
-    many nodes on tightening it. Of more than `MOST_RELAXED_KERNELS` kernels the simple bound alone is given,
-    without a plan. `method` is one of `minimise`'s, by default the one that is faster for so many kernels.
+    of those in which these kernels run again on the GPU. With `shared` of plans that are replayed, in which
+    lanes slow each other down; the simulation, which guesses what they lose, may say less than that. `nodes`
+    > 0 spends a branch and bound over that many nodes on tightening it. Of more than `MOST_RELAXED_KERNELS`
+    kernels the simple bound alone is given, without a plan. `method` is one of `minimise`'s, by default the
+    one that is faster for so many kernels.
     Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
     """
     if not can_be_planned(problem):
@@ -64,6 +67,7 @@ def time_bound(
         # on the CPU a kernel runs again only with `recompute`: repeats of a problem are on the GPU
         gpu_again=every if recompute else again,
         cpu_again=every if recompute else (),
+        shared=shared,
     )
     usual = "simplex" if problem.kernel_count <= _MOST_SIMPLEX_KERNELS else "ipm"
     found = minimise(

@@ -47,14 +47,14 @@ def bound_parts(problem: Problem, *, again: Collection[int] = ()) -> tuple[Bound
     unit_us = simple_time_bound_us(problem)
     if not can_be_planned(problem) or unit_us == 0:
         return ()
-    programme = relax(problem, unit_us=unit_us, gpu_again=again).programme
+    programme = relax(problem, unit_us=unit_us, gpu_again=again, shared=True).programme
     found = minimise(programme)
     if not found.values.size:
         return ()
     before = _lagrange(programme, found.values, found.multipliers)
     parts = []
     for lane in Lane:
-        longer = relax(_with_longer(problem, lane), unit_us=unit_us, gpu_again=again).programme
+        longer = relax(_with_longer(problem, lane), unit_us=unit_us, gpu_again=again, shared=True).programme
         change = _lagrange(longer, found.values, found.multipliers) - before
         us = change / _LONGER * unit_us
         if us > _LEAST * found.bound * unit_us:

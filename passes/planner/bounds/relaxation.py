@@ -46,6 +46,9 @@ Rows, and why every trace satisfies them
   offloads   O_k - P_k >= O_(k-1) - P_(k-1) + sum of b z_e that leave before k - r (S_k - S_(k-1)). P_k
              falls by at most what leaves of later gaps: a tensor whose first gap is not kept leaves when
              it is made. By time: sum of down h_t over tensors made at k or later <= T - S_k - g x_k.
+  sharing    Weighted work of both lanes from the end of a cut c to the start of a later one l (`sharing.py`):
+             S_l - E_c >= sum of w g x, or w c (1 - x), + v (sum of b f_e / r - V_c / r - (E_c - S_c)) over
+             what lies between: V_c / r + E_c - S_c is what may have been copied for it before E_c.
   conflicts  If t does not fit beside the working set of k, i < k < j: x_k + y_e <= 1; f_e and x_k imply
              S_j >= S_k + g + up; z_e of the first gap and x_k imply S_k >= S_i + g + down.
 """
@@ -61,6 +64,7 @@ import numpy as np
 
 from hybridc.passes.planner.bounds.linear import LinearProgramme, Term
 from hybridc.passes.planner.bounds.segments import segments
+from hybridc.passes.planner.bounds.sharing import shared_windows
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Gap, Problem
 from hybridc.passes.planner.model.structure import cuts, smallest_working_set_bytes
 
@@ -89,8 +93,11 @@ def relax(
     unit_us: float,
     gpu_again: Collection[int] = (),
     cpu_again: Collection[int] = (),
+    shared: bool = False,
 ) -> Model:
     """Write down the programme; these kernels may run again on a device.
+
+    Of `shared` runs it also says what kernels and copies lose to each other when they are replayed.
 
     Requires: every kernel fits some device.
     """
@@ -106,6 +113,8 @@ def relax(
     rows.memory()
     rows.copies()
     rows.conflicts()
+    if shared:
+        rows.sharing()
     return Model(rows.lp, rows.x, rows.y)
 
 
@@ -402,6 +411,27 @@ class _Rows:
                 lp.at_least([*((s, c * down_rate) for s, c in since), *flow, *leaving])
                 lp.at_least([*self._growth(self.early_bytes, k, 1.0), *later])
         self._copy_times()
+
+    def sharing(self) -> None:
+        """What kernels and copies to the GPU lose to each other."""
+        sizes = range(len(self.bytes))
+        if any(self.up[t] == 0 < self.bytes[t] for t in sizes):
+            return
+        rate = max((self.bytes[t] / self.up[t] for t in sizes if self.up[t] > 0), default=0.0)
+        for window in shared_windows(self.problem):
+            copies, first = window.copies, window.first
+            terms, least = [(self.start[window.last], 1.0)], 0.0
+            if first is not None:
+                terms += [(self.end[first], copies - 1.0), (self.start[first], -copies)]
+                terms.append((self.in_flight[first], copies / rate))
+            for k, weight in window.weights:
+                us = weight * (self.gpu[k] if window.on_gpu else self.cpu[k])
+                terms.append((self.x[k], -us if window.on_gpu else us))
+                least += 0.0 if window.on_gpu else us
+            for k in range(0 if first is None else first + 1, min(window.last + 1, len(self.x))):
+                arriving = ((e, self.bytes[self.problem.gaps[e].tensor]) for e in self.ends_at[k])
+                terms += [(self.f[e], -copies * size / rate) for e, size in arriving]
+            self.lp.at_least(terms, least)
 
     def _growth(self, stock: list[int], k: int, sign: float) -> list[Term]:
         return [(stock[k], sign)] + ([(stock[k - 1], -sign)] if k else [])

@@ -70,7 +70,10 @@ def replay(
                 next_of[lane] += 1
         if not running:
             return max((end for end in ends_us), default=0.0), tuple(zip(starts_us, ends_us, strict=True))
-        rates = _rates({i: demands[i] for i in running}, {steps[i].lane for i in running}, steps, machine)
+        if len(running) == 1:  # one by itself loses nothing
+            rates = dict.fromkeys(running, 1.0)
+        else:
+            rates = _rates({i: demands[i] for i in running}, {steps[i].lane for i in running}, steps, machine)
         passed_us = min(left_us / rates[i] for i, left_us in running.items())
         now_us += passed_us
         for i, left_us in list(running.items()):
@@ -80,6 +83,11 @@ def replay(
                 del running[i]
             else:
                 running[i] = left_us - passed_us * rates[i]
+
+
+def replayed_us(graph: Graph, steps: Sequence[Step], machine: Machine) -> float:
+    """What the steps of a plan take on a machine, whatever machine it was made for."""
+    return replay(steps, demands_of(graph, steps, machine), machine)[0]
 
 
 def shared_times_us(graph: Graph, steps: Sequence[Step], machine: Machine) -> tuple[float, ...]:

@@ -50,7 +50,7 @@ def with_gpu_resident_states(context: PlanningContext, placed: PlacedPlan, capac
         names = {name for pair in movable[:count] for name in pair}
         kept = without_copies(context, placed, names, capacity_bytes)
         if kept.gpu_bytes <= capacity_bytes:
-            return repacked(context, kept)
+            return repacked(context, kept, context.effort.packing)
         # at least one pair less, so that the trials end
         count = min(count - 1, _fitting(graph, movable[:count], kept.gpu_bytes - capacity_bytes))
     return placed

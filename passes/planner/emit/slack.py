@@ -12,6 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
 
 from hybridc.ir import Device, Graph, Lane, Step
 from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound
@@ -71,6 +74,41 @@ def schedule_fetches_late(
     return _relisted(run, starts)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What a device holds, as arrays: levels are asked for thousands of times."""
+
+    allocations: Sequence[Allocation]
+    steps: int
+
+    @cached_property
+    def size_bytes(self) -> np.ndarray:
+        return np.array([a.size_bytes for a in self.allocations], np.int64)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """The step that takes each allocation's bytes; negative: they are held from before the first one."""
+        return np.array([a.first for a in self.allocations], np.int64)
+
+    @cached_property
+    def _uses(self) -> tuple[np.ndarray, np.ndarray]:
+        """The uses of all, one after the other, and where those of each begin. All have one at time 0."""
+        uses = [(*a.uses, self.steps) for a in self.allocations]
+        return np.array([u for of in uses for u in of], np.int64), np.cumsum([0, *map(len, uses)])[:-1]
+
+    @cached_property
+    def _stays(self) -> np.ndarray:
+        return np.array([a.last >= self.steps for a in self.allocations], bool)
+
+    def ends_us(self, step_ends_us: np.ndarray) -> np.ndarray:
+        """When the bytes of each allocation are free again, given the ends of all steps."""
+        if not self.allocations:
+            return np.zeros(0)
+        uses, begins = self._uses
+        found = np.maximum.reduceat(np.append(step_ends_us, 0.0)[uses], begins)
+        return np.where(self._stays, np.inf, found)
+
+
 @dataclass(frozen=True, slots=True)
 class _TimedSteps:
     """Steps whose times may still change; each lane keeps its order."""
@@ -79,7 +117,7 @@ class _TimedSteps:
     step_us: Sequence[float]
     follows: tuple[tuple[int, ...], ...]
     """For each step those, listed before it, that must have ended."""
-    allocations: Mapping[Device, Sequence[Allocation]]
+    held: Mapping[Device, _Held]
 
     def starts(self, least_us: Sequence[float]) -> list[float]:
         """The earliest start of each step, given times before which it must not."""
@@ -105,11 +143,9 @@ class _TimedSteps:
         """When the last step ends, given all starts."""
         return max((s + us for s, us in zip(starts, self.step_us, strict=True)), default=0.0)
 
-    def end_us(self, allocation: Allocation, starts: Sequence[float]) -> float:
-        """When its bytes are free again."""
-        if allocation.last >= len(self.steps):
-            return float("inf")
-        return max((starts[p] + self.step_us[p] for p in allocation.uses), default=0.0)
+    def ends_us(self, device: Device, starts: Sequence[float]) -> np.ndarray:
+        """When the bytes of each allocation of a device are free again."""
+        return self.held[device].ends_us(np.asarray(starts) + np.asarray(self.step_us))
 
 
 def _timed_steps_of(
@@ -130,8 +166,8 @@ def _timed_steps_of(
                     p for p in uses.get(live_range.name, ()) if p < live_range.first
                 )
             uses[live_range.name] = live_range.uses
-    allocations = {device: allocations_of(graph, steps, device) for device in devices}
-    return _TimedSteps(steps, step_us, tuple(tuple(sorted(f)) for f in follows), allocations)
+    held = {device: _Held(allocations_of(graph, steps, device), len(steps)) for device in devices}
+    return _TimedSteps(steps, step_us, tuple(tuple(sorted(f)) for f in follows), held)
 
 
 # --------------------------------------------------------------------------------------------- delays
@@ -151,7 +187,7 @@ class _Occupancy:
 def _with_lower_peaks(run: _TimedSteps, starts: list[float]) -> list[float]:
     """Starts with lower peaks, as far as delays that cost no time lead; else the given ones."""
     # less than in the order of the list cannot show there
-    limits = {device: _listed_bytes(run, device, starts) for device in run.allocations}
+    limits = {device: _listed_bytes(run, device, starts) for device in run.held}
     makespan_us = run.makespan_us(starts)
     begun = _levels(run, limits, starts)
     levels: Mapping[Device, _Occupancy] = begun
@@ -167,9 +203,10 @@ def _with_lower_peaks(run: _TimedSteps, starts: list[float]) -> list[float]:
                 break
             trials -= 1
             trial = run.starts([*found[:position], delay_us, *found[position + 1 :]])
+            if run.makespan_us(trial) > makespan_us:
+                continue
             reached = _levels(run, limits, trial)
-            is_lower = _is_lower(reached, best[1] if best else levels, limits)
-            if is_lower and run.makespan_us(trial) <= makespan_us:
+            if _is_lower(reached, best[1] if best else levels, limits):
                 best, release_us = (trial, reached), delay_us
         if best is None:
             break
@@ -190,11 +227,11 @@ def _delays(
     for device, level in levels.items():
         if level.peak_bytes <= limits[device]:
             continue
-        ends = [(h, run.end_us(h, starts)) for h in run.allocations[device]]
+        ends = zip(run.held[device].first.tolist(), run.ends_us(device, starts).tolist(), strict=True)
         held = [
-            (h.first, end_us)
-            for h, end_us in ends
-            if (starts[h.first] if h.first >= 0 else 0.0) <= level.peak_us < end_us
+            (first, end_us)
+            for first, end_us in ends
+            if (starts[first] if first >= 0 else 0.0) <= level.peak_us < end_us
         ]
         for release_us in sorted({end_us for _, end_us in held})[:_RELEASES]:
             for first in sorted({first for first, _ in held if first >= 0}):
@@ -211,25 +248,20 @@ def _levels(
 
 def _level(run: _TimedSteps, device: Device, limit: int, starts: Sequence[float]) -> _Occupancy:
     """The level of one device; bytes that are given back at one time may be taken at the same."""
-    changes: list[tuple[float, int]] = []
-    live = 0
-    for allocation in run.allocations[device]:
-        end_us = run.end_us(allocation, starts)
-        if allocation.first < 0:
-            live += allocation.size_bytes
-        else:
-            changes.append((starts[allocation.first], allocation.size_bytes))
-        changes.append((end_us, -allocation.size_bytes))
-    peak, peak_us, excess = live, 0.0, 0
+    held = run.held[device]
+    takes = held.first >= 0
+    begun_bytes = int(held.size_bytes[~takes].sum())
+    at_us = np.concatenate([np.asarray(starts)[held.first[takes]], run.ends_us(device, starts)])
+    changes = np.concatenate([held.size_bytes[takes], -held.size_bytes])
     # at one time bytes are given back before others are taken: negative changes come first
-    for at_us, change in sorted(changes):
-        live += change
-        # counted where bytes are taken, so that long plateaus count no more than short ones
-        if change > 0:
-            excess += max(0, live - limit)
-        if live > peak:
-            peak, peak_us = live, at_us
-    return _Occupancy(peak, peak_us, excess)
+    order = np.lexsort((changes, at_us))
+    live = begun_bytes + np.cumsum(changes[order])
+    # counted where bytes are taken, so that long plateaus count no more than short ones
+    excess = int(np.maximum(live[changes[order] > 0] - limit, 0).sum())
+    highest = int(live.argmax()) if live.size else -1
+    if not live.size or live[highest] <= begun_bytes:
+        return _Occupancy(begun_bytes, 0.0, excess)
+    return _Occupancy(int(live[highest]), float(at_us[order[highest]]), excess)
 
 
 def _is_lower(
@@ -250,7 +282,7 @@ def _listed_bytes(run: _TimedSteps, device: Device, starts: Sequence[float]) -> 
     return live_bound(
         [
             MemoryBlock(h.size_bytes, rank[h.first], max(rank[p] for p in (h.last, *h.uses)))
-            for h in run.allocations[device]
+            for h in run.held[device].allocations
         ]
     )
 
@@ -263,7 +295,7 @@ def _relisted(run: _TimedSteps, starts: Sequence[float]) -> tuple[tuple[Step, ..
     after those that have taken bytes by then: at one of them all bytes are held that the peak consists of.
     """
     keys = [(start_us, 0) for start_us in starts]
-    for device in sorted(run.allocations, key=list(Device).index, reverse=True):  # the GPU has the last word
+    for device in sorted(run.held, key=list(Device).index, reverse=True):  # the GPU has the last word
         peak_us = _level(run, device, 0, starts).peak_us
         for position, (step, start_us) in enumerate(zip(run.steps, starts, strict=True)):
             if start_us <= peak_us < start_us + run.step_us[position] and step.lane in _AT_PEAK[device]:

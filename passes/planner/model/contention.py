@@ -10,12 +10,12 @@ others are running their shares multiply.
 A proven bound stays one. Shorten everything in a run to the time that it takes by itself, from its start
 on: it still starts behind all that it follows, no lane does two things at once, and bytes are held for no
 longer. So each run with contention has one without it that takes no longer, and no bound of those exceeds
-it. Bounds are of times by themselves, therefore."""
+it. A bound of what is replayed may count what lanes lose there on top (`bounds/sharing.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hybridc.ir import Device, Kernel, Lane
 from hybridc.machine import Machine
@@ -44,6 +44,11 @@ class Contention:
     cpu: tuple[Shares, ...] = ()
     link: float = 1.0
     """Of two copies in different directions."""
+    gpu_copy: float = 1.0
+    cpu_copy: float = 1.0
+    """Of what each memory reaches the share that a copy to the GPU demands, at the link's bandwidth."""
+    h2d_gb_s: float = 0.0
+    """That bandwidth; 0: unknown."""
 
     @property
     def matters(self) -> bool:
@@ -57,7 +62,8 @@ class Contention:
         """Of the kernels at these positions."""
         if not self.gpu:
             return self
-        return Contention(tuple(self.gpu[k] for k in kernels), tuple(self.cpu[k] for k in kernels), self.link)
+        gpu, cpu = (tuple(of[k] for k in kernels) for of in (self.gpu, self.cpu))
+        return replace(self, gpu=gpu, cpu=cpu)
 
 
 UNSHARED = Contention()
@@ -82,6 +88,9 @@ def contention_of(kernels: Sequence[Kernel], machine: Machine) -> Contention:
         tuple(shares(kernel, Device.GPU) for kernel in kernels),
         tuple(shares(kernel, Device.CPU) for kernel in kernels),
         link,
+        gpu_copy=min(1.0, up / machine.gpu.together_gb_s),
+        cpu_copy=min(1.0, up / machine.cpu.together_gb_s),
+        h2d_gb_s=up,
     )
 
 

@@ -55,10 +55,16 @@ class Core:
     Without a compiler the reference evaluates, and annealing ends where it starts.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, like: Core | None = None) -> None:
+        """`like` is of a problem that differs in times of kernels alone: all else is taken from it."""
         self.problem = problem
         self._library = _library()
-        self._search = None if self._library is None else self._library.planner_new(_data_of(problem))
+        self._search = None
+        self._data: _ProblemData
+        if self._library is not None:
+            self._data = _data_of(problem) if like is None else like._data
+            data = self._data if like is None else _with_kernel_times(self._data, problem)
+            self._search = self._library.planner_new(data)
 
     def __del__(self) -> None:
         # the attribute is missing where __init__ failed
@@ -209,6 +215,14 @@ def _data_of(problem: Problem) -> _ProblemData:
             for values in (tuple(accumulate(map(len, rows), initial=0)), tuple(chain.from_iterable(rows)))
         ),
     )
+
+
+def _with_kernel_times(data: _ProblemData, problem: Problem) -> _ProblemData:
+    changed = _ProblemData.from_buffer_copy(data)
+    changed.gpu_us, changed.cpu_us = (
+        _array(ctypes.c_double, values) for values in (problem.gpu_us, problem.cpu_us)
+    )
+    return changed
 
 
 def _array(kind: Any, values: Sequence[Any]) -> Any:

@@ -93,7 +93,8 @@ class BaselinePlans:
         if key not in self._placed:
             self.context.watch.check()
             problem = replace(self.problem, budget_bytes=with_bytes)
-            self._placed[key] = repacked(self.context, materialize(self.context, problem, way.decisions))
+            placed = materialize(self.context, problem, way.decisions)
+            self._placed[key] = repacked(self.context, placed, self.context.effort.tightening)
         return self._placed[key]
 
 

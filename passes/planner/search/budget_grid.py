@@ -33,7 +33,7 @@ from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem
 from hybridc.passes.planner.model.rematerialize import with_recompute_slots, with_repeats
 from hybridc.passes.planner.model.structure import runs_again
 from hybridc.passes.planner.search.baseline_plans import BaselinePlans
-from hybridc.passes.planner.search.moves import descend
+from hybridc.passes.planner.search.placed_moves import placed_moves
 from hybridc.passes.planner.search.search import SearchResult, improve, refine, search
 
 # Few networks can do with less; each anchor that a budget does not lie next to costs nothing.
@@ -55,8 +55,8 @@ _WAITS = 1.005
 # every budget below it. Most of an anchor's time goes into packing.
 _ANCHOR_FACTOR = 2
 """How many times the usual effort an anchor gets."""
-_ROUNDS = 2
-"""How often at most all single moves of a plan are tried."""
+_WORTH_MOVING = 1.05
+"""So much slower a plan for less memory may be that moves are to make a better one of it."""
 _NARROWED = 0.2
 """Effort of searches with less memory, which begin with what was found: a share of the first one's."""
 # A trade of time for bytes on the link: plans within 0.1 % of each other count as equally fast.
@@ -120,8 +120,10 @@ def plan_all_budgets(
     decisions = with_recompute_slots(wide, smallest.problem, smallest.decisions)
     start = repacked(context, replace(smallest, problem=wide, decisions=decisions), context.effort.tightening)
     points = anchors(problem, max(first_bytes, smallest.gpu_bytes))
-    grid = _Grid(context, wide, runs_again(wide), points, start)
     most_bytes = min(last_bytes, max(wish.budget_bytes for wish in wishes))
+    # up to the anchor above all budgets
+    baselines = BaselinePlans(context, problem, points[: bisect_right(points, most_bytes) + 1])
+    grid = _Grid(context, wide, runs_again(wide), points, start, baselines)
     baselines = BaselinePlans(context, problem, [p for p in points if p <= most_bytes])
     chosen = []
     for number, wish in enumerate(wishes):
@@ -160,6 +162,7 @@ class _Grid:
     anchors: Sequence[int]
     smallest: PlacedPlan
     """Fits the first anchor."""
+    baselines: BaselinePlans
     _searched: dict[int, PlacedPlan] = field(default_factory=dict)
     """At an anchor, by itself."""
     _ends: dict[tuple[int, Decisions], PlacedPlan] = field(default_factory=dict)
@@ -199,7 +202,7 @@ class _Grid:
             return simple_us  # a linear programme could not prove more
         if budget_bytes not in self._bounds_us:
             problem = replace(self.context.problem, budget_bytes=budget_bytes)
-            self._bounds_us[budget_bytes] = time_bound(problem, again=self.again).bound_us
+            self._bounds_us[budget_bytes] = time_bound(problem, again=self.again, shared=True).bound_us
         return self._bounds_us[budget_bytes]
 
     def _narrowed(self, budget_bytes: int, below: _Found, above: _Found) -> tuple[_Found, PlacedPlan]:
@@ -245,7 +248,7 @@ class _Grid:
         """
         if position == 0:
             return self.smallest
-        found = self._at_anchor(position)
+        found = self._beside_below(position)
         enough_us = min(found.makespan_us, known_us) if self._fits_host(found) else inf
         if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
             below = self._anchored(position - 1, enough_us)
@@ -253,11 +256,22 @@ class _Grid:
                 found = self._settled(position, below)
         return found
 
+    def _beside_below(self, position: int) -> PlacedPlan:
+        """What is found for an anchor, or what moves make of that of the one below if it is hardly slower."""
+        found = self._at_anchor(position)
+        worth_us = found.makespan_us * _WORTH_MOVING
+        if position > 1 and self.bound_us(self.anchors[position - 1], worth_us) < worth_us:
+            below = self._at_anchor(position - 1)
+            if below.makespan_us < worth_us:
+                found = min(found, self._settled(position, below), key=self._rank)
+        return found
+
     def _at_anchor(self, position: int) -> PlacedPlan:
         if position not in self._searched:
             point = self._point(self.anchors[position], self.smallest)
             found = self._tightened(_best_at(point), self.smallest)
             self.context.watch.found(self.context, found)
+            found = self._of_baselines(found, self.anchors[position])
             self._searched[position] = self._settled(position, found)
         return self._searched[position]
 
@@ -270,6 +284,15 @@ class _Grid:
             self._ends[key] = min(found, polished, key=self._rank)
             self.context.watch.found(self.context, self._ends[key])
         return self._ends[key]
+
+    def _of_baselines(self, found: PlacedPlan, anchor_bytes: int) -> PlacedPlan:
+        """The fastest of the baselines for an anchor, so that moves better that, or what was found."""
+        placed = self.baselines.faster(found, anchor_bytes)
+        if placed is found:
+            return found
+        decisions = with_recompute_slots(self.problem, placed.problem, placed.decisions)
+        problem = replace(self.problem, budget_bytes=placed.problem.budget_bytes)
+        return replace(placed, problem=problem, decisions=decisions)
 
     def _in_the_middle(
         self, below: _Found, above: _Found, middle_bytes: int, best_at: Callable[[_PointSearch], PlacedPlan]
@@ -319,18 +342,11 @@ def _best_at(point: _PointSearch) -> PlacedPlan:
 
 
 def _polished_at(point: _PointSearch) -> PlacedPlan:
-    """A plan that single moves lead to from `below`, or that; none takes less than `above`."""
+    """A plan that single moves lead to from `below`, or that; none is sought that takes less than `above`."""
     point.context.watch.check()
-    limit_us = 0.0 if point.above is None else _simulated_us(point.above)
-    core = Core(point.problem)
-    start = core.repaired(point.below.decisions)
-    if start is None:
-        return point.below
-    start_us = core.makespan_us(start)
-    decisions, us = descend(core, start, start_us, rounds=_ROUNDS, least_us=limit_us)
-    if us >= start_us:
-        return point.below
-    return _best_packed(point, SearchResult(decisions, us, 0.0, start_us))
+    bound_us = simple_time_bound_us(point.context.problem)
+    enough_us = bound_us if point.above is None else point.above.makespan_us
+    return placed_moves(point.context, point.problem, point.below, point.evaluations, enough_us)
 
 
 def _simulated_us(placed: PlacedPlan) -> float:

@@ -21,15 +21,13 @@ ADAPTING = 4000
 _TRYING = 60
 """As many tell which kernels are worth that."""
 # What these few do not find, the next round may: it begins with a better plan.
-_WORTH_ADAPTING = 6
-"""So many kernels, those that look best, are moved with all simulations."""
+_WORTH_ADAPTING, _MOST_ADAPTING = 6, 12
+"""So many kernels, those that look best, are moved with all simulations: more in a small graph."""
 # A device's move costs two dozen milliseconds in a graph of 600 kernels, of which each point would try all.
 _ROUND_KERNELS = 12e6
 """Simulated kernels that a round of moves may take: more than all moves of 160 kernels do."""
 _SEEDS = range(1, 5)
 """Ways to give up something else that are tried before a change is said not to fit."""
-_GAIN = 1e-4
-"""A share of the time: gaining less is not worth another round."""
 
 
 class MoveKind(StrEnum):
@@ -109,9 +107,8 @@ class Neighbourhood:
             return None
         to_gpu = self.decisions.on_cpu[kernel]
         try:
-            found = Core(_bound_to(self.problem, kernel, to_gpu)).anneal(
-                self._moved(kernel, to_gpu), evaluations, 1
-            )
+            core = Core(_bound_to(self.problem, kernel, to_gpu), self.core)
+            found = core.anneal(self._moved(kernel, to_gpu), evaluations, 1)
         except ValueError:
             return None
         return Outcome(*found, is_alone=False)
@@ -140,38 +137,38 @@ class Neighbourhood:
         return Decisions(tuple(on_cpu), tuple(keep))
 
 
-def descend(
-    core: Core, decisions: Decisions, makespan_us: float, *, rounds: int, least_us: float = 0.0
-) -> tuple[Decisions, float]:
-    """The plan that moves lead to, each of which makes it faster, until none does or for some rounds.
+def outcomes(core: Core, decisions: Decisions, *, thoroughly: bool = True) -> list[Outcome]:
+    """What comes of each move by itself, the fastest first.
 
-    Of a large graph those moves are tried that can change most. Runs that take less than `least_us` are
-    passed over. Requires: the decisions are feasible. Deterministic.
+    As fast as the simulation has it. Of a large graph those moves are tried that can change most. The rest of
+    the plan is fitted to kernels on another device by a few simulations, `thoroughly` with all of them to
+    some kernels. Requires: the decisions are feasible. Deterministic.
     """
-    best, best_us = decisions, makespan_us
     # a third for each of three: kernels, copies, and to fit the plan to the best of the kernels
     simulations = int(_ROUND_KERNELS / max(1, core.problem.kernel_count) / 3)
     adapting = min(ADAPTING, simulations // _WORTH_ADAPTING)
-    for _ in range(rounds):
-        before_us = best_us
-        near = Neighbourhood(core, best)
-        tried: list[tuple[float, int]] = []
-        for move in _moves_within(core.problem, best, simulations):
-            is_device = move.kind is MoveKind.DEVICE
-            found = near.outcome(move, _TRYING)
-            if found is None or found.makespan_us < least_us:
-                continue
-            if is_device:
-                tried.append((found.makespan_us, move.index))
-            if found.makespan_us < best_us:
-                best, best_us = found.decisions, found.makespan_us
-        for _, kernel in sorted(tried)[:_WORTH_ADAPTING]:
-            found = near.outcome(Move(MoveKind.DEVICE, kernel), adapting)
-            if found is not None and least_us <= found.makespan_us < best_us:
-                best, best_us = found.decisions, found.makespan_us
-        if best_us >= before_us * (1 - _GAIN):
-            break
-    return best, best_us
+    near = Neighbourhood(core, decisions)
+    found: list[Outcome] = []
+    tried: list[tuple[float, int]] = []
+
+    def try_move(move: Move, evaluations: int) -> None:
+        outcome = near.outcome(move, evaluations)
+        if outcome is not None:
+            found.append(outcome)
+            if move.kind is MoveKind.DEVICE:
+                tried.append((outcome.makespan_us, move.index))
+
+    for move in _moves_within(core.problem, decisions, simulations):
+        try_move(move, _TRYING)
+    if not thoroughly:
+        tried.clear()
+    # of a kernel that leaves the CPU a few simulations tell little: much may have to make room for it
+    leaving = [kernel for _, kernel in sorted(tried) if decisions.on_cpu[kernel]]
+    staying = [kernel for _, kernel in sorted(tried) if not decisions.on_cpu[kernel]]
+    worth = min(max(_WORTH_ADAPTING, simulations // ADAPTING), _MOST_ADAPTING)
+    for kernel in (*leaving[: worth // 2], *staying, *leaving[worth // 2 :])[:worth]:
+        try_move(Move(MoveKind.DEVICE, kernel), adapting)
+    return sorted(found, key=lambda outcome: outcome.makespan_us)
 
 
 def _moves_within(problem: Problem, decisions: Decisions, simulations: int) -> list[Move]:

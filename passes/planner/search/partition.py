@@ -139,7 +139,7 @@ def time_bound_us(context: PlanningContext, budget_bytes: int, *, quick: bool = 
     problem = replace(context.problem, budget_bytes=budget_bytes)
     if problem.kernel_count <= LARGEST_KERNEL_COUNT or quick:
         return simple_time_bound_us(problem)  # the order of the kernels may be another
-    return time_bound(problem, again=runs_again(with_repeats(problem))).bound_us
+    return time_bound(problem, again=runs_again(with_repeats(problem)), shared=True).bound_us
 
 
 def on_cpu(graph: Graph, machine: Machine) -> PlacedPlan:

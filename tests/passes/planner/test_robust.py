@@ -12,11 +12,12 @@ from hybridc.ir.verify import verify
 from hybridc.machine import Machine, load_machine
 from hybridc.machines.scaled import Scenario, scaled
 from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.emit.replay import replayed_us
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.make_plans import make_plans
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.cost import copy_us, kernel_us
-from hybridc.passes.planner.robust import drawn_scenarios, make_robust_plans, replayed_us
+from hybridc.passes.planner.robust import baselines, best_times_us, drawn_scenarios, loss, make_robust_plans
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes
 from tests.support.planner_graphs import bert
 
@@ -65,10 +66,23 @@ def test_robust_plans_are_right_and_better_on_drawn_machines(machine: Machine) -
         verify(graph, plan)
         assert plan.budget_bytes == budget_bytes >= plan.arena_bytes(Device.GPU)
         assert plan.makespan_us == timeline(plan.steps, plan.step_us)[0] >= plan.time_bound_us > 0
-        means = [np.mean([np.log(replayed_us(graph, p, one)) for one in machines]) for p in (plan, other)]
+        others = list(baselines(tiling, machine, budget_bytes, BRIEF, None))
+        others_us = best_times_us(others, machines)
+        lost, lost_nominally = (loss((tiling, p), machines, others_us) for p in (plan, other))
         # the nominal plan, made with the same effort, is one of the candidates
-        assert means[0] <= means[1] + 1e-9
+        assert lost <= lost_nominally + 1e-9
     assert robust == make_robust_plans((tiling,), machine, budgets, BOTH, effort=BRIEF)
+
+
+def test_what_is_lost_to_others_counts_three_times(machine: Machine) -> None:
+    tiling = Tiling(bert(1))
+    budget_bytes = all_gpu_peak_bytes(tiling.graph, machine) // 2
+    others = list(baselines(tiling, machine, budget_bytes, BRIEF, None))
+    times_us = [np.log(replayed_us(tiling.graph, plan.steps, machine)) for _, plan in others]
+    best = int(np.argmin(times_us))
+    for number, other in enumerate(others):
+        expected = times_us[number] + 2 * (times_us[number] - times_us[best])
+        assert loss(other, [machine], best_times_us(others, [machine])) == pytest.approx(expected)
 
 
 def test_without_a_gpu_or_a_budget_there_is_nothing_to_choose(machine: Machine) -> None:

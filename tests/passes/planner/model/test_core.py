@@ -49,6 +49,19 @@ def test_core_agrees_with_the_reference_to_the_last_bit(data: st.DataObject) -> 
 
 @given(st.data())
 @settings(max_examples=60)
+def test_one_like_another_has_the_times_of_its_own_kernels(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    first = Core(problem)
+    times_us = [tuple(2 * us + 1 for us in of) for of in (problem.gpu_us, problem.cpu_us)]
+    other = replace(problem, gpu_us=times_us[0], cpu_us=times_us[1])
+    like = Core(Core(other, first).problem, Core(other, first))  # also of one that is like another
+    chosen = data.draw(decisions(problem))
+    del first
+    assert like.measure(chosen) == Core(other).measure(chosen)
+
+
+@given(st.data())
+@settings(max_examples=60)
 def test_annealing_is_feasible_deterministic_and_never_slower_than_its_start(data: st.DataObject) -> None:
     problem = data.draw(shared(hosted(problems() | problems_with_repeats())))
     core = Core(problem)

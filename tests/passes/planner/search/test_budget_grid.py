@@ -93,7 +93,7 @@ def test_budget_gets_the_same_plan_whatever_others_are_asked_for() -> None:
 def test_no_budget_gets_a_faster_plan_than_the_anchor_above(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid.BaselinePlans, "faster", lambda self, known, budget_bytes: known)
     monkeypatch.setattr(grid, "search", lambda *rest, **named: None)  # nothing at anchors
-    monkeypatch.setattr(grid, "descend", lambda core, start, us, **limits: (start, us))
+    monkeypatch.setattr(grid, "placed_moves", lambda context, problem, known, *_: known)
     problem, smallest = least()
     below, above = anchors(problem, 0)[-5:-3]
     (placed,) = planned([(below + above) // 2], smallest)
