@@ -16,6 +16,7 @@ from hybridc.frontend.counted.rewrites import OPENING, REWRITES, Rewrite, rewrit
 from hybridc.frontend.counted.rules import RULES
 from hybridc.frontend.counted.sources import SOURCES
 from hybridc.frontend.expand.builder import Builder, Expansion, NotYet, Unsupported
+from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, check_choice, guarded, inherit
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
 
@@ -36,17 +37,18 @@ _SHAPED_AS_INPUT = ("GroupNormalization",)
 class FoldAndExpand(folding.FoldConstantsPass):
     """A node that is expanded is replaced by nodes that the same walk visits next, so that those behind them
     know their shapes. A use that cannot be expanded goes to `refusals`, as ModelError HC114 or HC115.
-    `limits` are those of folding. Without `keeps_packed` weights of few bits become float32.
+    `limits` are those of folding. `for_training` makes weights of few bits float32, of which products have
+    gradients, and leaves branches and trips that data decide: a gradient of what does not count may be NaN.
 
     Once `is_counting`, what is not constant by then is padded where data determine its extent; `ledger` knows
-    which values are.
+    which values are. Of an If or a Loop that depends on it all is computed (`expand/control/choices.py`).
     """
 
     def __init__(
-        self, opset: int, name: str, refusals: codes.Refusals, *, keeps_packed: bool = True, **limits: Any
+        self, opset: int, name: str, refusals: codes.Refusals, *, for_training: bool = False, **limits: Any
     ) -> None:
         super().__init__(**limits)
-        self.keeps_packed = keeps_packed
+        self.for_training = for_training
         self.opset, self.name, self.refusals = opset, name, refusals
         self._refused = set[ir.Node]()
         self.is_counting = False
@@ -59,6 +61,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         results = node.outputs if replacement is None else replacement.new_outputs
         if replacement is not None:
             self.ledger.replace(node.outputs, results)
+            inherit(replacement.new_nodes, node)
         if self.is_counting:
             self._check_extents(node, results)
         return replacement
@@ -79,13 +82,20 @@ class FoldAndExpand(folding.FoldConstantsPass):
             return self._expanded(
                 node, EXPANSIONS[("", node.op_type)] if sequence is None else self._listing(sequence)
             )
+        guard = guarded(node)
+        if guard is not None:
+            return self._expanded(node, guard)
         replacement = super().process_node(node, is_function)
+        if replacement is None:
+            self._check_choice(node)
         if node.op_type in _SHAPED_AS_INPUT and node.inputs[0] is not None and node.outputs[0].shape is None:
             node.outputs[0].shape = node.inputs[0].shape
         expansion = EXPANSIONS.get((node.domain, node.op_type))
         if self.is_counting and replacement is None and not knows_padding:
             source = SOURCES.get(node.op_type) or OPENING.get(node.op_type)
             expansion = expansion if source is None else self._rewriting(source)
+            if node.op_type in CHOICES and not self.for_training:
+                return self._expanded(node, CHOICES[node.op_type])
         sequence = None if node.domain else SEQUENCES.get(node.op_type)
         if sequence is not None and replacement is None:
             expansion = self._listing(sequence)
@@ -97,6 +107,22 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if replacement is not None or expansion is None or node in self._refused:
             return replacement
         return self._expanded(node, expansion)
+
+    def _check_choice(self, node: ir.Node) -> None:
+        """Refuse a choice between values of different shapes, or of different padding."""
+        if CHOICE not in node.meta:
+            return
+        taken, other = (self.ledger.axes(value) for value in node.inputs[1:])
+        try:
+            if taken != other:
+                raise Unsupported(
+                    f"cannot choose: {node.meta[CHOICE]} have different extents that are not fixed"
+                )
+            check_choice(node)
+        except Unsupported as error:
+            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
+        except NotYet:
+            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
 
     def _is_explained(self, node: ir.Node) -> bool:
         """Whether the rule of a node knows what constants that depend on sizes are at these."""
@@ -135,7 +161,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         self, node: ir.Node, expansion: Expansion, *, is_last: bool = False
     ) -> folding.Replacement | None:
         """What an expansion makes; `is_last` if what is not known yet never will be."""
-        build = Builder(self.opset, keeps_packed=self.keeps_packed)
+        build = Builder(self.opset, keeps_packed=not self.for_training)
         try:
             results = expansion(node, build)
         except NotYet:

@@ -19,6 +19,7 @@ from hybridc.errors import HybridcError, ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.counted.outputs import has_data_extents, return_counts
 from hybridc.frontend.expand.builder import Builder
+from hybridc.frontend.expand.control.choices import has_choices
 from hybridc.frontend.folding import FoldAndExpand, origin
 from hybridc.frontend.parameters import to_training_form
 from hybridc.frontend.ranges.follow import follow_sizes
@@ -139,7 +140,7 @@ class _Folding:
             self.model.opset_imports[""],
             name,
             refusals,
-            keeps_packed=not for_training,  # products with packed weights have no gradients
+            for_training=for_training,
             shape_inference=True,
             input_size_limit=FOLD_INPUT_ELEMENTS,
             output_size_limit=FOLD_OUTPUT_ELEMENTS,
@@ -180,7 +181,7 @@ class _Folding:
             self.keeps_slices = False
         self.fold.is_counting = True
         for is_second in (False, True):
-            if has_data_extents(graph) or (opening is not None and not is_second):
+            if has_data_extents(graph) or has_choices(graph) or (opening is not None and not is_second):
                 self.round()
         self._refuse_apart()
         return_counts(graph, ledger, Builder(self.fold.opset))

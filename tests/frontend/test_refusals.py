@@ -224,20 +224,21 @@ def test_sizes_that_a_remedy_shows_are_usual_ones(make_model, shape, remedy):
     assert error.remedy == f"fix them, for example {remedy}"
 
 
-def test_an_input_that_chooses_a_branch_is_to_be_a_constant(make_model):
-    branches = {
-        f"{name}_branch": helper.make_graph(
-            [make_node(op, ["x"], [op])],
-            name,
-            [],
-            [helper.make_tensor_value_info(op, TensorProto.FLOAT, [3])],
-        )
-        for name, op in (("then", "Relu"), ("else", "Sigmoid"))
-    }
-    nodes = [make_node("Cast", ["rate"], ["is_fast"], to=TensorProto.BOOL)]
-    nodes.append(make_node("If", ["is_fast"], ["y"], **branches))
-    model = make_model(nodes, {"x": [3], "rate": []}, ["y"])
-    error = refusal(model)
+def test_an_input_that_counts_trips_is_to_be_a_constant(make_model):
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [make_node("Identity", ["go"], ["on"]), make_node("Relu", ["s"], ["t"])],
+        "body",
+        [
+            info("i", TensorProto.INT64, []),
+            info("go", TensorProto.BOOL, []),
+            info("s", TensorProto.FLOAT, [3]),
+        ],
+        [info("on", TensorProto.BOOL, []), info("t", TensorProto.FLOAT, [3])],
+    )
+    nodes = [make_node("Cast", ["rate"], ["trips"], to=TensorProto.INT64)]
+    nodes.append(make_node("Loop", ["trips", "", "x"], ["y"], body=body))
+    error = refusal(make_model(nodes, {"x": [3], "rate": []}, ["y"]))
     assert error.code == codes.WRONG_RESULT
     assert error.remedy == "make what decides it a constant: --value rate=NUMBER"
 

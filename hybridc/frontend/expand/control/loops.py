@@ -39,7 +39,7 @@ def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     if not condition or done >= most:
         discard(body)
         return [*states, *(_stacked(each, 0, build) for each in pieces)]
-    _check_size(done + 1, body)
+    check_size(done + 1, body)
     operands = [build.constant(done, "int64"), build.constant(True), *states]
     goes_on, *results = copy_body(body, operands, build, trip_of(node, done))
     new_states, new = results[: len(states)], results[len(states) :]
@@ -118,7 +118,7 @@ def _trips(
     body = node.attributes["body"].as_graph()
     shapes = [shape_of(value) for value in sequences]
     trips = shapes[0][axes[0]]
-    _check_size(trips, body)
+    check_size(trips, body)
     steps: list[list[ir.Value]] = []
     for trip in range(trips):
         taken = []
@@ -142,7 +142,13 @@ def _stacked(pieces: Sequence[ir.Value], axis: int, build: Builder) -> ir.Value:
     return build.op("Concat", *(build.unsqueeze(piece, [axis]) for piece in pieces), axis=axis)
 
 
-def _check_size(trips: int, body: ir.Graph) -> None:
+def unrolled_trips(loop: ir.Node) -> int:
+    """How many trips of a loop are unrolled, and are no longer to be made."""
+    return int(loop.meta.get(_TRIPS, (0,))[0])
+
+
+def check_size(trips: int, body: ir.Graph) -> None:
+    """Raises Unsupported if so many trips are too many nodes."""
     if trips * len(body) > MAX_UNROLLED_NODES:
         raise Unsupported(f"would become more than {MAX_UNROLLED_NODES} nodes, unrolled")
 

@@ -1,0 +1,175 @@
+"""Branches and loops that data decide, compiled and run, against onnxruntime."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hybridc
+from hybridc import emulator
+from hybridc.errors import HybridcError, ModelError
+from tests.support.exact_reference import exact_session
+from tests.support.expansion import parsed
+from tests.support.machines import EAGER_GPU
+
+BRANCHES = """g (float[3, 4] x, float[4] w) => (float[3, 4] y, float[3] z) {
+    total = ReduceSum<keepdims = 0>(x)
+    zero = Constant<value = float {0.0}>()
+    above = Greater(total, zero)
+    y, z = If<then_branch = a () => (float[3, 4] p, float[3] q) {
+                p = Mul(x, w)
+                q = ReduceMax<keepdims = 0, axes = [1]>(p)
+           }, else_branch = b () => (float[3, 4] r, float[3] s) {
+                r = Exp(x)
+                s = ReduceMin<keepdims = 0, axes = [1]>(x)
+           }>(above)
+}"""
+# a position that is legal where its branch is taken, a divisor that is not zero there
+GUARDED = """g (float[3, 4] x, int64 i, int64 n, bool[1] outer) => (float[4] y, int64 m) {
+    three = Constant<value = int64 {3}>()
+    inside = Less(i, three)
+    first = Constant<value = int64 {0}>()
+    y, m = If<then_branch = a () => (float[4] p, int64 q) {
+        p, q = If<then_branch = c () => (float[4] t, int64 u) {
+            t = Gather(x, i)
+            u = Div(three, n)
+        }, else_branch = d () => (float[4] v, int64 k) {
+            v = Gather(x, n)
+            k = Mod(i, three)
+        }>(inside)
+    }, else_branch = b () => (float[4] r, int64 s) {
+        r = Gather(x, first)
+        s = Identity(i)
+    }>(outer)
+}"""
+# ends once a state is large; the most trips are known. The trip behind the last would read outside of x
+GREEDY = """g (float[5, 3] x, float limit) => (float[3] y, int64 n) {
+    most = Constant<value = int64 {7}>()
+    yes = Constant<value = bool {1}>()
+    zero = Constant<value = int64 {0}>()
+    start = Constant<value = float[3] {0.0, 0.0, 0.0}>()
+    y, n = Loop<body = b (int64 i, bool go, float[3] s, int64 c) => (bool on, float[3] t, int64 d) {
+        row = Gather(x, c)
+        t = Add(s, row)
+        one = Constant<value = int64 {1}>()
+        d = Add(c, one)
+        five = Constant<value = int64 {5}>()
+        in_range = Less(d, five)
+        size = ReduceMax<keepdims = 0>(t)
+        is_small = Less(size, limit)
+        on = And(in_range, is_small)
+    }>(most, yes, start, zero)
+}"""
+NESTED = """g (float[2] x, float limit, bool go) => (float[2] y) {
+    most = Constant<value = int64 {3}>()
+    y = Loop<body = outer (int64 i, bool c, float[2] s) => (bool on, float[2] t) {
+        inner_most = Constant<value = int64 {2}>()
+        yes = Constant<value = bool {1}>()
+        u = Loop<body = inner (int64 j, bool e, float[2] v) => (bool f, float[2] w) {
+            w = Add(v, x)
+            a = ReduceSum<keepdims = 0>(w)
+            f = Less(a, limit)
+        }>(inner_most, yes, s)
+        b = ReduceSum<keepdims = 0>(u)
+        on = Less(b, limit)
+        t = If<then_branch = p () => (float[2] q) { q = Mul(u, x) },
+               else_branch = r () => (float[2] z) { z = Neg(u) }>(on)
+    }>(most, go, x)
+}"""
+
+
+def _agrees(folder: Path, text: str, runs: Sequence[Mapping[str, Any]], **options: Any) -> None:
+    model = parsed(text)
+    reference = exact_session(model)
+    hybridc.compile(model, folder / "m.hyb", plan_seconds=0.05, **{"target": "avx2", **options})
+    with hybridc.load(folder / "m.hyb") as session:
+        for feeds in runs:
+            wanted = reference.run(None, {name: np.asarray(value) for name, value in feeds.items()})
+            for found, value in zip(session.run(None, feeds), wanted, strict=True):
+                np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-5)
+
+
+def _numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_the_branch_that_data_choose_is_what_counts(tmp_path: Path) -> None:
+    x = np.abs(_numbers(3, 4))
+    _agrees(tmp_path, BRANCHES, [{"x": sign * x, "w": _numbers(4, seed=1)} for sign in (np.float32(1), np.float32(-1))])
+
+
+def test_what_is_not_taken_may_be_fed_anything(tmp_path: Path) -> None:
+    cases = [(2, 2, True), (1, 3, True), (4, 2, True), (9, 0, False), (1, 0, False), (2, 9, True)]
+    _agrees(
+        tmp_path,
+        GUARDED,
+        [
+            {"x": _numbers(3, 4), "i": np.array(i), "n": np.int64(n), "outer": np.array([outer])}
+            for i, n, outer in cases
+        ],
+    )
+
+
+def test_what_is_taken_is_checked_as_ever(tmp_path: Path) -> None:
+    hybridc.compile(parsed(GUARDED), tmp_path / "m.hyb", target="avx2", plan_seconds=0.05)
+    with hybridc.load(tmp_path / "m.hyb") as session:
+        for i, n in ((-4, 1), (1, 0), (4, 3)):
+            feeds = {"x": _numbers(3, 4), "i": np.array(i), "n": np.array(n), "outer": np.array([True])}
+            with pytest.raises(HybridcError) as refused:
+                session.run(None, feeds)
+            assert refused.value.code == "HC560"
+
+
+def test_a_loop_ends_when_its_states_say_so(tmp_path: Path) -> None:
+    x = np.abs(_numbers(5, 3))
+    _agrees(tmp_path, GREEDY, [{"x": x, "limit": np.float32(limit)} for limit in (-1, 1, 2, 3, 99)])
+
+
+def test_nested(tmp_path: Path) -> None:
+    runs = [
+        {"x": np.array([0.5, a], np.float32), "limit": np.float32(limit), "go": np.array(go)}
+        for a, limit, go in itertools.product((0.25, -1.5), (0.5, 2, 20), (True, False))
+    ]
+    _agrees(tmp_path, NESTED, runs)
+
+
+def test_the_gpu_chooses(tmp_path: Path) -> None:
+    x = np.abs(_numbers(3, 4))
+    runs = [{"x": sign * x, "w": _numbers(4, seed=1)} for sign in (np.float32(1), np.float32(-1))]
+    emulator.start(1 << 24)
+    try:
+        _agrees(tmp_path, BRANCHES, runs, target="cuda+avx2", machine=EAGER_GPU)
+    finally:
+        emulator.reset()
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        (
+            """y = If<then_branch = a () => (float[3] p) { p = Exp(x) },
+               else_branch = b () => (float[1] q) { q = ReduceSum(x) }>(c)""",
+            "branches have different shapes",
+        ),
+        (
+            """most = Constant<value = int64 {3}>()
+            last, all = Loop<body = b (int64 i, bool go, float[3] s) => (bool on, float[3] t, float[3] u) {
+                on = Not(go)
+                t = Exp(s)
+                u = Abs(s)
+            }>(most, c, x)
+            y = ReduceMax<keepdims = 0, axes = [0]>(all)""",
+            "stacks results",
+        ),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(body: str, wanted: str) -> None:
+    model = parsed(f"g (float[3] x, bool c) => (float[N] y) {{ {body} }}")
+    with pytest.raises(ModelError, match=wanted) as refused:
+        hybridc.compile(model, stop_after="canonicalize", target="avx2")
+    assert refused.value.code == "HC114"
