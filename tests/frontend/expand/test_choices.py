@@ -100,7 +100,11 @@ def _numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def test_the_branch_that_data_choose_is_what_counts(tmp_path: Path) -> None:
     x = np.abs(_numbers(3, 4))
-    _agrees(tmp_path, BRANCHES, [{"x": sign * x, "w": _numbers(4, seed=1)} for sign in (np.float32(1), np.float32(-1))])
+    _agrees(
+        tmp_path,
+        BRANCHES,
+        [{"x": sign * x, "w": _numbers(4, seed=1)} for sign in (np.float32(1), np.float32(-1))],
+    )
 
 
 def test_what_is_not_taken_may_be_fed_anything(tmp_path: Path) -> None:
