@@ -28,6 +28,7 @@ from hybridc.passes.schedule import constant_arguments, schedule_requests
 from hybridc.schedules.cpu.core.attention import read_attention
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
+    filtering_is_faster,
     floats_are_faster,
     fourier_is_faster,
     line_data,
@@ -178,6 +179,8 @@ def _factors(request: Request) -> Factors | str:
     if line is not None:
         if fourier_is_faster(request, line):
             return "Fourier transforms in fp32 are predicted to be faster"
+        if filtering_is_faster(request, line):
+            return "Winograd's algorithm in fp32 is predicted to be faster"
         if floats_are_faster(line, request.target.isa, request.threads):
             return "fp32 is predicted to be faster"
         found = line_data(line)

@@ -4,6 +4,7 @@ from hybridc.schedules.cpu.attention.attention import attention
 from hybridc.schedules.cpu.attention.few_queries import few_queries
 from hybridc.schedules.cpu.conv1d.conv1d import conv1d
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fft_conv1d
+from hybridc.schedules.cpu.conv1d.winograd.winograd_conv1d import winograd_conv1d
 from hybridc.schedules.cpu.conv2d.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d.depthwise import depthwise
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
@@ -51,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     winograd,
     conv2d_blocked,
     fft_conv1d,
+    winograd_conv1d,
     conv1d,
     conv2d,
     depthwise,

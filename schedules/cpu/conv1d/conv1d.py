@@ -24,9 +24,9 @@ from functools import partial
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.conv1d.plan import Conv1dPlan, plans_of
+from hybridc.schedules.cpu.conv1d.plan import Conv1dPlan, is_one_line, plans_of
 from hybridc.schedules.cpu.conv2d.conv2d import FactorSource, weight_source
-from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
+from hybridc.schedules.cpu.conv2d.read import read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_FLOATS,
     PARALLEL_WORK,
@@ -71,12 +71,6 @@ def conv1d(request: Request) -> Scheduled | None:
     plans = sorted(found, key=lambda plan: plan.cost)[:_MOST_CHOICES]
     ranked = {plan.label: plan for plan in plans}
     return schedule_plan(request, pick(request, ranked), tuple(ranked))
-
-
-def is_one_line(conv: Convolution) -> bool:
-    """Whether the convolution has one spatial axis: images are one line high, and so is the kernel."""
-    height = conv.height
-    return height.outputs == height.taps == height.padded == 1
 
 
 def schedule_plan(request: Request, plan: Conv1dPlan, choices: tuple[str, ...] = ()) -> Scheduled:

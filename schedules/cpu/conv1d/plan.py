@@ -11,12 +11,12 @@ from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cpu.core.sharing import task_slots
 from hybridc.targets import Isa
 
-_SPARE_REGISTERS = {16: 2, 32: 3}
+SPARE_REGISTERS = {16: 2, 32: 3}
 """For a scalar and what LLVM needs beside sums and one vector of the input for each column, by registers."""
 _BLOCK_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
-_TILE_COST = 24.0
+TILE_COST = 24.0
 """What a tile takes beside its multiply-adds and stores, in vector multiply-adds."""
-_RUN_COST = 16.0
+RUN_COST = 16.0
 """What beginning a line of a block takes, of the input or of the output: pages and cache lines again."""
 _PAGE_FLOATS = 1024
 """Rows of a copy so far apart fall into the same sets of the first-level cache."""
@@ -116,9 +116,15 @@ class Conv1dPlan:
         steps = self.conv.group_inputs * self.conv.width.taps
         tiles = self.part_blocks * self.tiles * self.all_tiles / (self.tiles * self.blocks)
         # a sum is cleared and stored; half a vector is copied in the time of a multiply-add
-        task = tiles * (steps * self.step_cost + 2 * sums + _TILE_COST) + self.copy_bytes / (2 * self.lanes)
-        task += _RUN_COST * (self.part_blocks * self.rows + self.conv.group_inputs * self.conv.width.phases)
+        task = tiles * (steps * self.step_cost + 2 * sums + TILE_COST) + self.copy_bytes / (2 * self.lanes)
+        task += RUN_COST * (self.part_blocks * self.rows + self.conv.group_inputs * self.conv.width.phases)
         return task_slots(self.tasks, self.threads) * task
+
+
+def is_one_line(conv: Convolution) -> bool:
+    """Whether the convolution has one spatial axis: images are one line high, and so is the kernel."""
+    height = conv.height
+    return height.outputs == height.taps == height.padded == 1
 
 
 def direct_cost(conv: Convolution, isa: Isa, threads: int) -> float:
@@ -139,7 +145,7 @@ def plans_of(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
 
 def _tiles(conv: Convolution, isa: Isa, threads: int) -> Iterator[Conv1dPlan]:
     """Sums and one vector of the input for each column fit into registers."""
-    registers = isa.vector_registers - _SPARE_REGISTERS[isa.vector_registers]
+    registers = isa.vector_registers - SPARE_REGISTERS[isa.vector_registers]
     for rows in range(1, min(conv.group_outputs, 16) + 1):
         whole = conv.groups == 1 or conv.group_outputs % rows == 0
         for vectors in range(1, 17):

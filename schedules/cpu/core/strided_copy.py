@@ -9,7 +9,7 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.core.micro_kernel import integer, loop, sequence
 from hybridc.schedules.cpu.core.shuffles import picked
 
-_LARGEST_STRIDE = 8
+LARGEST_STRIDE = 8
 """A vector of every n-th element takes n - 1 shuffles: of more, loads one by one are no slower."""
 
 
@@ -26,7 +26,7 @@ def take_apart(
     `read` and `write` take float32, one by one or vectors, at an index or a ramp. Elements before
     `columns * stride` are read, whether a phase that is asked for has them or not.
     """
-    vectors = columns // lanes if stride <= _LARGEST_STRIDE else 0
+    vectors = columns // lanes if stride <= LARGEST_STRIDE else 0
 
     def vector(i: ir.Expr) -> tirx.Stmt:
         first = i * integer(lanes)

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.conv1d.conv1d import is_one_line
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import TRANSFORMS, read_source
-from hybridc.schedules.cpu.conv1d.plan import direct_cost
+from hybridc.schedules.cpu.conv1d.plan import direct_cost, is_one_line
+from hybridc.schedules.cpu.conv1d.winograd.plan import least_cost
 from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pair, bf16_pairs_of, dot_of
 from hybridc.schedules.cpu.core.micro_kernel import (
@@ -181,7 +181,7 @@ def bf16_conv1d(request: Request) -> Scheduled | None:
 
 def read_bf16_line(request: Request) -> Convolution | None:
     """None if there is no such kernel, or none is asked for."""
-    if request.precision != BF16 or request.target.isa.dot_product_unit is None:
+    if request.precision != BF16 or not request.target.isa.has_bf16:
         return None
     conv = read_convolution(request.function)
     if conv is None or not is_one_line(conv) or conv.groups > 1 or conv.multiply_adds == 0:
@@ -205,6 +205,15 @@ def floats_are_faster(conv: Convolution, isa: Isa, threads: int) -> bool:
         return False
     words = conv.batches * lines.blocks * math.prod(lines.copy_shape)
     return conv.group_inputs == 1 or conv.multiply_adds < _LEAST_PRODUCTS * words
+
+
+def filtering_is_faster(request: Request, conv: Convolution) -> bool:
+    """Whether Winograd's algorithm in fp32 is predicted to need less time than packed lanes on vectors."""
+    isa, threads = request.target.isa, request.threads
+    if not request.winograd or request.many_sizes or Lines(conv, isa, threads).with_tiles:
+        return False
+    cost = least_cost(conv, isa, threads)
+    return cost is not None and cost < direct_cost(conv, isa, threads) / _SPEEDUP
 
 
 def fourier_is_faster(request: Request, conv: Convolution) -> bool:

@@ -27,6 +27,7 @@ from hybridc.schedules.cpu.conv1d.fourier.weight_spectra import (
     spectra_cost,
 )
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
+from hybridc.schedules.cpu.conv1d.winograd.plan import least_cost
 from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
     Point,
@@ -173,6 +174,9 @@ def fft_conv1d(request: Request) -> Scheduled | None:
         return None
     plans = [source.plan(t) for t in TRANSFORMS if t.points >= source.conv.width.taps]
     direct = direct_cost(source.conv, source.isa, source.threads)
+    if source.constant and not request.many_sizes:
+        filtered = least_cost(source.conv, source.isa, source.threads)
+        direct = direct if filtered is None else min(direct, filtered)
     better = sorted((p for p in plans if p.cost < direct), key=lambda p: p.cost)[:_MOST_CHOICES]
     if not better:
         return None
