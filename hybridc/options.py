@@ -258,11 +258,13 @@ def check_precision(precision: str, rounding_error: float, target: Target) -> No
     if precision not in PRECISIONS:
         what, remedy = f"unknown precision {precision!r}", f"choose from {', '.join(PRECISIONS)}"
         raise UsageError("HC526", what, remedy=remedy)
-    on_gpu = precision == INT8 and target.has_gpu
-    if precision in (BF16, INT8) and target.isa.dot_product_unit is None and not on_gpu:
-        what = f"--precision {precision} requires instructions that {target.isa.name} does not have"
-        other = f"for a GPU, cuda+{target.isa.name}" if precision == INT8 else "use fp16"
-        raise UsageError("HC526", what, remedy=f"compile for --target avx512_bf16 or amx, or {other}")
+    on_gpu, isa = precision == INT8 and target.has_gpu, target.isa
+    lacks_int8 = precision == INT8 and isa.dot_product_unit is None and not on_gpu
+    if lacks_int8 or (precision == BF16 and not isa.has_bf16):
+        what = f"--precision {precision} requires instructions that {isa.name} does not have"
+        targets = "avx512_vnni, avx512_bf16 or amx" if precision == INT8 else "avx512_bf16 or amx"
+        other = f"for a GPU, cuda+{isa.name}" if precision == INT8 else "use fp16"
+        raise UsageError("HC526", what, remedy=f"compile for --target {targets}, or {other}")
     if precision == TF32 and not _has_tf32(target):
         what = f"--precision tf32 requires tensor cores of sm_80 or newer, and the target is {target}"
         raise UsageError("HC526", what, remedy=f"compile for --target cuda:sm_80+{target.isa.name} or newer")

@@ -14,10 +14,12 @@ from hybridc.errors import DeviceError, UsageError
 
 
 class DotProductUnit(StrEnum):
-    """Instructions that multiply bf16 and int8 numbers, and add up in float32 and int32."""
+    """Instructions that multiply int8 numbers, and most of them bf16, and add up in int32 and float32."""
 
+    INT8_VNNI = "int8 vnni"
+    """`vpdpbusd`: 16 sums at a time."""
     VNNI = "vnni"
-    """`vdpbf16ps` and `vpdpbusd`: 16 sums at a time."""
+    """`vdpbf16ps`, too."""
     AMX = "amx"
     """AMX's `tdpbf16ps` and `tdpbusd`: 256 sums at a time."""
     EMULATED_VNNI = "emulated vnni"
@@ -27,6 +29,10 @@ class DotProductUnit(StrEnum):
     @property
     def is_amx(self) -> bool:
         return self in (DotProductUnit.AMX, DotProductUnit.EMULATED_AMX)
+
+    @property
+    def has_bf16(self) -> bool:
+        return self is not DotProductUnit.INT8_VNNI
 
     @property
     def is_emulated(self) -> bool:
@@ -61,6 +67,11 @@ class Isa:
         return self.dot_product_unit is not None and self.dot_product_unit.is_emulated
 
     @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies bf16 numbers."""
+        return self.dot_product_unit is not None and self.dot_product_unit.has_bf16
+
+    @property
     def sums_in_flight(self) -> int:
         """Accumulators below which multiply-adds wait for their own results."""
         return self.fma_latency * self.fma_ports
@@ -72,7 +83,8 @@ class Isa:
 
 _AVX2_FLAGS = ("avx", "avx2", "fma", "f16c", "bmi1", "bmi2")
 _AVX512_FLAGS = (*_AVX2_FLAGS, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-_BF16_FLAGS = (*_AVX512_FLAGS, "avx512_vnni", "avx512_bf16")
+_VNNI_FLAGS = (*_AVX512_FLAGS, "avx512_vnni")
+_BF16_FLAGS = (*_VNNI_FLAGS, "avx512_bf16")
 _AMX_FLAGS = (*_BF16_FLAGS, "amx_tile", "amx_bf16", "amx_int8")
 _ZMM = ("-prefer-256-bit",)
 _UNASKED = ("-avx512fp16", "-avxvnni")
@@ -90,6 +102,7 @@ ISAS = {
         _avx512("avx512_bf16_emulated", "skylake-avx512", _AVX512_FLAGS, DotProductUnit.EMULATED_VNNI),
         _avx512("amx_emulated", "skylake-avx512", _AVX512_FLAGS, DotProductUnit.EMULATED_AMX),
         _avx512("avx512", "skylake-avx512", _AVX512_FLAGS),
+        _avx512("avx512_vnni", "cascadelake", _VNNI_FLAGS, DotProductUnit.INT8_VNNI),
         _avx512("avx512_bf16", "cooperlake", _BF16_FLAGS, DotProductUnit.VNNI),
         Isa(
             "amx",

@@ -11,7 +11,7 @@ from hybridc.options import CompileOptions
 from hybridc.targets import ISAS, Isa, capability_of, native_isa, parse_target, runs_on
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx512", "avx512_bf16", "amx"])
+@pytest.mark.parametrize("name", ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"])
 def test_processor_gets_the_richest_set_that_it_has_and_never_an_emulated_one(monkeypatch, name):
     monkeypatch.setattr(targets, "cpu_flags", lambda: frozenset(ISAS[name].cpu_flags))
     assert native_isa().name == name
@@ -34,6 +34,8 @@ def test_emulated_sets_need_no_narrow_instructions(isa: Isa) -> None:
     ("target", "options"),
     [
         ("avx512", {"precision": "bf16"}),
+        ("avx512_vnni", {"precision": "bf16"}),
+        ("avx512", {"precision": "int8"}),
         ("avx2", {"precision": "int8"}),
         ("amx", {"precision": "fp8"}),
         ("amx", {"precision": "bf16", "rounding_error": -1.0}),

@@ -265,7 +265,9 @@ class Session:
         The feeds must stay as they are until then. Raises UsageError HC556 of a closed session, DeviceError
         HC412 where there is no memory for the thread.
         """
-        ready = threading.Event()  # a future that is done calls in the thread that adds the callback, this one
+        ready = (
+            threading.Event()
+        )  # a future that is done calls in the thread that adds the callback, this one
 
         def run() -> list[np.ndarray]:
             ready.wait()

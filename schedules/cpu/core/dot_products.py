@@ -67,7 +67,10 @@ class Dot:
 
 def dot_of(precision: str, isa: Isa) -> Dot | None:
     """None if the instruction set has no such instructions."""
-    return None if isa.dot_product_unit is None else Dot(precision, isa.dot_product_unit.is_emulated)
+    unit = isa.dot_product_unit
+    if unit is None or (precision == BF16 and not unit.has_bf16):
+        return None
+    return Dot(precision, unit.is_emulated)
 
 
 def with_llvm(text: str, body: tirx.Stmt) -> tirx.Stmt:

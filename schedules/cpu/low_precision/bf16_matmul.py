@@ -32,7 +32,7 @@ def bf16_matmul(request: Request) -> Scheduled | None:
 
 def read_bf16_product(request: Request) -> Product | None:
     """None if there is no such kernel, or none is asked for."""
-    if request.precision != BF16 or request.target.isa.dot_product_unit is None:
+    if request.precision != BF16 or not request.target.isa.has_bf16:
         return None
     widened = without_widening(request.function)
     product = read_product(widened.function)
