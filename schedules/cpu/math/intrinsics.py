@@ -17,6 +17,7 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.lanewise import bits, constant, dtype, integer, llvm, named, polynomial
 from hybridc.schedules.cpu.math.power import pow_float32
+from hybridc.schedules.cpu.math.quantize import OPERATOR, steps
 from hybridc.schedules.cpu.math.trigonometry import cos_float32, sin_float32, tan_float32
 
 Elementary = Callable[..., ir.Expr]
@@ -46,6 +47,7 @@ def install() -> None:
     for name, (function, double) in functions.items():
         lowering = _lowering(function, double)
         tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=lowering, level=_PRIORITY)
+    tirx.register_intrin_lowering(OPERATOR, target="llvm", f=lambda call: steps(*call.args), level=_PRIORITY)
     for name in ("erf", "rsqrt", "nearbyint"):  # those that TVM would take apart into lanes
         ir.register_op_attr(f"tirx.{name}", "TVectorizable", True)
 

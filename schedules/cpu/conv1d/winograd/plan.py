@@ -128,12 +128,12 @@ class WinogradConv1dPlan:
         """Predicted time in vector multiply-adds of all threads together, idle ones counted."""
         algorithm, conv = self.algorithm, self.conv
         # products are stored and loaded, combined, put in order and stored
-        back = 2 * algorithm.products + _entries(algorithm.to_outputs)
+        back: float = 2 * algorithm.products + _entries(algorithm.to_outputs)
         back += algorithm.outputs * (1 + _SHUFFLE_COST * (algorithm.outputs - 1))
         steps = algorithm.products * (conv.group_inputs * self.step_cost + TILE_COST)
         tile = steps + self.rows * self.vectors * back
         # every element is put into its phase, then phases are combined
-        there = algorithm.step * (1 + _SHUFFLE_COST * (algorithm.step - 1))
+        there: float = algorithm.step * (1 + _SHUFFLE_COST * (algorithm.step - 1))
         there += _entries(algorithm.of_inputs) + 2 * algorithm.products
         tiles = self.part_blocks * self.tiles * self.all_tiles / (self.tiles * self.blocks)
         task = tiles * tile + conv.group_inputs * self.tiles * self.vectors * there
