@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from hybridc.artifact import Artifact, Port
@@ -16,7 +16,7 @@ from hybridc.runtime.plan_view import bind_plan
 from hybridc.runtime.session import verify_plans
 
 FORMAT = "hybridc-program"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def program_to_json(artifact: Artifact) -> dict[str, Any]:
@@ -43,8 +43,9 @@ def program_to_json(artifact: Artifact) -> dict[str, Any]:
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
         "hybridc": manifest.versions.hybridc,
+        "tvm": manifest.versions.tvm,
         "tvm_ffi": manifest.versions.tvm_ffi,
-        "source": {"name": manifest.source.name, "sha256": manifest.source.sha256},
+        "source": asdict(manifest.source),
         "target": manifest.target,
         "cpu_flags": list(manifest.cpu_flags),
         "cuda_architectures": list(manifest.cuda_architectures),
@@ -79,6 +80,7 @@ def _plan(artifact: Artifact) -> dict[str, Any]:
         "promised_bytes": promised_bytes(plan),
         "gpu_bytes": plan.arena_bytes(Device.GPU),
         "host_bytes": plan.arena_bytes(Device.CPU),
+        "predicted_us": plan.makespan_us,
         "uploads": [
             {
                 "offset_bytes": weight.offset_bytes,

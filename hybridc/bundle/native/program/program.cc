@@ -15,7 +15,7 @@ namespace {
 namespace ffi = tvm::ffi;
 
 constexpr char kFormat[] = "hybridc-program";
-constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kSchemaVersion = 2;
 constexpr int64_t kArrayAlignmentBytes = 64;  // what the vector instructions of kernels assume
 constexpr int64_t kFaultBytes = 16;           // a row of faults
 constexpr int64_t kLargestRank = 32;
@@ -162,6 +162,7 @@ Plan ReadPlan(const Json& json, const Program& program, int64_t weights_bytes) {
   plan.promised_bytes = json["promised_bytes"].Size();
   plan.gpu_bytes = json["gpu_bytes"].Size();
   plan.host_bytes = json["host_bytes"].Size();
+  plan.predicted_us = json["predicted_us"].Number();
   plan.uploads = json["uploads"].Each(ReadUpload);
   plan.operands = json["operands"].Each(ReadOperand);
   const int64_t operand_count = static_cast<int64_t>(plan.operands.size());
@@ -213,6 +214,11 @@ Program ReadProgram(const std::string& path, const std::string& content, int64_t
   if (json["format"].Text() != kFormat) throw Refusal("HC301", "this is no bundle's program", path, kMakeAgain);
   CheckVersions(path, json);
   Program program;
+  const Json source = json["source"];
+  program.source = {source["name"].Text(), source["sha256"].Text(), source["opset"].Whole(0, kMost)};
+  program.hybridc = json["hybridc"].Text();
+  program.tvm = json["tvm"].Text();
+  program.tvm_ffi = json["tvm_ffi"].Text();
   program.target = json["target"].Text();
   program.cpu_flags = ReadTexts(json["cpu_flags"]);
   program.cuda_architectures = ReadTexts(json["cuda_architectures"]);

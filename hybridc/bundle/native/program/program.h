@@ -68,6 +68,7 @@ struct Upload {
 struct Plan {
   int64_t promised_bytes;  // GPU memory that a run never exceeds
   int64_t gpu_bytes, host_bytes;
+  double predicted_us;
   std::vector<Upload> uploads;
   std::vector<Operand> operands;
   std::vector<Step> steps;
@@ -75,7 +76,15 @@ struct Plan {
   std::vector<ValueCheck> checks;
 };
 
+// The model that was compiled.
+struct Source {
+  std::string name, sha256;
+  int64_t opset;
+};
+
 struct Program {
+  Source source;
+  std::string hybridc, tvm, tvm_ffi;  // versions
   std::string target;
   std::vector<std::string> cpu_flags, cuda_architectures;
   int64_t threads;            // 0: all cores
