@@ -97,9 +97,9 @@ struct Program {
 
 constexpr size_t kLargestProgramBytes = size_t{1} << 28;
 
-// Throws HC301 where it is something else, HC302 where it is of another version, HC303 where it is malformed.
-// Afterwards whatever a plan refers to by number is there, and every place of an input or output is within its
-// arena or the weights; the helper in the artifact's library checks the operands.
+// Reads graphs and plans, lets the verifier check each, and binds them. Throws HC301 where it is something else, HC302
+// where it is of another version, HC303 where it is malformed, HC306 where the verifier refuses a plan, or a plan does
+// not fit its functions and weights.
 Program ReadProgram(const std::string& path, const std::string& content, int64_t weights_bytes);
 
 }  // namespace hybridc
