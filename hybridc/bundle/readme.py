@@ -18,7 +18,7 @@ Linux on x86-64, {needs}. It needs neither Python nor a compiler.
     ./run {inputs} --output outputs
     ./run --help
 
-Inputs and outputs are files of numpy's format .npy.
+Inputs and outputs are files of numpy's format .npy; `--inputs FILE.npz` and `--output FILE.npz` have all in one file.
 
 | | name | type | shape |
 |---|---|---|---|
@@ -27,9 +27,9 @@ Inputs and outputs are files of numpy's format .npy.
 ## In a program
 
 `include/hybridc.h` is a C11 header, `lib/libhybridc_runtime.so` the library; one library serves any number
-of bundles. `example/` has a program that uses it:
+of bundles. `example/` has programs in C and C++ that use it:
 
-    cmake -S example -B build && cmake --build build && build/main .
+    cmake -S example -B build && cmake --build build && build/main . && build/main_cpp .
 
 ## Files
 

@@ -1,4 +1,4 @@
-// Arrays in files of numpy's format .npy ("NEP 1": A Simple File Format for NumPy Arrays).
+// Arrays as files of numpy's format .npy ("NEP 1": A Simple File Format for NumPy Arrays).
 #pragma once
 #include <cstdint>
 #include <string>
