@@ -18,7 +18,8 @@ Linux on x86-64, {needs}. It needs neither Python nor a compiler.
     ./run {inputs} --output outputs
     ./run --help
 
-Inputs and outputs are files of numpy's format .npy; `--inputs FILE.npz` and `--output FILE.npz` have all in one file.
+Inputs and outputs are files of numpy's format .npy; `--inputs FILE.npz` and `--output FILE.npz` have all in
+one file.
 
 | | name | type | shape |
 |---|---|---|---|

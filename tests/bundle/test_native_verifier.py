@@ -202,7 +202,7 @@ def test_plans_are_bound_alike(ask: Ask) -> None:
 
 
 def test_shapes_and_sizes_are_limited_as_they_are_read(ask: Ask) -> None:
-    graph = {"tensors": [], "kernels": [], "inputs": [], "outputs": []}
+    graph: dict[str, list[Any]] = {"tensors": [], "kernels": [], "inputs": [], "outputs": []}
     plan = plan_to_json(Plan((), (), (), None, (), 0.0))
     for shape, code in (
         ([], "ok"),
