@@ -39,7 +39,7 @@ typedef struct hybridc_port {
   const int64_t* shape;
   size_t rank;
   size_t size_bytes;
-  int32_t is_bound; /* not 0: an output whose size follows from data, of which these are the most that it can have */
+  int32_t varies; /* not 0: an output whose size follows from data, of which these are the most that it can have */
 } hybridc_port;
 
 /* What is known of the model and its compilation. Strings live as long as the session. */

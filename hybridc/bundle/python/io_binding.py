@@ -93,7 +93,7 @@ class IoBinding:
         if bound is None:
             return None
         what, remedy = f"the array for output {port.name!r}", f"bind {port.type}"
-        if port.is_bound:
+        if port.varies:
             raise UsageError("HC554", f"{what} may be too large", remedy="bind the output without an array")
         if bound.dtype.name != port.dtype:
             raise UsageError("HC553", f"{what} has dtype {bound.dtype}", remedy=remedy)

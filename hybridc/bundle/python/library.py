@@ -34,7 +34,7 @@ class Port(ctypes.Structure):
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("rank", ctypes.c_size_t),
         ("size_bytes", ctypes.c_size_t),
-        ("is_bound", ctypes.c_int32),
+        ("varies", ctypes.c_int32),
     )
 
 

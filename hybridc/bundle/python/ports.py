@@ -54,7 +54,7 @@ class Port:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    is_bound: bool
+    varies: bool
     """Whether it is an output whose size follows from data, of which `shape` is the most."""
 
     @property
@@ -85,7 +85,7 @@ class Port:
 def port_of(told: library.Port) -> Port:
     """What the library tells of a port."""
     shape = tuple(told.shape[axis] for axis in range(told.rank))
-    return Port(told.name.decode(), told.dtype.decode(), shape, bool(told.is_bound))
+    return Port(told.name.decode(), told.dtype.decode(), shape, bool(told.varies))
 
 
 def input_array(port: Port, array: np.ndarray) -> library.InputArray:

@@ -201,14 +201,23 @@ class Session:
         of another process, DeviceError HC412 where there is no memory for the thread.
         """
         self._check_process()
+        ready = threading.Event()  # a future that is done calls in the thread that adds the callback, this one
+
+        def run() -> list[np.ndarray]:
+            ready.wait()
+            return self.run(output_names, feeds)
+
         try:
-            future = self._runs.submit(self.run, output_names, feeds)
+            future = self._runs.submit(run)
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise
             raise self._closed() from None
-        if callback is not None:
-            future.add_done_callback(functools.partial(_call_back, callback, user_data))
+        try:
+            if callback is not None:
+                future.add_done_callback(functools.partial(_call_back, callback, user_data))
+        finally:
+            ready.set()
         return future
 
     def warm_up(self, runs: int = 2) -> None:
