@@ -201,7 +201,7 @@ class Session:
         of another process, DeviceError HC412 where there is no memory for the thread.
         """
         self._check_process()
-        ready = threading.Event()  # a future that is done calls in the thread that adds the callback, this one
+        ready = threading.Event()  # what is done calls back in the thread that adds the callback, this one
 
         def run() -> list[np.ndarray]:
             ready.wait()
