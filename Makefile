@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 EXTRAS ?= cuda,test,lint
 
-.PHONY: demo test test-full onnx-suite wheels sanitize fuzz faults gpu-gates lint types metrics wheel-smoke bench clean
+.PHONY: demo test test-full onnx-suite wheels sanitize fuzz faults gpu-gates lint types metrics wheel-smoke runtime-wheel bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -76,6 +76,10 @@ metrics:
 # The built wheel alone, in an environment of its own, must compile and run a model.
 wheel-smoke: $(VENV)/.installed
 	bash .ci/wheel_smoke
+
+# build/hybridc_runtime-*.whl: bundles in Python, on computers that have numpy and no compiler.
+runtime-wheel: $(VENV)/.installed
+	$(BIN)/python -m hybridc.bundle.wheel build
 
 # Measurements, one after the other; JSON under benchmarks/results/. Run nothing else meanwhile. All of them take
 # about five hours on two cores, three of which are `plans`, `drawn_plans`, `regret` and `published`: choose some with

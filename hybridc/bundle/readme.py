@@ -18,7 +18,8 @@ Linux on x86-64, {needs}. It needs neither Python nor a compiler.
     ./run {inputs} --output outputs
     ./run --help
 
-Inputs and outputs are files of numpy's format .npy.
+Inputs and outputs are files of numpy's format .npy; `--inputs FILE.npz` and `--output FILE.npz` have all in
+one file.
 
 | | name | type | shape |
 |---|---|---|---|
@@ -27,9 +28,9 @@ Inputs and outputs are files of numpy's format .npy.
 ## In a program
 
 `include/hybridc.h` is a C11 header, `lib/libhybridc_runtime.so` the library; one library serves any number
-of bundles. `example/` has a program that uses it:
+of bundles. `example/` has programs in C and C++ that use it:
 
-    cmake -S example -B build && cmake --build build && build/main .
+    cmake -S example -B build && cmake --build build && build/main . && build/main_cpp .
 
 ## Files
 
@@ -44,7 +45,9 @@ def readme(artifact: Artifact, files: Iterable[Path]) -> str:
     """The text for an artifact whose bundle has these files."""
     manifest = artifact.manifest
     inputs = " ".join(f"--input '{port.name}=FILE.npy'" for port in manifest.inputs)
-    glibc = ".".join(map(str, max(map(_glibc_version, files))))
+    glibc = ".".join(
+        map(str, max(glibc_version(path.read_bytes()) for path in files if path.suffix != ".bin"))
+    )
     needs = [f"glibc {glibc} or newer", f"a processor with {', '.join(manifest.cpu_flags)}"]
     if artifact.has_gpu_code:
         needs.append("an NVIDIA GPU and its driver")
@@ -68,8 +71,7 @@ def _rows(kind: str, ports: Sequence[Port]) -> list[str]:
     return [f"| {kind} | {port.name} | {port.dtype} | {extents(port)} |" for port in ports]
 
 
-def _glibc_version(path: Path) -> tuple[int, ...]:
+def glibc_version(content: bytes) -> tuple[int, ...]:
     """The newest version of glibc whose symbols an ELF file asks for; (0,) of any other file."""
-    content = path.read_bytes() if path.suffix != ".bin" else b""
     found = re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", content) if content.startswith(b"\x7fELF") else []
     return max((tuple(int(part) for part in version.split(b".")) for version in found), default=(0,))

@@ -119,34 +119,34 @@ def _fill(folder: Path, artifact: Artifact, program: dict[str, object]) -> None:
     _copy_weights(folder / WEIGHTS, artifact)
     _write_executable(folder / RUNNER, runtime.runner)
     _write_executable(folder / LIBRARIES / RUNTIME, runtime.library)
-    for name, path in _libraries(artifact.has_gpu_code).items():
+    compiler = {name: compiler_library(name) for name in ("libstdc++.so.6", "libgcc_s.so.1")}
+    for name, path in (compiler | libraries(artifact.has_gpu_code)).items():
         _write_executable(folder / LIBRARIES / name, path.read_bytes())
     (folder / "include" / HEADER.name).write_bytes(HEADER.read_bytes())
     for path in _EXAMPLE.iterdir():
         (folder / "example" / path.name).write_bytes(path.read_bytes())
-    for name, text in _licenses(artifact.has_gpu_code).items():
+    for name, text in licenses(artifact.has_gpu_code).items():
         (folder / "licenses" / name).write_text(text)
     (folder / "README.md").write_text(readme(artifact, _files(folder)))
     lines = [f"{_sha256(path)}  {path.relative_to(folder)}\n" for path in _files(folder)]
     (folder / HASHES).write_text("".join(lines))
 
 
-def _libraries(has_gpu_code: bool) -> dict[str, Path]:
-    """TVM's runtime, and what it and ours need of g++'s and NVIDIA's."""
+def libraries(has_gpu_code: bool) -> dict[str, Path]:
+    """TVM's runtime, and what it needs of NVIDIA's. Raises DeviceError HC433 where that is not installed."""
     ffi = Path(libinfo.find_libtvm_ffi())
     found = {ffi.name: ffi, "libtvm_runtime.so": tvm_folder() / "libtvm_runtime.so"}
-    found |= {name: compiler_library(name) for name in ("libstdc++.so.6", "libgcc_s.so.1")}
     if not has_gpu_code:
         return found
     cuda = cuda_runtime_file()
     if cuda is None:
-        what = "the artifact has GPU code, whose bundle needs the CUDA runtime, which is not installed"
+        what = "code for a GPU needs the CUDA runtime, which is not installed"
         raise DeviceError("HC433", what, remedy="pip install hybridc[cuda]")
     part = tvm_folder() / "libtvm_runtime_cuda.so"
     return found | {part.name: part, cuda.name: cuda}
 
 
-def _licenses(has_gpu_code: bool) -> dict[str, str]:
+def licenses(has_gpu_code: bool) -> dict[str, str]:
     """Texts of the packages whose libraries are in the bundle, by the names of files."""
     found = {}
     for package in _LICENSED if has_gpu_code else _LICENSED[:-1]:

@@ -11,11 +11,17 @@ import pytest
 SOURCE = Path(__file__).with_name("sessions.c")
 
 
-def compiled(source: Path, bundle: Path, made: Path, *flags: str) -> Path:
-    strict = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread", "-g"]
+C = ("gcc", "-std=c11")
+CPP = ("g++", "-std=c++17")
+LEAKS = ("--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite")
+VALGRIND = ("valgrind", *LEAKS, "--error-exitcode=9")
+
+
+def compiled(source: Path, bundle: Path, made: Path, *, compiler: tuple[str, ...] = C) -> Path:
+    strict = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread", "-g"]
     places = [f"-I{bundle / 'include'}", f"-L{bundle / 'lib'}", f"-Wl,-rpath,{bundle / 'lib'}"]
     links = ["-lhybridc_runtime", "-Wl,--allow-shlib-undefined"]
-    subprocess.run(["gcc", *strict, *flags, *places, str(source), "-o", str(made), *links], check=True)
+    subprocess.run([*compiler, *strict, *places, str(source), "-o", str(made), *links], check=True)
     return made
 
 
@@ -30,8 +36,7 @@ def test_valgrind_finds_no_error_and_nothing_lost_over_a_thousand_runs(
     cpu_bundle: Path, tmp_path: Path
 ) -> None:
     program = compiled(SOURCE, cpu_bundle, tmp_path / "sessions")
-    leaks = ["--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]
-    command = ["valgrind", *leaks, "--error-exitcode=9", str(program), str(cpu_bundle), "1000"]
+    command = [*VALGRIND, str(program), str(cpu_bundle), "1000"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -61,14 +66,35 @@ def test_the_header_is_c_and_cpp(cpu_bundle: Path, language: tuple[str, ...]) ->
     subprocess.run([*language, *strict, str(cpu_bundle / "include" / "hybridc.h")], check=True)
 
 
-def test_the_example_builds_and_runs(cpu_bundle: Path, tmp_path: Path) -> None:
-    if shutil.which("cmake") is not None:
-        configure = ["cmake", "-S", str(cpu_bundle / "example"), "-B", str(tmp_path)]
-        for command in (configure, ["cmake", "--build", str(tmp_path)]):
-            subprocess.run(command, check=True, capture_output=True)
-    program = compiled(cpu_bundle / "example" / "main.c", cpu_bundle, tmp_path / "strict")
-    for each in (program, tmp_path / "main"):
-        if each.exists():
-            done = subprocess.run([str(each), str(cpu_bundle)], env={}, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            assert done.stdout.splitlines()[0] == "out/0: float32, 96 bytes"
+def run_example(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(program), *words], env={}, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+def test_the_examples_build_by_cmake_and_run(cpu_bundle: Path, tmp_path: Path) -> None:
+    configure = ["cmake", "-S", str(cpu_bundle / "example"), "-B", str(tmp_path)]
+    for command in (configure, ["cmake", "--build", str(tmp_path)]):
+        subprocess.run(command, check=True, capture_output=True)
+    printed = [run_example(tmp_path / name, str(cpu_bundle)) for name in ("main", "main_cpp")]
+    assert [done.returncode for done in printed] == [0, 0]
+    assert printed[0].stdout == printed[1].stdout
+    assert printed[0].stdout.splitlines()[0] == "out/0: float32, 96 bytes"
+
+
+@pytest.mark.parametrize(("name", "compiler"), [("main.c", C), ("main.cc", CPP)])
+def test_the_examples_compile_without_warnings_and_tell_errors(
+    cpu_bundle: Path, tmp_path: Path, name: str, compiler: tuple[str, ...]
+) -> None:
+    program = compiled(cpu_bundle / "example" / name, cpu_bundle, tmp_path / "main", compiler=compiler)
+    assert run_example(program, str(cpu_bundle)).returncode == 0
+    refused = run_example(program, "/nowhere")
+    assert refused.returncode == 1 and "error[HC301]" in refused.stderr
+    assert run_example(program).returncode == 1
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind_finds_nothing_in_the_cpp_example(cpu_bundle: Path, tmp_path: Path) -> None:
+    program = compiled(cpu_bundle / "example" / "main.cc", cpu_bundle, tmp_path / "main", compiler=CPP)
+    for bundle, status in ((str(cpu_bundle), 0), ("/nowhere", 1)):
+        done = subprocess.run([*VALGRIND, str(program), bundle], capture_output=True, text=True)
+        assert done.returncode == status, done.stderr

@@ -50,7 +50,7 @@ int Told(Action action) noexcept {
 
 void Describe(const Port& port, hybridc_port* told) {
   *told = {port.name.c_str(), port.dtype.c_str(), port.shape.data(), port.shape.size(),
-           static_cast<size_t>(port.size_bytes)};
+           static_cast<size_t>(port.size_bytes), port.cuts.empty() ? 0 : 1};
 }
 
 }  // namespace
@@ -102,12 +102,25 @@ int hybridc_output(const hybridc_session* session, size_t index, hybridc_port* p
   });
 }
 
+int hybridc_get_model(const hybridc_session* session, hybridc_model* model) {
+  return Told([&] {
+    const hybridc::Program& program = session->session->program();
+    *model = {program.source.name.c_str(), program.source.sha256.c_str(), program.source.opset,
+              program.target.c_str(),      program.hybridc.c_str(),       program.tvm.c_str(),
+              program.tvm_ffi.c_str()};
+  });
+}
+
+int32_t hybridc_thread_count(const hybridc_session* session) { return session->session->threads(); }
+
+double hybridc_predicted_us(const hybridc_session* session) { return session->session->plan().predicted_us; }
+
 int hybridc_run(hybridc_session* session, const hybridc_input_array* inputs, size_t input_count,
                 hybridc_output_array* outputs, size_t output_count) {
   return Told([&] { session->session->Run({inputs, input_count}, {outputs, output_count}); });
 }
 
-size_t hybridc_step_count(const hybridc_session* session) { return session->session->steps().size(); }
+size_t hybridc_step_count(const hybridc_session* session) { return session->session->plan().steps.size(); }
 
 int hybridc_measure(hybridc_session* session, const hybridc_input_array* inputs, size_t input_count,
                     hybridc_step* steps) {

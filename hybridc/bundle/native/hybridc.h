@@ -38,8 +38,20 @@ typedef struct hybridc_port {
   const char* dtype; /* as numpy, or the package ml_dtypes, names it: "float32" */
   const int64_t* shape;
   size_t rank;
-  size_t size_bytes; /* of an output whose size follows from data the most that it can have, as `shape` */
+  size_t size_bytes;
+  int32_t varies; /* not 0: an output whose size follows from data, of which these are the most that it can have */
 } hybridc_port;
+
+/* What is known of the model and its compilation. Strings live as long as the session. */
+typedef struct hybridc_model {
+  const char* name;   /* of the model's file */
+  const char* sha256; /* of its bytes, 64 hexadecimal digits */
+  int64_t opset;
+  const char* target;
+  const char* hybridc_version; /* and those of TVM, which compiled it */
+  const char* tvm_version;
+  const char* tvm_ffi_version;
+} hybridc_model;
 
 /* What a run is fed: elements in row-major order. */
 typedef struct hybridc_input_array {
@@ -92,6 +104,14 @@ HYBRIDC_API size_t hybridc_output_count(const hybridc_session* session);
 /* Describes an input or output, in the model's order. 551 or 555 where there is none of that index. */
 HYBRIDC_API int hybridc_input(const hybridc_session* session, size_t index, hybridc_port* port);
 HYBRIDC_API int hybridc_output(const hybridc_session* session, size_t index, hybridc_port* port);
+
+HYBRIDC_API int hybridc_get_model(const hybridc_session* session, hybridc_model* model);
+
+/* How many threads run the CPU's kernels. */
+HYBRIDC_API int32_t hybridc_thread_count(const hybridc_session* session);
+
+/* What the planner predicts that a run takes. */
+HYBRIDC_API double hybridc_predicted_us(const hybridc_session* session);
 
 /* Feeds every input, runs, and fills the outputs that are asked for. What a failed run has filled is undefined. Buffers
    of outputs must not overlap each other, nor that of an input that is an output itself; no other thread may write to

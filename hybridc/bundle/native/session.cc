@@ -116,10 +116,10 @@ Session::Session(const std::string& folder, Program program, std::unique_ptr<Fil
       program_(std::move(program)),
       weights_(std::move(weights)),
       library_(library),
-      plan_(std::make_unique<LoadedPlan>(program_, ChoosePlan(options), library_, *weights_, folder,
-                                         options.threads != 0    ? options.threads
-                                         : program_.threads != 0 ? static_cast<int>(program_.threads)
-                                                                 : AvailableThreads(),
+      threads_(options.threads != 0    ? options.threads
+               : program_.threads != 0 ? static_cast<int>(program_.threads)
+                                       : AvailableThreads()),
+      plan_(std::make_unique<LoadedPlan>(program_, ChoosePlan(options), library_, *weights_, folder, threads_,
                                          HostLimit(options.host_memory_bytes, program_.host_memory_bytes))) {}
 
 const Plan& Session::ChoosePlan(const hybridc_options& options) const {
@@ -170,7 +170,7 @@ void Session::Measure(std::span<const hybridc_input_array> inputs, hybridc_step*
   PutInputs(feeds);
   const std::vector<std::pair<double, double>> spans = plan_->Measure();
   for (size_t i = 0; i < spans.size(); ++i) {
-    const Step& step = steps()[i];
+    const Step& step = plan().steps[i];
     times[i] = {step.name.c_str(), static_cast<int32_t>(step.lane), step.planned_us, spans[i].first, spans[i].second};
   }
 }

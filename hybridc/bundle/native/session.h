@@ -23,7 +23,10 @@ class Session {
 
   void Run(std::span<const hybridc_input_array> inputs, std::span<hybridc_output_array> outputs);
 
-  const std::vector<Step>& steps() const { return plan_->plan().steps; }
+  const Plan& plan() const { return plan_->plan(); }
+
+  // How many run the CPU's kernels.
+  int threads() const { return threads_; }
 
   // `times` has room for all steps.
   void Measure(std::span<const hybridc_input_array> inputs, hybridc_step* times);
@@ -46,6 +49,7 @@ class Session {
   const Program program_;
   const std::unique_ptr<File> weights_;
   const Library library_;
+  const int threads_;
   const std::unique_ptr<LoadedPlan> plan_;
   std::mutex mutex_;
 };

@@ -66,6 +66,12 @@ std::vector<Json> Json::Each() const {
   return elements;
 }
 
+bool Json::Has(const char* name) const {
+  const auto object = value_.as<ffi::json::Object>();
+  if (!object.has_value()) Refuse("it is no object");
+  return object->find(ffi::String(name)) != object->end();
+}
+
 bool Json::IsNull() const { return value_ == nullptr; }
 
 std::string Json::Text() const {

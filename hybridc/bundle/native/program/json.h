@@ -20,6 +20,9 @@ class Json {
   // Elements of an array.
   std::vector<Json> Each() const;
 
+  // Whether an object has this member.
+  bool Has(const char* name) const;
+
   bool IsNull() const;
   std::string Text() const;
 

@@ -1,47 +1,26 @@
 #include "program/program.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <utility>
 
+#include "ir/bind.h"
+#include "ir/plan.h"
+#include "ir/verify.h"
 #include "program/json.h"
 #include "refusal.h"
 
 namespace hybridc {
 namespace {
 
-namespace ffi = tvm::ffi;
-
 constexpr char kFormat[] = "hybridc-program";
-constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kSchemaVersion = 2;
 constexpr int64_t kArrayAlignmentBytes = 64;  // what the vector instructions of kernels assume
-constexpr int64_t kFaultBytes = 16;           // a row of faults
-constexpr int64_t kLargestRank = 32;
 constexpr int64_t kLargestCount = int64_t{1} << 32;
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
 constexpr char kMakeAgain[] = "make the bundle again, by the hybridc that this runtime is of";
-
-constexpr std::array<std::pair<const char*, Space>, 5> kSpaces = {{{"gpu", Space::kGpu},
-                                                                   {"cpu", Space::kCpu},
-                                                                   {"weights", Space::kWeights},
-                                                                   {"inputs", Space::kInputs},
-                                                                   {"faults", Space::kFaults}}};
-
-Space ReadSpace(const Json& json) {
-  const std::string name = json.Text();
-  for (const auto& [known, space] : kSpaces) {
-    if (name == known) return space;
-  }
-  json.Refuse(Quoted(name) + " is no place of bytes");
-}
-
-std::vector<int64_t> ReadShape(const Json& json) {
-  std::vector<int64_t> shape = json.Each([](const Json& extent) { return extent.Size(); });
-  if (shape.size() > kLargestRank) json.Refuse("it has too many dimensions");
-  return shape;
-}
 
 int64_t CountElements(const Json& json, const std::vector<int64_t>& shape) {
   int64_t count = 1;
@@ -66,7 +45,7 @@ int64_t ReadElementBytes(const Json& json) {
 }
 
 Port ReadPort(const Json& json) {
-  Port port{json["name"].Text(), json["dtype"].Text(), ReadShape(json["shape"]), ReadElementBytes(json["dtype"])};
+  Port port{json["name"].Text(), json["dtype"].Text(), ir::ReadExtents(json["shape"]), ReadElementBytes(json["dtype"])};
   if (__builtin_mul_overflow(CountElements(json, port.shape), port.element_bytes, &port.size_bytes)) {
     json.Refuse("it has too many elements");
   }
@@ -78,101 +57,57 @@ Port ReadPort(const Json& json) {
   return port;
 }
 
-Operand ReadOperand(const Json& json) {
-  Operand operand{ReadSpace(json["in"]), json["device"].Text() == "gpu", json["offset_bytes"].Size(),
-                  ReadShape(json["shape"])};
-  try {
-    operand.dtype = ffi::StringToDLDataType(json["dtype"].Text());
-  } catch (const ffi::Error&) {
-    json["dtype"].Refuse("it is no type of elements");
+ir::Parameter ReadParameter(const Json& json) {
+  ir::Parameter parameter{json["dtype"].Text(), ir::ReadExtents(json["shape"]), json["layout"].Whole(0, kMost), 0};
+  parameter.size_bytes = CountElements(json, parameter.shape) * (ir::ReadBits(json["dtype"]) / 8);
+  return parameter;
+}
+
+ir::Signatures ReadSignatures(const Json& json) {
+  ir::Signatures signatures;
+  for (const Json& function : json.Each()) {
+    signatures[{function["name"].Text(), ir::ReadDevice(function["device"])}] =
+        function["parameters"].Each(ReadParameter);
   }
-  if (operand.space == Space::kInputs) json["in"].Refuse("inputs are in arenas");
-  const int64_t alignment = operand.space == Space::kFaults ? kFaultBytes : kArrayAlignmentBytes;
-  if (operand.offset_bytes % alignment != 0) json["offset_bytes"].Refuse("it is not aligned");
-  return operand;
+  return signatures;
 }
 
-Step ReadStep(const Json& json, int64_t operand_count) {
-  Step step;
-  step.name = json["name"].Text();
-  step.planned_us = json["us"].Number();
-  step.lane = json["lane"].Whole(0, kLargestCount);
-  step.waits = json["waits"].Each([](const Json& event) { return event.Whole(0, kLargestCount); });
-  if (!json["function"].IsNull()) step.function = json["function"].Text();
-  step.operands = json["operands"].Each(
-      [&](const Json& number) { return static_cast<size_t>(number.Whole(0, operand_count - 1)); });
-  step.event = json["event"].IsNull() ? -1 : json["event"].Whole(0, kLargestCount);
-  if (!step.function.has_value() && step.operands.size() != 2) json.Refuse("a copy has a source and a target");
-  return step;
+// Each within the file.
+ir::WeightOffsets ReadWeights(const Json& json, int64_t weights_bytes) {
+  ir::WeightOffsets offsets;
+  for (const Json& weight : json.Each()) {
+    const ir::Parameter stored = ReadParameter(weight);
+    const int64_t offset = weight["offset_bytes"].Size();
+    if (offset % kArrayAlignmentBytes != 0) weight["offset_bytes"].Refuse("it is not aligned");
+    if (offset > weights_bytes || stored.size_bytes > weights_bytes - offset) weight.Refuse("it leaves the weights");
+    offsets.emplace(ir::WeightKey(weight["tensor"].Text(), stored.layout, stored.dtype, stored.shape), offset);
+  }
+  return offsets;
 }
 
-ValueCheck ReadCheck(const Json& json, int64_t input_count) {
-  ValueCheck check{json["node"].Text(), json["operator"].Text(), json["kind"].Text() == "divisor",
-                   json["lower"].Whole(kLeast, kMost), json["upper"].Whole(kLeast, kMost)};
-  if (!json["input"].IsNull()) check.input = static_cast<size_t>(json["input"].Whole(0, input_count - 1));
-  return check;
-}
-
-Upload ReadUpload(const Json& json) {
-  return {json["offset_bytes"].Size(), json["arena_offset_bytes"].Size(), json["size_bytes"].Size()};
-}
-
-// Places of ports, each within what it is a part of.
-std::vector<Place> ReadPlaces(const Json& json, const std::vector<Port>& ports, const std::vector<Port>& inputs,
-                              const Plan& plan, int64_t weights_bytes, bool is_output) {
-  const std::vector<Json> elements = json.Each();
-  if (elements.size() != ports.size()) json.Refuse("there must be " + std::to_string(ports.size()));
-  std::vector<Place> places;
+// Ports are as large as the tensors behind them, whose places the verifier has checked.
+void CheckPorts(const Json& json, const std::vector<Port>& ports, const std::vector<std::string>& names,
+                const ir::Graph& graph) {
+  if (ports.size() != names.size()) json.Refuse("its graph has another number of inputs or outputs");
+  std::map<std::string, int64_t> sizes;
+  for (const ir::Tensor& tensor : graph.tensors) sizes[tensor.name] = tensor.size_bytes;
   for (size_t i = 0; i < ports.size(); ++i) {
-    const Json& element = elements[i];
-    if (element.IsNull() && !is_output) {  // an input that nothing reads
-      places.emplace_back();
-      continue;
+    if (ports[i].size_bytes != sizes.at(names[i])) {
+      json.Refuse("its graph has another size of " + Quoted(ports[i].name));
     }
-    const Place place{ReadSpace(element["in"]), element["offset"].Size()};
-    const int64_t size_bytes = ports[i].size_bytes;
-    int64_t end = 0;
-    switch (place.space) {
-      case Space::kGpu:
-        end = plan.gpu_bytes;
-        break;
-      case Space::kCpu:
-        end = plan.host_bytes;
-        break;
-      case Space::kWeights:
-        end = is_output ? weights_bytes : 0;
-        break;
-      case Space::kInputs: {
-        const bool is_there = is_output && place.offset < static_cast<int64_t>(inputs.size());
-        if (!is_there || inputs[place.offset].size_bytes != size_bytes) element.Refuse("there is no such input");
-        places.push_back(place);
-        continue;
-      }
-      default:
-        element.Refuse("arrays of users are not there");
-    }
-    if (place.offset > end || size_bytes > end - place.offset) element.Refuse("it leaves what it lies in");
-    places.push_back(place);
   }
-  return places;
 }
 
-Plan ReadPlan(const Json& json, const Program& program, int64_t weights_bytes) {
-  Plan plan;
-  plan.promised_bytes = json["promised_bytes"].Size();
-  plan.gpu_bytes = json["gpu_bytes"].Size();
-  plan.host_bytes = json["host_bytes"].Size();
-  plan.uploads = json["uploads"].Each(ReadUpload);
-  plan.operands = json["operands"].Each(ReadOperand);
-  const int64_t operand_count = static_cast<int64_t>(plan.operands.size());
-  plan.steps = json["steps"].Each([&](const Json& step) { return ReadStep(step, operand_count); });
+Plan ReadPlan(const Json& json, const Program& program, const std::vector<ir::Graph>& graphs,
+              const ir::Signatures& signatures, int64_t weights_bytes) {
+  const ir::Graph& graph = graphs.at(json["graph"].Whole(0, static_cast<int64_t>(graphs.size()) - 1));
+  const ir::Plan plan = ir::ReadPlan(json);
+  ir::Verify(graph, plan);
   std::vector<Port> results = program.outputs;
   results.insert(results.end(), program.counts.begin(), program.counts.end());
-  plan.inputs = ReadPlaces(json["inputs"], program.inputs, program.inputs, plan, weights_bytes, false);
-  plan.outputs = ReadPlaces(json["outputs"], results, program.inputs, plan, weights_bytes, true);
-  const int64_t input_count = static_cast<int64_t>(program.inputs.size());
-  plan.checks = json["checks"].Each([&](const Json& check) { return ReadCheck(check, input_count); });
-  return plan;
+  CheckPorts(json, program.inputs, graph.inputs, graph);
+  CheckPorts(json, results, graph.outputs, graph);
+  return ir::Bind(graph, plan, signatures, ReadWeights(json["weights"], weights_bytes));
 }
 
 void CheckVersions(const std::string& path, const Json& json) {
@@ -213,6 +148,11 @@ Program ReadProgram(const std::string& path, const std::string& content, int64_t
   if (json["format"].Text() != kFormat) throw Refusal("HC301", "this is no bundle's program", path, kMakeAgain);
   CheckVersions(path, json);
   Program program;
+  const Json source = json["source"];
+  program.source = {source["name"].Text(), source["sha256"].Text(), source["opset"].Whole(0, kMost)};
+  program.hybridc = json["hybridc"].Text();
+  program.tvm = json["tvm"].Text();
+  program.tvm_ffi = json["tvm_ffi"].Text();
   program.target = json["target"].Text();
   program.cpu_flags = ReadTexts(json["cpu_flags"]);
   program.cuda_architectures = ReadTexts(json["cuda_architectures"]);
@@ -222,7 +162,10 @@ Program ReadProgram(const std::string& path, const std::string& content, int64_t
   program.outputs = json["outputs"].Each(ReadPort);
   program.counts = json["counts"].Each(ReadPort);
   CheckCuts(json, program);
-  program.plans = json["plans"].Each([&](const Json& plan) { return ReadPlan(plan, program, weights_bytes); });
+  const std::vector<ir::Graph> graphs = json["graphs"].Each(ir::ReadGraph);
+  const ir::Signatures signatures = ReadSignatures(json["functions"]);
+  program.plans = json["plans"].Each(
+      [&](const Json& plan) { return ReadPlan(plan, program, graphs, signatures, weights_bytes); });
   if (program.plans.empty()) json["plans"].Refuse("there is none");
   return program;
 }

@@ -68,6 +68,7 @@ struct Upload {
 struct Plan {
   int64_t promised_bytes;  // GPU memory that a run never exceeds
   int64_t gpu_bytes, host_bytes;
+  double predicted_us;
   std::vector<Upload> uploads;
   std::vector<Operand> operands;
   std::vector<Step> steps;
@@ -75,7 +76,15 @@ struct Plan {
   std::vector<ValueCheck> checks;
 };
 
+// The model that was compiled.
+struct Source {
+  std::string name, sha256;
+  int64_t opset;
+};
+
 struct Program {
+  Source source;
+  std::string hybridc, tvm, tvm_ffi;  // versions
   std::string target;
   std::vector<std::string> cpu_flags, cuda_architectures;
   int64_t threads;            // 0: all cores
@@ -88,9 +97,9 @@ struct Program {
 
 constexpr size_t kLargestProgramBytes = size_t{1} << 28;
 
-// Throws HC301 where it is something else, HC302 where it is of another version, HC303 where it is malformed.
-// Afterwards whatever a plan refers to by number is there, and every place of an input or output is within its
-// arena or the weights; the helper in the artifact's library checks the operands.
+// Reads graphs and plans, lets the verifier check each, and binds them. Throws HC301 where it is something else, HC302
+// where it is of another version, HC303 where it is malformed, HC306 where the verifier refuses a plan, or a plan does
+// not fit its functions and weights.
 Program ReadProgram(const std::string& path, const std::string& content, int64_t weights_bytes);
 
 }  // namespace hybridc

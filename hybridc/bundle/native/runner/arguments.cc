@@ -60,9 +60,10 @@ const char kHelp[] = R"(usage: run [FOLDER] [OPTIONS]
 Runs the bundle in FOLDER, by default the folder that this program is in.
 
   --input NAME=FILE.npy  an input and the file of its array; may be repeated
+  --inputs FILE.npz      inputs by the names of its arrays, as numpy.savez writes them
   --random               draw inputs without a file at random
   --seed N               seed of --random (default: 0)
-  --output DIR           folder for the outputs, one .npy file each
+  --output DIR|FILE.npz  folder for the outputs, one .npy file each, or one file with all of them
   --ports                print names, types and shapes of inputs and outputs, and do not run
   --threads N            CPU threads (default: as compiled, else one per core)
   --gpu-memory 1GiB      use the plan with the largest budget up to this (default: the GPU's free memory)
@@ -89,6 +90,7 @@ Arguments ParseArguments(int count, char** words) {
   using Text = const std::string&;
   const std::map<std::string, std::function<void(Text, Text)>> options = {
       {"--input", [&](Text, Text value) { AddInput(&arguments, value); }},
+      {"--inputs", [&](Text, Text value) { arguments.archive = value; }},
       {"--seed", [&](Text name, Text value) { arguments.seed = ParseCount(name, value, 0, kMostRuns); }},
       {"--output", [&](Text, Text value) { arguments.output = value; }},
       {"--trace", [&](Text, Text value) { arguments.trace = value; }},

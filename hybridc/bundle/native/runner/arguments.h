@@ -12,8 +12,9 @@ struct Arguments {
   std::map<std::string, std::string> inputs;  // files by the names of inputs
   bool is_random = false, is_help = false, is_json = false, lists_ports = false, trusts_weights = false;
   uint64_t seed = 0;
+  std::string archive;  // .npz file with inputs; empty: none
   std::string trace;   // file; empty: none is written
-  std::string output;  // folder; empty: outputs are not written
+  std::string output;  // folder or .npz file; empty: outputs are not written
   int32_t threads = 0;
   uint64_t gpu_memory_bytes = 0, host_memory_bytes = 0;
   int64_t repeat = 1;

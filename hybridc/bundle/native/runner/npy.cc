@@ -2,12 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
-#include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "refusal.h"
@@ -38,15 +34,6 @@ constexpr std::array<std::pair<const char*, const char*>, 14> kTypes = {{{"<f4",
 
 [[noreturn]] void Refuse(const std::string& path, const std::string& what) {
   throw Refusal("HC530", what, path, "write it by numpy.save");
-}
-
-std::string Slurp(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  std::string content{std::istreambuf_iterator<char>(stream), {}};
-  if (!stream.is_open() || stream.bad()) {
-    throw Refusal("HC530", std::string("the file cannot be read: ") + std::strerror(errno), path, "give a .npy file");
-  }
-  return content;
 }
 
 // What stands behind a key of the header, a literal of Python's: {'descr': '<f4', 'fortran_order': False, ...}.
@@ -123,8 +110,7 @@ std::string Header(const std::string& code, const int64_t* shape, size_t rank) {
 
 }  // namespace
 
-Array ReadNpy(const std::string& path) {
-  const std::string content = Slurp(path);
+Array ParseNpy(const std::string& path, std::string_view content) {
   if (content.size() < 12 || content.compare(0, kMagicBytes, kMagic) != 0) Refuse(path, "it is no .npy file");
   const bool is_long = content[6] > 1;  // versions 2 and 3 have four bytes for the header's size
   const size_t size_bytes = is_long ? 4 : 2, begin = 8 + size_bytes;
@@ -132,7 +118,7 @@ Array ReadNpy(const std::string& path) {
   for (size_t i = 0; i < size_bytes; ++i) header_bytes |= size_t{static_cast<unsigned char>(content[8 + i])} << 8 * i;
   if (header_bytes > kLargestHeaderBytes || begin + header_bytes > content.size())
     Refuse(path, "its header is cut off");
-  const std::string header = content.substr(begin, header_bytes);
+  const std::string header(content.substr(begin, header_bytes));
   Array array{TypeName(path, ValueOf(path, header, "descr")), ParseShape(path, ValueOf(path, header, "shape")), {}};
   if (ValueOf(path, header, "fortran_order") != "False" && array.shape.size() > 1) {
     Refuse(path, "its elements are in column-major order");
@@ -149,25 +135,13 @@ Array ReadNpy(const std::string& path) {
   return array;
 }
 
-void WriteNpy(const std::string& path, const std::string& dtype, const int64_t* shape, size_t rank, const void* data,
-              size_t size_bytes) {
-  std::vector<float> wide;
-  const bool is_bfloat16 = dtype == "bfloat16";
-  if (is_bfloat16) wide = Widened(data, size_bytes);
-  const std::string header = Header(is_bfloat16 ? "<f4" : CodeOf(dtype), shape, rank);
-  std::ofstream stream(path, std::ios::binary);
-  stream << header;
-  if (is_bfloat16) {
-    stream.write(reinterpret_cast<const char*>(wide.data()), static_cast<std::streamsize>(wide.size() * sizeof(float)));
-  } else {
-    stream.write(static_cast<const char*>(data), static_cast<std::streamsize>(size_bytes));
+std::string EncodeNpy(const std::string& dtype, const int64_t* shape, size_t rank, const void* data,
+                      size_t size_bytes) {
+  if (dtype != "bfloat16") {
+    return Header(CodeOf(dtype), shape, rank).append(static_cast<const char*>(data), size_bytes);
   }
-  stream.close();
-  if (!stream) {
-    std::remove(path.c_str());
-    throw Refusal("HC531", std::string("the file cannot be written: ") + std::strerror(errno), path,
-                  "choose another folder");
-  }
+  const std::vector<float> wide = Widened(data, size_bytes);
+  return Header("<f4", shape, rank).append(reinterpret_cast<const char*>(wide.data()), wide.size() * sizeof(float));
 }
 
 }  // namespace hybridc

@@ -1,7 +1,8 @@
-// Arrays in files of numpy's format .npy ("NEP 1": A Simple File Format for NumPy Arrays).
+// Arrays as files of numpy's format .npy ("NEP 1": A Simple File Format for NumPy Arrays).
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace hybridc {
@@ -12,11 +13,11 @@ struct Array {
   std::vector<char> data;  // elements in row-major order, little-endian
 };
 
-// Throws HC530 for a file that is missing or no such file, or has elements in another order.
-Array ReadNpy(const std::string& path);
+// The array of a file that has these bytes; `where` is for messages. Throws HC530 for what is no such file, and for
+// elements in another order.
+Array ParseNpy(const std::string& where, std::string_view content);
 
-// Writes a file. Types that numpy has not become float32 (bfloat16) or codes in uint8. Throws HC531.
-void WriteNpy(const std::string& path, const std::string& dtype, const int64_t* shape, size_t rank, const void* data,
-              size_t size_bytes);
+// The bytes of a file. Types that numpy has not become float32 (bfloat16) or codes in uint8.
+std::string EncodeNpy(const std::string& dtype, const int64_t* shape, size_t rank, const void* data, size_t size_bytes);
 
 }  // namespace hybridc

@@ -1,4 +1,4 @@
-// The runner of a bundle: arrays from .npy files or at random, outputs to .npy files. It uses hybridc.h alone.
+// The runner of a bundle: arrays from .npy and .npz files or at random, outputs to such files. It uses hybridc.h alone.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@
 #include "hybridc.h"
 #include "refusal.h"
 #include "runner/arguments.h"
-#include "runner/npy.h"
+#include "runner/files.h"
 
 namespace hybridc {
 namespace {
@@ -143,13 +143,25 @@ std::string FoundType(const Array& array, const hybridc_port& port) {
   return is_stored_so ? dtype : array.dtype;
 }
 
+// Arrays of files, by the names of inputs.
+std::map<std::string, Array> ReadInputs(const Arguments& arguments) {
+  std::map<std::string, Array> arrays;
+  if (!arguments.archive.empty()) arrays = ReadNpz(arguments.archive);
+  for (const auto& [name, file] : arguments.inputs) {
+    if (!arrays.emplace(name, ReadNpy(file)).second) {
+      throw Refusal("HC533", "--input and --inputs both have " + Quoted(name), "", "give it once");
+    }
+  }
+  return arrays;
+}
+
 std::vector<Array> Gather(const std::vector<hybridc_port>& ports, const Arguments& arguments) {
   std::mt19937_64 generator(arguments.seed);
   std::vector<Array> arrays;
-  std::map<std::string, std::string> files = arguments.inputs;
+  std::map<std::string, Array> given = ReadInputs(arguments);
   for (const hybridc_port& port : ports) {
-    if (const auto file = files.extract(port.name); !file.empty()) {
-      Array& array = arrays.emplace_back(ReadNpy(file.mapped()));
+    if (auto found = given.extract(port.name); !found.empty()) {
+      Array& array = arrays.emplace_back(std::move(found.mapped()));
       array.dtype = FoundType(array, port);
     } else if (arguments.is_random) {
       arrays.push_back({port.dtype, {port.shape, port.shape + port.rank}, Draw(port, &generator)});
@@ -158,10 +170,10 @@ std::vector<Array> Gather(const std::vector<hybridc_port>& ports, const Argument
                     "give --input " + std::string(port.name) + "=FILE.npy, or --random");
     }
   }
-  if (!files.empty()) {
+  if (!given.empty()) {
     std::string names;
     for (const hybridc_port& port : ports) names += (names.empty() ? "" : ", ") + Quoted(port.name);
-    throw Refusal("HC533", "the model has no input " + Quoted(files.begin()->first), "", "inputs are " + names);
+    throw Refusal("HC533", "the model has no input " + Quoted(given.begin()->first), "", "inputs are " + names);
   }
   return arrays;
 }
@@ -223,23 +235,38 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text.empty() ? "scalar" : text;
 }
 
-void Save(const Arguments& arguments, const std::vector<hybridc_port>& outputs, const std::vector<Result>& results) {
-  const std::vector<std::string> names = FileNames(outputs);
-  const bool is_saved = !arguments.output.empty();
-  if (is_saved && mkdir(arguments.output.c_str(), 0777) != 0 && errno != EEXIST) {
-    throw Refusal("HC531", std::string("the folder cannot be made: ") + std::strerror(errno), arguments.output,
+// Files of a folder, or arrays of one file. Returns what is printed of each: where it is.
+std::vector<std::string> Write(const std::string& output, const std::vector<hybridc_port>& ports,
+                               const std::vector<Result>& results) {
+  const std::vector<std::string> names = FileNames(ports);
+  std::vector<std::string> places;
+  EncodedArrays arrays;
+  if (!IsNpz(output) && mkdir(output.c_str(), 0777) != 0 && errno != EEXIST) {
+    throw Refusal("HC531", std::string("the folder cannot be made: ") + std::strerror(errno), output,
                   "choose another folder");
   }
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  for (size_t i = 0; i < ports.size(); ++i) {
     const Result& result = results[i];
-    const std::string path = arguments.output + "/" + names[i];
-    if (is_saved) {
-      WriteNpy(path, outputs[i].dtype, result.shape.data(), result.shape.size(), result.data.data(), result.size_bytes);
+    std::string encoded =
+        EncodeNpy(ports[i].dtype, result.shape.data(), result.shape.size(), result.data.data(), result.size_bytes);
+    if (IsNpz(output)) {
+      arrays.emplace_back(ports[i].name, std::move(encoded));
+      places.push_back(output);
+    } else {
+      WriteNpy(places.emplace_back(output + "/" + names[i]), encoded);
     }
-    if (!arguments.is_json) {
-      std::printf("%s: %s %s%s\n", outputs[i].name, outputs[i].dtype, ShapeText(result.shape).c_str(),
-                  is_saved ? (" -> " + path).c_str() : "");
-    }
+  }
+  if (IsNpz(output)) WriteNpz(output, std::move(arrays));
+  return places;
+}
+
+void Save(const Arguments& arguments, const std::vector<hybridc_port>& outputs, const std::vector<Result>& results) {
+  std::vector<std::string> places;
+  if (!arguments.output.empty()) places = Write(arguments.output, outputs, results);
+  if (arguments.is_json) return;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    std::printf("%s: %s %s%s\n", outputs[i].name, outputs[i].dtype, ShapeText(results[i].shape).c_str(),
+                places.empty() ? "" : (" -> " + places[i]).c_str());
   }
 }
 

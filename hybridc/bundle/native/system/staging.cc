@@ -26,7 +26,7 @@ Staging ChooseStaging(const std::vector<int64_t>& weight_bytes, int64_t arena_by
   const int64_t room_each_bytes = std::max<int64_t>(room_bytes, 0) / kSlots / kAlignmentBytes * kAlignmentBytes;
   const int64_t slot_bytes = std::min({largest_bytes, kLargestSlotBytes, room_each_bytes});
   const int64_t smallest_bytes = std::min(largest_bytes, kSmallestSlotBytes);
-  if (slot_bytes < smallest_bytes && limit_bytes != 0) {
+  if (limit_bytes != 0 && (slot_bytes < smallest_bytes || room_bytes < 0)) {
     const int64_t needed_bytes = arena_bytes + std::min(all_bytes, kSlots * smallest_bytes);
     throw Refusal("HC408",
                   "a run needs at least " + std::to_string(needed_bytes) + " bytes of host memory, but " +
