@@ -16,7 +16,7 @@ from hybridc.runtime.plan_view import bind_plan
 from hybridc.runtime.session import verify_plans
 
 FORMAT = "hybridc-program"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def program_to_json(artifact: Artifact) -> dict[str, Any]:
@@ -70,7 +70,8 @@ def _plan(artifact: Artifact) -> dict[str, Any]:
     """Of the artifact's chosen plan."""
     binding, stored, plan = bind_plan(artifact), artifact.stored_plan, artifact.plan
     offsets = {w.weight: w.offset_bytes for w in (*stored.host_weights, *stored.streamed_weights)}
-    operands = list(dict.fromkeys(operand for step in binding.steps for operand in step.operands))
+    touched = (o for step in binding.steps for o in (*step.operands, *(view for view, _ in step.guards)))
+    operands = list(dict.fromkeys(touched))
     numbers = {operand: number for number, operand in enumerate(operands)}
     ports = artifact.manifest.inputs
     tensors, _ = fed_tensors(artifact)
@@ -118,6 +119,7 @@ def _step(step: BoundStep, numbers: Mapping[Operand, int]) -> dict[str, Any]:
         "function": step.function,
         "operands": [numbers[operand] for operand in step.operands],
         "event": step.event,
+        "guards": [{"operand": numbers[view], "value": int(value)} for view, value in step.guards],
     }
 
 

@@ -86,7 +86,7 @@ def _feed_more_than_there_is(program: Any) -> None:
     ("edit", "code"),
     [
         (lambda p: p.update(format="other"), "HC301"),
-        (lambda p: p.update(schema_version=2), "HC302"),
+        (lambda p: p.update(schema_version=1), "HC302"),
         (lambda p: p.update(tvm_ffi="0.0.1"), "HC302"),
         (lambda p: p.update(cpu_flags=["avx9"]), "HC401"),
         (lambda p: p.update(plans=[]), "HC303"),

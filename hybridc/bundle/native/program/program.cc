@@ -15,7 +15,7 @@ namespace {
 namespace ffi = tvm::ffi;
 
 constexpr char kFormat[] = "hybridc-program";
-constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kSchemaVersion = 2;
 constexpr int64_t kArrayAlignmentBytes = 64;  // what the vector instructions of kernels assume
 constexpr int64_t kFaultBytes = 16;           // a row of faults
 constexpr int64_t kLargestRank = 32;
@@ -102,12 +102,21 @@ Step ReadStep(const Json& json, int64_t operand_count) {
   step.operands = json["operands"].Each(
       [&](const Json& number) { return static_cast<size_t>(number.Whole(0, operand_count - 1)); });
   step.event = json["event"].IsNull() ? -1 : json["event"].Whole(0, kLargestCount);
+  step.guards = json["guards"].Each([&](const Json& guard) {
+    return Guard{static_cast<size_t>(guard["operand"].Whole(0, operand_count - 1)), guard["value"].Whole(0, 1) == 1};
+  });
   if (!step.function.has_value() && step.operands.size() != 2) json.Refuse("a copy has a source and a target");
   return step;
 }
 
+CheckKind ReadCheckKind(const Json& json) {
+  const std::string kind = json.Text();
+  if (kind == "divisor") return CheckKind::kDivisor;
+  return kind == "trips" ? CheckKind::kTrips : CheckKind::kIndex;
+}
+
 ValueCheck ReadCheck(const Json& json, int64_t input_count) {
-  ValueCheck check{json["node"].Text(), json["operator"].Text(), json["kind"].Text() == "divisor",
+  ValueCheck check{json["node"].Text(), json["operator"].Text(), ReadCheckKind(json["kind"]),
                    json["lower"].Whole(kLeast, kMost), json["upper"].Whole(kLeast, kMost)};
   if (!json["input"].IsNull()) check.input = static_cast<size_t>(json["input"].Whole(0, input_count - 1));
   return check;
