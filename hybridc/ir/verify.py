@@ -107,22 +107,28 @@ def _check_guards(graph: Graph) -> None:
     for kernel in graph.kernels:
         where = f"kernel {kernel.name!r}"
         for number, guard in enumerate(kernel.guards):
-            if graph.tensor[guard.tensor].dtype != "bool" or math.prod(graph.tensor[guard.tensor].shape) != 1:
-                raise _refuse("HC224", f"its condition {guard.tensor!r} is not one bool", where)
+            _check_condition(graph, guard.tensor, where)
             check(guard.tensor, kernel.guards[:number], where)
-        for name, known in _reads(kernel, where):
+        for name, known in _reads(graph, kernel, where):
             check(name, known, where)
     for name in (*graph.outputs, *(t.name for t in graph.tensors if t.role is Role.STATE)):
         check(name, (), "the graph's results")
 
 
-def _reads(kernel: Kernel, where: str) -> list[tuple[str, tuple[Guard, ...]]]:
+def _check_condition(graph: Graph, name: str, where: str) -> None:
+    tensor = graph.tensor[name]
+    if tensor.dtype != "bool" or math.prod(tensor.shape) != 1:
+        raise _refuse("HC224", f"its condition {name!r} is not one bool", where)
+
+
+def _reads(graph: Graph, kernel: Kernel, where: str) -> list[tuple[str, tuple[Guard, ...]]]:
     """What a kernel reads, and what is known of conditions then."""
     if not kernel.choice:
         return [(name, kernel.guards) for name in kernel.inputs]
-    if len(kernel.choice) != 3 or set(kernel.choice) != set(kernel.inputs):
+    if len(kernel.choice) != 3 or set(kernel.choice) != set(kernel.inputs) or len(kernel.outputs) != 1:
         raise _refuse("HC210", "is a choice of what it does not read", where)
     condition, taken, other = kernel.choice
+    _check_condition(graph, condition, where)
     sides = ((taken, True), (other, False))
     return [
         (condition, kernel.guards),

@@ -276,8 +276,8 @@ class Session:
         return future
 
     def warm_up(self, runs: int = 2) -> None:
-        """Run each plan on zeros, so that later runs find all code loaded, and from the second on CUDA graphs
-        made.
+        """Run each plan on zeros, so that later runs find all code loaded, but for branches that zeros do not
+        take, and from the second on CUDA graphs made.
 
         Raises as `run` does, but for HC560 and HC586: a divisor may not be 0, and a loop may not end.
         """

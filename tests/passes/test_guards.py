@@ -161,6 +161,8 @@ def changed(kernel: str, **changes: Any) -> Graph:
         (changed("k4", choice=()), "HC224", "computed only if 'c4' is True"),
         (changed("k4", choice=("c4", "t3", "t2")), "HC224", "computed only if 'c4' is"),
         (changed("k4", choice=("c4", "t2")), "HC210", "choice"),
+        (changed("k4", choice=("t2", "c4", "t3")), "HC224", "not one bool"),
+        (changed("k4", outputs=()), "HC210", "choice"),
         (changed("k1", guards=()), "HC224", "reads 't1'"),
         (changed("k1", guards=(Guard("c4", False),)), "HC224", "reads 't1'"),
         (changed("k0", guards=(Guard("t0", True),)), "HC224", "not one bool"),
