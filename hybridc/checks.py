@@ -1,4 +1,4 @@
-"""What only a run knows and must be checked: indices and divisors that somebody fed.
+"""What only a run knows and must be checked: indices and divisors that somebody fed, trips of loops.
 
 Whoever writes a kernel wraps such a value into a *marker*, a pure call that stands for the checked value. It
 survives fusion and scheduling as any other expression; `schedules/safety/` then makes the check of it.
@@ -17,7 +17,11 @@ from hybridc.ir import CheckKind
 CHECKS = "checks"
 """Attribute of functions: for each of their checks the position of its ONNX node among the origins of a
 kernel that calls the function, the operator, the kind of check, and the least and greatest legal value."""
-_KINDS = {"hybridc_index": CheckKind.INDEX, "hybridc_divisor": CheckKind.DIVISOR}
+_KINDS = {
+    "hybridc_index": CheckKind.INDEX,
+    "hybridc_divisor": CheckKind.DIVISOR,
+    "hybridc_trips": CheckKind.TRIPS,
+}
 
 
 def checked_index(
@@ -38,6 +42,11 @@ def checked_index(
 def checked_divisor(value: ir.Expr | te.TensorSlice, operator: str) -> ir.Expr:
     """An integer to divide by. Zero is a fault, upon which the kernel divides by another number."""
     return _marker("hybridc_divisor", _expression(value), 0, 0, operator)
+
+
+def checked_trips(value: ir.Expr | te.TensorSlice, most: int, operator: str) -> ir.Expr:
+    """How many trips a loop wants, int64; more than `most` are a fault."""
+    return _marker("hybridc_trips", _expression(value), 0, most, operator)
 
 
 def _expression(value: ir.Expr | te.TensorSlice) -> ir.Expr:

@@ -115,6 +115,7 @@ def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError
         shapes=dict(options.shapes),
         dims=dict(options.dims),
         values=dict(options.values),
+        bounds=dict(options.bounds),
         dimensions=dimensions,
         bucket=largest,
     )

@@ -46,6 +46,9 @@ class PlanKeywords(TypedDict, total=False):
     values: Mapping[str, np.ndarray] | None
     """Inputs that become constants: what shapes, axes or paddings are computed from. The artifact has no such
     inputs."""
+    bounds: Mapping[str, int] | None
+    """The most trips of loops of which only a run knows how many they make, by name of the node. A run that
+    asks for more is refused."""
     machine: str | Path | None
     """Name of a machine profile, or its file, whose speeds the planner weighs."""
     pins: Mapping[str, str] | None
@@ -86,6 +89,7 @@ _MAPPINGS = {
     "shapes": '{"x": (1, 3)}',
     "dims": '{"batch": 8}',
     "values": '{"axes": numpy.array([0])}',
+    "bounds": '{"Loop_3": 64}',
     "pins": '{"Conv_1*": "cpu"}',
 }
 """Keywords that are dictionaries, and how they are written."""
@@ -141,6 +145,10 @@ def _read_values(values: Mapping[str, Any]) -> tuple[tuple[str, np.ndarray], ...
     return tuple((name, np.asarray(value)) for name, value in values.items())
 
 
+def _read_bounds(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(bounds.items())
+
+
 def _read_pins(pins: Mapping[str, str]) -> tuple[tuple[str, Device], ...]:
     return tuple(parse_pin(f"{name}={device}") for name, device in dict(pins).items())
 
@@ -152,6 +160,7 @@ _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "shapes": ("shapes", _read_shapes),
     "dims": ("dims", _read_dims),
     "values": ("values", _read_values),
+    "bounds": ("bounds", _read_bounds),
     "machine": ("machine", load_machine),
     "pins": ("pins", _read_pins),
     "tune_record": ("tune_record", Path),

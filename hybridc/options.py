@@ -228,6 +228,15 @@ def parse_dim(text: str) -> tuple[str, Size]:
     return name, size
 
 
+def parse_bound(text: str) -> tuple[str, int]:
+    """Read `NAME=8`, the most trips of a loop. Raises UsageError HC512."""
+    name, _, digits = text.rpartition("=")
+    most = _dimension(digits)
+    if not name or not isinstance(most, int):
+        raise UsageError("HC512", f"invalid bound of a loop {text!r}", remedy="write NAME=8")
+    return name, most
+
+
 def _dimension(text: str) -> Size | None:
     if re.match(r"\d+(\.\.|,)", text, re.ASCII):
         return parse_sizes(text)
@@ -363,6 +372,8 @@ class CompileOptions:
     """Sizes of named dimensions, in every input that has them."""
     values: tuple[tuple[str, np.ndarray], ...] = field(default=(), compare=False)
     """Inputs that are constants of these values. Not compared: arrays have no single truth."""
+    bounds: tuple[tuple[str, int], ...] = ()
+    """The most trips of loops of which only a run knows how many they make, by name of the node."""
     machine: Machine = field(default_factory=_default_machine)
     """Speeds that the planner weighs against each other."""
     pins: tuple[tuple[str, Device], ...] = ()
@@ -413,7 +424,12 @@ class CompileOptions:
             raise UsageError("HC512", what, remedy=f"give one size, for example {found.high}")
 
     def __post_init__(self) -> None:
-        for option, pairs in (("--shape", self.shapes), ("--dim", self.dims), ("--value", self.values)):
+        for option, pairs in (
+            ("--shape", self.shapes),
+            ("--dim", self.dims),
+            ("--value", self.values),
+            ("--bound", self.bounds),
+        ):
             names = [pair[0] for pair in pairs]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
@@ -434,6 +450,10 @@ class CompileOptions:
                     f"invalid size {size!r} for dimension {name!r}",
                     remedy="give 0, or more",
                 )
+        for name, most in self.bounds:
+            if not _is_dimension(most) or isinstance(most, Sizes) or not most:
+                what = f"invalid bound {most!r} of loop {name!r}"
+                raise UsageError("HC512", what, remedy="give 1 trip, or more")
         if self.threads is not None:
             check_threads(self.threads)
         check_precision(self.precision, self.rounding_error, self.target)

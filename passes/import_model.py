@@ -43,6 +43,7 @@ def import_model(
             shapes=dict(options.shapes),
             dims=dict(options.dims),
             values=dict(options.values),
+            bounds=dict(options.bounds),
             dimensions=dimensions,
             bucket=bucket,
         )

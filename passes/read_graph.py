@@ -14,6 +14,7 @@ from hybridc.checks import CHECKS, checked_inputs
 from hybridc.ir import Check, CheckKind, Device, Graph, Kernel, Role, Tensor
 from hybridc.ir.graph import OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
+from hybridc.passes.program.choices import choice_of
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Scheduled
 
@@ -122,6 +123,7 @@ def _kernel(
         family=facts.family,
         precision=facts.precision,
         precision_note=facts.precision_note,
+        choice=tuple(inputs[int(position)] for position in facts.choice),
         checks=tuple(
             replace(
                 check,
@@ -164,6 +166,7 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         family=_family(name, scheduled),
         precision=str(attributes.get(PRECISION, "fp32")),
         precision_note=str(attributes.get(PRECISION_NOTE, "")),
+        choice=tuple(map(str, choice_of(function))),
         checks=tuple(
             # node and tensor by their positions among a kernel's origins and inputs
             Check(

@@ -24,6 +24,7 @@ from hybridc.passes.estimate import estimated_us
 from hybridc.passes.fuse.attention import Attention, fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.separable import fuse_separable
+from hybridc.passes.guards import with_guards
 from hybridc.passes.layout.layout import choose_layout
 from hybridc.passes.lower.lower import lower
 from hybridc.passes.phases import (
@@ -186,7 +187,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
 
 def read_network_graph(c: ScheduledNetwork, _: Progress) -> GraphedNetwork:
     """Kernels and tensors with their costs; from here on no stage but `tile` and `lower` needs TVM."""
-    graph = read_graph(c.program, c.scheduled, c.job.loop_carried)
+    graph = with_guards(read_graph(c.program, c.scheduled, c.job.loop_carried))
     return GraphedNetwork(c.job, c.program, c.library, c.narrow, unfused=c.unfused, graph=graph)
 
 

@@ -16,6 +16,7 @@ from hybridc.options import (
     CompileOptions,
     format_budget,
     format_bytes,
+    parse_bound,
     parse_budget,
     parse_budgets,
     parse_bytes,
@@ -213,6 +214,15 @@ def test_dim_refused(text: str) -> None:
     assert refusal.value.code == "HC512"
 
 
+def test_bound() -> None:
+    assert parse_bound("/Loop=8") == ("/Loop", 8)
+    assert options_of({"target": "avx2", "bounds": {"a": 3}}).bounds == (("a", 3),)
+    for text in ("N", "N=", "=1", "N=-1", "N=x", "N=1..8", "N=1,2"):
+        with pytest.raises(UsageError) as refusal:
+            parse_bound(text)
+        assert refusal.value.code == "HC512"
+
+
 def test_counts_and_seeds() -> None:
     assert (parse_count("2"), parse_seed("0")) == (2, 0)
     for parse, text in ((parse_count, "0"), (parse_count, "two"), (parse_seed, "-1"), (parse_seed, "1.0")):
@@ -260,6 +270,8 @@ def test_keywords_take_bytes_as_numbers() -> None:
         ("HC511", {"shapes": (("x", (2**70,)),)}),
         ("HC512", {"dims": (("N", "4"),)}),
         ("HC512", {"dims": (("N", True),)}),
+        ("HC512", {"bounds": (("loop", 0),)}),
+        ("HC512", {"bounds": (("loop", "4"),)}),
         ("HC557", {"threads": 0}),
         ("HC557", {"threads": 10**6}),
         ("HC557", {"threads": "2"}),

@@ -31,7 +31,7 @@ from hybridc.sizes import Interval
 from hybridc.targets import is_architecture
 
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 MANIFEST = "manifest.json"
 TRAINING_MANIFEST = "training.json"
 """Of a folder that holds several artifacts, those of a training step."""

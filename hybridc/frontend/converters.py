@@ -22,6 +22,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from hybridc.frontend import indexing
 from hybridc.frontend.counted import kernels
 from hybridc.frontend.counted.operators import POSITIONS, SUPPRESSION
+from hybridc.frontend.expand.control.choices import CHECKED_TRIPS, import_choice
 from hybridc.frontend.expand.elementwise.elements import SHIFT_WITHIN
 from hybridc.frontend.expand.group_query import CHECKED_COUNT
 from hybridc.frontend.expand.quantized.packed_product import (
@@ -295,6 +296,7 @@ CONVERTERS: dict[str, Converter] = {
     "BitCast": bit_cast,
     "Cast": cast,
     CHECKED_COUNT: indexing.checked_count,
+    CHECKED_TRIPS: indexing.trips,
     "Clip": _clip,
     "Concat": _concat,
     "ConvTranspose": _conv_transpose,
@@ -332,4 +334,5 @@ CONVERTERS: dict[str, Converter] = {
     TRAINING_BATCH_NORM: _training_batch_norm,
     TRAINING_DROPOUT: _training_dropout,
     "Upsample": _resize,
+    "Where": import_choice,
 }

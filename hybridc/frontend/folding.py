@@ -15,8 +15,8 @@ from hybridc.frontend.counted.ledger import TRUSTED, Ledger
 from hybridc.frontend.counted.rewrites import OPENING, REWRITES, Rewrite, rewritten
 from hybridc.frontend.counted.rules import RULES
 from hybridc.frontend.counted.sources import SOURCES
-from hybridc.frontend.expand.builder import Builder, Expansion, NotYet, Unsupported
-from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, check_choice, guarded, inherit
+from hybridc.frontend.expand.builder import ORIGIN, Builder, Expansion, NotYet, Unsupported
+from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, Inlining, check_choice
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
 
@@ -28,8 +28,6 @@ _READING_SIZES = ("Gather", "Slice")
 """Operators whose constants may depend on sizes: their rule looks at them."""
 _KNOWN_BY_EXTENTS = ("Expand", "Reshape", "Resize", "Tile")
 """Operators whose constants say no more than the extents of the result, which are checked."""
-ORIGIN = "hybridc.origin"
-"""Key of a node's metadata: the user's node that it is a part of."""
 _SHAPED_AS_INPUT = ("GroupNormalization",)
 """Operators for which onnx infers nothing: their result has the shape of their first input."""
 
@@ -38,10 +36,10 @@ class FoldAndExpand(folding.FoldConstantsPass):
     """A node that is expanded is replaced by nodes that the same walk visits next, so that those behind them
     know their shapes. A use that cannot be expanded goes to `refusals`, as ModelError HC114 or HC115.
     `limits` are those of folding. `for_training` makes weights of few bits float32, of which products have
-    gradients, and leaves branches and trips that data decide: a gradient of what does not count may be NaN.
+    gradients, and leaves branches and trips that data decide: a gradient of what is not taken may be NaN.
 
     Once `is_counting`, what is not constant by then is padded where data determine its extent; `ledger` knows
-    which values are. Of an If or a Loop that depends on it all is computed (`expand/control/choices.py`).
+    which values are. Of an If or a Loop that depends on it all is inlined (`expand/control/choices.py`).
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class FoldAndExpand(folding.FoldConstantsPass):
         results = node.outputs if replacement is None else replacement.new_outputs
         if replacement is not None:
             self.ledger.replace(node.outputs, results)
-            inherit(replacement.new_nodes, node)
         if self.is_counting:
             self._check_extents(node, results)
         return replacement
@@ -82,9 +79,6 @@ class FoldAndExpand(folding.FoldConstantsPass):
             return self._expanded(
                 node, EXPANSIONS[("", node.op_type)] if sequence is None else self._listing(sequence)
             )
-        guard = guarded(node)
-        if guard is not None:
-            return self._expanded(node, guard)
         replacement = super().process_node(node, is_function)
         if replacement is None:
             self._check_choice(node)
@@ -95,7 +89,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
             source = SOURCES.get(node.op_type) or OPENING.get(node.op_type)
             expansion = expansion if source is None else self._rewriting(source)
             if node.op_type in CHOICES and not self.for_training:
-                return self._expanded(node, CHOICES[node.op_type])
+                return self._expanded(node, self._inlining(CHOICES[node.op_type]))
         sequence = None if node.domain else SEQUENCES.get(node.op_type)
         if sequence is not None and replacement is None:
             expansion = self._listing(sequence)
@@ -134,6 +128,12 @@ class FoldAndExpand(folding.FoldConstantsPass):
 
     def _rewriting(self, rewrite: Rewrite) -> Expansion:
         return lambda node, build: rewritten(rewrite, node, build, self.ledger)
+
+    def _inlining(self, inline: Inlining) -> Expansion:
+        def pad(value: ir.Value, count: ir.Value) -> ir.Value:
+            return self.ledger.mark(value, {0: self.ledger.add(count)})
+
+        return lambda node, build: inline(node, build, pad)
 
     def _listing(self, step: Step) -> Expansion:
         return lambda node, build: step(node, build, self.sequences)

@@ -16,7 +16,7 @@ from tvm import relax, te, tirx
 from tvm.ir.expr import GenericConst
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from hybridc.checks import checked_index
+from hybridc.checks import checked_index, checked_trips
 from hybridc.frontend.values import constant_array, static_shape
 
 op = relax.op
@@ -165,6 +165,17 @@ def checked_count(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) 
     (counts,) = _operands(importer, proto)
     most, operator = node.attributes["most"].as_int(), node.attributes["operator"].as_string()
     return op.astype(_checked(importer, counts, most + 1, operator), str(counts.ty.dtype))
+
+
+def trips(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    """How many trips a loop wants, int64, at most an attribute."""
+    (wanted,) = _operands(importer, proto)
+    most, operator = node.attributes["most"].as_int(), node.attributes["operator"].as_string()
+
+    def body(number: te.Tensor) -> te.Tensor:
+        return te.compute(number.shape, lambda *at: checked_trips(number(*at), most, operator), name="trips")
+
+    return importer.bb.call_te(body, wanted, primfunc_name_hint="trips")
 
 
 def roi_align(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:

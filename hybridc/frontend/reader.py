@@ -17,6 +17,7 @@ from hybridc.frontend.check import check_domains, check_interface, check_model
 from hybridc.frontend.counted.outputs import cuts_of
 from hybridc.frontend.importer import import_graph
 from hybridc.frontend.inputs.fixed_values import fix_values
+from hybridc.frontend.inputs.loop_bounds import bound_loops
 from hybridc.frontend.inputs.shapes import fix_shapes
 from hybridc.frontend.load import Loaded, load
 from hybridc.frontend.loss_nodes import labels_of
@@ -40,6 +41,7 @@ def read_model(
     shapes: Mapping[str, Shape] = {},
     dims: Mapping[str, Size] = {},
     values: Mapping[str, np.ndarray] = {},
+    bounds: Mapping[str, int] = {},
     parameters: Chooser | None = None,
     refusals: codes.Refusals | None = None,
     dimensions: tuple[Dimension, ...] = (),
@@ -49,12 +51,12 @@ def read_model(
 
     `shapes` fixes inputs by name, but for dimensions that are None, `dims` named dimensions; all shapes are
     static afterwards. Open `dimensions` have the largest sizes of `bucket`, and inputs for their real ones.
-    Inputs with `values` become constants, which are folded as those of the file. With
-    `parameters`, which says by name what is trained, the model is read for training: what it chooses are
-    inputs instead of weights, Dropout drops, and BatchNorm uses the batch's statistics. Raises
-    ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model (the
-    first that `refusals` note, if they are given), and UsageError HC527 for values that are not of its
-    inputs.
+    Inputs with `values` become constants, which are folded as those of the file; `bounds` are the most trips
+    of loops, by name. With `parameters`, which says by name what is trained, the model is read for training:
+    what it chooses are inputs instead of weights, Dropout drops, and BatchNorm uses the batch's statistics.
+    Raises ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model
+    (the first that `refusals` note, if they are given), UsageError HC527 for values that are not of its
+    inputs, and HC528 for bounds of no loop.
     """
     try:
         fixed = at_bounds(shapes, dims, dimensions, bucket)
@@ -64,10 +66,10 @@ def read_model(
         if dimensions:
 
             def probe(sizes: Bucket) -> ir.Graph:
-                return _folded(load(source), *at_bounds(shapes, dims, dimensions, sizes), values)
+                return _folded(load(source), *at_bounds(shapes, dims, dimensions, sizes), values, bounds)
 
             opening = Opening(dimensions, bucket, probe)
-        return _read(loaded, fixed[0], named, parameters, refusals or codes.Refusals(), opening)
+        return _read(loaded, fixed[0], named, bounds, parameters, refusals or codes.Refusals(), opening)
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(
             codes.NOT_ONNX,
@@ -80,12 +82,14 @@ def _read(
     loaded: Loaded,
     shapes: Mapping[str, FixedShape],
     dims: Mapping[str, int],
+    bounds: Mapping[str, int],
     is_trained: Chooser | None,
     refusals: codes.Refusals,
     opening: Opening | None,
 ) -> ImportedModel:
     name = loaded.source.name
     node_names = _name_nodes(loaded)
+    bound_loops(loaded.proto, name, bounds)
     check_tensors(loaded)
     check_interface(loaded, refusals)
     check_domains(loaded, refusals)
@@ -139,11 +143,13 @@ def _folded(
     shapes: Mapping[str, FixedShape],
     dims: Mapping[str, int],
     values: Mapping[str, np.ndarray],
+    bounds: Mapping[str, int],
 ) -> ir.Graph:
     """The graph of a model that was checked before, at other sizes of its open dimensions."""
     name = loaded.source.name
     named = fix_values(loaded.proto, name, values, dims)
     _name_nodes(loaded)
+    bound_loops(loaded.proto, name, bounds)
     check_tensors(loaded)
     fix_shapes(loaded.proto, name, shapes, named, codes.Refusals())
     modernize(loaded)
@@ -157,6 +163,7 @@ def find_refusals(
     shapes: Mapping[str, Shape] = {},
     dims: Mapping[str, Size] = {},
     values: Mapping[str, np.ndarray] = {},
+    bounds: Mapping[str, int] = {},
     dimensions: tuple[Dimension, ...] = (),
     bucket: Bucket = (),
 ) -> tuple[ModelError, ...]:
@@ -164,7 +171,7 @@ def find_refusals(
 
     What can only be looked at once something else is mended is left out: the nodes, where types or shapes of
     inputs are refused, and those of whose operands nothing is known as another node is refused. Raises
-    UsageError HC527.
+    UsageError HC527 or HC528.
     """
     refusals = codes.Refusals(all_of_them=True)
     try:
@@ -173,6 +180,7 @@ def find_refusals(
             shapes=shapes,
             dims=dims,
             values=values,
+            bounds=bounds,
             refusals=refusals,
             dimensions=dimensions,
             bucket=bucket,

@@ -272,7 +272,7 @@ _RULES: dict[str, Callable[[ir.Node], str | None]] = {
 
 _UNKNOWN = {
     "If": "needs a condition that is constant",
-    "Loop": "needs a number of trips, or the most that there may be, that is constant",
+    "Loop": "needs a number of trips, or the most that there may be, that is constant or that --bound gives",
     "Scan": "needs inputs of known shapes",
     **dict.fromkeys(("SequenceAt", "SequenceErase", "SequenceInsert"), "needs a position that is constant"),
     **dict.fromkeys(

@@ -1,6 +1,6 @@
 """The two data types everything hangs on, `Graph` and `Plan`: frozen, and no TVM inside."""
 
-from hybridc.ir.graph import Check, CheckKind, Device, Graph, Kernel, Role, Tensor
+from hybridc.ir.graph import Check, CheckKind, Device, Graph, Guard, Kernel, Role, Tensor
 from hybridc.ir.plan import Arena, Buffer, BufferKind, Copy, Lane, Plan, Run, Step
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Copy",
     "Device",
     "Graph",
+    "Guard",
     "Kernel",
     "Lane",
     "Plan",

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from hybridc.ir.graph import Check, Device, Graph, Role, dtype_bits
-from hybridc.ir.plan import Buffer, BufferKind, Copy, Lane, Plan, Run, align
+from hybridc.ir.graph import Check, Device, Graph, Guard, Kernel, Role, dtype_bits
+from hybridc.ir.plan import Buffer, BufferKind, Copy, Lane, Plan, Run, Step, align, guards_of
 
 FAULT_DTYPE = "int64"
 FAULT_BYTES = 16
@@ -104,12 +104,16 @@ class BoundStep:
     operands: tuple[Operand, ...]
     """The function's parameters in order, or the copy's source and target."""
     event: int | None
-    """Which it records. Events count from 0 in the order of the steps that record them."""
+    """Which it records, executed or not. Events count from 0 in the order of the steps that record them."""
+    guards: tuple[tuple[View, bool], ...] = ()
+    """It is executed only if each of these bools, in the host's arena, is this one; looked at in order, once
+    the events have been recorded."""
 
     def __str__(self) -> str:
         waits = "".join(f"wait {event}; " for event in self.waits)
+        guards = "".join(f"if {view} is {value}: " for view, value in self.guards)
         record = "" if self.event is None else f"; record {self.event}"
-        return f"{waits}{self.function or 'copy'}({', '.join(map(str, self.operands))}){record}"
+        return f"{waits}{guards}{self.function or 'copy'}({', '.join(map(str, self.operands))}){record}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,8 @@ def bind(graph: Graph, plan: Plan, signatures: Signatures) -> Binding:
             binder.run(position, step) if isinstance(step, Run) else (None, binder.copy(position, step))
         )
         needed = tuple(events[wait] for wait in waits[position])
-        steps.append(BoundStep(step.lane, needed, function, operands, events.get(position)))
+        event, guards = events.get(position), binder.guards(position, step)
+        steps.append(BoundStep(step.lane, needed, function, operands, event, guards))
     streamed, read = (
         dict.fromkeys(
             o for s in steps if (s.function is None) is is_copy for o in s.operands if isinstance(o, Weight)
@@ -285,6 +290,29 @@ class _Binder:
         if kernel.checks:
             operands.append(FaultRows(step.device, self.first_row[kernel.name], wanted[-1].shape))
         return symbol(kernel.function, step.device), tuple(operands)
+
+    def guards(self, position: int, step: Step) -> tuple[tuple[View, bool], ...]:
+        """Where the conditions of a step are, and what they must be."""
+        guards = guards_of(self.graph, step)
+        if isinstance(step, Run) and step.device is Device.CPU:
+            guards += self._in_place(position, self.graph.kernel[step.kernel])
+        return tuple(
+            (_view(self.stay(guard.tensor, Device.CPU, position), 0, (1,), "bool"), guard.value)
+            for guard in guards
+        )
+
+    def _in_place(self, position: int, kernel: Kernel) -> tuple[Guard, ...]:
+        """Of a choice whose result has the bytes of an operand: where it takes that, it has nothing to do."""
+        sides = zip(kernel.choice[1:], (False, True), strict=False)
+        names = (*kernel.choice, *kernel.outputs)
+        if any(self.graph.tensor[name].role is Role.WEIGHT for name in names) or not kernel.choice:
+            return ()
+        place = self.stay(kernel.outputs[0], Device.CPU, position).offset_bytes
+        return tuple(
+            Guard(kernel.choice[0], value)
+            for name, value in sides
+            if self.stay(name, Device.CPU, position).offset_bytes == place
+        )
 
     def stay(self, name: str, device: Device, position: int, *, workspace: bool = False) -> Buffer:
         """The buffer that holds a tensor on a device at a step: of its stays the one begun last."""

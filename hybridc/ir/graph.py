@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from hybridc.json_values import count, each, member, shape, size, text, whole
+from hybridc.json_values import count, each, flag, member, shape, size, text, whole
 
 
 class Device(StrEnum):
@@ -101,13 +101,15 @@ class CheckKind(StrEnum):
 
     INDEX = "index"
     DIVISOR = "divisor"
+    TRIPS = "trips"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """A value that a kernel looks at before it uses it, as it is fed, or computed from what is fed.
 
-    It must be at least `lower` and at most `upper`; a divisor, whose limits are both 0, must not be 0.
+    It must be at least `lower` and at most `upper`; a divisor, whose limits are both 0, must not be 0. The
+    trips of a loop are those that it has made, and the one more that it asks for.
     """
 
     node: str
@@ -118,6 +120,14 @@ class Check:
     upper: int
     tensor: str = ""
     """The kernel's input whose elements, all of them, are the values; empty if they are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A kernel runs only if a condition, a tensor of one bool in the host's memory, has this value."""
+
+    tensor: str
+    value: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,18 @@ class Kernel:
     """Its function then has one more parameter, the last, int64[len(checks), 2]: where a check fails, the
     function writes a number that is not 0, and the value, into the check's row, and touches no other memory
     than it may."""
+    choice: tuple[str, ...] = ()
+    """Of a kernel that computes `where(condition, taken, other)` for one condition: these three inputs. It
+    needs `taken` only if the condition is true, and `other` only if it is not. Empty for other kernels."""
+    guards: tuple[Guard, ...] = ()
+    """It runs only if all of them hold, looked at in order: where one does not, later conditions need not
+    have been computed."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What must be there before the kernel runs: its inputs, and the conditions of its guards."""
+        conditions = dict.fromkeys(guard.tensor for guard in self.guards)
+        return (*self.inputs, *(name for name in conditions if name not in self.inputs))
 
     def precision_on(self, device: Device) -> str:
         """In which a device multiplies."""
@@ -195,10 +217,10 @@ class Graph:
 
     @cached_property
     def consumers(self) -> dict[str, tuple[int, ...]]:
-        """Positions of the kernels that read a tensor, in order."""
+        """Positions of the kernels that read a tensor, or have a guard of it, in order."""
         found: dict[str, list[int]] = {t.name: [] for t in self.tensors}
         for i, kernel in enumerate(self.kernels):
-            for name in dict.fromkeys(kernel.inputs):
+            for name in dict.fromkeys(kernel.reads):
                 found[name].append(i)
         return {name: tuple(positions) for name, positions in found.items()}
 
@@ -226,6 +248,8 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
                 "family": k.family,
                 **_precision_to_json(k),
                 **({"checks": [_check_to_json(check) for check in k.checks]} if k.checks else {}),
+                **({"choice": list(k.choice)} if k.choice else {}),
+                **({"guards": [asdict(guard) for guard in k.guards]} if k.guards else {}),
             }
             for k in graph.kernels
         ],
@@ -279,6 +303,8 @@ def _kernel(data: Any) -> Kernel:
         precision=member(data, "precision", text, "fp32"),
         precision_note=member(data, "precision_note", text, ""),
         checks=member(data, "checks", each(_check), ()),
+        choice=member(data, "choice", each(text), ()),
+        guards=member(data, "guards", each(_guard), ()),
     )
 
 
@@ -291,6 +317,10 @@ def _check(data: Any) -> Check:
     node, operator = member(data, "node", text), member(data, "operator", text)
     kind, tensor = member(data, "kind", CheckKind), member(data, "tensor", text, "")
     return Check(node, operator, kind, lower, upper, tensor)
+
+
+def _guard(data: Any) -> Guard:
+    return Guard(member(data, "tensor", text), member(data, "value", flag))
 
 
 def _pair(data: Any) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from hybridc.ir.graph import Device, Graph
+from hybridc.ir.graph import Device, Graph, Guard
 from hybridc.json_values import JsonValueError, count, each, member, microseconds, optional, text, whole
 
 SCHEMA_VERSION = 2
@@ -169,6 +169,15 @@ def resident_pairs(graph: Graph, steps: Sequence[Step]) -> dict[str, str]:
         for old, new in graph.loop_carried
         if old not in copied and new not in copied and graph.kernels[graph.producer[new]].name in on_gpu
     }
+
+
+def guards_of(graph: Graph, step: Step) -> tuple[Guard, ...]:
+    """Under which conditions a run executes a step: those of its kernel, of a copy those of the kernel that
+    computes the tensor. A lane looks at them, in the host's memory, when it comes to the step."""
+    if isinstance(step, Run):
+        return graph.kernel[step.kernel].guards
+    producer = graph.producer.get(step.tensor)
+    return () if producer is None else graph.kernels[producer].guards
 
 
 def align(size_bytes: int) -> int:

@@ -7,8 +7,22 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from hybridc.errors import PlanError
-from hybridc.ir import Buffer, BufferKind, Copy, Device, Graph, Lane, Plan, Role, Run, Step, Tensor
-from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.ir import (
+    Buffer,
+    BufferKind,
+    Copy,
+    Device,
+    Graph,
+    Guard,
+    Kernel,
+    Lane,
+    Plan,
+    Role,
+    Run,
+    Step,
+    Tensor,
+)
+from hybridc.ir.plan import ALIGNMENT_BYTES, guards_of
 from hybridc.json_values import LARGEST_SIZE, is_possible_shape
 
 _LANES = tuple(Lane)
@@ -37,6 +51,7 @@ def verify(graph: Graph, plan: Plan) -> None:
         HC219  a weight that is neither resident nor copied to the GPU, or is copied or held elsewhere
         HC220  a loop-carried value on the GPU that the next run does not find where this one leaves it
         HC221  a time that cannot be: of a step, of the run, which follows from those, or a bound above it
+        HC224  a guard of what is no condition, or a tensor that is read although nobody may have computed it
 
     What only a machine's profile can tell of times, `hybridc.machines.verify_times` checks.
     """
@@ -68,11 +83,57 @@ def _check_graph(graph: Graph) -> None:
         for device in Device:
             if not 0 <= kernel.workspace_bytes(device) <= LARGEST_SIZE:
                 raise _refuse("HC210", "impossible workspace", f"kernel {kernel.name!r}")
-    read = (name for kernel in graph.kernels for name in kernel.inputs)
+    read = (name for kernel in graph.kernels for name in (*kernel.reads, *kernel.choice))
     for name in (*read, *written, *graph.inputs, *graph.outputs):
         if not isinstance(name, str) or name not in graph.tensor:
             raise _refuse("HC210", f"unknown tensor {name!r}", "the graph")
     _check_loop_carried(graph)
+    _check_guards(graph)
+
+
+def _check_guards(graph: Graph) -> None:
+    """Whatever is read has been computed then: its kernel has guards of the reader, and no others.
+
+    A choice reads each of two operands under one guard more. Outputs, and states, are always computed.
+    """
+    guards_by_tensor = {name: kernel.guards for kernel in graph.kernels for name in kernel.outputs}
+
+    def check(name: str, known: Sequence[Guard], where: str) -> None:
+        for guard in guards_by_tensor.get(name, ()):
+            if guard not in known:
+                what = f"reads {name!r}, which is computed only if {guard.tensor!r} is {guard.value}"
+                raise _refuse("HC224", what, where)
+
+    for kernel in graph.kernels:
+        where = f"kernel {kernel.name!r}"
+        for number, guard in enumerate(kernel.guards):
+            _check_condition(graph, guard.tensor, where)
+            check(guard.tensor, kernel.guards[:number], where)
+        for name, known in _reads(graph, kernel, where):
+            check(name, known, where)
+    for name in (*graph.outputs, *(t.name for t in graph.tensors if t.role is Role.STATE)):
+        check(name, (), "the graph's results")
+
+
+def _check_condition(graph: Graph, name: str, where: str) -> None:
+    tensor = graph.tensor[name]
+    if tensor.dtype != "bool" or math.prod(tensor.shape) != 1:
+        raise _refuse("HC224", f"its condition {name!r} is not one bool", where)
+
+
+def _reads(graph: Graph, kernel: Kernel, where: str) -> list[tuple[str, tuple[Guard, ...]]]:
+    """What a kernel reads, and what is known of conditions then."""
+    if not kernel.choice:
+        return [(name, kernel.guards) for name in kernel.inputs]
+    if len(kernel.choice) != 3 or set(kernel.choice) != set(kernel.inputs) or len(kernel.outputs) != 1:
+        raise _refuse("HC210", "is a choice of what it does not read", where)
+    condition, taken, other = kernel.choice
+    _check_condition(graph, condition, where)
+    sides = ((taken, True), (other, False))
+    return [
+        (condition, kernel.guards),
+        *((name, (*kernel.guards, Guard(condition, value))) for name, value in sides),
+    ]
 
 
 def _check_loop_carried(graph: Graph) -> None:
@@ -270,6 +331,8 @@ class _Verifier:
 
     def _check_accesses(self, position: int, step: Step) -> None:
         where = _describe(position, step)
+        for guard in guards_of(self.graph, step):
+            self._look_at(position, guard.tensor, where)
         if isinstance(step, Copy):
             if self.graph.tensor[step.tensor].role is not Role.WEIGHT:
                 self._read(position, step.tensor, step.source, where)
@@ -293,6 +356,14 @@ class _Verifier:
             what = f"reads {name!r} on the {device} without being behind step {written}, which puts it there"
             raise _refuse("HC213", what, where)
         self._use(position, index)
+
+    def _look_at(self, position: int, name: str, where: str) -> None:
+        """A lane reads a condition when it comes to a step: by then a kernel on the CPU, which it waits for,
+        has ended; of a copy from the GPU only the GPU would know."""
+        self._read(position, name, Device.CPU, where)
+        written = self.plan.buffers[self._covering(name, Device.CPU, where)].first_step
+        if written >= 0 and isinstance(self.plan.steps[written], Copy):
+            raise _refuse("HC224", f"its condition {name!r} is not computed on the CPU", where)
 
     def _write(self, position: int, name: str, device: Device, where: str) -> None:
         """A live range begins with the step that writes it, and nothing else writes it."""

@@ -30,7 +30,7 @@ from hybridc.passes.planner.search.moves import Move, MoveKind, Neighbourhood, m
 from hybridc.passes.planner.search.placed_moves import place
 from hybridc.report.binding import binding_rows, bound_line
 from hybridc.report.lanes import LaneRow, Span, spans_of
-from hybridc.report.reasons import Reasons, footprint_bytes, other_device
+from hybridc.report.reasons import Reasons, condition_of, footprint_bytes, other_device
 from hybridc.report.table import format_us
 
 
@@ -87,6 +87,8 @@ class Explanation:
     """Of the budget; None where there is none."""
     precision: str = "fp32"
     precision_note: str = ""
+    condition: str = ""
+    """Under which conditions a run executes it; empty if every run does."""
 
 
 def find_kernels(graph: Graph, node: str) -> tuple[Kernel, ...]:
@@ -131,6 +133,7 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         unused_bytes=plan.unused_bytes,
         precision=kernel.precision_on(step.device),
         precision_note=kernel.precision_note,
+        condition=condition_of(graph, kernel),
     )
 
 

@@ -55,6 +55,8 @@ def _placement(explanation: Explanation) -> str:
         f" {format_us(explanation.end_us)} of {format_us(explanation.makespan_us)},"
         f" as step {explanation.step}: {explanation.reason}."
     ]
+    if explanation.condition:
+        words.append(f"A run executes it only {explanation.condition}.")
     here_us, there_us = explanation.device_us[here], explanation.device_us[there]
     if here_us is not None and there_us is not None:
         by_itself = f"By itself it takes {format_us(here_us)} there"

@@ -63,7 +63,7 @@ def _step(graph: Graph, plan: Plan, row: KernelRow | None, position: int) -> dic
         lines = [f"{tensor.role.value}, {format_bytes(tensor.size_bytes)}, {step.source} to {step.target}"]
     else:
         assert row is not None
-        lines = [", ".join(row.origins), f"on the {row.device.upper()}: {row.reason}"]
+        lines = [", ".join(row.origins), f"on the {row.device.upper()}: {row.reason}", row.condition]
         if row.device is Device.GPU:
             lines.append(f"needs {format_bytes(row.footprint_bytes)} of GPU memory by itself")
     return {

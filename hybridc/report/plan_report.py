@@ -13,7 +13,7 @@ from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.report.binding import binding_rows, bound_line
 from hybridc.report.lanes import LaneRow, hidden_copy_us, lane_rows
 from hybridc.report.memory import ByteRow, byte_rows
-from hybridc.report.reasons import Reasons, footprint_bytes
+from hybridc.report.reasons import Reasons, condition_of, footprint_bytes
 
 REPORT_SCHEMA_VERSION = 1
 
@@ -39,6 +39,8 @@ class KernelRow:
     """Why that is not what was asked for."""
     time_source: TimeSource | None = None
     """Where its time comes from; None where the machine is not known."""
+    condition: str = ""
+    """Under which conditions a run executes it, such as `if Less_3`; empty if every run does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _kernel_rows(graph: Graph, plan: Plan, reasons: Reasons) -> tuple[KernelRow,
                 precision=kernel.precision_on(step.device),
                 precision_note=kernel.precision_note,
                 time_source=reasons.time_source(kernel, step.device),
+                condition=condition_of(graph, kernel),
             )
         )
     return tuple(rows)

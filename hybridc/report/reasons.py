@@ -86,6 +86,18 @@ class Reasons:
         return self.device_of[self.graph.kernels[self.graph.producer[name]].name]
 
 
+def condition_of(graph: Graph, kernel: Kernel) -> str:
+    """Under which conditions a run executes a kernel, by the ONNX nodes or inputs that decide."""
+
+    def deciding(tensor: str) -> str:
+        producer = graph.producer.get(tensor)
+        origins = () if producer is None else graph.kernels[producer].origins
+        return origins[-1] if origins else tensor
+
+    told = (f"{'if' if guard.value else 'unless'} {deciding(guard.tensor)}" for guard in kernel.guards)
+    return " and ".join(told)
+
+
 def footprint_bytes(graph: Graph, kernel: Kernel) -> int:
     """GPU memory that a kernel needs at its own step; no plan can run it on a GPU with less.
 

@@ -102,7 +102,7 @@ def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
         format_bytes(row.footprint_bytes),
         row.kernel,
         ", ".join(row.origins),
-        row.reason,
+        f"{row.reason}; {row.condition}" if row.condition else row.reason,
     )
 
 
@@ -159,6 +159,12 @@ def summary_lines(report: Report) -> list[str]:
         lines.append(line + ".")
     lines.append(f"Predicted run: {format_us(report.makespan_us)}{_against_bound(report)}.")
     lines += [line for line in (binding_line(report.binding), report.bound_line) if line]
+    conditional = sum(bool(row.condition) for row in report.kernels)
+    if conditional:
+        lines.append(
+            f"Data decide which of {plural(conditional, 'kernel')} a run executes; the predicted time is that"
+            " of all of them, and the memory is the same in any case."
+        )
     sources = Counter(row.time_source for row in report.kernels if row.time_source is not None)
     if sources:
         told = ", ".join(f"{count:,} {source}" for source, count in sorted(sources.items()))

@@ -46,8 +46,10 @@ class Faults:
 
 
 def illegal_value(check: Check, value: int) -> UsageError:
-    """The error HC560 of a value that a node does not allow."""
+    """The error HC560 of a value that a node does not allow, or HC586 of a loop that does not end."""
     what = f"{check.operator} {check.node!r}: {_finding(check, value)}"
+    if check.kind is CheckKind.TRIPS:
+        return UsageError("HC586", what, remedy="compile the model with a larger --bound")
     return UsageError("HC560", what, remedy="feed values that the node allows")
 
 
@@ -62,4 +64,6 @@ def check_fed(array: np.ndarray, checks: Iterable[Check]) -> None:
 def _finding(check: Check, value: int) -> str:
     if check.kind is CheckKind.DIVISOR:
         return f"the divisor is {value}"
+    if check.kind is CheckKind.TRIPS:
+        return f"has not ended within its bound of {check.upper:,} trips"
     return f"index {value} is outside of [{check.lower}, {check.upper}]"

@@ -112,12 +112,16 @@ class LoadedProgram:
             function = self._memory.library.function(step.function)
             given = [arrays.read(operand) for operand in step.operands]
             helper("add_call")(self._lanes, step.lane.number, step.waits, function, given, event)
-            return
-        source, target = (arrays.copied(operand) for operand in step.operands)
-        if isinstance(step.operands[0], Weight):
-            helper("add_stream")(self._lanes, step.waits, source, target, event)
         else:
-            helper("add_copy")(self._lanes, step.lane.number, step.waits, source, target, event)
+            source, target = (arrays.copied(operand) for operand in step.operands)
+            if isinstance(step.operands[0], Weight):
+                helper("add_stream")(self._lanes, step.waits, source, target, event)
+            else:
+                helper("add_copy")(self._lanes, step.lane.number, step.waits, source, target, event)
+        if step.guards:
+            conditions = [arrays.read(condition) for condition, _ in step.guards]
+            values = [int(value) for _, value in step.guards]
+            helper("guard_step")(self._lanes, step.lane.number, conditions, values)
 
     def run(self) -> None:
         """Run the plan's steps; on return every lane is idle.

@@ -82,8 +82,8 @@ def read_training_model(source: OnnxModel, options: CompileOptions, spec: Traini
     _check_patterns(spec, [tensor.name for tensor in graph.initializer])
     if spec.micro_batch is not None:
         _fix_batch(graph, spec.micro_batch, shapes, dims)
-    values = dict(options.values)
-    return read_model(source, shapes=shapes, dims=dims, values=values, parameters=spec.trains)
+    values, bounds = dict(options.values), dict(options.bounds)
+    return read_model(source, shapes=shapes, dims=dims, values=values, bounds=bounds, parameters=spec.trains)
 
 
 def compile_training(

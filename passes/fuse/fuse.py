@@ -15,6 +15,7 @@ from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
 from hybridc.errors import ModelError
+from hybridc.passes.program.choices import conditions_of_choices, is_choice
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.prim_funcs import FunctionTable, OperatorFacts, Pattern, origins_of
 from hybridc.passes.program.program import (
@@ -71,6 +72,8 @@ class Uses:
     """Of each binding the positions that it reads, with repeats; None for an input or a weight."""
     readers: list[set[int]]
     """Of each binding the positions that read it; -1 where it is an output of the network."""
+    conditions: frozenset[int]
+    """The bindings that compute conditions of choices."""
 
     @classmethod
     def of(cls, program: Program) -> Uses:
@@ -83,7 +86,8 @@ class Uses:
             for at in read:
                 if at is not None:
                     readers[at].add(i)
-        return cls(position, operands, readers)
+        conditions = frozenset(position[v] for v in conditions_of_choices(program) if v in position)
+        return cls(position, operands, readers, conditions)
 
     def is_read_once(self, var: relax.Expr) -> bool:
         """Whether a binding computes the variable, and one other alone reads it."""
@@ -148,7 +152,9 @@ def form_groups(program: Program, facts_of: FactsOf) -> list[Group]:
 
 
 def _facts(binding: relax.VarBinding, program: Program, facts_of: FactsOf) -> OperatorFacts:
-    if not isinstance(binding.value, relax.Call) or has_fact(binding.value, Fact.VIEW):
+    # a choice stays a kernel of its own: of which of its operands it needs
+    value = binding.value
+    if not isinstance(value, relax.Call) or has_fact(value, Fact.VIEW) or is_choice(value):
         return OperatorFacts(Pattern.OPAQUE)
     return facts_of(binding, program)
 
@@ -180,7 +186,10 @@ def _joinable_producers(
             if len(group.members) + len(producer.members) > MAX_GROUP:
                 continue
             fits = producer.pattern <= Pattern.BROADCAST or (
-                producer.pattern in ANCHORS and group.pattern <= Pattern.BROADCAST
+                producer.pattern in ANCHORS
+                and group.pattern <= Pattern.BROADCAST
+                # a condition is computed on the host: what it is computed from need not come there
+                and group.last not in uses.conditions
             )
             inside = uses.readers[at] <= set(group.members) - group.anchors
             if not (fits and inside and _shape_or_none(bindings[at].var) == shape):

@@ -15,6 +15,7 @@ from tvm_ffi import structural_walk
 
 from hybridc.checks import markers, numbered
 from hybridc.errors import ModelError
+from hybridc.passes.program.choices import CHOICE, is_choice
 from hybridc.passes.program.legalize import LEGALIZATIONS, Legalize, is_checked
 from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
 from hybridc.passes.program.operators import Fact, has_fact
@@ -104,6 +105,10 @@ class FunctionTable:
             function, order = _compose(members, arguments, program)
             variable = tvm.ir.GlobalVar(name)
             relax.expr._update_type(variable, function.ty)
+            if is_choice(members[-1].value):
+                # a condition may be one of the operands, too
+                named = [arguments.index(argument) for argument in members[-1].value.args[1].fields]
+                function = function.with_attr(CHOICE, [order.index(position) for position in named])
             self.by_key[key] = variable, order
             self.functions[variable] = function.with_attr("global_symbol", name)
         variable, order = self.by_key[key]

@@ -24,6 +24,9 @@ std::string Text(const Plan& plan, const Step& step) {
   std::vector<int64_t> waits = step.waits;
   std::sort(waits.begin(), waits.end());
   for (int64_t wait : waits) text += " wait " + std::to_string(wait);
+  for (const Guard& guard : step.guards) {
+    text += " if " + Text(plan.operands[guard.operand]) + " is " + (guard.value ? "True" : "False");
+  }
   text += " " + step.function.value_or("copy");
   for (size_t number : step.operands) text += " " + Text(plan.operands[number]);
   return text + " record " + std::to_string(step.event) + ";";

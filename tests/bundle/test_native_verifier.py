@@ -166,7 +166,8 @@ def told(steps: tuple[BoundStep, ...], uploads: str, offsets: dict[Any, int]) ->
         waits = "".join(f" wait {event}" for event in sorted(step.waits))
         operands = "".join(f" {operand_text(operand)}" for operand in step.operands)
         event = -1 if step.event is None else step.event
-        return f"{step.lane.number}:{waits} {step.function or 'copy'}{operands} record {event};"
+        guards = "".join(f" if {operand_text(view)} is {value}" for view, value in step.guards)
+        return f"{step.lane.number}:{waits}{guards} {step.function or 'copy'}{operands} record {event};"
 
     return "".join(map(step_text, steps)) + uploads
 

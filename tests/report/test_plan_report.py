@@ -5,11 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from hybridc.cli.support.terminal import print_text
-from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Kernel, Plan, Role, Run, Step, Tensor
+from hybridc.ir import (
+    Arena,
+    Buffer,
+    BufferKind,
+    Copy,
+    Device,
+    Graph,
+    Guard,
+    Kernel,
+    Plan,
+    Role,
+    Run,
+    Step,
+    Tensor,
+)
 from hybridc.machine import Link, Machine, Processor
 from hybridc.report import render_text, report_plan, report_to_json
 from hybridc.report.reasons import faster, footprint_bytes
@@ -251,3 +266,18 @@ def _long_chain(length: int, suffix: str = "") -> tuple[Graph, Plan]:
         makespan_us=1.0,
     )
     return Graph(kernels, tensors, (names[0],), (names[-1],)), plan
+
+
+def test_conditions_are_told_by_the_nodes_that_decide() -> None:
+    graph = handmade_graph()
+    flag = Tensor("flag", (), "bool", Role.ACTIVATION)
+    deciding = Kernel("less", "less", ("a",), ("flag",), origins=("Less_9",), devices=(CPU,))
+    guards = (Guard("flag", True), Guard("fed", False))
+    kernels = (*graph.kernels[:-1], replace(graph.kernels[-1], guards=guards), deciding)
+    tensors = (*graph.tensors, flag, Tensor("fed", (), "bool", Role.INPUT))
+    graph = replace(graph, kernels=kernels, tensors=tensors)
+    report = report_plan(graph, handmade_plan())
+    assert report.kernels[-1].condition == "if Less_9 and unless fed"
+    assert [row.condition for row in report.kernels[:-1]] == [""] * 3
+    text = render_text(report, "title")
+    assert "; if Less_9 and unless fed" in text and "which of 1 kernel a run executes" in text

@@ -242,6 +242,35 @@ def test_faults_are_pairs_of_numbers_on_the_host(gpu_bench: Bench) -> None:
         helper.set_faults(lanes, helper.arena_view(gpu_bench.gpu, 0, (2,), "int64"))
 
 
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_step_whose_guard_does_not_hold_is_left_out(bench: Bench, value: int) -> None:
+    helper, called = bench.helper, []
+    condition = helper.arena_view(bench.host, value, (1,), "bool")  # the arena's bytes count from 0
+    for wanted in (True, False):
+        note = tvm_ffi.convert(lambda _, wanted=wanted: called.append(wanted))
+        helper.add_call(bench.lanes, CPU, (), note, [bench.view(bench.host)], -1)
+        helper.guard_step(bench.lanes, CPU, [condition, condition], [int(wanted)] * 2)
+    helper.run(bench.lanes)
+    assert called == [bool(value)]
+
+
+def test_guards_that_cannot_be_are_refused(gpu_bench: Bench) -> None:
+    helper, lanes = gpu_bench.helper, gpu_bench.lanes
+    condition = helper.arena_view(gpu_bench.host, 0, (1,), "bool")
+    with pytest.raises(ValueError, match="no step"):
+        helper.guard_step(lanes, TO_GPU, [condition], [1])
+    helper.add_copy(lanes, TO_GPU, (), gpu_bench.view(gpu_bench.host), gpu_bench.view(gpu_bench.gpu), -1)
+    helper.guard_step(lanes, TO_GPU, [condition], [1])  # which is 0: nothing is copied
+    with pytest.raises(ValueError, match="no value"):
+        helper.guard_step(lanes, TO_GPU, [condition], [])
+    with pytest.raises(ValueError, match="one byte"):
+        helper.guard_step(lanes, TO_GPU, [gpu_bench.view(gpu_bench.host)], [1])
+    with pytest.raises(ValueError, match="not where its lane works"):
+        helper.guard_step(lanes, TO_GPU, [helper.arena_view(gpu_bench.gpu, 0, (1,), "bool")], [1])
+    with pytest.raises(ValueError, match="no such lane"):
+        helper.guard_step(lanes, 4, [condition], [1])
+
+
 def test_arguments_of_other_types_are_refused(bench: Bench) -> None:
     helper, lanes, array = bench.helper, bench.lanes, bench.view(bench.host)
     for name, arguments in (

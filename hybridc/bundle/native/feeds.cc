@@ -15,7 +15,8 @@ std::string ShapeText(const int64_t* shape, size_t rank) {
 }
 
 std::string Finding(const ValueCheck& check, int64_t value) {
-  if (check.is_divisor) return "the divisor is " + std::to_string(value);
+  if (check.kind == CheckKind::kDivisor) return "the divisor is " + std::to_string(value);
+  if (check.kind == CheckKind::kTrips) return "has not ended within its bound of " + std::to_string(check.upper) + " trips";
   return "index " + std::to_string(value) + " is outside of [" + std::to_string(check.lower) + ", " +
          std::to_string(check.upper) + "]";
 }
@@ -63,8 +64,9 @@ void CheckValues(const ValueCheck& check, const Port& port, const void* data) {
 }
 
 void RefuseValue(const ValueCheck& check, int64_t value) {
-  throw Refusal("HC560", check.op + " " + Quoted(check.node) + ": " + Finding(check, value), "",
-                "feed values that the node allows");
+  const bool is_loop = check.kind == CheckKind::kTrips;
+  throw Refusal(is_loop ? "HC586" : "HC560", check.op + " " + Quoted(check.node) + ": " + Finding(check, value), "",
+                is_loop ? "compile the model with a larger --bound" : "feed values that the node allows");
 }
 
 }  // namespace hybridc

@@ -141,7 +141,21 @@ void LoadedPlan::Stage(const std::vector<Streamed>& streamed, const Staging& sta
 }
 
 void LoadedPlan::AddSteps() {
-  for (const Step& step : plan_.steps) Guarded(folder_, [&] { AddStep(step); }, Described(step));
+  const auto add = [this](const Step& step) {
+    AddStep(step);
+    if (!step.guards.empty()) GuardStep(step);
+  };
+  for (const Step& step : plan_.steps) Guarded(folder_, [&] { add(step); }, Described(step));
+}
+
+void LoadedPlan::GuardStep(const Step& step) {
+  ffi::Array<ffi::Tensor> conditions;
+  std::vector<int64_t> values;
+  for (const Guard& guard : step.guards) {
+    conditions.push_back(ArrayOf(guard.operand, false));
+    values.push_back(guard.value);
+  }
+  library_.Help("guard_step", lanes_->handle(), step.lane, conditions, ffi::Shape(values.begin(), values.end()));
 }
 
 void LoadedPlan::AddStep(const Step& step) {

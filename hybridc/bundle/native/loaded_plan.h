@@ -98,6 +98,7 @@ class LoadedPlan {
   void Stage(const std::vector<Streamed>& streamed, const Staging& staging);
   void AddSteps();
   void AddStep(const Step& step);
+  void GuardStep(const Step& step);
   ffi::Tensor HostArena(int64_t size_bytes, bool pinned, const char* where) const;
   ffi::Tensor ArrayOf(size_t number, bool is_streamed);
   ffi::Tensor View(const ffi::Tensor& arena, int64_t offset, const std::vector<int64_t>& shape, DLDataType dtype) const;

@@ -14,6 +14,7 @@ from hybridc.options import (
     PRECISIONS,
     ROUNDING_ERROR,
     CompileOptions,
+    parse_bound,
     parse_budget,
     parse_budgets,
     parse_bytes,
@@ -137,6 +138,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=16000|FILE.npy",
         help="make an input a constant, such as axes or a shape: a number, several as in 1,2,3, or a file;"
         " may be repeated",
+    )
+    add(
+        "--bound",
+        dest="bounds",
+        type=parse_bound,
+        metavar="LOOP=64",
+        help="the most trips of a Loop node, of which only a run knows how many it makes; may be repeated",
     )
 
 

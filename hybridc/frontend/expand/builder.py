@@ -19,6 +19,8 @@ MAX_CONSTANT_ELEMENTS = 1 << 26
 
 TRIP = "hybridc.trip"
 """Key of the metadata of a node that was in the body of a loop: of which trip it is."""
+ORIGIN = "hybridc.origin"
+"""Key of a node's metadata: the user's node that it is a part of."""
 
 
 class Unsupported(Exception):

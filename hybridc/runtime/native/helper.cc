@@ -43,6 +43,10 @@ void AddStream(int64_t handle, ffi::Shape waits, ffi::Tensor source, ffi::Tensor
   AsLanes(handle)->AddStream(waits, source, target, event);
 }
 
+void GuardStep(int64_t handle, int64_t lane, ffi::Array<ffi::Tensor> conditions, ffi::Shape values) {
+  AsLanes(handle)->GuardStep(lane, conditions, values);
+}
+
 void SetSlots(int64_t handle, ffi::Tensor pinned, int64_t count) { AsLanes(handle)->SetSlots(pinned, count); }
 
 void SetFaults(int64_t handle, ffi::Tensor faults) { AsLanes(handle)->SetFaults(faults); }
@@ -149,6 +153,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_close_lanes, hybridc::CloseLanes);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_call, hybridc::AddCall);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_copy, hybridc::AddCopy);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_stream, hybridc::AddStream);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_guard_step, hybridc::GuardStep);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_set_slots, hybridc::SetSlots);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_set_faults, hybridc::SetFaults);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_run, hybridc::Run);

@@ -97,6 +97,21 @@ class Lanes {
     steps_[kHostToDevice].back().is_streamed = true;
   }
 
+  // The step of a lane that was added last is executed only if each condition, one bool in the host's memory, has its
+  // value. They are looked at in order once the events that the step waits for have been recorded; a condition is
+  // written by the CPU's lane, whose steps have ended by then. A step that is not executed still records its event.
+  void GuardStep(int64_t lane, ffi::Array<ffi::Tensor> conditions, ffi::Shape values) {
+    CheckLane(lane);
+    Check(!steps_[lane].empty() && conditions.size() == values.size(), "there is no step, or no value for a condition");
+    Step& step = steps_[lane].back();
+    for (size_t i = 0; i < conditions.size(); ++i) {
+      const ffi::Tensor condition = conditions[i];
+      CheckDevice(condition, kDLCPU);
+      Check(SizeBytes(condition) == 1, "a condition has one byte");
+      step.guards.push_back({condition, values[i] != 0});
+    }
+  }
+
   // Runs every lane's steps, and returns when all of them have ended: nothing writes into the arenas any
   // more, also after a failure. Of several failures the first is thrown; then the next run starts afresh.
   // Returns the row of the first check that failed in a kernel, or -1.
@@ -166,8 +181,14 @@ class Lanes {
     KernelGraph graph;
   };
 
+  struct Guard {
+    ffi::Tensor condition;
+    bool value;
+  };
+
   struct Step {
     std::vector<int64_t> waits;
+    std::vector<Guard> guards;
     ffi::Optional<ffi::Function> function;  // none: a copy
     std::vector<ffi::Tensor> arrays;        // what the function is called with; source and target of a copy
     std::vector<ffi::AnyView> arguments;    // the same, as they are passed
@@ -200,6 +221,18 @@ class Lanes {
     issued_[lane] = position;
     for (int64_t wait : step.waits) Wait(lane, wait);
     if (is_traced_) traces_[lane].Mark(streams_[lane]);
+    if (IsNeeded(step)) Execute(lane, step);
+    if (is_traced_) traces_[lane].Mark(streams_[lane]);
+    if (step.event != -1) Record(lane, step.event);
+  }
+
+  static bool IsNeeded(const Step& step) {
+    return std::all_of(step.guards.begin(), step.guards.end(), [](const Guard& guard) {
+      return (*Bytes(guard.condition) != 0) == guard.value;
+    });
+  }
+
+  void Execute(int64_t lane, const Step& step) {
     if (step.function.has_value()) {
       Call(step);
     } else if (step.is_streamed) {
@@ -207,8 +240,6 @@ class Lanes {
     } else {
       Copy(lane, Bytes(step.arrays[1]), Bytes(step.arrays[0]), SizeBytes(step.arrays[1]));
     }
-    if (is_traced_) traces_[lane].Mark(streams_[lane]);
-    if (step.event != -1) Record(lane, step.event);
   }
 
   static void Call(const Step& step) {
@@ -217,12 +248,14 @@ class Lanes {
   }
 
   // Kernels between which the GPU's lane neither waits nor records an event are one launch from the second run on,
-  // as the first run loads their code.
+  // as the first run loads their code. Those with guards are launched one by one: the first run may have left them
+  // out, and each run decides anew.
   void Capture() {
     if (std::exchange(is_captured_, true)) return;
     const std::vector<Step>& steps = steps_[kGpu];
     for (size_t first = 0, last; first < steps.size(); first = last + 1) {
-      for (last = first; last + 1 < steps.size() && steps[last].event == -1 && steps[last + 1].waits.empty();) ++last;
+      last = first;
+      while (last + 1 < steps.size() && IsOneLaunch(steps[last], steps[last + 1])) ++last;
       if (first == last) continue;
       KernelGraph graph = KernelGraph::Capture(device_, streams_[kGpu], [&] {
         for (size_t i = first; i <= last; ++i) Call(steps[i]);
@@ -230,6 +263,10 @@ class Lanes {
       if (graph.is_empty()) return;
       segments_.push_back({first, last, std::move(graph)});
     }
+  }
+
+  static bool IsOneLaunch(const Step& step, const Step& next) {
+    return step.event == -1 && next.waits.empty() && step.guards.empty() && next.guards.empty();
   }
 
   void IssueGpu() {

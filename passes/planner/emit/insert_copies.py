@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridc.ir import Copy, Device, Graph, Run, Step
+from hybridc.ir.plan import guards_of
 from hybridc.passes.planner.emit.waits import reduce_waits
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import Event, EventKind, SimulatedRun
@@ -45,7 +46,9 @@ def _step(problem: Problem, event: Event) -> Step:
 
 def _touched(graph: Graph, step: Step) -> tuple[list[tuple[str, Device]], list[tuple[str, Device]]]:
     """Tensors, and the device in whose memory, that a step reads and writes."""
+    conditions = [(guard.tensor, Device.CPU) for guard in guards_of(graph, step)]
     if isinstance(step, Copy):
-        return [(step.tensor, step.source)], [(step.tensor, step.target)]
+        return [*conditions, (step.tensor, step.source)], [(step.tensor, step.target)]
     kernel = graph.kernel[step.kernel]
-    return [(n, step.device) for n in kernel.inputs], [(n, step.device) for n in kernel.outputs]
+    read = [*conditions, *((n, step.device) for n in kernel.inputs)]
+    return read, [(n, step.device) for n in kernel.outputs]

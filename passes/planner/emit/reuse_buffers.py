@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step, Tensor
-from hybridc.ir.plan import align, resident_pairs
+from hybridc.ir.plan import align, guards_of, resident_pairs
 from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound, pack
 from hybridc.passes.planner.emit.waits import reduce_waits
 
@@ -150,15 +150,17 @@ def _given(graph: Graph) -> Iterable[Tensor]:
 
 def _touched(graph: Graph, step: Step, device: Device) -> dict[str, bool]:
     """What a step reads (False) or writes (True) there. Weights of the host are mapped from the file."""
+    looked_at = guards_of(graph, step) if device is Device.CPU else ()
+    conditions = dict.fromkeys((guard.tensor for guard in looked_at), False)
     if isinstance(step, Copy):
         if device is Device.CPU and graph.tensor[step.tensor].role is Role.WEIGHT:
-            return {}
-        return {step.tensor: step.target is device}
+            return conditions
+        return conditions | {step.tensor: step.target is device}
     if step.device is not device:
-        return {}
+        return conditions
     kernel = graph.kernel[step.kernel]
     read = (n for n in kernel.inputs if device is Device.GPU or graph.tensor[n].role is not Role.WEIGHT)
-    return dict.fromkeys(read, False) | dict.fromkeys(kernel.outputs, True)
+    return conditions | dict.fromkeys(read, False) | dict.fromkeys(kernel.outputs, True)
 
 
 def _share_in_place(

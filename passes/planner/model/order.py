@@ -24,13 +24,13 @@ def frugal_order(graph: Graph) -> tuple[int, ...]:
     """
     sizes = _activation_bytes(graph)
     unread = {name: len(graph.consumers[name]) for name in sizes}
-    missing = [sum(1 for name in set(k.inputs) if name in graph.producer) for k in graph.kernels]
+    missing = [sum(1 for name in set(k.reads) if name in graph.producer) for k in graph.kernels]
     order: list[int] = []
     done = [False] * len(graph.kernels)
 
     def added_bytes(position: int) -> int:
         kernel = graph.kernels[position]
-        freed = sum(sizes[name] for name in set(kernel.inputs) if name in sizes and unread[name] == 1)
+        freed = sum(sizes[name] for name in set(kernel.reads) if name in sizes and unread[name] == 1)
         return sum(sizes.get(name, 0) for name in kernel.outputs) - freed
 
     # what a kernel adds falls over time, so entries are pushed again and old ones skipped
@@ -43,7 +43,7 @@ def frugal_order(graph: Graph) -> tuple[int, ...]:
         done[position] = True
         order.append(position)
         kernel = graph.kernels[position]
-        for name in set(kernel.inputs):
+        for name in set(kernel.reads):
             if name in unread:
                 unread[name] -= 1
                 # its last reader frees the tensor now
@@ -65,7 +65,7 @@ def level_order(graph: Graph) -> tuple[int, ...]:
     """
     level: list[int] = []
     for kernel in graph.kernels:
-        before = (level[graph.producer[name]] for name in kernel.inputs if name in graph.producer)
+        before = (level[graph.producer[name]] for name in kernel.reads if name in graph.producer)
         level.append(1 + max(before, default=0))
     return tuple(sorted(range(len(level)), key=lambda i: (level[i], i)))
 
@@ -79,7 +79,7 @@ def renewing_order(graph: Graph) -> tuple[int, ...] | None:
     base = best_order(graph)
     place = {position: step for step, position in enumerate(base)}
     before: list[set[int]] = [
-        {graph.producer[name] for name in kernel.inputs if name in graph.producer} for kernel in graph.kernels
+        {graph.producer[name] for name in kernel.reads if name in graph.producer} for kernel in graph.kernels
     ]
     for old, new in graph.loop_carried:
         # the new value, and what nobody else reads, such as its gradient
@@ -110,7 +110,7 @@ def _computed_for(graph: Graph, position: int) -> set[int]:
     found, unseen = {position}, [position]
     while unseen:
         kernel = graph.kernels[unseen.pop()]
-        for maker in {graph.producer[n] for n in kernel.inputs if n in graph.producer} - found:
+        for maker in {graph.producer[n] for n in kernel.reads if n in graph.producer} - found:
             outputs = graph.kernels[maker].outputs
             readers = {reader for name in outputs for reader in graph.consumers[name]}
             # read by these alone, and not wanted by the user

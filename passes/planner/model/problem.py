@@ -49,7 +49,7 @@ class Problem:
     """Time of each kernel on the GPU; infinite where it has no code for it, or may not run there."""
     cpu_us: tuple[float, ...]
     inputs: tuple[tuple[int, ...], ...]
-    """Tensors that each kernel reads, each once."""
+    """Tensors that each kernel reads, each once, and conditions of its guards."""
     outputs: tuple[tuple[int, ...], ...]
     workspace_bytes: tuple[int, ...]
     """On the GPU."""
@@ -148,8 +148,9 @@ def problem_of(
         tensor_names=tuple(t.name for t in graph.tensors),
         gpu_us=times_us(Device.GPU),
         cpu_us=times_us(Device.CPU),
-        # a kernel may read a tensor twice: it is there once
-        inputs=tuple(tuple(dict.fromkeys(number[name] for name in k.inputs)) for k in kernels),
+        # a kernel may read a tensor twice: it is there once; so is the condition of a guard on the GPU, whose
+        # copy keeps the kernel behind it
+        inputs=tuple(tuple(dict.fromkeys(number[name] for name in k.reads)) for k in kernels),
         outputs=tuple(tuple(number[name] for name in k.outputs) for k in kernels),
         workspace_bytes=tuple(align(k.gpu_workspace_bytes) for k in kernels),
         cpu_workspace_bytes=tuple(align(k.cpu_workspace_bytes) for k in kernels),

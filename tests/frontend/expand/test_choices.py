@@ -81,6 +81,30 @@ NESTED = """g (float[2] x, float limit, bool go) => (float[2] y) {
                else_branch = r () => (float[2] z) { z = Neg(u) }>(on)
     }>(most, go, x)
 }"""
+# ends when a state is large; only --bound says how many trips there may be. Leaves a row for each
+WHILE = """g (float[3] x, float limit) => (int64 n, float[3] y, float[N, 3] all) {
+    yes = Constant<value = bool {1}>()
+    zero = Constant<value = int64 {0}>()
+    n, y, all = Loop<body = b (int64 i, bool go, int64 c, float[3] s)
+        => (bool on, int64 d, float[3] t, float[3] u) {
+        one = Constant<value = int64 {1}>()
+        d = Add(c, one)
+        t = Add(s, s)
+        u = Exp(t)
+        size = ReduceMax<keepdims = 0>(t)
+        on = Less(size, limit)
+    }>(, yes, zero, x)
+}"""
+# as many trips as are fed, unless a state is negative
+COUNTED = """g (float[2] x, int64 m, bool go) => (float[2] y, float[N] all) {
+    y, all = Loop<body = b (int64 i, bool c, float[2] s) => (bool on, float[2] t, float sum) {
+        n = Cast<to = 1>(i)
+        t = Add(s, n)
+        sum = ReduceSum<keepdims = 0>(t)
+        zero = Constant<value = float {0.0}>()
+        on = GreaterOrEqual(sum, zero)
+    }>(m, go, x)
+}"""
 
 
 def _agrees(folder: Path, text: str, runs: Sequence[Mapping[str, Any]], **options: Any) -> None:
@@ -152,6 +176,44 @@ def test_the_gpu_chooses(tmp_path: Path) -> None:
         emulator.reset()
 
 
+def _doubled(limit: float) -> dict[str, Any]:
+    return {"x": np.array([1, 0.5, 0.25], np.float32), "limit": np.float32(limit)}
+
+
+def test_a_bound_says_how_many_trips_there_may_be(tmp_path: Path) -> None:
+    _agrees(tmp_path, WHILE, [_doubled(limit) for limit in (0, 3, 60, 10)], bounds={"Loop_2": 6})
+
+
+def test_a_loop_that_does_not_end_within_its_bound_is_refused(tmp_path: Path) -> None:
+    hybridc.compile(parsed(WHILE), tmp_path / "m.hyb", target="avx2", bounds={"Loop_2": 3})
+    with hybridc.load(tmp_path / "m.hyb") as session:
+        for limit in (9, 1e9):
+            with pytest.raises(
+                HybridcError, match="'Loop_2': has not ended within its bound of 3"
+            ) as refused:
+                session.run(None, _doubled(limit))
+            assert refused.value.code == "HC586" and "--bound" in str(refused.value)
+            assert session.run(["n"], _doubled(7))[0] == 3
+
+
+def test_the_number_of_trips_may_be_fed(tmp_path: Path) -> None:
+    x = np.array([0.5, -0.25], np.float32)
+    runs = [
+        {"x": sign * x, "m": np.array(m), "go": np.array(go)}
+        for sign, m, go in itertools.product((np.float32(1), np.float32(-1)), (0, 1, 4), (True, False))
+    ]
+    _agrees(tmp_path, COUNTED, runs, bounds={"Loop_0": 4})
+    with hybridc.load(tmp_path / "m.hyb") as session, pytest.raises(HybridcError) as refused:
+        session.run(None, {"x": x, "m": np.array(5), "go": np.array(True)})
+    assert refused.value.code == "HC586"
+
+
+def test_a_bound_of_no_loop_is_refused() -> None:
+    with pytest.raises(HybridcError, match="no loop 'Loop_9'") as refused:
+        hybridc.plan(parsed(WHILE), target="avx2", bounds={"Loop_9": 4})
+    assert refused.value.code == "HC528" and "Loop_2" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
@@ -159,16 +221,6 @@ def test_the_gpu_chooses(tmp_path: Path) -> None:
             """y = If<then_branch = a () => (float[3] p) { p = Exp(x) },
                else_branch = b () => (float[1] q) { q = ReduceSum(x) }>(c)""",
             "branches have different shapes",
-        ),
-        (
-            """most = Constant<value = int64 {3}>()
-            last, all = Loop<body = b (int64 i, bool go, float[3] s) => (bool on, float[3] t, float[3] u) {
-                on = Not(go)
-                t = Exp(s)
-                u = Abs(s)
-            }>(most, c, x)
-            y = ReduceMax<keepdims = 0, axes = [0]>(all)""",
-            "stacks results",
         ),
     ],
 )

@@ -67,6 +67,7 @@ class Binder {
     for (const Tensor& tensor : graph.tensors) tensors_[tensor.name] = &tensor;
     int64_t row = 0;
     for (const Kernel& kernel : graph.kernels) {
+      for (const std::string& name : kernel.outputs) producer_[name] = &kernel;
       kernels_[kernel.name] = &kernel;
       first_row_[kernel.name] = row;
       row += static_cast<int64_t>(kernel.checks.size());
@@ -100,6 +101,7 @@ class Binder {
         made.function = kernels_.at(step.name)->function + "_" + DeviceName(step.target);
         made.operands = Called(position, step);
       }
+      made.guards = Guards(position, step);
     }
     SetEvents(plan_, &bound.steps);
     bound.uploads = Uploads();
@@ -197,6 +199,40 @@ class Binder {
     const auto weight = gpu_weights_.find(step.name);
     if (weight == gpu_weights_.end()) RefuseBinding("no GPU kernel reads it", step.name);
     return {InWeights(step.name, *weight->second), target};
+  }
+
+  // Where the conditions of a step are, and what they must be: those of its kernel, of a copy those of the kernel that
+  // computes the tensor.
+  std::vector<hybridc::Guard> Guards(int64_t position, const Step& step) {
+    std::vector<Guard> guards;
+    if (!step.is_copy) {
+      const Kernel& kernel = *kernels_.at(step.name);
+      guards = kernel.guards;
+      if (step.target == Device::kCpu) AddInPlace(position, kernel, &guards);
+    } else if (const auto producer = producer_.find(step.name); producer != producer_.end()) {
+      guards = producer->second->guards;
+    }
+    std::vector<hybridc::Guard> made;
+    for (const Guard& guard : guards) {
+      const Parameter condition{"bool", {1}, 0, 1};
+      made.push_back({InBuffer(Stay(position, guard.tensor, Device::kCpu, false), 0, condition), guard.value});
+    }
+    return made;
+  }
+
+  // Of a choice whose result has the bytes of an operand: where it takes that, it has nothing to do.
+  void AddInPlace(int64_t position, const Kernel& kernel, std::vector<Guard>* guards) const {
+    if (kernel.choice.empty()) return;
+    for (const std::string& name : kernel.choice) {
+      if (IsWeight(name)) return;
+    }
+    if (IsWeight(kernel.outputs[0])) return;
+    const int64_t place = Stay(position, kernel.outputs[0], Device::kCpu, false).offset_bytes;
+    for (size_t side : {1, 2}) {
+      if (Stay(position, kernel.choice[side], Device::kCpu, false).offset_bytes == place) {
+        guards->push_back({kernel.choice[0], side == 2});
+      }
+    }
   }
 
   // The buffer that holds a tensor on a device at a step: of its stays the one begun last.
@@ -297,7 +333,7 @@ class Binder {
     for (const Kernel& kernel : graph_.kernels) {
       for (const Check& check : kernel.checks) {
         ValueCheck& made =
-            checks.emplace_back(ValueCheck{check.node, check.op, check.is_divisor, check.lower, check.upper, {}});
+            checks.emplace_back(ValueCheck{check.node, check.op, check.kind, check.lower, check.upper, {}});
         const auto input = std::find(graph_.inputs.begin(), graph_.inputs.end(), check.tensor);
         if (input != graph_.inputs.end()) made.input = static_cast<size_t>(input - graph_.inputs.begin());
       }
@@ -311,6 +347,7 @@ class Binder {
   const WeightOffsets& weights_;
   std::map<std::string, const Tensor*> tensors_;
   std::map<std::string, const Kernel*> kernels_;
+  std::map<std::string, const Kernel*> producer_;
   std::map<std::string, int64_t> first_row_;  // of its checks, in the array of faults
   std::map<Held, std::vector<const Buffer*>> stays_;
   std::map<std::string, const Parameter*> gpu_weights_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "program/json.h"
+#include "program/program.h"
 
 namespace hybridc::ir {
 
@@ -27,9 +28,17 @@ struct Tensor {
 // A value that a kernel looks at before it uses it.
 struct Check {
   std::string node, op;
-  bool is_divisor;
+  CheckKind kind;
   int64_t lower, upper;
   std::string tensor;  // whose elements are the values; empty: they are computed
+};
+
+// A kernel runs only if a condition, a tensor of one bool in the host's memory, has this value.
+struct Guard {
+  std::string tensor;
+  bool value;
+
+  bool operator==(const Guard&) const = default;
 };
 
 struct Kernel {
@@ -39,6 +48,8 @@ struct Kernel {
   std::array<int64_t, 2> workspace_bytes;                 // by device
   std::array<bool, 2> has_code;
   std::vector<Check> checks;
+  std::vector<std::string> choice;  // of `where` for one condition: condition, taken, other; empty: no such kernel
+  std::vector<Guard> guards;        // it runs only if all hold, looked at in order
 };
 
 struct Graph {

@@ -57,7 +57,9 @@ Check ReadKernelCheck(const Json& json) {
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
   return {json["node"].Text(),
           json["operator"].Text(),
-          ReadOneOf<bool>(json["kind"], {{"index", false}, {"divisor", true}}),
+          ReadOneOf<CheckKind>(json["kind"], {{"index", CheckKind::kIndex},
+                                              {"divisor", CheckKind::kDivisor},
+                                              {"trips", CheckKind::kTrips}}),
           json["lower"].Whole(kLeast, kMost),
           json["upper"].Whole(kLeast, kMost),
           json.Has("tensor") ? json["tensor"].Text() : ""};
@@ -73,6 +75,11 @@ Kernel ReadKernel(const Json& json) {
   kernel.workspace_bytes = {json["gpu_workspace_bytes"].Size(), json["cpu_workspace_bytes"].Size()};
   for (const Json& device : json["devices"].Each()) kernel.has_code[static_cast<size_t>(ReadDevice(device))] = true;
   if (json.Has("checks")) kernel.checks = json["checks"].Each(ReadKernelCheck);
+  if (json.Has("choice")) kernel.choice = ReadNames(json["choice"]);
+  if (json.Has("guards")) {
+    kernel.guards =
+        json["guards"].Each([](const Json& guard) { return Guard{guard["tensor"].Text(), guard["value"].Flag()}; });
+  }
   return kernel;
 }
 

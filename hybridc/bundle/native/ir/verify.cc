@@ -139,10 +139,76 @@ class Verifier {
     }
     for (const Kernel& kernel : graph_.kernels) {
       CheckKnown(kernel.inputs);
+      for (const Guard& guard : kernel.guards) CheckKnown({guard.tensor});
+      CheckKnown(kernel.choice);
       CheckKnown(kernel.outputs);
     }
     CheckKnown(graph_.inputs);
     CheckKnown(graph_.outputs);
+    CheckGuards();
+  }
+
+  // Whatever is read has been computed then: its kernel has guards of the reader, and no others. A choice reads each of
+  // two operands under one guard more. Outputs, and states, are always computed.
+  void CheckGuards() const {
+    for (const Kernel& kernel : graph_.kernels) {
+      const std::string where = "kernel " + Quoted(kernel.name);
+      std::vector<Guard> known;
+      for (const Guard& guard : kernel.guards) {
+        CheckCondition(guard.tensor, where);
+        CheckComputed(guard.tensor, known, where);
+        known.push_back(guard);
+      }
+      CheckReads(kernel, where);
+    }
+    for (const std::string& name : graph_.outputs) CheckComputed(name, {}, "the graph's results");
+    for (const Tensor& tensor : graph_.tensors) {
+      if (tensor.role == Role::kState) CheckComputed(tensor.name, {}, "the graph's results");
+    }
+  }
+
+  void CheckReads(const Kernel& kernel, const std::string& where) const {
+    if (kernel.choice.empty()) {
+      for (const std::string& name : kernel.inputs) CheckComputed(name, kernel.guards, where);
+      return;
+    }
+    const std::set<std::string> chosen(kernel.choice.begin(), kernel.choice.end());
+    const std::set<std::string> read(kernel.inputs.begin(), kernel.inputs.end());
+    if (kernel.choice.size() != 3 || chosen != read || kernel.outputs.size() != 1) {
+      RefusePlan("HC210", "is a choice of what it does not read", where);
+    }
+    const std::string& condition = kernel.choice[0];
+    CheckCondition(condition, where);
+    CheckComputed(condition, kernel.guards, where);
+    for (size_t side : {1, 2}) {
+      std::vector<Guard> known = kernel.guards;
+      known.push_back({condition, side == 1});
+      CheckComputed(kernel.choice[side], known, where);
+    }
+  }
+
+  void CheckCondition(const std::string& name, const std::string& where) const {
+    const Tensor& tensor = TensorOf(name);
+    if (tensor.dtype != "bool" || tensor.size_bytes != 1) {
+      RefusePlan("HC224", "its condition " + Quoted(name) + " is not one bool", where);
+    }
+  }
+
+  void CheckComputed(const std::string& name, const std::vector<Guard>& known, const std::string& where) const {
+    for (const Guard& guard : GuardsOf(name)) {
+      if (std::find(known.begin(), known.end(), guard) != known.end()) continue;
+      RefusePlan("HC224",
+                 "reads " + Quoted(name) + ", which is computed only if " + Quoted(guard.tensor) + " is " +
+                     (guard.value ? "True" : "False"),
+                 where);
+    }
+  }
+
+  // Of the kernel that computes a tensor.
+  const std::vector<Guard>& GuardsOf(const std::string& name) const {
+    static const std::vector<Guard> none;
+    const auto producer = producer_.find(name);
+    return producer == producer_.end() ? none : graph_.kernels[producer->second].guards;
   }
 
   void CheckKnown(const std::vector<std::string>& names) const {
@@ -277,6 +343,9 @@ class Verifier {
 
   void CheckAccesses(int64_t position) {
     const Step& step = plan_.steps[position];
+    for (const Guard& guard : step.is_copy ? GuardsOf(step.name) : KernelOf(step.name).guards) {
+      LookAt(position, guard.tensor);
+    }
     if (step.is_copy) {
       if (!IsWeight(step.name)) {
         Read(position, step.name, step.source);
@@ -305,6 +374,17 @@ class Verifier {
                  Described(plan_.steps[position], position));
     }
     Use(position, index);
+  }
+
+  // A lane reads a condition when it comes to a step: by then a kernel on the CPU, which it waits for, has ended; of a
+  // copy from the GPU only the GPU would know.
+  void LookAt(int64_t position, const std::string& name) {
+    Read(position, name, Device::kCpu);
+    const int64_t written = plan_.buffers[Covering(position, name, Device::kCpu, false)].first_step;
+    if (written >= 0 && written < end_ && plan_.steps[written].is_copy) {
+      RefusePlan("HC224", "its condition " + Quoted(name) + " is not computed on the CPU",
+                 Described(plan_.steps[position], position));
+    }
   }
 
   // A live range begins with the step that writes it, and nothing else writes it.

@@ -99,6 +99,11 @@ double Json::Number() const {
   return *number;
 }
 
+bool Json::Flag() const {
+  if (value_.type_index() != ffi::TypeIndex::kTVMFFIBool) Refuse("it is neither true nor false");
+  return value_.cast<bool>();
+}
+
 void Json::Refuse(const std::string& what) const {
   throw Refusal("HC303", "malformed: " + (place_.empty() ? "" : place_ + ": ") + what, file_, "make the bundle again");
 }

@@ -31,6 +31,9 @@ class Json {
 
   double Number() const;
 
+  // True or false.
+  bool Flag() const;
+
   // A number of bytes or elements, and an offset: at most what an address space of x86-64 has.
   int64_t Size() const { return Whole(0, int64_t{1} << 48); }
 

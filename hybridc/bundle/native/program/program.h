@@ -42,6 +42,12 @@ struct Operand {
   DLDataType dtype;
 };
 
+// A step is executed only if the bool in the host's memory has this value.
+struct Guard {
+  size_t operand;
+  bool value;
+};
+
 struct Step {
   std::string name;  // of the kernel, or of the tensor that is copied
   double planned_us;
@@ -50,12 +56,15 @@ struct Step {
   std::optional<std::string> function;  // none: a copy
   std::vector<size_t> operands;
   int64_t event;  // -1: none
+  std::vector<Guard> guards;
 };
+
+enum class CheckKind { kIndex, kDivisor, kTrips };
 
 // A value that a kernel looks at before it uses it.
 struct ValueCheck {
   std::string node, op;
-  bool is_divisor;
+  CheckKind kind;
   int64_t lower, upper;
   std::optional<size_t> input;  // whose elements are the values; none: they are computed
 };

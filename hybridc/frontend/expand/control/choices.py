@@ -1,130 +1,156 @@
-"""If and Loop whose conditions only a run knows: what every branch and trip computes, and a choice of it.
+"""If and Loop whose conditions only a run knows: all branches and trips, and choices between what they make.
 
-Both branches of an If are inlined, and so are all trips that a Loop may have; `Where` takes the results of
-the branch that counts, and keeps the states of a loop that has ended. So a plan has the same steps in every
-run, its memory is that of any other, and a run takes the time of both branches, or of all trips.
-
-What is computed and not taken may be anything but a fault: of nodes that check what they are fed, such as
-Gather, the operand is replaced by a legal one where their result does not count (`guarded`).
+Both branches of an If are inlined, and so are all trips that a Loop may have. A choice, a `Where` of one
+condition, takes the results of the branch that counts, and keeps the states of a loop that has ended. All of
+it is planned; a run executes only what choices need of it (`passes/guards.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
+from onnx import NodeProto
+from tvm import relax, te, tirx
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from hybridc.frontend.expand.builder import (
+    ORIGIN,
     TRIP,
     Builder,
-    Expansion,
     Unsupported,
+    dtype_of,
     given,
     operand,
     shape_of,
+    typed,
 )
 from hybridc.frontend.expand.control.copies import copy_body, discard, trip_of
 from hybridc.frontend.expand.control.loops import check_size, unrolled_trips
-from hybridc.frontend.expand.group_query import CHECKED_COUNT
-from hybridc.frontend.expand.quantized.packed_product import PACKED_GATHER
+from hybridc.frontend.inputs.loop_bounds import BOUND, BOUNDED
 from hybridc.frontend.values import constant_array
 
-PREDICATE = "hybridc.predicate"
-"""Key of the metadata of a node: a bool, whether its results count."""
+Pad = Callable[[ir.Value, ir.Value], ir.Value]
+"""Notes that a value is padded along its first axis: an int64 of one element says how many elements count."""
+Inlining = Callable[[ir.Node, Builder, Pad], "Sequence[ir.Value | None] | None"]
+"""As an expansion, but for nodes of which nothing more will be known before a run."""
+CHOOSE = "choose"
+"""Name of the function that a choice calls: `choose(condition, taken, other)`."""
+CHECKED_TRIPS = "CheckedTrips"
+"""Of our own: a number of trips, int64, that is at most `most`, or else a fault of `operator`."""
 CHOICE = "hybridc.choice"
 """Key of the metadata of a Where that chooses between values of one shape; its value says whose they are."""
-_CHECKED: Mapping[str, tuple[int, int]] = {
-    CHECKED_COUNT: (0, 0),
-    "Gather": (1, 0),
-    "GatherElements": (1, 0),
-    "GatherND": (1, 0),
-    PACKED_GATHER: (0, 0),
-    "MaxRoiPool": (1, 0),
-    "MaxUnpool": (1, 0),
-    "RoiAlign": (2, 0),
-    "Scatter": (1, 0),
-    "ScatterElements": (1, 0),
-    "ScatterND": (1, 0),
-    "TopK": (1, 0),
-}
-"""Of operators that check what they are fed: the position of the operand, and a number that is legal."""
-_DIVISIONS = ("Div", "Mod")
 
 
-def _if(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
+def _if(node: ir.Node, build: Builder, pad: Pad) -> Sequence[ir.Value | None]:
     """Both branches, and a choice between their results."""
-    condition, outer = _scalar(operand(node, 0), build), node.meta.get(PREDICATE)
-    otherwise = build.op("Not", condition)
+    condition = _scalar(operand(node, 0), build)
     results = []
-    for name, counts in (("then_branch", build.op("Not", otherwise)), ("else_branch", otherwise)):
+    for name in ("then_branch", "else_branch"):
         body = node.attributes[name].as_graph()
-        counts = counts if outer is None else build.op("And", outer, counts)
-        first = len(build.nodes)
         results.append(copy_body(body, [], build, node.meta.get(TRIP, "")))
-        _mark(build.nodes[first:], counts)
         discard(body)
     return [
         _chosen(condition, taken, other, "branches", build) for taken, other in zip(*results, strict=True)
     ]
 
 
-def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None] | None:
-    """All trips that there may be, each of which changes the states only if the loop has not ended."""
+def _loop(node: ir.Node, build: Builder, pad: Pad) -> Sequence[ir.Value | None] | None:
+    """All trips that there may be, each of which changes the states only if the loop has not ended.
+
+    What trips leave to stack has room for all of them, and is padded behind those that there were.
+    """
+    most, bound = given(node, 0), node.metadata_props.get(BOUND)
+    known = None if most is None else constant_array(most)
+    limits = [int(n) for n in (bound, None if known is None else known.item()) if n is not None]
+    if not limits:
+        return None
+    last = min(limits)
+    asks_for_more = bound is not None and (known is None or known.item() > last)
+    fed = None if known is not None or most is None else _scalar(most, build)
     body = node.attributes["body"].as_graph()
+    check_size(last, body)
     states = [operand(node, position) for position in range(2, len(node.inputs))]
-    most = given(node, 0)
-    trips = None if most is None else constant_array(most)
-    if trips is None:
-        return None
-    if len(body.outputs) - 1 > len(states):
-        raise Unsupported("stacks results, of which only a run knows how many there are")
-    first_trip = unrolled_trips(node)
-    check_size(int(trips.reshape(())), body)
-    condition, outer = _scalar(operand(node, 1), build), node.meta.get(PREDICATE)
-    for trip in range(first_trip, int(trips.reshape(()))):
-        counts = condition if outer is None else build.op("And", outer, condition)
-        first = len(build.nodes)
+    first, left = unrolled_trips(node)
+    stacks = [list(pieces) for pieces in left] or [[] for _ in body.outputs[1 + len(states) :]]
+    condition = _within(_scalar(operand(node, 1), build), first, fed, build)
+    conditions: list[ir.Value] = []
+    for trip in range(first, last):
         operands = [build.constant(trip, "int64"), build.constant(True), *states]
-        goes_on, *results = copy_body(body, operands, build, trip_of(node, trip))
-        _mark(build.nodes[first:], counts)
-        states = [
-            _chosen(condition, new, old, "states", build) for new, old in zip(results, states, strict=True)
+        asked, *made = copy_body(body, operands, build, trip_of(node, trip))
+        goes_on = _within(_scalar(asked, build), trip + 1, fed, build)
+        new = dict(zip(made[len(states) :], body.outputs[1 + len(states) :], strict=True))
+        old = [*states, *(_zeros(piece, declared, build) for piece, declared in new.items())]
+        if asks_for_more and trip + 1 == last:
+            made = _refused(node, goes_on, last, made, old, build)
+        chosen = [
+            _chosen(condition, value, before, "states", build)
+            for value, before in zip(made, old, strict=True)
         ]
-        condition = build.op("And", condition, _scalar(goes_on, build))
+        states = chosen[: len(states)]
+        for stack, piece in zip(stacks, chosen[len(states) :], strict=True):
+            stack.append(piece)
+        conditions.append(condition)
+        # nobody asks a trip that there is not whether there is another one
+        condition = _chosen(condition, goes_on, condition, "conditions", build)
     discard(body)
-    return states[: len(node.outputs)]
+    stacked = _stacked(stacks, first, conditions, build, pad) if stacks else []
+    return [*states, *stacked][: len(node.outputs)]
 
 
-def guarded(node: ir.Node) -> Expansion | None:
-    """What makes a node harmless where its results do not count; None if it cannot do harm."""
-    counts = node.meta.get(PREDICATE)
-    position, legal = _CHECKED.get(node.op_type, (1, 1))
-    if counts is None or not (node.op_type in _CHECKED or node.op_type in _DIVISIONS):
-        return None
-    checked = given(node, position)
-    if checked is None or checked.dtype is None or constant_array(checked) is not None:
-        return None
-    if node.op_type in _DIVISIONS and not checked.dtype.is_integer():
-        return None
-
-    def guard(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
-        inputs = list(node.inputs)
-        inputs[position] = build.op("Where", counts, checked, build.like(checked, legal))
-        results = build.ops(node.op_type, inputs, {}, results=len(node.outputs))
-        build.nodes[-1].attributes.update(node.attributes)
-        build.nodes[-1].meta[PREDICATE] = None
-        for result, old in zip(results, node.outputs, strict=True):  # of operators of ours, ONNX infers none
-            result.type, result.shape = old.type, old.shape
-        return results
-
-    return guard
+def _within(goes_on: ir.Value, trip: int, most: ir.Value | None, build: Builder) -> ir.Value:
+    """Whether a trip is made, where the number of trips is fed."""
+    if most is None:
+        return goes_on
+    return build.op("And", goes_on, build.op("Less", build.constant(trip, "int64"), most))
 
 
-def inherit(made: Sequence[ir.Node], node: ir.Node) -> None:
-    """Results of the nodes that replace a node count where its own did."""
-    if PREDICATE in node.meta:
-        for each in made:
-            each.meta.setdefault(PREDICATE, node.meta[PREDICATE])
+def _refused(
+    node: ir.Node,
+    goes_on: ir.Value,
+    last: int,
+    made: Sequence[ir.Value],
+    old: Sequence[ir.Value],
+    build: Builder,
+) -> list[ir.Value]:
+    """What the last trip that there may be leaves, with a check that nobody asks for one more."""
+    name, outer = node.metadata_props[BOUNDED], node.meta.get(ORIGIN) or node.name
+    attributes = {"most": last, "operator": "Loop" if name == outer else f"Loop {name!r} of"}
+    trips = build.constant(last, "int64")
+    wanted = build.op("Add", build.op("Cast", goes_on, to=int(ir.DataType.INT64)), trips)
+    checked = typed(build.ops(CHECKED_TRIPS, [wanted], attributes)[0], ir.DataType.INT64, ())
+    # never, once it is checked; but so the results wait for the check
+    is_over = build.op("Greater", checked, trips)
+    return [build.op("Where", is_over, before, value) for value, before in zip(made, old, strict=True)]
+
+
+def _zeros(piece: ir.Value, declared: ir.Value, build: Builder) -> ir.Value:
+    """Of the shape of what a trip leaves to stack, for a trip that there is not."""
+    zero = ir.tensor(np.zeros(1, dtype_of(declared).numpy()))
+    return build.op("ConstantOfShape", build.op("Shape", piece), value=zero)
+
+
+def _stacked(
+    stacks: Sequence[Sequence[ir.Value]],
+    first: int,
+    conditions: Sequence[ir.Value],
+    build: Builder,
+    pad: Pad,
+) -> list[ir.Value]:
+    """What the trips have left, padded to the most that there may be, and counted."""
+    if not stacks[0]:
+        raise Unsupported("of no trips leaves results of an unknown shape")
+    made = [build.op("Cast", condition, to=int(ir.DataType.INT64)) for condition in conditions]
+    trips = build.op(
+        "Add", build.op("Sum", *made) if len(made) > 1 else made[0], build.constant([first], "int64")
+    )
+    count = typed(trips, ir.DataType.INT64, (1,))
+    found = []
+    for pieces in stacks:
+        stacked = build.op("Concat", *(build.unsqueeze(piece, [0]) for piece in pieces), axis=0)
+        found.append(pad(stacked, count))
+    return found
 
 
 def check_choice(node: ir.Node) -> None:
@@ -133,12 +159,26 @@ def check_choice(node: ir.Node) -> None:
         raise Unsupported(f"cannot choose: {node.meta[CHOICE]} have different shapes")
 
 
-def _mark(made: Sequence[ir.Node], counts: ir.Value) -> None:
-    for node in made:
-        node.meta[PREDICATE] = counts
+def import_choice(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """A function of its own for a choice, which stays one kernel; None for any other Where."""
+    if CHOICE not in node.meta:
+        return None
+    return importer.bb.call_te(
+        _choose, *(importer._nodes[name] for name in proto.input), primfunc_name_hint=CHOOSE
+    )
+
+
+def _choose(condition: te.Tensor, taken: te.Tensor, other: te.Tensor) -> te.Tensor:
+    return te.compute(taken.shape, lambda *at: tirx.Select(condition(), taken(*at), other(*at)), name=CHOOSE)
 
 
 def _chosen(condition: ir.Value, taken: ir.Value, other: ir.Value, whose: str, build: Builder) -> ir.Value:
+    """The value of a choice; what a condition that is known takes."""
+    known = constant_array(condition)
+    if known is not None:
+        return taken if known.item() else other
+    if taken is other:
+        return taken
     chosen = build.op("Where", condition, taken, other)
     build.nodes[-1].meta[CHOICE] = whose
     return chosen
@@ -150,8 +190,7 @@ def _scalar(condition: ir.Value, build: Builder) -> ir.Value:
     return build.squeeze(condition, range(len(shape))) if shape is not None and len(shape) else condition
 
 
-CHOICES: Mapping[str, Expansion] = {"If": _if, "Loop": _loop}
-"""As expansions, for nodes of which nothing more will be known before a run."""
+CHOICES: Mapping[str, Inlining] = {"If": _if, "Loop": _loop}
 
 
 def has_choices(graph: ir.Graph) -> bool:

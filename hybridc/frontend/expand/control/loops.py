@@ -47,6 +47,7 @@ def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
         "Loop", [given(node, 0), goes_on, *new_states], {"body": body}, results=len(states) + stacks
     )
     build.nodes[-1].meta[TRIP] = node.meta.get(TRIP, "")
+    build.nodes[-1].metadata_props.update(node.metadata_props)
     build.nodes[-1].meta[_TRIPS] = (done + 1, [(*old, each) for old, each in zip(pieces, new, strict=True)])
     return list(rest)[: len(node.outputs)]
 
@@ -142,15 +143,19 @@ def _stacked(pieces: Sequence[ir.Value], axis: int, build: Builder) -> ir.Value:
     return build.op("Concat", *(build.unsqueeze(piece, [axis]) for piece in pieces), axis=axis)
 
 
-def unrolled_trips(loop: ir.Node) -> int:
-    """How many trips of a loop are unrolled, and are no longer to be made."""
-    return int(loop.meta.get(_TRIPS, (0,))[0])
+def unrolled_trips(loop: ir.Node) -> tuple[int, Sequence[Sequence[ir.Value]]]:
+    """How many trips of a loop are unrolled, and are no longer to be made; and what they left to stack."""
+    done, pieces = loop.meta.get(_TRIPS, (0, []))
+    return done, pieces
 
 
 def check_size(trips: int, body: ir.Graph) -> None:
     """Raises Unsupported if so many trips are too many nodes."""
     if trips * len(body) > MAX_UNROLLED_NODES:
-        raise Unsupported(f"would become more than {MAX_UNROLLED_NODES} nodes, unrolled")
+        raise Unsupported(
+            f"would become more than {MAX_UNROLLED_NODES} nodes, unrolled; --bound gives a smaller number of"
+            " trips"
+        )
 
 
 STANDARD: Mapping[str, Expansion] = {"Loop": _loop, "Scan": _scan}
