@@ -19,15 +19,17 @@ from tvm_ffi import libinfo
 
 from hybridc.bundle.build import NATIVE_FOLDER
 from hybridc.errors import PlanError
-from hybridc.ir import Check, Device, Graph, Kernel, Plan, Role
+from hybridc.ir import Check, Device, Graph, Guard, Kernel, Plan, Role
 from hybridc.ir.bind import FAULT_DTYPE, BoundStep, FaultRows, Operand, Parameter, Signatures, View, bind
 from hybridc.ir.graph import CheckKind, graph_to_json
 from hybridc.ir.plan import plan_from_json, plan_to_json
 from hybridc.ir.verify import verify
 from hybridc.json_values import LARGEST_SIZE
+from hybridc.passes.guards import with_guards
+from tests.passes.test_guards import drawn
 from tests.property.test_plans import fractions, plan_of, planned, quick
 from tests.support.file_edits import edited
-from tests.support.graphs import graphs, machines
+from tests.support.graphs import graphs, machine, machines
 from tests.support.mutations import MUTATIONS
 from tests.support.random_steps import random_steps
 
@@ -200,6 +202,32 @@ def test_plans_are_bound_alike(ask: Ask) -> None:
                 assert ask({**asked, lacking: []}) == "HC306"
 
     check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_guards_are_verified_and_bound_alike(ask: Ask, seed: int) -> None:
+    random = Random(seed)
+    graph = with_guards(drawn(seed))
+    plan = planned(graph, machine(), random.random())
+    signatures = signatures_of(graph)
+    functions = [
+        {"name": name, "device": device.value, "parameters": [asdict(each) for each in parameters]}
+        for (name, device), parameters in signatures.items()
+    ]
+    bound = told(bind(graph, plan, signatures).steps, "", {})
+    assert ask(question(graph, plan, functions=functions, weights=[])) == bound
+    for position, kernel in enumerate(graph.kernels):
+        changes: list[dict[str, Any]] = [{"guards": (Guard(graph.inputs[0], True),)}]
+        for guard in kernel.guards:
+            others = tuple(each for each in kernel.guards if each != guard)
+            changes += [{"guards": others}, {"guards": (*others, replace(guard, value=not guard.value))}]
+        if kernel.choice:
+            changes += [{"choice": kernel.choice[:2]}, {"choice": ()}, {"choice": kernel.choice[::-1]}]
+        for change in changes:
+            kernels = list(graph.kernels)
+            kernels[position] = replace(kernel, **change)
+            damaged = replace(graph, kernels=tuple(kernels))
+            assert ask(question(damaged, plan)) == verdict(damaged, plan), change
 
 
 def test_shapes_and_sizes_are_limited_as_they_are_read(ask: Ask) -> None:
