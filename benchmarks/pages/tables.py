@@ -13,6 +13,7 @@ from pages.plans import plan_tables
 from pages.published import published_tables
 from pages.regret import regret_tables
 from pages.results import read
+from pages.serve import serve_tables
 from pages.wheels import wheel_tables
 
 MIB = 1 << 20
@@ -58,6 +59,7 @@ def tables() -> str:
             *(part for result in conv1d for part in conv1d_table(result)),
             *(part for result in precision for part in precision_table(result)),
             *training_tables(),
+            *serve_tables(),
             *gpu_model_tables(),
         ]
     )

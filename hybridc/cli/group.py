@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hybridc.cli.support.arguments import add_json, add_trust
+from hybridc.cli.support.arguments import add_json, add_trust, named_count
 from hybridc.cli.support.files import existing_artifact, print_json
 from hybridc.cli.support.terminal import output_width, print_text
-from hybridc.errors import UsageError
-from hybridc.options import parse_bytes, parse_count
+from hybridc.options import parse_bytes
 
 HELP = "plan artifacts that share one GPU budget"
 EXAMPLE = """\
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--runs",
-        type=_named_count,
+        type=named_count,
         action="append",
         default=[],
         metavar="NAME=20",
@@ -65,11 +64,3 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         print_text(group_text(group, output_width()))
     return 0
-
-
-def _named_count(text: str) -> tuple[str, int]:
-    """Read `NAME=20`. Raises UsageError HC500."""
-    name, _, count = text.rpartition("=")
-    if not name:
-        raise UsageError("HC500", f"invalid --runs {text!r}", remedy="write --runs NAME=20")
-    return name, parse_count(count)

@@ -27,6 +27,7 @@ COMMANDS = (
     *(
         "compile",
         "run",
+        "serve",
         "group",
         "bench",
         "bundle",

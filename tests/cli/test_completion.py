@@ -27,6 +27,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("hybridc ", COMMANDS, ()),
         ("hybridc comp", ("compile", "compare", "completion"), ("run",)),
         ("hybridc run --", ("--emulate-gpu", "--trust", "--random"), ("--target",)),
+        ("hybridc serve --", ("--http-port", "--batch", "--gpu-memory"), ("--target",)),
         ("hybridc machine ", ("show", "calibrate"), ("run",)),
         ("hybridc completion ", SHELLS, ("run",)),
         ("hybridc compile mod", ("model.onnx",), ("--target",)),

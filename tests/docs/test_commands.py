@@ -30,7 +30,9 @@ SMALLER = {
 }
 """Values of options that are made smaller."""
 LESS_EFFORT = {command: ["--plan-seconds", "0.05"] for command in ("compile", "plan", "sweep", "compare")}
-RUNS_ELSEWHERE = re.compile(r"make |\. \.venv|machine calibrate|pip install|hybridc sign|--trust|completion")
+RUNS_ELSEWHERE = re.compile(
+    r"make |\. \.venv|machine calibrate|pip install|hybridc sign|hybridc serve|--trust|completion"
+)
 """Run by the continuous integration itself, or by tests of their own."""
 SHAPE = (1, 8, 16, 16)
 PREPARED = f"""

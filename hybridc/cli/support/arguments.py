@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hybridc.cli.support.files import named_value, read_array
+from hybridc.errors import UsageError
 from hybridc.options import (
     DEFAULT_PLAN_SECONDS,
     FP32,
@@ -293,3 +294,11 @@ def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, value in vars(arguments).items()
         if name in CompileKeywords.__annotations__
     }
+
+
+def named_count(text: str) -> tuple[str, int]:
+    """Read `NAME=20` of `--runs`. Raises UsageError HC500."""
+    name, _, count = text.rpartition("=")
+    if not name:
+        raise UsageError("HC500", f"invalid --runs {text!r}", remedy="write --runs NAME=20")
+    return name, parse_count(count)

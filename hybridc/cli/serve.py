@@ -1,0 +1,218 @@
+"""Serve artifacts by the Open Inference Protocol v2, over HTTP and gRPC, until SIGTERM or Ctrl-C.
+
+Any client of the protocol can ask for results, such as tritonclient. Models are called as the files of their
+artifacts. With --gpu-memory several of them take turns in one allocation, as `hybridc group` plans it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hybridc
+from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads, add_trust, named_count
+from hybridc.cli.support.files import existing_artifact, print_json
+from hybridc.cli.support.terminal import print_text
+from hybridc.errors import UsageError
+from hybridc.options import check_seconds, parse_bytes, parse_count, parse_emulated_gpu
+
+if TYPE_CHECKING:
+    from hybridc.runtime import Session
+    from hybridc.serving.server import Addresses
+
+HELP = "serve artifacts over HTTP and gRPC"
+EXAMPLE = """\
+  hybridc serve resnet.hyb
+  hybridc serve resnet.hyb --batch N --queue 128 --host 0.0.0.0
+  hybridc serve encoder.hyb unet.hyb decoder.hyb --gpu-memory 4GiB"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifacts", type=Path, nargs="+", metavar="OUT.hyb", help="the artifacts")
+    _add_addresses(parser.add_argument_group("addresses"))
+    _add_limits(parser.add_argument_group("limits"))
+    _add_batches(parser.add_argument_group("dynamic batching"))
+    _add_memory(parser)
+    add_trust(parser)
+    add_json(parser)
+
+
+def _add_addresses(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="0.0.0.0",
+        help="address to listen at; who reaches it may use the models (default: %(default)s, this computer)",
+    )
+    for protocol, port in (("http", 8080), ("grpc", 8081)):
+        group.add_argument(
+            f"--{protocol}-port",
+            type=_port,
+            default=port,
+            metavar="PORT",
+            help="port, or 0 for any that is free (default: %(default)s)",
+        )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--queue",
+        type=parse_count,
+        default=64,
+        metavar="N",
+        help="requests of a model that may wait; others are refused (default: %(default)s)",
+    )
+    group.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="for which a request may wait for its result (default: %(default)g)",
+    )
+    group.add_argument(
+        "--request-size",
+        type=parse_bytes,
+        metavar="64MiB",
+        help="largest request that is read (default: 64MiB, or what the largest inputs need)",
+    )
+    group.add_argument(
+        "--grace",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="for which requests are still answered after SIGTERM or Ctrl-C (default: %(default)g)",
+    )
+
+
+def _add_batches(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--batch",
+        metavar="N",
+        help="open dimension, the first axis of inputs and outputs, whose entries the model computes"
+        " independently: waiting requests are joined along it (default: none)",
+    )
+    group.add_argument(
+        "--batch-delay",
+        type=_delay,
+        default=0.0,
+        metavar="SECONDS",
+        help="for which a batch that is not full waits for more requests (default: %(default)g)",
+    )
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu-memory",
+        type=parse_bytes,
+        metavar="4GiB",
+        help="GPU memory that all artifacts together never exceed (default: up to the GPU's free memory)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=named_count,
+        action="append",
+        default=[],
+        metavar="NAME=20",
+        help="of artifacts that share --gpu-memory, how often one runs in each of its turns; may be repeated",
+    )
+    parser.add_argument(
+        "--emulate-gpu",
+        type=parse_emulated_gpu,
+        metavar="64MiB[:sm_75]",
+        help="run on an emulated GPU with this much memory, of this architecture (default: sm_90)",
+    )
+    add_threads(parser)
+    add_host_memory(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    for path in arguments.artifacts:
+        existing_artifact(path)
+    _check(arguments)
+    from hybridc.serving.server import serve
+    from hybridc.serving.settings import Settings
+
+    with ExitStack() as opened:
+        sessions = _load(arguments, opened)
+        for session in sessions.values():
+            session.warm_up()
+        settings = Settings(
+            host=arguments.host,
+            http_port=arguments.http_port,
+            grpc_port=arguments.grpc_port,
+            queue=arguments.queue,
+            timeout_s=arguments.timeout,
+            request_bytes=arguments.request_size,
+            batch=arguments.batch,
+            batch_delay_s=arguments.batch_delay,
+            grace_s=arguments.grace,
+        )
+        serve(sessions, settings, lambda addresses: _tell(arguments, sessions, addresses))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises UsageError HC514 or HC500."""
+    names = [path.stem for path in arguments.artifacts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        what = f"two artifacts are called {twice!r}"
+        raise UsageError("HC514", what, remedy="give the paths of artifacts whose names differ")
+    if arguments.runs and not _shares_memory(arguments):
+        remedy = "give several artifacts and --gpu-memory"
+        raise UsageError("HC500", "--runs is for artifacts that share GPU memory", remedy=remedy)
+
+
+def _shares_memory(arguments: argparse.Namespace) -> bool:
+    return arguments.gpu_memory is not None and len(arguments.artifacts) > 1
+
+
+def _load(arguments: argparse.Namespace, opened: ExitStack) -> dict[str, Session]:
+    """Sessions by the names of their artifacts, which `opened` closes."""
+    common = {
+        "threads": arguments.threads,
+        "host_memory": arguments.host_memory,
+        "emulate_gpu": arguments.emulate_gpu,
+        "trusted_keys": arguments.trust,
+    }
+    if _shares_memory(arguments):
+        runs = dict(arguments.runs)
+        group = opened.enter_context(
+            hybridc.load_group(arguments.artifacts, gpu_memory=arguments.gpu_memory, runs=runs, **common)
+        )
+        return {name: group[name] for name in group}
+    return {
+        path.stem: opened.enter_context(hybridc.load(path, gpu_memory=arguments.gpu_memory, **common))
+        for path in arguments.artifacts
+    }
+
+
+def _tell(arguments: argparse.Namespace, sessions: dict[str, Session], addresses: Addresses) -> None:
+    if arguments.json:
+        print_json({"http": addresses.http, "grpc": addresses.grpc, "models": list(sessions)})
+    else:
+        print_text(f"serving {', '.join(sessions)} at http://{addresses.http} and grpc://{addresses.grpc}")
+    print(end="", flush=True)  # whoever has started the server waits for it
+
+
+def _port(text: str) -> int:
+    """Raises UsageError HC513."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise UsageError("HC513", f"invalid port {text!r}", remedy="give a number from 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Raises UsageError HC518."""
+    try:
+        return check_seconds(float(text))
+    except ValueError:
+        raise UsageError(
+            "HC518", f"invalid number of seconds {text!r}", remedy="write for example 0.5"
+        ) from None
+
+
+def _delay(text: str) -> float:
+    return 0.0 if text == "0" else _seconds(text)
