@@ -27,6 +27,7 @@ COMMANDS = (
     *(
         "compile",
         "run",
+        "generate",
         "group",
         "bench",
         "bundle",
