@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 HELP = "generate text with a compiled decoder"
 EXAMPLE = """\
-  hybridc generate llama.hyb --prompt "Once upon a time" --tokenizer tokenizer.json
-  hybridc generate llama.hyb --prompt-ids 1,17,204 --max-tokens 32 --temperature 0.8 --top-p 0.95"""
+  hybridc generate llama.hyb --prompt Hello --tokenizer tokenizer.json
+  hybridc generate llama.hyb --prompt-ids 1,17,204 --temperature 0.8 --seed 7"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
