@@ -5,8 +5,9 @@
 All engines get one file, in which keys and values have their places in a cache. Each runs in a process of
 its own, and they take turns in several rounds, of which the best median counts. A step reads one token
 behind CONTEXT others; prefill is the time of a prompt of 128. onnxruntime has past and present bound to the
-same memory. `int8` has accuracy_level 4, `exact` 1. An engine that does not take the file has its error
-instead. Results go to benchmarks/results/decode.json.
+same memory. `int8` has accuracy_level 4, `exact` 1. `difference` is that of the prompt's last logits from
+onnxruntime's `exact` ones, as a share of them (root mean squares). An engine that does not take the file has
+its error instead. Results go to benchmarks/results/decode.json.
 """
 
 from __future__ import annotations
@@ -100,8 +101,14 @@ def _rows(
             failed = {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
             found[engine, arithmetic].append(json.loads(done.stdout) if done.returncode == 0 else failed)
     rows = []
+    reference = np.array(found["onnxruntime", "exact"][0].get("logits", [np.nan]))
     for (engine, arithmetic), rounds in found.items():
-        row = {"engine": engine, "arithmetic": arithmetic, "context": context, "threads": threads}
+        row: dict[str, Any] = {
+            "engine": engine,
+            "arithmetic": arithmetic,
+            "context": context,
+            "threads": threads,
+        }
         row |= {"size": arguments.size, "target": arguments.target}
         failed = next((each for each in rounds if "error" in each), None)
         row |= failed or {
@@ -109,7 +116,9 @@ def _rows(
             "prefill_ms": min(each["prefill_ms"] for each in rounds),
         }
         if failed is None:
+            off = np.array(rounds[0]["logits"]) - reference
             row |= {
+                "difference": float(np.sqrt(np.mean(off**2) / np.mean(reference**2))),
                 "decode_tokens_per_s": 1e3 / row["decode_ms"],
                 "prefill_tokens_per_s": PROMPT * 1e3 / row["prefill_ms"],
             }
@@ -118,10 +127,13 @@ def _rows(
     return rows
 
 
-def _measured(engine: str, path: Path, context: int, threads: int, seconds: float) -> dict[str, float]:
-    """Medians of a worker's runs."""
+def _measured(engine: str, path: Path, context: int, threads: int, seconds: float) -> dict[str, Any]:
+    """Medians of a worker's runs, and the logits behind the prompt."""
     step = ENGINES[engine](path, context, threads)
+    logits = step(0, PROMPT)
+    logits = logits.reshape(-1, logits.shape[-1])[-1]
     return {
+        "logits": [round(float(x), 6) for x in logits],
         "decode_ms": _median_ms(lambda: step(context, 1), seconds),
         "prefill_ms": _median_ms(lambda: step(0, PROMPT), seconds),
     }
@@ -153,9 +165,11 @@ def _hybridc(path: Path, context: int, threads: int) -> Step:
     from hybridc import load_generation
 
     session = load_generation(path, threads=threads)
-    session.append(_ids(context).tolist())
 
     def step(before: int, count: int) -> np.ndarray:
+        (read,) = session.sequences
+        if len(read) < before:  # in the first step behind a context
+            session.append(_ids(before)[:, len(read) :].tolist())
         session.rewind(before)
         return session.append(_ids(count).tolist())
 
