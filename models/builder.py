@@ -129,9 +129,13 @@ class GraphBuilder:
         """A float32 vector, not yet in the graph."""
         return self._random.uniform(low, high, size).astype(np.float32)
 
-    def random_bytes(self, shape: Sequence[int]) -> np.ndarray:
-        """uint8, not yet in the graph."""
-        return self._random.integers(0, 256, shape, np.uint8)
+    def int4_pairs(self, shape: Sequence[int]) -> np.ndarray:
+        """uint8, not yet in the graph: pairs of codes from 1 to 15, whose mean is the zero point 8.
+
+        A mean beside it would add up from layer to layer.
+        """
+        low, high = self._random.integers(1, 16, (2, *shape), np.uint8)
+        return low | high << 4
 
     # Nodes
 

@@ -13,8 +13,8 @@ from hybridc.models.builder import LINEAR_GAIN, GraphBuilder, Value, require
 _EPSILON = 1e-5
 _ROTARY_BASE = 10000.0
 _KINDS = ("key", "value")
-_CODE_STD = np.sqrt((16**2 - 1) / 12)
-"""Standard deviation of a code that is uniform from 0 to 15."""
+_CODE_STD = np.sqrt((15**2 - 1) / 12)
+"""Standard deviation of a code that is uniform from 1 to 15."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Products:
                 "MatMul", [x, g.normal(f"{name}.weight", (depth, features), std)], shape, name=name
             )
         blocks = depth // self.block
-        codes = g.constant(f"{name}.weight", g.random_bytes((features, blocks, self.block // 2)))
+        codes = g.constant(f"{name}.weight", g.int4_pairs((features, blocks, self.block // 2)))
         scale = g.uniform(0.9, 1.1, features * blocks).reshape(features, blocks) * (std / _CODE_STD)
         scales = g.constant(f"{name}.scales", scale.astype(np.float32))
         attributes = {"K": depth, "N": features, "bits": 4, "block_size": self.block}
