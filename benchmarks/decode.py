@@ -73,10 +73,11 @@ def _files(folder: Path, context: int, size: str, target: str) -> dict[tuple[str
     """By engine and arithmetic, what it loads."""
     import hybridc
 
-    files = {}
+    files: dict[tuple[str, str], Path] = {}
     for arithmetic in ("int8", "exact"):
         model = folder / f"{arithmetic}_{context}.onnx"
-        settings = {**SIZES[size], "context": context + ROOM, "int8_activations": arithmetic == "int8"}
+        settings: dict[str, Any] = {**SIZES[size], "context": context + ROOM}
+        settings["int8_activations"] = arithmetic == "int8"
         models.export("llama", model, **settings)
         artifact = model.with_suffix(".hyb")
         hybridc.compile(model, artifact, target=target, dims={"sequence": [1, PROMPT]})
@@ -98,8 +99,9 @@ def _rows(
                 text=True,
                 check=False,
             )
-            failed = {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
-            found[engine, arithmetic].append(json.loads(done.stdout) if done.returncode == 0 else failed)
+            error = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            measured = json.loads(done.stdout) if done.returncode == 0 else {"error": error}
+            found[engine, arithmetic].append(measured)
     rows = []
     reference = np.array(found["onnxruntime", "exact"][0].get("logits", [np.nan]))
     for (engine, arithmetic), rounds in found.items():
@@ -110,12 +112,11 @@ def _rows(
             "threads": threads,
         }
         row |= {"size": arguments.size, "target": arguments.target}
-        failed = next((each for each in rounds if "error" in each), None)
-        row |= failed or {
-            "decode_ms": min(each["decode_ms"] for each in rounds),
-            "prefill_ms": min(each["prefill_ms"] for each in rounds),
-        }
-        if failed is None:
+        failed: dict[str, Any] | None = next((each for each in rounds if "error" in each), None)
+        if failed is not None:
+            row |= failed
+        else:
+            row |= {name: min(each[name] for each in rounds) for name in ("decode_ms", "prefill_ms")}
             off = np.array(rounds[0]["logits"]) - reference
             row |= {
                 "difference": float(np.sqrt(np.mean(off**2) / np.mean(reference**2))),

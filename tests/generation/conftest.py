@@ -9,15 +9,16 @@ import onnx
 import pytest
 
 import hybridc
-from tests.support.decoders import CONTEXT, appending, llama
+from tests.support.decoders import CONTEXT, appending, llama, with_open_lengths
 
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, one, two = tmp_path_factory.mktemp("decoders"), {"sequence": [1]}, {"sequence": [1, 8]}
     fixed = {"n": 1, "past": CONTEXT, "total": CONTEXT + 1}
+    lengths = {"past_sequence_length": CONTEXT, "total_sequence_length": CONTEXT}
     made: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
-        "float32": (llama(int4=False), two),
+        "float32": (with_open_lengths(), {**two, **lengths}),
         "int4": (llama(), one),
         "pair": (llama(batch=2, int4=False), one),
         "appending": (appending(), fixed),

@@ -11,7 +11,7 @@ import pytest
 import hybridc
 from hybridc.errors import UsageError
 from hybridc.generation import GenerationSession, Sampling
-from tests.support.decoders import CONTEXT, VOCABULARY, appending, greedy, llama
+from tests.support.decoders import CONTEXT, VOCABULARY, appending, greedy, llama, with_open_lengths
 
 PROMPT = [5, 17, 200, 3, 99, 42, 8, 150, 77, 31, 64]
 
@@ -23,8 +23,10 @@ def tokens_of(session: GenerationSession, most: int, prompt: list[int] = PROMPT)
 @pytest.mark.isa("avx2")
 @pytest.mark.parametrize("name", ["float32", "int4", "appending"])
 def test_two_hundred_tokens_are_those_of_onnxruntime(name: str, artifacts: dict[str, Path]) -> None:
-    model = appending() if name == "appending" else llama(int4=name == "int4")
-    wanted = list(islice(greedy(model, PROMPT, in_places=name != "appending"), 200))
+    """Which appends to its past where the model lets it."""
+    growing = {"appending": appending, "float32": with_open_lengths}
+    model = growing[name]() if name in growing else llama()
+    wanted = list(islice(greedy(model, PROMPT, in_places=name not in growing), 200))
     with hybridc.load_generation(artifacts[name]) as session:
         assert tokens_of(session, 200) == wanted
     assert len(set(wanted)) > 5
@@ -46,6 +48,24 @@ def test_rewind_and_fork_go_on_as_a_new_session_would(name: str, artifacts: dict
     np.testing.assert_allclose(both[0], wanted[0], rtol=0, atol=1e-5)
     np.testing.assert_allclose(both[1], wanted[1], rtol=0, atol=1e-5)
     np.testing.assert_allclose(again, wanted[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("name", ["float32", "int4"])
+def test_a_step_copies_no_cache(name: str, artifacts: dict[str, Path]) -> None:
+    """All keys and values have the place of those before them."""
+    with hybridc.load_generation(artifacts[name]) as session:
+        decoder = session._decoder
+        outputs, run = [], decoder.session.run
+
+        def noted(wanted: list[str], feeds: dict[str, np.ndarray], **more: object) -> list[np.ndarray]:
+            outputs.append((set(wanted), set(feeds)))
+            return run(wanted, feeds, **more)  # type: ignore[arg-type]
+
+        decoder.session.run = noted  # type: ignore[method-assign, assignment]
+        session.append([PROMPT[:1]])
+        session.append([PROMPT[1:2]])
+    assert outputs[-1] == ({"logits"}, {"input_ids", "attention_mask"})
 
 
 @pytest.mark.isa("avx2")
@@ -105,10 +125,11 @@ def test_a_cache_can_be_filled_to_its_end(artifacts: dict[str, Path]) -> None:
 
 @pytest.mark.isa("avx2")
 def test_logits_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
-    model = llama(int4=False)
-    weight = next(w for w in model.graph.initializer if w.name.endswith(".weight") and len(w.dims) == 1)
-    weight.raw_data = np.full(list(weight.dims), np.nan, np.float32).tobytes()
-    hybridc.compile(model, tmp_path / "nan.hyb", target="avx2", dims={"sequence": 1})
+    model = appending()
+    head = next(each for each in model.graph.initializer if each.name == "head")
+    head.raw_data = np.full(list(head.dims), np.nan, np.float32).tobytes()
+    fixed = {"n": 1, "past": 8, "total": 9}
+    hybridc.compile(model, tmp_path / "nan.hyb", target="avx2", dims=fixed)
     with hybridc.load_generation(tmp_path / "nan.hyb") as session:
         with pytest.raises(UsageError) as caught:
             session.append([PROMPT[:2]])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from hybridc import models
 
@@ -30,6 +30,29 @@ def llama(*, batch: int = 1, int4: bool = True, int8: bool = False, seed: int = 
         int8_activations=int8,
         seed=seed,
     )
+
+
+def with_open_lengths() -> onnx.ModelProto:
+    """`llama` as onnxruntime-genai writes it: the past may be of any length, the total is the mask's."""
+    model = llama(int4=False)
+    graph = model.graph
+    kept = [each for each in graph.initializer if each.name != "context"]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    made = [
+        helper.make_node("Shape", ["attention_mask"], ["mask_shape"], name="mask_shape"),
+        helper.make_node("Gather", ["mask_shape", "one"], ["total"], name="total"),
+        helper.make_node("Cast", ["total"], ["context"], name="context", to=onnx.TensorProto.INT32),
+    ]
+    nodes = [*made, *graph.node]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    for value in (*graph.input, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value == CONTEXT:
+                is_past = value.name.startswith("past")
+                dim.dim_param = "past_sequence_length" if is_past else "total_sequence_length"
+    return model
 
 
 def appending() -> onnx.ModelProto:
@@ -87,7 +110,8 @@ _CACHES = {"p": "past_key_values", "n": "present"}
 def greedy(model: onnx.ModelProto, prompt: Sequence[int], *, in_places: bool) -> Iterator[int]:
     """Tokens of onnxruntime, the prompt read at once, or one by one where the past grows."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    pasts = {i.name: i.shape for i in session.get_inputs() if i.name.startswith("past")}
+    inputs = {i.name: i.shape for i in session.get_inputs()}
+    pasts = {name: shape for name, shape in inputs.items() if name.startswith("past")}
     room = CONTEXT if in_places else 0
     cache = {name: np.zeros((*s[:2], room, s[3]), np.float32) for name, s in pasts.items()}
     length, new = 0, list(prompt)
@@ -96,7 +120,7 @@ def greedy(model: onnx.ModelProto, prompt: Sequence[int], *, in_places: bool) ->
         total = length + len(part)
         feeds = {"input_ids": np.array([part])}
         feeds["attention_mask"] = (np.arange(room or total) < total).astype(np.int64)[None]
-        if not in_places:
+        if "position_ids" in inputs:
             feeds["position_ids"] = np.array([[length]])
         logits, *presents = session.run(None, {**feeds, **cache})
         cache = dict(zip(cache, presents, strict=True))
