@@ -69,6 +69,12 @@ def test_a_step_copies_no_cache(name: str, artifacts: dict[str, Path]) -> None:
 
 
 @pytest.mark.isa("avx2")
+def test_code_for_one_token_and_for_several_shares_weights(artifacts: dict[str, Path]) -> None:
+    given = sum(len(each.raw_data) for each in with_open_lengths().graph.initializer)
+    assert (artifacts["float32"] / "weights.bin").stat().st_size < 1.3 * given
+
+
+@pytest.mark.isa("avx2")
 def test_sequences_of_a_batch_are_independent(artifacts: dict[str, Path]) -> None:
     """Of different lengths, and one ends before the other."""
     prompts = [PROMPT, PROMPT[3:5]]
