@@ -26,6 +26,7 @@ from hybridc.version import __version__ as __version__
 if TYPE_CHECKING:
     import onnx
 
+    from hybridc.generation import GenerationSession
     from hybridc.keywords import CompileKeywords, PlanKeywords
     from hybridc.options import Amount, EmulatedGpu
     from hybridc.progress import Callback
@@ -39,6 +40,7 @@ __all__ = [
     "compile",
     "compile_training",
     "load",
+    "load_generation",
     "load_group",
     "load_training",
     "plan",
@@ -124,6 +126,34 @@ def load(
     from hybridc.runtime import load as load_session
 
     return load_session(
+        path,
+        threads=threads,
+        gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
+        host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
+        trusted_keys=_listed(trusted_keys),
+    )
+
+
+@exhaustion_told()
+def load_generation(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    gpu_memory: Amount | None = None,
+    host_memory: Amount | None = None,
+    emulate_gpu: Amount | EmulatedGpu | None = None,
+    trusted_keys: str | Path | Sequence[str | Path] | None = None,
+) -> GenerationSession:
+    """Load a compiled decoder, to generate tokens with; the arguments are those of `load`.
+
+    Raises HybridcError, HC590 if the artifact is not a decoder with a cache of keys and values.
+    """
+    from hybridc.options import parse_bytes
+
+    _emulate(emulate_gpu)
+    from hybridc.generation import GenerationSession
+
+    return GenerationSession(
         path,
         threads=threads,
         gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),

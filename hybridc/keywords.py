@@ -63,6 +63,8 @@ class PlanKeywords(TypedDict, total=False):
     """CPU threads of a run."""
     fast_algorithms: bool | None
     """False: no Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger."""
+    int8_activations: bool | None
+    """False: no rounding of the left factor of MatMulNBits to 8 bits, which its `accuracy_level` 4 allows."""
     precision: str | None
     """`"fp16"`: tensors are stored in 16 bits where `rounding_error` allows it; `"bf16"`: the CPU rounds
     operands of products to bf16 where that allows it; `"int8"`: it multiplies quantized numbers as

@@ -390,6 +390,8 @@ class CompileOptions:
     fast_algorithms: bool = True
     """Whether kernels may use Winograd's, Strassen's and FFT algorithms, whose rounding errors are a few
     times larger."""
+    int8_activations: bool = True
+    """Whether the CPU rounds the left factor of MatMulNBits to 8 bits where its `accuracy_level` is 4."""
     precision: str = FP32
     """Of PRECISIONS; where errors stay within the tolerance."""
     rounding_error: float = ROUNDING_ERROR

@@ -20,6 +20,7 @@ from hybridc.models.cifar_quick import cifar_quick
 from hybridc.models.encoder import encoder
 from hybridc.models.googlenet import googlenet
 from hybridc.models.lenet import lenet
+from hybridc.models.llama import llama
 from hybridc.models.mlp import mlp
 from hybridc.models.mobilenet_v2 import mobilenet_v2
 from hybridc.models.resnet import resnet
@@ -48,6 +49,7 @@ MODELS: dict[str, ModelBuilder] = {
     "unet": unet,
     "bert": bert,
     "encoder": encoder,
+    "llama": llama,
     "vit": vit,
     "vit_b16": partial(vit, patch=16, width=768, depth=12),
     "atacworks": atacworks,

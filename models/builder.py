@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 from hybridc.errors import UsageError
 
 OPSET = 17
+_MICROSOFT = "com.microsoft"
 IR_VERSION = 8
 """The IR that came with opset 17: every later onnx and onnxruntime reads it."""
 
@@ -128,6 +129,14 @@ class GraphBuilder:
         """A float32 vector, not yet in the graph."""
         return self._random.uniform(low, high, size).astype(np.float32)
 
+    def int4_pairs(self, shape: Sequence[int]) -> np.ndarray:
+        """uint8, not yet in the graph: pairs of codes from 1 to 15, whose mean is the zero point 8.
+
+        A mean beside it would add up from layer to layer.
+        """
+        low, high = self._random.integers(1, 16, (2, *shape), np.uint8)
+        return low | high << 4
+
     # Nodes
 
     def fresh(self, op_type: str) -> str:
@@ -153,6 +162,28 @@ class GraphBuilder:
         )
         self._values.append(out)
         return out
+
+    def contributed(
+        self,
+        op_type: str,
+        inputs: Sequence[Value],
+        shapes: Sequence[Sequence[Dim]],
+        *,
+        name: str = "",
+        **attributes: Any,
+    ) -> list[Value]:
+        """Append a node of com.microsoft, onnxruntime's own domain; its outputs have the first input's type.
+
+        An input without a name is one that is not given.
+        """
+        if all(opset.domain != _MICROSOFT for opset in self._model.opset_import):
+            self._model.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
+        name = name or self.fresh(op_type)
+        outs = [Value(f"{name}_out{i}", tuple(s), inputs[0].dtype) for i, s in enumerate(shapes)]
+        names = [i.name for i in inputs], [o.name for o in outs]
+        self._graph.node.append(helper.make_node(op_type, *names, name=name, domain=_MICROSOFT, **attributes))
+        self._values.extend(outs)
+        return outs
 
     def unary(self, op_type: str, x: Value, **attributes: Any) -> Value:
         """A node that keeps the shape of its only input."""

@@ -170,6 +170,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         options.target,
         known,
         winograd=options.fast_algorithms,
+        int8_activations=options.int8_activations,
         threads=options.cpu_threads,
         gpu=options.machine.gpu,
         many_sizes=c.job.many_sizes,

@@ -35,6 +35,8 @@ class Request:
     """Label of the tile to take, one of `Scheduled.choices`; None takes the one predicted to be best."""
     winograd: bool = True
     """Whether fast convolution and fast matrix products, whose rounding errors are larger, may be used."""
+    int8_activations: bool = True
+    """Whether rows may be rounded to 8 bits where a product says so (`hybridc/packed/layout.py`)."""
     threads: int = DEFAULT_THREADS
     """Threads that are going to share the tasks of the function on a CPU."""
     gpu: Processor | None = None

@@ -28,6 +28,7 @@ COMMANDS = (
         "compile",
         "run",
         "serve",
+        "generate",
         "group",
         "bench",
         "bundle",

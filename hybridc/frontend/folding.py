@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ _READING_SIZES = ("Gather", "Slice")
 """Operators whose constants may depend on sizes: their rule looks at them."""
 _KNOWN_BY_EXTENTS = ("Expand", "Reshape", "Resize", "Tile")
 """Operators whose constants say no more than the extents of the result, which are checked."""
+_SHARED_BYTES = 4096
+"""Constants that it pays to store once."""
 _SHAPED_AS_INPUT = ("GroupNormalization",)
 """Operators for which onnx infers nothing: their result has the shape of their first input."""
 
@@ -49,6 +52,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         self.for_training = for_training
         self.opset, self.name, self.refusals = opset, name, refusals
         self._refused = set[ir.Node]()
+        self._constants = Counter[str]()
         self.is_counting = False
         self.ledger = Ledger()
         self.sequences: Known = {}
@@ -181,7 +185,17 @@ class FoldAndExpand(folding.FoldConstantsPass):
         for made in build.nodes:
             made.name = f"{origin(node)}/{made.op_type}"
             made.meta[ORIGIN] = origin(node)
+        self._name_constants(origin(node), build.nodes)
         return folding.Replacement(values, build.nodes)
+
+    def _name_constants(self, where: str, nodes: Sequence[ir.Node]) -> None:
+        """Large ones after the node they are of: buckets of sizes, which number values differently, share
+        weights of one name."""
+        for node in nodes:
+            tensor = ir.convenience.get_const_tensor(node.outputs[0]) if node.op_type == "Constant" else None
+            if tensor is not None and tensor.nbytes >= _SHARED_BYTES:
+                node.outputs[0].name = f"{where}/hybridc.constant_{self._constants[where]}"
+                self._constants[where] += 1
 
     def _refuse(self, node: ir.Node, code: str, what: str, cause: Exception | None) -> None:
         """Once for a node, which stays as it is: those behind it are looked at with the shapes that ONNX

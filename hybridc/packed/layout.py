@@ -22,6 +22,8 @@ from tvm import ir, te, tirx
 
 OPERATOR = "packed_weight"
 """What the block that dequantizes is annotated with."""
+ROUNDED_ROWS = "rounded_rows"
+"""What the block of a product is annotated with whose rows may be rounded to 8 bits, block by block."""
 
 
 @dataclass(frozen=True, slots=True)

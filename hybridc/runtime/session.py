@@ -301,13 +301,19 @@ class Session:
                     if error.code not in ("HC560", "HC586"):
                         raise
 
-    def places(self, outputs: Mapping[str, str]) -> dict[str, np.ndarray]:
+    def places(
+        self, outputs: Mapping[str, str], feeds: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
         """Of inputs, and the outputs that replace them from run to run, those that share a place on the host.
 
-        By the input's name, the array there: a run reads its old value and leaves the new one. Valid until
-        the session is closed or its memory released. Raises UsageError HC556.
+        By the input's name, the array there: a run reads its old value and leaves the new one. With several
+        plans, that of a run of `feeds`; a run by another plan leaves something else there. Valid until the
+        session is closed or its memory released. Raises UsageError HC556, or as `run` does for the feeds.
         """
-        [view] = self._plans
+        if feeds is None:
+            [view] = self._plans
+        else:
+            view, _ = self._checked(feeds)
         with self._lock:
             memory, _ = self._open_program(view)
             return view.shared_places(memory, outputs)

@@ -11,7 +11,7 @@ from enum import IntEnum
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm.ir.expr import GenericConst
-from tvm_ffi import structural_walk
+from tvm_ffi import structural_hash, structural_walk
 
 from hybridc.checks import markers, numbered
 from hybridc.errors import ModelError
@@ -161,6 +161,9 @@ def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, l
             return f"({','.join(describe(item) for item in expr.fields)})"
         if literal and _is_scalar(expr):
             return f"{expr.value.dtype}={expr.value.numpy()!r}"
+        if isinstance(expr, tvm.ir.GlobalVar):
+            # the importer's names tell apart functions of one program only
+            return f"{expr.name_hint}:{structural_hash(program.module[expr])}"
         if not isinstance(expr, relax.Var | GenericConst):
             return str(expr)
         if expr not in labels:

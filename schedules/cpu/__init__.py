@@ -11,6 +11,7 @@ from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.depthwise import depthwise_blocked
 from hybridc.schedules.cpu.conv2d_blocked.separable import separable
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
+from hybridc.schedules.cpu.elementwise.kept_rows import kept_rows
 from hybridc.schedules.cpu.fallback import fallback
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import bf16_conv1d
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import bf16_conv2d
@@ -59,6 +60,7 @@ RULES: tuple[Rule, ...] = (
     packed_gemm,
     skinny_gemm,
     matmul,
+    kept_rows,
     elementwise,
     pooling,
     max_pool_indices,

@@ -20,6 +20,12 @@ def test_fast_algorithms_can_be_turned_off(cli: Any, fakes: Any, model: Path) ->
     assert "--no-winograd" not in cli("plan", "-h").out
 
 
+def test_activations_of_8_bits_can_be_turned_off(cli: Any, fakes: Any, model: Path) -> None:
+    for words in ((), ("--no-int8-activations",)):
+        assert cli("plan", model, *words).code == 0
+    assert [options.int8_activations for options in fakes.options] == [True, False]
+
+
 def test_compile_passes_its_options_on(cli: Any, fakes: Any, model: Path, tmp_path: Path) -> None:
     words = "--target cuda:sm_90+avx2 --gpu-memory 50% --threads 2 --shape x=1x3 --shape y:0=2 --dim N=4"
     outcome = cli(

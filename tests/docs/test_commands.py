@@ -158,7 +158,7 @@ def test_every_line_of_the_pages_is_run_or_known() -> None:
 
 _OF_OTHER_TESTS = {
     *("quantized.onnx", "cifar_quick", "step.hyb", "open.onnx", "open.hyb", "encoder.hyb"),
-    *("fp16", "bf16", "tf32"),
+    *("fp16", "bf16", "tf32", "llama.onnx", "llama.hyb"),
 }
 """Words of the usage page's commands that the next tests run."""
 
@@ -180,6 +180,20 @@ def test_commands_of_the_usage_page(tmp_path: Path) -> None:
     assert {"compile", "plan", "explain", "run", "bench", "bundle", "compare", "sweep"} <= ran
     script = next(block for block in scripts(USAGE) if "resnet50" in block)
     run(tmp_path, "-c", PREPARED + script)
+
+
+@pytest.mark.slow
+@pytest.mark.isa("avx2")
+@pytest.mark.usefixtures("own_cache")
+def test_language_models_of_the_usage_page(tmp_path: Path) -> None:
+    ran = [words for words in commands(USAGE) if {"llama.onnx", "llama.hyb"} & set(words)]
+    assert [words[1] for words in ran] == ["models", "compile", "generate"]
+    smaller = ["--param", "vocabulary=300", "--param", "context=64"]
+    for words in ran:
+        run(tmp_path, "-m", "hybridc.cli", *small(words), *(smaller if words[1] == "models" else []))
+    [script] = [block for block in scripts(USAGE) if "llama.onnx" in block]
+    printed = run(tmp_path, "-c", script).split()
+    assert len(printed) == 16 and all(0 <= int(token) < 300 for token in printed)
 
 
 @pytest.mark.slow

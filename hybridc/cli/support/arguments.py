@@ -222,6 +222,12 @@ def _add_kernels(group: Arguments) -> None:
         action="store_false",
         help="no Winograd, Strassen or FFT kernels, whose rounding errors are a few times larger",
     )
+    add(
+        "--no-int8-activations",
+        dest="int8_activations",
+        action="store_false",
+        help="multiply float32 activations where accuracy_level 4 of MatMulNBits allows 8 bits",
+    )
     add("--no-winograd", dest="fast_algorithms", action="store_false", help=argparse.SUPPRESS)  # deprecated
 
 

@@ -55,10 +55,13 @@ class Dot:
     def multiply_add(self, sums: ir.Expr, left: ir.Expr, right: ir.Expr) -> ir.Expr:
         """`sums + left * right`: `sums` and `right` are vectors, `left` is one group, which is broadcast."""
         lanes = int(str(right.ty.dtype).partition("x")[2])
+        return self.multiply_add_vector(sums, tirx.Broadcast(left, lanes), right)
+
+    def multiply_add_vector(self, sums: ir.Expr, left: ir.Expr, right: ir.Expr) -> ir.Expr:
+        """`sums + left * right`, all of them vectors."""
+        lanes = int(str(right.ty.dtype).partition("x")[2])
         name = f"hybridc_{self.precision}_dot_{lanes}"
-        return tirx.call_pure_extern(
-            f"{self.sum_dtype}x{lanes}", name, sums, tirx.Broadcast(left, lanes), right
-        )
+        return tirx.call_pure_extern(f"{self.sum_dtype}x{lanes}", name, sums, left, right)
 
     def within(self, body: tirx.Stmt) -> tirx.Stmt:
         """A statement that may call the functions of this module."""

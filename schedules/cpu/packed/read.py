@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.packed.layout import PackedLayout, number_of_code, read_layout
+from hybridc.packed.layout import ROUNDED_ROWS, PackedLayout, number_of_code, read_layout
 from hybridc.schedules.cpu.core.micro_kernel import integer, when
 from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction, substitute
 
@@ -81,6 +81,11 @@ class Packed:
         if self.zeros is None:
             return tirx.const(self.layout.zero, "float32")
         return tirx.BufferLoad(self.zeros, [panel, block, column]).astype("float32")
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether the rows may be rounded to 8 bits, block by block."""
+        return ROUNDED_ROWS in self.contraction.anchor.annotations
 
     @property
     def is_centred(self) -> bool:

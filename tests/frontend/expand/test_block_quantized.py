@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from hybridc.errors import ModelError
+from hybridc.frontend.simplify import simplify
+from tests.support.decoders import llama
 from tests.support.expansion import assert_compiled_agrees, assert_expansion_agrees, expanded, parsed
 
 RANDOM = np.random.default_rng(11)
@@ -164,3 +166,14 @@ def test_unknown_codes_are_refused() -> None:
     with pytest.raises(ModelError) as caught:
         expanded(parsed(text))
     assert caught.value.code == "HC114" and "of type 2" in str(caught.value)
+
+
+def test_packed_weights_have_one_name_at_all_sizes() -> None:
+    """By which buckets of sizes share them, though their other values are numbered differently."""
+    names = []
+    for length in (1, 8):
+        model = llama()
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = length
+        found = simplify(model, "model", None).graph.initializers.values()
+        names.append({each.name for each in found if "hybridc.constant" in str(each.name)})
+    assert names[0] == names[1] and len(names[0]) > 10

@@ -28,6 +28,8 @@ from hybridc.frontend.expand.quantized.quantization import NARROW, dequantized
 from hybridc.frontend.values import SUPPORTED_TYPES, constant_array
 
 _BITS = (2, 4, 8)
+_INT8_ACCURACY = 4
+"""The `accuracy_level` of MatMulNBits that lets A be rounded to 8 bits."""
 _FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
 _FP4 = np.concatenate([_FP4, -_FP4])
 """What codes of bitsandbytes stand for: floating point of 4 bits, as fractions of the largest number."""
@@ -89,7 +91,8 @@ def _mat_mul_nbits(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     codes = _unpacked(packed, bits, depth)
     matrix = packed_panels(Codes(codes, scales, zeros, bits, block)) if build.keeps_packed else None
     if matrix is not None and has_rows(a):
-        product = packed_product(a, matrix, build)
+        may_round = node.attributes.get_int("accuracy_level", 0) == _INT8_ACCURACY
+        product = packed_product(a, matrix, build, rounds_rows=may_round)
     else:
         weight = _dequantized(codes, scales, zeros, 1, block)
         product = build.op("MatMul", a, build.constant(np.ascontiguousarray(weight.T), dtype_of(a)))

@@ -19,7 +19,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from hybridc.checks import checked_index
 from hybridc.frontend.expand.builder import Builder, dtype_of, shape_of, typed
 from hybridc.frontend.expand.quantized.packed_matrix import PackedMatrix
-from hybridc.packed.layout import PackedLayout, dequantized, dequantized_rows
+from hybridc.packed.layout import ROUNDED_ROWS, PackedLayout, dequantized, dequantized_rows
 
 PACKED_PRODUCT = "PackedProduct"
 """An operator that no file has: rows [..., K] and the operands of a packed matrix [K, N]."""
@@ -27,23 +27,31 @@ PACKED_GATHER = "PackedGather"
 """Another one: indices of any shape and the operands of a matrix that is packed by rows."""
 
 
-def packed_product(a: ir.Value, weight: PackedMatrix, build: Builder) -> ir.Value:
-    """a [..., K] times the matrix, in a's type."""
+def packed_product(
+    a: ir.Value, weight: PackedMatrix, build: Builder, *, rounds_rows: bool = False
+) -> ir.Value:
+    """a [..., K] times the matrix, in a's type; `rounds_rows`: a may be rounded to 8 bits."""
     rows, shape = build.cast(a, ir.DataType.FLOAT), (*shape_of(a)[:-1], weight.columns)
-    return build.cast(_emitted(PACKED_PRODUCT, rows, weight, shape, build), dtype_of(a))
+    product = _emitted(PACKED_PRODUCT, rows, weight, shape, build, {ROUNDED_ROWS: int(rounds_rows)})
+    return build.cast(product, dtype_of(a))
 
 
 def packed_gather(indices: ir.Value, table: PackedMatrix, dtype: ir.DataType, build: Builder) -> ir.Value:
     """The rows at the indices."""
     codes = table.operands[0]
     shape = (*shape_of(indices), codes.shape[1] * table.layout.codes_in_byte)
-    return build.cast(_emitted(PACKED_GATHER, indices, table, shape, build), dtype)
+    return build.cast(_emitted(PACKED_GATHER, indices, table, shape, build, {}), dtype)
 
 
 def _emitted(
-    op_type: str, first: ir.Value, matrix: PackedMatrix, shape: tuple[int, ...], build: Builder
+    op_type: str,
+    first: ir.Value,
+    matrix: PackedMatrix,
+    shape: tuple[int, ...],
+    build: Builder,
+    more: dict[str, int],
 ) -> ir.Value:
-    attributes = {**asdict(matrix.layout), "columns": matrix.columns}
+    attributes = {**asdict(matrix.layout), "columns": matrix.columns, **more}
     constants = (build.constant(each) for each in matrix.operands)
     return typed(build.op(op_type, first, *constants, **attributes), ir.DataType.FLOAT, shape)
 
@@ -56,6 +64,7 @@ def has_rows(value: ir.Value) -> bool:
 def import_packed_product(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
     """One call of a function with one sum, which rules know by the annotation of its weight."""
     layout, columns = _layout(node), node.attributes["columns"].as_int()
+    attributes = {ROUNDED_ROWS: 1} if node.attributes[ROUNDED_ROWS].as_int() else {}
 
     def computed(rows: te.Tensor, *weight: te.Tensor) -> te.Tensor:
         matrix = dequantized(layout, columns, *weight)
@@ -64,6 +73,7 @@ def import_packed_product(importer: ONNXGraphImporter, proto: NodeProto, node: i
             (*rows.shape[:-1], columns),
             lambda *at: te.sum(rows[(*at[:-1], k)] * matrix[k, at[-1]], axis=k),
             name="packed_product",
+            attrs=attributes,
         )
 
     operands = [importer._nodes[name] for name in proto.input]
