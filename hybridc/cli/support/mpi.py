@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +26,9 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         what = f"mpi4py cannot be used: {next(iter(str(error).splitlines()), '')}"
         remedy = "pip install 'hybridc[mpi]', or mpi4py beside the MPI of your cluster"
         raise UsageError("HC588", what, remedy=remedy) from None
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # MPICH's mpiexec tells by it that another rank died
     ranks = Ranks(MPI.COMM_WORLD, timeout_seconds)
+    _tell_processes(ranks)
     try:
         yield ranks
     except BaseException as error:
@@ -35,6 +39,14 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
                 raise
             raise SystemExit(error.exit_code) from None  # rank 0 tells it
         _end_all(ranks, error)
+
+
+def _tell_processes(ranks: Ranks) -> None:
+    """Which process each rank is: mpiexec names a process that was killed by that alone."""
+    found = ranks.gather((os.getpid(), socket.gethostname()))
+    if ranks.rank == 0:
+        listed = ", ".join(f"{rank} is {pid} on {host}" for rank, (pid, host) in enumerate(found))
+        print(f"processes of the ranks: {listed}", file=sys.stderr, flush=True)
 
 
 def _end_all(ranks: Ranks, error: BaseException) -> NoReturn:

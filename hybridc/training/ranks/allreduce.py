@@ -1,7 +1,7 @@
 """Sums of arrays over the ranks, in buckets.
 
 Of each bucket a rank adds up one part, which it gets from all others (reduce-scatter), and gives the sum back
-to them (all-gather). So a rank sends 2 (N - 1) / N of the bytes, which is the least for N ranks (Patarasuk and
+to them (all-gather). So a rank sends 2 (N - 1) / N of the bytes, the least for N ranks (Patarasuk and
 Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009), and each addition is in the
 order of the ranks: runs of the same number of ranks are equal bit for bit, and so are all ranks of a run.
 Messages go from each rank to each other, N - 1 of them at once, which suits up to some dozens of ranks.
