@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         what = f"mpi4py cannot be used: {next(iter(str(error).splitlines()), '')}"
         remedy = "pip install 'hybridc[mpi]', or mpi4py beside the MPI of your cluster"
         raise UsageError("HC588", what, remedy=remedy) from None
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # MPICH's mpiexec tells by it that another rank died
     ranks = Ranks(MPI.COMM_WORLD, timeout_seconds)
     _tell_processes(ranks)
     try:

@@ -29,9 +29,9 @@ def mpiexec() -> str:
     return found
 
 
-def start(count: int, *words: object, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(count: int, *words: object) -> subprocess.Popen[str]:
     """`python WORDS` on so many ranks of one thread each."""
-    command = [mpiexec(), *options, "-n", str(count), sys.executable, *map(str, words)]
+    command = [mpiexec(), "-n", str(count), sys.executable, *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe)
