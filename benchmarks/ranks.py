@@ -2,9 +2,9 @@
 
     python benchmarks/ranks.py
 
-cifar_quick, one thread a rank, and as many parts of 50 examples as ranks and two more: 1 and 2 ranks do the same
-work each. Run nothing else meanwhile: the ratio of their times is the efficiency. The projection is SIMULATED:
-it takes the time of a step of one rank and constants of a network that its vendors state, and adds the all-reduce as
+cifar_quick, one thread a rank, and two parts of 50 examples for each rank: each does the same work. Run
+nothing else meanwhile: the ratio of times is the efficiency. The projection is SIMULATED: it takes the time
+of a step of one rank and constants of a network that its vendors state, and adds the all-reduce as
 `allreduce.py` makes it, none of it hidden. Needs the extra `mpi`.
 """
 
@@ -45,7 +45,7 @@ def projected_seconds(compute: float, parameter_bytes: int, ranks: int) -> float
 
 
 def worker(artifact: Path, wire: str) -> None:
-    """One rank: makes some steps; rank 0 prints the median time of one and the bytes that a rank sends in it."""
+    """One rank: makes some steps; rank 0 prints the median time of one, and the bytes it sends in one."""
     from mpi4py import MPI
 
     with hybridc.load_training(artifact, threads=1, comm=MPI.COMM_WORLD, wire=wire) as session:

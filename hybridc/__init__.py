@@ -238,17 +238,17 @@ def load_training(
     emulate_gpu: Amount | EmulatedGpu | None = None,
     seed: int = 0,
     comm: Comm | None = None,
-    net_timeout: float = 300.0,
+    net_timeout: float | None = None,
     wire: str = "fp32",
 ) -> TrainingSession:
     """Load a compiled training step; `seed` is what dropout draws from, the rest as for `load`.
 
     With a communicator of mpi4py, such as `MPI.COMM_WORLD`, all its ranks train together: each passes `step`
-    the `share` of the batch that is its own. A rank that does not answer within `net_timeout` seconds is
-    named by DeviceError HC434; run scripts by `python -m mpi4py`, which ends all ranks if one raises. `wire`
+    the `share` of the batch that is its own. A rank that does not answer within `net_timeout` seconds, or
+    300, is named by DeviceError HC434; run scripts by `python -m mpi4py`, which ends all ranks if one raises. `wire`
     is `bf16` to halve the bytes of gradients that are sent. Raises HybridcError.
     """
-    from hybridc.options import parse_bytes
+    from hybridc.options import DEFAULT_NET_TIMEOUT_SECONDS, parse_bytes
 
     _emulate(emulate_gpu)
     from hybridc.training.ranks.allreduce import AllReduce
@@ -261,7 +261,9 @@ def load_training(
         gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
         seed=seed,
-        all_reduce=None if comm is None else AllReduce(Ranks(comm, net_timeout), wire),
+        all_reduce=None
+        if comm is None
+        else AllReduce(Ranks(comm, net_timeout or DEFAULT_NET_TIMEOUT_SECONDS), wire),
     )
 
 

@@ -24,8 +24,13 @@ from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
 from hybridc.cli.support.files import existing_artifact, print_json, write_text
 from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.errors import UsageError
-from hybridc.options import parse_bytes, parse_count, parse_emulated_gpu, parse_seed
-from hybridc.training.ranks.exchange import DEFAULT_TIMEOUT_SECONDS
+from hybridc.options import (
+    DEFAULT_NET_TIMEOUT_SECONDS,
+    parse_bytes,
+    parse_count,
+    parse_emulated_gpu,
+    parse_seed,
+)
 from hybridc.training.schedule import parse_schedule
 
 if TYPE_CHECKING:
@@ -104,7 +109,8 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
         "--net-timeout",
         type=_seconds,
         metavar="SECONDS",
-        help="with --ranks: end all ranks when one does not answer for so long (default: 300)",
+        help="with --ranks: end all ranks when one does not answer for so long"
+        f" (default: {DEFAULT_NET_TIMEOUT_SECONDS:.0f})",
     )
     parser.add_argument(
         "--wire",
@@ -171,7 +177,7 @@ def execute(arguments: argparse.Namespace) -> int:
             return _train(session, arguments)
     from hybridc.cli.support.mpi import started_ranks
 
-    with started_ranks(arguments.net_timeout or DEFAULT_TIMEOUT_SECONDS) as ranks:
+    with started_ranks(arguments.net_timeout or DEFAULT_NET_TIMEOUT_SECONDS) as ranks:
         ranks.together(lambda: _check(arguments))
         with _loaded(arguments, ranks.comm) as session:
             return _train(session, arguments)
@@ -194,7 +200,7 @@ def _loaded(arguments: argparse.Namespace, comm: Comm | None = None) -> Training
         emulate_gpu=arguments.emulate_gpu,
         seed=arguments.seed,
         comm=comm,
-        net_timeout=arguments.net_timeout or DEFAULT_TIMEOUT_SECONDS,
+        net_timeout=arguments.net_timeout or DEFAULT_NET_TIMEOUT_SECONDS,
         wire=arguments.wire or "fp32",
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hybridc.errors import UsageError
 from hybridc.training.ranks.exchange import Ranks
 
 BUCKET_BYTES = 4 << 20
@@ -34,6 +35,11 @@ class AllReduce:
     wire: str = "fp32"
     bucket_bytes: int = BUCKET_BYTES
     _residuals: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.wire not in WIRES:
+            remedy = f"write {' or '.join(WIRES)}"
+            raise UsageError("HC500", f"unknown format of gradients on the wire {self.wire!r}", remedy=remedy)
 
     def sums(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Of arrays that all ranks have by the same names, in the same order, types and shapes.

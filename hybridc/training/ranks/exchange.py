@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from hybridc.errors import DeviceError, HybridcError
+from hybridc.options import DEFAULT_NET_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm, Request
 
 T = TypeVar("T")
-DEFAULT_TIMEOUT_SECONDS = 300.0
-"""A rank may be late by an evaluation, a checkpoint or the reading of its data."""
 _TAG = 17001
 """Of all messages: those of one rank to another arrive in the order of their sending."""
 _SPIN_SECONDS, _PAUSE_SECONDS = 0.002, 0.0002
@@ -35,7 +34,7 @@ class Ranks:
     """
 
     comm: Comm
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    timeout_seconds: float = DEFAULT_NET_TIMEOUT_SECONDS
     sent_bytes: int = 0
     """Of arrays, by this rank so far."""
 

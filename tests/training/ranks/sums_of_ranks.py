@@ -29,8 +29,9 @@ def main(output: Path) -> None:
     comm = MPI.COMM_WORLD
     ranks = Ranks(comm, 60.0)
     own = arrays(comm.rank)
-    exact = {n: sum(arrays(r)[n].astype(np.float64) for r in range(comm.size)) for n in SHAPES}
-    of_mpi = {name: comm.allreduce(value.astype(np.float64)) for name, value in own.items()}
+    of_ranks = [arrays(rank) for rank in range(comm.size)]
+    exact = {name: np.asarray(np.sum([a[name] for a in of_ranks], 0, np.float64)) for name in SHAPES}
+    of_mpi = {name: np.asarray(comm.allreduce(value.astype(np.float64))) for name, value in own.items()}
     full = AllReduce(ranks, bucket_bytes=BUCKET_BYTES)
     sums = full.sums(own)
     report: dict[str, object] = {
@@ -49,7 +50,9 @@ def main(output: Path) -> None:
     report["sent_bytes_of_bf16"] = (ranks.sent_bytes - before) / len(made)
     report["bf16_equal_on_ranks"] = len({s["c"].tobytes() for s in ranks.gather(made[-1])}) == 1
     report["error_of_bf16"] = largest_error(made[0], exact)
-    mean = {name: np.mean([sums[name].astype(np.float64) for sums in made], axis=0) for name in SHAPES}
+    mean = {
+        name: np.asarray(np.mean([sums[name].astype(np.float64) for sums in made], axis=0)) for name in SHAPES
+    }
     report["error_of_mean_of_bf16"] = largest_error(mean, exact)
     if comm.rank == 0:
         output.write_text(json.dumps(report))

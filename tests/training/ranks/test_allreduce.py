@@ -52,7 +52,7 @@ def test_bf16_is_rounded_as_pytorch_does() -> None:
 
 
 def test_buckets_begin_with_the_last_array_and_have_one_type() -> None:
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "first": np.zeros(100, np.float32),
         "wide": np.zeros(10, np.float64),
         "small": np.zeros(10, np.float32),
