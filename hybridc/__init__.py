@@ -25,6 +25,7 @@ from hybridc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     import onnx
+    from mpi4py.MPI import Comm
 
     from hybridc.generation import GenerationSession
     from hybridc.keywords import CompileKeywords, PlanKeywords
@@ -266,14 +267,22 @@ def load_training(
     host_memory: Amount | None = None,
     emulate_gpu: Amount | EmulatedGpu | None = None,
     seed: int = 0,
+    comm: Comm | None = None,
+    net_timeout: float | None = None,
+    wire: str = "fp32",
 ) -> TrainingSession:
     """Load a compiled training step; `seed` is what dropout draws from, the rest as for `load`.
 
-    Raises HybridcError.
+    With a communicator of mpi4py, such as `MPI.COMM_WORLD`, all its ranks train together: each passes `step`
+    the `share` of the batch that is its own. A rank that does not answer within `net_timeout` seconds, or
+    300, is named by DeviceError HC434; run scripts by `python -m mpi4py`, which ends all ranks if one raises. `wire`
+    is `bf16` to halve the bytes of gradients that are sent. Raises HybridcError.
     """
-    from hybridc.options import parse_bytes
+    from hybridc.options import DEFAULT_NET_TIMEOUT_SECONDS, parse_bytes
 
     _emulate(emulate_gpu)
+    from hybridc.training.ranks.allreduce import AllReduce
+    from hybridc.training.ranks.exchange import Ranks
     from hybridc.training.session import TrainingSession
 
     return TrainingSession(
@@ -282,6 +291,9 @@ def load_training(
         gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
         host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
         seed=seed,
+        all_reduce=None
+        if comm is None
+        else AllReduce(Ranks(comm, net_timeout or DEFAULT_NET_TIMEOUT_SECONDS), wire),
     )
 
 

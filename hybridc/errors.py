@@ -25,6 +25,8 @@ class HybridcError(Exception):
     """Base of every error that hybridc raises on purpose."""
 
     exit_code = 1
+    is_shared = False
+    """Whether all ranks of a training job raise it, and none waits for another."""
 
     def __init__(self, code: str, what: str, *, where: str = "", remedy: str = "") -> None:
         super().__init__(what)

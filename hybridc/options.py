@@ -42,6 +42,8 @@ _AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,12})?)\s*(?P<unit>%|[A-Za-z]
 _LARGEST_BYTES = 2**62
 MAXIMUM_THREADS = 4096
 DEFAULT_PLAN_SECONDS = 10.0
+DEFAULT_NET_TIMEOUT_SECONDS = 300.0
+"""A rank may be late by an evaluation, a checkpoint or the reading of its data."""
 """Time that the planner may search unless asked otherwise, in seconds of a nominal machine."""
 Size = int | Sizes
 """Of a dimension: fixed, or what it may be when the network runs."""

@@ -2,11 +2,15 @@
 
 Ctrl-C stops after the current step, with a checkpoint if --checkpoint names a folder; --resume continues
 from it as if there had been no interruption. The GPU is the computer's own, or an emulated one.
+
+Under mpiexec, --ranks mpi trains on all ranks together: they share the parts into which --accumulate divided
+the batch when the step was compiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -20,19 +24,28 @@ from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
 from hybridc.cli.support.files import existing_artifact, print_json, write_text
 from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.errors import UsageError
-from hybridc.options import parse_bytes, parse_count, parse_emulated_gpu, parse_seed
+from hybridc.options import (
+    DEFAULT_NET_TIMEOUT_SECONDS,
+    parse_bytes,
+    parse_count,
+    parse_emulated_gpu,
+    parse_seed,
+)
 from hybridc.training.schedule import parse_schedule
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
     from tqdm import tqdm
 
     from hybridc.training.checkpoint import Evaluated, TrainingProgress
+    from hybridc.training.data import Dataset
     from hybridc.training.session import TrainingSession
 
 HELP = "train with a compiled training step"
 EXAMPLE = """\
   hybridc train step.hyb --data train.npz --val val.npz --checkpoint run
-  hybridc train step.hyb --data cifar-10 --epochs 10 --export trained.onnx"""
+  hybridc train step.hyb --data cifar-10 --epochs 10 --export trained.onnx
+  mpiexec -n 4 hybridc train step.hyb --data train.npz --ranks mpi"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="64MiB[:sm_75]",
         help="run on an emulated GPU with this much memory, of this architecture (default: sm_90)",
     )
+    _add_ranks(parser)
     add_threads(parser)
     parser.add_argument(
         "--gpu-memory",
@@ -85,6 +99,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_host_memory(parser)
     add_json(parser)
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ranks", choices=["mpi"], help="train on all ranks of mpiexec together (needs hybridc[mpi])"
+    )
+    parser.add_argument(
+        "--net-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="with --ranks: end all ranks when one does not answer for so long"
+        f" (default: {DEFAULT_NET_TIMEOUT_SECONDS:.0f})",
+    )
+    parser.add_argument(
+        "--wire",
+        choices=["fp32", "bf16"],
+        help="with --ranks: how gradients are sent; bf16 halves the bytes and adds what rounding loses to the"
+        " next step (default: fp32)",
+    )
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
@@ -123,32 +156,74 @@ def _positive(text: str) -> float:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError("HC513", f"invalid time {text!r}", remedy="give a positive number of seconds: 60")
+    return value
+
+
 def execute(arguments: argparse.Namespace) -> int:
+    if arguments.ranks is None:
+        for option in ("net_timeout", "wire"):
+            if getattr(arguments, option) is not None:
+                name = option.replace("_", "-")
+                raise UsageError("HC500", f"--{name} requires --ranks", remedy="add --ranks mpi")
+        _check(arguments)
+        with _loaded(arguments) as session:
+            return _train(session, arguments)
+    from hybridc.cli.support.mpi import started_ranks
+
+    with started_ranks(arguments.net_timeout or DEFAULT_NET_TIMEOUT_SECONDS) as ranks:
+        ranks.together(lambda: _check(arguments))
+        with _loaded(arguments, ranks.comm) as session:
+            return _train(session, arguments)
+
+
+def _check(arguments: argparse.Namespace) -> None:
     existing_artifact(arguments.artifact)
     if arguments.resume and arguments.checkpoint is None:
         raise UsageError("HC500", "there is nothing to resume", remedy="give --checkpoint DIR with --resume")
     if arguments.training_graph and arguments.export is None:
         raise UsageError("HC500", "--training-graph requires --export", remedy="add --export OUT.onnx")
-    with hybridc.load_training(
+
+
+def _loaded(arguments: argparse.Namespace, comm: Comm | None = None) -> TrainingSession:
+    return hybridc.load_training(
         arguments.artifact,
         threads=arguments.threads,
         gpu_memory=arguments.gpu_memory,
         host_memory=arguments.host_memory,
         emulate_gpu=arguments.emulate_gpu,
         seed=arguments.seed,
-    ) as session:
-        return _train(session, arguments)
+        comm=comm,
+        net_timeout=arguments.net_timeout or DEFAULT_NET_TIMEOUT_SECONDS,
+        wire=arguments.wire or "fp32",
+    )
 
 
 def _train(session: TrainingSession, arguments: argparse.Namespace) -> int:
     from hybridc.training.data import load_dataset
     from hybridc.training.loop import TrainingRun, train
 
-    data = load_dataset(arguments.data, session.inputs, session.targets)
-    validation = None
-    if arguments.val is not None:
-        validation = load_dataset(arguments.val, session.inputs, session.targets)
-    with deferred_interrupts() as interrupts, _teller(arguments) as teller:
+    def loaded() -> tuple[Dataset, Dataset | None]:
+        files = (arguments.data, arguments.val)
+        data, validation = (
+            None if file is None else load_dataset(file, session.inputs, session.targets) for file in files
+        )
+        assert data is not None
+        return data, validation
+
+    ranks = session.ranks
+    data, validation = loaded() if ranks is None else ranks.together(loaded)
+    is_first = ranks is None or ranks.rank == 0
+    with (
+        deferred_interrupts() as interrupts,
+        _teller(arguments.epochs, is_quiet=arguments.json or not is_first) as teller,
+    ):
         run = TrainingRun(
             arguments.epochs,
             arguments.schedule,
@@ -160,13 +235,16 @@ def _train(session: TrainingSession, arguments: argparse.Namespace) -> int:
             stop=lambda: bool(interrupts),
         )
         progress = train(session, data, run, validation, teller)
-        _write_results(session, arguments, progress)
-    is_stopped = bool(interrupts) and progress.epoch < arguments.epochs
-    if arguments.json:
+        if is_first:
+            _write_results(session, arguments, progress)
+    is_stopped = progress.epoch < arguments.epochs
+    if is_first and arguments.json:
         print_json(_report(progress, teller) | {"stopped": is_stopped})
-    elif is_stopped:
+    elif is_first and is_stopped:
         print(_farewell(arguments, progress))
-    return 128 + interrupts[0] if is_stopped else 0
+    return (
+        128 + (interrupts or [signal.SIGTERM])[0] if is_stopped else 0
+    )  # another rank may have had the signal
 
 
 def _write_results(
@@ -261,8 +339,8 @@ class Teller:
 
 
 @contextmanager
-def _teller(arguments: argparse.Namespace) -> Iterator[Teller]:
-    teller = Teller(arguments.epochs, is_quiet=arguments.json)
+def _teller(epochs: int, *, is_quiet: bool) -> Iterator[Teller]:
+    teller = Teller(epochs, is_quiet=is_quiet)
     try:
         yield teller
     finally:

@@ -3,7 +3,7 @@
 training.json   what is trained and how; names of inputs, targets and states; hashes
 states.bin      the states' initial values, one behind the other, zeros left out
 model/          the user's model, with its external data
-step/ evaluate/ ordinary artifacts; and accumulate/ where batches are gone through in parts
+step/ evaluate/ ordinary artifacts; and accumulate/ update/ where batches are gone through in parts
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from hybridc.json_values import (
 from hybridc.passes.training.spec import NEW, TrainingSpec, spec_from_json, spec_to_json
 from hybridc.passes.training.splits import SplitParameter, Splits, whole_names
 
-FORMAT, SCHEMA_VERSION = "hybridc-training", 3
+FORMAT, SCHEMA_VERSION = "hybridc-training", 4
 STATES, MODEL_FOLDER = "states.bin", "model"
-STEP, EVALUATE, ACCUMULATE = "step", "evaluate", "accumulate"
+STEP, EVALUATE, ACCUMULATE, UPDATE = "step", "evaluate", "accumulate", "update"
 KINDS = ("parameter", "statistic", "moment", "sum")
 _AGAIN = "compile the model again with --train"
 
@@ -124,7 +124,7 @@ class TrainingArtifact:
     @property
     def programs(self) -> tuple[str, ...]:
         """Names of the ordinary artifacts in it."""
-        return (STEP, EVALUATE, ACCUMULATE) if self.manifest.spec.accumulate > 1 else (STEP, EVALUATE)
+        return program_names(self.manifest.spec)
 
     @property
     def model(self) -> Path:
@@ -151,6 +151,11 @@ class TrainingArtifact:
         if len(data) != size_bytes or hashlib.sha256(data).hexdigest() != self.manifest.states_sha256:
             raise _changed(path)
         return data
+
+
+def program_names(spec: TrainingSpec) -> tuple[str, ...]:
+    """Of the ordinary artifacts of a training step."""
+    return (STEP, EVALUATE, ACCUMULATE, UPDATE) if spec.accumulate > 1 else (STEP, EVALUATE)
 
 
 def write_training(folder: Path, manifest: TrainingManifest) -> None:
@@ -222,7 +227,9 @@ def check_program(artifact: TrainingArtifact, name: str, program: Artifact) -> N
     renewed = {name.removesuffix(NEW): kind for name, kind in outputs.items() if name.endswith(NEW)}
     wrong += [name for name, kind in renewed.items() if given.get(name) != kind]
     loss_shape, loss_dtype = outputs.get(manifest.loss, ((0,), ""))
-    if math.prod(loss_shape) != 1 or loss_dtype != "float32":
+    if name == UPDATE:
+        wrong += [name for name in inputs if name in (*manifest.inputs, *manifest.targets)]
+    elif math.prod(loss_shape) != 1 or loss_dtype != "float32":
         wrong.append(manifest.loss)
     if name == STEP:
         fresh = [state.name for state in manifest.states if not state.is_of_model]

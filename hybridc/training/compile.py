@@ -33,10 +33,12 @@ from hybridc.training.artifact import (
     MODEL_FOLDER,
     STATES,
     STEP,
+    UPDATE,
     StoredState,
     TrainingManifest,
     hash_of,
     is_training_artifact,
+    program_names,
     write_training,
 )
 
@@ -55,6 +57,8 @@ class CompiledTraining:
     step: Compiled
     evaluation: Compiled
     accumulation: Compiled | None
+    update: Compiled | None
+    """Like the accumulation, only where batches are gone through in parts."""
     parameters: int
     """Elements that are trained."""
     import_seconds: float = 0.0
@@ -65,7 +69,8 @@ class CompiledTraining:
 
     @property
     def seconds(self) -> dict[str, float]:
-        parts = [made.seconds for made in (self.step, self.evaluation, self.accumulation) if made is not None]
+        made = (self.step, self.evaluation, self.accumulation, self.update)
+        parts = [part.seconds for part in made if part is not None]
         return {name: sum(part[name] for part in parts) for name in parts[0]} | {
             "import": self.import_seconds
         }
@@ -123,18 +128,23 @@ def plan_training(
     spec: TrainingSpec,
     progress: Progress | None = None,
     *,
-    wanted: Collection[str] = (STEP, EVALUATE, ACCUMULATE),
+    wanted: Collection[str] = (STEP, EVALUATE, ACCUMULATE, UPDATE),
     bound_seconds: float | None = None,
 ) -> dict[str, Planned]:
     """Plan the `wanted` programs of a training step without generating code, as `plan_model` does.
 
-    By their names, in this order; there is an accumulation only where batches are gone through in parts.
-    Raises HybridcError.
+    By their names, in this order; there are an accumulation and an update only where batches are gone through
+    in parts. Raises HybridcError.
     """
     _check_options(options)
     model = read_training_model(source, options, spec)
     made = training_programs(model, spec, split_layers=options.target.has_gpu)
-    programs = {STEP: made.step, EVALUATE: made.evaluation, ACCUMULATE: made.accumulation}
+    programs = {
+        STEP: made.step,
+        EVALUATE: made.evaluation,
+        ACCUMULATE: made.accumulation,
+        UPDATE: made.update,
+    }
     return {
         name: plan_model(program, options, progress, bound_seconds=bound_seconds)
         for name, program in programs.items()
@@ -165,10 +175,10 @@ def _fill(
         return compile_model(program, folder / name, options, progress)
 
     step, evaluation = compiled(programs.step, STEP), compiled(programs.evaluation, EVALUATE)
-    accumulation = None
-    if programs.accumulation is not None:
-        accumulation = compiled(programs.accumulation, ACCUMULATE)
-    kinds = (STEP, EVALUATE) if accumulation is None else (STEP, EVALUATE, ACCUMULATE)
+    accumulation = update = None
+    if programs.accumulation is not None and programs.update is not None:
+        accumulation, update = compiled(programs.accumulation, ACCUMULATE), compiled(programs.update, UPDATE)
+    kinds = program_names(spec)
     states = tuple(StoredState(s.name, s.kind, s.shape, s.dtype) for s in programs.states)
     own = [state for state in states if state.is_of_model]
     _write_states(folder / STATES, (programs.step.parameters[state.name] for state in own))
@@ -190,7 +200,7 @@ def _fill(
     )
     write_training(folder, manifest)
     trained = sum(int(np.prod(state.shape)) for state in own if state.kind == "parameter")
-    return CompiledTraining(folder, step, evaluation, accumulation, trained)
+    return CompiledTraining(folder, step, evaluation, accumulation, update, trained)
 
 
 def _write_states(path: Path, values: Iterable[np.ndarray]) -> None:

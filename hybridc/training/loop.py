@@ -21,6 +21,7 @@ from hybridc.training.checkpoint import (
     write_checkpoint,
 )
 from hybridc.training.data import Dataset
+from hybridc.training.ranks.agreement import check_agreement
 from hybridc.training.schedule import Schedule, schedule_to_text
 from hybridc.training.session import Evaluation, TrainingSession
 
@@ -113,17 +114,28 @@ class _Loop:
         return self._now()
 
     def _begin(self) -> None:
-        folder = self.settings.checkpoint
-        found = None if folder is None else read_checkpoint(folder)
+        ranks = self.session.ranks
+        if ranks is None:
+            found = self._found()
+        else:
+            check_agreement(ranks, self._identity | self._course)
+            found = ranks.from_first(ranks.together(self._found if ranks.rank == 0 else lambda: None))
         if found is None:
             return
-        if not self.settings.resume:
-            remedy = "continue from it with --resume, or choose another folder"
-            raise UsageError("HC579", "a checkpoint already exists", where=str(folder), remedy=remedy)
-        self._check_identity(found.identity, str(folder))
         self.session.load_state_dict(found.model)
         self.session.load_optimizer_state_dict(found.optimizer)
         self.progress, self.losses = found.progress, list(found.progress.losses)
+
+    def _found(self) -> Checkpoint | None:
+        """What the run goes on from."""
+        folder = self.settings.checkpoint
+        found = None if folder is None else read_checkpoint(folder)
+        if found is not None:
+            if not self.settings.resume:
+                remedy = "continue from it with --resume, or choose another folder"
+                raise UsageError("HC579", "a checkpoint already exists", where=str(folder), remedy=remedy)
+            self._check_identity(found.identity, str(folder))
+        return found
 
     def _check_identity(self, found: Mapping[str, object], where: str) -> None:
         """Nothing is taken for granted that a checkpoint does not tell, as those of older versions."""
@@ -148,18 +160,23 @@ class _Loop:
         self.callback.epoch_begins(epoch, self.steps, self.progress.position)
         for position in range(self.progress.position, self.steps):
             rows = order[position * batch : (position + 1) * batch]
-            inputs, targets = self.data.batch(rows)
+            inputs, targets = self.data.batch(rows[session.share])
             self.losses.append(session.step(inputs, targets, self._rate()))
             self.callback.stepped(self.losses[-1], batch)
             self.progress = replace(self.progress, position=position + 1)
             if position + 1 < self.steps:
-                if self.settings.stop():
+                if self._is_stopped():
                     self._save()
                     return False
                 if self._is_due():
                     self._save()
         self._complete(epoch)
-        return not self.settings.stop()
+        return not self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        """On all ranks after the same step, whichever was told to."""
+        ranks, own = self.session.ranks, self.settings.stop()
+        return own if ranks is None else any(ranks.gather(own))
 
     def _complete(self, epoch: int) -> None:
         evaluated = None
@@ -182,7 +199,8 @@ class _Loop:
         return every is not None and len(self.losses) % every == 0
 
     def _save(self) -> None:
-        if self.settings.checkpoint is None:
+        ranks = self.session.ranks
+        if self.settings.checkpoint is None or (ranks is not None and ranks.rank > 0):
             return
         states = self.session.state_dict(), self.session.optimizer_state_dict()
         checkpoint = Checkpoint(*states, self._now(), self._identity)
@@ -214,11 +232,21 @@ class _Loop:
             "dropout seed": self.session.dropout_seed,
         }
 
+    @property
+    def _course(self) -> dict[str, object]:
+        """What all ranks must have alike besides, to do the same at the same time."""
+        validation = self.validation
+        return {
+            "number of epochs": self.settings.epochs,
+            "validation data": None if validation is None else (validation.size, validation.digest()),
+        }
+
 
 def evaluate(session: TrainingSession, data: Dataset) -> Evaluated:
     """Loss, and accuracy where the loss is one softmax cross entropy: every example counts once.
 
-    The loss must be a mean over the batch of what each example adds, as those of `--loss` are.
+    The loss must be a mean over the batch of what each example adds, as those of `--loss` are. Several ranks
+    take turns with the batches, and all of them get the result.
     """
     batch = session.batch // session.spec.accumulate
 
@@ -236,16 +264,26 @@ def evaluate(session: TrainingSession, data: Dataset) -> Evaluated:
         more = total(rows[:rest], filled(rows[:rest]).loss) if rest else 0.0
         return (batch * loss - more) / times
 
-    totals, right = [], []
-    for first in range(0, data.size, batch):
+    totals: list[float] = []
+    right: list[int] = []
+    compared = 0
+    ranks = session.ranks
+    rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
+    for first in range(rank * batch, data.size, count * batch):
         rows = np.arange(first, min(first + batch, data.size))
         result = filled(rows)
         totals.append(total(rows, result.loss))
         if _is_classifier(session):
             (target,) = data.targets.values()
             classes = _classified(session, result.outputs).argmax(axis=1)
-            right.append(classes[: len(rows)] == target[rows])
-    accuracy = float(np.mean(np.concatenate(right))) if right else None
+            right.append(int(np.count_nonzero(classes[: len(rows)] == target[rows])))
+            compared += target[rows].size
+    if ranks is not None:  # exactly the sums of one rank, which fsum does not round either
+        found = ranks.gather((totals, right, compared))
+        totals = [value for part, _, _ in found for value in part]
+        right = [value for _, part, _ in found for value in part]
+        compared = sum(part for _, _, part in found)
+    accuracy = sum(right) / compared if right else None
     return Evaluated(session.step_count, math.fsum(totals) / data.size, accuracy)
 
 

@@ -3,6 +3,9 @@
 Where no GPU takes part, most of them live in the arena of the step's session, which puts new values where the
 old ones were. With a GPU, those that the plan keeps there stay in its memory as long as only steps are made:
 they are fetched when somebody asks for them, or another program needs the memory. All others are on the host.
+
+On several ranks each goes through some parts of a batch; then the sums of gradients are added up over the
+ranks, and every rank makes the same new states.
 """
 
 from __future__ import annotations
@@ -25,13 +28,20 @@ from hybridc.runtime import Session
 from hybridc.training.artifact import (
     ACCUMULATE,
     EVALUATE,
+    MANIFEST,
     STEP,
+    UPDATE,
     TrainingArtifact,
     check_program,
+    hash_of,
     named,
     open_training,
 )
 from hybridc.training.interrupts import uninterrupted
+from hybridc.training.ranks.agreement import check_agreement, parts_of_rank, threads_of_rank
+from hybridc.training.ranks.allreduce import AllReduce
+from hybridc.training.ranks.exchange import Ranks
+from hybridc.version import __version__
 
 Arrays = np.ndarray | Mapping[str, np.ndarray]
 """By name; or the array itself where there is only one."""
@@ -61,9 +71,23 @@ class TrainingSession:
         gpu_memory_bytes: int | None = None,
         host_memory_bytes: int | None = None,
         seed: int = 0,
+        all_reduce: AllReduce | None = None,
     ) -> None:
-        """`seed` is what dropout draws from, with the number of the step; the rest is as in `load`."""
-        self._artifact = open_training(path)
+        """`seed` is what dropout draws from, with the number of the step; the rest is as in `load`.
+
+        With `all_reduce` the session is one of those of its ranks, and `step` is called on all of them.
+        Raises UsageError HC589 if their artifacts or seeds differ, HC587 if they cannot share a batch.
+        """
+        self._all_reduce = None if all_reduce is None or all_reduce.ranks.count == 1 else all_reduce
+        if self._all_reduce is None:
+            self._artifact = open_training(path)
+            self._own_parts = range(self.spec.accumulate)
+        else:
+            ranks = self._all_reduce.ranks
+            self._artifact = ranks.together(lambda: open_training(path))
+            _check_ranks(self._all_reduce, self._artifact, seed)
+            self._own_parts = parts_of_rank(ranks, self.spec.accumulate)
+            threads = threads or threads_of_rank(ranks)
         self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes)
         self._seed = seed
         ports = self._inner[STEP].artifact.manifest.inputs
@@ -106,6 +130,17 @@ class TrainingSession:
         return self.spec.accumulate * (first.shape[0] if first is not None else 1)
 
     @property
+    def ranks(self) -> Ranks | None:
+        """None where there is only one."""
+        return None if self._all_reduce is None else self._all_reduce.ranks
+
+    @property
+    def share(self) -> slice:
+        """The examples of a batch that `step` takes on this rank."""
+        size, parts = self.batch // self.spec.accumulate, self._own_parts
+        return slice(parts.start * size, parts.stop * size)
+
+    @property
     def dropout_seed(self) -> int | None:
         """None where nothing is drawn."""
         return None if self._artifact.manifest.seed is None else self._seed
@@ -119,10 +154,13 @@ class TrainingSession:
     def step(self, inputs: Arrays, targets: Arrays | None = None, lr: float | None = None) -> float:
         """Train on one batch; returns its loss before the step. `lr` overrides the optimizer's.
 
+        On several ranks each gives its `share` of the batch, and gets the loss of all of it.
+
         Raises UsageError HC577 for a batch of another size, HC581 for a label that the loss has no class for,
-        or as `Session.run` does: HC551 and HC552 for names of other arrays.
+        or as `Session.run` does: HC551 and HC552 for names of other arrays; and DeviceError HC434 if a rank
+        does not answer.
         """
-        parts = self._parts(inputs, targets, self.spec.accumulate)
+        parts = self._parts(inputs, targets, len(self._own_parts))
         number = self._step_count + 1
         learning_rate = self.spec.optimizer.lr if lr is None else lr
         values = self.spec.optimizer.scalar_values(learning_rate, number)
@@ -132,21 +170,31 @@ class TrainingSession:
         # before the whole step is made, and sums never, so that every step begins with zeros
         made: dict[str, np.ndarray] = {}
         losses = []
-        for place, part in enumerate(parts[:-1]):
-            draw = self._draw(place, len(parts))
-            loss, results = self._run(ACCUMULATE, {**self._states, **made, **scalars, **part}, draw)
+        for place, part in zip(self._own_parts, parts if self._all_reduce else parts[:-1], strict=False):
+            loss, results = self._run(ACCUMULATE, {**self._states, **made, **part}, self._draw(place))
             made.update(results)
             losses.append(loss)
+        if self._all_reduce is not None:
+            losses, made = _reduced(self._all_reduce, losses, made, self._sums)
         with uninterrupted():
-            draw = self._draw(len(parts) - 1, len(parts))
-            loss, results = self._step({**self._states, **scalars, **parts[-1]}, made, draw)
+            if self._all_reduce is not None:
+                results = made | self._results(UPDATE, {**self._states, **made, **scalars})
+                results = {name: value for name, value in results.items() if name not in self._sums}
+            else:
+                draw = self._draw(self._own_parts[-1])
+                loss, results = self._step({**self._states, **scalars, **parts[-1]}, made, draw)
+                losses.append(loss)
             self._put(results)
             self._step_count = number
-        return math.fsum([*losses, loss]) / len(parts)
+        return math.fsum(losses) / self.spec.accumulate
 
-    def _draw(self, part: int, parts: int) -> int:
+    @property
+    def _sums(self) -> frozenset[str]:
+        return frozenset(state.name for state in self._artifact.manifest.states if state.kind == "sum")
+
+    def _draw(self, part: int) -> int:
         """What dropout draws from."""
-        return (self._seed % 2**31 << 32) + self._step_count * parts + part
+        return (self._seed % 2**31 << 32) + self._step_count * self.spec.accumulate + part
 
     @exhaustion_told()
     def evaluate(self, inputs: Arrays, targets: Arrays | None = None) -> Evaluation:
@@ -257,10 +305,22 @@ class TrainingSession:
         left: Collection[str] = (),
     ) -> tuple[float, dict[str, np.ndarray]]:
         """The loss, and the other outputs but the new values of states that are `left` in their place."""
-        session, manifest = self._inner[kind], self._artifact.manifest
-        given: dict[str, np.ndarray | np.generic] = dict(values)
+        manifest = self._artifact.manifest
+        given = dict(values)
         if manifest.seed is not None:
             given[manifest.seed] = np.int64(draw)
+        results = self._results(kind, given, kept=kept, left=left)
+        return float(results.pop(manifest.loss).reshape(())), results
+
+    def _results(
+        self,
+        kind: str,
+        given: Mapping[str, np.ndarray | np.generic],
+        *,
+        kept: Collection[str] = (),
+        left: Collection[str] = (),
+    ) -> dict[str, np.ndarray]:
+        session = self._inner[kind]
         ports = session.artifact.manifest
         read = [port.name for port in ports.inputs if port.name not in kept]
         for name in read:
@@ -269,8 +329,7 @@ class TrainingSession:
         feeds = {name: np.asarray(given[name]) for name in read}
         names = [p.name for p in ports.outputs if p.name.removesuffix(NEW) not in left]
         made = zip(names, session.run(names, feeds, kept=kept), strict=True)
-        results = {name.removesuffix(NEW): array for name, array in made}
-        return float(results.pop(manifest.loss).reshape(())), results
+        return {name.removesuffix(NEW): array for name, array in made}
 
     def _places(self) -> dict[str, np.ndarray]:
         """States that a step replaces where they are. With a GPU none: only one session may hold its memory,
@@ -342,6 +401,32 @@ class TrainingSession:
                 found = f"{new.dtype}{list(new.shape)}"
                 raise _refusal(f"the state {name!r} is {found} instead of {old.dtype}{list(old.shape)}")
         return {name: np.array(value) for name, value in cut(values, manifest.splits).items()}
+
+
+def _check_ranks(all_reduce: AllReduce, artifact: TrainingArtifact, seed: int) -> None:
+    """The manifest has the hashes of everything in the artifact, the initial states among it."""
+    found = {
+        "compiled step": hash_of(artifact.path / MANIFEST),
+        "seed": seed,
+        "wire": all_reduce.wire,
+        "hybridc version": __version__,
+    }
+    check_agreement(all_reduce.ranks, found)
+
+
+def _reduced(
+    all_reduce: AllReduce, losses: list[float], made: Mapping[str, np.ndarray], sums: Collection[str]
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """The losses of all ranks' parts, the sums over all ranks, and rank 0's running statistics.
+
+    BatchNorm is by the statistics of each part, wherever it is gone through; those that it keeps for
+    inference are of rank 0, as with PyTorch's DistributedDataParallel.
+    """
+    added = all_reduce.sums({name: value for name, value in made.items() if name in sums})
+    statistics = {name: value for name, value in made.items() if name not in sums}
+    found = all_reduce.ranks.gather(losses)
+    more = all_reduce.ranks.from_first(statistics) if statistics else {}
+    return [loss for part in found for loss in part], {**added, **more}
 
 
 class _Inner:

@@ -5,6 +5,10 @@ Three programs are made of a network. All take its inputs, targets and states, a
 - the step: with the optimizer's scalars, returns the new states;
 - the accumulation, where a batch is processed in parts: returns the new sums of gradients;
 - the evaluation: BatchNorm by its running statistics and without dropout, returns the network's outputs.
+
+And a fourth where a batch is processed in parts, which may be on several ranks:
+
+- the update: from states and sums of gradients over all parts, returns the new states.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, ValueInfo
 from hybridc.frontend.names import safe_names, unique_names
 from hybridc.labels import Labels
-from hybridc.passes.program.program import Program, tensor_dtype, tensor_shape
+from hybridc.passes.program.program import Program, ProgramBuilder, tensor_dtype, tensor_shape
 from hybridc.passes.training import losses
 from hybridc.passes.training import spec as specs
 from hybridc.passes.training.differentiate import SEED, Differentiated, Update, differentiate
@@ -53,6 +57,8 @@ class TrainingPrograms:
     evaluation: ImportedModel
     accumulation: ImportedModel | None
     """None unless batches are gone through in parts."""
+    update: ImportedModel | None
+    """Likewise."""
     states: tuple[TrainingState, ...]
     targets: tuple[ValueInfo, ...]
     loss: str
@@ -85,6 +91,7 @@ def training_programs(
         step=step,
         evaluation=evaluation,
         accumulation=accumulation,
+        update=None if accumulation is None else network.update(accumulation),
         states=tuple(network.states.values()),
         targets=network.targets,
         loss=network.loss_name,
@@ -175,20 +182,11 @@ class _Network:
 
     def step(self) -> ImportedModel:
         def update(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> list[relax.Var]:
-            given = emitter.inputs
             name = names[parameter.name]
-
-            def state(suffix: str) -> relax.Var:
-                return given[self.extra[f"{name}#{suffix}"].variable]
-
-            if self.spec.accumulate > 1:
-                total = emitter.emit(relax.op.add(state("sum"), gradient))
-                gradient = emitter.emit(
-                    relax.op.multiply(total, constant(1.0 / self.spec.accumulate, total)), f"{name}_mean"
-                )
-            moments = [state(suffix) for suffix in self.optimizer.states]
-            scalars = {n: given[self.extra[n].variable] for n in self.optimizer.scalars}
-            return emit_update(self.optimizer, emitter, parameter, gradient, moments, scalars)
+            if self.spec.accumulate == 1:
+                return self._updated(emitter, name, parameter, gradient)
+            total = emitter.inputs[self.extra[f"{name}#sum"].variable]
+            return self._updated_by_sum(emitter, name, parameter, emitter.emit(relax.op.add(total, gradient)))
 
         names = {v.variable: v.name for v in self.parameters}
         made = self._differentiated(list(self.extra.values()), update, ("", *self.optimizer.states))
@@ -207,6 +205,42 @@ class _Network:
         sums = {v.variable: self.extra[f"{v.name}#sum"].variable for v in self.parameters}
         extra = [self.extra[f"{v.name}#sum"] for v in self.parameters]
         return self._differentiated(extra, add, ("sum",))
+
+    def update(self, accumulation: ImportedModel) -> ImportedModel:
+        """A step's end alone, of the parameters that have a gradient: the others have no sum to read."""
+        summed = {value.name for value in accumulation.outputs}
+        parameters = [v for v in self.parameters if f"{v.name}#sum{NEW}" in summed]
+        suffixes = [suffix for suffix, _ in self._suffixes()]
+        extra = [self.extra[f"{v.name}#{suffix}"] for v in parameters for suffix in suffixes]
+        inputs = [*parameters, *extra, *(self.extra[name] for name in self.optimizer.scalars)]
+        emitter = Emitter(
+            ProgramBuilder([relax.Var(v.variable, relax.TensorType(v.shape, v.dtype)) for v in inputs])
+        )
+        results: list[relax.Expr] = []
+        for value in parameters:
+            total = emitter.inputs[self.extra[f"{value.name}#sum"].variable]
+            results += self._updated_by_sum(emitter, value.name, emitter.inputs[value.variable], total)
+        program = emitter.builder.finish(results, dict(emitter.functions.values()))
+        names = [
+            _state_name(v.name, suffix) + NEW for v in parameters for suffix in ("", *self.optimizer.states)
+        ]
+        made = self._imported(program, names, inputs)
+        return replace(made, parameters={v.name: self.model.parameters[v.name] for v in parameters})
+
+    def _updated_by_sum(
+        self, emitter: Emitter, name: str, parameter: relax.Var, total: relax.Var
+    ) -> list[relax.Var]:
+        """New states from the sum of the gradients of all parts of a batch."""
+        mean = relax.op.multiply(total, constant(1.0 / self.spec.accumulate, total))
+        return self._updated(emitter, name, parameter, emitter.emit(mean, f"{name}_mean"))
+
+    def _updated(
+        self, emitter: Emitter, name: str, parameter: relax.Var, gradient: relax.Expr
+    ) -> list[relax.Var]:
+        given = emitter.inputs
+        moments = [given[self.extra[f"{name}#{suffix}"].variable] for suffix in self.optimizer.states]
+        scalars = {n: given[self.extra[n].variable] for n in self.optimizer.scalars}
+        return emit_update(self.optimizer, emitter, parameter, gradient, moments, scalars)
 
     def evaluation(self) -> ImportedModel:
         copy = NetworkCopy.of(self.program, self.targets)

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from hybridc.results import Planned
     from hybridc.sizes import Interval
 
-_PROGRAM = {"step": "the training step", "evaluate": "the evaluation", "accumulate": "the accumulation"}
+_PROGRAM = {
+    "step": "the training step",
+    "evaluate": "the evaluation",
+    "accumulate": "the accumulation",
+    "update": "the update",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ def _existing(found: Collection[str], wanted: Collection[str], arguments: argpar
     chosen = [name for name in found if name in wanted]
     if not chosen:
         what = f"the training step has no program {arguments.program!r}"
-        remedy = f"its programs are {', '.join(found)}; accumulate is made by --accumulate"
+        remedy = f"its programs are {', '.join(found)}; accumulate and update are made by --accumulate"
         raise UsageError("HC525", what, where=str(arguments.source), remedy=remedy)
     return chosen
 

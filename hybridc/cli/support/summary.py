@@ -153,7 +153,12 @@ def _predicted_text(makespan_us: float, bound_us: float) -> str:
 
 def training_to_json(made: CompiledTraining) -> dict[str, Any]:
     """What was compiled: for the step and the evaluation what `hybridc compile --json` says."""
-    parts = {"step": made.step, "evaluation": made.evaluation, "accumulation": made.accumulation}
+    parts = {
+        "step": made.step,
+        "evaluation": made.evaluation,
+        "accumulation": made.accumulation,
+        "update": made.update,
+    }
     described = {}
     for name, part in parts.items():
         if part is not None and part.path is not None:
@@ -165,7 +170,12 @@ def training_summary(made: CompiledTraining, target: str) -> str:
     size = format_bytes(_folder_bytes(made.path))
     trained = plural(made.parameters, "trained parameter")
     lines = [f"{made.path}: {size}, for {target}, {trained}, compiled in {sum(made.seconds.values()):.1f} s"]
-    parts = {"step": made.step, "accumulation": made.accumulation, "evaluation": made.evaluation}
+    parts = {
+        "step": made.step,
+        "accumulation": made.accumulation,
+        "update": made.update,
+        "evaluation": made.evaluation,
+    }
     for name, part in parts.items():
         if part is not None:
             lines.append(f"{name}: {plural(len(part.graphs[-1].kernels), 'kernel')}{_from_cache(part)}")

@@ -8,7 +8,7 @@ from hybridc.errors import UsageError
 from hybridc.options import parse_count
 from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 
-PROGRAMS = ("step", "evaluate", "accumulate")
+PROGRAMS = ("step", "evaluate", "accumulate", "update")
 """Of a training step, by the names of their folders in its artifact."""
 _OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze")
 

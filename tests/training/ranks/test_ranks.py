@@ -1,0 +1,133 @@
+"""`hybridc train --ranks mpi`: losses against one rank, and what becomes of ranks that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridc.cli import main
+from hybridc.training.checkpoint import FILE, read_checkpoint
+from tests.support.process import becomes_true
+from tests.training.ranks.conftest import finish, start
+
+CLI = ("-c", "import sys; from hybridc.cli import main; sys.exit(main())", "train")
+pytestmark = pytest.mark.isa("avx2")
+
+
+def command(artifact: Path, data: Path, *more: object) -> tuple[object, ...]:
+    return (*CLI, artifact, "--data", data, "--ranks", "mpi", "--threads", "1", *more)
+
+
+def losses(count: int, artifact: Path, data: Path, *more: object) -> list[float]:
+    code, out, told = finish(start(count, *command(artifact, data, "--json", *more)))
+    assert code == 0, told
+    return json.loads(out)["losses"]  # rank 0 alone prints
+
+
+@pytest.fixture(scope="module")
+def of_one_rank(parts_artifact: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Losses of five epochs, without MPI."""
+    folder = tmp_path_factory.mktemp("one")
+    words = ["train", parts_artifact, "--data", data, "--epochs", 5, "--checkpoint", folder]
+    assert main([str(word) for word in words]) == 0
+    found = read_checkpoint(folder)
+    assert found is not None and len(found.progress.losses) == 50
+    return found.progress.losses
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_have_the_losses_of_one(count: int, parts_artifact: Path, data: Path, of_one_rank: Any) -> None:
+    found = losses(count, parts_artifact, data, "--epochs", 5)
+    np.testing.assert_allclose(found, of_one_rank, rtol=1e-6)
+    if count == 2:
+        assert losses(count, parts_artifact, data, "--epochs", 5) == found
+
+
+def test_bf16_on_the_wire_is_near(parts_artifact: Path, data: Path, of_one_rank: Any) -> None:
+    found = losses(2, parts_artifact, data, "--epochs", 5, "--wire", "bf16")
+    np.testing.assert_allclose(found, of_one_rank, rtol=0.05)
+    assert found[-10:] != list(of_one_rank[-10:])
+
+
+def rank_process(rank: int, folder: Path) -> int | None:
+    """The process of a rank whose command has this folder."""
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+            is_of_job = str(folder).encode() in words
+            if is_of_job and f"PMI_RANK={rank}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                return int(process.name)
+    return None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_a_rank_that_fails_ends_all_and_the_run_goes_on_with_another_number(
+    number: int, parts_artifact: Path, data: Path, tmp_path: Path, of_one_rank: Any
+) -> None:
+    folder = tmp_path / "run"
+    more = ("--checkpoint", folder, "--checkpoint-every", 1)
+    endless = command(parts_artifact, data, *more, "--net-timeout", 3, "--epochs", 10**6)
+    job = start(2, *endless)
+    assert becomes_true((folder / FILE).exists)
+    process = rank_process(1, folder)
+    if process is None:
+        job.kill()
+        pytest.skip("ranks are found by what MPICH tells them")
+    os.kill(process, number)
+    ended, out, told = finish(job)
+    assert rank_process(0, folder) is None and rank_process(1, folder) is None
+    if number == signal.SIGTERM:
+        assert ended == 128 + number, told
+    elif number == signal.SIGKILL:  # mpiexec ends the others at once, and tells the process alone
+        assert ended != 0 and f"1 is {process} on " in told and f"PID {process} " in out + told, out + told
+    else:
+        assert ended != 0 and "error[HC434]: rank 1 did not answer rank 0 within 3 s" in told, told
+    found = read_checkpoint(folder)
+    assert found is not None and found.progress.losses
+    if len(found.progress.losses) < len(of_one_rank):
+        again = losses(4, parts_artifact, data, *more, "--resume", "--epochs", 5)
+        np.testing.assert_allclose(again, of_one_rank, rtol=1e-6)
+
+
+def refusal(count: int, *words: object) -> str:
+    code, _, told = finish(start(count, *words))
+    assert code in (2, 3), told
+    assert told.count("error[") == 1, told
+    return told
+
+
+def test_number_of_ranks_that_cannot_share_a_batch_is_refused(parts_artifact: Path, data: Path) -> None:
+    assert "error[HC587]: 3 ranks cannot share a batch of 4 parts" in refusal(
+        3, *command(parts_artifact, data)
+    )
+
+
+def test_rank_with_other_data_or_without_is_named(parts_artifact: Path, data: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nfrom mpi4py import MPI\nfrom hybridc.cli import main\n"
+        "files = sys.argv.pop().split(',')\n"
+        "sys.exit(main([*sys.argv[1:], '--data', files[MPI.COMM_WORLD.rank]]))\n"
+    )
+    with np.load(data) as arrays:
+        np.savez(tmp_path / "other.npz", x=arrays["x"] + 1, y=arrays["y"])
+    words = (program, "train", parts_artifact, "--ranks", "mpi", "--threads", "1")
+    told = refusal(2, *words, f"{data},{tmp_path / 'other.npz'}")
+    assert "error[HC589]: rank 1 has another data than rank 0" in told
+    told = refusal(2, *words, f"{data},{tmp_path / 'none.npz'}")
+    assert "error[HC571]: rank 1: cannot read the examples" in told
+
+
+def test_options_of_ranks_need_ranks(
+    parts_artifact: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(parts_artifact), "--data", str(data), "--net-timeout", "3"]
+    assert main(words) == 2
+    assert "--net-timeout requires --ranks" in capsys.readouterr().err
