@@ -13,7 +13,7 @@ from tvm import relax
 from hybridc.schedules.cpu.conv1d.winograd.plan import plans_of
 from hybridc.schedules.cpu.conv1d.winograd.winograd_conv1d import DIRECT, schedule_plan, winograd_conv1d
 from hybridc.schedules.cpu.conv2d.read import read_convolution
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Rule, Scheduled, schedule_rule
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
 
@@ -59,12 +59,17 @@ def expected_of(x: np.ndarray, w: np.ndarray, attributes: dict[str, Any]) -> np.
     return np.concatenate(parts, 1)
 
 
-def planned(request: Request, number: int = 0) -> Scheduled:
-    """By one of the rule's plans, whether it is predicted to be fast or not."""
-    conv = read_convolution(request.function)
-    assert conv is not None
-    plans = sorted(plans_of(conv, request.target.isa, request.threads), key=lambda plan: plan.cost)
-    return schedule_plan(request, plans[number % len(plans)])
+def planned(number: int = 0) -> Rule:
+    """A rule that takes one of the plans, whether that is predicted to be fast or not."""
+
+    @schedule_rule(family="winograd")
+    def rule(request: Request) -> Scheduled | None:
+        conv = read_convolution(request.function)
+        assert conv is not None
+        plans = sorted(plans_of(conv, request.target.isa, request.threads), key=lambda plan: plan.cost)
+        return schedule_plan(request, plans[number % len(plans)])
+
+    return rule
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -82,7 +87,7 @@ def test_result_with_bias_residual_and_relu_matches_float64(
 
     arrays = [x, w, bias, residual]
     function = harness.function(build, [a.shape for a in arrays])
-    (result,) = harness.run(function, harness.schedule(function, (1,), planned), arrays)
+    (result,) = harness.run(function, harness.schedule(function, (1,), planned()), arrays)
     assert_close(result, np.maximum(expected + bias + residual, 0))
 
 
@@ -100,7 +105,7 @@ def test_any_plan_of_any_filter(data: st.DataObject) -> None:
     w = normal(3, (w.shape[0], x.shape[1], taps))[0]
     function = harness.function(lambda emit, x, w: convolved(emit, x, w, attributes), [x.shape, w.shape])
     number = draw(st.integers(0, 200))
-    scheduled = harness.schedule(function, [1], lambda request: planned(request, number))
+    scheduled = harness.schedule(function, [1], planned(number))
     (result,) = harness.run(function, scheduled, [x, w])
     expected = expected_of(x, w, attributes)
     assert np.abs(result - expected).max() <= 2e-6 * max(np.abs(expected).max(), 1)
@@ -112,7 +117,7 @@ def test_errors_stay_within_the_bound(harness: Harness, taps: int, stride: int) 
     function = harness.function(
         lambda emit, x, w: convolved(emit, x, w, {"stride": stride}), [x.shape, w.shape]
     )
-    (result,) = harness.run(function, harness.schedule(function, [1], planned), [x, w])
+    (result,) = harness.run(function, harness.schedule(function, [1], planned()), [x, w])
     expected = expected_of(x, w, {"stride": stride})
     assert np.abs(result - expected).max() <= 2e-6 * np.abs(expected).max()
 
@@ -123,7 +128,7 @@ def test_input_that_is_not_a_parameter(
     monkeypatch.setitem(schedule_plan.__globals__, "unpadded", lambda conv: None)
     x, w = normal(5, (1, 16, 120), (9, 16, 3))
     function = harness.function(lambda emit, x, w: convolved(emit, x, w, {"padding": 1}), [x.shape, w.shape])
-    (result,) = harness.run(function, harness.schedule(function, [1], planned), [x, w])
+    (result,) = harness.run(function, harness.schedule(function, [1], planned()), [x, w])
     assert_close(result, expected_of(x, w, {"padding": 1}))
 
 
@@ -134,7 +139,7 @@ def test_residual_may_share_its_bytes_with_the_output(harness: Harness) -> None:
         lambda emit, x, w, r: emit(op.add(convolved(emit, x, w, {"stride": 2}), r)),
         [x.shape, w.shape, r.shape],
     )
-    scheduled = harness.schedule(function, [1], planned)
+    scheduled = harness.schedule(function, [1], planned())
     (expected,) = harness.run(function, scheduled, [x, w, r])
     packed = [x, scheduled.packings[0][1].apply(w), r]
     np.testing.assert_array_equal(harness.run_in_place(scheduled, packed, 2), expected)
