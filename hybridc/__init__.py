@@ -245,8 +245,8 @@ def load_training(
 
     With a communicator of mpi4py, such as `MPI.COMM_WORLD`, all its ranks train together: each passes `step`
     the `share` of the batch that is its own. A rank that does not answer within `net_timeout` seconds, or
-    300, is named by DeviceError HC434; run scripts by `python -m mpi4py`, which ends all ranks if one raises. `wire`
-    is `bf16` to halve the bytes of gradients that are sent. Raises HybridcError.
+    300, is named by DeviceError HC434; run scripts by `python -m mpi4py`, which ends all ranks if one raises.
+    With `wire="bf16"` gradients are sent in half the bytes. Raises HybridcError.
     """
     from hybridc.options import DEFAULT_NET_TIMEOUT_SECONDS, parse_bytes
 

@@ -195,7 +195,7 @@ def step_of_128(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class MeanOfInputs:
     """A session whose loss is the mean of a batch's inputs, in float32."""
 
-    spec, step_count = TrainingSpec(parse_loss("mse")), 0
+    spec, step_count, ranks = TrainingSpec(parse_loss("mse")), 0, None
 
     def __init__(self, batch: int) -> None:
         self.batch, self.evaluations = batch, 0
