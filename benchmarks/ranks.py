@@ -52,17 +52,24 @@ def worker(artifact: Path, wire: str) -> None:
         random = np.random.default_rng(0)
         images = random.standard_normal((session.batch, *session.inputs[0].shape[1:])).astype(np.float32)
         labels = random.integers(0, 10, session.batch)
-        seconds, before = [], 0
+        seconds, processor_seconds, before = [], [], 0
         for _ in range(STEPS):
             before = session.ranks.sent_bytes if session.ranks else 0
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             session.step(images[session.share], labels[session.share])
             seconds.append(time.perf_counter() - start)
+            processor_seconds.append(time.process_time() - used)
         sent = session.ranks.sent_bytes - before if session.ranks else 0
         if MPI.COMM_WORLD.rank == 0:
             states = session.state_dict()
             size = sum(value.nbytes for value in states.values())
-            print(json.dumps({"seconds": statistics.median(seconds[2:]), "sent": sent, "parameters": size}))
+            found = {
+                "seconds": statistics.median(seconds[2:]),
+                "processor_seconds": statistics.median(processor_seconds[2:]),
+                "sent": sent,
+                "parameters": size,
+            }
+            print(json.dumps(found))
 
 
 def measured(ranks: int, artifact: Path, wire: str = "fp32") -> dict[str, Any]:
@@ -93,6 +100,7 @@ def rows() -> list[dict[str, Any]]:
             row = {"ranks": ranks, "wire": wire, "sent_over_least": many["sent"] / least}
             if ranks == 2:  # more than this machine has cores for say nothing
                 row["weak_scaling"] = one["seconds"] / many["seconds"]
+                row["weak_scaling_of_processor_time"] = one["processor_seconds"] / many["processor_seconds"]
             found.append(row)
         for ranks in PROJECTED:
             seconds = projected_seconds(one["seconds"], size, ranks)
