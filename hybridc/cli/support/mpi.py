@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 from hybridc.errors import DeviceError, HybridcError, UsageError, out_of_memory
 from hybridc.training.ranks.exchange import Ranks
+
+_FORWARDING_SECONDS = 0.5
+"""For mpiexec to read what a rank has written: told of MPI_Abort, it drops what is still in its pipes."""
 
 
 @contextmanager
@@ -58,5 +62,6 @@ def _end_all(ranks: Ranks, error: BaseException) -> NoReturn:
         where = f"rank {ranks.rank}" + (f", {shown.where}" if shown.where else "")
         told = DeviceError(shown.code, shown.what, where=where, remedy=shown.remedy)
         print(told, file=sys.stderr, flush=True)
+    time.sleep(_FORWARDING_SECONDS)
     ranks.comm.Abort(code)
     os._exit(code)

@@ -82,7 +82,7 @@ def test_a_rank_that_fails_ends_all_and_the_run_goes_on_with_another_number(
         pytest.skip("ranks are found by what MPICH tells them")
     os.kill(process, number)
     ended, out, told = finish(job)
-    assert rank_process(0, folder) is None and rank_process(1, folder) is None
+    assert becomes_true(lambda: rank_process(0, folder) is None and rank_process(1, folder) is None)
     if number == signal.SIGTERM:
         assert ended == 128 + number, told
     elif number == signal.SIGKILL:  # mpiexec ends the others at once, and tells the process alone
