@@ -17,11 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hybridc
-from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads, add_trust
+from hybridc.cli.support.arguments import (
+    add_emulated_gpu,
+    add_host_memory,
+    add_json,
+    add_plan_memory,
+    add_threads,
+    add_trust,
+)
 from hybridc.cli.support.files import existing_artifact, existing_model, named_file, print_json
 from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.errors import UsageError
-from hybridc.options import format_bytes, parse_bytes, parse_count, parse_emulated_gpu, parse_seed
+from hybridc.options import format_bytes, parse_count, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,18 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=Path, metavar="MODEL.onnx", help="what the artifact was compiled from"
     )
-    parser.add_argument(
-        "--emulate-gpu",
-        type=parse_emulated_gpu,
-        metavar="64MiB[:sm_75]",
-        help="run on an emulated GPU with this much memory; its times mean nothing",
-    )
-    parser.add_argument(
-        "--gpu-memory",
-        type=parse_bytes,
-        metavar="1GiB",
-        help="use the plan with the largest budget up to this (default: up to the GPU's free memory)",
-    )
+    add_emulated_gpu(parser, "; its times mean nothing")
+    add_plan_memory(parser)
     add_threads(parser)
     add_host_memory(parser)
     add_trust(parser)

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hybridc
-from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads, add_trust
+from hybridc.cli.support.arguments import (
+    add_emulated_gpu,
+    add_host_memory,
+    add_json,
+    add_plan_memory,
+    add_threads,
+    add_trust,
+)
 from hybridc.cli.support.files import (
     existing_artifact,
     make_folder,
@@ -27,7 +34,7 @@ from hybridc.cli.support.files import (
     write_text,
 )
 from hybridc.cli.support.terminal import output_width, print_text
-from hybridc.options import format_bytes, parse_bytes, parse_count, parse_dim, parse_emulated_gpu, parse_seed
+from hybridc.options import format_bytes, parse_count, parse_dim, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,19 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="folder for the outputs, one .npy file each"
     )
-    parser.add_argument(
-        "--emulate-gpu",
-        type=parse_emulated_gpu,
-        metavar="64MiB[:sm_75]",
-        help="run on an emulated GPU with this much memory, of this architecture (default: sm_90)",
-    )
+    add_emulated_gpu(parser)
     add_threads(parser)
-    parser.add_argument(
-        "--gpu-memory",
-        type=parse_bytes,
-        metavar="1GiB",
-        help="use the plan with the largest budget up to this (default: up to the GPU's free memory)",
-    )
+    add_plan_memory(parser)
     add_host_memory(parser)
     parser.add_argument(
         "--repeat",

@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hybridc
-from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads, add_trust, named_count
+from hybridc.cli.support.arguments import (
+    add_emulated_gpu,
+    add_host_memory,
+    add_json,
+    add_threads,
+    add_trust,
+    named_count,
+)
 from hybridc.cli.support.files import existing_artifact, print_json
 from hybridc.cli.support.terminal import print_text
 from hybridc.errors import UsageError
-from hybridc.options import check_seconds, parse_bytes, parse_count, parse_emulated_gpu
+from hybridc.options import check_seconds, parse_bytes, parse_count
 
 if TYPE_CHECKING:
     from hybridc.runtime import Session
@@ -117,12 +124,7 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=20",
         help="of artifacts that share --gpu-memory, how often one runs in each of its turns; may be repeated",
     )
-    parser.add_argument(
-        "--emulate-gpu",
-        type=parse_emulated_gpu,
-        metavar="64MiB[:sm_75]",
-        help="run on an emulated GPU with this much memory, of this architecture (default: sm_90)",
-    )
+    add_emulated_gpu(parser)
     add_threads(parser)
     add_host_memory(parser)
 

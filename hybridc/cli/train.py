@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hybridc
-from hybridc.cli.support.arguments import add_host_memory, add_json, add_threads
+from hybridc.cli.support.arguments import add_emulated_gpu, add_host_memory, add_json, add_threads
 from hybridc.cli.support.files import existing_artifact, print_json, write_text
 from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.errors import UsageError
@@ -28,7 +28,6 @@ from hybridc.options import (
     DEFAULT_NET_TIMEOUT_SECONDS,
     parse_bytes,
     parse_count,
-    parse_emulated_gpu,
     parse_seed,
 )
 from hybridc.training.schedule import parse_schedule
@@ -83,12 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seed of the order of examples and of dropout (default: %(default)s)",
     )
     _add_results(parser)
-    parser.add_argument(
-        "--emulate-gpu",
-        type=parse_emulated_gpu,
-        metavar="64MiB[:sm_75]",
-        help="run on an emulated GPU with this much memory, of this architecture (default: sm_90)",
-    )
+    add_emulated_gpu(parser)
     _add_ranks(parser)
     add_threads(parser)
     parser.add_argument(

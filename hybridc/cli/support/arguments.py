@@ -22,6 +22,7 @@ from hybridc.options import (
     parse_count,
     parse_dim,
     parse_effort,
+    parse_emulated_gpu,
     parse_pin,
     parse_seconds,
     parse_shape,
@@ -68,6 +69,25 @@ def add_host_memory(parser: Arguments, default: str | None = None) -> None:
         default=default,
         metavar="8GiB",
         help="host memory that a run may use for tensors (default: no limit)",
+    )
+
+
+def add_emulated_gpu(parser: argparse.ArgumentParser, warning: str = "") -> None:
+    parser.add_argument(
+        "--emulate-gpu",
+        type=parse_emulated_gpu,
+        metavar="64MiB[:sm_75]",
+        help="run on an emulated GPU with this much memory, of this architecture (default: sm_90)" + warning,
+    )
+
+
+def add_plan_memory(parser: argparse.ArgumentParser) -> None:
+    """Which of an artifact's plans is taken."""
+    parser.add_argument(
+        "--gpu-memory",
+        type=parse_bytes,
+        metavar="1GiB",
+        help="use the plan with the largest budget up to this (default: up to the GPU's free memory)",
     )
 
 
