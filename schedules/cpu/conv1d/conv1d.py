@@ -24,17 +24,16 @@ from functools import partial
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.conv1d.blocks import OutputBlock, block_tasks
 from hybridc.schedules.cpu.conv1d.plan import Conv1dPlan, is_one_line, plans_of
 from hybridc.schedules.cpu.conv2d.conv2d import FactorSource, weight_source
 from hybridc.schedules.cpu.conv2d.read import read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_FLOATS,
-    PARALLEL_WORK,
     Point,
     Tile,
     ceil_div,
     function_of,
-    grid,
     integer,
     loop,
     sequence,
@@ -88,16 +87,6 @@ def schedule_plan(request: Request, plan: Conv1dPlan, choices: tuple[str, ...] =
 
 
 @dataclass(frozen=True, slots=True)
-class _OutputBlock:
-    """A task: a block of an image's and a group's output, for a range of its output channels."""
-
-    n: ir.Expr
-    g: ir.Expr
-    part: ir.Expr
-    number: ir.Expr
-
-
-@dataclass(frozen=True, slots=True)
 class _DirectLoops:
     """The loops of a plan."""
 
@@ -108,24 +97,9 @@ class _DirectLoops:
     """The parameter that is read, and how many zeros stand before it; None if it is computed on the way."""
 
     def nest(self) -> tirx.Stmt:
-        plan, conv = self.plan, self.plan.conv
+        return block_tasks(self.plan, self._fill, self._tile)
 
-        def task(point: Point) -> tirx.Stmt:
-            block = _OutputBlock(*point)
-            count = tirx.min(
-                integer(plan.all_tiles) - block.number * integer(plan.tiles), integer(plan.tiles)
-            )
-            even = plan.all_tiles % plan.tiles == 0
-            tiles = loop(
-                plan.part_blocks,
-                lambda b: loop(plan.tiles if even else count, lambda i: self._tile(block, b, i)),
-            )
-            return tirx.SeqStmt([self._fill(block), tiles])
-
-        tasks = (conv.batches, conv.groups, plan.parts, plan.blocks)
-        return grid(tasks, task, parallel=conv.multiply_adds >= PARALLEL_WORK)
-
-    def _fill(self, block: _OutputBlock) -> tirx.Stmt:
+    def _fill(self, block: OutputBlock) -> tirx.Stmt:
         """Copy what a block reads; most blocks read no padding."""
         conv, axis = self.plan.conv, self.plan.conv.width
         channels, phases, pitch = self.plan.copy_shape
@@ -164,7 +138,7 @@ class _DirectLoops:
         line = [integer(0)] * (len(data.shape) - 3)
         return tirx.BufferLoad(data, [n, channel, *line, x - integer(before)])
 
-    def _tile(self, block: _OutputBlock, row_block: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    def _tile(self, block: OutputBlock, row_block: ir.Expr, number: ir.Expr) -> tirx.Stmt:
         """The micro-kernel: sums stay in registers from the first tap to the epilogue."""
         plan, axis = self.plan, self.plan.conv.width
         tile = register_tile(plan.rows, plan.vectors, plan.lanes)
@@ -188,15 +162,15 @@ class _DirectLoops:
         accumulated = reduction(steps, tile, step, streams)
         return tile.within([tile.clear(), accumulated, self._write(tile, block, own, number)])
 
-    def _column(self, block: _OutputBlock, number: ir.Expr) -> ir.Expr:
+    def _column(self, block: OutputBlock, number: ir.Expr) -> ir.Expr:
         return (block.number * integer(self.plan.tiles) + number) * integer(self.plan.tile_columns)
 
-    def _output(self, block: _OutputBlock, row: ir.Expr, column: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
+    def _output(self, block: OutputBlock, row: ir.Expr, column: ir.Expr, value: ir.Expr) -> tirx.BufferStore:
         conv = self.plan.conv
         o = block.g * integer(conv.group_outputs) + row
         return conv.contraction.store(conv.point(block.n, o, integer(0), column), value)
 
-    def _write(self, tile: RegisterTile, block: _OutputBlock, own: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    def _write(self, tile: RegisterTile, block: OutputBlock, own: ir.Expr, number: ir.Expr) -> tirx.Stmt:
         plan, outputs = self.plan, self.plan.conv.group_outputs
         shape = Tile(plan.rows, 1, plan.vectors, plan.lanes)
 
@@ -214,7 +188,7 @@ class _DirectLoops:
 
         return sequence([row(m) for m in range(plan.rows)])
 
-    def _next_inputs(self, block: _OutputBlock, row_block: ir.Expr, number: ir.Expr) -> list[Stream]:
+    def _next_inputs(self, block: OutputBlock, row_block: ir.Expr, number: ir.Expr) -> list[Stream]:
         """This tile's share of what the next block reads and this one does not."""
         plan, conv = self.plan, self.plan.conv
         if self.data is None:
@@ -232,7 +206,7 @@ class _DirectLoops:
 
         return [Stream(0, share, line)]
 
-    def _outputs(self, block: _OutputBlock, own: ir.Expr, number: ir.Expr) -> list[Stream]:
+    def _outputs(self, block: OutputBlock, own: ir.Expr, number: ir.Expr) -> list[Stream]:
         """The lines that this tile will write, and those of residuals that it will add."""
         plan, conv = self.plan, self.plan.conv
         if conv.group_inputs * conv.width.taps < _STEPS_TO_PREFETCH:

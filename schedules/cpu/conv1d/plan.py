@@ -24,7 +24,7 @@ _MOST_TILES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Conv1dPlan:
+class BlockPlan:
     """A micro-kernel of `rows` output channels x `vectors`; a block is `tiles` of them side by side."""
 
     conv: Convolution
@@ -35,6 +35,41 @@ class Conv1dPlan:
     tiles: int
     parts: int
     """Ranges of output channels that are tasks of their own."""
+
+    @property
+    def tile_columns(self) -> int:
+        """Output positions of a micro-kernel."""
+        raise NotImplementedError
+
+    @property
+    def all_tiles(self) -> int:
+        """Along the output; those of the last block may be fewer."""
+        return ceil_div(self.conv.width.outputs, self.tile_columns)
+
+    @property
+    def blocks(self) -> int:
+        """Of one image's output in one channel."""
+        return ceil_div(self.all_tiles, self.tiles)
+
+    @property
+    def row_blocks(self) -> int:
+        """Micro-kernels that cover the output channels of a group."""
+        return ceil_div(self.conv.group_outputs, self.rows)
+
+    @property
+    def part_blocks(self) -> int:
+        """Micro-kernels that cover the output channels of a task."""
+        return self.row_blocks // self.parts
+
+    @property
+    def tasks(self) -> int:
+        """Of all images, groups, parts and blocks."""
+        return self.conv.batches * self.conv.groups * self.parts * self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Conv1dPlan(BlockPlan):
+    """Of direct sums: vectors of neighbouring outputs."""
 
     @property
     def label(self) -> str:
@@ -58,26 +93,6 @@ class Conv1dPlan:
         return self.tiles * self.tile_columns
 
     @property
-    def all_tiles(self) -> int:
-        """Along the output; those of the last block may be fewer."""
-        return ceil_div(self.conv.width.outputs, self.tile_columns)
-
-    @property
-    def blocks(self) -> int:
-        """Of one image's output in one channel."""
-        return ceil_div(self.all_tiles, self.tiles)
-
-    @property
-    def row_blocks(self) -> int:
-        """Micro-kernels that cover the output channels of a group."""
-        return ceil_div(self.conv.group_outputs, self.rows)
-
-    @property
-    def part_blocks(self) -> int:
-        """Micro-kernels that cover the output channels of a task."""
-        return self.row_blocks // self.parts
-
-    @property
     def copy_shape(self) -> tuple[int, int, int]:
         """Of what a block reads: channels, phases of the stride, columns."""
         axis = self.conv.width
@@ -90,11 +105,6 @@ class Conv1dPlan:
         """Of what a task copies."""
         channels, phases, pitch = self.copy_shape
         return 4 * channels * phases * pitch
-
-    @property
-    def tasks(self) -> int:
-        """Of all images, groups, parts and blocks."""
-        return self.conv.batches * self.conv.groups * self.parts * self.blocks
 
     @property
     def step_cost(self) -> float:

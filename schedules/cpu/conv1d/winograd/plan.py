@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hybridc.schedules.cpu.conv1d.plan import RUN_COST, SPARE_REGISTERS, TILE_COST, is_one_line
+from hybridc.schedules.cpu.conv1d.plan import RUN_COST, SPARE_REGISTERS, TILE_COST, BlockPlan, is_one_line
 from hybridc.schedules.cpu.conv1d.winograd.bilinear import Bilinear, Matrix, algorithms
 from hybridc.schedules.cpu.conv2d.read import Convolution
-from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cpu.core.sharing import task_slots
 from hybridc.schedules.cpu.core.strided_copy import LARGEST_STRIDE
 from hybridc.targets import Isa
@@ -27,21 +26,10 @@ _MOST_PRODUCTS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class WinogradConv1dPlan:
-    """A micro-kernel of `rows` output channels x `vectors` of tiles of outputs.
+class WinogradConv1dPlan(BlockPlan):
+    """Of products: vectors of tiles of neighbouring outputs."""
 
-    A block is `tiles` of them side by side.
-    """
-
-    conv: Convolution
     algorithm: Bilinear
-    isa: Isa
-    threads: int
-    rows: int
-    vectors: int
-    tiles: int
-    parts: int
-    """Ranges of output channels that are tasks of their own."""
 
     @property
     def label(self) -> str:
@@ -65,26 +53,6 @@ class WinogradConv1dPlan:
         return self.places * self.algorithm.outputs
 
     @property
-    def all_tiles(self) -> int:
-        """Along the output; those of the last block may be fewer."""
-        return ceil_div(self.conv.width.outputs, self.tile_columns)
-
-    @property
-    def blocks(self) -> int:
-        """Of one image's output in one channel."""
-        return ceil_div(self.all_tiles, self.tiles)
-
-    @property
-    def row_blocks(self) -> int:
-        """Micro-kernels that cover the output channels of a group."""
-        return ceil_div(self.conv.group_outputs, self.rows)
-
-    @property
-    def part_blocks(self) -> int:
-        """Micro-kernels that cover the output channels of a task."""
-        return self.row_blocks // self.parts
-
-    @property
     def phases(self) -> int:
         """Remainders of a tile's step that it reads: as many copies of every `step`-th element."""
         return min(self.algorithm.step, self.algorithm.inputs)
@@ -103,11 +71,6 @@ class WinogradConv1dPlan:
     def transformed_bytes(self) -> int:
         """Of a task."""
         return 4 * self.tiles * self.algorithm.products * self.conv.group_inputs * self.places
-
-    @property
-    def tasks(self) -> int:
-        """Of all images, groups, parts and blocks."""
-        return self.conv.batches * self.conv.groups * self.parts * self.blocks
 
     @property
     def step_cost(self) -> float:
@@ -171,7 +134,7 @@ def _tiles(conv: Convolution, algorithm: Bilinear, isa: Isa, threads: int) -> It
         whole = conv.groups == 1 or conv.group_outputs % rows == 0
         for vectors in range(1, 5):
             if whole and rows * vectors + vectors <= registers:
-                yield WinogradConv1dPlan(conv, algorithm, isa, threads, rows, vectors, 1, 1)
+                yield WinogradConv1dPlan(conv, isa, threads, rows, vectors, 1, 1, algorithm)
 
 
 def _entries(matrix: Matrix) -> int:

@@ -19,17 +19,16 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.conv1d.blocks import OutputBlock, block_tasks
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
 from hybridc.schedules.cpu.conv1d.winograd.plan import WinogradConv1dPlan, plans_of
 from hybridc.schedules.cpu.conv2d.read import read_convolution, unpadded
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_FLOATS,
-    PARALLEL_WORK,
     Point,
     Tile,
     ceil_div,
     function_of,
-    grid,
     integer,
     loop,
     sequence,
@@ -106,16 +105,6 @@ def _packed_weight(plan: WinogradConv1dPlan) -> tuple[ir.Var, Packing]:
 
 
 @dataclass(frozen=True, slots=True)
-class _OutputBlock:
-    """A task: a block of an image's and a group's output, for a range of its output channels."""
-
-    n: ir.Expr
-    g: ir.Expr
-    part: ir.Expr
-    number: ir.Expr
-
-
-@dataclass(frozen=True, slots=True)
 class _Loops:
     """The loops of a plan, and the scratch memory of a task."""
 
@@ -133,24 +122,9 @@ class _Loops:
     """A vector of tiles of outputs, in order."""
 
     def nest(self) -> tirx.Stmt:
-        plan, conv = self.plan, self.plan.conv
+        return block_tasks(self.plan, self._transform, self._tile)
 
-        def task(point: Point) -> tirx.Stmt:
-            block = _OutputBlock(*point)
-            count = tirx.min(
-                integer(plan.all_tiles) - block.number * integer(plan.tiles), integer(plan.tiles)
-            )
-            even = plan.all_tiles % plan.tiles == 0
-            tiles = loop(
-                plan.part_blocks,
-                lambda b: loop(plan.tiles if even else count, lambda i: self._tile(block, b, i)),
-            )
-            return tirx.SeqStmt([self._transform(block), tiles])
-
-        tasks = (conv.batches, conv.groups, plan.parts, plan.blocks)
-        return grid(tasks, task, parallel=conv.multiply_adds >= PARALLEL_WORK)
-
-    def _transform(self, block: _OutputBlock) -> tirx.Stmt:
+    def _transform(self, block: OutputBlock) -> tirx.Stmt:
         """What a block reads; most blocks read no padding."""
         plan, conv, step = self.plan, self.plan.conv, self.plan.algorithm.step
         length = plan.line * step
@@ -218,7 +192,7 @@ class _Loops:
 
         return loop(plan.tiles, lambda tile: loop(plan.vectors, lambda v: vector(tile, v)))
 
-    def _tile(self, block: _OutputBlock, row_block: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    def _tile(self, block: OutputBlock, row_block: ir.Expr, number: ir.Expr) -> tirx.Stmt:
         """The micro-kernel: each product's sums stay in registers for all channels."""
         plan = self.plan
         own = block.part * integer(plan.part_blocks) + row_block
@@ -249,7 +223,7 @@ class _Loops:
         products = loop(plan.algorithm.products, product)
         return sequence([products, self._write(block, own, number)])
 
-    def _next_inputs(self, block: _OutputBlock, place: ir.Expr) -> list[Stream]:
+    def _next_inputs(self, block: OutputBlock, place: ir.Expr) -> list[Stream]:
         """Of what the next block reads and this one does not, the share of a product of a micro-kernel."""
         plan, conv = self.plan, self.plan.conv
         if self.data is None:
@@ -270,7 +244,7 @@ class _Loops:
 
         return [Stream(0, share, line)]
 
-    def _lines_to_write(self, block: _OutputBlock, own: ir.Expr, number: ir.Expr, p: ir.Expr) -> list[Stream]:
+    def _lines_to_write(self, block: OutputBlock, own: ir.Expr, number: ir.Expr, p: ir.Expr) -> list[Stream]:
         """Of the lines that this tile will write, the share of a product."""
         plan, conv = self.plan, self.plan.conv
         lines = ceil_div(plan.tile_columns, CACHE_LINE_FLOATS)
@@ -287,7 +261,7 @@ class _Loops:
 
         return [Stream(0, share, line, write=True)]
 
-    def _write(self, block: _OutputBlock, own: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    def _write(self, block: OutputBlock, own: ir.Expr, number: ir.Expr) -> tirx.Stmt:
         """Combine sums into outputs, put these in order and store them through the epilogue."""
         plan, conv, algorithm = self.plan, self.plan.conv, self.plan.algorithm
         tile = (block.number * integer(plan.tiles) + number) * integer(plan.tile_columns)
