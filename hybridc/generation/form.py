@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hybridc.errors import UsageError
 from hybridc.runtime import Session
-from hybridc.runtime.ports import NodeArg
+from hybridc.runtime.descriptions import NodeArg
 
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 PAST, PRESENT = "past_key_values.", "present."

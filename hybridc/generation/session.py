@@ -12,7 +12,7 @@ from hybridc.generation.form import IDS, LOGITS, MASK, POSITIONS, DecoderForm, d
 from hybridc.generation.sampling import Sampling, choose
 from hybridc.ir import Device
 from hybridc.runtime import Session, load
-from hybridc.runtime.session import DeviceMemory
+from hybridc.runtime.descriptions import DeviceMemory
 
 Tokens = Sequence[int]
 

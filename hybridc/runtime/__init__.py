@@ -1,9 +1,9 @@
 """Running an artifact: needs TVM's runtime libraries and numpy, and neither TVM's compiler nor ours."""
 
+from hybridc.runtime.descriptions import DeviceMemory, ModelMetadata, NodeArg
 from hybridc.runtime.group import SessionGroup, open_members
 from hybridc.runtime.io_binding import IoBinding
-from hybridc.runtime.ports import ModelMetadata, NodeArg
-from hybridc.runtime.session import DeviceMemory, Session, load
+from hybridc.runtime.session import Session, load
 
 __all__ = [
     "DeviceMemory",

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -20,38 +19,15 @@ from hybridc.ir import Device
 from hybridc.ir.verify import verify
 from hybridc.options import check_threads
 from hybridc.runtime.code import open_library
+from hybridc.runtime.descriptions import BucketInfo, DeviceMemory, ModelMetadata, NodeArg
 from hybridc.runtime.feeds import Shapes
 from hybridc.runtime.forks import claim_gpu
 from hybridc.runtime.io_binding import IoBinding
 from hybridc.runtime.memory import Memory, device_errors, free_gpu_bytes, gpu_page_bytes, step_errors
 from hybridc.runtime.plan_view import PlanView
-from hybridc.runtime.ports import ModelMetadata, NodeArg, listed, model_metadata, node_arg, port_dtype
+from hybridc.runtime.ports import listed, model_metadata, node_arg, port_dtype
 from hybridc.runtime.program import LoadedProgram
 from hybridc.targets import available_threads
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Bytes of one device: what the plan promised, and what was allocated."""
-
-    planned_bytes: int
-    allocated_bytes: int
-    mapped_weight_bytes: int = 0
-    """Weights in the artifact's file; pages of those that are read in a run are loaded when used."""
-    staging_bytes: int = 0
-    """Pinned memory beside the arena, from which streamed weights are copied to the GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class BucketInfo:
-    """What a run takes whose sizes are in one bucket."""
-
-    sizes: dict[str, tuple[int, int]]
-    """The smallest and the largest of each open dimension, by name."""
-    gpu_bytes: int
-    """Of the plan's arena. The session's holds the plan of any bucket."""
-    cpu_bytes: int
-    predicted_us: float
 
 
 def load(

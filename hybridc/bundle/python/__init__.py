@@ -8,10 +8,10 @@ It is libhybridc_runtime.so with the API of `hybridc.load`. The wheel hybridc-ru
 its folder `lib`.
 """
 
+from .descriptions import BucketInfo, DeviceMemory, ModelMetadata, NodeArg
 from .errors import ArtifactError, DeviceError, HybridcError, PlanError, UsageError
 from .io_binding import IoBinding
-from .ports import ModelMetadata, NodeArg
-from .session import BucketInfo, Device, DeviceMemory, Session, load
+from .session import Device, Session, load
 
 __all__ = [
     "ArtifactError",

@@ -5,46 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from . import library
+from .descriptions import TYPES, NodeArg
 from .errors import UsageError
-
-_TYPES = {"float32": "float", "float64": "double"}
-"""What onnxruntime calls differently than numpy."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeArg:
-    """An input or output as onnxruntime describes it."""
-
-    name: str
-    shape: list[int]
-    """Of an output whose size follows from data the largest that there can be."""
-    type: str
-    """For example `tensor(float)`."""
-    open: dict[int, str] = field(default_factory=dict)
-    """Empty: bundles have no open dimensions."""
-
-    def __str__(self) -> str:
-        return f"{self.name} [{', '.join(map(str, self.shape))}]"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
-    """What a bundle knows of its model, under onnxruntime's names; what it does not know is empty."""
-
-    producer_name: str
-    graph_name: str
-    """The name of the model's file."""
-    domain: str
-    description: str
-    graph_description: str
-    version: int
-    custom_metadata_map: dict[str, str]
-    """`source_sha256` and `opset` of the model, `target`, versions of `hybridc`, `tvm` and `tvm_ffi`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +26,7 @@ class Port:
 
     @property
     def node_arg(self) -> NodeArg:
-        return NodeArg(self.name, list(self.shape), f"tensor({_TYPES.get(self.dtype, self.dtype)})")
+        return NodeArg(self.name, list(self.shape), f"tensor({TYPES.get(self.dtype, self.dtype)})")
 
     @property
     def array_dtype(self) -> np.dtype:

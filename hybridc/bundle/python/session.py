@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from . import library
+from .descriptions import BucketInfo, DeviceMemory, ModelMetadata, NodeArg
 from .errors import ArtifactError, UsageError, exhaustion_told
 from .io_binding import IoBinding
-from .ports import ModelMetadata, NodeArg, Port, cut, input_array, listed, output_array, port_of
+from .ports import Port, cut, input_array, listed, output_array, port_of
 
 _MAXIMUM_THREADS = 4096
 _LARGEST_BYTES = 2**63 - 1
@@ -31,30 +31,6 @@ class Device(StrEnum):
 
     GPU = "gpu"
     CPU = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Bytes of one device: what the plan promised, and what was allocated."""
-
-    planned_bytes: int
-    allocated_bytes: int
-    mapped_weight_bytes: int = 0
-    """Weights in the bundle's file; pages of those that are read in a run are loaded when used."""
-    staging_bytes: int = 0
-    """Pinned memory beside the arena, from which streamed weights are copied to the GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class BucketInfo:
-    """What a run takes."""
-
-    sizes: dict[str, tuple[int, int]]
-    """Empty: bundles have no open dimensions."""
-    gpu_bytes: int
-    """Of the plan's arena."""
-    cpu_bytes: int
-    predicted_us: float
 
 
 def load(

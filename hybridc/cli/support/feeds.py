@@ -16,7 +16,7 @@ from hybridc.ir.graph import stored_dtype
 from hybridc.options import Size
 
 if TYPE_CHECKING:
-    from hybridc.runtime.session import NodeArg
+    from hybridc.runtime.descriptions import NodeArg
 
 _DTYPE_OF_TYPE = {"float": "float32", "double": "float64"}
 

@@ -1,0 +1,1 @@
+../../runtime/descriptions.py
