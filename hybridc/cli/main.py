@@ -163,7 +163,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
 def _simplify(command: argparse.ArgumentParser, example: str) -> None:
     """Give a command, and each of its actions, a short usage and its examples."""
-    lines = [line for line in example.splitlines() if line.startswith(f"  {command.prog} ")]
+    lines = [line for line in example.splitlines() if f" {command.prog} " in line]
     command.usage = _usage(command)
     command.epilog = "\n".join(["Example:", *lines])
     command.formatter_class = _Formatter

@@ -55,7 +55,8 @@ ACTIONS = ("models list", "models export", "machine show", "machine calibrate")
 def test_help_fits_the_terminal(cli: Any, monkeypatch: pytest.MonkeyPatch, words: str, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     lines = cli(*words.split(), "-h").out.splitlines()
-    examples = [line for line in lines if line.startswith("  hybridc ")]  # commands to copy are not broken
+    # Commands to copy are not broken.
+    examples = [line for line in lines if re.match(r"  (mpiexec .*)?hybridc ", line)]
     assert max(map(len, examples), default=0) <= 80
     assert max(len(line) for line in lines if line not in examples) <= min(width, 100)
     assert lines[0].startswith(f"usage: hybridc {words}".rstrip()) and (not words or lines[1] == "")
@@ -86,7 +87,8 @@ def test_examples_parse(command: str) -> None:
     from hybridc.cli.main import build_parser
 
     for line in importlib.import_module(f"hybridc.cli.{command}").EXAMPLE.splitlines():
-        arguments = build_parser()[0].parse_args(line.split()[1:])
+        words = line.split()  # "hybridc ..." or "mpiexec -n 4 hybridc ..."
+        arguments = build_parser()[0].parse_args(words[words.index("hybridc") + 1 :])
         assert arguments.command == command
 
 

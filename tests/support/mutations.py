@@ -117,6 +117,12 @@ def extend_lifetime(plan: Plan, random: Random) -> Plan:
     return _with_buffer(plan, index, last_step=last_step)
 
 
+def free_at_the_end(plan: Plan, random: Random) -> Plan:
+    """Frees a buffer that is held to the end one step early: an output, a state, a resident weight."""
+    held = [i for i, buffer in enumerate(plan.buffers) if buffer.last_step == len(plan.steps)]
+    return _with_buffer(plan, random.choice(held), last_step=len(plan.steps) - 1) if held else plan
+
+
 def shrink_arena(plan: Plan, random: Random) -> Plan:
     i = random.randrange(len(plan.arenas))
     arena = replace(plan.arenas[i], size_bytes=plan.arenas[i].size_bytes - ALIGNMENT_BYTES)
@@ -136,6 +142,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     swap_offsets,
     merge_stays,
     extend_lifetime,
+    free_at_the_end,
     shrink_arena,
 )
 

@@ -22,9 +22,9 @@ from tests.support.gradients import compiled, distinct, normal
 WITHOUT = {
     "integers, booleans and shapes": """
         AllClassNMS And ArgMax ArgMin BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-        CheckedCount DynamicQuantizeLinear Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual
-        MatMulInteger MatMulInteger16 NonMaxSuppression NonZero Not OptionalHasElement Or QuantizeLinear
-        SequenceLength Shape ShiftWithin Size Xor""",
+        CheckedCount CheckedTrips DynamicQuantizeLinear Equal Greater GreaterOrEqual IsInf IsNaN Less
+        LessOrEqual MatMulInteger MatMulInteger16 NonMaxSuppression NonZero Not OptionalHasElement Or
+        QuantizeLinear SequenceLength Shape ShiftWithin Size Xor""",
     "of constants, integers or shapes only": "Constant ConstantOfShape DequantizeLinear EyeLike OneHot Range",
     "refused: the shape of the result depends on data": "Compress Positions Suppression Unique",
     "gone before import, or refused": """
