@@ -1,6 +1,6 @@
 """CPU code against onnxruntime and OpenVINO, whole networks and kernel by kernel.
 
-    python benchmarks/cpu.py [--isa avx512|avx2] [--models resnet50,bert] [--threads 2] [--rounds 3]
+    python benchmarks/cpu.py [--isa amx|avx512|avx2] [--models resnet50,bert] [--threads 2] [--rounds 3]
                              [--kernels resnet50 | --skip-kernels]
     python benchmarks/cpu.py --drawn recurrent|attention|speech|depthwise|quantized|operators
                              [--count 8] [--seed 0]
@@ -10,8 +10,8 @@ one disturb another; rounds of all engines alternate, figures are medians over a
 timed, the outputs of all engines have to agree. The peers are onnxruntime and OpenVINO, and the faster one
 counts. For the target avx2 OpenVINO is held to AVX2, which onnxruntime cannot be: it is a peer there only on
 a processor without AVX-512. Drawn networks are of random sizes (`drawn/`); int8 ones are compiled for
-AVX-512's VNNI instructions. Let nothing else run on the machine. Exits with 1 if outputs disagree or an
-engine fails; such a model is left out.
+AVX-512's VNNI instructions, or for AMX with `--isa amx`. Let nothing else run on the machine. Exits with 1 if
+outputs disagree or an engine fails; such a model is left out.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ SUITE: dict[str, dict[str, Any]] = {
     "super_resolution": {"size": 128},
     "atacworks": {},
 }
-INSTRUCTION_SETS = ("avx2", "avx512")
-LIMITS = {"avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx512": {}}
+INSTRUCTION_SETS = ("avx2", "avx512", "amx")
+LIMITS = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+    "amx": {},
+}
 """Environment that holds the peers to an instruction set."""
 REFERENCE, REFERENCE_PEER = "reference", "onnxruntime"
 """What outputs are compared with, and the engine that it is with a setting: that one is not compared."""
@@ -97,7 +101,8 @@ def model_rows(case: Case, arguments: argparse.Namespace) -> list[dict[str, Any]
 
 def peers(isa: str) -> tuple[str, ...]:
     """Engines that use no richer instruction set than `isa` on this processor."""
-    # onnxruntime takes the richest one there is, and has no option for another
+    # onnxruntime takes the richest one there is, and has no option for another; it does so in float32
+    # between AVX2 and AVX-512, and in int8 between AVX-512 and AMX, where it is kept as a peer all the same.
     if isa == "avx2" and native_isa().name != "avx2":
         return ("openvino",)
     return "onnxruntime", "openvino"
@@ -154,7 +159,7 @@ class Bench:
             "-o",
             self.artifact,
             "--target",
-            case.target or isa,
+            case.targets.get(isa, isa),
         ]
         compiled = json.loads(
             _python(*command, *case.compile_options, "--threads", threads, "--no-cache", "--json")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -19,8 +19,8 @@ class Case:
     build: Callable[[], onnx.ModelProto]
     compile_options: tuple[str, ...] = ()
     """Of `hybridc compile`, beside the target."""
-    target: str | None = None
-    """Another one than the instruction set's own, where that lacks the instructions."""
+    targets: Mapping[str, str] = field(default_factory=dict)
+    """By instruction set, a target other than its own, where that lacks the instructions."""
     tolerance: float = TOLERANCE
     """Largest difference between two engines' outputs, as a fraction of their scale."""
 

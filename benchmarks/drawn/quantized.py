@@ -34,7 +34,7 @@ def quantized(name: str, model: str, **parameters: int) -> Case:
         f"quantized {name}",
         lambda: _quantize(BUILDERS[model](**parameters)),
         compile_options=("--precision", "int8"),
-        target="avx512_vnni",
+        targets={"avx512": "avx512_vnni"},
         tolerance=TOLERANCE,
     )
 
