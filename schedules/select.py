@@ -8,6 +8,8 @@ from dataclasses import replace
 from hybridc.ir import Device
 from hybridc.schedules import cpu, cuda
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
+from hybridc.schedules.cpu.math.intrinsics import OPERATORS
+from hybridc.schedules.cpu.math.nesting import without_nesting
 from hybridc.schedules.cpu.math.quantize import with_steps
 from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.integers import in_floats
@@ -35,7 +37,7 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
         return None
     if device is Device.CPU:
         made, gpu = _on_cpu(request), None
-        made = made and replace(made, function=with_steps(made.function))
+        made = made and replace(made, function=without_nesting(with_steps(made.function), OPERATORS))
     else:
         made, gpu = _first(rules(device), request), cuda_target(request.target)
     return None if made is None else made_safe(made, gpu)

@@ -36,10 +36,6 @@ MAX_READS = 128
 chain of values that are read twice it doubles with each. Four times what `MAX_GROUP` operators of two
 operands name if nothing is read twice, so that ordinary kernels stay as they are."""
 
-MAX_NESTING = 200_000
-"""Uses of an operand within elementary functions of elementary functions (`FUNCTION_USES`): code generation
-takes about as many microseconds. mish, `tanh(log(1 + exp(x)))`, has 90,000, and ordinary kernels no more."""
-
 FactsOf = Callable[[relax.VarBinding, Program], OperatorFacts]
 """How a binding computes its result."""
 
@@ -203,16 +199,13 @@ def _joinable_producers(
 def _is_short(group: Group, producer: Group, uses: Uses, facts_at: list[OperatorFacts]) -> bool:
     """Whether the expression of both groups together names few operands, each as often as it stands there."""
     reads: dict[int | None, int] = {}
-    nesting: dict[int | None, int] = {}
     for i in sorted(producer.members + group.members):
         operands = uses.operands[i]
         # the result of an anchor is computed once, and then read
         is_anchor = i in producer.anchors or i in group.anchors
         named = sum(reads.get(operand, 1) for operand in operands)
         reads[i] = 1 if is_anchor else facts_at[i].reads * max(named, 1)
-        deepest = max((nesting.get(operand, 1) for operand in operands), default=1)
-        nesting[i] = 1 if is_anchor else facts_at[i].nesting * deepest
-    return reads[group.last] <= MAX_READS and max(nesting.values()) <= MAX_NESTING
+    return reads[group.last] <= MAX_READS
 
 
 def _shape_or_none(var: relax.Var) -> tuple[int, ...] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,24 +36,6 @@ class Pattern(IntEnum):
     OPAQUE = 8
 
 
-FUNCTION_USES = {
-    "tirx.erf": 20,
-    "tirx.tanh": 20,
-    "tirx.exp": 30,
-    "tirx.sigmoid": 75,
-    "tirx.sinh": 100,
-    "tirx.cosh": 100,
-    "tirx.log": 150,
-    "tirx.pow": 1000,
-    "tirx.cos": 3000,
-    "tirx.sin": 3000,
-    "tirx.tan": 20000,
-}
-"""How often, roughly, the vector code of an elementary function uses its argument where every name in it is
-replaced by what it stands for, which TVM's simplifier does: the product of functions of functions is the
-microseconds for which it generates code. Fitted to the times of chains of one function."""
-
-
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
     """How an operator computes its result."""
@@ -63,8 +44,6 @@ class OperatorFacts:
     reads: int = 1
     """Of an element-wise operator: how often the expression for one element names an operand. `gelu(x)`
     names x twice, so in a chain of them the first operand stands there 2**length times."""
-    nesting: int = 1
-    """Of an element-wise operator: the product of the `FUNCTION_USES` of the functions within functions."""
 
 
 @dataclass
@@ -89,9 +68,7 @@ class FunctionTable:
             single = len(found) == 1 and isinstance(binding.var.ty, relax.TensorType)
             pattern = Pattern(int(found[0].attrs["op_pattern"])) if single else Pattern.OPAQUE
             simple = pattern <= Pattern.BROADCAST
-            self._facts[key] = (
-                OperatorFacts(pattern, *_growth(found[0])) if simple else OperatorFacts(pattern)
-            )
+            self._facts[key] = OperatorFacts(pattern, _growth(found[0])) if simple else OperatorFacts(pattern)
         return self._facts[key]
 
     def function(
@@ -125,30 +102,22 @@ class FunctionTable:
         return name
 
 
-def _growth(function: tirx.PrimFunc) -> tuple[int, int]:
-    """How often the result, written as one expression, names the parameter that it names most often, and how
-    deeply elementary functions are nested in it (`OperatorFacts.nesting`).
-    """
+def _growth(function: tirx.PrimFunc) -> int:
+    """How often the result, written as one expression, names the parameter that it names most often."""
     blocks: list[s_tir.SBlock] = []
     structural_walk(function.body, (s_tir.SBlock, blocks.append))
     named: dict[tirx.Var, Counter[tirx.Var]] = {p: Counter({p: 1}) for p in function.params}
-    nesting: dict[tirx.Var, int] = {}
     for block in blocks:
         if not block.iter_vars:
             continue
         loads: list[tvm.ir.TensorLoad] = []
-        calls: list[tvm.ir.Call] = []
-        structural_walk(block.body, [(tvm.ir.TensorLoad, loads.append), (tvm.ir.Call, calls.append)])
+        structural_walk(block.body, (tvm.ir.TensorLoad, loads.append))
         total: Counter[tirx.Var] = Counter()
         for load in loads:
             total.update(named.get(load.source, {}))
-        uses = math.prod(FUNCTION_USES.get(getattr(call.op, "name", ""), 1) for call in calls)
-        uses *= max((nesting.get(load.source, 1) for load in loads), default=1)
         for write in block.writes:
             named[write.source] = total
-            nesting[write.source] = uses
-    reads = max((max(counts.values(), default=1) for counts in named.values()), default=1)
-    return reads, max(nesting.values(), default=1)
+    return max((max(counts.values(), default=1) for counts in named.values()), default=1)
 
 
 def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, list[relax.Expr]]:

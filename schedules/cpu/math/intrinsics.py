@@ -31,22 +31,9 @@ _PRIORITY = 150
 @cache
 def install() -> None:
     """Register the lowerings for LLVM code generation of this process; calling it again does nothing."""
-    functions: dict[str, tuple[Elementary, Elementary]] = {
-        "exp": (_exp, partial(llvm, "exp")),
-        "log": (_log, partial(llvm, "log")),
-        "sigmoid": (_sigmoid, _double_sigmoid),
-        "tanh": (_tanh, partial(llvm, "tanh")),
-        "erf": (_erf, _double_erf),
-        "sinh": (_sinh, partial(llvm, "sinh")),
-        "cosh": (_cosh, partial(llvm, "cosh")),
-        "sin": (sin_float32, partial(llvm, "sin")),
-        "cos": (cos_float32, partial(llvm, "cos")),
-        "tan": (tan_float32, partial(llvm, "tan")),
-        "pow": (pow_float32, partial(llvm, "pow")),
-    }
-    for name, (function, double) in functions.items():
+    for name, (function, double) in _FUNCTIONS.items():
         lowering = _lowering(function, double)
-        tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=lowering, level=_PRIORITY)
+        tirx.register_intrin_lowering(name, target="llvm", f=lowering, level=_PRIORITY)
     tirx.register_intrin_lowering(OPERATOR, target="llvm", f=lambda call: steps(*call.args), level=_PRIORITY)
     for name in ("erf", "rsqrt", "nearbyint"):  # those that TVM would take apart into lanes
         ir.register_op_attr(f"tirx.{name}", "TVectorizable", True)
@@ -223,3 +210,21 @@ def _erf(x: ir.Expr) -> ir.Expr:
             0.5020502936909391, 1.0)  # fmt: skip
     # from this argument on erf rounds to one
     return _saturating(x, 3.919205904006958, odd, even)
+
+
+_FUNCTIONS: dict[str, tuple[Elementary, Elementary]] = {
+    "tirx.exp": (_exp, partial(llvm, "exp")),
+    "tirx.log": (_log, partial(llvm, "log")),
+    "tirx.sigmoid": (_sigmoid, _double_sigmoid),
+    "tirx.tanh": (_tanh, partial(llvm, "tanh")),
+    "tirx.erf": (_erf, _double_erf),
+    "tirx.sinh": (_sinh, partial(llvm, "sinh")),
+    "tirx.cosh": (_cosh, partial(llvm, "cosh")),
+    "tirx.sin": (sin_float32, partial(llvm, "sin")),
+    "tirx.cos": (cos_float32, partial(llvm, "cos")),
+    "tirx.tan": (tan_float32, partial(llvm, "tan")),
+    "tirx.pow": (pow_float32, partial(llvm, "pow")),
+}
+"""By TVM's operator: for float32, and for float64."""
+OPERATORS = frozenset({*_FUNCTIONS, OPERATOR})
+"""What is lowered here."""

@@ -143,7 +143,8 @@ def _bounds(found: _Quantization, bound: Callable[[ir.Expr], ir.Expr]) -> tuple[
     """The operator's arguments behind the number."""
     given = bound(found.scale)
     size = tirx.min(tirx.max(tirx.abs(given), constant(given, _LEAST)), constant(given, _GREATEST))
-    scale = bound(tirx.Select(given < constant(given, 0.0), constant(given, 0.0) - size, size))
+    # no Select: code generation simplifies it anew, at length, wherever the scale is used
+    scale = bound(llvm("copysign", size, given))
     zero = constant(given, 0.0) if found.zero is None else tirx.Cast("float32", found.zero)
     ends = [bound((constant(given, end) - zero) * scale) for end in (found.least, found.greatest)]
     # of a negative scale they are the other way round

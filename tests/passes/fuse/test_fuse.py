@@ -178,26 +178,9 @@ def chain_of(count: int, function: Callable[[relax.Expr], relax.Expr]) -> Progra
     return builder.finish([value])
 
 
-@pytest.mark.parametrize(
-    ("function", "length"),
-    [
-        *((relax.op.sigmoid, 2), (relax.op.log, 2), (relax.op.exp, 3), (relax.op.tanh, 4), (relax.op.erf, 4)),
-        *((relax.op.sin, 1), (relax.op.tan, 1), (relax.op.nn.silu, 2), (relax.op.abs, 8)),
-    ],
-)
-def test_elementary_functions_of_each_other_are_few_in_a_kernel(function, length):
-    # code generation takes exponential time in their number: four sigmoids took half a minute
+@pytest.mark.parametrize("function", [relax.op.tanh, relax.op.sigmoid, relax.op.tan])
+def test_elementary_functions_of_each_other_are_one_kernel(function):
     after = fuse(chain_of(8, function))
-    assert max(len(origins) for origins in after.origins.values()) == length
-
-
-def test_mish_is_one_kernel():
-    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
-    builder = ProgramBuilder([x])
-    value = builder.emit(relax.op.exp(x), ["exp"], "v")
-    value = builder.emit(relax.op.log(value), ["log"], "v")
-    value = builder.emit(relax.op.tanh(value), ["tanh"], "v")
-    after = fuse(builder.finish([value]))
     assert len(after.origins) == 1
 
 
