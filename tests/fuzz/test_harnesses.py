@@ -26,10 +26,10 @@ FEW_FEEDS = Harness("feeds", partial(feeds.check, names=FEW_OPERATORS, gpu_share
 @pytest.mark.parametrize(
     ("harness", "inputs"),
     [
-        pytest.param(models.HARNESS, 8, id="models"),
-        pytest.param(FEW_FEEDS, 40, id="feeds"),
-        pytest.param(artifacts.HARNESS, 10, id="artifacts"),
-        pytest.param(training.HARNESS, 10, id="training"),
+        pytest.param(models.HARNESS, 4, id="models"),
+        pytest.param(FEW_FEEDS, 20, id="feeds"),
+        pytest.param(artifacts.HARNESS, 5, id="artifacts"),
+        pytest.param(training.HARNESS, 5, id="training"),
     ],
 )
 def test_few_inputs_are_refused_by_name_or_right(harness: Harness, inputs: int) -> None:

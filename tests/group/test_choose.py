@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.group.choose import Option, choose, needed_bytes
+from tests.support.random_examples import random_examples
 
 sizes = st.integers(0, 6)
 options = st.builds(Option, sizes, sizes, st.integers(0, 9).map(float), sizes)
@@ -24,7 +25,7 @@ def cost(options: Sequence[Option]) -> tuple[float, int]:
     return math.fsum(option.us for option in options), sum(option.copied_bytes for option in options)
 
 
-@settings(max_examples=150)
+@random_examples(150)
 @given(members, st.integers(0, 30))
 def test_no_other_combination_that_fits_is_better(members: list[list[Option]], budget_bytes: int) -> None:
     fitting = [each for each in product(*members) if needed_bytes(each) <= budget_bytes]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.errors import PlanError
@@ -21,11 +21,12 @@ from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import chain, graphs, machine, machines
 from tests.support.placements import steps_of
+from tests.support.random_examples import random_examples
 from tests.support.verdicts import runs_right
 
 GPU, CPU = Device.GPU, Device.CPU
 BRIEF = Effort(seconds=0.001)
-quick = settings(max_examples=10, suppress_health_check=list(HealthCheck))
+quick = random_examples(10)
 
 
 def planned(graph: Graph, machine: Machine, fraction: float) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import starmap
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hybridc.errors import PlanError
@@ -23,6 +23,7 @@ from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import graphs, machine, machines, with_updates
 from tests.support.planner_graphs import random_dag
+from tests.support.random_examples import random_examples
 
 BOTH = (Device.GPU, Device.CPU)
 BRIEF = Effort(seconds=0.002)
@@ -32,7 +33,7 @@ LITTLE = Machine(
     Processor("c", 400, 40, 2, 1 << 34, shared_gb_s=20),
     Link(12, 12, 10, both_directions=0.6),
 )
-quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+quick = random_examples(60)
 
 
 def planned(graph: Graph, machine: Machine, share: float) -> Plan:

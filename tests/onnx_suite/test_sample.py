@@ -13,7 +13,7 @@ from tests.onnx_suite import pool
 from tests.onnx_suite.pool import run_tests
 from tests.onnx_suite.record import Outcome, Verdict, by_operator, expected, reasons, surprises
 
-SAMPLE = 20
+SAMPLE = 10
 NETWORKS = ("test_inception", "test_densenet", "test_vgg", "test_resnet", "test_bvlc", "test_zfnet")
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.ir import Graph
@@ -31,8 +31,9 @@ from hybridc.passes.planner.model.structure import runs_again
 from tests.support.graphs import graphs, machines
 from tests.support.outcomes import violations
 from tests.support.planner_problems import all_on_gpu, decisions, problems, problems_with_repeats
+from tests.support.random_examples import random_examples
 
-quick = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+quick = random_examples(100)
 ROUNDING = 1 + 1e-9
 
 
@@ -49,7 +50,7 @@ def test_no_decisions_are_faster_than_the_bound(data: st.DataObject) -> None:
             assert outcome.peak_gpu_bytes >= bytes_bound(problem)
 
 
-@settings(quick, max_examples=200)
+@random_examples(200)
 @given(graphs(), machines(), st.data())
 def test_no_replayed_plan_is_faster_than_the_bound_of_shared_runs(
     graph: Graph, machine: Machine, data: st.DataObject
@@ -66,7 +67,7 @@ def test_no_replayed_plan_is_faster_than_the_bound_of_shared_runs(
     assert time_bound(ample, shared=True).bound_us <= shared.makespan_us * (1 + 1e-6)
 
 
-@settings(quick, max_examples=60)
+@random_examples(60)
 @given(st.data())
 def test_no_decisions_are_faster_than_the_bound_of_a_chain(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -119,7 +120,7 @@ def test_no_run_that_stays_on_the_gpu_needs_fewer_bytes(problem: Problem) -> Non
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="needs OR-tools")
-@settings(quick, max_examples=12)
+@random_examples(12)
 @given(st.data())
 def test_exact_plan_is_right_and_between_bound_and_decisions(data: st.DataObject) -> None:
     problem = data.draw(problems(largest=7))

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 import hybridc
 from hybridc import emulator
@@ -19,6 +19,7 @@ from hybridc.emulator import ThreadOrder
 from hybridc.errors import PlanError
 from tests.support.light_models import random_feeds
 from tests.support.machines import EAGER_GPU
+from tests.support.random_examples import random_examples
 from tests.support.random_graphs import graphs
 
 TOLERANCE = 1e-4
@@ -58,7 +59,7 @@ def assert_agrees_with_onnxruntime(model: onnx.ModelProto, target: str, gpu_memo
 
 
 @pytest.mark.isa("avx2")
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=checks)
+@random_examples(15)
 @given(graphs())
 def test_cpu_code_of_random_graphs_is_right(model: onnx.ModelProto) -> None:
     assert_agrees_with_onnxruntime(model, "avx2", None)
@@ -66,7 +67,7 @@ def test_cpu_code_of_random_graphs_is_right(model: onnx.ModelProto) -> None:
 
 @pytest.mark.isa("avx2")
 @pytest.mark.usefixtures("shuffled_gpu")
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=checks)
+@random_examples(10)
 @given(graphs())
 def test_code_for_both_devices_of_random_graphs_is_right(model: onnx.ModelProto) -> None:
     assert_agrees_with_onnxruntime(model, "cuda:sm_75+avx2", "30%")

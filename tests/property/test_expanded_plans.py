@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph, Lane, Step
@@ -22,6 +22,7 @@ from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.model.simulate import SimulatedRun, simulate
 from tests.support.graphs import graphs, machines
+from tests.support.random_examples import random_examples
 from tests.support.simulator import run_adversarially
 
 BOTH = (Device.GPU, Device.CPU)
@@ -40,7 +41,7 @@ def simulated(graph: Graph, machine: Machine, random: Random) -> tuple[Problem, 
     return problem, simulate(problem, decisions)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@random_examples(100)
 @given(graphs(), machines(), st.randoms(use_true_random=False))
 def test_any_feasible_decisions_become_a_right_plan(graph: Graph, machine: Machine, random: Random) -> None:
     problem, outcome = simulated(graph, machine, random)
@@ -57,7 +58,7 @@ def test_any_feasible_decisions_become_a_right_plan(graph: Graph, machine: Machi
     assert plan.makespan_us <= outcome.makespan_us + 1e-6  # reused bytes delay nothing
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@random_examples(50)
 @given(graphs(), machines(), st.randoms(use_true_random=False))
 def test_fewer_bytes_at_once_make_no_right_plan_slower_or_larger(
     graph: Graph, machine: Machine, random: Random
@@ -80,7 +81,7 @@ def test_fewer_bytes_at_once_make_no_right_plan_slower_or_larger(
             assert arena.lower_bound_bytes == held_bytes
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@random_examples(50)
 @given(graphs(), machines(), st.randoms(use_true_random=False))
 def test_later_copies_to_the_gpu_delay_nothing(graph: Graph, machine: Machine, random: Random) -> None:
     problem, outcome = simulated(graph, machine, random)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
@@ -19,6 +19,7 @@ from hybridc.passes.program.program import ProgramBuilder
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
 from hybridc.targets import ISAS, Target
+from tests.support.random_examples import random_examples
 
 LLVM = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "opt-level": 1})
 op = relax.op
@@ -117,7 +118,7 @@ def compiled(case: Case) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.isa("avx2")
-@settings(max_examples=12, deadline=None, derandomize=True)
+@random_examples(12)
 @given(case=cases(), data=st.data())
 def test_any_index_is_right_or_reported(case: Case, data: st.DataObject) -> None:
     run = compiled(case)

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.errors import PlanError
@@ -37,12 +37,13 @@ from hybridc.passes.planner.search.partition import (
 from hybridc.passes.planner.search.policies import BASELINES
 from tests.support.graphs import chain, graphs, machine, machines
 from tests.support.planner_graphs import NETWORKS, random_dag
+from tests.support.random_examples import random_examples
 from tests.support.simulator import run_adversarially
 
 BOTH = (Device.GPU, Device.CPU)
 BRIEF = Effort(seconds=0.002)
 ROUNDING = 1 + 1e-9
-quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+quick = random_examples(60)
 fractions = st.floats(0, 1.1)
 SHARES = (0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1.0)
 
@@ -66,7 +67,7 @@ def test_plan_is_right_within_its_budget_and_no_faster_than_the_bound(
     assert 0 <= plan.time_bound_us <= plan.makespan_us * ROUNDING
 
 
-@settings(quick, max_examples=40)
+@random_examples(40)
 @given(graphs(), machines(), st.lists(fractions, min_size=4, max_size=8))
 def test_more_memory_never_gives_a_slower_plan(graph: Graph, machine: Machine, shares: list[float]) -> None:
     budgets = sorted(budget_of(graph, machine, share) for share in shares)
@@ -78,7 +79,7 @@ def test_more_memory_never_gives_a_slower_plan(graph: Graph, machine: Machine, s
     ] == times
 
 
-@settings(quick, max_examples=30)
+@random_examples(30)
 @given(graphs(), machines(), fractions)
 def test_two_calls_give_the_same_plan(graph: Graph, machine: Machine, fraction: float) -> None:
     budget_bytes = budget_of(graph, machine, fraction)
@@ -157,7 +158,7 @@ def shared_us(graph: Graph, placed: PlacedPlan, machine: Machine) -> float:
     return run_shared(work_of(graph, placed.steps, machine), machine.link.both_directions).makespan_us
 
 
-@settings(quick, max_examples=15)
+@random_examples(15)
 @given(graphs(), machines())
 def test_no_baseline_is_faster_at_the_budgets_that_are_searched(graph: Graph, machine: Machine) -> None:
     least_bytes = smallest_budget_bytes(graph, machine)
@@ -166,7 +167,7 @@ def test_no_baseline_is_faster_at_the_budgets_that_are_searched(graph: Graph, ma
         assert_as_fast_as_every_baseline(graph, machine, budget_bytes)
 
 
-@settings(quick, max_examples=30)
+@random_examples(30)
 @given(graphs(), machines(), fractions)
 def test_no_baseline_is_faster_between_them(graph: Graph, machine: Machine, fraction: float) -> None:
     assert_as_fast_as_every_baseline(graph, machine, budget_of(graph, machine, fraction))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.errors import PlanError
@@ -21,13 +21,14 @@ from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest
 from tests.support.graphs import graphs, machine, machines
 from tests.support.mutations import MUTATIONS, Mutation, without_wait
 from tests.support.placements import steps_of
+from tests.support.random_examples import random_examples
 from tests.support.random_steps import random_steps
 from tests.support.simulator import run_adversarially
 from tests.support.verdicts import is_refused, runs_right
 
 BOTH = (Device.GPU, Device.CPU)
 BRIEF = Effort(seconds=0.001)
-quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+quick = random_examples(60)
 fractions = st.floats(0, 1.1)
 
 
@@ -99,7 +100,7 @@ def test_no_wait_is_superfluous(graph: Graph, machine: Machine, fraction: float)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
-@settings(quick, max_examples=25)
+@random_examples(25)
 @given(graph=graphs(), machine=machines(), fraction=fractions, random=st.randoms(use_true_random=False))
 def test_damaged_plan_is_refused_unless_it_still_runs_right(
     mutation: Mutation, graph: Graph, machine: Machine, fraction: float, random: Random

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph, Run
@@ -29,10 +29,11 @@ from hybridc.passes.planner.search.search import search
 from tests.support.graphs import graphs, machine, machines
 from tests.support.planner_graphs import NetworkBuilder
 from tests.support.planner_problems import decisions, problems, problems_with_repeats
+from tests.support.random_examples import random_examples
 from tests.support.simulator import run_adversarially
 
 BOTH = (Device.GPU, Device.CPU)
-drawn = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+quick = random_examples(60)
 
 
 def with_random_repeats(once: Problem, random: Random) -> Problem:
@@ -46,7 +47,7 @@ def with_random_repeats(once: Problem, random: Random) -> Problem:
     return expand(once, stands)
 
 
-@drawn
+@quick
 @given(graphs(), machines(), st.randoms(use_true_random=False))
 def test_any_feasible_decisions_become_a_right_plan(graph: Graph, machine: Machine, random: Random) -> None:
     problem = with_random_repeats(problem_of(graph, machine, 1 << 60), random)
@@ -68,7 +69,7 @@ def test_any_feasible_decisions_become_a_right_plan(graph: Graph, machine: Machi
     assert plan.makespan_us <= outcome.makespan_us + 1e-6
 
 
-@drawn
+@quick
 @given(st.data())
 def test_a_problem_with_repeats_that_do_not_run_is_the_one_without(data: st.DataObject) -> None:
     problem = data.draw(problems_with_repeats())
@@ -80,7 +81,7 @@ def test_a_problem_with_repeats_that_do_not_run_is_the_one_without(data: st.Data
     assert simulate(once, without_recompute_slots(problem, once, lifted)) == simulate(once, chosen)
 
 
-@settings(drawn, max_examples=25)
+@random_examples(25)
 @given(problems(largest=14))
 def test_searching_with_repeats_is_never_slower(problem: Problem) -> None:
     wide = with_repeats(problem)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
 from hybridc.passes.planner.model.simulate import Event, EventKind, simulate
 from tests.support.planner_problems import decisions, problems, shared
+from tests.support.random_examples import random_examples
 
 RUN_GPU, RUN_CPU, FETCH, OFFLOAD = EventKind
 
 
 @given(st.data())
-@settings(max_examples=150)
+@random_examples(150)
 def test_live_bytes_never_exceed_the_budget(data: st.DataObject) -> None:
     problem = data.draw(problems() | shared(problems()))
     outcome = simulate(problem, data.draw(decisions(problem)))
@@ -22,7 +23,7 @@ def test_live_bytes_never_exceed_the_budget(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@random_examples(150)
 def test_every_event_finds_what_it_reads_and_no_lane_does_two_things_at_once(data: st.DataObject) -> None:
     problem = data.draw(problems() | shared(problems()))
     outcome = simulate(problem, data.draw(decisions(problem)))

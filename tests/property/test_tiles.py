@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from hypothesis import HealthCheck, assume, given, reject, settings
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from tvm import relax
 
@@ -20,6 +20,7 @@ from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import largest_working_set_bytes
 from tests.support.light_models import random_feeds
 from tests.support.programs import drawn, run_llvm
+from tests.support.random_examples import random_examples
 from tests.support.random_graphs import graphs
 from tests.support.tiled import Network
 
@@ -113,7 +114,7 @@ def part_of(value: np.ndarray, sliced: Slice | None) -> np.ndarray:
     return np.pad(inner, widths)
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@random_examples(60)
 @given(st.data())
 def test_a_share_is_that_part_of_the_result(data: st.DataObject) -> None:
     net = Network(pick(data.draw, 1, 2), 4, pick(data.draw, 5, 9), pick(data.draw, 5, 6))
@@ -121,7 +122,7 @@ def test_a_share_is_that_part_of_the_result(data: st.DataObject) -> None:
     check_a_share(data, net, expr)
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@random_examples(40)
 @given(st.data())
 def test_a_share_of_a_slice_is_that_part_of_it(data: st.DataObject) -> None:
     net = Network(1, 2, pick(data.draw, 5, 9), pick(data.draw, 5, 6))
@@ -153,7 +154,7 @@ def check_a_share(data: st.DataObject, net: Network, expr: relax.Expr) -> None:
     np.testing.assert_allclose(got, np.take(expected, range(begin, end), axis), rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@random_examples(12)
 @given(graphs(), st.sampled_from([2, 3, 5]))
 def test_random_graphs_in_bands_agree_with_onnxruntime(model: onnx.ModelProto, fraction: int) -> None:
     feeds = random_feeds(model)

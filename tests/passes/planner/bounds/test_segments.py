@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from hybridc.passes.planner.bounds.bound import time_bound
 from hybridc.passes.planner.bounds.segments import segments
@@ -13,6 +13,7 @@ from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem
 from hybridc.passes.planner.model.simulate import simulate
 from tests.support.planner_problems import ProblemBuilder, problems
+from tests.support.random_examples import random_examples
 
 
 def attention(products: int, cpu_us: float = 30.0) -> Problem:
@@ -52,7 +53,7 @@ def test_many_kernels_between_cuts_are_left_to_the_other_rows() -> None:
     assert not list(segments(problem, _passing(problem), [True] * 22))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@random_examples(150)
 @given(problems(largest=6))
 def test_no_run_is_faster_than_its_choice(problem: Problem) -> None:
     ample = replace(problem, budget_bytes=UNLIMITED_BYTES)

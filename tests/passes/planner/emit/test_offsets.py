@@ -8,12 +8,13 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.passes.planner.emit import offsets as offsets_module
 from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound, pack
 from tests.support.minimalloc import capacity_bytes, instance_files, read_blocks
+from tests.support.random_examples import random_examples
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the search is built by g++")
 
@@ -68,7 +69,7 @@ def smallest_total_bytes(blocks: Sequence[MemoryBlock]) -> int:
     return min(stacked(order) for order in permutations(blocks))
 
 
-quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = random_examples(60)
 
 
 @quick
@@ -88,7 +89,7 @@ def test_same_blocks_same_offsets(way: str, blocks: list[MemoryBlock]) -> None:
 
 
 @needs_compiler
-@settings(max_examples=150)
+@random_examples(150)
 @given(blocks=blocks(most=6, steps=6, sizes=12))
 def test_few_blocks_are_packed_as_small_as_any_order_packs_them(blocks: list[MemoryBlock]) -> None:
     assert total_bytes(blocks, pack(blocks)) == smallest_total_bytes(blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.ir import Device, Graph
@@ -18,6 +18,7 @@ from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import chain, graphs, machine, machines
+from tests.support.random_examples import random_examples
 
 GPU, CPU = Device.GPU, Device.CPU
 
@@ -39,7 +40,7 @@ def test_recovered_decisions_run_like_the_plan(percent: int) -> None:
 
 
 @given(graphs(largest=8), machines(), st.sampled_from([0, 30, 60, 100]))
-@settings(max_examples=30)
+@random_examples(30)
 def test_decisions_are_recovered_from_every_plan(graph: Graph, machine: Machine, percent: int) -> None:
     budget_bytes = _budget_bytes(graph, machine, percent)
     plan = make_plan(graph, machine, budget_bytes, (GPU, CPU), effort=Effort(0.002))

@@ -7,7 +7,7 @@ from itertools import chain
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.ir import Copy, Device, Run, Step
@@ -15,6 +15,7 @@ from hybridc.machine import Link, Machine, Processor
 from hybridc.passes.planner.emit.replay import Demand, demands_of, replay
 from hybridc.passes.planner.emit.timeline import timeline
 from tests.support.graphs import chain as chain_of_kernels
+from tests.support.random_examples import random_examples
 
 GPU, CPU = Device.GPU, Device.CPU
 MACHINE = Machine("m", Processor("g", 1, 100, 0, 1), Processor("c", 1, 40, 0, 1), Link(10, 10, 0, 0.75))
@@ -71,7 +72,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Step], list[float]]:
 
 
 @given(runs())
-@settings(max_examples=100, deadline=None)
+@random_examples(100)
 def test_where_nothing_is_shared_it_is_the_timeline(run: tuple[list[Step], list[float]]) -> None:
     steps, times_us = run
     alone = replace(MACHINE, link=replace(MACHINE.link, both_directions=1.0))
@@ -82,7 +83,7 @@ def test_where_nothing_is_shared_it_is_the_timeline(run: tuple[list[Step], list[
 
 
 @given(runs(), st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@random_examples(100)
 def test_sharing_only_ever_delays(run: tuple[list[Step], list[float]], random: Random) -> None:
     steps, times_us = run
     demands = [Demand(us, random.uniform(0, 40), random.uniform(0, 100)) for us in times_us]

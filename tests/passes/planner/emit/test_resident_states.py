@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.errors import PlanError
@@ -20,6 +20,7 @@ from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.order import best_order, renewing_order
 from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
 from tests.support.graphs import GraphBuilder, graphs, machine, machines, with_updates
+from tests.support.random_examples import random_examples
 from tests.support.simulator import run_adversarially
 
 GPU, CPU = Device.GPU, Device.CPU
@@ -97,7 +98,7 @@ def test_graph_with_pairs_survives_json() -> None:
     assert graph_from_json(graph_to_json(graph)) == graph
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@random_examples(80)
 @given(graphs(8).map(with_updates), machines(), st.lists(st.floats(0, 2), min_size=1, max_size=3))
 def test_plans_that_keep_states_are_right(graph: Graph, machine: Machine, shares: list[float]) -> None:
     peak, least = all_gpu_peak_bytes(graph, machine), smallest_budget_bytes(graph, machine)

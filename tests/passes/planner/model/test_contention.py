@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.ir import Device, Lane
@@ -26,6 +26,7 @@ from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.policies import all_cpu, layer_splits, offload_everything
 from tests.support.planner_graphs import bert
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu, decisions, problems, shared
+from tests.support.random_examples import random_examples
 
 HALF = Contention((Shares(0.5, 0.25),), (Shares(0.25, 0.5),), link=0.8)
 
@@ -77,7 +78,7 @@ def test_kernels_bound_by_arithmetic_lose_less_than_those_bound_by_memory() -> N
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@random_examples(150)
 def test_bounds_hold_for_runs_that_share(data: st.DataObject) -> None:
     problem = data.draw(shared(problems()))
     run = simulate(problem, data.draw(decisions(problem)))
@@ -86,7 +87,7 @@ def test_bounds_hold_for_runs_that_share(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@random_examples(150)
 def test_shortened_to_times_alone_a_run_still_keeps_its_order(data: st.DataObject) -> None:
     problem = data.draw(shared(problems()))
     run = simulate(problem, data.draw(decisions(problem)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.machine import load_machine
@@ -27,6 +27,7 @@ from tests.support.planner_problems import (
     problems_with_repeats,
     shared,
 )
+from tests.support.random_examples import random_examples
 
 
 def half_budget(problem: Problem) -> Problem:
@@ -37,7 +38,7 @@ def half_budget(problem: Problem) -> Problem:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@random_examples(200)
 def test_core_agrees_with_the_reference_to_the_last_bit(data: st.DataObject) -> None:
     problem = data.draw(shared(hosted(problems() | problems_with_repeats())))
     core = Core(problem)
@@ -48,7 +49,7 @@ def test_core_agrees_with_the_reference_to_the_last_bit(data: st.DataObject) -> 
 
 
 @given(st.data())
-@settings(max_examples=60)
+@random_examples(60)
 def test_one_like_another_has_the_times_of_its_own_kernels(data: st.DataObject) -> None:
     problem = data.draw(problems())
     first = Core(problem)
@@ -61,7 +62,7 @@ def test_one_like_another_has_the_times_of_its_own_kernels(data: st.DataObject) 
 
 
 @given(st.data())
-@settings(max_examples=60)
+@random_examples(60)
 def test_annealing_is_feasible_deterministic_and_never_slower_than_its_start(data: st.DataObject) -> None:
     problem = data.draw(shared(hosted(problems() | problems_with_repeats())))
     core = Core(problem)
@@ -75,7 +76,7 @@ def test_annealing_is_feasible_deterministic_and_never_slower_than_its_start(dat
 
 
 @given(st.data())
-@settings(max_examples=60)
+@random_examples(60)
 def test_repair_leaves_what_fits_as_it_is(data: st.DataObject) -> None:
     problem = data.draw(hosted(problems() | problems_with_repeats()))
     point = data.draw(decisions(problem))
@@ -180,7 +181,7 @@ def test_without_a_compiler_the_reference_evaluates(monkeypatch: pytest.MonkeyPa
 
 
 @given(st.data())
-@settings(max_examples=80)
+@random_examples(80)
 def test_tidying_copies_no_more_and_stays_within_its_limit(data: st.DataObject) -> None:
     problem = data.draw(shared(hosted(problems() | problems_with_repeats())))
     core = Core(problem)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from hybridc.ir import Graph, Role
 from hybridc.passes.planner.model.order import best_order, frugal_order, level_order, peak_bytes
 from tests.support.graphs import GraphBuilder, chain, graphs
+from tests.support.random_examples import random_examples
 
 
 def branches() -> Graph:
@@ -61,7 +62,7 @@ def test_graph_without_kernels_has_the_empty_order() -> None:
     assert best_order(build.graph(build.input("x", 1))) == ()
 
 
-@settings(max_examples=60)
+@random_examples(60)
 @given(graphs())
 def test_kernels_come_behind_those_whose_results_they_read(graph: Graph) -> None:
     for order in (frugal_order(graph), best_order(graph), level_order(graph)):

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
@@ -27,6 +27,7 @@ from hybridc.passes.planner.search.policies import (
     with_gpu_kernels,
 )
 from tests.support.planner_problems import ProblemBuilder, problems
+from tests.support.random_examples import random_examples
 
 
 def chain(budget_bytes: int, gpu_us: float = 10, cpu_us: float = 100) -> Problem:
@@ -119,7 +120,7 @@ def test_weight_that_the_cpu_reads_first_is_resident_for_the_gpu() -> None:
     assert [event.index for event in outcome.events if event.kind == "fetch"] == [a]
 
 
-@settings(max_examples=80)
+@random_examples(80)
 @given(problems(), st.data())
 def test_every_start_is_consistent(problem: Problem, data: st.DataObject) -> None:
     share = st.floats(0, 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from hybridc.passes.planner.bounds.bound import can_be_planned, time_bound
 from hybridc.passes.planner.model.core import Core
@@ -16,6 +16,7 @@ from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.policies import BASELINES
 from hybridc.passes.planner.search.search import improve, search
 from tests.support.planner_problems import ProblemBuilder, all_on_gpu, problems
+from tests.support.random_examples import random_examples
 
 
 def chain(budget_bytes: int, weights: tuple[int, ...] = (20, 10, 10, 20)) -> Problem:
@@ -75,7 +76,7 @@ def test_the_same_effort_gives_the_same_result_and_improving_is_never_worse() ->
     assert improved == improve(problem, [one.decisions], evaluations=500)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@random_examples(40)
 @given(problems())
 def test_result_fits_and_lies_between_bound_and_baselines(problem: Problem) -> None:
     found = search(problem, evaluations=50)
