@@ -20,7 +20,7 @@ from hybridc.checks import CHECKS
 from hybridc.schedules.rule import Scheduled
 from hybridc.schedules.safety.fed import is_zero
 from hybridc.schedules.safety.insert import CheckInserter
-from hybridc.schedules.safety.statements import Rebuilder, is_conditional, remade, variables
+from hybridc.schedules.safety.statements import Rebuilder, is_conditional, is_prefetch, remade, variables
 from hybridc.schedules.shapes import index_shape, shape_of
 
 _TO_LOOPS = Sequential(
@@ -109,7 +109,11 @@ def _follows_data(function: tirx.PrimFunc) -> bool:
         if _is_integer(node) and _comes_from(node.b, data):
             found.append(node)
 
-    tvm_ffi.structural_walk(function.body, ((tirx.Bind, tirx.Let), name))
+    def count(loop: tirx.For) -> None:
+        if _comes_from(loop.min, data) or _comes_from(loop.extent, data):
+            data.add(loop.loop_var)
+
+    tvm_ffi.structural_walk(function.body, (((tirx.Bind, tirx.Let), name), (tirx.For, count)), order="pre")
     accesses = ((ir.TensorLoad, tirx.BufferStore), access)
     tvm_ffi.structural_walk(function.body, [accesses, (_DIVISIONS, division)])
     return bool(found)
@@ -150,6 +154,11 @@ class _Guard(Rebuilder):
         lower, extent = self.expression(node.min), self.expression(node.extent)
         if self.follows_data(lower) or self.follows_data(extent):
             self.data.add(node.loop_var)
+            # both ends are read once, when the loop begins
+            least, end = self._bounds(lower), self._bounds(lower + extent)
+            if least.min_value < end.max_value < sym.ConstIntBound.POS_INF:
+                within = sym.ConstIntBound(least.min_value, end.max_value - 1)
+                self.known.update(node.loop_var, within, True)
         else:
             self.known.bind(node.loop_var, ir.Range.from_min_extent(lower, extent))
         node = tirx.For(
@@ -199,6 +208,8 @@ class _Guard(Rebuilder):
             return tirx.BufferLoad(node.source, indices)
 
         def call(node: ir.Call, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
+            if is_prefetch(node):
+                return node
             if not is_conditional(node):
                 return mutator.default_mutate(node)
             condition = mutator.mutate(node.args[0])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.target import codegen
 
 
 def variables(node: object) -> set[ir.Var]:
@@ -18,6 +20,16 @@ def variables(node: object) -> set[ir.Var]:
 def is_conditional(call: ir.Call) -> bool:
     """Whether a call is `if_then_else`, of which only one branch is computed; TVM has it in two dialects."""
     return call.op.name.rpartition(".")[2] == "if_then_else"
+
+
+def is_prefetch(call: ir.Call) -> bool:
+    """Whether a call only brings a cache line nearer, which does no harm wherever the address leads."""
+    return call.op.name == "tirx.call_llvm_intrin" and int(call.args[0]) == _prefetch_number()
+
+
+@cache
+def _prefetch_number() -> int:
+    return int(codegen.llvm_lookup_intrinsic_id("llvm.prefetch"))
 
 
 def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:

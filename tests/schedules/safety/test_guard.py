@@ -215,3 +215,27 @@ def test_indices_of_a_row_are_judged_behind_its_loop():
         wrong = columns.copy()
         wrong[5, 3] = value
         assert run(safe, TABLE, wrong)[1].tolist() == [[1, value]]
+
+
+@pytest.mark.parametrize("fed", [0, 5, 8, 9, -3, 2**31 - 1])
+def test_loop_whose_end_is_fed_stays_inside(fed):
+    """Within its limit no access is changed; without one each is."""
+    for limit in (8, None):
+        table, count, out = (
+            tirx.decl_buffer(index_shape(s), d)
+            for s, d in (((8, 16), "float32"), ((1,), "int32"), ((8, 16), "float32"))
+        )
+        end = tirx.BufferLoad(count, [tirx.const(0, "int64")]).astype("int64")
+        end = end if limit is None else tirx.min(end, tirx.const(limit, "int64"))
+        i, zero = tirx.Var("i", "int64"), tirx.const(0, "int64")
+        body = tirx.BufferStore(out, tirx.BufferLoad(table, [i, zero]), [i, zero])
+        # without a limit no loop of the greatest length
+        end = end if limit else tirx.Select(end > tirx.const(100, "int64"), tirx.const(100, "int64"), end)
+        made = tirx.PrimFunc([table, count, out], tirx.For(i, zero, end, tirx.ForKind.SERIAL, body))
+        safe = made_safe(Scheduled(made, "test"))
+        result, _ = run(safe, TABLE, np.array([fed], np.int32))
+        rows = min(max(fed, 0), 8)
+        np.testing.assert_array_equal(result[:rows, 0], TABLE[:rows, 0])
+        assert not result[rows:].any() and not result[:, 1:].any()
+        is_changed = "T.min(i" in safe.function.script() or "T.max(T.min(i" in safe.function.script()
+        assert is_changed == (limit is None)
