@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.attention.attention import LEAST, across
+from hybridc.schedules.cpu.attention.seen import SeenKeys, seen_keys
 from hybridc.schedules.cpu.core.attention import AttentionBlocks, read_attention
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_FLOATS,
+    INDEX,
     PARALLEL_WORK,
     Point,
     ceil_div,
@@ -49,8 +51,8 @@ SPARE_REGISTERS = 4
 def few_queries(request: Request) -> Scheduled | None:
     """Accepts attention of at most `MOST_QUERIES` queries, along whose depth keys lie in whole vectors.
 
-    Tiling: a task is all queries of a batch (of a head), and goes over the keys once for the scores and once
-    for the result.
+    Tiling: a task is all queries of a batch (of a head), and goes over the keys that are seen once for the
+    scores and once for the result.
 
     Error: that of the two products and exp, at most 2e-6 of the result's scale, tested up to 700 keys.
     """
@@ -76,10 +78,12 @@ def few_queries(request: Request) -> Scheduled | None:
     vectors = found.width // isa.lanes()
     most = max((isa.vector_registers - SPARE_REGISTERS) // found.rows, 1)
     at_once = max(n for n in range(1, min(most, vectors) + 1) if vectors % n == 0)
-    kernel = _Kernel(found, isa.lanes(), at_once, scores, *rows)
+    seen = seen_keys(found, isa.lanes())
+    kernel = _Kernel(found, isa.lanes(), at_once, seen, scores, *rows)
     work = math.prod(found.batch) * found.rows * found.columns * (found.depth + found.width)
     body = grid((math.prod(found.batch),), kernel.task, parallel=work >= PARALLEL_WORK)
-    function = function_of(request.function, list(request.function.params), [body], [scores, *rows])
+    stages, buffers = ([body], []) if seen is None else ([seen.find(), body], seen.buffers)
+    function = function_of(request.function, list(request.function.params), stages, [scores, *rows, *buffers])
     return finish(function, few_queries.__name__)
 
 
@@ -96,6 +100,8 @@ class _Kernel:
     lanes: int
     at_once: int
     """Vectors of the result whose sums are in registers, for each query."""
+    seen: SeenKeys | None
+    """None: all keys."""
     scores: ir.Var
     """Of a task, `[queries, keys]`, which become weights."""
     peaks: ir.Var
@@ -112,18 +118,23 @@ class _Kernel:
     def task(self, point: Point) -> tirx.Stmt:
         """All queries of a batch."""
         found, batch = self.found, self.found.batch_at(point[0])
-        groups = ceil_div(found.columns, self.lanes)
         least = tirx.FloatImm("float32", LEAST)
 
         def begin(m: ir.Expr) -> tirx.Stmt:
             return vectorized(self.lanes, lambda lane: tirx.BufferStore(self.peaks, least, [m, lane]))
 
+        groups: int | ir.Expr = ceil_div(found.columns, self.lanes)
+        named: list[tirx.Stmt] = []
+        if self.seen is not None:
+            # read once, so that it stays within the bounds that it has
+            named.append(tirx.Bind(groups := tirx.Var("groups", INDEX), self.seen.groups(batch, 1)))
         return sequence(
             [
+                *named,
                 loop(found.rows, begin),
                 loop(groups, lambda g: loop(found.rows, lambda m: self._scores(batch, m, g))),
-                loop(found.rows, self._weights),
-                loop(found.width // self.lanes // self.at_once, lambda v: self._context(batch, v)),
+                loop(found.rows, lambda m: self._weights(m, groups)),
+                loop(found.width // self.lanes // self.at_once, lambda v: self._context(batch, v, groups)),
             ]
         )
 
@@ -181,7 +192,7 @@ class _Kernel:
             ]
         )
 
-    def _weights(self, m: ir.Expr) -> tirx.Stmt:
+    def _weights(self, m: ir.Expr, groups: int | ir.Expr) -> tirx.Stmt:
         """Scores of a query become weights, which are added up."""
         lanes = self.lanes
         every = tirx.Ramp(integer(0), integer(1), lanes)
@@ -221,13 +232,13 @@ class _Kernel:
                 *statements,
                 tirx.BufferStore(self.tops, top, [m]),
                 vectorized(lanes, lambda lane: tirx.BufferStore(self.sums, zero, [lane])),
-                loop(ceil_div(self.found.columns, lanes), each),
+                loop(groups, each),
                 *after,
                 tirx.BufferStore(self.totals, total, [m]),
             ]
         )
 
-    def _context(self, batch: list[ir.Expr], part: ir.Expr) -> tirx.Stmt:
+    def _context(self, batch: list[ir.Expr], part: ir.Expr, groups: int | ir.Expr) -> tirx.Stmt:
         """Some columns of the result, for all queries."""
         found, lanes = self.found, self.lanes
         tile = register_tile(found.rows, self.at_once, lanes)
@@ -235,16 +246,22 @@ class _Kernel:
         def column(v: ir.Expr, lane: ir.Expr) -> ir.Expr:
             return (part * integer(self.at_once) + v) * integer(lanes) + lane
 
-        def step(k: Point) -> tirx.Stmt:
+        def step(key: ir.Expr) -> tirx.Stmt:
+            # keys that do not exist have no weight
+            existing = clamp(key, found.columns, inside=found.columns % lanes == 0)
+
             def product(m: int, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
-                weight = tirx.BufferLoad(self.scores, [integer(m), k[0]])
-                value = found.factor("context", 1, (*batch, integer(0), column(v, lane)), k[0])
+                weight = tirx.BufferLoad(self.scores, [integer(m), key])
+                value = found.factor("context", 1, (*batch, integer(0), column(v, lane)), existing)
                 return tile.sum_at(m, v, lane) + weight * value
 
             return tile.set(product)
+
+        def group(g: ir.Expr) -> tirx.Stmt:
+            return reduction((lanes,), tile, lambda k: step(g * integer(lanes) + k[0]))
 
         def write(m: int, v: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
             value = found.quotient(tile.sum_at(m, v, lane), tirx.BufferLoad(self.totals, [integer(m)]))
             return found.store((*batch, integer(m), column(v, lane)), value)
 
-        return tile.within([tile.clear(), reduction((found.columns,), tile, step), tile.each(write)])
+        return tile.within([tile.clear(), loop(groups, group), tile.each(write)])

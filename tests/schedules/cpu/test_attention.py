@@ -102,3 +102,54 @@ def test_scores_of_great_range_equal_float64(harness, rows):
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ wide[2]
     assert np.abs(result[0, :, 0] - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+LEAST = np.finfo(np.float32).min
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("columns", [64, 300, 1000])
+@pytest.mark.parametrize("hidden", [LEAST, -np.inf])
+def test_keys_behind_the_last_one_that_is_seen_are_not_read(harness, rows, columns, hidden):
+    """Drawn numbers of keys are seen, of each of two batches another; those behind their vectors are NaN."""
+    made = function(2, rows, columns, 2, 32, masked=True)
+    scheduled = harness.schedule(made)
+    assert scheduled.rule == few_queries.__name__
+    rng, lanes = np.random.default_rng([rows, columns]), harness.isa.lanes()
+    for _ in range(3):
+        seen = rng.integers(1, columns, 2)
+        q, k, v = (rng.standard_normal((2, n, 2, 32)).astype(np.float32) for n in (rows, columns, columns))
+        mask = np.where(np.arange(columns) < seen[:, None], 0, hidden).astype(np.float32)
+        for batch, count in enumerate(seen):
+            mask[batch, rng.integers(0, count, count // 4)] = hidden
+            mask[batch, count - 1] = 0
+            behind = -(-count // lanes) * lanes
+            k[batch, behind:], v[batch, behind:] = np.nan, np.nan
+        (result,) = harness.run(made, scheduled, [q, k, v, mask[:, None, None]])
+        for batch, count in enumerate(seen):
+            wide = [x[batch].astype(np.float64).transpose(1, 0, 2) for x in (q, k[:, :count], v[:, :count])]
+            logits = wide[0] @ wide[1].transpose(0, 2, 1) / 8 + mask[batch, :count]
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            expected = (weights / weights.sum(-1, keepdims=True) @ wide[2]).transpose(1, 0, 2)
+            assert np.abs(result[batch] - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_a_query_that_sees_no_key_weighs_all_the_same(harness):
+    """As the least number is greater than none, scores have no digits left beside it."""
+    made = function(1, 2, 200, 1, 32, masked=True)
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((1, n, 1, 32)).astype(np.float32) for n in (2, 200, 200))
+    (result,) = harness.run(made, harness.schedule(made), [q, k, v, np.full((1, 1, 1, 200), LEAST)])
+    assert np.abs(result[0, :, 0] - v[0, :, 0].astype(np.float64).mean(0)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("value", [np.nan, -1e30])
+def test_what_is_no_hiding_mask_hides_nothing(harness, value):
+    """NaN goes on to the result; what is far from the least number still compares."""
+    made = function(1, 1, 100, 1, 32, masked=True)
+    q, k, v = (np.ones((1, n, 1, 32), np.float32) for n in (1, 100, 100))
+    v[0, 90:] = 3.0
+    mask = np.full((1, 1, 1, 100), LEAST)
+    mask[..., 95:] = value
+    (result,) = harness.run(made, harness.schedule(made), [q, k, v, mask])
+    assert np.isnan(result).all() if np.isnan(value) else np.abs(result - 3.0).max() <= 1e-5
