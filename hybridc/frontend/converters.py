@@ -19,12 +19,13 @@ from onnx import NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
+from hybridc.appended_rows import APPENDED_ROWS, appended_rows
 from hybridc.frontend import indexing
 from hybridc.frontend.counted import kernels
 from hybridc.frontend.counted.operators import POSITIONS, SUPPRESSION
 from hybridc.frontend.expand.control.choices import CHECKED_TRIPS, import_choice
 from hybridc.frontend.expand.elementwise.elements import SHIFT_WITHIN
-from hybridc.frontend.expand.group_query import CHECKED_COUNT
+from hybridc.frontend.expand.group_query import APPENDED, CHECKED_COUNT
 from hybridc.frontend.expand.quantized.packed_product import (
     PACKED_GATHER,
     PACKED_PRODUCT,
@@ -41,6 +42,9 @@ from hybridc.frontend.values import constant_array, static_shape
 MAX_CONCATENATED = 128
 """Operands of one `concat`. Its expression for an element nests a condition for each operand, and TVM's
 visitors of expressions recurse: the 2,000 operands of one ONNX node would exhaust the stack."""
+
+_OPAQUE = 8
+"""TVM's number of a function that nothing is fused with."""
 
 Converter = Callable[[ONNXGraphImporter, NodeProto, ir.Node], "relax.Expr | None"]
 
@@ -289,7 +293,17 @@ def _remove_attribute(proto: NodeProto, name: str) -> None:
     proto.attribute.extend(kept)
 
 
+def _appended_rows(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
+    """One function, which rules know by the annotation of its block."""
+    operands = [importer._nodes[name] for name in proto.input]
+    attributes = {"op_pattern": _OPAQUE}
+    return importer.bb.call_te(
+        appended_rows, *operands, primfunc_name_hint=APPENDED_ROWS, primfunc_attrs=attributes
+    )
+
+
 CONVERTERS: dict[str, Converter] = {
+    APPENDED: _appended_rows,
     "ArgMax": _arg_extremum,
     "ArgMin": _arg_extremum,
     "BatchNormalization": _batch_normalization,

@@ -92,6 +92,7 @@ class GenerationSession:
                     self._sequences[row] += part
                 new = [each[size:] for each in new]
             if not np.isfinite(logits.max(axis=1)).all():
+                self._clear(before)
                 what = "the decoder's logits are not numbers"
                 raise UsageError("HC593", what, remedy="check the weights and the precision of the model")
         except BaseException:
@@ -231,6 +232,16 @@ class GenerationSession:
             name: np.stack([rows[:, n : n + context] for rows, n in zip(array, counts, strict=True)])
             for name, array in self._cache.items()
         }
+
+    def _clear(self, lengths: Sequence[int]) -> None:
+        """Put zeros behind so many positions of each sequence: hidden numbers weigh nothing, but times zero
+        what is not a number stays so."""
+        if self._decoder.form.is_appended:
+            return  # the past ends with the last token, and nothing is behind it
+        self._detach()
+        for array in self._cache.values():
+            for row, length in enumerate(lengths):
+                array[row, :, length:] = 0
 
     def _detach(self) -> None:
         """Have the cache in arrays of its own."""

@@ -6,9 +6,11 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import hybridc
+from hybridc import models
 from hybridc.errors import UsageError
 from hybridc.generation import GenerationSession, Sampling
 from tests.support.decoders import CONTEXT, VOCABULARY, appending, greedy, llama, with_open_lengths
@@ -30,6 +32,35 @@ def test_two_hundred_tokens_are_those_of_onnxruntime(name: str, artifacts: dict[
     with hybridc.load_generation(artifacts[name]) as session:
         assert tokens_of(session, 200) == wanted
     assert len(set(wanted)) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("int4", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_of_drawn_decoders_are_those_of_onnxruntime(seed: int, int4: bool, tmp_path: Path) -> None:
+    """Of any number of heads, groups, widths and positions; the cache is filled nearly to its end."""
+    draw = np.random.default_rng([seed, int4])
+    kv_heads, group, depth = (int(draw.choice(n)) for n in ((1, 2, 3), (1, 2, 3, 5), (16, 32, 64)))
+    context, start = int(draw.integers(210, 700)), int(draw.integers(1, 100))
+    unit = 32 // np.gcd(32, kv_heads * group * depth)  # blocks of 32 divide the width
+    model = models.build(
+        "llama",
+        context=context,
+        layers=1,
+        hidden=kv_heads * group * depth * int(unit),
+        heads=kv_heads * group * int(unit),
+        kv_heads=kv_heads,
+        feed_forward=32 * int(draw.integers(1, 6)),
+        vocabulary=VOCABULARY,
+        int4=int4,
+        seed=seed,
+    )
+    hybridc.compile(model, tmp_path / "m.hyb", target="avx2", dims={"sequence": [1]})
+    prompt = draw.integers(0, VOCABULARY, min(start, context - 200)).tolist()
+    wanted = list(islice(greedy(model, prompt, in_places=True), 200))
+    with hybridc.load_generation(tmp_path / "m.hyb") as session:
+        assert tokens_of(session, 200, prompt) == wanted
 
 
 @pytest.mark.isa("avx2")
@@ -144,6 +175,26 @@ def test_logits_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.isa("avx2")
+def test_a_session_goes_on_after_logits_that_were_not_numbers(tmp_path: Path) -> None:
+    """Of a token whose embedding is none: its keys and values leave nothing behind."""
+    model, bad = llama(int4=False), 7
+    table = next(each for each in model.graph.initializer if each.name.startswith("embedding"))
+    weights = onnx.numpy_helper.to_array(table).copy()
+    weights[bad] = np.nan
+    table.CopyFrom(onnx.numpy_helper.from_array(weights, table.name))
+    hybridc.compile(model, tmp_path / "m.hyb", target="avx2", dims={"sequence": 1})
+    with hybridc.load_generation(tmp_path / "m.hyb") as session:
+        session.append([PROMPT])
+        with pytest.raises(UsageError) as caught:
+            session.append([[bad]])
+        assert caught.value.code == "HC593"
+        after = session.append([[1]])
+        session.rewind(0)
+        fresh = session.append([[*PROMPT, 1]])
+    np.testing.assert_array_equal(after, fresh)
+
+
+@pytest.mark.isa("avx2")
 def test_draws_depend_on_the_seed_alone(artifacts: dict[str, Path]) -> None:
     made = []
     for seed in (1, 1, 2):
@@ -155,8 +206,6 @@ def test_draws_depend_on_the_seed_alone(artifacts: dict[str, Path]) -> None:
 
 @pytest.mark.isa("avx2")
 def test_other_artifacts_are_refused(tmp_path: Path) -> None:
-    from hybridc import models
-
     hybridc.compile(models.build("mlp", inputs=8, hidden=8), tmp_path / "m.hyb", target="avx2")
     with pytest.raises(UsageError) as caught:
         hybridc.load_generation(tmp_path / "m.hyb")

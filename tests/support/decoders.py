@@ -112,7 +112,8 @@ def greedy(model: onnx.ModelProto, prompt: Sequence[int], *, in_places: bool) ->
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     inputs = {i.name: i.shape for i in session.get_inputs()}
     pasts = {name: shape for name, shape in inputs.items() if name.startswith("past")}
-    room = CONTEXT if in_places else 0
+    lengths = [shape[2] for shape in pasts.values()]
+    room = (lengths[0] if isinstance(lengths[0], int) else CONTEXT) if in_places else 0
     cache = {name: np.zeros((*s[:2], room, s[3]), np.float32) for name, s in pasts.items()}
     length, new = 0, list(prompt)
     while True:

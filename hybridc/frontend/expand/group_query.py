@@ -41,6 +41,9 @@ from hybridc.frontend.values import constant_array
 CHECKED_COUNT = "CheckedCount"
 """Fed counts as they are, each checked to be from 0 to the attribute `most`: an operator that no file can
 have."""
+APPENDED = "AppendedRows"
+"""A past in which new positions have taken their places: past, new and how many positions come before, as
+`hybridc/appended_rows.py` has them. No file can have this operator either."""
 _UNSUPPORTED = ("smooth_softmax", "qk_output", "sliding_window_cache")
 _HEAD_SINK = 11
 """Position of the first input that is not supported: sinks, scales of quantised keys, norms, lengths."""
@@ -146,13 +149,24 @@ def _turned(part: ir.Value, node: ir.Node, step: Step, build: Builder) -> ir.Val
 
 
 def _present(past: ir.Value | None, new: ir.Value, step: Step, build: Builder) -> ir.Value:
-    """The new positions behind those of the past that count, then zeros: (batch, heads, kept, depth)."""
+    """The new positions behind those of the past that count: (batch, heads, kept, depth).
+
+    Behind them is what a past of so many positions has there, else zeros. So it is in onnxruntime, where such
+    a present is the past's buffer.
+    """
     batch, heads, length, depth = shape_of(new)
     dtype, shape = dtype_of(new), (batch, heads, step.kept, depth)
+    has_room = past is not None and shape_of(past)[2] == step.kept
     if step.known_before is not None:
         before = step.known_before
         start = None if past is None or before == 0 else _first(past, before, build)
-        return _padded(appended(start, new, build), step.kept, build)
+        made = appended(start, new, build)
+        if past is not None and has_room and before + length < step.kept:
+            behind = build.slice(past, 2, before + length, step.kept)
+            return typed(build.op("Concat", made, behind, axis=2), dtype, shape)
+        return _padded(made, step.kept, build)
+    if has_room and build.keeps_packed:  # not in training, where it would need a gradient
+        return typed(build.op(APPENDED, past, new, step.before), dtype, shape)
     positions = build.constant(np.arange(step.kept).reshape(1, 1, -1, 1), dtype_of(step.before))
     after = build.op("Add", step.before, build.constant(length, dtype_of(step.before)))
     if length > 1:  # each place takes the new position that belongs there; outside of them any

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from tvm import ir, tirx
 
 from hybridc.checks import CHECKS
-from hybridc.schedules.cpu.core.dot_products import define, with_llvm
 from hybridc.schedules.cpu.core.micro_kernel import (
     INDEX,
     PARALLEL_WORK,
@@ -21,14 +20,9 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish, read_nest, substitute, uses
+from hybridc.schedules.cpu.core.places import differ, within
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.schedules.shapes import shape_of
-
-_DIFFER = "hybridc_differ"
-_FUNCTION = define(
-    f"i32 @{_DIFFER}(ptr %a, ptr %b)", "%same = icmp ne ptr %a, %b", "%r = zext i1 %same to i32", "ret i32 %r"
-).replace("alwaysinline", "noinline nounwind willreturn memory(none)")
-"""Not inlined: where parameters are said not to alias, a compiler might think that it knows the answer."""
 
 
 @schedule_rule(family="elementwise")
@@ -59,7 +53,7 @@ def kept_rows(request: Request) -> Scheduled | None:
         return None
     if not all(index.same_as(at) for index, at in zip(kept.indices, point, strict=True)):
         return None
-    body = with_llvm(_FUNCTION, _rows(_Rows(last.buffer, point, choice), lanes))
+    body = within(_rows(_Rows(last.buffer, point, choice), lanes))
     return finish(function_of(request.function, request.function.params, [body], []), kept_rows.__name__)
 
 
@@ -91,15 +85,11 @@ class _Rows:
 
 def _rows(rows: _Rows, lanes: int) -> tirx.Stmt:
     shape, choice = shape_of(rows.result), rows.choice
-    origin = [integer(0)] * len(shape)
-    ends = [
-        tirx.address_of(tirx.BufferLoad(each, origin)) for each in (choice.true_value.source, rows.result)
-    ]
-    differ = tirx.Var("differ", "int32")
+    is_apart = tirx.Var("is_apart", "bool")
 
     def row(outer: Sequence[ir.Expr]) -> tirx.Stmt:
         copy = rows.written(outer, choice.true_value, lanes)
-        copied = tirx.IfThenElse(differ != tirx.const(0, "int32"), copy, None)
+        copied = tirx.IfThenElse(is_apart, copy, None)
         other = rows.written(outer, choice.false_value, lanes)
         return tirx.IfThenElse(rows.at([*outer, integer(0)], choice.condition), copied, other)
 
@@ -107,4 +97,4 @@ def _rows(rows: _Rows, lanes: int) -> tirx.Stmt:
         return loop(shape[-2], lambda i: row([*outer, i]))
 
     body = grid(shape[:-2], task, parallel=math.prod(shape) >= PARALLEL_WORK)
-    return sequence([tirx.Bind(differ, tirx.call_pure_extern("int32", _DIFFER, *ends)), body])
+    return sequence([tirx.Bind(is_apart, differ(choice.true_value.source, rows.result)), body])

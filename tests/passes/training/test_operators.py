@@ -33,6 +33,7 @@ WITHOUT = {
         Attention BiasGelu EmbedLayerNormalization FastGelu SkipLayerNormalization""",
     "what LSTM, GRU and RNN become: refused with HC160, as no gradient is written yet": "Recurrence",
     "what readers of packed weights become, but not in training": "PackedGather PackedProduct",
+    "what GroupQueryAttention appends to its past by, but not in training": "AppendedRows",
     "in no file: what the frontend makes for training, tested in `rules`": """
         TrainingBatchNormalization TrainingDropout""",
 }

@@ -1,0 +1,72 @@
+"""Rows that take their places among those of a cache: where it stays in place only they are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tvm import ir, tirx
+
+from hybridc.appended_rows import APPENDED_ROWS
+from hybridc.schedules.cpu.core.micro_kernel import (
+    PARALLEL_WORK,
+    function_of,
+    grid,
+    integer,
+    loop,
+    sequence,
+    vectorized,
+)
+from hybridc.schedules.cpu.core.nest import finish, read_nest
+from hybridc.schedules.cpu.core.places import differ, within
+from hybridc.schedules.rule import Request, Scheduled, schedule_rule
+from hybridc.schedules.shapes import shape_of
+
+
+@schedule_rule(family="elementwise")
+def appended_rows(request: Request) -> Scheduled | None:
+    """Accepts `hybridc/appended_rows.py`: past [batch, heads, positions, depth], new, before and result.
+
+    The past is copied unless the result has its place in memory (`Kernel.may_overwrite`); then the new rows
+    are written. A task is a row.
+    """
+    nest = read_nest(request.function)
+    if nest is None or [block.annotations.get("operator") for block in nest.blocks] != [APPENDED_ROWS]:
+        return None
+    past, new, before, result = request.function.params
+    lanes = request.target.isa.lanes()
+    batch, heads, positions, depth = shape_of(past)
+    rows = (batch, heads, shape_of(new)[2])
+
+    def copied(point: Sequence[ir.Expr]) -> tirx.Stmt:
+        return _row(result, point, past, point, lanes)
+
+    def placed(point: Sequence[ir.Expr]) -> tirx.Stmt:
+        b, h, row = point
+        first = tirx.BufferLoad(before, [b, *[integer(0)] * 3]).astype("int64")
+        # checked where it is fed; so that the last word on the function finds nothing to add
+        first = tirx.max(tirx.min(first, integer(positions - rows[2])), integer(0))
+        return _row(result, [b, h, first + row], new, point, lanes)
+
+    copy = grid((batch, heads, positions), copied, parallel=math.prod(shape_of(past)) >= PARALLEL_WORK)
+    write = grid(rows, placed, parallel=math.prod(rows) * depth >= PARALLEL_WORK)
+    body = within(sequence([tirx.IfThenElse(differ(past, result), copy, None), write]))
+    return finish(function_of(request.function, request.function.params, [body], []), appended_rows.__name__)
+
+
+def _row(
+    to: ir.Var, target: Sequence[ir.Expr], source: ir.Var, point: Sequence[ir.Expr], lanes: int
+) -> tirx.Stmt:
+    """Copy a row, in vectors and what is left."""
+    whole, rest = divmod(shape_of(source)[-1], lanes)
+
+    def vector(start: ir.Expr, width: int) -> tirx.Stmt:
+        def element(lane: ir.Expr) -> tirx.Stmt:
+            return tirx.BufferStore(
+                to, tirx.BufferLoad(source, [*point, start + lane]), [*target, start + lane]
+            )
+
+        return vectorized(width, element)
+
+    parts = [loop(whole, lambda i: vector(i * integer(lanes), lanes))] if whole else []
+    return sequence([*parts, vector(integer(whole * lanes), rest)] if rest else parts)
