@@ -56,6 +56,7 @@ from hybridc.passes.planner.watch import Stop, Watch
 from hybridc.passes.precision.narrow_storage import store_narrow
 from hybridc.passes.precision.precision import choose_halves, mark_integers, multiply_tf32, reduce_precision
 from hybridc.passes.precision.quantized import QUANTIZED_RULES, multiply_integers
+from hybridc.passes.precision.requantize import requantize
 from hybridc.passes.precision.wide_program import in_float32
 from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
@@ -94,8 +95,10 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     options = c.job.options
     if options.target.has_gpu:
         return c
-    rules = QUANTIZED_RULES if options.precision == INT8 else ()
-    return replace(c, program=choose_layout(c.program, options.target.isa, rules))
+    if options.precision != INT8:
+        return replace(c, program=choose_layout(c.program, options.target.isa))
+    blocked = choose_layout(c.program, options.target.isa, QUANTIZED_RULES)
+    return replace(c, program=requantize(blocked))
 
 
 # ---------------------------------------------------------------------------------- operators -> graph

@@ -24,6 +24,7 @@ from hybridc.passes.program.program import (
     constant_name,
     is_op,
     operator_name,
+    tensor_dtype,
     tensor_shape,
     variables,
 )
@@ -174,7 +175,8 @@ def _joinable_producers(
     progress = True
     while progress:
         progress = False
-        inputs = {at for m in group.members for at in uses.operands[m] if at is not None}
+        open_members = [m for m in group.members if not _is_widened_later(m, bindings, uses, facts_at)]
+        inputs = {at for m in open_members for at in uses.operands[m] if at is not None}
         for at in sorted(inputs, reverse=True):
             producer = group_of[at]
             if producer is group or producer.last != at:
@@ -194,6 +196,20 @@ def _joinable_producers(
                 yield producer
                 progress = True
                 break
+
+
+def _is_widened_later(
+    at: int, bindings: list[relax.VarBinding], uses: Uses, facts_at: list[OperatorFacts]
+) -> bool:
+    """Whether a binding makes floats of 8-bit numbers, and another kernel stands between theirs and it.
+
+    They then wait in memory as bytes, and what reads the floats makes them.
+    """
+    call = bindings[at].value
+    if not is_op(call, "astype") or tensor_dtype(call.args[0]) not in ("uint8", "int8"):
+        return False
+    source = uses.position.get(call.args[0], at)
+    return any(facts.pattern in ANCHORS for facts in facts_at[source + 1 : at])
 
 
 def _is_short(group: Group, producer: Group, uses: Uses, facts_at: list[OperatorFacts]) -> bool:

@@ -121,7 +121,9 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
         found = layout.blocked.get(x.values) or layout.as_blocked(x.values, lanes_of(inputs, layout.isa))
         source, input_lanes = found.var, found.lanes
     packed = ConvWeight(None, w.values).packed(layout, lanes, input_lanes)
-    key = tensor_shape(source), tensor_shape(packed), window, tensor_dtype(source), x.zero
+    # without padding kernels of all zero points are one
+    padding = x.zero if any(window.padding) else 0
+    key = tensor_shape(source), tensor_shape(packed), window, tensor_dtype(source), padding
     blocks = -(-outputs // lanes)
     shape = (result[0], blocks, result[2], result[3], lanes)
     sums = layout.call(
