@@ -92,6 +92,7 @@ _KNOWN = frozenset(
         "tirx.AttrStmt",
         "tirx.Axis",
         "tirx.Bind",
+        "tirx.BufferRegionType",
         "tirx.BufferStore",
         "tirx.BufferType",
         "tirx.Evaluate",

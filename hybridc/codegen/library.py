@@ -1,9 +1,9 @@
 """IRModule -> one shared library: CPU code, CUDA image and the runtime's helper.
 
 Each of the CPU's functions becomes an object of its own, so that they are compiled side by side and found in
-the cache one by one; where there are buckets of sizes, each family of functions does (`families.py`). The
-GPU's functions are compiled together, to one image and the object that launches its kernels; so they are
-found together, or not at all.
+the cache one by one; where there are buckets of sizes, or hundreds of functions, each family of them does
+(`families.py`). The GPU's functions are compiled together, to one image and the object that launches its
+kernels; so they are found together, or not at all.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ CudaCompile = Callable[[str], bytes]
 
 Progress = Callable[[int, int], None]
 """Called with (kernels compiled so far, kernels in all)."""
+
+_MANY_FUNCTIONS = 100
+"""More than so many are mostly those of a loop's trips, such as slices at other places; other networks have
+some tens, each of which is compiled for its own numbers."""
 
 HELPER_SOURCE = Path(__file__).parent.parent / "runtime" / "native" / "helper.cc"
 
@@ -104,17 +108,21 @@ def build_library(
 ) -> BuiltLibrary:
     """Compile a lowered module to `directory/library.so`, but for what `cache` has of it.
 
-    With `many_sizes` functions of the CPU that differ in nothing but numbers are compiled once.
-    `cuda_compile` is needed where the module has CUDA functions; what it raises is passed on, and so is what
-    `progress` raises. With a cache it has to compile like that of all other calls. Raises DeviceError HC403
-    without g++, HC404 where TVM finds no CUDA driver to load (an emulated one will do), InternalError HC912
-    where TVM or the linker fails.
+    With `many_sizes`, or more than a hundred functions of the CPU, those that differ in nothing but numbers
+    are compiled once. `cuda_compile` is needed where the module has CUDA functions; what it raises is passed
+    on, and so is what `progress` raises. With a cache it has to compile like that of all other calls. Raises
+    DeviceError HC403 without g++, HC404 where TVM finds no CUDA driver to load (an emulated one will do),
+    InternalError HC912 where TVM or the linker fails.
     """
     install_vector_functions()
     cache = cache or NoCache()
     fresh: list[int] = []
     gpu, cpu = _split(module)
-    alike = families(dict(cpu)) if many_sizes else tuple(Family(f, {name: ()}) for name, f in cpu)
+    alike = (
+        families(dict(cpu))
+        if many_sizes or len(cpu) > _MANY_FUNCTIONS
+        else tuple(Family(f, {name: ()}) for name, f in cpu)
+    )
     units = [
         _Unit(
             {str(each.function.attrs["global_symbol"]): each.function},
