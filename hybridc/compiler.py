@@ -88,7 +88,14 @@ def _compile(
 
     def build(folder: Path) -> Contents:
         nonlocal library
-        library = generate_code(whole.lowered.module, options.target, folder, progress.kernels, cache)
+        library = generate_code(
+            whole.lowered.module,
+            options.target,
+            folder,
+            progress.kernels,
+            cache,
+            many_sizes=len(buckets) > 1,
+        )
         progress.stage("store")
         return contents_of(models, whole, library, dimensions, buckets if dimensions else ())
 

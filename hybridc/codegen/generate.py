@@ -52,12 +52,23 @@ def generate_code(
     folder: Path,
     progress: Progress = lambda done, total: None,
     cache: Cache | None = None,
+    *,
+    many_sizes: bool = False,
 ) -> BuiltLibrary:
-    """Compile a lowered module to `folder/library.so`, but for what `cache` has of it.
+    """Compile a lowered module, with `many_sizes` that of several buckets, to `folder/library.so`, but for
+    what `cache` has of it.
 
     Raises as `build_library` and `compile_fatbin` do.
     """
     if target.has_gpu:
         preload()  # TVM embeds a CUDA image only where a driver can be loaded, a stub will do
     compile_cuda = partial(compile_fatbin, architectures=target.cuda_architectures)
-    return build_library(module, target, folder, cuda_compile=compile_cuda, progress=progress, cache=cache)
+    return build_library(
+        module,
+        target,
+        folder,
+        cuda_compile=compile_cuda,
+        progress=progress,
+        cache=cache,
+        many_sizes=many_sizes,
+    )

@@ -1,7 +1,8 @@
 """IRModule -> one shared library: CPU code, CUDA image and the runtime's helper.
 
 Each of the CPU's functions becomes an object of its own, so that they are compiled side by side and found in
-the cache one by one. The GPU's functions are compiled together, to one image and the object that launches its
+the cache one by one; where there are buckets of sizes, or hundreds of functions, each family of them does
+(`families.py`). The GPU's functions are compiled together, to one image and the object that launches its
 kernels; so they are found together, or not at all.
 """
 
@@ -26,6 +27,7 @@ from tvm_ffi import libinfo
 
 from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected, printable
+from hybridc.codegen.families import Family, calls_of_members, families
 from hybridc.compile_cache import Cache, NoCache, remembered
 from hybridc.errors import DeviceError, InternalError
 from hybridc.passes.lower.lower import cuda_target, llvm_target
@@ -38,6 +40,10 @@ CudaCompile = Callable[[str], bytes]
 
 Progress = Callable[[int, int], None]
 """Called with (kernels compiled so far, kernels in all)."""
+
+_MANY_FUNCTIONS = 100
+"""More than so many are mostly those of a loop's trips, such as slices at other places; other networks have
+some tens, each of which is compiled for its own numbers."""
 
 HELPER_SOURCE = Path(__file__).parent.parent / "runtime" / "native" / "helper.cc"
 
@@ -86,6 +92,8 @@ class _Unit:
 
     functions: Mapping[str, tirx.PrimFunc]
     compile: Callable[[Mapping[str, tirx.PrimFunc]], _Code]
+    count: int
+    """How many functions of the library they are."""
 
 
 def build_library(
@@ -96,25 +104,39 @@ def build_library(
     cuda_compile: CudaCompile | None = None,
     progress: Progress = lambda done, total: None,
     cache: Cache | None = None,
+    many_sizes: bool = False,
 ) -> BuiltLibrary:
     """Compile a lowered module to `directory/library.so`, but for what `cache` has of it.
 
-    `cuda_compile` is needed where the module has CUDA functions; what it raises is passed on, and so is what
-    `progress` raises. With a cache it has to compile like that of all other calls. Raises DeviceError HC403
-    without g++, HC404 where TVM finds no CUDA driver to load (an emulated one will do), InternalError HC912
-    where TVM or the linker fails.
+    With `many_sizes`, or more than a hundred functions of the CPU, those that differ in nothing but numbers
+    are compiled once. `cuda_compile` is needed where the module has CUDA functions; what it raises is passed
+    on, and so is what `progress` raises. With a cache it has to compile like that of all other calls. Raises
+    DeviceError HC403 without g++, HC404 where TVM finds no CUDA driver to load (an emulated one will do),
+    InternalError HC912 where TVM or the linker fails.
     """
     install_vector_functions()
     cache = cache or NoCache()
-    fresh: list[str] = []
+    fresh: list[int] = []
     gpu, cpu = _split(module)
-    units = [_Unit({name: function}, partial(_cpu_code, target)) for name, function in cpu]
+    alike = (
+        families(dict(cpu))
+        if many_sizes or len(cpu) > _MANY_FUNCTIONS
+        else tuple(Family(f, {name: ()}) for name, f in cpu)
+    )
+    units = [
+        _Unit(
+            {str(each.function.attrs["global_symbol"]): each.function},
+            partial(_cpu_code, target),
+            len(each.members),
+        )
+        for each in alike
+    ]
     if gpu:
-        units.insert(0, _Unit(dict(gpu), partial(_gpu_code, target, cuda_compile)))
+        units.insert(0, _Unit(dict(gpu), partial(_gpu_code, target, cuda_compile), len(gpu)))
 
     def code_of(unit: _Unit) -> _Code:
         def compile_now() -> _Code:
-            fresh.extend(unit.functions)
+            fresh.append(unit.count)
             return unit.compile(unit.functions)
 
         content = map(tvm.ir.save_json, unit.functions.values())
@@ -123,20 +145,21 @@ def build_library(
     path, start = directory / "library.so", time.perf_counter()
     with _workers() as pool:
         helper = pool.submit(_helper_object, cache)
+        members = pool.submit(_members_object, alike, cache)
         codes = {pool.submit(code_of, unit): unit for unit in units}
         done, total = 0, len(gpu) + len(cpu)
         progress(done, total)
         for future in as_completed(codes):
             future.result()  # an error at once, not after all the others
-            done += len(codes[future].functions)
+            done += codes[future].count
             progress(done, total)
         made = [future.result() for future in codes]
-        objects = [helper.result(), *(o for code in made for o in code.objects)]
+        objects = [helper.result(), *members.result(), *(o for code in made for o in code.objects)]
     compiled = time.perf_counter()
     _link(objects, path)
     seconds = {"compile": compiled - start, "link": time.perf_counter() - compiled}
     source, image = (made[0].cuda_source, made[0].cuda_image) if gpu else (None, None)
-    return BuiltLibrary(path, source, image, seconds, total, total - len(fresh))
+    return BuiltLibrary(path, source, image, seconds, total, total - sum(fresh))
 
 
 @contextmanager
@@ -164,6 +187,24 @@ def _cpu_code(target: Target, functions: Mapping[str, tirx.PrimFunc]) -> _Code:
         path = folder / "cpu.o"
         _build(functions, llvm_target(target.isa)).write_to_file(str(path))
         return _Code((path.read_bytes(),))
+
+
+def _members_object(alike: Sequence[Family], cache: Cache) -> tuple[bytes, ...]:
+    """The functions that call those of families with their numbers."""
+    source = calls_of_members(alike)
+    if not source:
+        return ()
+    return (remembered(cache, partial(_compiled_members, source), "members", source, _gxx("--version")),)
+
+
+def _compiled_members(source: str) -> bytes:
+    with scratch_folder("hybridc-members-") as folder:
+        path, written = folder / "members.o", folder / "members.c"
+        written.write_text(source)
+        folders = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
+        includes = [f"-I{folder}" for folder in folders]
+        _gxx("-c", "-O2", "-xc", "-fPIC", *includes, str(written), "-o", str(path))
+        return path.read_bytes()
 
 
 def _gpu_code(

@@ -20,7 +20,7 @@ from hybridc.checks import CHECKS
 from hybridc.schedules.rule import Scheduled
 from hybridc.schedules.safety.fed import is_zero
 from hybridc.schedules.safety.insert import CheckInserter
-from hybridc.schedules.safety.statements import Rebuilder, is_conditional, is_prefetch, remade, variables
+from hybridc.schedules.safety.statements import Rebuilder, is_conditional, is_prefetch, remade
 from hybridc.schedules.shapes import index_shape, shape_of
 
 _TO_LOOPS = Sequential(
@@ -121,13 +121,11 @@ def _follows_data(function: tirx.PrimFunc) -> bool:
 
 def _comes_from(expr: ir.Expr, data: set[ir.Var]) -> bool:
     """Whether an expression reads memory or one of these variables."""
-    return bool(_loads(expr)) or bool(data & variables(expr))
-
-
-def _loads(expr: ir.Expr) -> list[ir.TensorLoad]:
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(expr, (ir.TensorLoad, found.append))
-    return found
+    if isinstance(expr, tirx.IntImm):  # most divisors, and many indices
+        return False
+    read: list[ir.Expr] = []
+    tvm_ffi.structural_walk(expr, ((ir.Var, ir.TensorLoad), read.append))
+    return any(isinstance(each, ir.TensorLoad) or each in data for each in read)
 
 
 def _is_integer(expr: ir.Expr) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 import hybridc
@@ -97,3 +98,25 @@ def test_half_the_memory_of_a_gpu_is_enough(scripted: onnx.ModelProto, tmp_path:
             assert held.used_bytes <= (open_artifact(path).plan.budget_bytes or 0)
     finally:
         emulator.reset()
+
+
+@pytest.mark.slow
+def test_trips_that_slice_at_other_places_agree(tmp_path: Path) -> None:
+    """So many that their functions are compiled by families."""
+    trips = 110
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[4] x, float[{trips}, 4] z) => (float[4] y) {{
+            y = Scan<num_scan_inputs = 1, body = b (float[4] s, float[4] c) => (float[4] t) {{
+                a = Add(s, c)
+                t = Tanh(a)
+            }}>(x, z)
+        }}"""
+    model = onnx.parser.parse_model(text)
+    hybridc.compile(model, tmp_path / "model.hyb", target="avx2", cache=False)
+    dice = np.random.default_rng(0)
+    fed = {name: dice.standard_normal(s).astype(np.float32) for name, s in (("x", 4), ("z", (trips, 4)))}
+    with hybridc.load(tmp_path / "model.hyb") as session:
+        [found] = session.run(None, fed)
+    [wanted] = exact_session(model).run(None, fed)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert b"_family" in (tmp_path / "model.hyb" / "library.so").read_bytes()
