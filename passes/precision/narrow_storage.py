@@ -119,7 +119,8 @@ class _Writer:
             for tensor in _results(call)
             if tensor in narrow and tensor not in outputs | multiplied and 2 * nbytes[tensor] <= SMALL_BYTES
         }
-        return affordable([*touched, outputs], [*map(self._weight_bytes, self.calls), 0], nbytes, added)
+        computed = outputs & types.keys()  # one may be a weight
+        return affordable([*touched, computed], [*map(self._weight_bytes, self.calls), 0], nbytes, added)
 
     def _multiplied(self, call: relax.VarBinding, narrow: Mapping[Tensor, str]) -> Set[Tensor]:
         """What tensor cores multiply."""

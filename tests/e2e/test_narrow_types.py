@@ -154,3 +154,17 @@ def test_feeds_have_the_type_of_the_file(tmp_path: Path) -> None:
     assert y.tolist() == [-8, 7, -1]
     with pytest.raises(UsageError, match="HC553"):
         run(model, {"x": x.astype(np.int8)}, "avx2", tmp_path / "refused")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("name", "code"), [("float16", 10), ("bfloat16", 16)])
+def test_an_output_may_be_known_when_compiling(name: str, code: int, target: str, tmp_path: Path) -> None:
+    text = f"""g ({name}[3] x) => ({name}[3] y, {name}[2] c) {{
+        y = Relu(x)
+        k = Constant <value_floats = [1.0, 3.0]>()
+        c = Cast <to = {code}>(k)
+    }}"""
+    x = np.array([-1, 0, 2], dtype_of(name.upper()))
+    y, c = run(parsed(text, 22), {"x": x}, target, tmp_path)
+    assert y.dtype == c.dtype == x.dtype
+    assert y.tolist() == [0, 0, 2] and c.tolist() == [1, 3]
