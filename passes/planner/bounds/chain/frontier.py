@@ -38,10 +38,12 @@ class Grid:
         """F, or a little less, where asked for; infinite beyond the grid. Requires: not negative."""
         place = np.minimum(ahead_us / self.step_us, self.last)
         left = np.minimum(place.astype(np.intp), self.last - 1)
-        short_us = (left + 1 - place) * self.step_us
+        is_between, short_us = place > left, (left + 1 - place) * self.step_us
         left += self.first
         values = frontier.ravel()
-        found = np.maximum(values.take(left), values.take(left + 1) - short_us)
+        found = values.take(left)
+        # at a point nothing is rounded, and the next one may be infinite
+        found = np.where(is_between, np.maximum(found, values.take(left + 1) - short_us), found)
         found[ahead_us > self.most_us * (1 + 1e-9) + 1e-9] = math.inf
         return found
 

@@ -57,6 +57,16 @@ def test_a_kernel_is_not_run_on_both_devices_in_part() -> None:
     assert found == pytest.approx(fastest_us, rel=0.05)
 
 
+def test_nothing_to_copy_ahead_is_no_obstacle() -> None:
+    build = ProblemBuilder()
+    first = build.kernel(size=1, gpu_us=math.inf, cpu_us=3)
+    last = build.kernel(first, size=1, gpu_us=1, cpu_us=7)
+    problem = build.problem(100, wanted=(last,))
+    on_gpu = simulate(problem, Decisions((True, False), (False,) * len(problem.gaps)))
+    assert on_gpu.feasible
+    assert 3 < chain_time_bound_us(problem) <= on_gpu.makespan_us
+
+
 def test_few_points_cost_little_over_many_kernels() -> None:
     # they cover what is left beside resident weights only, so that roundings of each kernel stay small
     problem = weighty_chain(330, (10,) * 60, gpu_us=7, cpu_us=31)
