@@ -309,6 +309,8 @@ def _resize(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
     )
     halo = 0 if exact else RESIZE_HALO[str(attrs.method)]
     first, last = max(begin // factor - halo, 0), min(-(-end // factor) + halo, source[axis])
+    if halo and str(attrs.rounding_method) == "round":
+        first -= first % 2  # ties go to the even index, which an odd shift would make an odd one
     rows = (last - first) * factor
     size = [rows if a == axis else shape[a] for a in (2, 3)]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from tvm import relax
@@ -129,17 +130,31 @@ def test_a_share_of_a_slice_is_that_part_of_it(data: st.DataObject) -> None:
     check_a_share(data, net, any_slice(data.draw, net))
 
 
+@pytest.mark.parametrize("begin", range(9))
+def test_ties_of_a_resize_are_those_of_the_whole_image(begin: int) -> None:
+    net = Network(1, 4, 5, 5)
+    how = {"coordinate_transformation_mode": "asymmetric", "rounding_method": "round"}
+    expr = relax.op.image.resize2d(net.x, (5, 10), method="nearest_neighbor", **how)
+    assert check_part(net, expr, 3, begin, min(begin + 2, 10))
+
+
 def check_a_share(data: st.DataObject, net: Network, expr: relax.Expr) -> None:
     """Some indices of the result are what the rule makes of its slices of the operands."""
+    shape = tensor_shape(relax.BlockBuilder().normalize(expr))
+    axis = pick(data.draw, 0, len(shape) - 1)
+    begin = pick(data.draw, 0, shape[axis] - 1)
+    if not check_part(net, expr, axis, begin, pick(data.draw, begin + 1, shape[axis])):
+        reject()
+
+
+def check_part(net: Network, expr: relax.Expr, axis: int, begin: int, end: int) -> bool:
+    """Whether there is a rule for indices of the result; what it makes must be right."""
     whole = net.emit(expr)
     operation = operation_of(relax.BlockBuilder().normalize(expr))
     assert operation is not None
-    axis = pick(data.draw, 0, len(operation.shape) - 1)
-    begin = pick(data.draw, 0, operation.shape[axis] - 1)
-    end = pick(data.draw, begin + 1, operation.shape[axis])
     rule = slice_of(operation, axis, begin, end)
     if rule is None:
-        reject()
+        return False
     x = drawn(99, *tensor_shape(net.x))
     operands, parts = [], []
     for operand, sliced in zip(operation.operands, rule.slices, strict=True):
@@ -152,6 +167,7 @@ def check_a_share(data: st.DataObject, net: Network, expr: relax.Expr) -> None:
     program = net.program(whole, net.emit(rule.make(operands, net.emit)))
     expected, got = run_llvm(program.module, x, *parts, *program.weights.values())
     np.testing.assert_allclose(got, np.take(expected, range(begin, end), axis), rtol=1e-4, atol=1e-5)
+    return True
 
 
 @random_examples(12)
