@@ -33,6 +33,7 @@ def regret(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_a_row_for_each_share_and_machine_and_the_same_again(regret: Any) -> None:
     graph, nominal = bert(1), load_machine("laptop-4gb")
     network = SimpleNamespace(

@@ -90,6 +90,7 @@ def test_measured_times_decide_whether_a_network_is_tiled(unet: ImportedNetwork)
     assert measured.graphs != (predicted.whole.graph,)
 
 
+@pytest.mark.slow
 def test_functions_that_tilings_share_are_measured_once(unet: ImportedNetwork) -> None:
     asked: list[str] = []
 

@@ -199,7 +199,10 @@ def test_static(tmp_path: Path, network: str, form: str, per_channel: bool, is_o
 
 @pytest.mark.parametrize(
     ("network", "signed"),
-    [pytest.param("convolutions", False, marks=pytest.mark.slow), ("transformer", True)],
+    [
+        pytest.param("convolutions", False, marks=pytest.mark.slow),
+        pytest.param("transformer", True, marks=pytest.mark.slow),
+    ],
 )
 def test_static_on_tensor_cores(tmp_path: Path, network: str, signed: bool) -> None:
     model = statically(NETWORKS[network](), tmp_path, "QDQ", per_channel=True, signed=signed)
