@@ -13,7 +13,7 @@ FAMILIES = {
     "attention": "transformers over 1,000 to 2,000 positions",
     "speech": "speech encoders",
     "depthwise": "7x7 depthwise convolutions, layer norm, GELU",
-    "quantized": "int8 networks (VNNI, `--precision int8`)",
+    "quantized": "int8 networks (`--precision int8`; for `avx512` by VNNI)",
     "operators": "single operators: products, convolutions, attention, TopK, prefix sums, layer norm",
 }
 """What `benchmarks/cpu.py --drawn` draws, for readers."""
@@ -22,7 +22,7 @@ FAMILIES = {
 def drawn_tables() -> list[str]:
     """A row for each family and instruction set that was measured."""
     lines = []
-    for isa in ("avx512", "avx2"):
+    for isa in ("amx", "avx512", "avx2"):
         for family, what in FAMILIES.items():
             if not (RESULTS / f"cpu_{isa}_{family}.json").exists():
                 continue
@@ -41,8 +41,9 @@ def drawn_tables() -> list[str]:
         "|---" * 7 + "|",
     ]
     words = (
-        "Networks of random sizes, two threads, against the faster peer (for `avx2` OpenVINO is held to "
-        "AVX2; ONNX Runtime, which cannot be, is a peer only on a processor without AVX-512):"
+        "Networks of random sizes, two threads, against the faster peer (OpenVINO is held to the target's "
+        "instructions; ONNX Runtime, which cannot be, is a peer for `avx2` only on a processor without "
+        "AVX-512):"
     )
     return [words, "\n".join([*head, *lines])]
 
