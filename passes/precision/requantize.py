@@ -274,9 +274,7 @@ def _quantized(state: _State, old: _Old, binding: relax.VarBinding) -> bool:
         return False
     found, dtype = _scalar(state, call), tensor_dtype(binding.var)
     value = state.affine[call.args[0]]
-    if found is None or dtype not in BYTES or not _has_product(value):
-        return False
-    if len(value.terms) > 1:
+    if found is None or dtype not in BYTES or len(value.terms) > 1 or not _has_product(value):
         return False
     scale, zero = found
     whole = state.emit(relax.op.round(state.written(value.times(np.array(1 / scale)))), "rounded")

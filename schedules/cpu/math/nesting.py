@@ -20,7 +20,8 @@ from hybridc.schedules.safety.statements import is_conditional, sequence
 def without_nesting(function: tirx.PrimFunc, operators: Collection[str]) -> tirx.PrimFunc:
     """The function with the arguments of `operators` in buffers of one vector, where these have some inside.
 
-    An argument that is written twice is computed once. What only a branch computes stays there.
+    An argument that is written twice is computed once. What only a branch computes, or reads a name of its
+    expression, stays there.
     """
     around: list[_Lanes] = []
 
@@ -77,7 +78,9 @@ def _apart(value: ir.Expr, operators: Collection[str], lanes: _Lanes) -> tuple[l
             return made
         return ir.Call(made.op, [argument(a) for a in made.args], attrs=made.attrs, ret_ty=made.ty)
 
-    return stores, cast("ir.Expr", tvm_ffi.structural_mutate(value, ((ir.Call, call),)))
+    return stores, cast(
+        "ir.Expr", tvm_ffi.structural_mutate(value, ((ir.Call, call), (tirx.Let, lambda let, _: let)))
+    )
 
 
 def _has_any(value: ir.Expr, operators: Collection[str]) -> bool:

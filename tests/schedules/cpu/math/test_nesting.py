@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 import tvm_ffi
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.script import tirx as T
 
 from hybridc.schedules.cpu.math.intrinsics import OPERATORS
 from hybridc.schedules.cpu.math.nesting import without_nesting
+from hybridc.schedules.rule import Scheduled
 from tests.schedules.cpu.conftest import Harness, scaled_error
 
 
@@ -64,3 +65,18 @@ def test_what_only_a_branch_computes_stays_in_it() -> None:
             y[i] = T.if_then_else(i < 5, T.exp(T.exp(x[i])), T.float32(0))
 
     assert without_nesting(function, OPERATORS).same_as(function)
+
+
+def test_a_name_in_an_expression_is_not_read_before_it(harness: Harness) -> None:
+    x, y = (tirx.decl_buffer((8,), "float32") for _ in range(2))
+    i, name = tirx.Var("i", "int32"), tirx.Var("t", "float32")
+    named = tirx.Let(name, tirx.exp(tirx.BufferLoad(x, [i])), tirx.tanh(tirx.exp(name)) + name)
+    store = tirx.BufferStore(y, tirx.erf(named), [i])
+    zero, eight = tirx.const(0, "int32"), tirx.const(8, "int32")
+    function = tirx.PrimFunc([x, y], tirx.For(i, zero, eight, tirx.ForKind.VECTORIZED, store))
+    made = without_nesting(function, OPERATORS)
+    assert not made.same_as(function)
+    values = np.linspace(-2, 0, 8, dtype="f4")
+    (result,) = harness.run(function, Scheduled(made, "test"), [values])
+    power = np.exp(values.astype("f8"))
+    assert scaled_error(result, np.vectorize(math.erf)(np.tanh(np.exp(power)) + power)) <= 1e-5
