@@ -25,6 +25,7 @@ from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.buckets import after, joined, weights_of, with_budgets, with_shared_effort
 from hybridc.passes.fuse.fuse import refused_operators
 from hybridc.passes.import_model import import_model, open_dimensions_of
+from hybridc.passes.instruction_sets import beside, together
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.watch import Standing, Watch
 from hybridc.passes.program.prim_funcs import NO_KERNEL
@@ -62,28 +63,36 @@ def _compile(
     watch = Stopwatch(progress)
     dimensions = open_dimensions_of(source, options)
     buckets = divided([each.sizes for each in dimensions])
-    options = with_shared_effort(options, len(buckets))
-    tuner = tuner_of(options, watch.progress)
-    models: list[ImportedModel] = []
-    networks: list[LoweredNetwork] = []
-    each = options
-    for bucket in reversed(buckets):  # of the largest sizes first: percentages are of what they need
-        with watch("import"):
-            model, network = import_model(
-                source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
-            )
-        network = with_measurements(after(network, networks), watch.progress, chooser=tuner)
-        if options.plan_timeout is not None:
-            network = _watched(network, watch.progress)
-        with watch("passes"):
-            made = run_stages(network, watch.progress, stop_after=each.stop_after, dump_ir=each.dump_ir)
-        if path is None:  # stopped
-            return Compiled.of(made, None, watch.seconds, tuner.chosen if tuner else {})
-        each = with_budgets(replace(options, dump_ir=None), made)
-        models.insert(0, model)
-        networks.insert(0, made)
+    targets = options.target.of_each if path is not None else (options.target,)
+    options = with_shared_effort(options, len(buckets) * len(targets))
+    sets: list[list[LoweredNetwork]] = []  # one for each CPU instruction set
+    for target in targets:
+        each = replace(options, target=target)
+        if sets:
+            each = with_budgets(replace(each, dump_ir=None), sets[0][-1])
+        tuner = tuner_of(each, watch.progress)
+        models: list[ImportedModel] = []
+        networks: list[LoweredNetwork] = []
+        for bucket in reversed(buckets):  # of the largest sizes first: percentages are of what they need
+            with watch("import"):
+                model, network = import_model(
+                    source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
+                )
+            network = after(network, networks) if networks else beside(network, sets)
+            network = with_measurements(network, watch.progress, chooser=tuner)
+            if options.plan_timeout is not None:
+                network = _watched(network, watch.progress)
+            with watch("passes"):
+                made = run_stages(network, watch.progress, stop_after=each.stop_after, dump_ir=each.dump_ir)
+            if path is None:  # stopped
+                return Compiled.of(made, None, watch.seconds, tuner.chosen if tuner else {})
+            each = with_budgets(replace(each, dump_ir=None), made)
+            models.insert(0, model)
+            networks.insert(0, made)
+        sets.append(networks)
     assert path is not None
-    whole = joined(networks) if dimensions else networks[0]
+    every = together(sets)
+    whole = joined(every, options.target) if len(every) > 1 or dimensions else networks[0]
     library = None
 
     def build(folder: Path) -> Contents:
@@ -101,7 +110,7 @@ def _compile(
 
     check_host_memory(whole.graphs, whole.plans, options.host_memory_bytes)
     with watch("code"):
-        store(path, weights_of(networks), build)
+        store(path, weights_of(every), build)
     compiled = Compiled.of(networks[-1], path, watch.seconds, tuner.chosen if tuner else {})
     compiled = replace(compiled, buckets=BucketPlans.of_all(dimensions, buckets, networks))
     if library is None:

@@ -460,7 +460,8 @@ class CompileOptions:
                 raise UsageError("HC512", what, remedy="give 1 trip, or more")
         if self.threads is not None:
             check_threads(self.threads)
-        check_precision(self.precision, self.rounding_error, self.target)
+        for target in self.target.of_each:
+            check_precision(self.precision, self.rounding_error, target)
         if self.tune_seconds is not None:
             check_seconds(self.tune_seconds)
         check_seconds(self.plan_seconds, "planning")
@@ -470,12 +471,12 @@ class CompileOptions:
             raise UsageError(
                 "HC515",
                 f"--pin is given, but the target {self.target} has no GPU",
-                remedy=f"compile for --target cuda+{self.target.isa.name}",
+                remedy=f"compile for --target cuda+{self.target.cpu}",
             )
         if self.gpu_memory and not self.target.has_gpu:
             budgets = ",".join(map(str, self.gpu_memory))
             raise UsageError(
                 "HC515",
                 f"--gpu-memory {budgets} is given, but the target {self.target} has no GPU",
-                remedy=f"compile for --target cuda+{self.target.isa.name}",
+                remedy=f"compile for --target cuda+{self.target.cpu}",
             )

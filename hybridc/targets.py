@@ -1,4 +1,4 @@
-"""Targets: `[cuda[:ARCH,...]+]ISA`, for example `cuda+avx2`, `cuda:sm_86,sm_90+avx512`, `avx2`."""
+"""Targets: `[cuda[:ARCH,...]+]ISA[,ISA...]`, for example `cuda+avx2`, `cuda:sm_86+avx512`, `avx2,avx512`."""
 
 from __future__ import annotations
 
@@ -169,21 +169,34 @@ def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What code is made for: the CUDA architectures, if any, and the CPU's ISA."""
+    """What code is made for: the CUDA architectures, if any, and the CPU's instruction sets."""
 
     cuda_architectures: tuple[str, ...]
     isa: Isa
+    """Of several the richest."""
+    poorer: tuple[Isa, ...] = ()
+    """Others that an artifact has code for as well, in the order of `ISAS`: one is chosen at load."""
 
     @property
     def has_gpu(self) -> bool:
         return bool(self.cuda_architectures)
 
+    @property
+    def of_each(self) -> tuple[Target, ...]:
+        """One for each instruction set, the richest last."""
+        return tuple(Target(self.cuda_architectures, isa) for isa in (*self.poorer, self.isa))
+
+    @property
+    def cpu(self) -> str:
+        """The part of its name that says for which CPUs."""
+        return ",".join(isa.name for isa in (*self.poorer, self.isa))
+
     def __str__(self) -> str:
         if not self.has_gpu:
-            return self.isa.name
+            return self.cpu
         if self.cuda_architectures == DEFAULT_ARCHITECTURES:
-            return f"cuda+{self.isa.name}"
-        return f"cuda:{','.join(self.cuda_architectures)}+{self.isa.name}"
+            return f"cuda+{self.cpu}"
+        return f"cuda:{','.join(self.cuda_architectures)}+{self.cpu}"
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -226,7 +239,7 @@ def native_isa() -> Isa:
 
 
 def parse_target(text: str) -> Target:
-    """Read `[cuda[:ARCH,...]+]ISA`. Raises UsageError HC501 naming what is wrong."""
+    """Read `[cuda[:ARCH,...]+]ISA[,ISA...]`. Raises UsageError HC501 naming what is wrong."""
 
     def refuse(what: str, word: str = "") -> UsageError:
         offered = [*(name for name, isa in ISAS.items() if not isa.is_emulated), "native"]
@@ -236,7 +249,8 @@ def parse_target(text: str) -> Target:
             "HC501",
             what,
             where=f"target {text!r}",
-            remedy=f"{hint}write [cuda[:sm_75,sm_90]+]ISA with ISA one of {', '.join(offered)}",
+            remedy=f"{hint}write [cuda[:sm_75,sm_90]+]ISA with ISA one of {', '.join(offered)}, or several"
+            " with commas between them",
         )
 
     gpu_text, plus, isa_text = str(text).rpartition("+")
@@ -249,10 +263,10 @@ def parse_target(text: str) -> Target:
         for arch in architectures:
             if not is_architecture(arch):
                 raise refuse(f"unknown CUDA architecture {arch!r}")
-    if isa_text == "native":
-        return Target(architectures, native_isa())
-    if isa_text not in ISAS:
-        if isa_text == "cuda":
+    names = {native_isa().name if name == "native" else name for name in isa_text.split(",")}
+    for name in sorted(names - ISAS.keys()):
+        if name == "cuda":
             raise refuse("a target needs a CPU instruction set as well")
-        raise refuse(f"unknown instruction set {isa_text!r}", isa_text)
-    return Target(architectures, ISAS[isa_text])
+        raise refuse(f"unknown instruction set {name!r}", name)
+    *poorer, richest = (isa for name, isa in ISAS.items() if name in names)
+    return Target(architectures, richest, tuple(poorer))

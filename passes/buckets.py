@@ -11,6 +11,7 @@ import numpy as np
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.lower.lower import lower
 from hybridc.passes.phases import ImportedNetwork, LoweredNetwork, PlannedNetwork, TiledNetwork
+from hybridc.targets import Target
 
 
 def after(network: ImportedNetwork, larger: Sequence[PlannedNetwork]) -> ImportedNetwork:
@@ -60,17 +61,18 @@ def with_budgets(options: CompileOptions, network: TiledNetwork) -> CompileOptio
     return replace(options, gpu_memory=budgets) if options.gpu_memory else options
 
 
-def joined(networks: Sequence[PlannedNetwork]) -> LoweredNetwork:
-    """The plans of all buckets, with one module of their functions.
+def joined(networks: Sequence[PlannedNetwork], target: Target) -> LoweredNetwork:
+    """The plans of all buckets and instruction sets, with one module of their functions for the target.
 
-    Requires: each network began with the library of the one behind it. Ensures: `whole` is that of the last,
-    with the functions of all.
+    Requires: the library of the first network has the functions of all. Ensures: `whole` is that of the last,
+    with these functions.
     """
     *_, last = networks
     library = replace(networks[0].library, weights=last.library.weights)
-    whole = replace(last.whole, library=library)
+    job = replace(last.job, options=replace(last.job.options, target=target))
+    whole = replace(last.whole, job=job, library=library)
     chosen = tuple(chain.from_iterable(network.chosen for network in networks))
     plans = tuple(chain.from_iterable(network.plans for network in networks))
     graphs = [tiling.graph for tiling in chosen]
-    lowered = lower(graphs, plans, library.scheduled, last.job.options.target)
+    lowered = lower(graphs, plans, library.scheduled, target)
     return LoweredNetwork(whole, last.tilings, last.all_gpu_peak_bytes, chosen, plans, last.planning, lowered)

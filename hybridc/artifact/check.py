@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from hybridc.artifact.manifest import (
     WEIGHT_ALIGNMENT_BYTES,
@@ -70,17 +71,25 @@ def check_agreement(manifest: Manifest, graphs: tuple[Graph, ...], plans: tuple[
             raise ValueError("a plan is for a bucket that there is not")
         _check_ports(interfaces[stored.bucket], graph)
         _check_stored_plan(stored, graph, plan)
-    _check_budgets([stored.bucket for stored in manifest.plans], plans, len(interfaces))
+    if not manifest.instruction_sets:
+        raise ValueError("there is no instruction set")
+    places = list(product(range(len(manifest.instruction_sets)), range(len(interfaces))))
+    _check_budgets([(stored.instruction_set, stored.bucket) for stored in manifest.plans], plans, places)
 
 
-def _check_budgets(buckets: Sequence[int], plans: tuple[Plan, ...], count: int) -> None:
-    """Plans are listed by buckets, and those of each have the same increasing budgets."""
+Place = tuple[int, int]
+"""Positions of an instruction set and of a bucket."""
+
+
+def _check_budgets(found: Sequence[Place], plans: tuple[Plan, ...], places: Sequence[Place]) -> None:
+    """Plans are listed by instruction sets, then by buckets, and those of each have the same increasing
+    budgets."""
     budgets = [plan.budget_bytes or 0 for plan in plans]
-    of_each = len(plans) // count
+    of_each = len(plans) // len(places)
     first = budgets[:of_each]
-    if list(buckets) != [bucket for bucket in range(count) for _ in range(of_each)]:
-        raise ValueError("the plans are not listed bucket by bucket")
-    if not first or first != sorted(set(first)) or budgets != first * count:
+    if list(found) != [place for place in places for _ in range(of_each)]:
+        raise ValueError("the plans are not listed by instruction sets and buckets")
+    if not first or first != sorted(set(first)) or budgets != first * len(places):
         raise ValueError("the plans must be for increasing budgets")
 
 

@@ -117,6 +117,26 @@ class Artifact:
         """What the graph of the chosen plan takes and gives."""
         return self.manifest.interfaces[self.stored_plan.bucket]
 
+    def for_instruction_set(self, position: int) -> Artifact:
+        """With the plans of one of its instruction sets, of which it then has no other."""
+        manifest = self.manifest
+        kept = [number for number, plan in enumerate(manifest.plans) if plan.instruction_set == position]
+        chosen = manifest.instruction_sets[position]
+        gpu, plus, _ = manifest.target.rpartition("+")
+        restricted = replace(
+            manifest,
+            target=f"{gpu}{plus}{chosen.name}",
+            instruction_sets=(chosen,),
+            plans=tuple(replace(manifest.plans[number], instruction_set=0) for number in kept),
+        )
+        return replace(
+            self,
+            manifest=restricted,
+            graphs=tuple(self.graphs[number] for number in kept),
+            plans=tuple(self.plans[number] for number in kept),
+            number=len(kept) - 1,
+        )
+
     def in_buckets(self) -> tuple[Artifact, ...]:
         """With the plan for the chosen budget in each bucket of sizes: one, unless dimensions are open."""
         of_each = self._budget_count
@@ -201,12 +221,15 @@ def open_artifact(
     *,
     check_weights: bool = True,
     check_host: bool = True,
+    every_instruction_set: bool = False,
     trusted_keys: Sequence[str | Path] | None = None,
 ) -> Artifact:
     """Read and check an artifact.
 
     `check_weights=False` skips the hash of weights.bin, whose size is checked all the same.
-    `check_host=False` lets it be inspected where it cannot run. With `trusted_keys`, files with ed25519
+    `check_host=False` lets it be inspected where it cannot run. Of several instruction sets the artifact has
+    the plans of the richest that this processor has, of the poorest if it has none; with
+    `every_instruction_set` those of all, and cannot be run. With `trusted_keys`, files with ed25519
     public keys, an owner of one of them must have signed it.
 
     Every file is opened once, and what is checked is what is used: an artifact that is replaced meanwhile is
@@ -221,7 +244,8 @@ def open_artifact(
     for _ in range(_ATTEMPTS):
         with _folder(Path(path)) as folder:
             try:
-                return _open(folder, trusted_keys, check_weights=check_weights, check_host=check_host)
+                found = _open(folder, trusted_keys, check_weights=check_weights, check_host=check_host)
+                return found if every_instruction_set else found.for_instruction_set(_chosen(found.manifest))
             except HybridcError as error:
                 drop_locals(error)  # files among them
                 if not isinstance(error, ArtifactError) or not folder.is_replaced():
@@ -410,10 +434,18 @@ def _check_names(where: Path, manifest: Manifest) -> None:
         raise _malformed(where, ValueError(f"the files are {', '.join(names) or 'none'}"))
 
 
+def _chosen(manifest: Manifest) -> int:
+    """Position of the richest instruction set that this processor has, of the poorest if it has none."""
+    present = cpu_flags()
+    runs = [number for number, each in enumerate(manifest.instruction_sets) if present >= {*each.cpu_flags}]
+    return runs[-1] if runs else 0
+
+
 def _check_processor(folder: Path, manifest: Manifest) -> None:
     present = cpu_flags()
-    missing = [flag for flag in manifest.cpu_flags if flag not in present]
-    if missing:
+    of_each = [[f for f in each.cpu_flags if f not in present] for each in manifest.instruction_sets]
+    if of_each and all(of_each):
+        missing, *_ = of_each
         what = f"this processor lacks {', '.join(missing)}, which target {manifest.target} needs"
         remedy = "compile for --target avx2, or for native on this machine"
         raise DeviceError("HC401", what, where=str(folder), remedy=remedy)

@@ -31,7 +31,7 @@ from hybridc.sizes import Interval
 from hybridc.targets import is_architecture
 
 FORMAT = "hybridc-artifact"
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 MANIFEST = "manifest.json"
 TRAINING_MANIFEST = "training.json"
 """Of a folder that holds several artifacts, those of a training step."""
@@ -151,6 +151,8 @@ class StoredPlan:
     """Devices that the user gave kernels of the plan's graph."""
     bucket: int = 0
     """Which of `Manifest.interfaces` it is for."""
+    instruction_set: int = 0
+    """Which of `Manifest.instruction_sets` it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +165,22 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """What the CPU's code of some plans is made for."""
+
+    name: str
+    cpu_flags: tuple[str, ...]
+    """Flags of /proc/cpuinfo that a processor must have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything but plans, code and weights."""
 
     versions: Versions
     target: str
-    cpu_flags: tuple[str, ...]
+    instruction_sets: tuple[InstructionSet, ...]
+    """Of the CPU, the richest last: one, or several with plans for each."""
     cuda_architectures: tuple[str, ...]
     threads: int | None
     inputs: tuple[Port, ...]
@@ -192,6 +204,11 @@ class Manifest:
     buckets: tuple[Interface, ...] = ()
     """If there are open dimensions: one for each bucket of sizes, that of the largest sizes, whose `inputs`,
     `outputs` and `counts` stand above, last."""
+
+    @property
+    def cpu_flags(self) -> tuple[str, ...]:
+        """Flags of /proc/cpuinfo that the richest instruction set needs."""
+        return self.instruction_sets[-1].cpu_flags
 
     @property
     def interfaces(self) -> tuple[Interface, ...]:
@@ -229,7 +246,7 @@ def manifest_from_json(data: Any) -> Manifest:
     return Manifest(
         versions=member(data, "versions", _versions),
         target=member(data, "target", text),
-        cpu_flags=member(data, "cpu_flags", each(text)),
+        instruction_sets=member(data, "instruction_sets", each(_instruction_set)),
         cuda_architectures=member(data, "cuda_architectures", each(_architecture)),
         threads=member(data, "threads", optional(count)),
         inputs=member(data, "inputs", each(_port)),
@@ -272,6 +289,10 @@ def _interval(data: Any) -> Interval:
 
 def _versions(data: Any) -> Versions:
     return Versions(*(member(data, key, text) for key in ("hybridc", "tvm", "tvm_ffi")))
+
+
+def _instruction_set(data: Any) -> InstructionSet:
+    return InstructionSet(member(data, "name", text), member(data, "cpu_flags", each(text)))
 
 
 def _architecture(data: Any) -> str:
@@ -335,6 +356,7 @@ def _plan(data: Any) -> StoredPlan:
         gpu_weights=member(data, "gpu_weights", each(_weight)),
         pins=member(data, "pins", mapping(Device)),
         bucket=member(data, "bucket", size),
+        instruction_set=member(data, "instruction_set", size),
     )
 
 

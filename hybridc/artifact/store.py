@@ -26,6 +26,7 @@ from hybridc.artifact.manifest import (
     PLAN,
     WEIGHT_ALIGNMENT_BYTES,
     WEIGHTS,
+    InstructionSet,
     Interface,
     Manifest,
     OpenDimension,
@@ -81,7 +82,8 @@ class Contents:
     counts: tuple[Port, ...] = ()
     dimensions: tuple[OpenDimension, ...] = ()
     buckets: tuple[Interface, ...] = ()
-    """If there are open dimensions; plans are listed bucket by bucket, as many for each."""
+    """If there are open dimensions; plans are listed by the target's instruction sets, then by buckets, as
+    many for each."""
 
 
 Weights = Mapping[str, np.ndarray]
@@ -93,9 +95,9 @@ def store(
 ) -> Manifest:
     """Write an artifact to `path`, replacing an older one there.
 
-    `weights` holds the arrays of the graphs' weights as the model has them, if there are buckets of sizes for
-    each bucket; those that are the same array are stored once. `build(folder)` is called with
-    the folder that becomes the artifact, puts the library there, and tells the rest.
+    `weights` holds the arrays of the graphs' weights as the model has them, if there are buckets of sizes or
+    several instruction sets for each of them; those that are the same array are stored once. `build(folder)`
+    is called with the folder that becomes the artifact, puts the library there, and tells the rest.
 
     Raises UsageError HC561 if `path` is something else than an artifact, HC562 if it cannot be written.
     In both cases, and whenever `build` fails, `path` is left as it was.
@@ -105,8 +107,8 @@ def store(
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(f".{destination.name}-", destination.parent) as scratch:
-            of_buckets = (weights,) if isinstance(weights, Mapping) else tuple(weights)
-            manifest = _fill(scratch, build(scratch), of_buckets)
+            of_networks = (weights,) if isinstance(weights, Mapping) else tuple(weights)
+            manifest = _fill(scratch, build(scratch), of_networks)
             scratch.chmod(0o755)
             put_in_place(scratch, destination)
     except OSError as error:
@@ -185,18 +187,21 @@ def _replace(scratch: Path, destination: Path) -> None:
 
 def _fill(folder: Path, contents: Contents, weights: tuple[Weights, ...]) -> Manifest:
     """Write every file but the library, the manifest last."""
-    of_each = len(contents.plans) // len(weights)
-    buckets = [number // of_each for number in range(len(contents.plans))]
+    of_each, bucket_count = len(contents.plans) // len(weights), len(contents.buckets) or 1
+    networks = [number // of_each for number in range(len(contents.plans))]
+    places = [divmod(network, bucket_count) for network in networks]
     _write_json(folder / PLAN, plans_to_json(contents.graphs, contents.plans))
     names = [PLAN, LIBRARY, WEIGHTS]
     if contents.cuda_source is not None:
         (folder / CUDA_SOURCE).write_text(contents.cuda_source)
         names.append(CUDA_SOURCE)
-    offsets = _write_weights(folder / WEIGHTS, contents.lowered, [weights[bucket] for bucket in buckets])
+    offsets = _write_weights(folder / WEIGHTS, contents.lowered, [weights[network] for network in networks])
     manifest = Manifest(
         versions=installed_versions(),
         target=str(contents.target),
-        cpu_flags=contents.target.isa.cpu_flags,
+        instruction_sets=tuple(
+            InstructionSet(target.isa.name, target.isa.cpu_flags) for target in contents.target.of_each
+        ),
         cuda_architectures=contents.target.cuda_architectures,
         threads=contents.threads,
         inputs=contents.inputs,
@@ -210,7 +215,7 @@ def _fill(folder: Path, contents: Contents, weights: tuple[Weights, ...]) -> Man
         ),
         plans=tuple(
             _stored_plan(*parts)
-            for parts in zip(contents.lowered.plans, offsets, contents.pins, buckets, strict=True)
+            for parts in zip(contents.lowered.plans, offsets, contents.pins, places, strict=True)
         ),
         cuda_image_key=contents.cuda_image_key,
         cuda_image_bytes=contents.cuda_image_bytes,
@@ -240,13 +245,15 @@ Offsets = dict[tuple[str, int], int]
 """Where the bytes of each weight and layout begin."""
 
 
-def _stored_plan(binding: Binding, offsets: Offsets, pins: Pins, bucket: int) -> StoredPlan:
+def _stored_plan(binding: Binding, offsets: Offsets, pins: Pins, place: tuple[int, int]) -> StoredPlan:
+    instruction_set, bucket = place
     return StoredPlan(
         host_weights=tuple(_stored(weight, offsets) for weight in binding.host_weights),
         streamed_weights=tuple(_stored(weight, offsets) for weight in binding.streamed_weights),
         gpu_weights=tuple(_stored(r.weight, offsets, r.offset_bytes) for r in binding.resident_weights),
         pins=dict(pins),
         bucket=bucket,
+        instruction_set=instruction_set,
     )
 
 

@@ -13,7 +13,7 @@ from hybridc.runtime.plan_view import bind_plan
 from hybridc.runtime.session import verify_plans
 
 FORMAT = "hybridc-program"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def program_to_json(artifact: Artifact) -> dict[str, Any]:
@@ -46,8 +46,13 @@ def program_to_json(artifact: Artifact) -> dict[str, Any]:
         "tvm": manifest.versions.tvm,
         "tvm_ffi": manifest.versions.tvm_ffi,
         "source": asdict(manifest.source),
-        "target": manifest.target,
-        "cpu_flags": list(manifest.cpu_flags),
+        "instruction_sets": [
+            {
+                "target": artifact.for_instruction_set(number).manifest.target,
+                "cpu_flags": list(each.cpu_flags),
+            }
+            for number, each in enumerate(manifest.instruction_sets)
+        ],
         "cuda_architectures": list(manifest.cuda_architectures),
         "threads": manifest.threads,
         "host_memory_bytes": manifest.host_memory_bytes,
@@ -57,7 +62,7 @@ def program_to_json(artifact: Artifact) -> dict[str, Any]:
         "functions": [asdict(function) for function in manifest.functions],
         "graphs": planned["graphs"],
         "plans": [
-            plan | {"weights": _weights(stored)}
+            plan | {"instruction_set": stored.instruction_set, "weights": _weights(stored)}
             for plan, stored in zip(planned["plans"], manifest.plans, strict=True)
         ],
     }

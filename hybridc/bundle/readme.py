@@ -48,7 +48,10 @@ def readme(artifact: Artifact, files: Iterable[Path]) -> str:
     glibc = ".".join(
         map(str, max(glibc_version(path.read_bytes()) for path in files if path.suffix != ".bin"))
     )
-    needs = [f"glibc {glibc} or newer", f"a processor with {', '.join(manifest.cpu_flags)}"]
+    needs = [
+        f"glibc {glibc} or newer",
+        f"a processor with {', '.join(manifest.instruction_sets[0].cpu_flags)}",
+    ]
     if artifact.has_gpu_code:
         needs.append("an NVIDIA GPU and its driver")
     return _TEXT.format(

@@ -58,7 +58,7 @@ def write_bundle(artifact: str | Path, output: str | Path, *, archive: bool = Fa
     """
     destination = Path(f"{output}.tar.gz") if archive else Path(output)
     _check_destination(destination, archive)
-    opened = open_artifact(artifact, check_host=False)
+    opened = open_artifact(artifact, check_host=False, every_instruction_set=True)
     try:
         check_versions(opened.path, opened.manifest.versions)
         program = program_to_json(opened)

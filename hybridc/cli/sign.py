@@ -46,7 +46,7 @@ def execute(arguments: argparse.Namespace) -> int:
         signed = arguments.artifact / HASHES
     else:
         existing_artifact(arguments.artifact)
-        open_artifact(arguments.artifact, check_host=False).close()
+        open_artifact(arguments.artifact, check_host=False, every_instruction_set=True).close()
         signed = arguments.artifact / MANIFEST
     signature = sign_file(signed, arguments.key)
     if arguments.json:

@@ -30,7 +30,12 @@ def execute(arguments: argparse.Namespace) -> int:
         check_bundle(arguments.artifact, arguments.trust)
     else:
         existing_artifact(arguments.artifact)
-        artifact = open_artifact(arguments.artifact, check_host=False, trusted_keys=arguments.trust)
+        artifact = open_artifact(
+            arguments.artifact,
+            check_host=False,
+            every_instruction_set=True,
+            trusted_keys=arguments.trust,
+        )
         verify_plans(artifact)
         artifact.close()
     if arguments.json:

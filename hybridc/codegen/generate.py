@@ -35,7 +35,7 @@ def check_gpu(target: Target, machine: Machine) -> None:
     what = f"the GPU of the machine profile {machine.name!r}, {gpu}, cannot load code for {names}"
     others = [name for name in machine_names() if _loads(target, load_machine(name))]
     fitting = f" ({', '.join(others)}, or one of your own)" if others else ""
-    add = f"--target cuda:{chip.architecture},{names}+{target.isa.name}"
+    add = f"--target cuda:{chip.architecture},{names}+{target.cpu}"
     raise UsageError(
         "HC503", what, remedy=f"give the --machine that the code is for{fitting}, or write {add}"
     )

@@ -30,7 +30,7 @@ from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.codegen.families import Family, calls_of_members, families
 from hybridc.compile_cache import Cache, NoCache, remembered
 from hybridc.errors import DeviceError, InternalError
-from hybridc.passes.lower.lower import cuda_target, llvm_target
+from hybridc.passes.lower.lower import cuda_target
 from hybridc.schedules.cpu.math.intrinsics import install as install_vector_functions
 from hybridc.scratch import scratch_folder
 from hybridc.targets import Target
@@ -126,7 +126,7 @@ def build_library(
     units = [
         _Unit(
             {str(each.function.attrs["global_symbol"]): each.function},
-            partial(_cpu_code, target),
+            _cpu_code,
             len(each.members),
         )
         for each in alike
@@ -182,10 +182,12 @@ def _split(
     return gpu, cpu
 
 
-def _cpu_code(target: Target, functions: Mapping[str, tirx.PrimFunc]) -> _Code:
+def _cpu_code(functions: Mapping[str, tirx.PrimFunc]) -> _Code:
+    """Of functions for one instruction set."""
+    target, *_ = (function.attrs["target"] for function in functions.values())
     with scratch_folder("hybridc-cpu-") as folder:
         path = folder / "cpu.o"
-        _build(functions, llvm_target(target.isa)).write_to_file(str(path))
+        _build(functions, target).write_to_file(str(path))
         return _Code((path.read_bytes(),))
 
 

@@ -84,8 +84,8 @@ def llvm_target(isa: Isa) -> tvm.target.Target:
 
 
 def cuda_target(target: Target) -> tvm.target.Target:
-    """The CUDA target that kernels were scheduled for, with the LLVM target as host."""
-    return launch.cuda_target(target, host=_llvm_config(target.isa))
+    """The CUDA target that kernels were scheduled for, with the poorest LLVM target as host."""
+    return launch.cuda_target(target, host=_llvm_config(target.of_each[0].isa))
 
 
 def _llvm_config(isa: Isa) -> dict[str, Any]:
@@ -94,14 +94,16 @@ def _llvm_config(isa: Isa) -> dict[str, Any]:
 
 
 def _module(functions: Functions, target: Target) -> tvm.IRModule:
-    """Functions with their names in the library and their targets."""
+    """Functions with their names in the library and their targets, unless they have one already."""
     targets = {Device.CPU: llvm_target(target.isa)}
     if target.has_gpu:
         targets[Device.GPU] = cuda_target(target)
     named = {symbol(*key): (scheduled.function, targets[key[1]]) for key, scheduled in functions.items()}
     return tvm.IRModule(
         {
-            name: function.with_attrs({"target": compiled_for, "global_symbol": name})
+            name: function.with_attrs(
+                {"target": (function.attrs or {}).get("target", compiled_for), "global_symbol": name}
+            )
             for name, (function, compiled_for) in named.items()
         }
     )

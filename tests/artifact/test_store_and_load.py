@@ -454,7 +454,7 @@ def test_file_that_may_not_be_read_is_no_damage(artifact: Path, monkeypatch: pyt
 
 
 def test_processor_without_the_instruction_set_is_refused(artifact: Path) -> None:
-    edit(artifact / "manifest.json", lambda m: m["cpu_flags"].append("avx4096"))
+    edit(artifact / "manifest.json", lambda m: m["instruction_sets"][0]["cpu_flags"].append("avx4096"))
     with pytest.raises(DeviceError, match="avx4096") as caught:
         open_artifact(artifact)
     assert caught.value.code == "HC401"

@@ -81,7 +81,7 @@ def _rename_function(program: Any, name: str) -> None:
         (lambda p: p.update(format="other"), "HC301"),
         (lambda p: p.update(schema_version=1), "HC302"),
         (lambda p: p.update(tvm_ffi="0.0.1"), "HC302"),
-        (lambda p: p.update(cpu_flags=["avx9"]), "HC401"),
+        (lambda p: p["instruction_sets"][0].update(cpu_flags=["avx9"]), "HC401"),
         (lambda p: p.update(plans=[]), "HC303"),
         (lambda p: p.update(plans={}), "HC303"),
         (lambda p: p["inputs"][0].update(shape=[4, -8]), "HC303"),

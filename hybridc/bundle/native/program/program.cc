@@ -11,12 +11,13 @@
 #include "ir/verify.h"
 #include "program/json.h"
 #include "refusal.h"
+#include "system/host.h"
 
 namespace hybridc {
 namespace {
 
 constexpr char kFormat[] = "hybridc-program";
-constexpr int64_t kSchemaVersion = 2;
+constexpr int64_t kSchemaVersion = 3;
 constexpr int64_t kArrayAlignmentBytes = 64;  // what the vector instructions of kernels assume
 constexpr int64_t kLargestCount = int64_t{1} << 32;
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
@@ -137,6 +138,17 @@ std::vector<std::string> ReadTexts(const Json& json) {
   return json.Each([](const Json& text) { return text.Text(); });
 }
 
+// The position of the richest that this processor has, of the poorest if it has none.
+int64_t ChooseInstructionSet(const Json& json, Program& program) {
+  const std::vector<Json> sets = json.Each();
+  if (sets.empty()) json.Refuse("there is none");
+  size_t chosen = sets.size() - 1;
+  while (chosen > 0 && !MissingCpuFlags(ReadTexts(sets[chosen]["cpu_flags"])).empty()) --chosen;
+  program.target = sets[chosen]["target"].Text();
+  program.cpu_flags = ReadTexts(sets[chosen]["cpu_flags"]);
+  return static_cast<int64_t>(chosen);
+}
+
 }  // namespace
 
 bool Program::HasGpuCode() const {
@@ -153,8 +165,7 @@ Program ReadProgram(const std::string& path, const std::string& content, int64_t
   program.hybridc = json["hybridc"].Text();
   program.tvm = json["tvm"].Text();
   program.tvm_ffi = json["tvm_ffi"].Text();
-  program.target = json["target"].Text();
-  program.cpu_flags = ReadTexts(json["cpu_flags"]);
+  const int64_t instruction_set = ChooseInstructionSet(json["instruction_sets"], program);
   program.cuda_architectures = ReadTexts(json["cuda_architectures"]);
   program.threads = json["threads"].IsNull() ? 0 : json["threads"].Whole(1, kLargestCount);
   program.host_memory_bytes = json["host_memory_bytes"].IsNull() ? 0 : json["host_memory_bytes"].Whole(1, kMost);
@@ -164,8 +175,10 @@ Program ReadProgram(const std::string& path, const std::string& content, int64_t
   CheckCuts(json, program);
   const std::vector<ir::Graph> graphs = json["graphs"].Each(ir::ReadGraph);
   const ir::Signatures signatures = ReadSignatures(json["functions"]);
-  program.plans = json["plans"].Each(
-      [&](const Json& plan) { return ReadPlan(plan, program, graphs, signatures, weights_bytes); });
+  for (const Json& plan : json["plans"].Each()) {
+    if (plan["instruction_set"].Whole(0, kLargestCount) != instruction_set) continue;
+    program.plans.push_back(ReadPlan(plan, program, graphs, signatures, weights_bytes));
+  }
   if (program.plans.empty()) json["plans"].Refuse("there is none");
   return program;
 }

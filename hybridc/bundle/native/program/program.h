@@ -94,12 +94,12 @@ struct Source {
 struct Program {
   Source source;
   std::string hybridc, tvm, tvm_ffi;  // versions
-  std::string target;
+  std::string target;  // with the instruction set that was chosen for this processor
   std::vector<std::string> cpu_flags, cuda_architectures;
   int64_t threads;            // 0: all cores
   int64_t host_memory_bytes;  // 0: no limit of its own
   std::vector<Port> inputs, outputs, counts;
-  std::vector<Plan> plans;  // for increasing budgets
+  std::vector<Plan> plans;  // of that instruction set, for increasing budgets
 
   bool HasGpuCode() const;
 };

@@ -326,7 +326,9 @@ void PrintSummary(const Session& session, std::vector<double> seconds, bool is_j
   Check(hybridc_get_memory(session.get(), &memory));
   const auto number = [](uint64_t bytes) { return static_cast<unsigned long long>(bytes); };
   if (is_json) {
-    std::printf("{\"seconds\": [");
+    hybridc_model model;
+    Check(hybridc_get_model(session.get(), &model));
+    std::printf("{\"target\": %s, \"seconds\": [", JsonText(model.target).c_str());
     for (size_t i = 0; i < seconds.size(); ++i) std::printf("%s%.9f", i == 0 ? "" : ", ", seconds[i]);
     std::printf("], \"memory\": {\"gpu\": {\"planned_bytes\": %llu, \"allocated_bytes\": %llu}, ",
                 number(memory.gpu_planned_bytes), number(memory.gpu_allocated_bytes));
