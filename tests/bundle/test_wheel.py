@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -67,6 +69,34 @@ def test_a_session_does_what_that_of_hybridc_does(
     for key, value in expected.items():
         assert told["used"][key] == value, key
     print(f"wheel: {wheel.stat().st_size:,} bytes; seconds: {told['seconds']}")
+
+
+def other_python(version: str) -> str | None:
+    """On the path, or one of pyenv's."""
+    folders = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin"))
+    found = (shutil.which(f"python{version}", path=str(folder)) for folder in reversed(folders))
+    on_path = shutil.which(f"python{version}")
+    candidates = [python for python in (on_path, *found) if python is not None]
+    works = (c for c in candidates if not subprocess.run([c, "--version"], capture_output=True).returncode)
+    return next(works, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_every_python_gives_the_same(
+    version: str, wheel: Path, cpu_artifact: Path, cpu_bundle: Path, tmp_path: Path
+) -> None:
+    """With a numpy of its own, which pip downloads."""
+    interpreter = other_python(version)
+    if interpreter is None:
+        pytest.skip(f"Python {version} is not installed")
+    subprocess.run([interpreter, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([str(python), "-I", "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+    told = json.loads(run(python, str(USE), str(cpu_bundle)).stdout)
+    for key, value in json.loads(json.dumps(use(load, str(cpu_artifact)))).items():
+        assert told["used"][key] == value, key
+    print(f"Python {version}; seconds: {told['seconds']}")
 
 
 def test_the_wheel_is_small_and_the_same_whenever_it_is_written(wheel: Path, tmp_path: Path) -> None:
