@@ -57,7 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
     with terminal_progress(quiet=arguments.quiet) as progress:
         planned = plan_model(arguments.model, options, progress)
     points = points_of(planned.graphs, planned.plans, planned.machine, planned.pins)
-    title = f"{arguments.model.name} for {options.target} on {options.machine.name}"
+    title = f"{arguments.model.name} for {options.target.of_each[-1]} on {options.machine.name}"
     if arguments.output is not None:
         drawn = arguments.output.suffix == ".svg"
         text = curve_to_svg(points, title) if drawn else json.dumps(curve_to_json(points), indent=2) + "\n"

@@ -179,7 +179,7 @@ def _plans(
     from hybridc.report.table import plural
 
     what = _described(arguments.source, program)
-    title = f"Plan of {what} for {options.target} on {options.machine.name}"
+    title = f"Plan of {what} for {options.target.of_each[-1]} on {options.machine.name}"
     if planned.machine.measured_us:
         title += f", with {plural(len(planned.machine.measured_us), 'measured time')}"
     return tuple(
