@@ -9,7 +9,8 @@ rows are written.
 
 from __future__ import annotations
 
-from tvm import te, tirx
+import tvm_ffi
+from tvm import s_tir, te, tirx
 
 APPENDED_ROWS = "appended_rows"
 """What the block of such a function is annotated with. Its parameters are past, new, before and result."""
@@ -26,3 +27,11 @@ def appended_rows(past: te.Tensor, new: te.Tensor, before: te.Tensor) -> te.Tens
         return tirx.Select(is_new, new[b, h, place, d], past[b, h, p, d])
 
     return te.compute(past.shape, element, name=APPENDED_ROWS, attrs={"operator": APPENDED_ROWS})
+
+
+def is_appended_rows(function: tirx.PrimFunc) -> bool:
+    """Whether a function that is not scheduled yet is one of these, and nothing else."""
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
+    operators = [block.annotations.get("operator") for block in found if block.iter_vars]
+    return operators == [APPENDED_ROWS]
