@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal, structural_walk
 
+from hybridc.appended_rows import is_appended_rows
 from hybridc.checks import CHECKS, checked_inputs
 from hybridc.ir import Check, CheckKind, Device, Graph, Kernel, Role, Tensor
 from hybridc.ir.graph import OTHER_FAMILY, dtype_bits
@@ -63,7 +64,18 @@ def read_graph(
         inputs=tuple(v.name for v in program.inputs),
         outputs=tuple(names[expr][0] for expr in program.outputs),
     )
-    return replace(graph, loop_carried=tuple(_carried(graph, loop_carried)))
+    return replace(graph, loop_carried=(*_carried(graph, loop_carried), *_caches(graph)))
+
+
+def _caches(graph: Graph) -> Iterator[tuple[str, str]]:
+    """A past that is fed, of which one kernel alone replaces rows; and the output that it makes of it."""
+    for kernel in graph.kernels:
+        if not kernel.appends:
+            continue
+        old, (new,) = kernel.inputs[0], kernel.outputs
+        alone = len(graph.consumers[old]) == 1 and graph.outputs.count(new) == 1 and old not in graph.outputs
+        if alone and old in graph.inputs and (new, old) in kernel.may_overwrite:
+            yield old, new
 
 
 def _carried(graph: Graph, pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
@@ -124,6 +136,7 @@ def _kernel(
         precision=facts.precision,
         precision_note=facts.precision_note,
         choice=tuple(inputs[int(position)] for position in facts.choice),
+        appends=facts.appends,
         checks=tuple(
             replace(
                 check,
@@ -167,6 +180,7 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         precision=str(attributes.get(PRECISION, "fp32")),
         precision_note=str(attributes.get(PRECISION_NOTE, "")),
         choice=tuple(map(str, choice_of(function))),
+        appends=is_appended_rows(function),
         checks=tuple(
             # node and tensor by their positions among a kernel's origins and inputs
             Check(
@@ -192,9 +206,12 @@ def bytes_moved(function: tirx.PrimFunc) -> int:
     """Bytes of all parameters once.
 
     Without a reduction about one element of each input is read for one of the outputs, so of a larger input
-    (a table to gather from) only as many elements count.
+    (a table to gather from) only as many elements count. Of a cache only the rows that are replaced do.
     """
     sizes = [math.prod(int(extent) for extent in p.shape) for p in function.params]
+    if is_appended_rows(function):
+        _, new, before, _ = sizes
+        sizes = [0, new, before, new]
     limit = _most_read(function, sizes)
     return sum(
         int(min(size, limit)) * dtype_bits(str(p.dtype)) // 8

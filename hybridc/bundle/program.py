@@ -23,7 +23,8 @@ def program_to_json(artifact: Artifact) -> dict[str, Any]:
     program of a training step, and for one with open dimensions.
     """
     manifest = artifact.manifest
-    if any(port.labels for port in manifest.inputs) or any(graph.loop_carried for graph in artifact.graphs):
+    has_states = any(graph.loop_carried != graph.caches for graph in artifact.graphs)
+    if any(port.labels for port in manifest.inputs) or has_states:
         what, remedy = (
             "a program of a training step cannot be bundled",
             "bundle a model compiled for inference",

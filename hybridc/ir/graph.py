@@ -166,6 +166,9 @@ class Kernel:
     choice: tuple[str, ...] = ()
     """Of a kernel that computes `where(condition, taken, other)` for one condition: these three inputs. It
     needs `taken` only if the condition is true, and `other` only if it is not. Empty for other kernels."""
+    appends: bool = False
+    """Its only output is its first input with some rows replaced: where it may have that one's bytes it
+    writes these rows, and nothing else. So a decoder's keys and values are kept."""
     guards: tuple[Guard, ...] = ()
     """It runs only if all of them hold, looked at in order: where one does not, later conditions need not
     have been computed."""
@@ -197,7 +200,8 @@ class Graph:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     loop_carried: tuple[tuple[str, str], ...] = ()
-    """Pairs of an input and the output that the next run takes in its place; `carried` in artifacts."""
+    """Pairs of an input and the output that the next run takes in its place; `carried` in artifacts: states
+    of training, and caches."""
 
     def __repr__(self) -> str:
         return f"<Graph: {len(self.kernels)} kernels, {len(self.tensors)} tensors>"
@@ -209,6 +213,11 @@ class Graph:
     @cached_property
     def kernel(self) -> dict[str, Kernel]:
         return {k.name: k for k in self.kernels}
+
+    @cached_property
+    def caches(self) -> tuple[tuple[str, str], ...]:
+        """Those loop-carried pairs of which a run replaces some rows, and leaves the rest as it is."""
+        return tuple((old, new) for old, new in self.loop_carried if self.kernels[self.producer[new]].appends)
 
     @cached_property
     def producer(self) -> dict[str, int]:
@@ -249,6 +258,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
                 **_precision_to_json(k),
                 **({"checks": [_check_to_json(check) for check in k.checks]} if k.checks else {}),
                 **({"choice": list(k.choice)} if k.choice else {}),
+                **({"appends": True} if k.appends else {}),
                 **({"guards": [asdict(guard) for guard in k.guards]} if k.guards else {}),
             }
             for k in graph.kernels
@@ -304,6 +314,7 @@ def _kernel(data: Any) -> Kernel:
         precision_note=member(data, "precision_note", text, ""),
         checks=member(data, "checks", each(_check), ()),
         choice=member(data, "choice", each(text), ()),
+        appends=member(data, "appends", flag, False),
         guards=member(data, "guards", each(_guard), ()),
     )
 

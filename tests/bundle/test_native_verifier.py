@@ -22,18 +22,21 @@ from hybridc.errors import PlanError
 from hybridc.ir import Check, Device, Graph, Guard, Kernel, Plan, Role
 from hybridc.ir.bind import FAULT_DTYPE, BoundStep, FaultRows, Operand, Parameter, Signatures, View, bind
 from hybridc.ir.graph import CheckKind, graph_to_json
-from hybridc.ir.plan import plan_from_json, plan_to_json
+from hybridc.ir.plan import plan_from_json, plan_to_json, resident_pairs
 from hybridc.ir.verify import verify
 from hybridc.json_values import LARGEST_SIZE
 from hybridc.passes.guards import with_guards
+from hybridc.passes.planner.make_plans import make_plan
 from tests.passes.test_guards import drawn
 from tests.property.test_plans import fractions, plan_of, planned, quick
 from tests.support.file_edits import edited
-from tests.support.graphs import graphs, machine, machines
+from tests.support.graphs import GraphBuilder, graphs, machine, machines, with_updates
 from tests.support.mutations import MUTATIONS
 from tests.support.random_steps import random_steps
 
 some = settings(quick, max_examples=30)
+carrying = st.one_of(graphs(), graphs().map(with_updates))
+"""Half of them with pairs that are carried from run to run."""
 Ask = Callable[[dict[str, Any]], str]
 
 
@@ -75,19 +78,13 @@ def question(graph: Graph, plan: Plan, **more: Any) -> dict[str, Any]:
     return {"graph": graph_to_json(graph), "plan": plan_to_json(plan), **more}
 
 
-def plain(graph: Graph) -> Graph:
-    """Without pairs that are carried from run to run: bundles have none."""
-    return replace(graph, loop_carried=())
-
-
 def test_damaged_plans_are_refused_alike(ask: Ask) -> None:
     """With the same code: by one damage, by two, and by damage to the graph's permissions."""
     codes: Counter[str] = Counter()
 
     @some
-    @given(graphs(), machines(), fractions, st.randoms(use_true_random=False))
-    def check(drawn_graph: Graph, machine: Any, fraction: float, random: Random) -> None:
-        graph = plain(drawn_graph)
+    @given(carrying, machines(), fractions, st.randoms(use_true_random=False))
+    def check(graph: Graph, machine: Any, fraction: float, random: Random) -> None:
         plan = planned(graph, machine, fraction)
         if random.random() < 0.5:
             plan = plan_of(graph, random_steps(graph, random))
@@ -107,14 +104,35 @@ def test_damaged_plans_are_refused_alike(ask: Ask) -> None:
     assert {"ok", "HC211", "HC213", "HC214", "HC215", "HC216", "HC218"} <= codes.keys()
 
 
+def test_damaged_places_of_what_stays_on_the_gpu_are_refused_alike(ask: Ask) -> None:
+    build, random, codes = GraphBuilder(), Random(0), Counter[str]()
+    x, state, cache = build.input("x", 4), build.input("state", 3), build.input("cache", 5)
+    y = build.kernel((x, state), {"y": 4}, devices=(Device.GPU,))
+    build.kernel((state, y), {"state2": 3}, overwrite=(("state2", "state"),), devices=(Device.GPU,))
+    build.kernel((cache, y), {"cache2": 5}, overwrite=(("cache2", "cache"),), devices=(Device.GPU,))
+    z = build.kernel(("cache2", y), {"z": 4})
+    pairs = (("state", "state2"), ("cache", "cache2"))
+    graph = replace(build.graph(z, "state2", "cache2"), loop_carried=pairs)
+    plan = make_plan(graph, machine(), None, (Device.GPU, Device.CPU))
+    assert resident_pairs(graph, plan.steps) == dict(pairs)
+    for mutation in 40 * MUTATIONS:
+        damaged = mutation(plan, random)
+        expected = verdict(graph, damaged)
+        codes[expected] += 1
+        assert ask(question(graph, damaged)) == expected
+    assert {"ok", "HC213", "HC216", "HC218", "HC220"} <= codes.keys()
+    for wrong in ((("x", "z"),), (*pairs, ("state", "z")), (("y", "z"),), (("cache", "state2"),)):
+        impossible = replace(graph, loop_carried=wrong)
+        assert ask(question(impossible, plan)) == verdict(impossible, plan) != "ok"
+
+
 def test_edited_values_are_refused_alike(ask: Ask) -> None:
     """Any value of a plan may be another of its type, or of none that it may have."""
     codes: Counter[str] = Counter()
 
     @some
-    @given(graphs(), machines(), fractions, st.randoms(use_true_random=False))
-    def check(drawn_graph: Graph, machine: Any, fraction: float, random: Random) -> None:
-        graph = plain(drawn_graph)
+    @given(carrying, machines(), fractions, st.randoms(use_true_random=False))
+    def check(graph: Graph, machine: Any, fraction: float, random: Random) -> None:
         plan = plan_to_json(planned(graph, machine, fraction))
         for _ in range(10):
             data = edited(plan, random)
@@ -176,9 +194,9 @@ def told(steps: tuple[BoundStep, ...], uploads: str, offsets: dict[Any, int]) ->
 
 def test_plans_are_bound_alike(ask: Ask) -> None:
     @some
-    @given(graphs(), machines(), fractions, st.randoms(use_true_random=False))
-    def check(drawn_graph: Graph, machine: Any, fraction: float, random: Random) -> None:
-        graph = with_checks(plain(drawn_graph))
+    @given(carrying, machines(), fractions, st.randoms(use_true_random=False))
+    def check(graph: Graph, machine: Any, fraction: float, random: Random) -> None:
+        graph = with_checks(graph)
         plan = planned(graph, machine, fraction)
         if random.random() < 0.5:
             plan = plan_of(graph, random_steps(graph, random))

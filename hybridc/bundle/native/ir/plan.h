@@ -56,6 +56,7 @@ struct Graph {
   std::vector<Tensor> tensors;
   std::vector<Kernel> kernels;
   std::vector<std::string> inputs, outputs;
+  std::vector<std::array<std::string, 2>> carried;  // an input, and the output that the next run takes in its place
 };
 
 // Runs a kernel, or copies a tensor.

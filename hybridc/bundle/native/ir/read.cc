@@ -65,13 +65,15 @@ Check ReadKernelCheck(const Json& json) {
           json.Has("tensor") ? json["tensor"].Text() : ""};
 }
 
+std::array<std::string, 2> ReadPair(const Json& json) {
+  const std::vector<std::string> names = ReadNames(json);
+  if (names.size() != 2) json.Refuse("it is no pair");
+  return {names[0], names[1]};
+}
+
 Kernel ReadKernel(const Json& json) {
   Kernel kernel{json["name"].Text(), json["function"].Text(), ReadNames(json["inputs"]), ReadNames(json["outputs"])};
-  kernel.may_overwrite = json["may_overwrite"].Each([](const Json& pair) {
-    const std::vector<std::string> names = ReadNames(pair);
-    if (names.size() != 2) pair.Refuse("it is no pair");
-    return std::array<std::string, 2>{names[0], names[1]};
-  });
+  kernel.may_overwrite = json["may_overwrite"].Each(ReadPair);
   kernel.workspace_bytes = {json["gpu_workspace_bytes"].Size(), json["cpu_workspace_bytes"].Size()};
   for (const Json& device : json["devices"].Each()) kernel.has_code[static_cast<size_t>(ReadDevice(device))] = true;
   if (json.Has("checks")) kernel.checks = json["checks"].Each(ReadKernelCheck);
@@ -143,8 +145,10 @@ Device ReadDevice(const Json& json) {
 }
 
 Graph ReadGraph(const Json& json) {
-  return {json["tensors"].Each(ReadTensor), json["kernels"].Each(ReadKernel), ReadNames(json["inputs"]),
-          ReadNames(json["outputs"])};
+  Graph graph{json["tensors"].Each(ReadTensor), json["kernels"].Each(ReadKernel), ReadNames(json["inputs"]),
+              ReadNames(json["outputs"])};
+  if (json.Has("carried")) graph.carried = json["carried"].Each(ReadPair);
+  return graph;
 }
 
 Plan ReadPlan(const Json& json) {

@@ -145,7 +145,29 @@ class Verifier {
     }
     CheckKnown(graph_.inputs);
     CheckKnown(graph_.outputs);
+    CheckCarried();
     CheckGuards();
+  }
+
+  // Each pair is an input that is no output, and an output of its type that a kernel writes; no tensor is in two pairs.
+  void CheckCarried() const {
+    const auto is_in = [](const std::vector<std::string>& names, const std::string& name) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    std::set<std::string> seen;
+    for (const auto& pair : graph_.carried) {
+      for (const std::string& name : pair) {
+        if (!seen.insert(name).second) RefusePlan("HC210", "a tensor is in two loop-carried pairs", "the graph");
+      }
+    }
+    for (const auto& [old, made] : graph_.carried) {
+      const bool is_known = tensors_.contains(old) && tensors_.contains(made) && is_in(graph_.inputs, old) &&
+                            !is_in(graph_.outputs, old) && is_in(graph_.outputs, made);
+      if (!is_known || IsProduced(old) || !IsProduced(made) || TensorOf(old).shape != TensorOf(made).shape ||
+          TensorOf(old).dtype != TensorOf(made).dtype) {
+        RefusePlan("HC210", Quoted(made) + " and " + Quoted(old) + " cannot be a loop-carried pair", "the graph");
+      }
+    }
   }
 
   // Whatever is read has been computed then: its kernel has guards of the reader, and no others. A choice reads each of
@@ -279,6 +301,16 @@ class Verifier {
   }
 
   void FindRoles() {
+    std::set<std::string> before_all;  // on the GPU
+    for (const Buffer& buffer : plan_.buffers) {
+      const bool is_on_gpu = buffer.device == Device::kGpu && buffer.kind == BufferKind::kTensor;
+      if (is_on_gpu && buffer.first_step < 0) before_all.insert(buffer.name);
+    }
+    for (const auto& pair : graph_.carried) {
+      if (!before_all.contains(pair[0])) continue;
+      resident_.push_back(pair);
+      elsewhere_.insert(pair.begin(), pair.end());
+    }
     for (const Kernel& kernel : graph_.kernels) {
       for (const auto& [output, input] : kernel.may_overwrite) overwrites_.insert({kernel.name, output, input});
       if (!runs_.contains({kernel.name, Device::kGpu})) continue;
@@ -417,11 +449,38 @@ class Verifier {
   // What a buffer holds is put there by the step it begins with, or by the session before all.
   void CheckIsWritten(const Buffer& buffer) const {
     const bool is_given = buffer.device == Device::kCpu
-                              ? buffer.kind != BufferKind::kWorkspace && IsGiven(buffer.name)
-                              : buffer.kind == BufferKind::kWeight;
+                              ? buffer.kind != BufferKind::kWorkspace && IsGiven(buffer.name) && !IsResident(buffer.name)
+                              : buffer.kind == BufferKind::kWeight ||
+                                    (buffer.kind == BufferKind::kTensor && IsResident(buffer.name));
     if (buffer.first_step < 0 ? is_given : IsWrittenFirst(buffer)) return;
     const std::string first = std::to_string(buffer.first_step);
     RefusePlan("HC213", "nothing writes it at step " + first + ", its first", Described(buffer));
+  }
+
+  // Whether it is an input that lies on the GPU from run to run.
+  bool IsResident(const std::string& name) const {
+    return std::any_of(resident_.begin(), resident_.end(), [&](const auto& pair) { return pair[0] == name; });
+  }
+
+  // Both have one buffer, on the GPU and at one offset: from the begin, and to the end.
+  void CheckResident(const std::string& old, const std::string& made) const {
+    const auto only = [&](const std::string& name) -> const Buffer* {
+      const Buffer* found = nullptr;
+      for (const Buffer& buffer : plan_.buffers) {
+        if (buffer.kind == BufferKind::kWorkspace || buffer.name != name) continue;
+        if (found != nullptr) return nullptr;
+        found = &buffer;
+      }
+      return found;
+    };
+    const std::string where = "tensors " + Quoted(old) + " and " + Quoted(made);
+    const Buffer *const before = only(old), *const after = only(made);
+    if (before == nullptr || after == nullptr || after->device != Device::kGpu) {
+      RefusePlan("HC220", "have not one buffer each, on the GPU", where);
+    }
+    if (after->last_step != end_ || after->offset_bytes != before->offset_bytes) {
+      RefusePlan("HC220", "are not at one place before and after a run", where);
+    }
   }
 
   bool IsWrittenFirst(const Buffer& buffer) const {
@@ -437,6 +496,7 @@ class Verifier {
 
   // Inputs and states are on the host before the first step, outputs and states after the last.
   void CheckInterface() const {
+    for (const auto& [old, made] : resident_) CheckResident(old, made);
     std::map<std::string, int> at_begin, at_end;  // host buffers of each tensor
     for (const Buffer& buffer : plan_.buffers) {
       if (buffer.device != Device::kCpu || buffer.kind == BufferKind::kWorkspace) continue;
@@ -448,7 +508,7 @@ class Verifier {
       if (tensor.role == Role::kState) kept.insert(tensor.name);
     }
     for (const Tensor& tensor : graph_.tensors) {
-      if (tensor.role == Role::kWeight) continue;
+      if (tensor.role == Role::kWeight || elsewhere_.contains(tensor.name)) continue;
       const std::string where = "tensor " + Quoted(tensor.name);
       if (IsGiven(tensor.name) && at_begin[tensor.name] != 1) {
         RefusePlan("HC218", "the input has not one host buffer to begin with", where);
@@ -542,6 +602,8 @@ class Verifier {
   Index tensors_, kernels_, producer_;
   std::set<std::pair<std::string, Device>> runs_;
   std::set<std::string> gpu_weights_;
+  std::vector<std::array<std::string, 2>> resident_;  // pairs that lie on the GPU from run to run
+  std::set<std::string> elsewhere_;                   // the tensors of these
   std::set<std::array<std::string, 3>> overwrites_;
   std::vector<Clock> clocks_, clocks_at_begin_;
   std::map<Held, std::set<size_t>> live_;
