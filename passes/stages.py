@@ -41,6 +41,7 @@ from hybridc.passes.phases import (
 )
 from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans, plans_so_far
+from hybridc.passes.planner.model.caches import leaves_caches_whole
 from hybridc.passes.planner.model.context import UNWATCHED, Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
@@ -295,7 +296,7 @@ def _tilings(
         progress.stage("tile")  # again, after the stages of the tiling
         c = replace(c, library=tiled.library)
         pins = carried_pins(whole.graph, whole.pins, tiled.graph)
-        if pins is not None:
+        if pins is not None and leaves_caches_whole(tiled.graph, whole.graph):
             found.append(Tiling(tiled.graph, pins, limit_bytes))
     return c, found
 

@@ -25,9 +25,9 @@ class GenerationSession:
         other = session.fork()                             # a copy that goes its own way
         session.rewind(2)                                  # as if only two tokens had been there
 
-    Where the plan leaves new keys and values in the place of the old ones, in the host's memory, they are not
-    copied from one run to the next of as many tokens; forks and runs of other lengths copy them. Sessions
-    that were forked share code, weights and memory; use them from one thread at a time.
+    Where the plan leaves new keys and values in the place of the old ones, on the host or on the GPU, they
+    are not copied from one run to the next of as many tokens; forks and runs of other lengths copy them.
+    Sessions that were forked share code, weights and memory; use them from one thread at a time.
     """
 
     def __init__(
@@ -257,6 +257,9 @@ class _Decoder:
         self._holder: GenerationSession | None = None
         self._held_size = 0
         self._placed: dict[str, np.ndarray] = {}
+        """What is in places of the plan in the host's memory."""
+        self._on_gpu: frozenset[str] = frozenset()
+        """What is in places of the plan on the GPU."""
 
     def run(
         self, owner: GenerationSession, feeds: dict[str, np.ndarray], cache: dict[str, np.ndarray]
@@ -266,15 +269,20 @@ class _Decoder:
         is_kept = self._holder is owner and self._held_size == size
         if self._holder is not None and not is_kept:
             self.give_up(self._holder)
-        kept = self._placed if is_kept else {}
+        if is_kept:
+            placed, on_gpu = self._placed, self._on_gpu
+        else:
+            placed, on_gpu = self._places({**feeds, **cache})
+        stays = {*placed, *on_gpu}
+        kept = stays if is_kept else set()
         fed = {**feeds, **{name: array for name, array in cache.items() if name not in kept}}
-        placed = kept or self._places(fed)
-        others = [name for name in self.form.caches if name not in placed]
+        others = [name for name in self.form.caches if name not in stays]
         wanted = [LOGITS, *(self.form.caches[name] for name in others)]
-        logits, *arrays = self.session.run(wanted, fed, kept=tuple(kept))
+        logits, *arrays = self.session.run(wanted, fed, kept=kept)
         cache.update(zip(others, arrays, strict=True))
-        if placed:
-            self._holder, self._held_size, self._placed = owner, size, placed
+        if stays:
+            self._holder, self._held_size = owner, size
+            self._placed, self._on_gpu = placed, on_gpu
         return logits
 
     def give_up(self, owner: GenerationSession) -> None:
@@ -282,10 +290,14 @@ class _Decoder:
         if self._holder is owner:
             for name, array in self._placed.items():
                 owner._cache[name] = array.copy()
-            self._holder, self._placed = None, {}
+            for name in self._on_gpu:
+                owner._cache[name] = self.session.resident(name)
+            self._holder, self._placed, self._on_gpu = None, {}, frozenset()
 
-    def _places(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Where the plan for these sizes reads the past and leaves the present; none beside a GPU."""
-        if self.form.is_appended or self.session.artifact.needs_gpu:
-            return {}
-        return self.session.places(self.form.caches, feeds)
+    def _places(self, feeds: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], frozenset[str]]:
+        """Where the plan for these sizes reads the past and leaves the present, on the host; and which are
+        on the GPU."""
+        if self.form.is_appended:
+            return {}, frozenset()
+        caches = self.form.caches
+        return self.session.places(caches, feeds), self.session.residents(caches, feeds)

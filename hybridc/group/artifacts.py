@@ -40,7 +40,8 @@ def candidates(
 
 
 def _check_member(name: str, artifact: Artifact) -> None:
-    """Raise UsageError HC565 for open dimensions, and for states that stay on the GPU from run to run."""
+    """Raise UsageError HC565 for open dimensions, and for states or caches that stay on the GPU from run to
+    run."""
     where = f"member {name!r}: {artifact.path}"
     if artifact.manifest.dimensions:
         what = "an artifact with open dimensions cannot be in a group"
@@ -48,8 +49,9 @@ def _check_member(name: str, artifact: Artifact) -> None:
         raise UsageError("HC565", what, where=where, remedy=remedy)
     buffers = (buffer for plan in artifact.plans for buffer in plan.buffers)
     if any(b.device is Device.GPU and b.kind is BufferKind.TENSOR and b.first_step < 0 for b in buffers):
+        kinds = "caches" if any(graph.caches for graph in artifact.graphs) else "states"
         what = (
-            "an artifact whose states stay on the GPU cannot be in a group, whose members share that memory"
+            f"an artifact whose {kinds} stay on the GPU cannot be in a group, whose members share that memory"
         )
         raise UsageError("HC565", what, where=where, remedy="run it in a session of its own")
 

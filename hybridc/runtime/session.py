@@ -286,29 +286,38 @@ class Session:
         plans, that of a run of `feeds`; a run by another plan leaves something else there. Valid until the
         session is closed or its memory released. Raises UsageError HC556, or as `run` does for the feeds.
         """
-        if feeds is None:
-            [view] = self._plans
-        else:
-            view, _ = self._checked(feeds)
+        view = self._view(feeds)
         with self._lock:
             memory, _ = self._open_program(view)
             return view.shared_places(memory, outputs)
 
-    def residents(self, outputs: Mapping[str, str]) -> frozenset[str]:
+    def residents(
+        self, outputs: Mapping[str, str], feeds: Mapping[str, np.ndarray] | None = None
+    ) -> frozenset[str]:
         """Of inputs, and the outputs that replace them from run to run, those that stay on the GPU.
 
-        By the input's name: it need not be fed again (`kept`), nor the output be asked for. What is there is
-        lost when the session is closed or its memory released.
+        By the input's name: it need not be fed again (`kept`), nor the output be asked for. With several
+        plans, those of a run of `feeds`; a run by another plan leaves something else there. What is there is
+        lost when the session is closed or its memory released. Raises UsageError as `run` does for the feeds.
         """
-        [view] = self._plans
-        return view.residents(outputs)
+        return self._view(feeds).residents(outputs)
 
     def resident(self, name: str) -> np.ndarray:
-        """A copy of what is on the GPU of one of `residents`. Raises UsageError HC556, DeviceError HC407."""
-        [view] = self._plans
+        """A copy of what is on the GPU of one of `residents` of the plan that ran last.
+
+        Raises UsageError HC556, DeviceError HC407.
+        """
         with self._lock:
+            view = self._held or self._plans[-1]
             memory, _ = self._open_program(view)
             return view.resident(memory, self._ports[name])
+
+    def _view(self, feeds: Mapping[str, np.ndarray] | None) -> PlanView:
+        """The plan of a run of these feeds, which may be left out where there is only one."""
+        if feeds is not None:
+            return self._checked(feeds)[0]
+        [view] = self._plans
+        return view
 
     @exhaustion_told()
     def measure(self, feeds: Mapping[str, np.ndarray]) -> tuple[tuple[float, float], ...]:

@@ -8,6 +8,6 @@ bounds/     what no plan can beat: a linear programme, the optimum of small grap
 emit/       decisions -> steps and buffers: materialize -> PlacedPlan
 search/     the best decisions for each budget: search -> SearchResult, plan_all_budgets over the budget grid
 
-`choose_tilings.py` chooses the tilings of the network that are worth planning, `tighten_bound.py` spends
-time on a better bound (`--bound-seconds`).
+`choose_tilings.py` chooses the tilings of the network that are worth planning, `gpu_caches.py` which caches
+of a decoder the GPU has, `tighten_bound.py` spends time on a better bound (`--bound-seconds`).
 """

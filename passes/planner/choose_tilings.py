@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
+from hybridc.passes.planner.model.caches import with_caches_on_host
 from hybridc.passes.planner.model.context import UNWATCHED, Effort, PlanningContext, Watcher, fixed_budgets
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
@@ -37,6 +38,7 @@ class Tiling:
 
     graph: Graph
     pins: Pins = field(default_factory=dict)
+    """The user's."""
     limit_bytes: int = UNLIMITED_BYTES
     """What kernels are cut up to."""
     first_bytes: int = 0
@@ -53,8 +55,12 @@ class Tiling:
     def context(
         self, machine: Machine, effort: Effort, host_bytes: int | None, watch: Watcher = UNWATCHED
     ) -> PlanningContext:
-        """What planning this graph refers to; `host_bytes` limits the host's memory, None does not."""
-        return PlanningContext(self.graph, machine, self.pins, self.order, effort, host_bytes, watch=watch)
+        """What planning this graph refers to; `host_bytes` limits the host's memory, None does not.
+
+        Caches lie on the host; which of them the GPU has instead is chosen after the search.
+        """
+        pins = with_caches_on_host(self.graph, self.pins)
+        return PlanningContext(self.graph, machine, pins, self.order, effort, host_bytes, watch=watch)
 
 
 def choose_tilings(

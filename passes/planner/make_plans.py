@@ -15,6 +15,7 @@ from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.emit.materialize import PlacedPlan
 from hybridc.passes.planner.emit.resident_states import gpu_users, with_gpu_resident_states, without_bytes
 from hybridc.passes.planner.emit.timeline import timeline
+from hybridc.passes.planner.gpu_caches import cache_bound_us, with_gpu_caches
 from hybridc.passes.planner.model.context import UNWATCHED, Effort, PlanningContext
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.order import renewing_order
@@ -223,6 +224,8 @@ def _with_states(candidate: _Candidate, budget_bytes: int) -> _Candidate:
     graph = context.graph
     if not graph.loop_carried or len(graph.kernels) > MOST_GRID_KERNELS:
         return candidate  # of so many kernels placing the buffers again takes minutes
+    if graph.caches:
+        return _with_caches(candidate, budget_bytes)
     plans = [placed, with_gpu_resident_states(context, placed, budget_bytes)]
     names = {name for pair in graph.loop_carried for name in pair}
     resident_bytes = sum(align(graph.tensor[old].size_bytes) for old, _ in graph.loop_carried)
@@ -242,6 +245,14 @@ def _with_states(candidate: _Candidate, budget_bytes: int) -> _Candidate:
     best = min((replace(candidate, placed=p) for p in plans), key=lambda c: c.rank)
     bound_us = min(time_bound_us(without, budget_bytes), placed.bound_us)
     return replace(best, placed=replace(best.placed, bound_us=bound_us))
+
+
+def _with_caches(candidate: _Candidate, budget_bytes: int) -> _Candidate:
+    """With some caches on the GPU, if that is faster."""
+    context, pins = candidate.context, candidate.tiling.pins
+    placed = with_gpu_caches(context, pins, candidate.placed, budget_bytes)
+    bound_us = min(cache_bound_us(context, pins, budget_bytes), placed.makespan_us)
+    return replace(candidate, placed=replace(placed, bound_us=bound_us))
 
 
 def plans_so_far(watch: Watch, machine: Machine) -> tuple[tuple[Tiling, Plan], ...]:

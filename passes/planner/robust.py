@@ -26,10 +26,10 @@ from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.emit.materialize import materialize, repacked
 from hybridc.passes.planner.emit.replay import replayed_us, shared_times_us
 from hybridc.passes.planner.emit.timeline import timeline
+from hybridc.passes.planner.gpu_caches import cache_bound_us
 from hybridc.passes.planner.make_plans import Report, assemble, make_plans
 from hybridc.passes.planner.model.context import Effort
 from hybridc.passes.planner.model.core import Core
-from hybridc.passes.planner.search.partition import time_bound_us
 from hybridc.passes.planner.search.policies import BASELINES
 from hybridc.passes.planner.watch import Watch
 
@@ -165,5 +165,5 @@ def _as_predicted(
         budget_bytes=budget_bytes,
         step_us=step_us,
         makespan_us=makespan_us,
-        time_bound_us=min(time_bound_us(context, budget_bytes), makespan_us),
+        time_bound_us=min(cache_bound_us(context, tiling.pins, budget_bytes), makespan_us),
     )

@@ -15,6 +15,7 @@ from hybridc.passes.planner.bounds.bound import time_bound
 from hybridc.passes.planner.bounds.chain.chain import chain_time_bound_us, is_chain
 from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.rematerialize import with_repeats
@@ -37,12 +38,14 @@ def with_tight_bound(tiling: Tiling, machine: Machine, plan: Plan, seconds: floa
 
     No plan is faster that fits the budget and runs the kernels of the tiling in its order. Of up to
     `LARGEST_KERNEL_COUNT` kernels every order is searched, and the bound stays as it is.
-    Requires: the plan is of `tiling` and has a GPU, and the graph carries no states. Ensures: not looser than
-    before, and not above the plan's own time.
+    Requires: the plan is of `tiling` and has a GPU, and the graph carries no states but caches. Ensures: not
+    looser than before, and not above the plan's own time.
     """
     if len(tiling.graph.kernels) <= LARGEST_KERNEL_COUNT:
         return plan
-    problem = PlanningContext(tiling.graph, machine, tiling.pins, tiling.order).problem
+    names = {name for pair in tiling.graph.caches for name in pair}
+    graph = without_bytes(tiling.graph, names) if names else tiling.graph  # they may lie anywhere
+    problem = PlanningContext(graph, machine, tiling.pins, tiling.order).problem
     most_bytes = all_bytes(problem)
     budget_bytes = most_bytes if plan.budget_bytes is None else min(plan.budget_bytes, most_bytes)
     problem = replace(problem, budget_bytes=budget_bytes)

@@ -124,6 +124,19 @@ class Unwatched:
 UNWATCHED = Unwatched()
 
 
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """Hears of no plan, where those of another graph are searched for; the search may end all the same."""
+
+    watcher: Watcher
+
+    def found(self, context: PlanningContext, placed: Any) -> None:
+        pass
+
+    def check(self) -> None:
+        self.watcher.check()
+
+
 @dataclass(frozen=True)
 class PlanningContext:
     """One graph on one machine, with everything that stays the same while budgets and decisions vary."""
