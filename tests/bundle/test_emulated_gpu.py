@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hybridc
 from hybridc import emulator
 from hybridc.bundle import write_bundle
+from hybridc.ir.plan import resident_pairs
 from hybridc.runtime import load
 from tests.bundle.conftest import (
     EMULATED_BYTES,
@@ -21,6 +23,8 @@ from tests.bundle.conftest import (
     run_bundle,
 )
 from tests.support.artifacts import SHAPE, streaming_model
+from tests.support.decoders import CONTEXT, llama
+from tests.support.machines import EAGER_GPU
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,37 @@ def test_gpu_parts_give_the_bytes_of_the_session(
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [(event["name"], event["tid"]) for event in events if event["ph"] == "X"]
     assert names[:4] == [("x", 2), ("k0", 0), ("a", 3), ("k1", 1)] and len(names) == 8
+
+
+@pytest.mark.isa("avx2")
+def test_caches_on_the_gpu_are_fed_and_returned(tmp_path: Path) -> None:
+    artifact = tmp_path / "decoder.hyb"
+    made = hybridc.compile(
+        llama(int4=False),
+        artifact,
+        target="cuda+avx2",
+        dims={"sequence": 1},
+        gpu_memory="75%",
+        machine=EAGER_GPU,
+        plan_seconds=0.02,
+    )
+    assert resident_pairs(made.graphs[0], made.plans[0].steps)
+    emulator.start(EMULATED_BYTES)
+    with load(artifact) as session:
+        random = np.random.default_rng(0)
+        feeds = {
+            node.name: random.standard_normal(node.shape).astype(np.float32)
+            for node in session.get_inputs()
+            if node.name.startswith("past")
+        }
+        mask = (np.arange(CONTEXT) < 8).astype(np.int64).reshape(1, -1)
+        feeds |= {"input_ids": np.array([[3]]), "attention_mask": mask}
+        expected = session.run(None, feeds)
+    bundle = write_bundle(artifact, tmp_path / "bundle").path
+    found = outputs_of(bundle, feeds, tmp_path / "run", gpu_environment(artifact, tmp_path))
+    assert len(found) == len(expected)
+    for (name, array), other in zip(sorted(found.items()), expected, strict=True):
+        np.testing.assert_array_equal(array, other, err_msg=name)
 
 
 def test_weights_are_streamed_in_every_run(tmp_path: Path) -> None:
