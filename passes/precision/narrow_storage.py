@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
+from tvm_ffi import structural_equal
 
 from hybridc.options import FP16
 from hybridc.passes.precision.precision import attention_masks
@@ -42,7 +44,7 @@ def store_narrow(
     float16 if only such functions read it; of weights each function reads its own. Small tensors between
     kernels stay float32 where the network needs no more bytes for that and no tensor cores multiply them.
     Arithmetic stays float32. Functions that read or write 16 bits are new ones, whose names tell which of
-    their parameters these are.
+    their parameters these are. Casts between what has the same type then are left out.
     Raises: nothing of its own.
     """
     if not narrow and not reduced:
@@ -192,6 +194,9 @@ class _Writer:
         for binding in old.bindings:
             value, name = binding.value, binding.var.name
             if is_op(value, "call_tir"):
+                if (unchanged := self._unchanged(binding)) is not None:
+                    self.new[binding.var] = unchanged
+                    continue
                 made = self._call(binding, builder)
             elif isinstance(value, relax.TupleGetItem):
                 made = relax.TupleGetItem(self.new[value.tuple_value], value.index)
@@ -202,6 +207,32 @@ class _Writer:
         types = self.model.outputs
         outputs = [self._operand(output, builder, types.get(i, "")) for i, output in enumerate(old.outputs)]
         return builder.finish(outputs, dict(self.functions.values()))
+
+    def _unchanged(self, binding: relax.VarBinding) -> relax.Var | None:
+        """What a cast reads that changes nothing any more, as of a tensor that only moves elements do."""
+        function, arguments = binding.value.args[0], binding.value.args[1].fields
+        if len(arguments) != 1 or arguments[0].name in self.old.weights or not self._casts(function):
+            return None
+        types = [_dtype(ty) for ty in (arguments[0].ty, binding.var.ty)]
+        narrow = self._dtypes(binding, self.narrow)
+        read, written = (narrow.get(i, dtype) for i, dtype in enumerate(types))
+        return self.new[arguments[0]] if read == written else None
+
+    def _casts(self, variable: tvm.ir.GlobalVar) -> bool:
+        """Whether a function does nothing but cast each element of its only operand."""
+        function = self.old.module[variable]
+        stores: list[tirx.BufferStore] = []
+        tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
+        if len(stores) != 1 or len(function.params) != 2:
+            return False
+        value = stores[0].value
+        value = value.value if isinstance(value, tirx.Cast) else value
+        return (
+            isinstance(value, tvm.ir.TensorLoad)
+            and value.source.same_as(function.params[0])
+            and structural_equal(function.params[0].shape, function.params[1].shape)
+            and structural_equal(value.indices, stores[0].indices)
+        )
 
     def _operand(self, var: relax.Var, builder: ProgramBuilder, dtype: str = "") -> relax.Var:
         if var.name not in self.old.weights:

@@ -70,7 +70,7 @@ def test_caches_on_the_gpu_are_fed_and_returned(tmp_path: Path) -> None:
     emulator.start(EMULATED_BYTES)
     with load(artifact) as session:
         random = np.random.default_rng(0)
-        feeds = {
+        feeds: dict[str, np.ndarray] = {
             node.name: random.standard_normal(node.shape).astype(np.float32)
             for node in session.get_inputs()
             if node.name.startswith("past")
