@@ -41,17 +41,17 @@ extern "C" __global__ void leave(float* x, int place) {
 
 def helper() -> None:
     """An arena in host memory is overrun by the helper of an artifact's library."""
-    from hybridc.codegen import library
+    from hybridc.codegen import helper
     from hybridc.runtime import load
     from tests.support.artifacts import cpu_model
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file in library.HELPER_SOURCE.parent.iterdir():
+        for file in helper.HELPER_SOURCE.parent.iterdir():
             text = file.read_text()
-            assert file != library.HELPER_SOURCE or GOOD_FREE in text
+            assert file != helper.HELPER_SOURCE or GOOD_FREE in text
             (folder / file.name).write_text(text.replace(GOOD_FREE, BAD_FREE))
-        library.HELPER_SOURCE = folder / library.HELPER_SOURCE.name
+        helper.HELPER_SOURCE = folder / helper.HELPER_SOURCE.name
         load(cpu_model().write(folder / "model.hyb")).close()
 
 

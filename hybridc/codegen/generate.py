@@ -8,7 +8,8 @@ from pathlib import Path
 import tvm
 
 from hybridc.codegen.cuda import check_architectures, compile_fatbin
-from hybridc.codegen.library import BuiltLibrary, Progress, build_library, check_compiler
+from hybridc.codegen.gxx import check_compiler
+from hybridc.codegen.library import BuiltLibrary, Progress, build_library
 from hybridc.compile_cache import Cache
 from hybridc.emulator import preload
 from hybridc.errors import UsageError

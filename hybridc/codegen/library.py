@@ -8,11 +8,7 @@ kernels; so they are found together, or not at all.
 
 from __future__ import annotations
 
-import errno
-import functools
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -28,6 +24,8 @@ from tvm_ffi import libinfo
 from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.codegen.families import Family, calls_of_members, families
+from hybridc.codegen.gxx import run_gxx
+from hybridc.codegen.helper import helper_object
 from hybridc.compile_cache import Cache, NoCache, remembered
 from hybridc.errors import DeviceError, InternalError
 from hybridc.passes.lower.lower import cuda_target
@@ -44,8 +42,6 @@ Progress = Callable[[int, int], None]
 _MANY_FUNCTIONS = 100
 """More than so many are mostly those of a loop's trips, such as slices at other places; other networks have
 some tens, each of which is compiled for its own numbers."""
-
-HELPER_SOURCE = Path(__file__).parent.parent / "runtime" / "native" / "helper.cc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ def build_library(
 
     path, start = directory / "library.so", time.perf_counter()
     with _workers() as pool:
-        helper = pool.submit(_helper_object, cache)
+        helper = pool.submit(helper_object)
         members = pool.submit(_members_object, alike, cache)
         codes = {pool.submit(code_of, unit): unit for unit in units}
         done, total = 0, len(gpu) + len(cpu)
@@ -196,7 +192,7 @@ def _members_object(alike: Sequence[Family], cache: Cache) -> tuple[bytes, ...]:
     source = calls_of_members(alike)
     if not source:
         return ()
-    return (remembered(cache, partial(_compiled_members, source), "members", source, _gxx("--version")),)
+    return (remembered(cache, partial(_compiled_members, source), "members", source, run_gxx("--version")),)
 
 
 def _compiled_members(source: str) -> bytes:
@@ -205,7 +201,7 @@ def _compiled_members(source: str) -> bytes:
         written.write_text(source)
         folders = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
         includes = [f"-I{folder}" for folder in folders]
-        _gxx("-c", "-O2", "-xc", "-fPIC", *includes, str(written), "-o", str(path))
+        run_gxx("-c", "-O2", "-xc", "-fPIC", *includes, str(written), "-o", str(path))
         return path.read_bytes()
 
 
@@ -274,50 +270,10 @@ def _compiled(cuda_compile: CudaCompile, capture: _Capture, source: str) -> byte
     return capture.image
 
 
-def _helper_object(cache: Cache) -> bytes:
-    """The runtime's helper, for this g++."""
-    return remembered(cache, _compiled_helper, "helper", _gxx("--version"))
-
-
-@functools.cache
-def _compiled_helper() -> bytes:
-    """Compiled once in a process, also without a cache: nearly all of its time goes into headers."""
-    folders = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
-    includes = [f"-I{folder}" for folder in folders]
-    # headers name their files in messages: an artifact has no path of this computer
-    named = [f"-ffile-prefix-map={folder}=tvm_ffi" for folder in folders]
-    named.append(f"-ffile-prefix-map={HELPER_SOURCE.parent}=hybridc")
-    options = ["-c", "-O2", "-std=c++20", "-pthread", "-fPIC", "-fvisibility=hidden", *named]
-    with scratch_folder("hybridc-helper-") as folder:
-        path = folder / "helper.o"
-        _gxx(*options, *includes, str(HELPER_SOURCE), "-o", str(path))
-        return path.read_bytes()
-
-
 def _link(objects: Sequence[bytes], path: Path) -> None:
     with scratch_folder("hybridc-link-") as folder:
         files = [folder / f"{number}.o" for number in range(len(objects))]
         for file, content in zip(files, objects, strict=True):
             file.write_bytes(content)
         options = ("-shared", "-pthread", "-Wl,--build-id=none")
-        _gxx(*options, *map(str, files), "-ldl", "-o", str(path))
-
-
-def check_compiler() -> None:
-    """Raise DeviceError HC403 without g++."""
-    if shutil.which("g++") is None:
-        raise DeviceError("HC403", "g++ was not found", remedy="install g++ (Debian: apt-get install g++)")
-
-
-def _gxx(*arguments: str) -> str:
-    """What g++ prints."""
-    check_compiler()
-    environment = os.environ | {"LC_ALL": "C"}
-    done = subprocess.run(["g++", *arguments], capture_output=True, text=True, env=environment)
-    if os.strerror(errno.ENOSPC) in done.stderr:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if done.returncode != 0:
-        raise InternalError(
-            "HC912", "g++ failed to build the artifact's library", where=done.stderr.strip()[-2000:]
-        )
-    return done.stdout
+        run_gxx(*options, *map(str, files), "-ldl", "-o", str(path))

@@ -25,10 +25,10 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("native", "emulator"):
         own = folder / "hybridc" / name
         own.mkdir(mode=0o700, parents=True)
-        for library in cache_path(name).glob("*.so"):
-            if not library.name.startswith("kernels-"):
+        for built in cache_path(name).glob("[!.]*"):
+            if not built.name.startswith("kernels-"):
                 with suppress(FileNotFoundError):  # trimmed meanwhile by another process
-                    shutil.copy2(library, own)
+                    shutil.copy2(built, own)
     return folder
 
 

@@ -34,7 +34,7 @@ CPU: dict[str, Any] = {"target": "avx2", "threads": 2}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own; what g++ builds of the planner and the emulator stays where it is."""
+    """A cache of its own; what g++ builds of hybridc's own sources stays where it is."""
     monkeypatch.delenv("HYBRIDC_CACHE_SIZE")
     monkeypatch.setattr(compile_cache, "cache_path", lambda name: tmp_path / "cache" / name)
     return tmp_path / "cache" / "compiled"
@@ -70,7 +70,7 @@ def test_artifact_is_the_same_byte_by_byte_and_nothing_slow_is_done_again(
         "hybridc.passes.stages.choose_tilings",
         "hybridc.passes.planner.make_plans.partition",
         "hybridc.codegen.library.tirx.build",
-        "hybridc.codegen.library._compiled_helper",
+        "hybridc.codegen.helper._compiled",
         "hybridc.codegen.cuda._compile",
     ):
         monkeypatch.setattr(name, forbidden)
