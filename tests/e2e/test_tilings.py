@@ -38,9 +38,16 @@ def device() -> Iterator[None]:
         emulator.reset()
 
 
-@pytest.fixture(scope="module")
-def network() -> onnx.ModelProto:
-    return build("unet", size=32, width=4, levels=1)
+NETWORKS: dict[str, dict[str, int]] = {
+    "mlp": {"inputs": 64, "hidden": 128, "layers": 2, "classes": 16},
+    "unet": {"size": 32, "width": 4, "levels": 1},
+}
+
+
+@pytest.fixture(scope="module", params=["mlp", pytest.param("unet", marks=pytest.mark.slow)])
+def network(request: pytest.FixtureRequest) -> onnx.ModelProto:
+    """Tiles of convolutions run in test_tiled_models.py, too."""
+    return build(request.param, **NETWORKS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def artifact(
     network: onnx.ModelProto, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    path = tmp_path_factory.mktemp("tilings") / "unet.hyb"
+    path = tmp_path_factory.mktemp("tilings") / "network.hyb"
     hybridc.compile(network, path, gpu_memory=",".join(f"{p}%" for p in PERCENTS), **options)
     return path
 
@@ -123,10 +130,10 @@ def test_sweep_shows_what_compile_would_plan(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    onnx.save(network, tmp_path / "unet.onnx")
+    onnx.save(network, tmp_path / "network.onnx")
     words = ["--target", TARGET, "--machine", str(options["machine"]), "--plan-seconds", "0.05"]
     words += ["--gpu-memory", "50%..100%", "--points", "2", "--json"]
-    assert main(["sweep", str(tmp_path / "unet.onnx"), *words]) == 0
+    assert main(["sweep", str(tmp_path / "network.onnx"), *words]) == 0
     points = json.loads(capsys.readouterr().out)["points"]
     figures = ("gpu_memory_bytes", "peak_bytes", "time_us", "bound_us")
     assert [{name: point[name] for name in figures} for point in points] == [
@@ -144,6 +151,7 @@ def test_sweep_shows_what_compile_would_plan(
 
 @pytest.mark.slow
 @pytest.mark.isa("avx2")
+@pytest.mark.parametrize("network", ["unet"], indirect=True)
 def test_budget_that_no_way_of_cutting_up_meets_is_refused_with_the_smallest(
     network: onnx.ModelProto, options: dict[str, Any]
 ) -> None:
