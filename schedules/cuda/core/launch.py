@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass, field
+
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir import Call
 from tvm.ir.transform import Sequential
 from tvm.s_tir.analysis import verify_gpu_code
@@ -51,6 +54,10 @@ _LOWER = Sequential(
 )
 """TVM's own lowering, as far as the loops, thread extents and allocations of the kernels are final."""
 
+_KEPT_FUNCTIONS = 256
+"""Lowering is a third of what a schedule takes. The rule that made a function asks for it, and the model of
+GPU times asks again once all functions of a network, or of a way to tile it, are scheduled."""
+
 
 def cuda_target(target: Target, **attributes: object) -> tvm.target.Target:
     """TVM's target for the oldest of the architectures: what runs there runs on the newer ones."""
@@ -69,8 +76,27 @@ def cuda_target(target: Target, **attributes: object) -> tvm.target.Target:
 
 
 def lowered_for_gpu(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
-    """A scheduled function with its loops, threads and buffers as they will be. Raises what TVM raises."""
-    named = function.with_attr("global_symbol", "kernel").with_attr("target", target)
+    """A scheduled function with its loops, threads and buffers as they will be. Raises what TVM raises.
+
+    Its attributes are those of the function that was first lowered with this body.
+    """
+    return _lowered(_Lowering(function.body, tuple(function.params), str(target), function, target))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    """What is lowered, known by the very objects: no rule's result has the body of another."""
+
+    body: tirx.Stmt
+    parameters: tuple[ir.Var, ...]
+    target_text: str
+    function: tirx.PrimFunc = field(compare=False)
+    target: tvm.target.Target = field(compare=False)
+
+
+@functools.lru_cache(maxsize=_KEPT_FUNCTIONS)
+def _lowered(asked: _Lowering) -> tirx.PrimFunc:
+    named = asked.function.with_attr("global_symbol", "kernel").with_attr("target", asked.target)
     return _LOWER(tvm.IRModule({"kernel": named}))["kernel"]
 
 

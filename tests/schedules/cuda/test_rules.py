@@ -15,7 +15,7 @@ from hybridc import emulator
 from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.ir import Device
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
-from hybridc.schedules.cuda.core.launch import cuda_target, runs_on_gpu
+from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu, runs_on_gpu
 from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.fallback import fallback
 from hybridc.schedules.cuda.matmul.matmul import matmul
@@ -207,3 +207,11 @@ def test_fallback_accepts_every_family(name: str, functions: dict[str, tirx.Prim
     scheduled = fallback(Request(functions[name], frozenset(), TARGET))
     assert scheduled is not None
     assert len(scheduled.function.params) == len(functions[name].params) + len(scheduled.workspace_bytes)
+
+
+def test_function_is_lowered_once_for_its_body_and_target() -> None:
+    before, after = one_thread_each, one_thread_each.with_attr("tirx.is_scheduled", True)
+    same = lowered_for_gpu(before, cuda_target(TARGET))
+    assert lowered_for_gpu(after, cuda_target(TARGET)).same_as(same)
+    other = lowered_for_gpu(before, cuda_target(parse_target("cuda:sm_90+avx2")))
+    assert other.attrs["target"].attrs["arch"] == "sm_90"
