@@ -20,6 +20,7 @@ from hybridc.frontend.expand.builder import ORIGIN, Builder, Expansion, NotYet, 
 from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, Inlining, check_choice
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
+from hybridc.frontend.inference import inferred
 
 _WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
 """By the pass, which forgets how a cast saturates; in forms that older opsets do not have; and it squeezes
@@ -105,6 +106,22 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if replacement is not None or expansion is None or node in self._refused:
             return replacement
         return self._expanded(node, expansion)
+
+    def _do_inference(self, node: ir.Node) -> None:
+        """What the pass does, which asks onnx anew for each node; it still does so where that may fail."""
+        results = inferred(node, self._opset_imports.get(node.domain, 0))
+        if results is None:
+            super()._do_inference(node)
+            return
+        for output, result in zip(node.outputs, results, strict=True):
+            if result is not None:
+                dtype, dims = result
+                shape = None if dims is None else ir.Shape(dims, frozen=True)
+                try:
+                    output.shape = folding._merge_shapes(output.shape, shape)
+                except ValueError:  # of another rank than the model states: the pass stops there, too
+                    return
+                output.type = ir.TensorType(dtype)
 
     def _check_choice(self, node: ir.Node) -> None:
         """Refuse a choice between values of different shapes, or of different padding."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -25,6 +25,12 @@ class Loaded:
     source: ModelFile
     folder: Path | None
     """Where external data may lie; None if the model did not come from a file."""
+
+    def copy(self) -> Loaded:
+        """The same model, to be changed by itself."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        return replace(self, proto=proto)
 
 
 def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:

@@ -61,14 +61,15 @@ def read_model(
     try:
         fixed = at_bounds(shapes, dims, dimensions, bucket)
         loaded = load(source)
-        named = fix_values(loaded.proto, loaded.source.name, values, fixed[1])
         opening = None
         if dimensions:
+            unchanged = loaded.copy()
 
             def probe(sizes: Bucket) -> ir.Graph:
-                return _folded(load(source), *at_bounds(shapes, dims, dimensions, sizes), values, bounds)
+                return _folded(unchanged.copy(), *at_bounds(shapes, dims, dimensions, sizes), values, bounds)
 
             opening = Opening(dimensions, bucket, probe)
+        named = fix_values(loaded.proto, loaded.source.name, values, fixed[1])
         return _read(loaded, fixed[0], named, bounds, parameters, refusals or codes.Refusals(), opening)
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(

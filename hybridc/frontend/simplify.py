@@ -204,7 +204,9 @@ def _make_initializers(graph: ir.Graph, name: str) -> None:
     total_bytes = 0
     for node in list(graph):
         if node.op_type == "Constant":
-            constant = ir.convenience.get_const_tensor(node.outputs[0])
+            # not by onnx_ir, which asks whether it is a tensor: that takes longer than all else
+            stored = node.attributes.get("value")
+            constant = stored.value if stored else ir.convenience.get_const_tensor(node.outputs[0])
             if constant is not None:
                 _replace_by_array(graph, node, constant.numpy())
         elif node.op_type == "ConstantOfShape":

@@ -1,0 +1,150 @@
+"""Types and shapes of the results of a node, as onnx infers them: each question asked once.
+
+The layers of a network mostly ask the same, and so does the network folded at another size of an open
+dimension, of all nodes that the size does not reach. To write a node as protobuf, and to read what is found,
+takes longer than to infer it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+MOST_READ = 20
+"""Elements of a constant that decide a shape, such as the operands of Reshape and Slice."""
+_SIMPLE = frozenset(
+    (
+        ir.AttributeType.FLOAT,
+        ir.AttributeType.INT,
+        ir.AttributeType.STRING,
+        ir.AttributeType.FLOATS,
+        ir.AttributeType.INTS,
+        ir.AttributeType.STRINGS,
+    )
+)
+
+Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An operand that is known."""
+
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    content: bytes
+
+    def tensor(self) -> onnx.TensorProto:
+        array = np.frombuffer(self.content, self.dtype.numpy()).reshape(self.shape)
+        return ir.serde.serialize_tensor(ir.Tensor(array, dtype=self.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What is known of an operand."""
+
+    dtype: ir.DataType
+    dims: Dims | None
+    constant: Constant | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A node, but for the names of its values."""
+
+    operator: tuple[str, str, int]
+    """Domain, type and version."""
+    attributes: tuple[tuple[str, ir.AttributeType, Hashable], ...]
+    operands: tuple[Operand | None, ...]
+    results: tuple[bool, ...]
+    """Which there are."""
+
+
+Answer = tuple[tuple[ir.DataType, Dims | None] | None, ...]
+
+
+def inferred(node: ir.Node, version: int) -> Answer | None:
+    """Types and dimensions of the node's results, None for those of which nothing is known; None for all if
+    inference fails, or is asked of other values than tensors, or of attributes that are tensors or graphs."""
+    question = _question(node, version)
+    return None if question is None else _answer(question)
+
+
+def _question(node: ir.Node, version: int) -> Question | None:
+    attributes = []
+    for name, attribute in node.attributes.items():
+        if attribute.type not in _SIMPLE or attribute.is_ref():
+            return None
+        value = attribute.value
+        attributes.append((name, attribute.type, tuple(value) if isinstance(value, list | tuple) else value))
+    operands: list[Operand | None] = []
+    for value in node.inputs:
+        operand = None if value is None else _operand(value)
+        if value is not None and operand is None:
+            return None
+        operands.append(operand)
+    results = tuple(bool(value.name) for value in node.outputs)
+    operator = (node.domain, node.op_type, version)
+    return Question(operator, tuple(sorted(attributes, key=lambda each: each[0])), tuple(operands), results)
+
+
+def _operand(value: ir.Value) -> Operand | None:
+    if not isinstance(value.type, ir.TensorType):
+        return None
+    dims = None if value.shape is None else _dims(value.shape)
+    known, constant = value.const_value, None
+    if known is not None and known.size <= MOST_READ:
+        if known.dtype == ir.DataType.STRING:
+            return None
+        array = known.numpy()
+        constant = Constant(known.dtype, array.shape, array.tobytes())
+    return Operand(value.type.dtype, dims, constant)
+
+
+def _dims(shape: ir.Shape) -> Dims:
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in shape)
+
+
+@functools.lru_cache(maxsize=16384)
+def _answer(question: Question) -> Answer | None:
+    domain, operator, version = question.operator
+    names = [None if operand is None else f"i{i}" for i, operand in enumerate(question.operands)]
+    node = onnx.NodeProto(
+        op_type=operator,
+        domain=domain,
+        input=[name or "" for name in names],
+        output=[f"o{i}" if is_there else "" for i, is_there in enumerate(question.results)],
+        attribute=[ir.serde.serialize_attribute(ir.Attr(*each)) for each in question.attributes],
+    )
+    given = [(name, o) for name, o in zip(names, question.operands, strict=True) if name and o]
+    try:
+        types = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(operator, version, domain),
+            node,
+            {name: _type_proto(operand) for name, operand in given},
+            {name: operand.constant.tensor() for name, operand in given if operand.constant},
+        )
+        return tuple(_tensor_type(types.get(name)) for name in node.output)
+    except Exception:  # inference raises anything; of such a node nothing is known
+        return None
+
+
+def _type_proto(operand: Operand) -> onnx.TypeProto:
+    made = ir.serde.serialize_type(ir.TensorType(operand.dtype))
+    if operand.dims is not None:
+        ir.serde.serialize_shape_into(made, ir.Shape(operand.dims))
+    return made
+
+
+def _tensor_type(made: onnx.TypeProto | None) -> tuple[ir.DataType, Dims | None] | None:
+    if made is None:
+        return None
+    if not made.HasField("tensor_type"):
+        raise TypeError("not a tensor")
+    shape = ir.serde.deserialize_type_proto_for_shape(made)
+    return ir.DataType(made.tensor_type.elem_type), None if shape is None else _dims(shape)
