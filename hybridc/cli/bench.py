@@ -28,7 +28,7 @@ from hybridc.cli.support.arguments import (
 from hybridc.cli.support.files import existing_artifact, existing_model, named_file, print_json
 from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.errors import UsageError
-from hybridc.options import format_bytes, parse_count, parse_seed
+from hybridc.options import format_bytes, parse_count, parse_dim, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=FILE.npy",
         help="an input and the file of its array; others are drawn at random; may be repeated",
+    )
+    parser.add_argument(
+        "--dim",
+        type=parse_dim,
+        action="append",
+        default=[],
+        metavar="NAME=8",
+        help="size of an open dimension of random inputs (default: the largest); may be repeated",
     )
     parser.add_argument(
         "--seed", type=parse_seed, default=0, metavar="N", help="seed of random inputs (default: %(default)s)"
@@ -92,10 +100,11 @@ def execute(arguments: argparse.Namespace) -> int:
         emulate_gpu=arguments.emulate_gpu,
         trusted_keys=arguments.trust,
     )
-    from hybridc.cli.support.feeds import gather_feeds
+    from hybridc.cli.support.feeds import gather_feeds, of_sizes
     from hybridc.report.bench import BenchReport, bench_text, bench_to_json, lane_times, latencies
 
-    feeds = gather_feeds(session.get_inputs(), arguments.input, arguments.seed)
+    inputs = of_sizes(session.get_inputs(), arguments.dim)
+    feeds = gather_feeds(inputs, arguments.input, arguments.seed)
     runs: dict[str, Callable[[], object]] = {"hybridc": lambda: session.run(None, feeds)}
     if arguments.compare is not None:
         runs[arguments.compare] = _reference(session, arguments.model, feeds)

@@ -231,6 +231,8 @@ def test_commands_show_the_plan_that_their_sizes_take(
         words += ["--input", f"{name}={tmp_path / str(number)}.npy"]
     assert main(["bench", path, *words, "--repeat", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_us"] == smallest.predicted_us
+    assert main(["bench", path, "--dim", "N=1", "--repeat", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_us"] == smallest.predicted_us
     assert main(["run", path, *words, "--trace", str(tmp_path / "trace.json")]) == 0
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     spans = [each for each in events if each["ph"] == "X" and each["pid"] == events[0]["pid"]]
