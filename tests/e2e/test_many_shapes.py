@@ -17,6 +17,7 @@ from hybridc.ir import Device
 from hybridc.models import build
 from hybridc.runtime import Session
 from tests.support.expansion import parsed
+from tests.support.machines import EAGER_GPU
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -143,8 +144,9 @@ def drawn(session: Session, limits: Mapping[str, int], seed: int) -> dict[str, n
 
 
 def compiled(case: Case, target: str, folder: Path) -> tuple[onnx.ModelProto, Path]:
-    """A network and its artifact: for a GPU with half of what the largest sizes need."""
-    options: dict[str, Any] = {} if target == CPU else {"gpu_memory": "50%"}
+    """A network and its artifact: for a GPU with half of what the largest sizes need, which is so fast that
+    plans use it."""
+    options: dict[str, Any] = {} if target == CPU else {"gpu_memory": "50%", "machine": EAGER_GPU}
     model, path = case.model(), folder / "model.hyb"
     hybridc.compile(model, path, target=target, dims=case.dims, plan_seconds=0.5, threads=2, **options)
     return model, path
@@ -174,7 +176,7 @@ def test_random_shapes_agree(name: str, target: str, tmp_path: Path) -> None:
                 scale = np.abs(wanted).max(initial=1e-30)
                 np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE * scale, err_msg=str(seed))
         assert session.memory() == memory
-        assert target == CPU or memory[Device.GPU].allocated_bytes == largest
+        assert target == CPU or memory[Device.GPU].allocated_bytes == largest > 0
         assert target == CPU or emulator.statistics().peak_bytes == peak
 
 
