@@ -195,6 +195,7 @@ def test_caches_of_16_bits_stay_in_place_too(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=4e-3 * np.abs(theirs).max())
 
 
+@pytest.mark.slow
 def test_runs_of_other_lengths_take_the_cache_with_them(tmp_path: Path) -> None:
     lengths = {"past_sequence_length": CONTEXT, "total_sequence_length": CONTEXT}
     hybridc.compile(
