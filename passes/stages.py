@@ -246,6 +246,9 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
     if few is not None and not _some_fits((whole, *found), c.machine, min(budgets)):
         c, found = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
     ways = (whole, *reversed(found))
+    if not _some_fits(ways, c.machine, largest_bytes):
+        least = min(ways, key=lambda way: smallest_budget_bytes(way.graph, c.machine, way.pins))
+        return TiledNetwork(c, (least,), peak_bytes)  # whose planning tells what is needed
     for tiling in found:
         _first_plans(c.job, tiling, c.machine, budgets)  # where the whole network does not fit
 
@@ -288,8 +291,10 @@ def _tilings(
         if c.job.watch is not None and c.job.watch.is_content():
             break  # what is tiled is not planned any more
         program = tile(c.unfused, int(limit_bytes * widening))
-        if program is c.unfused or (found and limit_bytes > largest_bytes):
-            break  # all kernels are within this limit, or no budget could use larger tiles
+        if program is c.unfused:
+            break  # all kernels are within this limit
+        if found and limit_bytes > largest_bytes and _some_fits((whole, *found), c.machine, largest_bytes):
+            break  # no budget could use larger tiles; where nothing fits, these may need less
         if _kernel_count(program) > MAX_TILED_KERNELS:
             continue
         tiled = to_graph(ImportedNetwork(c.job, program, c.library, c.narrow), progress)

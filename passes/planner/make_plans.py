@@ -24,6 +24,7 @@ from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.search.partition import (
     MOST_GRID_KERNELS,
     MOST_SEARCHED_TILES,
+    least_bytes,
     on_cpu,
     partition,
     time_bound_us,
@@ -145,9 +146,10 @@ def _fastest(
 
     What cannot be better, by its bound, is not searched for.
     """
-    # where no tiling is for a budget the one that needs least is searched for all the same, to say so
-    least = min(tilings, key=lambda t: t.first_bytes)
     best = dict(known)
+    # where no tiling is for a budget the one that needs least is searched for all the same, if only to say so
+    below = [b for b in budgets if b < min(tiling.first_bytes for tiling in tilings)]
+    least = min(range(len(tilings)), key=lambda n: least_bytes(contexts[n])) if below else None
 
     def is_hopeless(number: int, b: int) -> bool:
         if b not in best:
@@ -161,24 +163,24 @@ def _fastest(
 
     for number in sorted(range(len(tilings)), key=lambda n: (-tilings[n].last_bytes, tilings[n].limit_bytes)):
         tiling, context = tilings[number], contexts[number]
-        wanted = [
-            b for b in budgets if (tiling.first_bytes <= b or tiling is least) and not is_hopeless(number, b)
-        ]
-        if not wanted:
-            continue
-        plans = partition(
-            context,
-            wanted,
-            known_us={b: found.placed.makespan_us for b, found in best.items() if not found.rank[0]},
-            first_bytes=tiling.first_bytes,
-            last_bytes=tiling.last_bytes,
-            is_cut_up=tiling.is_cut_up,
-            has_bounds=len(tiling.graph.kernels) <= LARGEST_KERNEL_COUNT,  # quick, and may be proven
-            report=report,
-        )
-        for b, placed in zip(wanted, plans, strict=True):
-            candidate = _Candidate(tiling, context, placed)
-            best[b] = _better(best[b], candidate) if b in best else candidate
+        suited = [b for b in budgets if tiling.first_bytes <= b]
+        for first_bytes, some in ((tiling.first_bytes, suited), (0, below if number == least else ())):
+            wanted = [b for b in some if not is_hopeless(number, b)]
+            if not wanted:
+                continue
+            plans = partition(
+                context,
+                wanted,
+                known_us={b: found.placed.makespan_us for b, found in best.items() if not found.rank[0]},
+                first_bytes=first_bytes,
+                last_bytes=tiling.last_bytes,
+                is_cut_up=tiling.is_cut_up,
+                has_bounds=len(tiling.graph.kernels) <= LARGEST_KERNEL_COUNT,  # quick, and may be proven
+                report=report,
+            )
+            for b, placed in zip(wanted, plans, strict=True):
+                candidate = _Candidate(tiling, context, placed)
+                best[b] = _better(best[b], candidate) if b in best else candidate
     return {b: _bounded(best[b], b) for b in budgets}
 
 

@@ -149,9 +149,8 @@ def test_sweep_shows_what_compile_would_plan(
     assert ", 1 of 2, for the budgets" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("network", ["unet"], indirect=True)
+@pytest.mark.parametrize("network", ["mlp", pytest.param("unet", marks=pytest.mark.slow)], indirect=True)
 def test_budget_that_no_way_of_cutting_up_meets_is_refused_with_the_smallest(
     network: onnx.ModelProto, options: dict[str, Any]
 ) -> None:

@@ -166,7 +166,12 @@ def all_gpu_peak_bytes(graph: Graph, machine: Machine) -> int:
 
 def smallest_budget_bytes(graph: Graph, machine: Machine, pins: Pins = NO_PINS) -> int:
     """The smallest budget in bytes that `partition` meets; any larger one is met too."""
-    return _smallest(PlanningContext(graph, machine, pins)).gpu_bytes
+    return least_bytes(PlanningContext(graph, machine, pins))
+
+
+def least_bytes(context: PlanningContext) -> int:
+    """Likewise, of a graph that is planned already."""
+    return _smallest(context).gpu_bytes
 
 
 def smallest_bytes_bound(graph: Graph, machine: Machine, pins: Pins = NO_PINS) -> int:
