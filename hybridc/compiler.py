@@ -68,12 +68,11 @@ def _compile(
     sets: list[list[LoweredNetwork]] = []  # one for each CPU instruction set
     for target in targets:
         each = replace(options, target=target)
-        if sets:
-            each = with_budgets(replace(each, dump_ir=None), sets[0][-1])
         tuner = tuner_of(each, watch.progress)
         models: list[ImportedModel] = []
         networks: list[LoweredNetwork] = []
         for bucket in reversed(buckets):  # of the largest sizes first: percentages are of what they need
+            each = with_budgets(each, sets[0] if sets else networks)
             with watch("import"):
                 model, network = import_model(
                     source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
@@ -86,7 +85,6 @@ def _compile(
                 made = run_stages(network, watch.progress, stop_after=each.stop_after, dump_ir=each.dump_ir)
             if path is None:  # stopped
                 return Compiled.of(made, None, watch.seconds, tuner.chosen if tuner else {})
-            each = with_budgets(replace(each, dump_ir=None), made)
             models.insert(0, model)
             networks.insert(0, made)
         sets.append(networks)
@@ -170,9 +168,9 @@ def plan_model(
     buckets = divided([each.sizes for each in dimensions])
     options = with_shared_effort(options, len(buckets))
     networks: list[PlannedNetwork] = []
-    each = options
     with compile_cache(options.cache) as cache:
         for bucket in reversed(buckets):
+            each = with_budgets(options, networks)
             _, network = import_model(source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1)
             network = with_measurements(after(network, networks), progress)
             network = _watched(network, progress, listening)
@@ -181,7 +179,6 @@ def plan_model(
             if bound_seconds is not None:
                 progress.stage("bound")
                 made = tighten_bounds(made, bound_seconds / len(buckets))
-            each = with_budgets(replace(options, dump_ir=None), made)
             networks.insert(0, made)
     planned = Planned.of(networks[-1])
     return replace(planned, buckets=BucketPlans.of_all(dimensions, buckets, networks))

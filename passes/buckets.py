@@ -55,10 +55,13 @@ def with_shared_effort(options: CompileOptions, count: int) -> CompileOptions:
     return replace(options, plan_seconds=options.plan_seconds / count, tune_seconds=tune_seconds)
 
 
-def with_budgets(options: CompileOptions, network: TiledNetwork) -> CompileOptions:
-    """The options of a smaller bucket: the bytes that the budgets of the largest one are."""
-    budgets = tuple(Budget(size_bytes=size) for size in network.budgets)
-    return replace(options, gpu_memory=budgets) if options.gpu_memory else options
+def with_budgets(options: CompileOptions, planned: Sequence[TiledNetwork]) -> CompileOptions:
+    """The options of one more network behind those that are planned, if there are any: the bytes that their
+    budgets are, and no folder for the IR."""
+    if not planned:
+        return options
+    budgets = tuple(Budget(size_bytes=size) for size in planned[0].budgets)
+    return replace(options, dump_ir=None, gpu_memory=budgets if options.gpu_memory else ())
 
 
 def joined(networks: Sequence[PlannedNetwork], target: Target) -> LoweredNetwork:

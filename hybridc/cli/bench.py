@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import hybridc
 from hybridc.cli.support.arguments import (
+    add_drawn_sizes,
     add_emulated_gpu,
     add_host_memory,
     add_json,
@@ -28,7 +29,7 @@ from hybridc.cli.support.arguments import (
 from hybridc.cli.support.files import existing_artifact, existing_model, named_file, print_json
 from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.errors import UsageError
-from hybridc.options import format_bytes, parse_count, parse_dim, parse_seed
+from hybridc.options import format_bytes, parse_count, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,14 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE.npy",
         help="an input and the file of its array; others are drawn at random; may be repeated",
     )
-    parser.add_argument(
-        "--dim",
-        type=parse_dim,
-        action="append",
-        default=[],
-        metavar="NAME=8",
-        help="size of an open dimension of random inputs (default: the largest); may be repeated",
-    )
+    add_drawn_sizes(parser, "of random inputs")
     parser.add_argument(
         "--seed", type=parse_seed, default=0, metavar="N", help="seed of random inputs (default: %(default)s)"
     )

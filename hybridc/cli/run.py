@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import hybridc
 from hybridc.cli.support.arguments import (
+    add_drawn_sizes,
     add_emulated_gpu,
     add_host_memory,
     add_json,
@@ -34,7 +35,7 @@ from hybridc.cli.support.files import (
     write_text,
 )
 from hybridc.cli.support.terminal import output_width, print_text
-from hybridc.options import format_bytes, parse_count, parse_dim, parse_seed
+from hybridc.options import format_bytes, parse_count, parse_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,14 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an input and the file of its array; may be repeated",
     )
     parser.add_argument("--random", action="store_true", help="draw inputs without a file at random")
-    parser.add_argument(
-        "--dim",
-        type=parse_dim,
-        action="append",
-        default=[],
-        metavar="NAME=8",
-        help="size of an open dimension for --random (default: the largest); may be repeated",
-    )
+    add_drawn_sizes(parser, "for --random")
     parser.add_argument(
         "--seed", type=parse_seed, default=0, metavar="N", help="seed of --random (default: %(default)s)"
     )

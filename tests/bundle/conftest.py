@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -80,6 +82,13 @@ def gpu_environment(artifact: Path, folder: Path, memory_bytes: int = EMULATED_B
     links = ["-shared", "-fPIC", str(code), f"-L{folder}", "-l:libcudart.so.13"]
     subprocess.run(["gcc", *links, "-o", str(library)], check=True)
     return {"LD_LIBRARY_PATH": str(folder), "LD_PRELOAD": str(library)}
+
+
+def seal(bundle: Path, name: str) -> None:
+    """Let the hash of a file be that of what it is now."""
+    digest = hashlib.sha256((bundle / name).read_bytes()).hexdigest()
+    sums = bundle / "SHA256SUMS"
+    sums.write_text(re.sub(rf".*  {re.escape(name)}\n", f"{digest}  {name}\n", sums.read_text()))
 
 
 def run_bundle(

@@ -20,8 +20,7 @@ from hybridc.errors import DeviceError
 from hybridc.ir import Device
 from hybridc.models import build
 from hybridc.targets import ISAS
-from tests.bundle.conftest import run_bundle
-from tests.bundle.test_damage import seal
+from tests.bundle.conftest import run_bundle, seal
 from tests.support.light_models import random_feeds
 from tests.support.machines import EAGER_GPU
 

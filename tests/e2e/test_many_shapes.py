@@ -16,8 +16,8 @@ from hybridc import emulator
 from hybridc.ir import Device
 from hybridc.models import build
 from hybridc.runtime import Session
-from tests.support.expansion import parsed
 from tests.support.machines import EAGER_GPU
+from tests.support.ranges import with_drawn_weights
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -59,20 +59,8 @@ RECOGNISER = """g (float[N, 1, 16, W] image) => (float[T, N, 12] letters)
 }"""
 
 
-def drawn_weights(text: str) -> onnx.ModelProto:
-    """A network whose weights are drawn."""
-    model, random = parsed(text), np.random.default_rng(0)
-    nodes = sorted(model.graph.node, key=lambda node: node.op_type != "Constant")
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    for info in model.graph.value_info:
-        shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
-        array = (random.standard_normal(shape) / 2).astype(np.float32)
-        if info.name == "sides":
-            array = np.array([0, 0, 1, 1], np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, info.name))
-    del model.graph.value_info[:]
-    return model
+SIDES = {"sides": np.array([0, 0, 1, 1], np.float32)}
+"""What boxes of the detector have on top of their corners."""
 
 
 def exported(name: str) -> onnx.ModelProto:
@@ -118,8 +106,8 @@ CASES = {
         100,
         {"input_ids": 100},
     ),
-    "detector": Case(lambda: drawn_weights(DETECTOR), {"B": "1..48:1,16,48"}, 100),
-    "recogniser": Case(lambda: drawn_weights(RECOGNISER), {"N": "1..3:3", "W": "8..96:32,96"}, 100),
+    "detector": Case(lambda: with_drawn_weights(DETECTOR, SIDES), {"B": "1..48:1,16,48"}, 100),
+    "recogniser": Case(lambda: with_drawn_weights(RECOGNISER), {"N": "1..3:3", "W": "8..96:32,96"}, 100),
 }
 
 

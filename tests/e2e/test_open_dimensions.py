@@ -20,7 +20,7 @@ from hybridc.errors import ArtifactError, UsageError
 from hybridc.ir import Device
 from hybridc.json_values import sealed
 from hybridc.runtime import Session
-from tests.support.expansion import parsed
+from tests.support.ranges import with_drawn_weights
 
 GPU_MEMORY = "16MiB"
 RUNS = 60
@@ -83,25 +83,6 @@ RECURRENT = """g (float[S, N, 4] x) => (float[S, 2, N, 8] y, float[2, N, 8] last
 }"""
 
 
-def network(text: str) -> onnx.ModelProto:
-    """With weights that are drawn."""
-    model, random = parsed(text), np.random.default_rng(0)
-    nodes = sorted(model.graph.node, key=lambda node: node.op_type != "Constant")
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    for info in model.graph.value_info:
-        shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
-        drawn = random.standard_normal(shape) / 2 + (info.name in ("variance", "scale"))
-        model.graph.initializer.append(
-            onnx.numpy_helper.from_array(
-                np.abs(drawn).astype(np.float32) if info.name == "variance" else drawn.astype(np.float32),
-                info.name,
-            )
-        )
-    del model.graph.value_info[:]
-    return model
-
-
 CASES: Mapping[str, tuple[str, dict[str, str], dict[str, int]]] = {
     "convolutions": (CONVOLUTIONS, {"N": "1..5:1,5"}, {}),
     "encoder": (ENCODER, {"N": "1..3:3", "S": "2..9:4,9"}, {"ids": 20, "mask": 2}),
@@ -136,7 +117,7 @@ def case(
     """A session, for a GPU with less memory than the largest sizes need."""
     name, target = request.param
     text, dims, limits = CASES[name]
-    model, path = network(text), tmp_path_factory.mktemp("open") / "model.hyb"
+    model, path = with_drawn_weights(text), tmp_path_factory.mktemp("open") / "model.hyb"
     options: Any = GPU_OPTIONS.get(name, {"gpu_memory": "50%"}) if target != CPU else {}
     hybridc.compile(model, path, target=target, dims=dims, plan_seconds=0.2, threads=2, **options)
     emulate = GPU_MEMORY if target != "avx2" else None
@@ -256,7 +237,7 @@ def test_bound_arrays_of_any_size_are_read(case: tuple[Session, onnx.ModelProto,
 
 
 def test_an_artifact_with_open_dimensions_is_not_bundled(tmp_path: Path) -> None:
-    model = network("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")
+    model = with_drawn_weights("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")
     hybridc.compile(model, tmp_path / "net.hyb", target=CPU, dims={"N": "1..3"})
     with pytest.raises(UsageError) as refused:
         write_bundle(tmp_path / "net.hyb", tmp_path / "bundle")

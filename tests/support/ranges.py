@@ -16,6 +16,7 @@ from hybridc.frontend.load import load
 from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds, open_dimensions
 from hybridc.frontend.simplify import folded, simplify
 from hybridc.sizes import Bucket, Sizes
+from tests.support.expansion import parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,22 @@ class Padded:
             for axis, number in cuts:
                 results[i] = results[i].take(np.arange(int(counts[number].item())), axis)
         return list(results)
+
+
+def with_drawn_weights(text: str, known: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    """A network whose weights are drawn but for known ones: variances positive, factors around 1."""
+    model, random = parsed(text), np.random.default_rng(0)
+    nodes = sorted(model.graph.node, key=lambda node: node.op_type != "Constant")
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    for info in model.graph.value_info:
+        shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        drawn = random.standard_normal(shape) / 2 + (info.name in ("variance", "scale"))
+        array = np.abs(drawn) if info.name == "variance" else drawn
+        array = (known or {}).get(info.name, array.astype(np.float32))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, info.name))
+    del model.graph.value_info[:]
+    return model
 
 
 def padded(model: onnx.ModelProto, dims: Mapping[str, Sizes], bucket: Bucket) -> Padded:

@@ -91,6 +91,17 @@ def add_plan_memory(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_drawn_sizes(parser: argparse.ArgumentParser, purpose: str) -> None:
+    parser.add_argument(
+        "--dim",
+        type=parse_dim,
+        action="append",
+        default=[],
+        metavar="NAME=8",
+        help=f"size of an open dimension {purpose} (default: the largest); may be repeated",
+    )
+
+
 def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
