@@ -55,7 +55,7 @@ _LOWER = Sequential(
 """TVM's own lowering, as far as the loops, thread extents and allocations of the kernels are final."""
 
 _KEPT_FUNCTIONS = 256
-"""Lowering is a third of what a schedule takes. The rule that made a function asks for it, and the model of
+"""Lowering takes long. The rule that made a function asks for it, and the model of
 GPU times asks again once all functions of a network, or of a way to tile it, are scheduled."""
 
 
