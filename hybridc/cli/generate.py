@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from hybridc.cli.support.arguments import (
     add_plan_memory,
     add_threads,
     add_trust,
+    parse_ids,
 )
 from hybridc.cli.support.files import existing_artifact, existing_file, print_json
 from hybridc.errors import UsageError
@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="OUT.hyb", help="the compiled decoder")
     parser.add_argument("--prompt", metavar="TEXT", help="what to go on from; needs --tokenizer")
     parser.add_argument(
-        "--prompt-ids", type=_ids, metavar="1,17,204", help="token ids to go on from, instead of --prompt"
+        "--prompt-ids",
+        type=parse_ids,
+        metavar="1,17,204",
+        help="token ids to go on from, instead of --prompt",
     )
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE.json", help="tokenizer of the package tokenizers"
@@ -62,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end in front of this text; may be repeated; needs --tokenizer",
     )
     parser.add_argument(
-        "--stop-ids", type=_ids, default=(), metavar="2,0", help="end with one of these token ids"
+        "--stop-ids", type=parse_ids, default=(), metavar="2,0", help="end with one of these token ids"
     )
     add_emulated_gpu(parser)
     add_threads(parser)
@@ -227,12 +230,6 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
         what = f"the tokenizer cannot be read: {error}"
         remedy = "give the tokenizer.json that belongs to the model"
         raise UsageError("HC595", what, where=str(path), remedy=remedy) from None
-
-
-def _ids(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text, re.ASCII):
-        raise UsageError("HC513", f"invalid token ids {text!r}", remedy="write for example 1,17,204")
-    return tuple(map(int, text.split(",")))
 
 
 def _report(prompt: Sequence[int], made: _Generated, memory: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 Any client of the protocol can ask for results, such as tritonclient. Models are called as the files of their
 artifacts. With --gpu-memory several of them take turns in one allocation, as `hybridc group` plans it.
+
+With --tokenizer a decoder is served over HTTP by OpenAI's protocol instead: /v1/chat/completions,
+/v1/completions and /v1/models, streamed or not, for any client of it.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from hybridc.cli.support.arguments import (
     add_threads,
     add_trust,
     named_count,
+    parse_ids,
 )
-from hybridc.cli.support.files import existing_artifact, print_json
+from hybridc.cli.support.files import existing_artifact, existing_file, print_json
 from hybridc.cli.support.terminal import print_text
 from hybridc.errors import UsageError
 from hybridc.options import check_seconds, parse_bytes, parse_count
@@ -28,12 +32,18 @@ from hybridc.options import check_seconds, parse_bytes, parse_count
 if TYPE_CHECKING:
     from hybridc.runtime import Session
     from hybridc.serving.server import Addresses
+    from hybridc.serving.settings import Settings
 
 HELP = "serve artifacts over HTTP and gRPC"
 EXAMPLE = """\
   hybridc serve resnet.hyb
   hybridc serve resnet.hyb --batch N --queue 128 --host 0.0.0.0
-  hybridc serve encoder.hyb unet.hyb decoder.hyb --gpu-memory 4GiB"""
+  hybridc serve encoder.hyb unet.hyb decoder.hyb --gpu-memory 4GiB
+  hybridc serve llama.hyb --tokenizer tokenizer.json --sequences 8"""
+
+
+_TEXT = ("chat_template", "sequences", "stop_ids")
+"""Options that need a tokenizer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_addresses(parser.add_argument_group("addresses"))
     _add_limits(parser.add_argument_group("limits"))
     _add_batches(parser.add_argument_group("dynamic batching"))
+    _add_text(parser.add_argument_group("text"))
     _add_memory(parser)
     add_trust(parser)
     add_json(parser)
@@ -109,6 +120,32 @@ def _add_batches(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_text(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE.json",
+        help="tokenizer of the package tokenizers: serve a decoder. What lies beside it counts, too:"
+        " tokenizer_config.json, generation_config.json, chat_template.jinja",
+    )
+    group.add_argument(
+        "--chat-template",
+        type=Path,
+        metavar="FILE.jinja",
+        help="template of chats (default: the tokenizer's)",
+    )
+    group.add_argument(
+        "--sequences",
+        type=parse_count,
+        metavar="N",
+        help="requests that are answered at a time, each with a cache of its own"
+        " (default: as many as a run of the decoder has)",
+    )
+    group.add_argument(
+        "--stop-ids", type=parse_ids, metavar="2,0", help="end with one of these tokens, too (default: none)"
+    )
+
+
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-memory",
@@ -133,30 +170,66 @@ def execute(arguments: argparse.Namespace) -> int:
     for path in arguments.artifacts:
         existing_artifact(path)
     _check(arguments)
-    from hybridc.serving.server import serve
     from hybridc.serving.settings import Settings
+
+    settings = Settings(
+        host=arguments.host,
+        http_port=arguments.http_port,
+        grpc_port=arguments.grpc_port,
+        queue=arguments.queue,
+        timeout_s=arguments.timeout,
+        request_bytes=arguments.request_size,
+        batch=arguments.batch,
+        batch_delay_s=arguments.batch_delay,
+        grace_s=arguments.grace,
+    )
+    if arguments.tokenizer is not None:
+        _serve_chat(arguments, settings)
+        return 0
+    from hybridc.serving.server import serve
 
     with ExitStack() as opened:
         sessions = _load(arguments, opened)
         for session in sessions.values():
             session.warm_up()
-        settings = Settings(
-            host=arguments.host,
-            http_port=arguments.http_port,
-            grpc_port=arguments.grpc_port,
-            queue=arguments.queue,
-            timeout_s=arguments.timeout,
-            request_bytes=arguments.request_size,
-            batch=arguments.batch,
-            batch_delay_s=arguments.batch_delay,
-            grace_s=arguments.grace,
-        )
         serve(sessions, settings, lambda addresses: _tell(arguments, sessions, addresses))
     return 0
 
 
+def _serve_chat(arguments: argparse.Namespace, settings: Settings) -> None:
+    from hybridc.serving.chat.server import ChatSettings, serve_chat
+
+    existing_file(arguments.tokenizer, "tokenizer")
+    if arguments.chat_template is not None:
+        existing_file(arguments.chat_template, "chat template")
+    (path,) = arguments.artifacts
+    with hybridc.load_generation(
+        path,
+        threads=arguments.threads,
+        gpu_memory=arguments.gpu_memory,
+        host_memory=arguments.host_memory,
+        emulate_gpu=arguments.emulate_gpu,
+        trusted_keys=arguments.trust,
+    ) as session:
+        chat = ChatSettings(
+            arguments.tokenizer,
+            arguments.chat_template,
+            arguments.stop_ids or (),
+            arguments.sequences or len(session.sequences),
+        )
+        serve_chat(path.stem, session, settings, chat, lambda address: _tell_chat(arguments, address))
+
+
 def _check(arguments: argparse.Namespace) -> None:
     """Raises UsageError HC514 or HC500."""
+    if arguments.tokenizer is None:
+        given = [each for each in _TEXT if getattr(arguments, each) is not None]
+        if given:
+            what = f"--{given[0].replace('_', '-')} is for a decoder whose text is served"
+            raise UsageError("HC500", what, remedy="give --tokenizer tokenizer.json, too")
+    elif len(arguments.artifacts) > 1 or arguments.batch is not None:
+        what = "with --tokenizer one decoder is served, whose requests are joined as they come"
+        raise UsageError("HC500", what, remedy="give one artifact and no --batch")
     names = [path.stem for path in arguments.artifacts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -189,6 +262,15 @@ def _load(arguments: argparse.Namespace, opened: ExitStack) -> dict[str, Session
         path.stem: opened.enter_context(hybridc.load(path, gpu_memory=arguments.gpu_memory, **common))
         for path in arguments.artifacts
     }
+
+
+def _tell_chat(arguments: argparse.Namespace, address: str) -> None:
+    name = arguments.artifacts[0].stem
+    if arguments.json:
+        print_json({"http": address, "models": [name]})
+    else:
+        print_text(f"serving {name} at http://{address}/v1")
+    print(end="", flush=True)  # whoever has started the server waits for it
 
 
 def _tell(arguments: argparse.Namespace, sessions: dict[str, Session], addresses: Addresses) -> None:

@@ -70,6 +70,11 @@ class GenerationSession:
         """Token ids are less."""
         return self._decoder.form.vocabulary
 
+    @property
+    def longest_run(self) -> int:
+        """New tokens of each sequence that one run takes at most."""
+        return max(self._decoder.form.times_us)
+
     def append(self, tokens: Sequence[Tokens]) -> np.ndarray:
         """Read new tokens of each sequence, which may be none; float32 logits [batch, vocabulary].
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -40,7 +40,7 @@ def application(plane: ServedPlane, limits: Limits) -> ASGIApp:
         app.add_exception_handler(kind, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_malformed)
     app.add_exception_handler(HTTPException, _refuse_route)
-    return LimitedApp(app, plane, limits)
+    return LimitedApp(app, plane, limits, _answer)
 
 
 async def _refuse(_: Any, error: Exception) -> JSONResponse:
@@ -65,11 +65,20 @@ def _answer(status: int, text: str) -> JSONResponse:
     return JSONResponse({"error": text}, status, headers)
 
 
+class Stopping(Protocol):
+    """What tells that a server is about to end."""
+
+    is_stopping: bool
+
+
 class LimitedApp:
     """Refuses bodies that are too large, too slow or too many before they are read."""
 
-    def __init__(self, app: ASGIApp, plane: ServedPlane, limits: Limits) -> None:
-        self._app, self._plane, self._limits = app, plane, limits
+    def __init__(
+        self, app: ASGIApp, plane: Stopping, limits: Limits, answer: Callable[[int, str], JSONResponse]
+    ) -> None:
+        """`answer` writes a refusal, by its status and text."""
+        self._app, self._plane, self._limits, self._answer = app, plane, limits, answer
         self._taken = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +92,8 @@ class LimitedApp:
         try:
             self._check(dict(scope["headers"]))
         except Exception as error:
-            await (await _refuse(None, error))(scope, receive, send)
+            found = refusal(error)
+            await self._answer(found.http_status, found.text)(scope, receive, send)
             return
         self._taken += 1
         try:

@@ -16,3 +16,6 @@ REFUSED = Counter(
     "hybridc_requests_refused", "requests that were answered with an error", ["protocol", "status"]
 )
 MEMORY = Gauge("hybridc_memory_bytes", "memory that a session holds on a device", ["model_name", "device"])
+TOKENS = Counter(
+    "hybridc_tokens", "tokens that a decoder has read of prompts, or generated", ["model_name", "kind"]
+)

@@ -20,12 +20,12 @@ from hybridc.serving.model import Runner, ServedModel
 from hybridc.serving.protocol import ServedPlane
 from hybridc.serving.settings import Limits, Settings
 
-_DRAIN_S = 1.0
+DRAIN_S = 1.0
 """From the signal to stop until no more requests are taken: for those that are on their way, and for clients
 to hear that their connections end."""
-_REFUSE_S = 0.2
+REFUSE_S = 0.2
 """Until both servers end: requests that come are refused with an error, not with a closed connection."""
-_REQUEST_BYTES = 64 << 20
+REQUEST_BYTES = 64 << 20
 _HEADER_BYTES = 64 << 10
 """Beside the tensors of a request, for its JSON or its gRPC message."""
 
@@ -51,7 +51,7 @@ def serve(runners: Mapping[str, Runner], settings: Settings, on_start: Callable[
     for name, runner in runners.items():
         for device, used in runner.memory().items():
             MEMORY.labels(name, device.value).set(used.allocated_bytes)
-    with _bound(settings) as bound:
+    with bound_socket(settings) as bound:
         asyncio.run(_serve(models, settings, bound, on_start))
 
 
@@ -65,14 +65,18 @@ async def _serve(
     limits = _limits(models, settings)
     http = HttpServer(application(plane, limits), bound, settings.grace_s)
     grpc = GrpcServer(plane, limits, settings)
-    stopped = _stop_signal()
+    stopped = stop_signal()
     await asyncio.gather(http.start(), grpc.start())
-    on_start(Addresses(_address(settings.host, bound.getsockname()[1]), _address(settings.host, grpc.port)))
+    on_start(
+        Addresses(
+            shown_address(settings.host, bound.getsockname()[1]), shown_address(settings.host, grpc.port)
+        )
+    )
     await stopped.wait()
     plane.is_stopping = True
-    await asyncio.sleep(_DRAIN_S)
+    await asyncio.sleep(DRAIN_S)
     await asyncio.gather(*(model.close(settings.grace_s) for model in models))
-    await asyncio.sleep(_REFUSE_S)
+    await asyncio.sleep(REFUSE_S)
     await asyncio.gather(http.stop(), grpc.stop())
 
 
@@ -80,10 +84,10 @@ def _limits(models: list[ServedModel], settings: Settings) -> Limits:
     largest = max(model.largest_bytes for model in models) + _HEADER_BYTES
     runs = sum(1 if model.sizes is None else model.sizes.largest for model in models)
     requests = settings.queue * len(models) + runs
-    return Limits(settings.request_bytes or max(_REQUEST_BYTES, largest), requests, settings.timeout_s)
+    return Limits(settings.request_bytes or max(REQUEST_BYTES, largest), requests, settings.timeout_s)
 
 
-def _stop_signal() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
     """Set by the first signal to stop. The second ends the process, whatever is under way."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -98,13 +102,13 @@ def _stop_signal() -> asyncio.Event:
     return stopped
 
 
-def _bound(settings: Settings) -> socket.socket:
+def bound_socket(settings: Settings) -> socket.socket:
     """The socket of the HTTP server. Raises UsageError HC599."""
     try:
         family = socket.getaddrinfo(settings.host, None, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((settings.host, settings.http_port), family=family, backlog=2048)
     except OSError as error:
-        address = _address(settings.host, settings.http_port)
+        address = shown_address(settings.host, settings.http_port)
         what = f"the HTTP server cannot listen at {address}: {error.strerror}"
         raise UsageError("HC599", what, remedy="choose another --host or --http-port") from None
     # its connections inherit it: a result is several writes, the second of which would wait for an answer
@@ -112,5 +116,5 @@ def _bound(settings: Settings) -> socket.socket:
     return bound
 
 
-def _address(host: str, port: int) -> str:
+def shown_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -40,7 +40,7 @@ class Server:
         except BaseException:
             self.process.kill()
             raise
-        self.http, self.grpc = told["http"], told["grpc"]
+        self.http, self.grpc = told["http"], told.get("grpc", "")
         self.models: list[str] = told["models"]
 
     def _first_document(self) -> dict[str, Any]:

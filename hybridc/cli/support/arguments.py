@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -339,3 +340,10 @@ def named_count(text: str) -> tuple[str, int]:
     if not name:
         raise UsageError("HC500", f"invalid --runs {text!r}", remedy="write --runs NAME=20")
     return name, parse_count(count)
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """Token ids. Raises UsageError HC513."""
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text, re.ASCII):
+        raise UsageError("HC513", f"invalid token ids {text!r}", remedy="write for example 1,17,204")
+    return tuple(map(int, text.split(",")))
