@@ -22,6 +22,7 @@ EMULATED_GPU = "1GiB"
 INEXACT = {
     **{name: {"atol": 1e-6} for name in ("test_dft_inverse", "test_dft_inverse_opset19")},
     **{f"test_attention_4d_causal_fp16{form}": {"atol": 1e-3} for form in ("", "_expanded")},
+    "test_attention_4d_gqa_with_past_and_present_fp16": {"atol": 1e-3},
     **{f"test_linear_attention_fp16{form}": {"atol": 1e-3} for form in ("", "_expanded")},
     **{
         f"test_training_dropout{form}{mask}": {"atol": 20}
@@ -37,8 +38,9 @@ INEXACT = {
 """Tests whose expected results are further from the exact ones than the suite's tolerance.
 
 Zeros that are what a float32 FFT leaves of them, 2e-7; and float16 results that are 4.9e-4 from those in
-float64, where hybridc's are 4.0e-4 from them. A recurrence whose states are float16 between kernels: 1.1e-3
-of scale off, the suite's 0.5e-3. Of random zeros and ones, types and shapes count alone.
+float64, where hybridc's are 4.0e-4 from them, or with grouped queries 5.1e-4 and, on a GPU, 3.0e-4. A
+recurrence whose states are float16 between kernels: 1.1e-3 of scale off, the suite's 0.5e-3. Of random zeros
+and ones, types and shapes count alone.
 """
 DISPUTED = (
     "test_maxunpool_export_with_output_shape",
