@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
 import reprlib
-import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hybridc.array_files import ArrayFile, open_arrays, write_arrays
 from hybridc.errors import UsageError
-from hybridc.files import OpenFile
 from hybridc.json_values import JsonValueError, count, each, mapping, member, number, optional, text
 
 FILE = "checkpoint.npz"
-_HEADER = "header"
 _FORMAT = "hybridc-checkpoint-1"
 
 
@@ -68,7 +62,6 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder)
     header = {
         "format": _FORMAT,
         "model": list(checkpoint.model),
@@ -76,22 +69,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "progress": asdict(checkpoint.progress),
         "identity": dict(checkpoint.identity),
     }
-    arrays = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
     # numbered: names of a model may be anything, and those of a zip file may not
-    arrays |= {f"m{i}": value for i, value in enumerate(checkpoint.model.values())}
+    arrays = {f"m{i}": value for i, value in enumerate(checkpoint.model.values())}
     arrays |= {f"o{i}": value for i, value in enumerate(checkpoint.optimizer.values())}
-    handle, name = tempfile.mkstemp(prefix=f".{FILE}-", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, allow_pickle=False, **arrays)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, folder / FILE)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-    _sync_folder(folder)
+    write_arrays(folder / FILE, header, arrays)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -100,14 +81,13 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     if not os.path.lexists(path):
         return None
     try:
-        file = OpenFile(path)
-        with open(file.handle, "rb", closefd=False) as stream, zipfile.ZipFile(stream) as archive:
-            header = json.loads(_array(archive, _HEADER).tobytes())
+        with open_arrays(path) as stored:
+            header = stored.header
             if member(header, "format", text) != _FORMAT:
                 raise ValueError(f"format {header['format']!r}")
             return Checkpoint(
-                model=_arrays(archive, "m", member(header, "model", each(text))),
-                optimizer=_arrays(archive, "o", member(header, "optimizer", each(text))),
+                model=_arrays(stored, "m", member(header, "model", each(text))),
+                optimizer=_arrays(stored, "o", member(header, "optimizer", each(text))),
                 progress=member(header, "progress", _progress),
                 identity=member(header, "identity", mapping(lambda value: value)),
             )
@@ -118,23 +98,10 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         ) from None
 
 
-def _arrays(archive: zipfile.ZipFile, prefix: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+def _arrays(stored: ArrayFile, prefix: str, names: Sequence[str]) -> dict[str, np.ndarray]:
     if len(set(names)) != len(names):
         raise ValueError("a name stands for two states")
-    return {name: _array(archive, f"{prefix}{i}") for i, name in enumerate(names)}
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """A member, which was stored as it is: nothing is larger in memory than in the file.
-
-    zipfile compares its CRC when it was read to the end.
-    """
-    entry = archive.getinfo(f"{name}.npy")
-    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-        raise ValueError(f"{name} is compressed")
-    with archive.open(entry) as stream:
-        content = stream.read()
-    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    return {name: stored.array(f"{prefix}{i}") for i, name in enumerate(names)}
 
 
 def _progress(data: Any) -> TrainingProgress:
@@ -162,18 +129,3 @@ def _seed(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise JsonValueError(f"{reprlib.repr(value)} is not a seed")
     return value
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Half-written files of a run that was killed."""
-    for path in folder.glob(f".{FILE}-*"):
-        with suppress(OSError):
-            path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
