@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from hybridc.cli.support.arguments import (
     add_trust,
     parse_ids,
 )
-from hybridc.cli.support.files import existing_artifact, existing_file, print_json
+from hybridc.cli.support.files import existing_artifact, existing_file, print_json, written_whole
 from hybridc.errors import UsageError
 from hybridc.options import format_bytes, parse_count, parse_seed
 
@@ -66,6 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stop-ids", type=parse_ids, default=(), metavar="2,0", help="end with one of these token ids"
+    )
+    parser.add_argument(
+        "--prompt-cache",
+        type=Path,
+        metavar="FILE.npz",
+        help="keep keys and values in this file: what of the prompt it begins with is not read again",
     )
     add_emulated_gpu(parser)
     add_threads(parser)
@@ -139,15 +146,34 @@ def execute(arguments: argparse.Namespace) -> int:
         trusted_keys=arguments.trust,
     )
     with session:
-        made = _generate(session, prompt, tokenizer, arguments)
+        cached = _cached(session, prompt, arguments.prompt_cache)
+        made = _generate(session, prompt[cached:], tokenizer, arguments)
+        if arguments.prompt_cache is not None:
+            with written_whole(arguments.prompt_cache) as name:
+                session.save(name)
         memory = {device.value: dataclasses.asdict(used) for device, used in session.memory().items()}
-    report = _report(prompt, made, memory)
+    report = _report(prompt, cached, made, memory)
     if arguments.json:
         print_json(report)
     else:
         print(flush=True)
         print(_summary(report), file=sys.stderr)
     return 0
+
+
+def _cached(session: GenerationSession, prompt: Sequence[int], path: Path | None) -> int:
+    """Tokens at the beginning of the prompt that need not be read: they are in the file, and now there.
+
+    Raises UsageError HC582.
+    """
+    if path is None or not path.exists():
+        return 0
+    session.restore(path)
+    # a run needs a token to read
+    same = zip(session.sequences[0], prompt[:-1], strict=False)
+    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], same))
+    session.rewind(count)
+    return count
 
 
 def _generate(
@@ -232,7 +258,7 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
         raise UsageError("HC595", what, where=str(path), remedy=remedy) from None
 
 
-def _report(prompt: Sequence[int], made: _Generated, memory: dict[str, Any]) -> dict[str, Any]:
+def _report(prompt: Sequence[int], cached: int, made: _Generated, memory: dict[str, Any]) -> dict[str, Any]:
     def speed(tokens: int, seconds: float) -> dict[str, Any]:
         return {"tokens": tokens, "seconds": seconds, "tokens_per_s": tokens / seconds if seconds else None}
 
@@ -241,7 +267,8 @@ def _report(prompt: Sequence[int], made: _Generated, memory: dict[str, Any]) -> 
         "ids": made.ids,
         "text": made.text,
         "ended_by": made.reason,
-        "prefill": speed(len(prompt), made.prefill_seconds),
+        "cached": cached,
+        "prefill": speed(len(prompt) - cached, made.prefill_seconds),
         "decode": speed(len(made.ids) - 1, made.decode_seconds),
         "memory": memory,
     }

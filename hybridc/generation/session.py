@@ -10,6 +10,7 @@ import numpy as np
 from hybridc.errors import UsageError
 from hybridc.generation.form import IDS, LOGITS, MASK, POSITIONS, DecoderForm, decoder_form
 from hybridc.generation.sampling import Sampling, choose
+from hybridc.generation.saved import SavedCache, read_cache, write_cache
 from hybridc.ir import Device
 from hybridc.runtime import Session, load
 from hybridc.runtime.descriptions import DeviceMemory
@@ -24,6 +25,7 @@ class GenerationSession:
         logits = session.append([[1, 17, 204]])            # [batch, vocabulary], behind the last tokens
         other = session.fork()                             # a copy that goes its own way
         session.rewind(2)                                  # as if only two tokens had been there
+        session.save("prompt.npz")                         # for another session's `restore`
 
     Where the plan leaves new keys and values in the place of the old ones, on the host or on the GPU, they
     are not copied from one run to the next of as many tokens; forks and runs of other lengths copy them.
@@ -129,6 +131,46 @@ class GenerationSession:
         other._sequences = [list(sequence) for sequence in self._sequences]
         other._cache = {name: array.copy() for name, array in self._cache.items()}
         return other
+
+    def save(self, path: str | Path) -> None:
+        """Write the sequences and their keys and values to a file, of which `restore` reads them.
+
+        Raises OSError.
+        """
+        self._detach()
+        form, longest = self._decoder.form, max(map(len, self._sequences))
+        cache = {
+            name: np.zeros((*array.shape[:2], longest, array.shape[3]), array.dtype)
+            for name, array in self._cache.items()
+        }
+        for name, array in self._cache.items():
+            for row, tokens in enumerate(self._sequences):
+                n = len(tokens)
+                first = form.context - n if form.is_appended else 0
+                cache[name][row, :, :n] = array[row, :, first : first + n]
+        write_cache(Path(path), SavedCache(self._decoder.model, self._sequences, cache))
+
+    def restore(self, path: str | Path) -> None:
+        """Take the sequences of a file in the place of those that are there.
+
+        Another artifact of the same model may have written it, for another target. Raises UsageError HC582
+        for a file that is damaged, or of another model or size; the session is then as it was before.
+        """
+        form = self._decoder.form
+        saved = read_cache(Path(path), self._decoder.model, form.places)
+        wrong = next((t for s in saved.sequences for t in s if t >= form.vocabulary), None)
+        if wrong is not None:
+            what = f"token id {wrong} of the saved cache is not in the vocabulary"
+            raise UsageError("HC582", what, where=str(path), remedy="give a cache of this model")
+        self._detach()
+        for name, array in saved.cache.items():
+            mine = np.zeros_like(self._cache[name])
+            for row, tokens in enumerate(saved.sequences):
+                n = len(tokens)
+                first = form.context - n if form.is_appended else 0
+                mine[row, :, first : first + n] = array[row, :, :n]
+            self._cache[name] = mine
+        self._sequences = [list(sequence) for sequence in saved.sequences]
 
     def generate(
         self,
@@ -259,6 +301,7 @@ class _Decoder:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.form: DecoderForm = decoder_form(session)
+        self.model = session.artifact.manifest.source.sha256
         self._holder: GenerationSession | None = None
         self._held_size = 0
         self._placed: dict[str, np.ndarray] = {}
