@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -67,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stop-ids", type=parse_ids, default=(), metavar="2,0", help="end with one of these token ids"
+    )
+    parser.add_argument(
+        "--shift",
+        type=_first_tokens,
+        metavar="N",
+        help="go on where the context is full: the first N tokens stay, and the later half of the others is"
+        " read again (default: refuse what exceeds the context)",
     )
     parser.add_argument(
         "--prompt-cache",
@@ -193,7 +201,7 @@ def _generate(
         arguments.seed,
     )
     made, stream, start = _Generated(), _stream(tokenizer, arguments.stop), time.perf_counter()
-    steps = session.generate([prompt], arguments.max_tokens, sampling, arguments.stop_ids)
+    steps = session.generate([prompt], arguments.max_tokens, sampling, arguments.stop_ids, arguments.shift)
     for (token,) in steps:
         now, start = time.perf_counter() - start, time.perf_counter()
         if made.ids:
@@ -256,6 +264,13 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
         what = f"the tokenizer cannot be read: {error}"
         remedy = "give the tokenizer.json that belongs to the model"
         raise UsageError("HC595", what, where=str(path), remedy=remedy) from None
+
+
+def _first_tokens(text: str) -> int:
+    """Raises UsageError HC513."""
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise UsageError("HC513", f"invalid number of tokens {text!r}", remedy="write for example 4")
+    return int(text)
 
 
 def _report(prompt: Sequence[int], cached: int, made: _Generated, memory: dict[str, Any]) -> dict[str, Any]:

@@ -178,27 +178,37 @@ class GenerationSession:
         most: int,
         sampling: Sampling = Sampling(),  # noqa: B008 - it is frozen
         stop_ids: Sequence[int] = (),
+        shift: int | None = None,
     ) -> Iterator[tuple[int | None, ...]]:
         """Append prompts, then give up to `most` new tokens of each sequence, one of each at a time.
 
         A sequence ends with one of `stop_ids`, and gives None from then on. Tokens are read when the next
         ones are asked for. Raises as `append` does; HC592 before anything is read if prompt and `most` tokens
-        exceed the context.
+        exceed the context. With `shift` that is allowed: of a full sequence so many first tokens stay and
+        the later half of the others, which is read again, as its positions change.
         """
         new = [list(map(int, each)) for each in prompts]
-        self._check(new, most - 1)
+        self._check(new, most - 1 if shift is None else 0)
+        if shift is not None and not 0 <= shift < self.context - 1:
+            what = f"{shift} tokens cannot stay of a context of {self.context}"
+            raise UsageError("HC596", what, remedy=f"give a number from 0 to {self.context - 2}")
         if most < 1 or not all(new):
             raise UsageError(
                 "HC596", "there is nothing to generate from", remedy="give a prompt of each sequence"
             )
-        return self._generated(new, most, sampling, frozenset(stop_ids))
+        return self._generated(new, most, sampling, frozenset(stop_ids), shift)
 
     def _generated(
-        self, new: list[list[int]], most: int, sampling: Sampling, stops: frozenset[int]
+        self,
+        new: list[list[int]],
+        most: int,
+        sampling: Sampling,
+        stops: frozenset[int],
+        shift: int | None,
     ) -> Iterator[tuple[int | None, ...]]:
         random = np.random.default_rng(sampling.seed)
         for _ in range(most):
-            logits = self.append(new)
+            logits = self.append(new if shift is None else self._shifted(new, shift))
             chosen = [
                 choose(row, sequence, sampling, random) if part else None
                 for row, sequence, part in zip(logits, self._sequences, new, strict=True)
@@ -207,6 +217,16 @@ class GenerationSession:
             new = [[] if token is None or token in stops else [token] for token in chosen]
             if not any(new):
                 return
+
+    def _shifted(self, new: list[list[int]], kept: int) -> list[list[int]]:
+        """What is to be read of each sequence, where those without room for it were cut."""
+        lengths, parts = [len(sequence) for sequence in self._sequences], list(new)
+        for row, (sequence, part) in enumerate(zip(self._sequences, new, strict=True)):
+            if part and len(sequence) + len(part) > self.context:
+                rest = sequence[kept:]
+                lengths[row], parts[row] = kept, [*rest[-(len(rest) // 2) :], *part]
+        self.rewind(lengths)
+        return parts
 
     def memory(self) -> dict[Device, DeviceMemory]:
         """Of the artifact's session, for each device; the cache of a fork is beside it."""

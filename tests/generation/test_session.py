@@ -205,6 +205,25 @@ def test_draws_depend_on_the_seed_alone(artifacts: dict[str, Path]) -> None:
 
 
 @pytest.mark.isa("avx2")
+@pytest.mark.parametrize("kept", [0, 5])
+def test_a_full_context_shifts(kept: int, artifacts: dict[str, Path]) -> None:
+    """Tokens are onnxruntime's, whose sequence begins anew with what stays."""
+    sequence, wanted = list(PROMPT), list[int]()
+    while len(wanted) < 400:
+        room = CONTEXT - len(sequence) + 1
+        made = list(islice(greedy(llama(int4=False), sequence, in_places=True), room))
+        wanted += made
+        sequence += made[:-1]
+        rest = sequence[kept:]
+        sequence = [*sequence[:kept], *rest[-(len(rest) // 2) :], made[-1]]
+    with hybridc.load_generation(artifacts["float32"]) as session:
+        found = [token for (token,) in session.generate([PROMPT], 400, shift=kept)]
+        assert found == wanted[:400]
+        with pytest.raises(UsageError, match="cannot stay"):
+            session.generate([PROMPT], 1, shift=CONTEXT)
+
+
+@pytest.mark.isa("avx2")
 def test_other_artifacts_are_refused(tmp_path: Path) -> None:
     hybridc.compile(models.build("mlp", inputs=8, hidden=8), tmp_path / "m.hyb", target="avx2")
     with pytest.raises(UsageError) as caught:
