@@ -11,6 +11,7 @@ from hybridc.machine import Machine
 from hybridc.passes.planner.model.cost import TimeSource
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.report.binding import binding_rows, bound_line
+from hybridc.report.decoder import DecoderRow, decoder_row
 from hybridc.report.lanes import LaneRow, hidden_copy_us, lane_rows
 from hybridc.report.memory import ByteRow, byte_rows
 from hybridc.report.reasons import Reasons, condition_of, footprint_bytes
@@ -92,6 +93,8 @@ class Report:
     """No budget below it can be met."""
     bound_line: str = ""
     """What keeps every plan from being faster; see `binding.bound_line`."""
+    decoder: DecoderRow | None = None
+    """Of a decoder whose caches stay in place."""
 
 
 def report_plan(
@@ -127,6 +130,7 @@ def report_plan(
         smallest_budget_bytes=smallest_budget_bytes,
         smallest_bytes_bound=smallest_bytes_bound,
         bound_line="" if machine is None else bound_line(graph, plan, machine, pins),
+        decoder=decoder_row(graph, plan),
     )
 
 

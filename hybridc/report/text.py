@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from hybridc.ir import Device, Lane
 from hybridc.options import format_budget, format_bytes
 from hybridc.report.binding import binding_line
+from hybridc.report.decoder import decoder_lines
 from hybridc.report.lanes import LaneRow
 from hybridc.report.memory import ByteRow
 from hybridc.report.plan_report import CopyRow, DeviceRow, KernelRow, Report
@@ -158,6 +159,7 @@ def summary_lines(report: Report) -> list[str]:
             line += f"; {works or 'any budget works'}"
         lines.append(line + ".")
     lines.append(f"Predicted run: {format_us(report.makespan_us)}{_against_bound(report)}.")
+    lines += [] if report.decoder is None else decoder_lines(report.decoder)
     lines += [line for line in (binding_line(report.binding), report.bound_line) if line]
     conditional = sum(bool(row.condition) for row in report.kernels)
     if conditional:

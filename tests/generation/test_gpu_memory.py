@@ -17,6 +17,7 @@ from hybridc.emulator import launches_of_steps
 from hybridc.generation import GenerationSession
 from hybridc.ir import Copy, Device, Graph, Plan, Run
 from hybridc.ir.plan import resident_pairs
+from hybridc.report.decoder import decoder_lines, decoder_row
 from hybridc.results import Compiled
 from tests.support.decoders import CONTEXT, greedy, llama, with_open_lengths
 from tests.support.machines import EAGER_GPU
@@ -82,6 +83,22 @@ def test_a_run_copies_no_cache(planned: tuple[Graph, Plan]) -> None:
     for pair in graph.caches:
         places = [[(b.device, b.offset_bytes) for b in plan.buffers if b.tensor == name] for name in pair]
         assert len(places[0]) == 1 and places[0] == places[1]
+
+
+def test_reports_say_where_the_caches_are(planned: tuple[Graph, Plan]) -> None:
+    graph, plan = planned
+    row = decoder_row(graph, plan)
+    assert row is not None
+    on_gpu = resident_pairs(graph, plan.steps)
+    expected = {Device.GPU: len(on_gpu), Device.CPU: 4 - len(on_gpu)}
+    assert row.caches == {device: count for device, count in expected.items() if count}
+    each_bytes = 4 * 2 * CONTEXT * 16  # float32, heads, positions, depth
+    assert row.cache_bytes == {device: count * each_bytes for device, count in row.caches.items()}
+    assert (row.positions, row.sequences, row.tokens) == (CONTEXT, 1, 1)
+    assert row.tokens_per_s == pytest.approx(1e6 / plan.makespan_us)
+    text = "\n".join(decoder_lines(row))
+    assert f"{expected[Device.GPU]} on the GPU" in text or not on_gpu
+    assert "room for 256 tokens of 512 B each" in text and "A run reads 1 new token:" in text
 
 
 def test_tokens_are_those_of_onnxruntime_within_the_budget(
