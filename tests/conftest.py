@@ -31,7 +31,7 @@ NO_ISA, NO_DRIVER = "this processor lacks", "no NVIDIA driver"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew-golden", action="store_true", help="write the golden files anew")
-    notes = "write the names of the files that skip a test for want of anything but hardware"
+    notes = "write the names of tests, and of files, that are skipped for want of anything but hardware"
     parser.addoption("--note-skips", type=Path, metavar="FILE", help=notes)
 
 
@@ -46,7 +46,8 @@ class SkipNotes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.files: set[str] = set()
+        self.skipped: set[str] = set()
+        """Tests, and files of which none was collected."""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._note(report)
@@ -56,10 +57,10 @@ class SkipNotes:
 
     def _note(self, report: pytest.CollectReport | pytest.TestReport) -> None:
         if report.skipped and not any(reason in str(report.longrepr) for reason in (NO_ISA, NO_DRIVER)):
-            self.files.add(report.nodeid.partition("::")[0])
+            self.skipped.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        self.path.write_text("".join(f"{file}\n" for file in sorted(self.files)), encoding="utf-8")
+        self.path.write_text("".join(f"{each}\n" for each in sorted(self.skipped)), encoding="utf-8")
 
 
 def pytest_collection_finish() -> None:
