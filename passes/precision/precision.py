@@ -21,7 +21,7 @@ from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from hybridc.machine import Processor
-from hybridc.options import BF16, FP16, INT8, TF32
+from hybridc.options import ANY_ERROR, BF16, FP16, INT8, TF32
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments, schedule_requests
@@ -109,12 +109,16 @@ def multiply_tf32(
 def _rounded_factors(
     program: Program, read: Callable[[str], Factors | str], rounding_error: float, errors: Errors
 ) -> tuple[Mapping[str, Factors], Mapping[str, str]]:
-    """The factors of the products that may be rounded, and why those of others may not, by function."""
+    """The factors of the products that may be rounded, and why those of others may not, by function.
+
+    Where any error is allowed none is measured."""
     called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
     found = {name: read(name) for name in called if adds_up_products(program.module[name])}
     factors = {name: value for name, value in found.items() if isinstance(value, Factors)}
     notes = {name: value for name, value in found.items() if isinstance(value, str)}
     positions = {name: (value.left, value.right) for name, value in factors.items()}
+    if rounding_error == ANY_ERROR:
+        return factors, notes
     for name, error in errors(program, positions).items():
         if not error <= rounding_error:
             del factors[name]
