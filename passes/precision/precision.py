@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax, s_tir, tirx
@@ -27,6 +27,7 @@ from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments, schedule_requests
 from hybridc.schedules.cpu.core.attention import read_attention
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
+from hybridc.schedules.cpu.low_precision import bf16_wgrad1d
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
     filtering_is_faster,
     floats_are_faster,
@@ -36,6 +37,7 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 )
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
+from hybridc.schedules.cpu.low_precision.bf16_wgrad1d import read_bf16_wgrad1d
 from hybridc.schedules.cuda.tensor_core.tensor_core import read_tf32_product, tf32_is_faster
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
 from hybridc.targets import DEFAULT_THREADS, Target
@@ -47,6 +49,8 @@ class Factors:
 
     left: int
     right: int
+    stored: bool = True
+    """Whether the left one may lie in memory as bf16."""
 
 
 Errors = Callable[[Program, Mapping[str, Collection[int]]], Mapping[str, float]]
@@ -81,7 +85,7 @@ def reduce_precision(
     marked = _marked(program, BF16, factors, notes)
     if target.has_gpu:
         return marked  # either device may run a kernel, and the GPU's read floats
-    return keep_in_bf16(marked, {name: found.left for name, found in factors.items()})
+    return keep_in_bf16(marked, {name: found.left for name, found in factors.items() if found.stored})
 
 
 def multiply_tf32(
@@ -187,9 +191,15 @@ def _factors(request: Request) -> Factors | str:
             return "Winograd's algorithm in fp32 is predicted to be faster"
         if floats_are_faster(line, request.target.isa, request.threads):
             return "fp32 is predicted to be faster"
-        found = line_data(line)
-        assert found is not None
-        return _positions(line.contraction.nest, found[0], line.weight.source)
+        data = line_data(line)
+        assert data is not None
+        return _positions(line.contraction.nest, data[0], line.weight.source)
+    wgrad = read_bf16_wgrad1d(request)
+    if wgrad is not None:
+        if bf16_wgrad1d.floats_are_faster(request, wgrad):
+            return "fp32 is predicted to be faster"
+        found = _positions(wgrad.contraction.nest, wgrad.gradient, wgrad.data)
+        return replace(found, stored=False) if isinstance(found, Factors) else found
     product = read_bf16_product(request)
     if product is None:
         return "no bf16 kernel computes this"
