@@ -21,7 +21,7 @@ from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from hybridc.machine import Processor
-from hybridc.options import ANY_ERROR, BF16, FP16, INT8, TF32
+from hybridc.options import BF16, FP16, INT8, TF32
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments, schedule_requests
@@ -75,17 +75,45 @@ def reduce_precision(
     bf16.
     Raises: what `errors` raises.
     """
+    read = _bf16_reader(program, target, winograd, threads)
+    factors, notes = _rounded_factors(program, read, rounding_error, errors)
+    marked = _marked(program, BF16, factors, notes)
+    if target.has_gpu:
+        return marked  # either device may run a kernel, and the GPU's read floats
+    return keep_in_bf16(marked, {name: found.left for name, found in factors.items() if found.stored})
+
+
+def reduce_step_precision(
+    program: Program, target: Target, *, winograd: bool = True, threads: int = DEFAULT_THREADS
+) -> tuple[Program, frozenset[relax.Var]]:
+    """Mark functions of a training step for bf16; and the variables that these multiply.
+
+    Requires, Ensures: as `reduce_precision`, but nothing is measured, and no tensor is bf16 yet. Whatever is
+    multiplied so loses nothing for these products where it is stored as bf16 (`store_narrow`): activations
+    and their gradients are; gradients of weights, which nothing multiplies, are not.
+    Raises: nothing of its own.
+    """
+    factors, notes = _readable(program, _bf16_reader(program, target, winograd, threads))
+    calls = [b.value for b in program.bindings if is_op(b.value, "call_tir")]
+    multiplied = frozenset(
+        call.args[1].fields[position]
+        for call in calls
+        if (found := factors.get(call.args[0].name_hint)) is not None
+        for position in (found.left, found.right)
+    )
+    return _marked(program, BF16, factors, notes), multiplied
+
+
+def _bf16_reader(
+    program: Program, target: Target, winograd: bool, threads: int
+) -> Callable[[str], Factors | str]:
     constants = constant_arguments(program)
 
     def read(name: str) -> Factors | str:
         function = program.module[name].with_attr(PRECISION, BF16)
         return _factors(Request(function, constants[name], target, winograd=winograd, threads=threads))
 
-    factors, notes = _rounded_factors(program, read, rounding_error, errors)
-    marked = _marked(program, BF16, factors, notes)
-    if target.has_gpu:
-        return marked  # either device may run a kernel, and the GPU's read floats
-    return keep_in_bf16(marked, {name: found.left for name, found in factors.items() if found.stored})
+    return read
 
 
 def multiply_tf32(
@@ -113,20 +141,24 @@ def multiply_tf32(
 def _rounded_factors(
     program: Program, read: Callable[[str], Factors | str], rounding_error: float, errors: Errors
 ) -> tuple[Mapping[str, Factors], Mapping[str, str]]:
-    """The factors of the products that may be rounded, and why those of others may not, by function.
-
-    Where any error is allowed none is measured."""
-    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
-    found = {name: read(name) for name in called if adds_up_products(program.module[name])}
-    factors = {name: value for name, value in found.items() if isinstance(value, Factors)}
-    notes = {name: value for name, value in found.items() if isinstance(value, str)}
+    """The factors of the products that may be rounded, and why those of others may not, by function."""
+    factors, notes = _readable(program, read)
     positions = {name: (value.left, value.right) for name, value in factors.items()}
-    if rounding_error == ANY_ERROR:
-        return factors, notes
     for name, error in errors(program, positions).items():
         if not error <= rounding_error:
             del factors[name]
             notes[name] = f"rounding the factors would change the result by {error:.2g} of it"
+    return factors, notes
+
+
+def _readable(
+    program: Program, read: Callable[[str], Factors | str]
+) -> tuple[dict[str, Factors], dict[str, str]]:
+    """The factors of the products that have a kernel, and why others have none, by function."""
+    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
+    found = {name: read(name) for name in called if adds_up_products(program.module[name])}
+    factors = {name: value for name, value in found.items() if isinstance(value, Factors)}
+    notes = {name: value for name, value in found.items() if isinstance(value, str)}
     return factors, notes
 
 
