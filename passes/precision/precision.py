@@ -27,7 +27,7 @@ from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments, schedule_requests
 from hybridc.schedules.cpu.core.attention import read_attention
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
-from hybridc.schedules.cpu.low_precision import bf16_wgrad1d
+from hybridc.schedules.cpu.low_precision import bf16_wgrad1d, bf16_wgrad2d
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
     filtering_is_faster,
     floats_are_faster,
@@ -37,7 +37,6 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 )
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
-from hybridc.schedules.cpu.low_precision.bf16_wgrad1d import read_bf16_wgrad1d
 from hybridc.schedules.cuda.tensor_core.tensor_core import read_tf32_product, tf32_is_faster
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
 from hybridc.targets import DEFAULT_THREADS, Target
@@ -226,12 +225,13 @@ def _factors(request: Request) -> Factors | str:
         data = line_data(line)
         assert data is not None
         return _positions(line.contraction.nest, data[0], line.weight.source)
-    wgrad = read_bf16_wgrad1d(request)
-    if wgrad is not None:
-        if bf16_wgrad1d.floats_are_faster(request, wgrad):
-            return "fp32 is predicted to be faster"
-        found = _positions(wgrad.contraction.nest, wgrad.gradient, wgrad.data)
-        return replace(found, stored=False) if isinstance(found, Factors) else found
+    for kind in (bf16_wgrad1d, bf16_wgrad2d):
+        wgrad = kind.read_wgrad(request)
+        if wgrad is not None:
+            if kind.floats_are_faster(request, wgrad):
+                return "fp32 is predicted to be faster"
+            found = _positions(wgrad.contraction.nest, wgrad.gradient, wgrad.data)
+            return replace(found, stored=False) if isinstance(found, Factors) else found
     product = read_bf16_product(request)
     if product is None:
         return "no bf16 kernel computes this"

@@ -27,11 +27,12 @@ BF16 = 2.0**-9
 
 
 def network() -> onnx.ModelProto:
-    """Convolutions of images and a fully connected layer, all of which have bf16 kernels."""
+    """Convolutions of images, one of them with a stride, and a fully connected layer."""
     g = GraphBuilder("small", 3)
     x = g.input("x", (BATCH, 1, 8, 8))
     x = g.relu(g.conv(x, 16, 3, padding=1))
     x = g.relu(g.conv(x, 32, 3, padding=1))
+    x = g.relu(g.conv(x, 32, 2, stride=2))
     return g.model(logits=g.gemm(g.flatten(x), CLASSES, LINEAR_GAIN))
 
 
@@ -127,4 +128,6 @@ def test_products_that_stay_in_float32_are_named(tmp_path: Path, target: str, ca
     step = json.loads(capsys.readouterr().out)["step"]["precision"]
     assert any(kernel["precision"] == "bf16" for kernel in step)
     kept = [kernel for kernel in step if kernel["precision"] == "fp32"]
-    assert kept and all(kernel["note"] == "no bf16 kernel computes this" for kernel in kept)
+    notes = {kernel["note"] for kernel in kept}
+    assert "no bf16 kernel computes this" in notes  # the weight gradient of the stride
+    assert notes <= {"no bf16 kernel computes this", "fp32 is predicted to be faster"}

@@ -63,7 +63,7 @@ _COLUMNS = 768
 """Positions of a block at most: its copies stay in the second-level cache, and partly in the first."""
 _SPEEDUP = 1.75
 """Of packed lanes on vectors over direct sums in fp32, as in `bf16_conv1d.py`."""
-_LEAST_FILLED = 1 / 8
+LEAST_FILLED = 1 / 8
 """Of the sums of a tile, where it does twice as many multiply-adds as vectors of floats in its time."""
 _LEAST_PRODUCTS = 20
 """Multiply-adds for each packed lane of the copies that pay for making them, as in `bf16_conv1d.py`."""
@@ -87,6 +87,24 @@ class Bf16Wgrad1d:
     @property
     def slide(self) -> Slide:
         return self.wgrad.height
+
+    @property
+    def taps(self) -> int:
+        """Of a pair of channels."""
+        return self.slide.taps
+
+    @property
+    def reach(self) -> int:
+        """Positions of the data behind a block's own that taps read."""
+        return (self.slide.taps - 1) * self.slide.dilation
+
+    def shift(self, tap: ir.Expr) -> ir.Expr:
+        """From a position of the gradient to that of the data which a tap meets."""
+        return tap * integer(self.slide.dilation)
+
+    def tap_indices(self, tap: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
+        """Its places along both axes."""
+        return tap, integer(0)
 
     @property
     def with_tiles(self) -> bool:
@@ -117,13 +135,13 @@ class Bf16Wgrad1d:
     def shape(self) -> tuple[int, int]:
         """Blocks of outputs and taps of a micro-kernel."""
         if not self.with_tiles:
-            return 1, min(_VECTOR_SUMS // self.rows, _MOST_TAPS, self.slide.taps)
-        return (2, 2) if self.output_blocks % 2 == 0 and self.slide.taps > 1 else (1, min(3, self.slide.taps))
+            return 1, min(_VECTOR_SUMS // self.rows, _MOST_TAPS, self.taps)
+        return (2, 2) if self.output_blocks % 2 == 0 and self.taps > 1 else (1, min(3, self.taps))
 
     @property
     def tap_groups(self) -> int:
         """Micro-kernels that cover the taps."""
-        return ceil_div(self.slide.taps, self.shape[1])
+        return ceil_div(self.taps, self.shape[1])
 
     @property
     def parities(self) -> int:
@@ -144,8 +162,7 @@ class Bf16Wgrad1d:
     @property
     def pairs(self) -> int:
         """Of positions of the data that a block reads, in groups of `COLUMNS` positions."""
-        reach = (self.slide.taps - 1) * self.slide.dilation
-        return ceil_div(self.columns + reach, COLUMNS) * COLUMNS // _PAIR
+        return ceil_div(self.columns + self.reach, COLUMNS) * COLUMNS // _PAIR
 
     @property
     def sums_shape(self) -> tuple[int, ...]:
@@ -171,19 +188,29 @@ def bf16_conv1d_wgrad(request: Request) -> Scheduled | None:
     Tiling: see the module's docstring; on vectors 8 outputs x 3 taps of 16 channels. Tasks are ranges of
     blocks, whose sums are added up at the end.
     """
-    wgrad, dot = read_bf16_wgrad1d(request), dot_of(BF16, request.target.isa)
+    wgrad, dot = read_wgrad(request), dot_of(BF16, request.target.isa)
     if wgrad is None or dot is None:
         return None
     plan = Bf16Wgrad1d(wgrad, request.target.isa, request.threads)
-    sums = tirx.decl_buffer((plan.splits, *plan.sums_shape), "float32", "sums_of_splits")
-    emitter = _Loops(plan, dot, sums)
-    tasks = emitter.tasks()
-    stages = [with_tiles(dot, tasks) if plan.with_tiles else dot.within(tasks), emitter.total()]
-    function = function_of(request.function, request.function.params, stages, [sums])
-    return finish(function, bf16_conv1d_wgrad.__name__)
+    return schedule_correlation(
+        request, CorrelationLoops(plan, dot, sums_of(plan)), bf16_conv1d_wgrad.__name__
+    )
 
 
-def read_bf16_wgrad1d(request: Request) -> WeightGradient | None:
+def sums_of(plan: Bf16Wgrad1d) -> ir.Var:
+    """The buffer of the sums of all splits."""
+    return tirx.decl_buffer((plan.splits, *plan.sums_shape), "float32", "sums_of_splits")
+
+
+def schedule_correlation(request: Request, loops: CorrelationLoops, rule: str) -> Scheduled:
+    """Emit the tasks, and behind them what adds their sums up."""
+    tasks, dot = loops.tasks(), loops.dot
+    stages = [with_tiles(dot, tasks) if loops.plan.with_tiles else dot.within(tasks), loops.total()]
+    function = function_of(request.function, request.function.params, stages, [loops.sums])
+    return finish(function, rule)
+
+
+def read_wgrad(request: Request) -> WeightGradient | None:
     """None if there is no such kernel, or none is asked for."""
     if request.precision != BF16 or not request.target.isa.has_bf16:
         return None
@@ -202,7 +229,7 @@ def floats_are_faster(request: Request, wgrad: WeightGradient) -> bool:
     if wgrad.multiply_adds < _LEAST_PRODUCTS * plan.blocks * copied * SIDE:
         return True
     if plan.with_tiles:
-        return filled < _LEAST_FILLED
+        return filled < LEAST_FILLED
     cost = direct_cost(wgrad, isa, threads)
     lanes = wgrad.inputs / (plan.input_blocks * SIDE)
     transformed = [p.cost for p in read_plans(request)] if request.winograd else []
@@ -210,17 +237,19 @@ def floats_are_faster(request: Request, wgrad: WeightGradient) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """Positions of an image from `start` on, and the copies of what they read."""
+class PositionBlock:
+    """A block of an image, which of its blocks it is, and the copies of what it reads."""
 
     n: ir.Expr
-    start: ir.Expr
+    number: ir.Expr
     gradient: ir.Var
     data: ir.Var
 
 
 @dataclass(frozen=True, slots=True)
-class _Loops:
+class CorrelationLoops:
+    """The loops of a plan around copies of what a block reads."""
+
     plan: Bf16Wgrad1d
     dot: Dot
     sums: ir.Var
@@ -242,9 +271,9 @@ class _Loops:
 
             def block(i: ir.Expr) -> tirx.Stmt:
                 n, number = (op(first + i, integer(per_image)) for op in (tirx.floordiv, tirx.floormod))
-                own = _Block(n, number * integer(plan.columns), gradient, data)
+                own = PositionBlock(n, number, gradient, data)
                 return sequence(
-                    [self._fill_gradient(own), self._fill_data(own), self._tiles(own, unit, split, i)]
+                    [self.fill_gradient(own), self.fill_data(own), self._tiles(own, unit, split, i)]
                 )
 
             body = loop(last - first, block)
@@ -258,7 +287,7 @@ class _Loops:
             return body
         return tirx.For(tirx.Var("i", "int64"), integer(0), integer(1), tirx.ForKind.SERIAL, body)
 
-    def _fill_gradient(self, block: _Block) -> tirx.Stmt:
+    def fill_gradient(self, block: PositionBlock) -> tirx.Stmt:
         """Zeros behind the last position; rows that no output has are copies of the last."""
         plan, source = self.plan, self.plan.wgrad.gradient
         positions, outputs = plan.slide.positions, plan.wgrad.outputs
@@ -267,7 +296,7 @@ class _Loops:
             channel = clamp(o, outputs, inside=outputs % SIDE == 0)
 
             def vector(i: ir.Expr) -> tirx.Stmt:
-                x = block.start + i * integer(SIDE)
+                x = block.number * integer(plan.columns) + i * integer(SIDE)
                 floats = tirx.BufferLoad(source, [block.n, channel, tirx.Ramp(x, integer(1), SIDE)])
                 words = tirx.Ramp(i * integer(SIDE // _PAIR), integer(1), SIDE // _PAIR)
                 whole = tirx.BufferStore(block.gradient, bf16_pairs_of_neighbours(floats), [o, words])
@@ -291,7 +320,7 @@ class _Loops:
 
         return loop(plan.output_blocks * SIDE, row)
 
-    def _fill_data(self, block: _Block) -> tirx.Stmt:
+    def fill_data(self, block: PositionBlock) -> tirx.Stmt:
         """Zeros outside of the data; channels that do not exist are copies of the last."""
         plan, source = self.plan, self.plan.wgrad.data
         inputs, length = plan.wgrad.inputs, plan.slide.inputs
@@ -299,7 +328,8 @@ class _Loops:
 
         def group(point: Point) -> tirx.Stmt:
             parity, c, i = point
-            x = block.start + i * integer(COLUMNS) + parity - integer(plan.slide.before)
+            start = block.number * integer(plan.columns) - integer(plan.slide.before)
+            x = start + i * integer(COLUMNS) + parity
 
             def channel(lane: ir.Expr) -> ir.Expr:
                 return clamp(c * integer(SIDE) + lane, inputs, inside=inputs % SIDE == 0)
@@ -338,7 +368,9 @@ class _Loops:
 
         return grid((plan.parities, plan.input_blocks, plan.pairs // each), group)
 
-    def _tiles(self, block: _Block, unit: TileUnit | None, split: ir.Expr, number: ir.Expr) -> tirx.Stmt:
+    def _tiles(
+        self, block: PositionBlock, unit: TileUnit | None, split: ir.Expr, number: ir.Expr
+    ) -> tirx.Stmt:
         """All sums of the `number`-th block of a task."""
         plan = self.plan
         rows = plan.output_blocks // plan.shape[0]
@@ -361,9 +393,9 @@ class _Loops:
             total = tirx.BufferLoad(self.sums, [integer(0), *at])
             for s in range(1, plan.splits):
                 total = total + tirx.BufferLoad(self.sums, [integer(s), *at])
-            return wgrad.store(o, c, k, integer(0), total)
+            return wgrad.store(o, c, *plan.tap_indices(k), total)
 
-        extents = (wgrad.outputs, wgrad.inputs, plan.slide.taps)
+        extents = (wgrad.outputs, wgrad.inputs, plan.taps)
         work = extents[0] * extents[1] * extents[2] * plan.splits
         return grid(extents, element, parallel=work >= PARALLEL_WORK)
 
@@ -372,8 +404,8 @@ class _Loops:
 class _Sums:
     """What a block adds to the sums of some rows of 16 outputs, 16 channels, and a group of taps."""
 
-    loops: _Loops
-    block: _Block
+    loops: CorrelationLoops
+    block: PositionBlock
     split: ir.Expr
     number: ir.Expr
     row: ir.Expr
@@ -386,9 +418,8 @@ class _Sums:
     def _data(self, j: ir.Expr | int, pair: ir.Expr, lane: ir.Expr) -> tirx.BufferLoad:
         """Packed lanes of the data that a tap meets at a pair of positions; behind the last tap, its own."""
         plan = self.loops.plan
-        taps = plan.slide.taps
-        tap = clamp(self._tap(j), taps, inside=taps % plan.shape[1] == 0)
-        shift = tap * integer(plan.slide.dilation)
+        tap = clamp(self._tap(j), plan.taps, inside=plan.taps % plan.shape[1] == 0)
+        shift = plan.shift(tap)
         parity = tirx.floormod(shift, integer(_PAIR)) if plan.parities > 1 else integer(0)
         return tirx.BufferLoad(
             self.block.data, [parity, self.c, pair + tirx.floordiv(shift, integer(_PAIR)), lane]

@@ -11,7 +11,7 @@ import pytest
 from tvm import relax, tirx
 
 from hybridc.passes.training.kernels.convolution import Window, convolution_weight_gradient
-from hybridc.schedules.cpu.low_precision.bf16_wgrad1d import bf16_conv1d_wgrad, read_bf16_wgrad1d
+from hybridc.schedules.cpu.low_precision.bf16_wgrad1d import bf16_conv1d_wgrad, read_wgrad
 from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
@@ -95,12 +95,12 @@ def test_values_outside_of_the_data_are_not_read(narrow: Harness) -> None:
 @pytest.mark.parametrize("attributes", [{"stride": 2}, {"groups": 2}], ids=str)
 def test_strides_and_groups_are_left_to_other_rules(attributes: dict[str, int]) -> None:
     function = function_of((1, 4, 8, 3, 40, attributes))
-    assert read_bf16_wgrad1d(Request(function, frozenset(), Target((), ISAS["amx"]))) is None
+    assert read_wgrad(Request(function, frozenset(), Target((), ISAS["amx"]))) is None
 
 
 def test_nothing_is_rounded_unless_asked_for() -> None:
     function = function_of(CASES[0])
     request = Request(function, frozenset(), Target((), ISAS["amx"]))
-    assert read_bf16_wgrad1d(request) is not None
-    assert read_bf16_wgrad1d(replace(request, function=function.without_attr("precision"))) is None
-    assert read_bf16_wgrad1d(replace(request, target=Target((), ISAS["avx512"]))) is None
+    assert read_wgrad(request) is not None
+    assert read_wgrad(replace(request, function=function.without_attr("precision"))) is None
+    assert read_wgrad(replace(request, target=Target((), ISAS["avx512"]))) is None
