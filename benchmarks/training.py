@@ -1,11 +1,12 @@
 """Training steps: correct, small and fast.
 
     python benchmarks/training.py gradients [--models resnet50,encoder] [--target avx512]
-    python benchmarks/training.py curves|speed|memory|pinning|gradient_bytes|states|batch|deep
+    python benchmarks/training.py curves|speed|bf16|memory|pinning|gradient_bytes|states|batch|deep
 
 gradients       of all parameters, against PyTorch in float64: relative errors
 curves          the loss of fifty steps against PyTorch's, on emulated GPUs of 100 to 10 % of the memory
 speed           digits to 98 % on held-out data, epochs fixed before; times of a step against PyTorch's
+bf16            steps of bf16 products: times against float32 and against PyTorch's bf16, losses
 memory          the smallest budget against what Caffe allocates; predicted time at Layrub's reduction
 pinning         the dynamic programme against an exact solver; pinned bytes against GeePS's policy
 gradient_bytes  parameter gradients held at once, against all of them
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import result_rows, write_result
-from training import limits, memory, pinning, runs, states
+from training import bf16, limits, memory, pinning, runs, states
 from training.steps import NETWORKS
 
 Rows = Sequence[dict[str, Any]]
@@ -59,6 +60,7 @@ PARTS: dict[str, Part] = {
     "gradients": Part(_run(runs.gradients), runs.gradients_passed, tuple(runs.CASES)),
     "curves": Part(_run(runs.curves), runs.curves_passed, tuple(runs.CURVES)),
     "speed": Part(_run(runs.speed), runs.speed_passed),
+    "bf16": Part(_run(bf16.bf16), bf16.bf16_passed, (*bf16.NETWORKS, bf16.DIGITS)),
     "memory": Part(_planned(memory.memory), memory.memory_passed, NETWORKS),
     "pinning": Part(_planned(pinning.pinning), pinning.pinning_passed, NETWORKS),
     "gradient_bytes": Part(_planned(pinning.gradient_bytes), pinning.gradient_bytes_passed, NETWORKS),
@@ -75,7 +77,7 @@ def main() -> int:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--models", default="", help="comma-separated; default: all of the part")
-    parser.add_argument("--target", default=runs.default_target(), help="of gradients and speed")
+    parser.add_argument("--target", default=runs.default_target(), help="of gradients, speed, bf16 (several)")
     parser.add_argument("--machine", default="k40", help="profile that plans are made for")
     parser.add_argument("--seconds", type=float, default=2.0, help="of search, on the nominal machine")
     parser.add_argument("--merge", action="store_true", help="keep the rows of other models in the result")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
@@ -57,6 +58,8 @@ GPU's tensor cores do; int8: either multiplies those of quantized models."""
 ROUNDING_ERROR = 0.01
 """How much rounding to fp16, bf16 or tf32 may change a kernel's result unless asked otherwise, as a
 fraction of it."""
+ANY_ERROR = sys.float_info.max
+"""Allows any: training steps are not measured for it."""
 
 
 AUTO = "auto"

@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from tvm import relax
+
 from hybridc.compile_cache import Cache, content_of, remembered
 from hybridc.errors import PlanError
 from hybridc.ir import Graph, Plan
@@ -17,7 +19,7 @@ from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.machines.verify_times import verify_times
 from hybridc.native import can_build
-from hybridc.options import FP16, FP32, INT8, TF32
+from hybridc.options import ANY_ERROR, BF16, FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
 from hybridc.passes.estimate import estimated_us
@@ -55,7 +57,13 @@ from hybridc.passes.planner.search.partition import (
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.planner.watch import Stop, Watch
 from hybridc.passes.precision.narrow_storage import store_narrow
-from hybridc.passes.precision.precision import choose_halves, mark_integers, multiply_tf32, reduce_precision
+from hybridc.passes.precision.precision import (
+    choose_halves,
+    mark_integers,
+    multiply_tf32,
+    reduce_precision,
+    reduce_step_precision,
+)
 from hybridc.passes.precision.quantized import QUANTIZED_RULES, multiply_integers
 from hybridc.passes.precision.requantize import requantize
 from hybridc.passes.precision.wide_program import in_float32
@@ -135,11 +143,15 @@ def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
 def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
     """Mark functions that multiply bf16, tf32 or integers, where the options ask for it; store 16-bit floats.
 
-    Requires: for bf16, fp16 and tf32, `job.rounding`.
+    Requires: for fp16 and tf32, and for bf16 unless any error is allowed, `job.rounding`.
     """
-    options, program, halved = c.job.options, c.program, frozenset[str]()
+    options, program, halved, rounded = c.job.options, c.program, frozenset[str](), frozenset[relax.Var]()
     if options.precision == INT8:
         program = mark_integers(program)
+    elif options.precision == BF16 and options.rounding_error == ANY_ERROR:
+        program, rounded = reduce_step_precision(
+            program, options.target, winograd=options.fast_algorithms, threads=options.cpu_threads
+        )
     elif options.precision != FP32:
         if c.job.rounding is None:
             raise ValueError(f"{options.precision} needs a measurement of rounding errors")
@@ -163,7 +175,7 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
                 winograd=options.fast_algorithms,
                 threads=options.cpu_threads,
             )
-    return replace(c, program=store_narrow(program, c.narrow, options.target, halved))
+    return replace(c, program=store_narrow(program, c.narrow, options.target, halved, rounded))
 
 
 def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -12,7 +12,8 @@ from tvm import ir, s_tir, tirx
 def scalar_loads(function: tirx.PrimFunc) -> Mapping[ir.Var, int]:
     """Loads of single elements of a run, by buffer; of loops of unknown extent only one iteration counts.
 
-    What is read inside of a vectorized loop at an index that does not depend on it is read once.
+    What is read inside of a vectorized loop at an index that does not depend on it is read once. Of two
+    branches that counts which reads less: the other one is for the edges of what is read as vectors.
     """
     counter = _Counter()
     counter.statement(function.body, 1, frozenset())
@@ -48,15 +49,26 @@ class _Counter:
                 self.statement(node.block.body, times, inner_lanes)
             case tirx.IfThenElse():
                 self.expression(node.condition, times, lanes)
-                for branch in (node.then_case, node.else_case):
-                    if branch is not None:
-                        self.statement(branch, times, lanes)
+                branches = [b for b in (node.then_case, node.else_case) if b is not None]
+                if len(branches) == 1:
+                    self.statement(branches[0], times, lanes)
+                else:
+                    self._either(branches, times, lanes)
             case tirx.AttrStmt() | tirx.While():
                 self.statement(node.body, times, lanes)
             case tirx.BufferStore():
                 self.expression(node.value, times, lanes)
             case tirx.Bind() | tirx.Evaluate():
                 self.expression(node.value, times, lanes)
+
+    def _either(self, branches: Sequence[tirx.Stmt], times: int, lanes: frozenset[ir.Var]) -> None:
+        counters = [_Counter() for _ in branches]
+        for counter, branch in zip(counters, branches, strict=True):
+            counter.statement(branch, times, lanes)
+        first, second = (counter.found for counter in counters)
+        self.found.update(
+            {buffer: min(first[buffer], second[buffer]) for buffer in first.keys() | second.keys()}
+        )
 
     def expression(self, expr: ir.Expr, times: int, lanes: frozenset[ir.Var]) -> None:
         def note(load: ir.TensorLoad) -> None:

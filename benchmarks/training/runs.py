@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ BUDGETS = (100, 50, 25, 10)
 LEAST_SPEED = {"cifar_quick": 1.0, "resnet18": 1.0, "atacworks": 2.0}
 DIGITS_ACCURACY, DIGITS_SECONDS = 0.98, 60.0
 ENGINES = ("hybridc", "torch")
+ARTIFACTS = {"hybridc": "step.hyb", "hybridc_bf16": "step_bf16.hyb"}
+"""Of engines that are ours, in a folder."""
 ROUNDS, ROUNDS_SECONDS = 3, 45.0
 """Engines take turns so often; no further turn begins when the time is over."""
 WORKER_SECONDS = 6.0
@@ -238,14 +240,14 @@ def speed(names: Sequence[str], target: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def step_times(name: str, folder: str) -> dict[str, list[float]]:
+def step_times(name: str, folder: str, engines: Sequence[str] = ENGINES) -> dict[str, list[float]]:
     """Milliseconds of steps by engine, in rounds."""
-    times: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    times: dict[str, list[float]] = {engine: [] for engine in engines}
     start = time.perf_counter()
     for number in range(ROUNDS):
         if number and time.perf_counter() - start > ROUNDS_SECONDS:
             break
-        for engine in ENGINES:
+        for engine in engines:
             times[engine] += run_worker("time", name, engine, folder)["times_ms"]
     return times
 
@@ -258,12 +260,15 @@ def speed_passed(rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def time_worker(name: str, engine: str, folder: str) -> dict[str, Any]:
-    """Milliseconds of ten steps behind three that warm up; of fewer, at least two, where they take long."""
+    """Milliseconds of ten steps behind three that warm up; of fewer, at least two, where they take long.
+
+    With `torch_bf16` torch's own autocast chooses what is computed in bf16.
+    """
     case, feeds = SPEED[name], dict(np.load(Path(folder) / "batch0.npz"))
     model = onnx.load(Path(folder) / "model.onnx")
     inputs = {i.name: feeds.pop(i.name) for i in model.graph.input}
-    if engine == "hybridc":
-        session = TrainingSession(Path(folder) / "step.hyb", threads=2)
+    if engine in ARTIFACTS:
+        session = TrainingSession(Path(folder) / ARTIFACTS[engine], threads=2)
 
         def step() -> None:
             session.step(inputs, feeds)
@@ -274,7 +279,10 @@ def time_worker(name: str, engine: str, folder: str) -> dict[str, Any]:
 
         def step() -> None:
             optimizer.zero_grad()
-            case.torch_loss(reference(inputs), feeds).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=engine == "torch_bf16"):
+                outputs = reference(inputs)
+            outputs = {name: output.float() for name, output in outputs.items()}
+            case.torch_loss(outputs, feeds).backward()
             optimizer.step()
 
     start = time.perf_counter()
@@ -288,7 +296,11 @@ def time_worker(name: str, engine: str, folder: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------- workers
 
-WORKERS = {"curve": curve_worker, "time": time_worker, "digits": digits_worker}
+WORKERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "curve": curve_worker,
+    "time": time_worker,
+    "digits": digits_worker,
+}
 
 
 def run_worker(kind: str, *arguments: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
 from hybridc.frontend.ranges.opening import at_bounds
-from hybridc.options import FP32, CompileOptions, FixedShape
+from hybridc.options import ANY_ERROR, BF16, FP32, ROUNDING_ERROR, CompileOptions, FixedShape
 from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import NullProgress, Progress
@@ -102,7 +102,7 @@ def compile_training(
 
     Raises HybridcError.
     """
-    _check_options(options)
+    options = _checked(options)
     progress, destination = progress or NullProgress(), Path(output)
     if not is_training_artifact(destination) or destination.is_symlink():
         check_destination(destination)
@@ -136,7 +136,7 @@ def plan_training(
     By their names, in this order; there are an accumulation and an update only where batches are gone through
     in parts. Raises HybridcError.
     """
-    _check_options(options)
+    options = _checked(options)
     model = read_training_model(source, options, spec)
     made = training_programs(model, spec, split_layers=options.target.has_gpu)
     programs = {
@@ -152,14 +152,26 @@ def plan_training(
     }
 
 
-def _check_options(options: CompileOptions) -> None:
-    """Raises UsageError HC525 for options that a training step cannot have."""
+def _checked(options: CompileOptions) -> CompileOptions:
+    """The options of its programs: no kernel is measured for what rounding does to it.
+
+    What a step computes is an estimate anyway, from one batch, and its parameters keep all bits of an update.
+    Raises UsageError HC525 for options that a training step cannot have.
+    """
     if options.stop_after is not None or options.dump_ir is not None:
         what = "--stop-after and --dump-ir cannot be used with --train"
         raise UsageError("HC525", what, remedy="remove them")
-    if options.precision != FP32:
+    if options.precision not in (FP32, BF16):
         what = f"--precision {options.precision} is not supported for training"
-        raise UsageError("HC525", what, remedy="remove --precision: training steps compute in fp32")
+        raise UsageError("HC525", what, remedy="use --precision bf16, or remove it to compute in fp32")
+    if options.precision == BF16 and options.target.has_gpu:
+        what = "--precision bf16 is not supported for training on a GPU"
+        raise UsageError("HC525", what, remedy="use --target avx512_bf16 or amx, or remove --precision")
+    if options.rounding_error != ROUNDING_ERROR:
+        what = "--rounding-error is not supported for training"
+        remedy = "remove it: all that has a bf16 kernel is rounded, and sums and updates stay in fp32"
+        raise UsageError("HC525", what, remedy=remedy)
+    return replace(options, rounding_error=ANY_ERROR)
 
 
 def _fill(

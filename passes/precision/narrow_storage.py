@@ -29,27 +29,33 @@ from hybridc.schedules.rule import PRECISION, Request
 from hybridc.schedules.storage import WIDE, stored
 from hybridc.targets import Target
 
-HALF = "float16"
+HALF, BFLOAT = "float16", "bfloat16"
 Tensor = tuple[relax.Var, int]
 """A variable, and the position of a field if it is a tuple, else 0."""
 
 
 def store_narrow(
-    program: Program, narrow: NarrowTensors, target: Target, reduced: Set[str] = frozenset()
+    program: Program,
+    narrow: NarrowTensors,
+    target: Target,
+    reduced: Set[str] = frozenset(),
+    rounded: Set[relax.Var] = frozenset(),
 ) -> Program:
-    """Store tensors in 16 bits: those that the model has so, and in float16 what `reduced` functions share.
+    """Store tensors in 16 bits: those that the model has so, in float16 what `reduced` functions share, and
+    in bfloat16 those that are `rounded` before they are multiplied.
 
     Requires: `program` fused.
     Ensures: inputs and outputs have the types of the model. A tensor that a function of `reduced` writes is
-    float16 if only such functions read it; of weights each function reads its own. Small tensors between
+    float16 if only such functions read it; of weights each function reads its own. One of
+    `rounded` that a function writes is bfloat16 unless it is small, or an output. Small tensors between
     kernels stay float32 where the network needs no more bytes for that and no tensor cores multiply them.
     Arithmetic stays float32. Functions that read or write 16 bits are new ones, whose names tell which of
     their parameters these are. Casts between what has the same type then are left out.
     Raises: nothing of its own.
     """
-    if not narrow and not reduced:
+    if not narrow and not reduced and not rounded:
         return program
-    return _Writer(program, narrow, target, reduced).program()
+    return _Writer(program, narrow, target, reduced, rounded).program()
 
 
 @dataclass
@@ -58,6 +64,7 @@ class _Writer:
     model: NarrowTensors
     target: Target
     reduced: Set[str]
+    rounded: Set[relax.Var]
     new: dict[relax.Var, relax.Var] = field(default_factory=dict)
     functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(default_factory=dict)
     weights: dict[tuple[str, str], relax.Var] = field(default_factory=dict)
@@ -84,7 +91,8 @@ class _Writer:
     def _narrow_tensors(self) -> dict[Tensor, str]:
         old, model = self.old, self.model
         found = {(v, 0): model.inputs[v.name] for v in old.inputs if v.name in model.inputs}
-        read_in_full: set[Tensor] = {self.tensor(output) for output in old.outputs}
+        written = {self.tensor(output) for output in old.outputs}
+        read_in_full, rounded = set(written), {self.tensor(v) for v in self.rounded} - written
         for call in self.calls:
             masks, is_reduced = self._masks(call), _name(call) in self.reduced
             read_in_full |= {
@@ -93,11 +101,14 @@ class _Writer:
                 if isinstance(v, relax.Var) and (v in masks or not is_reduced)
             }
         for call in self.calls:
-            dtype = model.nodes.get(old.origins[call.var.name][-1], "")
+            origins = old.origins[call.var.name]
+            dtype = model.nodes.get(origins[-1], "") if origins else ""
             for i, ty in enumerate(_fields(call.var.ty)):
                 tensor = (call.var, i)
                 if _name(call) in self.reduced and tensor not in read_in_full:
                     dtype = dtype or HALF
+                if tensor in rounded and _nbytes(ty, WIDE) > SMALL_BYTES:
+                    dtype = dtype or BFLOAT
                 if _dtype(ty) == WIDE and dtype:
                     found[tensor] = dtype
         outputs = {self.tensor(output): model.outputs.get(i) for i, output in enumerate(old.outputs)}

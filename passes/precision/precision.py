@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax, s_tir, tirx
@@ -27,6 +27,7 @@ from hybridc.passes.program.program import Program, is_op
 from hybridc.passes.schedule import constant_arguments, schedule_requests
 from hybridc.schedules.cpu.core.attention import read_attention
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
+from hybridc.schedules.cpu.low_precision import bf16_wgrad1d, bf16_wgrad2d
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
     filtering_is_faster,
     floats_are_faster,
@@ -47,6 +48,8 @@ class Factors:
 
     left: int
     right: int
+    stored: bool = True
+    """Whether the left one may lie in memory as bf16."""
 
 
 Errors = Callable[[Program, Mapping[str, Collection[int]]], Mapping[str, float]]
@@ -71,17 +74,45 @@ def reduce_precision(
     bf16.
     Raises: what `errors` raises.
     """
+    read = _bf16_reader(program, target, winograd, threads)
+    factors, notes = _rounded_factors(program, read, rounding_error, errors)
+    marked = _marked(program, BF16, factors, notes)
+    if target.has_gpu:
+        return marked  # either device may run a kernel, and the GPU's read floats
+    return keep_in_bf16(marked, {name: found.left for name, found in factors.items() if found.stored})
+
+
+def reduce_step_precision(
+    program: Program, target: Target, *, winograd: bool = True, threads: int = DEFAULT_THREADS
+) -> tuple[Program, frozenset[relax.Var]]:
+    """Mark functions of a training step for bf16; and the variables that these multiply.
+
+    Requires, Ensures: as `reduce_precision`, but nothing is measured, and no tensor is bf16 yet. Whatever is
+    multiplied so loses nothing for these products where it is stored as bf16 (`store_narrow`): activations
+    and their gradients are; gradients of weights, which nothing multiplies, are not.
+    Raises: nothing of its own.
+    """
+    factors, notes = _readable(program, _bf16_reader(program, target, winograd, threads))
+    calls = [b.value for b in program.bindings if is_op(b.value, "call_tir")]
+    multiplied = frozenset(
+        call.args[1].fields[position]
+        for call in calls
+        if (found := factors.get(call.args[0].name_hint)) is not None
+        for position in (found.left, found.right)
+    )
+    return _marked(program, BF16, factors, notes), multiplied
+
+
+def _bf16_reader(
+    program: Program, target: Target, winograd: bool, threads: int
+) -> Callable[[str], Factors | str]:
     constants = constant_arguments(program)
 
     def read(name: str) -> Factors | str:
         function = program.module[name].with_attr(PRECISION, BF16)
         return _factors(Request(function, constants[name], target, winograd=winograd, threads=threads))
 
-    factors, notes = _rounded_factors(program, read, rounding_error, errors)
-    marked = _marked(program, BF16, factors, notes)
-    if target.has_gpu:
-        return marked  # either device may run a kernel, and the GPU's read floats
-    return keep_in_bf16(marked, {name: found.left for name, found in factors.items()})
+    return read
 
 
 def multiply_tf32(
@@ -110,15 +141,23 @@ def _rounded_factors(
     program: Program, read: Callable[[str], Factors | str], rounding_error: float, errors: Errors
 ) -> tuple[Mapping[str, Factors], Mapping[str, str]]:
     """The factors of the products that may be rounded, and why those of others may not, by function."""
-    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
-    found = {name: read(name) for name in called if adds_up_products(program.module[name])}
-    factors = {name: value for name, value in found.items() if isinstance(value, Factors)}
-    notes = {name: value for name, value in found.items() if isinstance(value, str)}
+    factors, notes = _readable(program, read)
     positions = {name: (value.left, value.right) for name, value in factors.items()}
     for name, error in errors(program, positions).items():
         if not error <= rounding_error:
             del factors[name]
             notes[name] = f"rounding the factors would change the result by {error:.2g} of it"
+    return factors, notes
+
+
+def _readable(
+    program: Program, read: Callable[[str], Factors | str]
+) -> tuple[dict[str, Factors], dict[str, str]]:
+    """The factors of the products that have a kernel, and why others have none, by function."""
+    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
+    found = {name: read(name) for name in called if adds_up_products(program.module[name])}
+    factors = {name: value for name, value in found.items() if isinstance(value, Factors)}
+    notes = {name: value for name, value in found.items() if isinstance(value, str)}
     return factors, notes
 
 
@@ -183,9 +222,16 @@ def _factors(request: Request) -> Factors | str:
             return "Winograd's algorithm in fp32 is predicted to be faster"
         if floats_are_faster(line, request.target.isa, request.threads):
             return "fp32 is predicted to be faster"
-        found = line_data(line)
-        assert found is not None
-        return _positions(line.contraction.nest, found[0], line.weight.source)
+        data = line_data(line)
+        assert data is not None
+        return _positions(line.contraction.nest, data[0], line.weight.source)
+    for kind in (bf16_wgrad1d, bf16_wgrad2d):
+        wgrad = kind.read_wgrad(request)
+        if wgrad is not None:
+            if kind.floats_are_faster(request, wgrad):
+                return "fp32 is predicted to be faster"
+            found = _positions(wgrad.contraction.nest, wgrad.gradient, wgrad.data)
+            return replace(found, stored=False) if isinstance(found, Factors) else found
     product = read_bf16_product(request)
     if product is None:
         return "no bf16 kernel computes this"

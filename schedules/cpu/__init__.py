@@ -17,6 +17,8 @@ from hybridc.schedules.cpu.fallback import fallback
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import bf16_conv1d
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import bf16_conv2d
 from hybridc.schedules.cpu.low_precision.bf16_matmul import bf16_matmul
+from hybridc.schedules.cpu.low_precision.bf16_wgrad1d import bf16_conv1d_wgrad
+from hybridc.schedules.cpu.low_precision.bf16_wgrad2d import bf16_conv2d_wgrad
 from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.cpu.matmul.matmul import matmul
@@ -42,7 +44,9 @@ INTEGER_RULES: tuple[Rule, ...] = (int8_conv2d, int8_matmul)
 RULES: tuple[Rule, ...] = (
     recurrent,
     bf16_conv1d,
+    bf16_conv1d_wgrad,
     bf16_conv2d,
+    bf16_conv2d_wgrad,
     bf16_matmul,
     few_queries,
     attention,

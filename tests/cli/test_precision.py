@@ -54,9 +54,20 @@ def test_values_that_make_no_sense_are_refused(tmp_path, capsys, option):
     assert option[0] in capsys.readouterr().err
 
 
-def test_training_in_less_than_fp32_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("target", "options", "code", "remedy"),
+    [
+        ("avx512_vnni", ["--precision", "int8"], "HC525", "use --precision bf16"),
+        ("cuda+avx512_bf16", ["--precision", "fp16"], "HC525", "use --precision bf16"),
+        ("cuda+avx512_bf16", ["--precision", "bf16"], "HC525", "use --target avx512_bf16 or amx"),
+        ("avx512", ["--precision", "bf16"], "HC526", "--target avx512_bf16 or amx"),
+        ("amx", ["--precision", "bf16", "--rounding-error", "0.1"], "HC525", "remove it"),
+    ],
+)
+def test_training_step_is_refused_what_it_cannot_have(tmp_path, capsys, target, options, code, remedy):
     model = tmp_path / "m.onnx"
     model.write_bytes(b"not read before the options")
-    options = ["--target", "avx512_bf16", "--precision", "bf16", "--train", "--loss", "mse"]
-    assert main(["compile", str(model), "-o", str(tmp_path / "m.hyb"), *options]) == 2
-    assert "error[HC525]" in capsys.readouterr().err
+    arguments = ["--target", target, *options, "--train", "--loss", "mse"]
+    assert main(["compile", str(model), "-o", str(tmp_path / "m.hyb"), *arguments]) == 2
+    told = capsys.readouterr().err
+    assert f"error[{code}]" in told and remedy in told

@@ -48,6 +48,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import finish, loads
+from hybridc.schedules.cpu.core.packed_weight import packed_weight
 from hybridc.schedules.cpu.core.register_tile import Stream, reduction, register_tile
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
@@ -77,14 +78,13 @@ def schedule_blocked(
     ranked = rank_plans(conv, request.target.isa, request.threads)
     plan = pick(request, ranked)
     packing = weight_packing(request, conv, plan) if conv.is_constant else None
-    buffers = declare_buffers(conv, plan, packing)
-    params = list(request.function.params)
-    params[conv.weight] = buffers.weight
+    factor = "float32" if conv.dot is None else "int32"
+    weight = packed_weight(request, conv.weight, packing, "packed_weight", factor)
+    buffers = declare_buffers(conv, plan, weight.buffer)
     tasks = blocked_tasks(buffers, fill)
     body = tasks if conv.dot is None else conv.dot.within(tasks)
-    function = function_of(request.function, params, [body], [])
-    packings = [] if packing is None else [(conv.weight, packing)]
-    return finish(function, rule, packings, ranked)
+    function = function_of(request.function, weight.params, [*weight.stages, body], weight.buffers)
+    return finish(function, rule, weight.packings, ranked)
 
 
 def weight_packing(request: Request, conv: BlockedConvolution, plan: BlockedConvPlan) -> Packing:

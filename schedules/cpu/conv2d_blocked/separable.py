@@ -34,6 +34,7 @@ from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_b
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, declare_buffers
 from hybridc.schedules.cpu.core.micro_kernel import function_of, integer, loop
 from hybridc.schedules.cpu.core.nest import finish, loads, read_nest
+from hybridc.schedules.cpu.core.packed_weight import packed_weight
 from hybridc.schedules.cpu.core.sharing import imbalance
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 from hybridc.targets import Isa
@@ -82,13 +83,12 @@ def separable(request: Request) -> Scheduled | None:
     plan = pick(request, ranked)
     position = both.pointwise.weight
     packing = weight_packing(request, both.pointwise, plan)
-    buffers = declare_buffers(both.pointwise, plan, packing)
-    params = list(request.function.params)
-    params[position] = buffers.weight
+    weight = packed_weight(request, position, packing, "packed_weight", "float32")
+    buffers = declare_buffers(both.pointwise, plan, weight.buffer)
     sums: list[ir.Var] = []
     nest = blocked_tasks(buffers, lambda task, rows: _depthwise(both, task, rows, sums))
-    function = function_of(request.function, params, [nest], sums)
-    return finish(function, separable.__name__, [(position, packing)], ranked)
+    function = function_of(request.function, weight.params, [nest], sums)
+    return finish(function, separable.__name__, weight.packings, ranked)
 
 
 def join(depthwise: BlockedConvolution | None, pointwise: BlockedConvolution | None) -> Separable | None:

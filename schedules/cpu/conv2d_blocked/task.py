@@ -17,7 +17,6 @@ from hybridc.schedules.cpu.conv2d_blocked.plan import (
 )
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution
 from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, integer, loop, sequence, vectorized
-from hybridc.schedules.packing import Packing
 
 Place = tuple[ir.Expr, ir.Expr]
 """Line and column of a pixel in a task."""
@@ -48,12 +47,9 @@ class Buffers:
         return self.conv.input_blocks // self.plan.chunk
 
 
-def declare_buffers(conv: BlockedConvolution, plan: BlockedConvPlan, packing: Packing | None) -> Buffers:
-    """What the nest of a plan needs; without `packing` weights are read where they are."""
-    weight = conv.contraction.nest.function.params[conv.weight]
+def declare_buffers(conv: BlockedConvolution, plan: BlockedConvPlan, weight: ir.Var) -> Buffers:
+    """What the nest of a plan needs, which reads this `weight`."""
     factor, total = ("float32", "float32") if conv.dot is None else ("int32", conv.dot.sum_dtype)
-    if packing is not None:
-        weight = tirx.decl_buffer(packing.packed_shape, factor, "packed_weight")
     source, copy, partial = source_of(conv), None, None
     if source.copied:
         copy = tirx.decl_buffer(_copy_shape(conv, plan, source), factor, "rows")

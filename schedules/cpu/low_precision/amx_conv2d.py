@@ -30,6 +30,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.packed_weight import packed_weight
 from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
     SIDE,
@@ -89,14 +90,12 @@ def schedule_tiles(request: Request, conv: BlockedConvolution, rule: str, pack: 
     ranked = rank_tile_plans(conv, request.target.isa, request.threads)
     plan = pick(request, ranked)
     packing = tile_packing(conv, plan, conv.dot)
-    weight = tirx.decl_buffer(packing.packed_shape, "int32", "packed_weight")
+    weight = packed_weight(request, conv.weight, packing, "packed_weight")
     copy = tirx.decl_buffer(_copy_shape(conv, plan), "int32", "rows")
-    buffers = Buffers(conv, plan, source_of(conv), weight, copy, None)
-    params = list(request.function.params)
-    params[conv.weight] = weight
+    buffers = Buffers(conv, plan, source_of(conv), weight.buffer, copy, None)
     body = with_tiles(conv.dot, _tasks(buffers, pack), _row_words(conv))
-    function = function_of(request.function, params, [body], [])
-    return finish(function, rule, [(conv.weight, packing)], ranked)
+    function = function_of(request.function, weight.params, [*weight.stages, body], weight.buffers)
+    return finish(function, rule, weight.packings, ranked)
 
 
 def accepts_tiles(conv: BlockedConvolution, isa: Isa) -> bool:

@@ -21,6 +21,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.packed_weight import packed_weight
 from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.low_precision.amx import (
     ROW_BYTES,
@@ -77,25 +78,23 @@ def accepts_tile_product(product: Product, isa: Isa) -> bool:
 def schedule_tile_product(
     request: Request, product: Product, dot: Dot, rule: str, word: PackOne, vector: PackVector
 ) -> Scheduled:
-    """Emit a product with a constant B. Unless A is packed it is packed in front,
-    `[depth, rows, 16 lanes]`."""
+    """Emit a product. Unless A is packed it is packed in front, `[depth, rows, 16 lanes]`."""
     layout = _layout(product, dot, request.threads)
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
     packing = tile_panels(product, dot, layout.shape[1])
-    panels = tirx.decl_buffer(packing.packed_shape, "int32", "panels")
+    panels = packed_weight(request, position, packing, "panels")
     rows = layout.row_groups * layout.shape[0] * SIDE
-    params = list(request.function.params)
-    params[position] = panels
     if _lies_as_tiles(product, dot, rows):
-        stages, buffers, left = [], [], _tile_in_place(product, dot)
+        stages, buffers, left = [*panels.stages], [*panels.buffers], _tile_in_place(product, dot)
     else:
         words = tirx.decl_buffer((layout.depth, rows, SIDE), "int32", "words")
-        stages, buffers = [dot.within(_filled(product, dot, words, word, vector))], [words]
+        filled = dot.within(_filled(product, dot, words, word, vector))
+        stages, buffers = [*panels.stages, filled], [*panels.buffers, words]
         left = _tile_of(words)
-    stages.append(with_tiles(dot, _tasks(product, layout, tile_unit(dot), left, panels)))
-    function = function_of(request.function, params, stages, buffers)
-    return finish(function, rule, [(position, packing)])
+    stages.append(with_tiles(dot, _tasks(product, layout, tile_unit(dot), left, panels.buffer)))
+    function = function_of(request.function, panels.params, stages, buffers)
+    return finish(function, rule, panels.packings)
 
 
 def _lies_as_tiles(product: Product, dot: Dot, rows: int) -> bool:

@@ -41,6 +41,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     write_columns,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.packed_weight import packed_weight
 from hybridc.schedules.cpu.core.register_tile import reduction, register_tile
 from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.low_precision.amx import (
@@ -157,8 +158,8 @@ class Lines:
 
 @schedule_rule(family="conv2d")
 def bf16_conv1d(request: Request) -> Scheduled | None:
-    """Accepts convolutions along one axis of any stride, dilation and padding, without groups and with
-    constant weights, if bf16 is asked for.
+    """Accepts convolutions along one axis of any stride, dilation and padding, without groups, if bf16
+    is asked for.
 
     Tiling: 2 x 2 tiles of output channels x places, or 1 x 3; 8 channels x 3 vectors, or fewer channels x
     4. Tasks are blocks of the output.
@@ -169,14 +170,11 @@ def bf16_conv1d(request: Request) -> Scheduled | None:
     lines = Lines(conv, request.target.isa, request.threads)
     position = conv.contraction.nest.parameter(conv.weight.source)
     assert position is not None
-    packing = line_packing(lines)
-    weight = tirx.decl_buffer(packing.packed_shape, "int32", "packed_weight")
-    params = list(request.function.params)
-    params[position] = weight
-    tasks = _tasks(lines, dot, weight)
+    weight = packed_weight(request, position, line_packing(lines), "packed_weight")
+    tasks = _tasks(lines, dot, weight.buffer)
     body = with_tiles(dot, tasks) if lines.with_tiles else dot.within(tasks)
-    function = function_of(request.function, params, [body], [])
-    return finish(function, bf16_conv1d.__name__, [(position, packing)])
+    function = function_of(request.function, weight.params, [*weight.stages, body], weight.buffers)
+    return finish(function, bf16_conv1d.__name__, weight.packings)
 
 
 def read_bf16_line(request: Request) -> Convolution | None:
@@ -186,8 +184,8 @@ def read_bf16_line(request: Request) -> Convolution | None:
     conv = read_convolution(request.function)
     if conv is None or not is_one_line(conv) or conv.groups > 1 or conv.multiply_adds == 0:
         return None
-    known = conv.contraction.nest.parameter(conv.weight.source) in request.constants
-    return conv if known and line_data(conv) is not None else None
+    given = conv.contraction.nest.parameter(conv.weight.source) is not None
+    return conv if given and line_data(conv) is not None else None
 
 
 def line_data(conv: Convolution) -> tuple[ir.Var, int] | None:

@@ -25,7 +25,7 @@ from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 @schedule_rule(family="conv2d")
 def bf16_conv2d(request: Request) -> Scheduled | None:
-    """Accepts what `conv2d_blocked` does, without groups and with constant weights, if bf16 is asked for.
+    """Accepts what `conv2d_blocked` does, without groups, if bf16 is asked for.
 
     Tiling: that of `conv2d_blocked`, whose steps take a packed lane of two channels each. A task copies its
     rows of input anyway where a kernel is padded; here it always does, and rounds them on the way unless they
@@ -47,10 +47,10 @@ def read_bf16_convolution(request: Request) -> BlockedConvolution | None:
         return None
     widened = without_widening(request.function)
     conv = read_blocked_convolution(replace(request, function=widened.function))
-    if conv is None or conv.depthwise or not conv.is_constant:
+    if conv is None or conv.depthwise:
         return None
     data, lanes = widened.kept(conv.data), ceil_div(conv.input_lanes, dot.group_size)
-    return replace(conv, data=data, input_lanes=lanes, dot=dot)
+    return replace(conv, data=data, input_lanes=lanes, dot=dot, is_constant=True)
 
 
 def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:

@@ -11,13 +11,13 @@ from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_nei
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_vnni_product
-from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
+from hybridc.schedules.cpu.matmul.read import Product, read_product
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 
 @schedule_rule(family="matmul")
 def bf16_matmul(request: Request) -> Scheduled | None:
-    """Accepts what `matmul` does, with a constant B, if bf16 is asked for. Tiling: see
+    """Accepts what `matmul` does, with a B that is a parameter of two axes, if bf16 is asked for. Tiling: see
     `vnni_matmul.py`, and `amx_matmul.py` where there are tiles.
     """
     product, dot = read_bf16_product(request), dot_of(BF16, request.target.isa)
@@ -36,7 +36,13 @@ def read_bf16_product(request: Request) -> Product | None:
         return None
     widened = without_widening(request.function)
     product = read_product(widened.function)
-    if product is None or product.multiply_adds == 0 or not is_constant_matrix(request, product):
+    if product is None or product.multiply_adds == 0 or not _is_matrix(product):
         return None
     data = tirx.BufferLoad(widened.kept(product.left.source), product.left.indices)
     return replace(product, left=data)
+
+
+def _is_matrix(product: Product) -> bool:
+    """Whether B is a parameter and has no axes but K and N."""
+    source = product.right.source
+    return product.contraction.nest.parameter(source) is not None and len(source.shape) == 2

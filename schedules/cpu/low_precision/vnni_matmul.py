@@ -22,6 +22,7 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
 )
 from hybridc.schedules.cpu.core.nest import finish
+from hybridc.schedules.cpu.core.packed_weight import packed_weight
 from hybridc.schedules.cpu.matmul.matmul import OFFERED, Panels, panel_width, rank_direct_tiles, tile_loops
 from hybridc.schedules.cpu.matmul.read import Product
 from hybridc.schedules.packing import Packing
@@ -42,7 +43,7 @@ Place = Callable[[ir.Expr, ir.Expr], list[ir.Expr]]
 def schedule_vnni_product(
     request: Request, product: Product, dot: Dot, rule: str, word: PackOne, vector: PackVector
 ) -> Scheduled:
-    """Tile a product with a constant B as `matmul` does; steps take a packed lane of several depths each.
+    """Tile a product as `matmul` does; steps take a packed lane of several depths each.
 
     A is packed in front of the product, in a buffer of its own: that is a pass over it, and the
     product reads each element once for every panel. A that is packed is read in its place.
@@ -52,12 +53,16 @@ def schedule_vnni_product(
     tile = pick(request, ranked)
     words = tirx.decl_buffer((product.rows, ceil_div(product.depth, dot.group_size)), "int32", "words")
     if is_vnni_packed(product, dot):
-        panels = _panels(request, product, tile, dot, lambda row, k: _packed_in_place(product, dot, row, k))
-        stages, buffers = [], []
+        panels, packing = _panels(
+            request, product, tile, dot, lambda row, k: _packed_in_place(product, dot, row, k)
+        )
+        stages, buffers = packing, [*panels.buffers]
     else:
-        panels = _panels(request, product, tile, dot, lambda row, k: tirx.BufferLoad(words, [row, k]))
-        stages = [dot.within(pack_vnni(product, dot, words, word, vector, lambda row, k: [row, k]))]
-        buffers = [words]
+        panels, packing = _panels(
+            request, product, tile, dot, lambda row, k: tirx.BufferLoad(words, [row, k])
+        )
+        filled = pack_vnni(product, dot, words, word, vector, lambda row, k: [row, k])
+        stages, buffers = [*packing, dot.within(filled)], [*panels.buffers, words]
     body, sums = tile_loops(product, tile, panels, request)
     function = function_of(request.function, panels.params, [*stages, dot.within(body)], [*buffers, *sums])
     return finish(function, rule, panels.packings, ranked)
@@ -80,21 +85,23 @@ def _panels(
     tile: Tile,
     dot: Dot,
     left: Callable[[ir.Expr, ir.Expr], ir.Expr],
-) -> Panels:
-    params = tuple(request.function.params)
+) -> tuple[Panels, list[tirx.Stmt]]:
+    """With the statements that pack B in front of the product, if any."""
     position = product.contraction.nest.parameter(product.right.source)
     assert position is not None
     width = panel_width(request, tile)
     packing = panel_packing(product, width, dot)
-    packed = tirx.decl_buffer(packing.packed_shape, "int32", product.right.source.name)
-    return Panels(
-        (*params[:position], packed, *params[position + 1 :]),
-        lambda b, k, panel, lane: tirx.BufferLoad(packed, [panel, k, lane]),
-        packings=((position, packing),),
+    weight = packed_weight(request, position, packing, f"packed_{product.right.source.name}")
+    panels = Panels(
+        weight.params,
+        lambda b, k, panel, lane: tirx.BufferLoad(weight.buffer, [panel, k, lane]),
+        buffers=weight.buffers,
+        packings=weight.packings,
         left=left,
         dot=dot,
         side_by_side=tile.columns // width,
     )
+    return panels, list(weight.stages)
 
 
 def panel_packing(product: Product, width: int, dot: Dot) -> Packing:
