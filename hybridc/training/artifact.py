@@ -43,7 +43,7 @@ from hybridc.json_values import (
 from hybridc.passes.training.spec import NEW, TrainingSpec, spec_from_json, spec_to_json
 from hybridc.passes.training.splits import SplitParameter, Splits, whole_names
 
-FORMAT, SCHEMA_VERSION = "hybridc-training", 4
+FORMAT, SCHEMA_VERSION = "hybridc-training", 5
 STATES, MODEL_FOLDER = "states.bin", "model"
 STEP, EVALUATE, ACCUMULATE, UPDATE = "step", "evaluate", "accumulate", "update"
 KINDS = ("parameter", "statistic", "moment", "sum")

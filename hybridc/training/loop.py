@@ -226,6 +226,7 @@ class _Loop:
             "frozen": ", ".join(spec.freeze),
             "batch": self.session.batch,
             "accumulate": spec.accumulate,
+            "clip norm": spec.clip_norm,
             "examples": self.data.size,
             "data": self.data.digest(),
             "seed": self.settings.seed,

@@ -78,8 +78,12 @@ class TrainingSpec:
     """Parts that a batch is gone through in, one after the other."""
     freeze: tuple[str, ...] = ()
     """Names of parameters that stay as they are, with `*` and `?`."""
+    clip_norm: float | None = None
+    """Largest 2-norm of the gradient of all parameters of a batch; None: any."""
 
     def __post_init__(self) -> None:
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise _refusal(str(self.clip_norm), "norm to clip gradients by", "give a positive number: 1.0")
         if self.accumulate < 1 or (self.batch is not None and self.batch % self.accumulate):
             what = f"a batch of {self.batch} cannot be split into {self.accumulate} equal micro-batches"
             raise UsageError("HC573", what, remedy="--accumulate must divide --batch")
@@ -95,11 +99,24 @@ class TrainingSpec:
 
 
 def read_spec(
-    loss: str | None, optimizer: str, batch: int | None, accumulate: int, freeze: Sequence[str]
+    loss: str | None,
+    optimizer: str,
+    batch: int | None,
+    accumulate: int,
+    freeze: Sequence[str],
+    clip_norm: float | None,
 ) -> TrainingSpec:
     """What the Python API is told of a step. Raises UsageError HC570 or HC573."""
     terms = () if loss is None else parse_loss(loss)
-    return TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze))
+    return TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze), clip_norm)
+
+
+def parse_clip_norm(text: str) -> float:
+    """Read a positive number. Raises UsageError HC570."""
+    norm = _number(text)
+    if norm is None or norm <= 0:
+        raise _refusal(text, "norm to clip gradients by", "give a positive number: 1.0")
+    return norm
 
 
 def parse_loss(text: str) -> tuple[LossTerm, ...]:
@@ -234,6 +251,7 @@ def spec_from_json(data: Any) -> TrainingSpec:
         batch=batch,
         accumulate=accumulate,
         freeze=member(data, "freeze", each(text)),
+        clip_norm=member(data, "clip_norm", optional(_above_zero)),
     )
 
 
@@ -277,6 +295,12 @@ def _positive(value: Any) -> int:
 def _at_least_zero(value: Any) -> float:
     if number(value) < 0:
         raise JsonValueError(f"{reprlib.repr(value)} is negative")
+    return float(value)
+
+
+def _above_zero(value: Any) -> float:
+    if number(value) <= 0:
+        raise JsonValueError(f"{reprlib.repr(value)} is not positive")
     return float(value)
 
 

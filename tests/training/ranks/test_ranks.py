@@ -56,6 +56,18 @@ def test_bf16_on_the_wire_is_near(parts_artifact: Path, data: Path, of_one_rank:
     assert found[-10:] != list(of_one_rank[-10:])
 
 
+def test_ranks_clip_the_gradient_of_the_whole_batch(
+    clipping_artifact: Path, data: Path, tmp_path: Path, of_one_rank: Any
+) -> None:
+    words = ["train", clipping_artifact, "--data", data, "--checkpoint", tmp_path]
+    assert main([str(word) for word in words]) == 0
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint is not None
+    of_one = checkpoint.progress.losses
+    assert of_one != of_one_rank[: len(of_one)]
+    np.testing.assert_allclose(losses(2, clipping_artifact, data), of_one, rtol=1e-6)
+
+
 def rank_process(rank: int, folder: Path) -> int | None:
     """The process of a rank whose command has this folder."""
     for process in Path("/proc").iterdir():
