@@ -227,6 +227,7 @@ class _Loop:
             "batch": self.session.batch,
             "accumulate": spec.accumulate,
             "clip norm": spec.clip_norm,
+            "ema": spec.ema,
             "examples": self.data.size,
             "data": self.data.digest(),
             "seed": self.settings.seed,

@@ -32,7 +32,7 @@ from hybridc.passes.training.clipping import clipped
 from hybridc.passes.training.differentiate import SEED, Differentiated, Update, differentiate
 from hybridc.passes.training.gradients import Emitter, constant
 from hybridc.passes.training.network import NetworkCopy, evaluated, is_training_norm, with_statistics
-from hybridc.passes.training.optimizers import Adam, Sgd, UpdateRule, emit_update
+from hybridc.passes.training.optimizers import Adam, Averaged, Sgd, UpdateRule, emit_update
 from hybridc.passes.training.spec import NEW, LossTerm, TrainingSpec
 from hybridc.passes.training.split import split_model
 from hybridc.passes.training.splits import SplitParameter, Splits
@@ -117,7 +117,12 @@ def _splits_of_states(splits: Splits, suffixes: Sequence[str]) -> dict[str, Spli
     }
 
 
-def _optimizer(spec: specs.Optimizer) -> UpdateRule:
+def _optimizer(spec: TrainingSpec) -> UpdateRule:
+    rule = _plain_optimizer(spec.optimizer)
+    return rule if spec.ema is None else Averaged(rule)
+
+
+def _plain_optimizer(spec: specs.Optimizer) -> Sgd | Adam:
     if spec.kind == "sgd":
         return Sgd(momentum=spec.momentum, nesterov=spec.nesterov, weight_decay=spec.weight_decay)
     return Adam(spec.beta1, spec.beta2, spec.eps, spec.weight_decay, decoupled=spec.kind == "adamw")
@@ -142,7 +147,7 @@ class _Network:
     def of(model: ImportedModel, spec: TrainingSpec) -> _Network:
         terms = tuple((term, _output_position(term, model)) for term in spec.loss)
         (loss_name,) = unique_names([*(v.name for v in model.outputs), "loss"])[-1:]
-        network = _Network(model, spec, _optimizer(spec.optimizer), terms, _targets(terms, model), loss_name)
+        network = _Network(model, spec, _optimizer(spec), terms, _targets(terms, model), loss_name)
         for value in model.inputs:
             if value.name in model.parameters:
                 kind = STATISTIC if value.variable in network.statistics else PARAMETER

@@ -16,6 +16,7 @@ from hybridc.passes.training.spec import (
     loss_to_text,
     optimizer_to_text,
     parse_clip_norm,
+    parse_decay,
     parse_loss,
     parse_optimizer,
     spec_from_json,
@@ -88,7 +89,7 @@ def test_other_optimizers_are_refused(text: str) -> None:
 
 def test_spec_survives_json() -> None:
     spec = TrainingSpec(
-        parse_loss("2*mse(a)+l1(b)"), parse_optimizer("adamw"), 64, 4, ("layer1.*", "fc?"), 0.5
+        parse_loss("2*mse(a)+l1(b)"), parse_optimizer("adamw"), 64, 4, ("layer1.*", "fc?"), 0.5, 0.99
     )
     assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
 
@@ -133,5 +134,17 @@ def test_spec_with_another_norm_is_refused(norm: float) -> None:
     with pytest.raises(UsageError, match="invalid norm to clip gradients by"):
         TrainingSpec(clip_norm=norm)
     data = json.loads(json.dumps(spec_to_json(TrainingSpec()))) | {"clip_norm": norm}
+    with pytest.raises(JsonValueError):
+        spec_from_json(data)
+
+
+@pytest.mark.parametrize("decay", ["0", "1", "-0.5", "1.5", "nan", "inf"])
+def test_decay_of_averages_is_between_0_and_1(decay: str) -> None:
+    assert parse_decay("0.999") == TrainingSpec(ema=0.999).ema
+    for make in (lambda: parse_decay(decay), lambda: TrainingSpec(ema=float(decay))):
+        with pytest.raises(UsageError, match="invalid decay of averages") as caught:
+            make()
+        assert caught.value.code == "HC570" and caught.value.remedy
+    data = json.loads(json.dumps(spec_to_json(TrainingSpec()))) | {"ema": float(decay)}
     with pytest.raises(JsonValueError):
         spec_from_json(data)

@@ -6,11 +6,17 @@ import argparse
 
 from hybridc.errors import UsageError
 from hybridc.options import parse_count
-from hybridc.passes.training.spec import TrainingSpec, parse_clip_norm, parse_loss, parse_optimizer
+from hybridc.passes.training.spec import (
+    TrainingSpec,
+    parse_clip_norm,
+    parse_decay,
+    parse_loss,
+    parse_optimizer,
+)
 
 PROGRAMS = ("step", "evaluate", "accumulate", "update")
 """Of a training step, by the names of their folders in its artifact."""
-_OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze", "clip_norm")
+_OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze", "clip_norm", "ema")
 
 
 def add_training(parser: argparse.ArgumentParser, program: str | None = None) -> None:
@@ -57,6 +63,13 @@ def add_training(parser: argparse.ArgumentParser, program: str | None = None) ->
         metavar="NORM",
         help="largest norm of the gradient of a batch, of all parameters together (default: any)",
     )
+    group.add_argument(
+        "--ema",
+        type=parse_decay,
+        metavar="DECAY",
+        help="keep an exponential moving average of each parameter, such as of decay 0.999: held-out examples"
+        " are evaluated and models exported with it",
+    )
     if program is not None:
         group.add_argument(
             "--program",
@@ -81,4 +94,5 @@ def training_spec(arguments: argparse.Namespace) -> TrainingSpec:
         accumulate=arguments.accumulate or 1,
         freeze=tuple(arguments.freeze or ()),
         clip_norm=arguments.clip_norm,
+        ema=arguments.ema,
     )
