@@ -208,6 +208,8 @@ def compile_training(
     batch: int | None = None,
     accumulate: int = 1,
     freeze: Sequence[str] = (),
+    clip_norm: float | None = None,
+    ema: float | None = None,
     progress: Callback | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompiledTraining:
@@ -217,14 +219,16 @@ def compile_training(
     the model's first output is the loss. `optimizer` is such as `"sgd:lr=0.1,momentum=0.9"` or
     `"adamw:lr=1e-3,weight_decay=0.01"`. `batch` gives open batch dimensions a size; `accumulate` parts of a
     batch go through the network one after the other. `freeze` has patterns of the names of parameters that
-    stay as they are. `progress` and the other options are those of `compile`. Raises HybridcError.
+    stay as they are. `clip_norm` is the largest norm that the gradient of a batch may have, of all parameters
+    together; `ema`, such as 0.999, the decay of a moving average of each parameter, which evaluation and
+    export use. `progress` and the other options are those of `compile`. Raises HybridcError.
     """
     from hybridc.keywords import options_of
     from hybridc.passes.training.spec import read_spec
     from hybridc.progress import listener
     from hybridc.training.compile import compile_training as compile_step
 
-    spec = read_spec(loss, optimizer, batch, accumulate, freeze)
+    spec = read_spec(loss, optimizer, batch, accumulate, freeze, clip_norm, ema)
     return compile_step(model, output, options_of(options), spec, listener(progress))
 
 
@@ -237,6 +241,8 @@ def plan_training(
     batch: int | None = None,
     accumulate: int = 1,
     freeze: Sequence[str] = (),
+    clip_norm: float | None = None,
+    ema: float | None = None,
     bound_seconds: float | None = None,
     progress: Callback | None = None,
     **options: Unpack[PlanKeywords],
@@ -253,7 +259,7 @@ def plan_training(
     from hybridc.training.compile import plan_training as plan_step
 
     given = {**options, "target": options.get("target") or "cuda+avx2"}
-    spec = read_spec(loss, optimizer, batch, accumulate, freeze)
+    spec = read_spec(loss, optimizer, batch, accumulate, freeze, clip_norm, ema)
     known = options_of(given, PlanKeywords)
     return plan_step(model, known, spec, listener(progress), bound_seconds=bound_seconds)
 

@@ -43,7 +43,7 @@ from hybridc.json_values import (
 from hybridc.passes.training.spec import NEW, TrainingSpec, spec_from_json, spec_to_json
 from hybridc.passes.training.splits import SplitParameter, Splits, whole_names
 
-FORMAT, SCHEMA_VERSION = "hybridc-training", 4
+FORMAT, SCHEMA_VERSION = "hybridc-training", 5
 STATES, MODEL_FOLDER = "states.bin", "model"
 STEP, EVALUATE, ACCUMULATE, UPDATE = "step", "evaluate", "accumulate", "update"
 KINDS = ("parameter", "statistic", "moment", "sum")
@@ -292,7 +292,7 @@ def _manifest(data: Any) -> TrainingManifest:
     states = {state.name: state for state in manifest.states}
     if len(states) != len(manifest.states) or _states_bytes(manifest) > LARGEST_SIZE:
         raise JsonValueError("a name stands for two states, or they are larger than any memory", "states")
-    if not manifest.spec.optimizer.scalar_values(0.0, 1).keys() <= manifest.scalars.keys():
+    if not manifest.spec.scalar_values(0.0, 1).keys() <= manifest.scalars.keys():
         raise JsonValueError("lacks a value that the optimizer needs", "scalars")
     for name, split in manifest.splits.items():
         parts = [states[part] for part in split.parts if part in states]

@@ -226,6 +226,8 @@ class _Loop:
             "frozen": ", ".join(spec.freeze),
             "batch": self.session.batch,
             "accumulate": spec.accumulate,
+            "clip norm": spec.clip_norm,
+            "ema": spec.ema,
             "examples": self.data.size,
             "data": self.data.digest(),
             "seed": self.settings.seed,

@@ -22,7 +22,7 @@ import numpy as np
 from hybridc.artifact.manifest import Port
 from hybridc.errors import DeviceError, UsageError, exhaustion_told
 from hybridc.labels import check_labels
-from hybridc.passes.training.spec import NEW, TrainingSpec
+from hybridc.passes.training.spec import AVERAGE, NEW, TrainingSpec
 from hybridc.passes.training.splits import cut, joined
 from hybridc.runtime import Session
 from hybridc.training.artifact import (
@@ -163,7 +163,7 @@ class TrainingSession:
         parts = self._parts(inputs, targets, len(self._own_parts))
         number = self._step_count + 1
         learning_rate = self.spec.optimizer.lr if lr is None else lr
-        values = self.spec.optimizer.scalar_values(learning_rate, number)
+        values = self.spec.scalar_values(learning_rate, number)
         names = self._artifact.manifest.scalars
         scalars = {names[name]: np.array(value, np.float32) for name, value in values.items()}
         # sums of gradients and running statistics of the parts so far: they are no states of the session
@@ -200,13 +200,15 @@ class TrainingSession:
     def evaluate(self, inputs: Arrays, targets: Arrays | None = None) -> Evaluation:
         """Loss and outputs without dropout and with BatchNorm's running statistics.
 
-        Of any number of whole parts of a batch. Raises UsageError as `step` does.
+        With the averages of parameters where the step keeps them. Of any number of whole parts of a batch.
+        Raises UsageError as `step` does.
         """
         losses, outputs = [], []
         self._fetch()
         self._are_on_gpu = False  # the evaluation takes the memory
+        states = {**self._states, **self._averages()}
         for part in self._parts(inputs, targets, None):
-            loss, results = self._run(EVALUATE, {**self._states, **part}, 0)
+            loss, results = self._run(EVALUATE, {**states, **part}, 0)
             losses.append(loss)
             outputs.append(results)
         joined = {name: _join([results[name] for results in outputs]) for name in outputs[0]}
@@ -218,6 +220,15 @@ class TrainingSession:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of parameters and running statistics, named as in the user's model."""
         return self._copies(is_of_model=True)
+
+    @exhaustion_told()
+    def averaged_state_dict(self) -> dict[str, np.ndarray]:
+        """As `state_dict`, but with the moving average of each parameter that has one.
+
+        Running statistics are the present ones. Before the first step a parameter is its own average.
+        """
+        states = self.state_dict()
+        return states | joined(self._averages(), self._artifact.manifest.splits)
 
     @exhaustion_told()
     def load_state_dict(self, values: Mapping[str, np.ndarray]) -> None:
@@ -243,12 +254,14 @@ class TrainingSession:
     def export_onnx(self, path: str | Path, *, for_training: bool = False) -> None:
         """Write the user's model for inference, with the present parameters and statistics.
 
+        If the step keeps averages of parameters, with these, but not with `for_training`.
         BatchNorm uses the running statistics, Dropout is off, and a loss that is an output of the model is
         left out with its labels. With `for_training` the graph is the user's own. Raises UsageError HC562.
         """
         from hybridc.training.export import export_onnx
 
-        export_onnx(self._artifact, self.state_dict(), Path(path), for_training=for_training)
+        states = self.state_dict() if for_training else self.averaged_state_dict()
+        export_onnx(self._artifact, states, Path(path), for_training=for_training)
 
     def close(self) -> None:
         """Free the memory of all devices; closing twice does no harm."""
@@ -379,6 +392,13 @@ class TrainingSession:
             }
 
         return [part(place) for place in range(int(found))]
+
+    def _averages(self) -> dict[str, np.ndarray]:
+        """By names of parameters, as the step has them; of states that were fetched."""
+        if self.spec.ema is None or self._step_count == 0:
+            return {}
+        averages = {name: f"{name}#{AVERAGE}" for name in self._renewed}
+        return {name: self._states[average] for name, average in averages.items() if average in self._renewed}
 
     def _copies(self, *, is_of_model: bool) -> dict[str, np.ndarray]:
         """Of what the user has, whole."""

@@ -15,6 +15,7 @@ from tvm import relax, tirx
 from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import Emitter
 from hybridc.passes.training.kernels.updates import Element, update
+from hybridc.passes.training.spec import AVERAGE
 
 Elements = Mapping[str, tirx.Expr]
 
@@ -31,7 +32,8 @@ class UpdateRule(Protocol):
         """Names of the step's scalars, of the parameters' dtype."""
 
     def results(self) -> Mapping[str, Element]:
-        """`new_` states and at last `new_w` from the elements w, g, the states and the scalars, by name."""
+        """`new_w` and `new_` states by name, each from those before it and the elements w, g, the states and
+        the scalars."""
 
 
 def emit_update(
@@ -48,7 +50,7 @@ def emit_update(
     results = optimizer.results()
     like = relax.TensorType(tensor_shape(parameter), tensor_dtype(parameter))
     made = emitter.call(
-        (f"{type(optimizer).__name__.lower()}_update", optimizer),
+        (f"{_name(optimizer)}_update", optimizer),
         lambda: update(arguments, results),
         list(arguments.values()),
         [like] * len(results) if len(results) > 1 else like,
@@ -57,6 +59,10 @@ def emit_update(
         return [made]
     items = {name: emitter.item(made, i) for i, name in enumerate(results)}
     return [items["new_w"], *(items[f"new_{state}"] for state in optimizer.states)]
+
+
+def _name(optimizer: UpdateRule) -> str:
+    return type(optimizer.rule if isinstance(optimizer, Averaged) else optimizer).__name__.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,31 @@ class Adam:
                 _times(self.beta2, v["second_moment"]) + _times(1 - self.beta2, gradient(v) * gradient(v))
             ),
             "new_w": new_w,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """Another optimizer, and an exponential moving average of each parameter beside it.
+
+    As `torch.optim.swa_utils.get_ema_multi_avg_fn`: the average moves by the scalar's share towards the new
+    parameter. At the first step the share is 1, which makes it that parameter.
+    """
+
+    rule: Sgd | Adam
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return (*self.rule.states, AVERAGE)
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        return (*self.rule.scalars, "average_share")
+
+    def results(self) -> Mapping[str, Element]:
+        return {
+            **self.rule.results(),
+            f"new_{AVERAGE}": lambda v: v[AVERAGE] + v["average_share"] * (v["new_w"] - v[AVERAGE]),
         }
 
 

@@ -16,7 +16,10 @@ from hybridc.json_values import JsonValueError, each, flag, member, number, opti
 
 NEW = "#new"
 """Behind the name of a state: that of a step's output which is its new value."""
+AVERAGE = "average"
+"""Behind the name of a parameter and `#`: the state that is its moving average."""
 LOSSES = ("softmax_cross_entropy", "mse", "l1", "bce_with_logits")
+_DECAY = "give a number between 0 and 1: 0.999"
 _TERM = re.compile(
     r"\s*(?:(?P<weight>\d+(?:\.\d*)?(?:e-?\d+)?)\s*\*)?\s*(?P<kind>\w+)"
     r"(?:\((?P<output>[^()]*)\))?(?P<options>:[^+]*)?\s*"
@@ -78,8 +81,16 @@ class TrainingSpec:
     """Parts that a batch is gone through in, one after the other."""
     freeze: tuple[str, ...] = ()
     """Names of parameters that stay as they are, with `*` and `?`."""
+    clip_norm: float | None = None
+    """Largest 2-norm of the gradient of all parameters of a batch; None: any."""
+    ema: float | None = None
+    """Decay of the exponential moving average that is kept of each parameter; None: of none."""
 
     def __post_init__(self) -> None:
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise _refusal(str(self.clip_norm), "norm to clip gradients by", "give a positive number: 1.0")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise _refusal(str(self.ema), "decay of averages", _DECAY)
         if self.accumulate < 1 or (self.batch is not None and self.batch % self.accumulate):
             what = f"a batch of {self.batch} cannot be split into {self.accumulate} equal micro-batches"
             raise UsageError("HC573", what, remedy="--accumulate must divide --batch")
@@ -89,17 +100,44 @@ class TrainingSpec:
         """Examples that the device sees at a time."""
         return None if self.batch is None else self.batch // self.accumulate
 
+    def scalar_values(self, learning_rate: float, step: int) -> dict[str, float]:
+        """As `Optimizer.scalar_values`; the first parameters that a step makes are their own average."""
+        values = self.optimizer.scalar_values(learning_rate, step)
+        return values if self.ema is None else values | {"average_share": 1 - self.ema if step > 1 else 1.0}
+
     def trains(self, parameter: str) -> bool:
         """Whether a parameter is not frozen."""
         return not any(fnmatchcase(parameter, pattern) for pattern in self.freeze)
 
 
 def read_spec(
-    loss: str | None, optimizer: str, batch: int | None, accumulate: int, freeze: Sequence[str]
+    loss: str | None,
+    optimizer: str,
+    batch: int | None,
+    accumulate: int,
+    freeze: Sequence[str],
+    clip_norm: float | None,
+    ema: float | None,
 ) -> TrainingSpec:
     """What the Python API is told of a step. Raises UsageError HC570 or HC573."""
     terms = () if loss is None else parse_loss(loss)
-    return TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze))
+    return TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze), clip_norm, ema)
+
+
+def parse_clip_norm(text: str) -> float:
+    """Read a positive number. Raises UsageError HC570."""
+    norm = _number(text)
+    if norm is None or norm <= 0:
+        raise _refusal(text, "norm to clip gradients by", "give a positive number: 1.0")
+    return norm
+
+
+def parse_decay(text: str) -> float:
+    """Read a number between 0 and 1. Raises UsageError HC570."""
+    decay = _number(text)
+    if decay is None or not 0 < decay < 1:
+        raise _refusal(text, "decay of averages", _DECAY)
+    return decay
 
 
 def parse_loss(text: str) -> tuple[LossTerm, ...]:
@@ -234,6 +272,8 @@ def spec_from_json(data: Any) -> TrainingSpec:
         batch=batch,
         accumulate=accumulate,
         freeze=member(data, "freeze", each(text)),
+        clip_norm=member(data, "clip_norm", optional(_above_zero)),
+        ema=member(data, "ema", optional(_decay)),
     )
 
 
@@ -277,6 +317,18 @@ def _positive(value: Any) -> int:
 def _at_least_zero(value: Any) -> float:
     if number(value) < 0:
         raise JsonValueError(f"{reprlib.repr(value)} is negative")
+    return float(value)
+
+
+def _above_zero(value: Any) -> float:
+    if number(value) <= 0:
+        raise JsonValueError(f"{reprlib.repr(value)} is not positive")
+    return float(value)
+
+
+def _decay(value: Any) -> float:
+    if not 0 < number(value) < 1:
+        raise JsonValueError(f"{reprlib.repr(value)} is not between 0 and 1")
     return float(value)
 
 

@@ -9,6 +9,8 @@ Three programs are made of a network. All take its inputs, targets and states, a
 And a fourth where a batch is processed in parts, which may be on several ranks:
 
 - the update: from states and sums of gradients over all parts, returns the new states.
+
+Where gradients are clipped by their global norm, the step computes all of them before the new states.
 """
 
 from __future__ import annotations
@@ -26,16 +28,19 @@ from hybridc.labels import Labels
 from hybridc.passes.program.program import Program, ProgramBuilder, tensor_dtype, tensor_shape
 from hybridc.passes.training import losses
 from hybridc.passes.training import spec as specs
+from hybridc.passes.training.clipping import clipped
 from hybridc.passes.training.differentiate import SEED, Differentiated, Update, differentiate
 from hybridc.passes.training.gradients import Emitter, constant
 from hybridc.passes.training.network import NetworkCopy, evaluated, is_training_norm, with_statistics
-from hybridc.passes.training.optimizers import Adam, Sgd, UpdateRule, emit_update
+from hybridc.passes.training.optimizers import Adam, Averaged, Sgd, UpdateRule, emit_update
 from hybridc.passes.training.spec import NEW, LossTerm, TrainingSpec
 from hybridc.passes.training.split import split_model
 from hybridc.passes.training.splits import SplitParameter, Splits
 
 PARAMETER, STATISTIC, MOMENT, SUM = "parameter", "statistic", "moment", "sum"
 """Kinds of states: a weight, BatchNorm's running mean or variance, the optimizer's, a sum of gradients."""
+_GRADIENT = "gradient"
+"""Suffix of what a step that clips computes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,12 @@ def _splits_of_states(splits: Splits, suffixes: Sequence[str]) -> dict[str, Spli
     }
 
 
-def _optimizer(spec: specs.Optimizer) -> UpdateRule:
+def _optimizer(spec: TrainingSpec) -> UpdateRule:
+    rule = _plain_optimizer(spec.optimizer)
+    return rule if spec.ema is None else Averaged(rule)
+
+
+def _plain_optimizer(spec: specs.Optimizer) -> Sgd | Adam:
     if spec.kind == "sgd":
         return Sgd(momentum=spec.momentum, nesterov=spec.nesterov, weight_decay=spec.weight_decay)
     return Adam(spec.beta1, spec.beta2, spec.eps, spec.weight_decay, decoupled=spec.kind == "adamw")
@@ -137,7 +147,7 @@ class _Network:
     def of(model: ImportedModel, spec: TrainingSpec) -> _Network:
         terms = tuple((term, _output_position(term, model)) for term in spec.loss)
         (loss_name,) = unique_names([*(v.name for v in model.outputs), "loss"])[-1:]
-        network = _Network(model, spec, _optimizer(spec.optimizer), terms, _targets(terms, model), loss_name)
+        network = _Network(model, spec, _optimizer(spec), terms, _targets(terms, model), loss_name)
         for value in model.inputs:
             if value.name in model.parameters:
                 kind = STATISTIC if value.variable in network.statistics else PARAMETER
@@ -181,21 +191,46 @@ class _Network:
     # ------------------------------------------------------------------------------------- programs
 
     def step(self) -> ImportedModel:
-        def update(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> list[relax.Var]:
-            name = names[parameter.name]
+        def whole(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> relax.Expr:
             if self.spec.accumulate == 1:
-                return self._updated(emitter, name, parameter, gradient)
+                return gradient
+            name = names[parameter.name]
             total = emitter.inputs[self.extra[f"{name}#sum"].variable]
-            return self._updated_by_sum(emitter, name, parameter, emitter.emit(relax.op.add(total, gradient)))
+            return self._mean(emitter, name, emitter.emit(relax.op.add(total, gradient)))
 
-        names = {v.variable: v.name for v in self.parameters}
-        made = self._differentiated(list(self.extra.values()), update, ("", *self.optimizer.states))
+        def update(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> list[relax.Var]:
+            gradient = whole(emitter, parameter, gradient)
+            return self._updated(emitter, names[parameter.name], parameter, gradient)
+
+        names, extra = {v.variable: v.name for v in self.parameters}, list(self.extra.values())
+        if self.spec.clip_norm is None:
+            made = self._differentiated(extra, update, ("", *self.optimizer.states))
+        else:
+            made = self._differentiated(extra, lambda *given: [whole(*given)], (_GRADIENT,))
+            made = self._with_updates(made)
         if self.spec.accumulate > 1:  # another program takes the GPU between two steps
             return made
         outputs = {v.name.removesuffix(NEW): i for i, v in enumerate(made.outputs)}
         states = [(i, v.name) for i, v in enumerate(made.inputs) if v.name in self.states]
         carried = tuple((i, outputs[name]) for i, name in states if name in outputs)
         return replace(made, loop_carried=carried)
+
+    def _with_updates(self, gradients: ImportedModel) -> ImportedModel:
+        """A program with all new states where one has the gradients that these follow from."""
+        position = {v.name: i for i, v in enumerate(gradients.outputs)}
+        found = {
+            v: position[name]
+            for v in self.parameters
+            if (name := _state_name(v.name, _GRADIENT) + NEW) in position
+        }
+        copy = NetworkCopy.of(Program(gradients.module, gradients.weights, gradients.origins), ())
+        copy.run(lambda c, call: None)
+        outputs = copy.outputs()
+        results = self._all_updated(copy.emitter, {v: outputs[i] for v, i in found.items()})
+        kept = [i for i in range(len(outputs)) if i not in found.values()]
+        program = copy.emitter.builder.finish([*(outputs[i] for i in kept), *results], copy.functions())
+        names = [*(gradients.outputs[i].name for i in kept), *self._new_states(found)]
+        return self._imported(program, names, gradients.inputs)
 
     def accumulation(self) -> ImportedModel:
         def add(emitter: Emitter, parameter: relax.Var, gradient: relax.Expr) -> list[relax.Var]:
@@ -216,23 +251,32 @@ class _Network:
         emitter = Emitter(
             ProgramBuilder([relax.Var(v.variable, relax.TensorType(v.shape, v.dtype)) for v in inputs])
         )
-        results: list[relax.Expr] = []
-        for value in parameters:
-            total = emitter.inputs[self.extra[f"{value.name}#sum"].variable]
-            results += self._updated_by_sum(emitter, value.name, emitter.inputs[value.variable], total)
+        sums = {v: emitter.inputs[self.extra[f"{v.name}#sum"].variable] for v in parameters}
+        means = {v: self._mean(emitter, v.name, total) for v, total in sums.items()}
+        results = self._all_updated(emitter, means)
         program = emitter.builder.finish(results, dict(emitter.functions.values()))
-        names = [
-            _state_name(v.name, suffix) + NEW for v in parameters for suffix in ("", *self.optimizer.states)
-        ]
-        made = self._imported(program, names, inputs)
+        made = self._imported(program, self._new_states(parameters), inputs)
         return replace(made, parameters={v.name: self.model.parameters[v.name] for v in parameters})
 
-    def _updated_by_sum(
-        self, emitter: Emitter, name: str, parameter: relax.Var, total: relax.Var
-    ) -> list[relax.Var]:
-        """New states from the sum of the gradients of all parts of a batch."""
+    def _new_states(self, parameters: Iterable[ValueInfo]) -> list[str]:
+        """Names of the outputs of `_all_updated`."""
+        suffixes = ("", *self.optimizer.states)
+        return [_state_name(v.name, suffix) + NEW for v in parameters for suffix in suffixes]
+
+    def _mean(self, emitter: Emitter, name: str, total: relax.Var) -> relax.Var:
+        """The gradient of a batch, of the sum over its parts."""
         mean = relax.op.multiply(total, constant(1.0 / self.spec.accumulate, total))
-        return self._updated(emitter, name, parameter, emitter.emit(mean, f"{name}_mean"))
+        return emitter.emit(mean, f"{name}_mean")
+
+    def _all_updated(self, emitter: Emitter, gradients: Mapping[ValueInfo, relax.Expr]) -> list[relax.Expr]:
+        """New states of all parameters that have a gradient."""
+        made = list(gradients.values())
+        if self.spec.clip_norm is not None:
+            made = clipped(emitter, made, self.spec.clip_norm)
+        results: list[relax.Expr] = []
+        for value, gradient in zip(gradients, made, strict=True):
+            results += self._updated(emitter, value.name, emitter.inputs[value.variable], gradient)
+        return results
 
     def _updated(
         self, emitter: Emitter, name: str, parameter: relax.Var, gradient: relax.Expr

@@ -88,6 +88,9 @@ def test_wrong_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "HC525" in refusal(capsys, "compile", model, "--train", "--stop-after", "fuse")
     assert "HC570" in refusal(capsys, "compile", model, *output, "--train", "--loss", "huber")
     assert "HC573" in refusal(capsys, "compile", model, *output, "--train", "--batch", 8, "--accumulate", 3)
+    assert "HC570" in refusal(capsys, "compile", model, *output, "--train", "--clip-norm", 0)
+    assert "HC570" in refusal(capsys, "compile", model, *output, "--train", "--ema", 1)
+    assert "--clip-norm requires --train" in refusal(capsys, "compile", model, *output, "--clip-norm", 1)
     assert "HC574" in refusal(capsys, "compile", model, *output, "--train", "--batch", 8)
     text = refusal(capsys, "compile", model, *output, "--train", "--batch", 8, "--loss", "mse(other)")
     assert "no output 'other'" in text and "logits" in text

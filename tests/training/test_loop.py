@@ -108,6 +108,7 @@ def with_spec(artifact: Path, copy: Path, change: Callable[[dict[str, Any]], obj
         ("optimizer", lambda spec: spec["optimizer"].update(lr=0.04)),
         ("frozen", lambda spec: spec.update(freeze=["nothing"])),
         ("accumulate", lambda spec: spec.update(accumulate=2, batch=2 * BATCH)),
+        ("clip norm", lambda spec: spec.update(clip_norm=1.0)),
     ],
 )
 def test_checkpoint_of_a_step_compiled_otherwise_is_refused(

@@ -8,12 +8,15 @@ import re
 import pytest
 
 from hybridc.errors import UsageError
+from hybridc.json_values import JsonValueError
 from hybridc.passes.training.spec import (
     LossTerm,
     Optimizer,
     TrainingSpec,
     loss_to_text,
     optimizer_to_text,
+    parse_clip_norm,
+    parse_decay,
     parse_loss,
     parse_optimizer,
     spec_from_json,
@@ -85,7 +88,9 @@ def test_other_optimizers_are_refused(text: str) -> None:
 
 
 def test_spec_survives_json() -> None:
-    spec = TrainingSpec(parse_loss("2*mse(a)+l1(b)"), parse_optimizer("adamw"), 64, 4, ("layer1.*", "fc?"))
+    spec = TrainingSpec(
+        parse_loss("2*mse(a)+l1(b)"), parse_optimizer("adamw"), 64, 4, ("layer1.*", "fc?"), 0.5, 0.99
+    )
     assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
 
 
@@ -114,3 +119,32 @@ def test_batch_must_be_a_multiple_of_its_parts() -> None:
     assert TrainingSpec(batch=64, accumulate=4).micro_batch == 16
     with pytest.raises(UsageError, match="into 3 equal micro-batches"):
         TrainingSpec(batch=64, accumulate=3)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much", ""])
+def test_norm_to_clip_by_is_a_positive_number(text: str) -> None:
+    assert parse_clip_norm("1e-1") == TrainingSpec(clip_norm=0.1).clip_norm
+    with pytest.raises(UsageError, match="invalid norm to clip gradients by") as caught:
+        parse_clip_norm(text)
+    assert caught.value.code == "HC570" and caught.value.remedy
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan"), float("inf")])
+def test_spec_with_another_norm_is_refused(norm: float) -> None:
+    with pytest.raises(UsageError, match="invalid norm to clip gradients by"):
+        TrainingSpec(clip_norm=norm)
+    data = json.loads(json.dumps(spec_to_json(TrainingSpec()))) | {"clip_norm": norm}
+    with pytest.raises(JsonValueError):
+        spec_from_json(data)
+
+
+@pytest.mark.parametrize("decay", ["0", "1", "-0.5", "1.5", "nan", "inf"])
+def test_decay_of_averages_is_between_0_and_1(decay: str) -> None:
+    assert parse_decay("0.999") == TrainingSpec(ema=0.999).ema
+    for make in (lambda: parse_decay(decay), lambda: TrainingSpec(ema=float(decay))):
+        with pytest.raises(UsageError, match="invalid decay of averages") as caught:
+            make()
+        assert caught.value.code == "HC570" and caught.value.remedy
+    data = json.loads(json.dumps(spec_to_json(TrainingSpec()))) | {"ema": float(decay)}
+    with pytest.raises(JsonValueError):
+        spec_from_json(data)

@@ -6,11 +6,17 @@ import argparse
 
 from hybridc.errors import UsageError
 from hybridc.options import parse_count
-from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
+from hybridc.passes.training.spec import (
+    TrainingSpec,
+    parse_clip_norm,
+    parse_decay,
+    parse_loss,
+    parse_optimizer,
+)
 
 PROGRAMS = ("step", "evaluate", "accumulate", "update")
 """Of a training step, by the names of their folders in its artifact."""
-_OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze")
+_OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze", "clip_norm", "ema")
 
 
 def add_training(parser: argparse.ArgumentParser, program: str | None = None) -> None:
@@ -51,6 +57,19 @@ def add_training(parser: argparse.ArgumentParser, program: str | None = None) ->
         help="parameters that are not trained; may contain * and ?; BatchNorm uses its running statistics"
         " where these are frozen; may be repeated",
     )
+    group.add_argument(
+        "--clip-norm",
+        type=parse_clip_norm,
+        metavar="NORM",
+        help="largest norm of the gradient of a batch, of all parameters together (default: any)",
+    )
+    group.add_argument(
+        "--ema",
+        type=parse_decay,
+        metavar="DECAY",
+        help="keep an exponential moving average of each parameter, such as of decay 0.999: held-out examples"
+        " are evaluated and models exported with it",
+    )
     if program is not None:
         group.add_argument(
             "--program",
@@ -61,7 +80,7 @@ def add_training(parser: argparse.ArgumentParser, program: str | None = None) ->
 
 def check_training(arguments: argparse.Namespace) -> None:
     """Raises UsageError HC525 for options of training without `--train`."""
-    given = [f"--{option}" for option in _OPTIONS if getattr(arguments, option) is not None]
+    given = [f"--{option.replace('_', '-')}" for option in _OPTIONS if getattr(arguments, option) is not None]
     if given and not arguments.train:
         raise UsageError("HC525", f"{given[0]} requires --train", remedy="add --train")
 
@@ -74,4 +93,6 @@ def training_spec(arguments: argparse.Namespace) -> TrainingSpec:
         batch=arguments.batch,
         accumulate=arguments.accumulate or 1,
         freeze=tuple(arguments.freeze or ()),
+        clip_norm=arguments.clip_norm,
+        ema=arguments.ema,
     )

@@ -88,6 +88,19 @@ def test_accumulation_adds_to_sums_that_the_step_takes() -> None:
     assert not sums & set(names(made.step.outputs)), "the host sets them to zero"
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_clipping_changes_no_input_or_output(accumulate: int) -> None:
+    spec = replace(SPEC, batch=8, accumulate=accumulate)
+    plain, clipping = (programs(network(), replace(spec, clip_norm=norm)) for norm in (None, 1.0))
+    assert names(clipping.step.inputs) == names(plain.step.inputs)
+    assert set(names(clipping.step.outputs)) == set(names(plain.step.outputs))
+    assert len(clipping.step.loop_carried) == len(plain.step.loop_carried)
+    assert clipping.states == plain.states
+    if plain.update is not None and clipping.update is not None:
+        assert names(clipping.update.inputs) == names(plain.update.inputs)
+        assert names(clipping.update.outputs) == names(plain.update.outputs)
+
+
 def test_frozen_parameters_are_no_states() -> None:
     made = programs(network(), replace(SPEC, freeze=("*Conv*", "*.mean")))
     assert not any("Conv" in s.name or s.kind == STATISTIC for s in made.states)

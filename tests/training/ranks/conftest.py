@@ -57,6 +57,15 @@ def parts_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def clipping_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a norm that some of the gradients exceed."""
+    path = tmp_path_factory.mktemp("ranks") / "clipping.hyb"
+    options = {"loss": LOSS, "optimizer": OPTIMIZER, "batch": BATCH, "accumulate": PARTS, "clip_norm": 1.0}
+    hybridc.compile_training(network(dropout=0.1), path, target="avx2", **options)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images, labels = examples(10 * BATCH)
     path = tmp_path_factory.mktemp("examples") / "train.npz"

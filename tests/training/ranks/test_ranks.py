@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -56,6 +59,18 @@ def test_bf16_on_the_wire_is_near(parts_artifact: Path, data: Path, of_one_rank:
     assert found[-10:] != list(of_one_rank[-10:])
 
 
+def test_ranks_clip_the_gradient_of_the_whole_batch(
+    clipping_artifact: Path, data: Path, tmp_path: Path, of_one_rank: Any
+) -> None:
+    words = ["train", clipping_artifact, "--data", data, "--checkpoint", tmp_path]
+    assert main([str(word) for word in words]) == 0
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint is not None
+    of_one = checkpoint.progress.losses
+    assert of_one != of_one_rank[: len(of_one)]
+    np.testing.assert_allclose(losses(2, clipping_artifact, data), of_one, rtol=1e-6)
+
+
 def rank_process(rank: int, folder: Path) -> int | None:
     """The process of a rank whose command has this folder."""
     for process in Path("/proc").iterdir():
@@ -94,6 +109,55 @@ def test_a_rank_that_fails_ends_all_and_the_run_goes_on_with_another_number(
     if len(found.progress.losses) < len(of_one_rank):
         again = losses(4, parts_artifact, data, *more, "--resume", "--epochs", 5)
         np.testing.assert_allclose(again, of_one_rank, rtol=1e-6)
+
+
+def steps_of(folder: Path) -> tuple[float, ...]:
+    """Losses of the steps that the checkpoint has, which must be whole at any moment."""
+    found = read_checkpoint(folder)
+    return () if found is None else found.progress.losses
+
+
+def kill_a_rank(
+    job: subprocess.Popen[str], rank: int, folder: Path, steps: int, delay_seconds: float
+) -> None:
+    """Some time after the checkpoint has so many steps."""
+    assert becomes_true(lambda: rank_process(rank, folder) is not None or job.poll() is not None)
+    assert becomes_true(lambda: len(steps_of(folder)) >= steps or job.poll() is not None)
+    time.sleep(delay_seconds)
+    process = rank_process(rank, folder)
+    assert process is not None, finish(job)
+    os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.slow)])
+def test_ranks_killed_at_random_moments_lose_no_checkpoint(
+    kills: int, parts_artifact: Path, data: Path, tmp_path: Path
+) -> None:
+    """Of each job one rank, at its start or some steps later: in a step, or while a checkpoint is written.
+
+    Which rank it was is not asked for: of more than two, mpiexec may name one that it ended itself.
+    """
+    folder, chance = tmp_path / "run", Random(kills)
+    done: tuple[float, ...] = ()
+    rate = ("--lr", 0.001)  # so small that what numbers of ranks round differently does not grow
+    kept = (*rate, "--checkpoint", folder, "--checkpoint-every", 1, "--resume")
+    for _ in range(kills):
+        count, more = chance.choice([2, 4]), chance.choice([0, 1, 1, 5])
+        rank, delay_seconds = chance.randrange(count), chance.uniform(0.0, 0.02 if more else 2.0)
+        job = start(count, *command(parts_artifact, data, *kept, "--epochs", 10**6))
+        kill_a_rank(job, rank, folder, len(done) + more, delay_seconds)
+        ended, _, told = finish(job)
+        assert ended != 0, told
+        for other in range(count):
+            assert becomes_true(lambda r=other: rank_process(r, folder) is None)  # type: ignore[misc]
+        found = steps_of(folder)
+        assert len(found) >= len(done) + more and found[: len(done)] == done
+        done = found
+    epochs = len(done) // 10 + 1
+    again = losses(1, parts_artifact, data, *kept, "--epochs", epochs)
+    assert len(again) == 10 * epochs and tuple(again[: len(done)]) == done
+    whole = losses(1, parts_artifact, data, *rate, "--epochs", epochs)
+    np.testing.assert_allclose(again, whole, rtol=1e-6)
 
 
 def refusal(count: int, *words: object) -> str:
