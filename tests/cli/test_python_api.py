@@ -146,7 +146,7 @@ def test_unknown_keywords_are_refused() -> None:
         hybridc.plan("m.onnx", **tuning)
 
 
-def test_training_in_less_than_fp32_is_refused_in_python_too(tmp_path: Path) -> None:
+def test_training_in_fp16_is_refused_in_python_too(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refusal:
-        hybridc.compile_training("m.onnx", tmp_path / "s.hyb", target="avx512_bf16", precision="bf16")
+        hybridc.compile_training("m.onnx", tmp_path / "s.hyb", target="avx512_bf16", precision="fp16")
     assert refusal.value.code == "HC525"
