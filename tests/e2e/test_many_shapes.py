@@ -17,6 +17,7 @@ from hybridc.ir import Device
 from hybridc.models import build
 from hybridc.runtime import Session
 from tests.support.machines import EAGER_GPU
+from tests.support.peak_memory import peak_bytes
 from tests.support.ranges import with_drawn_weights
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -24,6 +25,8 @@ onnxruntime = pytest.importorskip("onnxruntime")
 TARGETS = CPU, GPU = "avx2", "cuda:sm_75+avx2"
 GPU_MEMORY = "512MiB"
 TOLERANCE = 1e-4
+MOST_PEAK = 1.1
+"""Times the most host memory that runs of the largest sizes alone take."""
 
 DETECTOR = """g (float[1, B, 8] features) => (float[1, B, 4] boxes, int64[K, 3] chosen)
 <float[8, 4] to_corner, float[8, 1] to_score, float[4] sides> {
@@ -181,3 +184,10 @@ def test_five_thousand_runs_take_no_more_memory(target: str, tmp_path: Path) -> 
             held[part] = resident_bytes()
         assert held[1] <= 1.02 * held[0]
         assert target == CPU or emulator.statistics().peak_bytes == peak
+
+
+@pytest.mark.slow
+def test_all_sizes_take_no_more_host_memory_beside_a_gpu_than_the_largest(tmp_path: Path) -> None:
+    _, path = compiled(CASES["recogniser"], GPU, tmp_path)
+    largest, drawn_ones = (peak_bytes(path, runs, emulate_gpu=GPU_MEMORY) for runs in (1, 5000))
+    assert 0 < drawn_ones <= MOST_PEAK * largest

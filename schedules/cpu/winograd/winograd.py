@@ -49,9 +49,9 @@ CACHE_BYTE_COST = 0.25
 """A byte that comes from the last level cache again."""
 DIRECT_EFFICIENCY = 0.85
 
-OWN_WEIGHTS_GAIN = 0.9
-"""What transformed weights must leave of direct convolution's time where those of the model are stored for
-other sizes anyway: up to four times the bytes."""
+MOST_LOSS = 1.15
+"""Times direct convolution's time that few images may take, so that they read the transformed weights that
+many images need: the model's own beside them would be a quarter to a half more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ def winograd(request: Request) -> Scheduled | None:
         return None
     isa = request.target.isa
     algorithms = (_algorithm_of_many(conv),) if request.many_sizes else (F2, F4)
-    gain = OWN_WEIGHTS_GAIN if request.many_sizes else 1.0
+    loss = MOST_LOSS if request.many_sizes else 1.0
     costs = {
         plan: predicted_cost(conv, plan, isa, request.threads) for plan in candidates(conv, isa, algorithms)
     }
     ranked = sorted(costs, key=costs.__getitem__)[:CHOICES]
-    if not ranked or costs[ranked[0]] > gain * direct_cost(conv, request.threads):
+    if not ranked or costs[ranked[0]] > loss * direct_cost(conv, request.threads):
         return None
     labels = {plan.label: plan for plan in ranked}
     return schedule_plan(request, conv, pick(request, labels), list(labels))
@@ -119,8 +119,8 @@ def _algorithm_of_many(conv: BlockedConvolution) -> ToomCook:
     """The one whose weights convolutions of any number of images read: that of the fewest products, which
     is the best for many, to which the bytes of weights matter little.
 
-    Few images of deep layers are left to direct convolution. F(2,3)'s weights for these, too, nearly twice
-    the model's bytes, would gain up to a fifth of such a layer's time.
+    Few images of deep layers are left to direct convolution where they would take `MOST_LOSS` times as long.
+    F(2,3)'s weights for these, too, nearly twice the model's bytes, would gain up to a fifth of the time.
     """
     return min((F2, F4), key=lambda each: math.prod(tile_counts(conv, each)) * each.points**2)
 

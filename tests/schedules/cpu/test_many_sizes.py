@@ -114,6 +114,16 @@ def test_convolutions_of_all_images_read_one_weight(
     assert len(found) == 1 and len(widths) > 1
 
 
+def test_one_image_takes_the_transformed_weights_of_many_unless_much_slower(avx2: Harness) -> None:
+    def packing(images: int, side: int, *, many_sizes: bool) -> Packing:
+        function = blocked_conv2d((images, 64, side, side, 8), (64, 64, 3, 3, 8, 8), ONE)
+        return packing_of(replace(avx2, threads=2, many_sizes=many_sizes).schedule(function, [1]))
+
+    assert packing(1, 7, many_sizes=False) != packing(32, 7, many_sizes=False)
+    assert packing(1, 7, many_sizes=True) == packing(32, 7, many_sizes=True)
+    assert packing(1, 2, many_sizes=True) != packing(32, 2, many_sizes=True)
+
+
 @pytest.mark.parametrize(("count", "inputs", "outputs"), [(2, 16, 32), (8, 4, 4)])
 def test_grouped_convolutions_of_all_images_read_one_weight(
     many: Harness, assert_close: AssertClose, count: int, inputs: int, outputs: int
