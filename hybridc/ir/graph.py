@@ -30,6 +30,8 @@ class Role(StrEnum):
 
 
 OTHER_FAMILY = "other"
+COLLECTIVE_FAMILY = "collective"
+"""Of kernels that replace each input by its sum over all ranks: all ranks run them together, in one order."""
 FAMILIES = (
     "conv2d",
     "winograd",

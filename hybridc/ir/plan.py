@@ -1,6 +1,6 @@
 """Where and when it is computed: ordered steps, and the buffers they use.
 
-Four lanes run side by side: GPU, CPU, host-to-device and device-to-host. Within a lane steps run in
+Five lanes run side by side: GPU, CPU, host-to-device, device-to-host and network. Within a lane steps run in
 order; between lanes only `waits` order them. Steps are listed in one order that keeps both.
 
 A kernel may run more than once, which computes its outputs again (rematerialisation), and a tensor may
@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Any
 
 from hybridc.ir.graph import Device, Graph, Guard
-from hybridc.json_values import JsonValueError, count, each, member, microseconds, optional, text, whole
+from hybridc.json_values import JsonValueError, count, each, flag, member, microseconds, optional, text, whole
 
 SCHEMA_VERSION = 2
 ALIGNMENT_BYTES = 512
@@ -44,6 +44,8 @@ class Lane(StrEnum):
     CPU = "cpu"
     H2D = "h2d"
     D2H = "d2h"
+    NET = "net"
+    """Collectives, which a thread of the host makes by blocking calls."""
 
     @property
     def number(self) -> int:
@@ -59,9 +61,13 @@ class Run:
     device: Device
     waits: tuple[int, ...] = ()
     """Positions of earlier steps, of other lanes, that must have ended."""
+    is_collective: bool = False
+    """Whether it runs on all ranks together, on the lane of the network."""
 
     @property
     def lane(self) -> Lane:
+        if self.is_collective:
+            return Lane.NET
         return Lane.GPU if self.device is Device.GPU else Lane.CPU
 
 
@@ -195,7 +201,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
     def step(s: Step) -> dict[str, Any]:
         if isinstance(s, Run):
-            return {"run": s.kernel, "device": s.device.value, "waits": list(s.waits)}
+            collective = {"collective": True} if s.is_collective else {}
+            return {"run": s.kernel, "device": s.device.value, "waits": list(s.waits), **collective}
         return {"copy": s.tensor, "source": s.source.value, "target": s.target.value, "waits": list(s.waits)}
 
     return {
@@ -245,7 +252,8 @@ def plan_from_json(data: Any) -> Plan:
 def _step(data: Any) -> Step:
     waits = member(data, "waits", each(whole))
     if "run" in data:
-        return Run(member(data, "run", text), member(data, "device", Device), waits)
+        is_collective = member(data, "collective", flag, False)
+        return Run(member(data, "run", text), member(data, "device", Device), waits, is_collective)
     source, target = member(data, "source", Device), member(data, "target", Device)
     return Copy(member(data, "copy", text), source, target, waits)
 

@@ -22,6 +22,7 @@ from hybridc.ir import (
     Step,
     Tensor,
 )
+from hybridc.ir.graph import COLLECTIVE_FAMILY
 from hybridc.ir.plan import ALIGNMENT_BYTES, guards_of
 from hybridc.json_values import LARGEST_SIZE, is_possible_shape
 
@@ -51,12 +52,14 @@ def verify(graph: Graph, plan: Plan) -> None:
         HC219  a weight that is neither resident nor copied to the GPU, or is copied or held elsewhere
         HC220  a loop-carried value on the GPU that the next run does not find where this one leaves it
         HC221  a time that cannot be: of a step, of the run, which follows from those, or a bound above it
+        HC225  a collective that is not made once, on the network's lane, in the order that all ranks have
         HC224  a guard of what is no condition, or a tensor that is read although nobody may have computed it
 
     What only a machine's profile can tell of times, `hybridc.machines.verify_times` checks.
     """
     _check_graph(graph)
     _check_steps(graph, plan)
+    _check_collectives(graph, plan)
     _check_arenas(plan)
     _check_buffer_types(plan)
     _Verifier(graph, plan).check()
@@ -182,6 +185,27 @@ def _check_steps(graph: Graph, plan: Plan) -> None:
     for kernel in graph.kernels:
         if kernel.name not in ran:
             raise _refuse("HC211", "the kernel never runs", f"kernel {kernel.name!r}")
+
+
+def _check_collectives(graph: Graph, plan: Plan) -> None:
+    """Ranks would wait for one another for ever, or add up different tensors, if one of them made a
+    collective twice or in another order. Whether tensors are there by then is checked as for any kernel."""
+    wanted = [kernel.name for kernel in graph.kernels if kernel.family == COLLECTIVE_FAMILY]
+    found = []
+    for position, step in enumerate(plan.steps):
+        if not isinstance(step, Run) or not (step.is_collective or step.kernel in wanted):
+            continue
+        where = _describe(position, step)
+        if step.is_collective is not True or step.kernel not in wanted or step.device is not Device.CPU:
+            raise _refuse("HC225", "collectives, and only they, are made on the lane of the network", where)
+        found.append(step.kernel)
+    if found != wanted:
+        raise _refuse("HC225", f"makes the collectives {found}, not {wanted}", "the plan")
+    for kernel in (graph.kernel[name] for name in wanted):
+        pairs = set(zip(kernel.outputs, kernel.inputs, strict=False))
+        if len(kernel.inputs) != len(kernel.outputs) or pairs != set(kernel.may_overwrite):
+            what = "does not put each sum in the place of its summand"
+            raise _refuse("HC225", what, f"kernel {kernel.name!r}")
 
 
 def _check_arenas(plan: Plan) -> None:

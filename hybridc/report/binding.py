@@ -24,6 +24,7 @@ _WORK = {
     Lane.CPU: "kernels on the CPU take",
     Lane.H2D: "{copied} must cross the link to the GPU:",
     Lane.D2H: "{copied} must cross the link to the CPU:",
+    Lane.NET: "sums over the ranks take",
 }
 
 

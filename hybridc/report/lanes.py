@@ -1,4 +1,4 @@
-"""The predicted run of a plan as time on its four lanes."""
+"""The predicted run of a plan as time on its lanes."""
 
 from __future__ import annotations
 

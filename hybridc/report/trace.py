@@ -24,6 +24,7 @@ LANE_TITLES = {
     Lane.CPU: "CPU",
     Lane.H2D: "copies to GPU",
     Lane.D2H: "copies to CPU",
+    Lane.NET: "network",
 }
 
 

@@ -6,10 +6,14 @@ import functools
 import weakref
 from typing import Any
 
+import numpy as np
+import tvm_ffi
+
 from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import StoredPlan
 from hybridc.ir import Device, Graph, Lane, Run, Step
 from hybridc.ir.bind import Binding, BoundStep, FaultRows, Operand, View, Weight
+from hybridc.runtime.collectives import Collectives
 from hybridc.runtime.faults import Faults
 from hybridc.runtime.memory import GPU_INDEX, Memory, device_errors, step_errors
 
@@ -18,6 +22,7 @@ _LANES = {
     Lane.CPU.number: "kernels on the CPU",
     Lane.H2D.number: "copies to the GPU",
     Lane.D2H.number: "copies to the host",
+    Lane.NET.number: "sums over the ranks",
 }
 
 
@@ -67,6 +72,11 @@ class _Arrays:
         return self._helper("arena_view")(*where, operand.shape, operand.dtype)
 
 
+def _collective(collectives: Collectives, function: str, *tensors: Any) -> None:
+    """What the network's lane calls."""
+    collectives.make(function, [np.from_dlpack(tensor) for tensor in tensors])
+
+
 class LoadedProgram:
     """The chosen plan of an artifact, whose steps work on the arenas of `memory`.
 
@@ -74,8 +84,15 @@ class LoadedProgram:
     another plan of the same memory while it runs. Raises DeviceError HC407 if the GPU fails.
     """
 
-    def __init__(self, memory: Memory, artifact: Artifact, binding: Binding, threads: int) -> None:
-        self._memory, self._artifact = memory, artifact
+    def __init__(
+        self,
+        memory: Memory,
+        artifact: Artifact,
+        binding: Binding,
+        threads: int,
+        collectives: Collectives | None = None,
+    ) -> None:
+        self._memory, self._artifact, self._collectives = memory, artifact, collectives
         self._faults: Faults | None = None
         with device_errors("the streams of a plan's lanes"):
             self._lanes = memory.helper("open_lanes")(artifact.needs_gpu, GPU_INDEX, threads)
@@ -109,7 +126,7 @@ class LoadedProgram:
         """Give its lane a step."""
         helper, event = self._memory.helper, -1 if step.event is None else step.event
         if step.function is not None:
-            function = self._memory.library.function(step.function)
+            function = self._function(step)
             given = [arrays.read(operand) for operand in step.operands]
             helper("add_call")(self._lanes, step.lane.number, step.waits, function, given, event)
         else:
@@ -122,6 +139,12 @@ class LoadedProgram:
             conditions = [arrays.read(condition) for condition, _ in step.guards]
             values = [int(value) for _, value in step.guards]
             helper("guard_step")(self._lanes, step.lane.number, conditions, values)
+
+    def _function(self, step: BoundStep) -> Any:
+        assert step.function is not None
+        if step.lane is not Lane.NET or self._collectives is None:
+            return self._memory.library.function(step.function)
+        return tvm_ffi.convert(functools.partial(_collective, self._collectives, step.function))
 
     def run(self) -> None:
         """Run the plan's steps; on return every lane is idle.
@@ -139,6 +162,9 @@ class LoadedProgram:
         except BaseException:
             if self._faults is not None:
                 self._faults.clear()
+            failure = None if self._collectives is None else self._collectives.take_failure()
+            if failure is not None:
+                raise failure from None
             raise
 
     def run_traced(self) -> dict[Lane, list[tuple[float, float]]]:

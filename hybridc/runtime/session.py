@@ -19,6 +19,7 @@ from hybridc.ir import Device
 from hybridc.ir.verify import verify
 from hybridc.options import check_threads
 from hybridc.runtime.code import open_library
+from hybridc.runtime.collectives import Collectives
 from hybridc.runtime.descriptions import BucketInfo, DeviceMemory, ModelMetadata, NodeArg
 from hybridc.runtime.feeds import Shapes
 from hybridc.runtime.forks import claim_gpu
@@ -78,7 +79,9 @@ class Session:
         host_memory_bytes: int | None = None,
         check_weights: bool = True,
         trusted_keys: Sequence[str | Path] | None = None,
+        collectives: Collectives | None = None,
     ) -> None:
+        self._collectives = collectives
         wanted = None if threads is None else check_threads(threads)
         artifact = open_artifact(path, check_weights=check_weights, trusted_keys=trusted_keys)
         try:
@@ -102,6 +105,9 @@ class Session:
         library = open_library(artifact)
         if gpu_memory_bytes is None and len(artifact.plans) > 1 and artifact.has_gpu_code:
             artifact = artifact.fitting(free_gpu_bytes(library), gpu_page_bytes())
+        if self._collectives is not None:
+            artifact = self._collectives.added_to(artifact)
+            verify_plans(artifact)
         count = check_threads(threads or artifact.manifest.threads or available_threads())
         limit_bytes = artifact.manifest.host_memory_bytes if host_memory_bytes is None else host_memory_bytes
         plans = artifact.in_buckets()
@@ -174,6 +180,8 @@ class Session:
             )
             for view in self._plans
         ]
+
+    _collectives: Collectives | None = None
 
     @exhaustion_told()
     def run(
@@ -396,7 +404,7 @@ class Session:
             raise
 
     def _load_program(self, memory: Memory, view: PlanView) -> LoadedProgram:
-        return LoadedProgram(memory, view.artifact, view.binding, self._threads)
+        return LoadedProgram(memory, view.artifact, view.binding, self._threads, self._collectives)
 
     def _hold(self, memory: Memory, view: PlanView) -> None:
         if self._held is not view:

@@ -41,6 +41,7 @@ from hybridc.training.interrupts import uninterrupted
 from hybridc.training.ranks.agreement import check_agreement, parts_of_rank, threads_of_rank
 from hybridc.training.ranks.allreduce import AllReduce
 from hybridc.training.ranks.exchange import Ranks
+from hybridc.training.ranks.overlap import Overlap
 from hybridc.version import __version__
 
 Arrays = np.ndarray | Mapping[str, np.ndarray]
@@ -88,7 +89,8 @@ class TrainingSession:
             _check_ranks(self._all_reduce, self._artifact, seed)
             self._own_parts = parts_of_rank(ranks, self.spec.accumulate)
             threads = threads or threads_of_rank(ranks)
-        self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes)
+        self._overlap = None if self._all_reduce is None else Overlap(self._all_reduce, self._sums)
+        self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes, self._overlap)
         self._seed = seed
         ports = self._inner[STEP].artifact.manifest.inputs
         self._states = self._artifact.initial_values()  # of shapes that the step's have been found to be
@@ -171,11 +173,13 @@ class TrainingSession:
         made: dict[str, np.ndarray] = {}
         losses = []
         for place, part in zip(self._own_parts, parts if self._all_reduce else parts[:-1], strict=False):
+            if self._overlap is not None:
+                self._overlap.is_last_part = place == self._own_parts[-1]
             loss, results = self._run(ACCUMULATE, {**self._states, **made, **part}, self._draw(place))
             made.update(results)
             losses.append(loss)
         if self._all_reduce is not None:
-            losses, made = _reduced(self._all_reduce, losses, made, self._sums)
+            losses, made = _reduced(self._all_reduce.ranks, losses, made, self._sums)
         with uninterrupted():
             if self._all_reduce is not None:
                 results = made | self._results(UPDATE, {**self._states, **made, **scalars})
@@ -435,17 +439,17 @@ def _check_ranks(all_reduce: AllReduce, artifact: TrainingArtifact, seed: int) -
 
 
 def _reduced(
-    all_reduce: AllReduce, losses: list[float], made: Mapping[str, np.ndarray], sums: Collection[str]
+    ranks: Ranks, losses: list[float], made: Mapping[str, np.ndarray], sums: Collection[str]
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """The losses of all ranks' parts, the sums over all ranks, and rank 0's running statistics.
+    """The losses of all ranks' parts, the sums, already those of all, and rank 0's running statistics.
 
     BatchNorm is by the statistics of each part, wherever it is gone through; those that it keeps for
     inference are of rank 0, as with PyTorch's DistributedDataParallel.
     """
-    added = all_reduce.sums({name: value for name, value in made.items() if name in sums})
+    added = {name: value for name, value in made.items() if name in sums}
     statistics = {name: value for name, value in made.items() if name not in sums}
-    found = all_reduce.ranks.gather(losses)
-    more = all_reduce.ranks.from_first(statistics) if statistics else {}
+    found = ranks.gather(losses)
+    more = ranks.from_first(statistics) if statistics else {}
     return [loss for part in found for loss in part], {**added, **more}
 
 
@@ -461,8 +465,10 @@ class _Inner:
         threads: int | None,
         gpu_memory_bytes: int | None,
         host_memory_bytes: int | None,
+        overlap: Overlap | None,
     ) -> None:
         self._artifact = artifact
+        self._overlap = overlap
         self._threads = threads
         self._gpu_memory_bytes = gpu_memory_bytes
         self._host_memory_bytes = host_memory_bytes
@@ -480,6 +486,7 @@ class _Inner:
                 threads=self._threads,
                 gpu_memory_bytes=self._gpu_memory_bytes,
                 host_memory_bytes=self._host_memory_bytes,
+                collectives=self._overlap if kind == ACCUMULATE else None,
             )
             check_program(self._artifact, kind, session.artifact)
             self._open[kind] = session

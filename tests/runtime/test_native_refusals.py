@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hybridc.runtime.code import open_library
 from tests.runtime.conftest import EMULATED_BYTES
 
 ARENA_BYTES = 256
-GPU, CPU, TO_GPU, TO_HOST = (lane.number for lane in Lane)
+GPU, CPU, TO_GPU, TO_HOST, NET = (lane.number for lane in Lane)
 LARGEST = 2**63 - 1
 
 
@@ -137,8 +138,8 @@ def test_arena_larger_than_the_gpu_is_refused(gpu_bench: Bench) -> None:
         gpu_bench.helper.free_device_bytes(7)
 
 
-@pytest.mark.parametrize("lane", [GPU, TO_GPU, TO_HOST, 4, -1, LARGEST, 2**32 + 1])
-def test_without_a_gpu_there_is_one_lane(bench: Bench, lane: int) -> None:
+@pytest.mark.parametrize("lane", [GPU, TO_GPU, TO_HOST, 5, -1, LARGEST, 2**32 + 1])
+def test_without_a_gpu_there_are_the_lanes_of_cpu_and_network_alone(bench: Bench, lane: int) -> None:
     helper, array = bench.helper, bench.view(bench.host)
     with pytest.raises(ValueError, match="lane"):
         helper.add_call(bench.lanes, lane, (), negate, [array], -1)
@@ -148,19 +149,47 @@ def test_without_a_gpu_there_is_one_lane(bench: Bench, lane: int) -> None:
         helper.trace(bench.lanes, lane)
 
 
-def test_without_a_gpu_there_are_no_events(bench: Bench) -> None:
-    for waits, event, message in ((), 0, "numbered"), ((0,), -1, "no step"), ((-1,), -1, "no step"):
+def test_without_a_gpu_events_are_numbered_as_with_one(bench: Bench) -> None:
+    for waits, event, message in ((), 1, "numbered"), ((0,), -1, "no step"), ((-1,), -1, "no step"):
         with pytest.raises(ValueError, match=message):
             bench.helper.add_call(bench.lanes, CPU, waits, negate, [bench.view(bench.host)], event)
 
 
-@pytest.mark.parametrize("lane", [TO_GPU, TO_HOST, 4, -1, LARGEST])
+def test_network_is_called_by_a_thread_of_its_own_behind_what_it_waits_for(bench: Bench) -> None:
+    helper, lanes, order = bench.helper, bench.lanes, []
+    thread = threading.get_ident()
+    for lane, waits, event in ((CPU, (), 0), (CPU, (), -1), (NET, (0,), -1)):
+        noted = tvm_ffi.convert(lambda lane=lane: order.append((lane, threading.get_ident())))
+        helper.add_call(lanes, lane, waits, noted, [], event)
+    for _ in range(3):
+        order.clear()
+        helper.run(lanes)
+        assert [lane for lane, _ in order].count(NET) == 1
+        assert order.index(next(each for each in order if each[0] == NET)) > 0
+        assert all((own == thread) is (lane == CPU) for lane, own in order)
+
+
+def test_failure_of_the_network_ends_the_run_and_the_next_begins_afresh(bench: Bench) -> None:
+    helper, lanes, failures = bench.helper, bench.lanes, [ValueError("lost the connection")]
+
+    def call() -> None:
+        if failures:
+            raise failures.pop()
+
+    helper.add_call(lanes, NET, (), tvm_ffi.convert(call), [], -1)
+    with pytest.raises(ValueError, match="lost the connection"):
+        helper.run(lanes)
+    assert list(helper.failed_step(lanes)) == [NET, 0]
+    assert helper.run(lanes) == -1
+
+
+@pytest.mark.parametrize("lane", [TO_GPU, TO_HOST, 5, -1, LARGEST])
 def test_lanes_of_copies_call_nothing(gpu_bench: Bench, lane: int) -> None:
-    with pytest.raises(ValueError, match="lanes of the GPU and the CPU"):
+    with pytest.raises(ValueError, match="lanes of kernels and the network"):
         gpu_bench.helper.add_call(gpu_bench.lanes, lane, (), negate, [], -1)
 
 
-@pytest.mark.parametrize("lane", [GPU, CPU, 4, -1, LARGEST])
+@pytest.mark.parametrize("lane", [GPU, CPU, NET, 5, -1, LARGEST])
 def test_lanes_of_kernels_copy_nothing(gpu_bench: Bench, lane: int) -> None:
     source, target = gpu_bench.view(gpu_bench.host), gpu_bench.view(gpu_bench.gpu, offset_bytes=64)
     with pytest.raises(ValueError, match="lanes of their own"):
@@ -268,7 +297,7 @@ def test_guards_that_cannot_be_are_refused(gpu_bench: Bench) -> None:
     with pytest.raises(ValueError, match="not where its lane works"):
         helper.guard_step(lanes, TO_GPU, [helper.arena_view(gpu_bench.gpu, 0, (1,), "bool")], [1])
     with pytest.raises(ValueError, match="no such lane"):
-        helper.guard_step(lanes, 4, [condition], [1])
+        helper.guard_step(lanes, 5, [condition], [1])
 
 
 def test_arguments_of_other_types_are_refused(bench: Bench) -> None:

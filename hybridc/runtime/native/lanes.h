@@ -1,6 +1,6 @@
 // The lanes of a run: one host thread each, which issues the lane's steps in order. Those of the GPU and of
 // copies put them on CUDA streams; the CPU's runs its kernels itself, on the thread that asks for the run and its
-// workers.
+// workers; that of the network makes blocking calls.
 // Steps are added once, in the order of the plan; what they are told is checked here, whoever tells it.
 #pragma once
 #include <tvm/ffi/any.h>
@@ -32,12 +32,12 @@
 
 namespace hybridc {
 
-enum LaneNumber : int64_t { kGpu, kCpu, kHostToDevice, kDeviceToHost, kLaneCount };  // as ir/plan.py has them
+enum LaneNumber : int64_t { kGpu, kCpu, kHostToDevice, kDeviceToHost, kNet, kLaneCount };  // as ir/plan.py has them
 constexpr LaneNumber kStreamLanes[] = {kGpu, kHostToDevice, kDeviceToHost};
 
 // Waiting for an event means first to wait, on the host, until its lane has recorded it in this run: CUDA
 // takes a wait for an event that is not recorded yet for one that is over. The host alone knows of events of
-// the CPU's lane, whose steps have ended when they are recorded.
+// the lanes of the CPU and the network, whose steps have ended when they are recorded.
 class Lanes {
  public:
   Lanes(bool cuda, int device, int thread_count) : cuda_(cuda), device_(device), workers_(thread_count) {
@@ -45,9 +45,9 @@ class Lanes {
   }
 
   // Whether this is a process that was forked since, in which there are neither threads nor a GPU.
-  bool IsForked() const { return cuda_ && process_ != getpid(); }
+  bool IsForked() const { return (cuda_ || !threads_.empty()) && process_ != getpid(); }
 
-  // Without CUDA there is the CPU's lane only, and no events. Streams are not ordered by the null stream.
+  // Without CUDA there are the lanes of the CPU and the network only. Streams are not ordered by the null stream.
   void Open() {
     if (!cuda_) return;
     HYBRIDC_CUDA(set_device, device_);
@@ -56,10 +56,10 @@ class Lanes {
   }
 
   ~Lanes() {
-    if (!cuda_) return;
     is_closing_ = true;
     StartRun();
     for (std::thread& thread : threads_) thread.join();
+    if (!cuda_) return;
     segments_.clear();
     const CudaRuntime& runtime = CudaRuntime::Get();
     for (const Event& event : events_) Destroy(runtime.event_destroy, event.cuda);
@@ -74,13 +74,14 @@ class Lanes {
   void AddCall(int64_t lane, ffi::Shape waits, ffi::Function function, ffi::Array<ffi::Tensor> arrays,
                int64_t event) {
     const DLDeviceType device = lane == kGpu ? kDLCUDA : kDLCPU;
-    Check(lane == kGpu || lane == kCpu, "functions are called on the lanes of the GPU and the CPU alone");
+    Check(lane == kGpu || IsHosts(lane), "functions are called on the lanes of kernels and the network alone");
     Check(function.defined(), "there is no function");
     for (const ffi::Tensor& array : arrays) CheckDevice(array, device);
     Step& step = AddStep(lane, waits, event);
     step.function = function;
     step.arrays = {arrays.begin(), arrays.end()};
     step.arguments = {step.arrays.begin(), step.arrays.end()};
+    if (lane == kNet && steps_[kNet].size() == 1) threads_.emplace_back([this] { Serve(kNet); });
   }
 
   void AddCopy(int64_t lane, ffi::Shape waits, ffi::Tensor source, ffi::Tensor target, int64_t event) {
@@ -196,23 +197,28 @@ class Lanes {
     int64_t event = -1;
   };
 
+  // Whether the lane's steps are done by the host's thread that issues them.
+  static bool IsHosts(int64_t lane) { return lane == kCpu || lane == kNet; }
+
   static void Destroy(int (*destroy)(void*), void* handle) {
     if (handle != nullptr) destroy(handle);
   }
 
   void CheckLane(int64_t lane) const {
-    Check(0 <= lane && lane < kLaneCount && (cuda_ || lane == kCpu), "there is no such lane");
+    Check(0 <= lane && lane < kLaneCount && (cuda_ || IsHosts(lane)), "there is no such lane");
   }
 
   Step& AddStep(int64_t lane, ffi::Shape waits, int64_t event) {
     CheckLane(lane);
     const int64_t event_count = static_cast<int64_t>(events_.size());
     for (int64_t wait : waits) Check(0 <= wait && wait < event_count, "no step before records this event");
-    Check(event == -1 || (cuda_ && event == event_count), "events are numbered in the order of their steps");
+    Check(event == -1 || event == event_count, "events are numbered in the order of their steps");
     Step& step = steps_[lane].emplace_back();
     step.waits = {waits.begin(), waits.end()};
     step.event = event;
-    if (event != -1) HYBRIDC_CUDA(event_create, &events_.emplace_back().cuda, kEventDisableTiming);
+    if (event == -1) return step;
+    Event& recorded = events_.emplace_back();
+    if (cuda_) HYBRIDC_CUDA(event_create, &recorded.cuda, kEventDisableTiming);
     return step;
   }
 
@@ -291,8 +297,8 @@ class Lanes {
 
   void Record(int64_t lane, int64_t event_index) {
     Event& event = events_[event_index];
-    if (lane != kCpu) HYBRIDC_CUDA(event_record, event.cuda, streams_[lane]);
-    event.state = lane == kCpu ? kEnded : kRecorded;
+    if (!IsHosts(lane)) HYBRIDC_CUDA(event_record, event.cuda, streams_[lane]);
+    event.state = IsHosts(lane) ? kEnded : kRecorded;
     event.state.notify_all();
     if (has_failed_) Stop();
   }
@@ -302,7 +308,7 @@ class Lanes {
     event.state.wait(kPending);
     if (has_failed_) Stop();
     if (event.state == kEnded) return;
-    if (lane == kCpu) {
+    if (IsHosts(lane)) {
       HYBRIDC_CUDA(event_synchronize, event.cuda);
     } else {
       HYBRIDC_CUDA(stream_wait_event, streams_[lane], event.cuda, 0);
@@ -348,7 +354,7 @@ class Lanes {
     failed_lane_ = failed_step_ = -1;
     const Workers::Use use(&workers_);
     if (is_traced_) BeginTrace();
-    if (!cuda_) return IssueAll(kCpu);
+    if (threads_.empty()) return IssueAll(kCpu);
     for (Event& event : events_) event.state = kPending;
     has_failed_ = false;
     issued_.fill(-1);
@@ -357,9 +363,11 @@ class Lanes {
     RunLane(kCpu);
     for (int left; (left = running_) != 0;) running_.wait(left);
     // here and not on the lanes' threads, which would spin on cores that CPU kernels need
-    for (int64_t lane : kStreamLanes) Try(lane, [&] { HYBRIDC_CUDA(stream_synchronize, streams_[lane]); });
+    if (cuda_) {
+      for (int64_t lane : kStreamLanes) Try(lane, [&] { HYBRIDC_CUDA(stream_synchronize, streams_[lane]); });
+    }
     if (has_failed_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    if (!is_traced_) Capture();
+    if (cuda_ && !is_traced_) Capture();
   }
 
   void StartRun() {
@@ -369,7 +377,7 @@ class Lanes {
 
   void RunLane(int64_t lane) {
     Try(lane, [&] {
-      HYBRIDC_CUDA(set_device, device_);
+      if (cuda_) HYBRIDC_CUDA(set_device, device_);
       if (lane == kGpu) TVMFFIEnvSetStream(kDLCUDA, device_, streams_[kGpu], nullptr);
       IssueAll(lane);
       issued_[lane] = -1;
@@ -413,7 +421,7 @@ class Lanes {
   const int device_;
   const pid_t process_ = getpid();
   Workers workers_;
-  CudaStream streams_[kLaneCount] = {};  // the CPU's lane has none
+  CudaStream streams_[kLaneCount] = {};  // the lanes of the CPU and the network have none
   std::deque<Event> events_;  // which never moves them
   std::array<std::vector<Step>, kLaneCount> steps_;
   std::array<int64_t, kLaneCount> issued_ = {};  // the position that each lane is at; -1 before and behind them all

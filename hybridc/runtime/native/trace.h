@@ -23,7 +23,7 @@ class Trace {
     times_.clear();
   }
 
-  // `stream` is null on the CPU's lane.
+  // `stream` is null on the lanes of the CPU and the network.
   void Mark(CudaStream stream) {
     if (stream == nullptr) {
       times_.push_back(Clock::now());

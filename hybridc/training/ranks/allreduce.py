@@ -1,4 +1,4 @@
-"""Sums of arrays over the ranks, in buckets.
+"""Sums of arrays over the ranks, a bucket of them at a time.
 
 Of each bucket a rank adds up one part, which it gets from all others (reduce-scatter), and gives the sum back
 to them (all-gather). So a rank sends 2 (N - 1) / N of the bytes, the least for N ranks (Patarasuk and
@@ -10,7 +10,7 @@ Messages go from each rank to each other, N - 1 of them at once, which suits up 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,8 +18,6 @@ import numpy as np
 from hybridc.errors import UsageError
 from hybridc.training.ranks.exchange import Ranks
 
-BUCKET_BYTES = 4 << 20
-"""Large enough that latency does not count, small enough that what is packed twice is little memory."""
 WIRES = ("fp32", "bf16")
 
 
@@ -33,7 +31,6 @@ class AllReduce:
 
     ranks: Ranks
     wire: str = "fp32"
-    bucket_bytes: int = BUCKET_BYTES
     _residuals: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,39 +38,42 @@ class AllReduce:
             remedy = f"write {' or '.join(WIRES)}"
             raise UsageError("HC500", f"unknown format of gradients on the wire {self.wire!r}", remedy=remedy)
 
-    def sums(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Of arrays that all ranks have by the same names, in the same order, types and shapes.
+    def sum_into(
+        self, arrays: Sequence[np.ndarray], names: tuple[str, ...], packed: np.ndarray, room: np.ndarray
+    ) -> None:
+        """One bucket of arrays of one type, which all ranks have alike, in place. Raises as `Ranks.exchange`.
 
-        The last array comes first: a backward pass has the gradient of the last layer first. Raises as
-        `Ranks.exchange`.
+        Works in `packed`, of all elements, and `room`, which has a row of a share of them for each rank.
+        `names` tell what bf16 lost of which bucket.
         """
-        made: dict[str, np.ndarray] = {}
-        for names in buckets(arrays, self.bucket_bytes):
-            flat = np.concatenate([arrays[name].reshape(-1) for name in names])
-            self._sum(flat, names)
-            parts = np.split(flat, np.cumsum([arrays[name].size for name in names])[:-1])
-            made |= {name: part.reshape(arrays[name].shape) for name, part in zip(names, parts, strict=True)}
-        return {name: made[name] for name in arrays}
+        ends = np.cumsum([array.size for array in arrays])[:-1]
+        for part, array in zip(np.split(packed, ends), arrays, strict=True):
+            part[...] = array.reshape(-1)
+        self._sum(packed, names, room)
+        for part, array in zip(np.split(packed, ends), arrays, strict=True):
+            array[...] = part.reshape(array.shape)
 
-    def _sum(self, flat: np.ndarray, names: tuple[str, ...]) -> None:
+    def _sum(self, flat: np.ndarray, names: tuple[str, ...], room: np.ndarray) -> None:
         """In place."""
         count, rank = self.ranks.count, self.ranks.rank
         ends = [flat.size * i // count for i in range(count + 1)]
         parts = [flat[begin:end] for begin, end in itertools.pairwise(ends)]
         if self.wire == "fp32" or flat.dtype != np.float32:
-            came = [np.empty_like(parts[rank]) for _ in range(count)]
-            came[rank] = parts[rank].copy()
+            came = [row[: parts[rank].size] for row in room]
+            came[rank][...] = parts[rank]
             self.ranks.exchange(parts, came)
-            parts[rank][...] = _in_order(came)
+            parts[rank][...] = came[0]
+            for part in came[1:]:
+                parts[rank] += part
             self.ranks.exchange([parts[rank]] * count, parts)
             return
         residual = self._residuals.setdefault(names, np.zeros_like(flat))
         kept = [residual[begin:end] for begin, end in itertools.pairwise(ends)]
         packed = [np.empty(0, np.uint16) if i == rank else _rounded(parts[i], kept[i]) for i in range(count)]
-        room = [np.empty(parts[rank].size, np.uint16) for _ in range(count)]
-        self.ranks.exchange(packed, room)
+        halves = [np.empty(parts[rank].size, np.uint16) for _ in range(count)]
+        self.ranks.exchange(packed, halves)
         parts[rank][...] = _in_order(
-            [parts[rank].copy() if i == rank else from_bf16(room[i]) for i in range(count)]
+            [parts[rank].copy() if i == rank else from_bf16(halves[i]) for i in range(count)]
         )
         total = _rounded(parts[rank], kept[rank])
         sums = [np.empty(part.size, np.uint16) for part in parts]
@@ -81,21 +81,6 @@ class AllReduce:
         self.ranks.exchange([total] * count, sums)
         for part, value in zip(parts, sums, strict=True):
             part[...] = from_bf16(value)
-
-
-def buckets(arrays: Mapping[str, np.ndarray], bucket_bytes: int) -> list[tuple[str, ...]]:
-    """Names in reverse order, in groups of one type and at most so many bytes, but of at least one array."""
-    found: list[list[str]] = []
-    filled = 0
-    for name in reversed(list(arrays)):
-        array = arrays[name]
-        is_full = bool(found) and filled + array.nbytes > bucket_bytes
-        if not found or is_full or arrays[found[-1][0]].dtype != array.dtype:
-            found.append([])
-            filled = 0
-        found[-1].append(name)
-        filled += array.nbytes
-    return [tuple(names) for names in found]
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:

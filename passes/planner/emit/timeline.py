@@ -1,4 +1,4 @@
-"""The predicted run of a plan: its four lanes side by side, as discrete events."""
+"""The predicted run of a plan: its lanes side by side, as discrete events."""
 
 from __future__ import annotations
 

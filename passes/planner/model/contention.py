@@ -181,4 +181,5 @@ _PARTNERS = {
     Lane.CPU: (Lane.H2D, Lane.D2H),
     Lane.H2D: (Lane.GPU, Lane.CPU, Lane.D2H),
     Lane.D2H: (Lane.GPU, Lane.CPU, Lane.H2D),
+    Lane.NET: (),
 }

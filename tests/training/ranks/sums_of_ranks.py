@@ -13,7 +13,17 @@ from hybridc.training.ranks.allreduce import AllReduce
 from hybridc.training.ranks.exchange import Ranks
 
 SHAPES = {"a": (3, 5), "b": (), "c": (1001,), "d": (64, 9)}
-BUCKET_BYTES = 4096
+BUCKETS = (("d", "c"), ("b", "a"))
+
+
+def sums(all_reduce: AllReduce, own: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    made = {name: value.copy() for name, value in own.items()}
+    count = all_reduce.ranks.count
+    for names in BUCKETS:
+        size = sum(made[name].size for name in names)
+        packed, room = np.empty(size, np.float32), np.empty((count, -(-size // count)), np.float32)
+        all_reduce.sum_into([made[name] for name in names], names, packed, room)
+    return made
 
 
 def arrays(rank: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -32,26 +42,26 @@ def main(output: Path) -> None:
     of_ranks = [arrays(rank) for rank in range(comm.size)]
     exact = {name: np.asarray(np.sum([a[name] for a in of_ranks], 0, np.float64)) for name in SHAPES}
     of_mpi = {name: np.asarray(comm.allreduce(value.astype(np.float64))) for name, value in own.items()}
-    full = AllReduce(ranks, bucket_bytes=BUCKET_BYTES)
-    sums = full.sums(own)
+    full = AllReduce(ranks)
+    found = sums(full, own)
     report: dict[str, object] = {
         "parameter_bytes": sum(value.nbytes for value in own.values()),
         "sent_bytes": ranks.gather(ranks.sent_bytes),
-        "names": list(sums),
-        "shapes_kept": all(sums[name].shape == shape for name, shape in SHAPES.items()),
-        "error": largest_error(sums, exact),
+        "names": list(found),
+        "shapes_kept": all(found[name].shape == shape for name, shape in SHAPES.items()),
+        "error": largest_error(found, exact),
         "error_of_mpi": largest_error(of_mpi, exact),
-        "equal_on_ranks": len({b"".join(v.tobytes() for v in s.values()) for s in ranks.gather(sums)}) == 1,
-        "equal_again": all(np.array_equal(full.sums(own)[name], sums[name]) for name in SHAPES),
+        "equal_on_ranks": len({b"".join(v.tobytes() for v in s.values()) for s in ranks.gather(found)}) == 1,
+        "equal_again": all(np.array_equal(sums(full, own)[name], found[name]) for name in SHAPES),
     }
-    half = AllReduce(ranks, "bf16", BUCKET_BYTES)
+    half = AllReduce(ranks, "bf16")
     before = ranks.sent_bytes
-    made = [half.sums(own) for _ in range(64)]
+    made = [sums(half, own) for _ in range(64)]
     report["sent_bytes_of_bf16"] = (ranks.sent_bytes - before) / len(made)
     report["bf16_equal_on_ranks"] = len({s["c"].tobytes() for s in ranks.gather(made[-1])}) == 1
     report["error_of_bf16"] = largest_error(made[0], exact)
     mean = {
-        name: np.asarray(np.mean([sums[name].astype(np.float64) for sums in made], axis=0)) for name in SHAPES
+        name: np.asarray(np.mean([each[name].astype(np.float64) for each in made], axis=0)) for name in SHAPES
     }
     report["error_of_mean_of_bf16"] = largest_error(mean, exact)
     if comm.rank == 0:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridc.training.ranks.allreduce import buckets, from_bf16, to_bf16
+from hybridc.training.ranks.allreduce import from_bf16, to_bf16
 from tests.training.ranks.conftest import finish, start
 
 PROGRAM = Path(__file__).with_name("sums_of_ranks.py")
@@ -49,14 +49,3 @@ def test_bf16_is_rounded_as_pytorch_does() -> None:
     values = np.concatenate([edges, bits.view(np.float32)])
     expected = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
     np.testing.assert_array_equal(from_bf16(to_bf16(values)), expected)
-
-
-def test_buckets_begin_with_the_last_array_and_have_one_type() -> None:
-    arrays: dict[str, np.ndarray] = {
-        "first": np.zeros(100, np.float32),
-        "wide": np.zeros(10, np.float64),
-        "small": np.zeros(10, np.float32),
-        "last": np.zeros(20, np.float32),
-    }
-    assert buckets(arrays, 200) == [("last", "small"), ("wide",), ("first",)]
-    assert buckets({}, 200) == []

@@ -1,0 +1,176 @@
+"""Sums over the ranks as steps of a plan: which gradients go together, and when.
+
+A bucket of gradients is summed as soon as the last of them is on the host, by a step of the network's lane,
+beside the kernels that are still running. The sums take the places of the summands, so the plan needs no more
+memory than what a bucket is packed in, in the host's arena.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hybridc.ir import Buffer, BufferKind, Device, Graph, Kernel, Lane, Plan, Role, Run, Step
+from hybridc.ir.bind import Parameter
+from hybridc.ir.graph import COLLECTIVE_FAMILY
+from hybridc.ir.plan import align
+from hybridc.passes.planner.emit.timeline import timeline
+from hybridc.training.ranks.network import Network
+
+SUM = "#ranks"
+"""Behind the name of a tensor: that of its sum over all ranks."""
+BUCKET_BYTES = tuple(1 << power for power in range(14, 27))
+"""What is tried as the size of buckets."""
+
+Buckets = tuple[tuple[str, ...], ...]
+"""Tensors that are summed together, in the order in which they are."""
+
+
+def choose_buckets(graph: Graph, plan: Plan, tensors: Sequence[str], ranks: int, network: Network) -> Buckets:
+    """Those with which the run is predicted to end first; of several the fewest.
+
+    Gradients come in the order in which the backward pass has them: the last layer's first. Requires: all
+    tensors end up on the host.
+    """
+    written = {name: _written(plan, name) for name in tensors}
+    in_order = sorted(tensors, key=lambda name: written[name])
+    ways = dict.fromkeys(_filled(graph, in_order, size) for size in BUCKET_BYTES)
+
+    def end_us(buckets: Buckets) -> float:
+        return with_collectives(graph, plan, buckets, ranks, network)[1].makespan_us
+
+    return min(ways, key=lambda buckets: (end_us(buckets), len(buckets)))
+
+
+def _filled(graph: Graph, names: Sequence[str], bucket_bytes: int) -> Buckets:
+    """In groups of one type and at most so many bytes, but of at least one tensor."""
+    found: list[list[str]] = []
+    filled, dtype = 0, ""
+    for name in names:
+        tensor = graph.tensor[name]
+        if not found or filled + tensor.size_bytes > bucket_bytes or tensor.dtype != dtype:
+            found.append([])
+            filled, dtype = 0, tensor.dtype
+        found[-1].append(name)
+        filled += tensor.size_bytes
+    return tuple(map(tuple, found))
+
+
+def _written(plan: Plan, tensor: str) -> int:
+    """The step that puts a result where it is on the host in the end."""
+    return _place(plan, tensor).first_step
+
+
+def _place(plan: Plan, tensor: str) -> Buffer:
+    end = len(plan.steps)
+    return next(
+        b for b in plan.buffers if b.tensor == tensor and b.device is Device.CPU and b.last_step == end
+    )
+
+
+def parameters_of(graph: Graph, bucket: Sequence[str], ranks: int) -> tuple[Parameter, ...]:
+    """What a collective works on: summands, sums, the packed bucket, and what comes from each rank."""
+    tensors = [graph.tensor[name] for name in bucket]
+    own = tuple(Parameter(tensor.shape, tensor.dtype) for tensor in tensors)
+    count = sum(math.prod(tensor.shape) for tensor in tensors)
+    dtype = tensors[0].dtype
+    return (*own, *own, Parameter((count,), dtype), Parameter((ranks, -(-count // ranks)), dtype))
+
+
+def with_collectives(
+    graph: Graph, plan: Plan, buckets: Buckets, ranks: int, network: Network
+) -> tuple[Graph, Plan]:
+    """The same run, in which the tensors are replaced by their sums over all ranks.
+
+    Requires: a verified plan. Ensures: one that the verifier accepts, with the same GPU memory.
+    """
+    kernels = tuple(_kernel(graph, number, bucket, ranks) for number, bucket in enumerate(buckets))
+    behind = list(itertools.accumulate((max(_written(plan, n) for n in b) for b in buckets), max))
+    steps: list[Step] = []
+    us: list[float] = []
+    moved: dict[int, int] = {-1: -1}
+    made: list[int] = []
+    for position, step in enumerate(plan.steps):
+        moved[position] = len(steps)
+        steps.append(replace(step, waits=tuple(moved[wait] for wait in step.waits)))
+        us.append(plan.step_us[position])
+        while len(made) < len(buckets) and behind[len(made)] == position:
+            bucket = buckets[len(made)]
+            waits = sorted({moved[_written(plan, name)] for name in bucket})
+            size_bytes = sum(graph.tensor[name].size_bytes for name in bucket)
+            us.append(network.all_reduce_us(size_bytes, ranks))
+            steps.append(Run(kernels[len(made)].name, Device.CPU, tuple(waits), is_collective=True))
+            made.append(len(steps) - 1)
+    moved[len(plan.steps)] = len(steps)
+    position_of = {name: made[i] for i, bucket in enumerate(buckets) for name in bucket}
+    buffers: list[Buffer] = []
+    for buffer in plan.buffers:
+        first, last = moved[buffer.first_step], moved[buffer.last_step]
+        if buffer.tensor in position_of and buffer == _place(plan, buffer.tensor):
+            summed = position_of[buffer.tensor]
+            buffers.append(replace(buffer, tensor=buffer.tensor + SUM, first_step=summed, last_step=last))
+            last = summed
+        buffers.append(replace(buffer, first_step=first, last_step=last))
+    offset = align(plan.arena_bytes(Device.CPU))
+    for kernel, position in zip(kernels, made, strict=True):
+        place = offset, kernel.cpu_workspace_bytes, position, position
+        buffers.append(Buffer(kernel.name, BufferKind.WORKSPACE, Device.CPU, *place))
+    workspace = max((align(kernel.cpu_workspace_bytes) for kernel in kernels), default=0)
+    arenas = tuple(
+        replace(arena, size_bytes=offset + workspace) if arena.device is Device.CPU else arena
+        for arena in plan.arenas
+    )
+    made_plan = replace(
+        plan,
+        steps=tuple(steps),
+        buffers=tuple(buffers),
+        arenas=arenas,
+        step_us=tuple(us),
+        makespan_us=timeline(steps, us)[0],
+    )
+    return _summed(graph, kernels, position_of), made_plan
+
+
+def _kernel(graph: Graph, number: int, bucket: Sequence[str], ranks: int) -> Kernel:
+    packed, room = parameters_of(graph, bucket, ranks)[-2:]
+    item = graph.tensor[bucket[0]].size_bytes // max(math.prod(graph.tensor[bucket[0]].shape), 1)
+    name = f"all_reduce_{number}"
+    sums = tuple(tensor + SUM for tensor in bucket)
+    return Kernel(
+        name=name,
+        function=name,
+        inputs=tuple(bucket),
+        outputs=sums,
+        may_overwrite=tuple(zip(sums, bucket, strict=True)),
+        bytes_moved=2 * (ranks - 1) * sum(graph.tensor[tensor].size_bytes for tensor in bucket) // ranks,
+        cpu_workspace_bytes=align(packed.shape[0] * item) + math.prod(room.shape) * item,
+        devices=(Device.CPU,),
+        family=COLLECTIVE_FAMILY,
+    )
+
+
+def _summed(graph: Graph, kernels: Sequence[Kernel], summed: Mapping[str, int]) -> Graph:
+    """With the sums in place of the results that are summed."""
+    own = [
+        replace(tensor, role=Role.ACTIVATION) if tensor.name in summed else tensor for tensor in graph.tensors
+    ]
+    sums = [replace(graph.tensor[name], name=name + SUM) for name in summed]
+    return replace(
+        graph,
+        kernels=(*graph.kernels, *kernels),
+        tensors=(*own, *sums),
+        outputs=tuple(name + SUM if name in summed else name for name in graph.outputs),
+    )
+
+
+def hidden_share(plan: Plan) -> float:
+    """Of the predicted time of collectives, what passes while other lanes are busy; 1 without any."""
+    spans = timeline(plan.steps, plan.step_us)[1]
+    rest = max(
+        (end for step, (_, end) in zip(plan.steps, spans, strict=True) if step.lane is not Lane.NET),
+        default=0.0,
+    )
+    total_us = sum(us for step, us in zip(plan.steps, plan.step_us, strict=True) if step.lane is Lane.NET)
+    return 1.0 - min(max(plan.makespan_us - rest, 0.0) / total_us, 1.0) if total_us else 1.0

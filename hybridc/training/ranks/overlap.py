@@ -1,0 +1,77 @@
+"""All-reduce beside the backward pass: what the network's lane of an accumulation does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hybridc.artifact.load import Artifact
+from hybridc.artifact.manifest import StoredFunction
+from hybridc.ir import Device
+from hybridc.ir.bind import symbol
+from hybridc.passes.training.spec import NEW
+from hybridc.training.ranks.allreduce import AllReduce
+from hybridc.training.ranks.collectives import choose_buckets, parameters_of, with_collectives
+from hybridc.training.ranks.network import Network
+
+
+@dataclass
+class Overlap:
+    """Sums of gradients over the ranks, each as soon as the last part of a batch has it.
+
+    `all_reduce` is used by the lane's thread during a run, and by nobody else meanwhile.
+    """
+
+    all_reduce: AllReduce
+    summed: Collection[str]
+    """States whose new values are summed over the ranks."""
+    network: Network = field(default_factory=Network)
+    is_last_part: bool = False
+    """Sums over the parts of this rank alone are no use to others: before the last part nothing is sent."""
+    _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _failure: BaseException | None = None
+
+    def added_to(self, artifact: Artifact) -> Artifact:
+        """Rank 0 chooses the buckets: with other GPU memory a plan may have gradients in another order."""
+        ranks = self.all_reduce.ranks
+        graph, plan = artifact.graph, artifact.plan
+        ports = zip(artifact.interface.outputs, graph.outputs, strict=False)
+        tensors = {p.name: tensor for p, tensor in ports if p.name.removesuffix(NEW) in self.summed}
+        names = {tensor: name for name, tensor in tensors.items()}
+        chosen = choose_buckets(graph, plan, list(names), ranks.count, self.network)
+        told = ranks.from_first([[names[tensor] for tensor in bucket] for bucket in chosen])
+        buckets = tuple(tuple(tensors[name] for name in bucket) for bucket in told)
+        more_graph, more_plan = with_collectives(graph, plan, buckets, ranks.count, self.network)
+        functions = [
+            StoredFunction(f"all_reduce_{i}", Device.CPU, parameters_of(graph, bucket, ranks.count))
+            for i, bucket in enumerate(buckets)
+        ]
+        self._names = {
+            symbol(function.name, Device.CPU): tuple(bucket)
+            for function, bucket in zip(functions, told, strict=True)
+        }
+        number = artifact.number
+        return replace(
+            artifact,
+            manifest=replace(artifact.manifest, functions=(*artifact.manifest.functions, *functions)),
+            graphs=(*artifact.graphs[:number], more_graph, *artifact.graphs[number + 1 :]),
+            plans=(*artifact.plans[:number], more_plan, *artifact.plans[number + 1 :]),
+        )
+
+    def make(self, function: str, arrays: Sequence[np.ndarray]) -> None:
+        """Sums in place. Raises DeviceError HC434 as `Ranks.exchange`."""
+        if not self.is_last_part:
+            return
+        names = self._names[function]
+        packed, room = arrays[-2:]
+        try:
+            self.all_reduce.sum_into(arrays[len(names) : -2], names, packed, room)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def take_failure(self) -> BaseException | None:
+        failure, self._failure = self._failure, None
+        return failure
