@@ -15,4 +15,4 @@ def test_training_benchmarks_start_by_their_documented_command():
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     printed = subprocess.run([sys.executable, SCRIPT, "-h"], stdout=subprocess.PIPE, text=True, check=True)
-    assert "gradients, curves, speed, memory, pinning" in printed.stdout
+    assert "gradients, curves, speed, bf16, memory, pinning" in printed.stdout

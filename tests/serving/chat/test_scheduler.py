@@ -1,163 +1,32 @@
-"""Requests that share a decoder: what becomes of the others when one is given up, fails or comes late.
-
-Requires a decoder whose runs wait until the test lets them: a stand-in for GenerationSession.
-"""
+"""Requests that share a decoder: what becomes of the others when one is given up, fails or comes late."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Sequence
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.support.process import PATIENCE_SECONDS
 from tests.support.serving import needs_kserve
 
 pytestmark = needs_kserve
 
-CONTEXT, VOCABULARY, LONGEST = 64, 16, 4
 
-
-class Steps:
-    """A decoder of some sequences whose next token is the last one and one more."""
-
-    context, vocabulary, longest_run = CONTEXT, VOCABULARY, LONGEST
-
-    def __init__(self, batch: int, allowed: threading.Semaphore) -> None:
-        self.sequences: list[tuple[int, ...]] = [()] * batch
-        self.allowed = allowed
-        self.runs: list[list[list[int]]] = []
-        self.error: Exception | None = None
-
-    def append(self, parts: Sequence[Sequence[int]]) -> np.ndarray:
-        self.allowed.acquire()
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-        self.runs.append([list(part) for part in parts])
-        logits = np.zeros((len(parts), VOCABULARY), np.float32)
-        for row, part in enumerate(parts):
-            assert len(part) <= LONGEST and len(self.sequences[row]) + LONGEST <= CONTEXT
-            self.sequences[row] += tuple(part)
-            if part:
-                logits[row, (part[-1] + 1) % VOCABULARY] = 1
-        return logits
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        self.sequences = [each[:n] for each, n in zip(self.sequences, lengths, strict=True)]
-
-    def fork(self) -> Steps:
-        return Steps(len(self.sequences), self.allowed)
-
-
-def scheduler(batch: int, sequences: int, *, runs: int, queue: int = 8, timeout_s: float = 60.0) -> Any:
-    """A scheduler, its decoder and what lets runs go on, so many of which may."""
-    from hybridc.serving.chat.scheduler import Scheduler
-
-    allowed = threading.Semaphore(runs)
-    decoder: Any = Steps(batch, allowed)
-    return Scheduler("steps", decoder, sequences, queue, timeout_s), decoder, allowed
-
-
-def asked(prompt: Sequence[int], most: int = 3) -> Any:
-    from hybridc.generation import Sampling
-    from hybridc.serving.chat.scheduler import Asked
-
-    return Asked(tuple(prompt), most, Sampling(), None, frozenset())
-
-
-async def taken(generation: Any) -> list[int]:
-    return [token async for token in generation.tokens()]
-
-
-def test_rows_go_on_together_and_prompts_are_read_in_parts() -> None:
-    async def main() -> None:
-        made, decoder, allowed = scheduler(2, 2, runs=0)
-        first = asyncio.create_task(made.submit(asked([1, 2, 3, 4, 5, 6], 2)))
-        second = asyncio.create_task(made.submit(asked([9], 4)))
-        generations = await asyncio.gather(first, second)
-        allowed.release(50)
-        assert [await taken(each) for each in generations] == [[7, 8], [10, 11, 12, 13]]
-        assert all(len(part) <= LONGEST for run in decoder.runs for part in run)
-        third = await made.submit(asked([1, 2, 3, 4, 5, 6, 7, 9], 1))
-        assert await taken(third) == [10] and third.cached == 7
-        await made.close(60)
-
-    asyncio.run(main())
-
-
-def test_who_leaves_makes_room() -> None:
-    async def main() -> None:
-        made, decoder, allowed = scheduler(1, 1, runs=1)
-        first = await made.submit(asked([1], 30))
-        waits = asyncio.create_task(made.submit(asked([5], 1)))
-        gone = asyncio.create_task(made.submit(asked([7], 30)))
-        assert await anext(first.tokens()) == 2
-        first.give_up()
-        gone.cancel()
-        await asyncio.wait([gone])
-        allowed.release(2)
-        assert await taken(await waits) == [6]
-        assert (
-            sum(map(len, decoder.runs)) <= 3
-        )  # of the first at most one that was under way, and none of `gone`
-        await made.close(60)
-
-    asyncio.run(main())
-
-
-def test_errors_end_what_took_part_in_the_run() -> None:
-    from kserve.errors import InvalidInput
-
-    from hybridc.errors import UsageError
-
-    async def main() -> None:
-        made, decoder, allowed = scheduler(1, 1, runs=0)
-        generation = await made.submit(asked([1]))
-        decoder.error = UsageError("HC593", "logits are not numbers")
-        allowed.release(50)
-        with pytest.raises(InvalidInput, match="HC593"):
-            await taken(generation)
-        assert await taken(await made.submit(asked([3], 2))) == [4, 5]
-        await made.close(60)
-
-    asyncio.run(main())
-
-
-def test_queues_end_and_so_does_waiting() -> None:
-    from kserve.errors import ModelNotReady
-
-    from hybridc.serving.refusals import QueueFull, TimedOut
-
-    async def main() -> None:
-        made, _, allowed = scheduler(1, 1, runs=0, queue=1, timeout_s=0.2)
-        first = await made.submit(asked([1]))
-        second = asyncio.create_task(made.submit(asked([2])))
-        await asyncio.sleep(0)
-        with pytest.raises(QueueFull):
-            await made.submit(asked([3]))
-        with pytest.raises(TimedOut):
-            await second
-        closing = asyncio.create_task(made.close(0.1))
-        with pytest.raises(ModelNotReady):
-            await taken(first)
-        allowed.release(50)  # a run that has begun is not ended
-        await closing
-        with pytest.raises(ModelNotReady):
-            await made.submit(asked([4]))
-
-    asyncio.run(main())
-
-
-def test_idle_sequences_leave_room_for_runs() -> None:
-    async def main() -> None:
-        made, decoder, _ = scheduler(2, 2, runs=200)
-        full = await made.submit(asked(range(15), CONTEXT - LONGEST - 15))
-        await taken(full)
-        decoder.sequences[1 - decoder.sequences.index(())] += (0,) * (CONTEXT - len(decoder.sequences[0]) - 2)
-        assert await taken(await made.submit(asked([3], 2))) == [4, 5]  # the stand-in asserts the room
-        await made.close(60)
-
-    asyncio.run(main())
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "rows_go_on_together_and_prompts_are_read_in_parts",
+        "who_leaves_makes_room",
+        "errors_end_what_took_part_in_the_run",
+        "queues_end_and_so_does_waiting",
+        "idle_sequences_leave_room_for_runs",
+    ],
+)
+def test_scheduler(scenario: str) -> None:
+    """In a process of its own: KServe and tritonclient cannot be imported in one."""
+    command = [sys.executable, "-m", "tests.serving.chat.scenarios", scenario]
+    root = Path(__file__).parents[3]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert ran.returncode == 0, ran.stderr
