@@ -21,6 +21,7 @@ from hybridc.machines.verify_times import verify_times
 from hybridc.native import can_build
 from hybridc.options import ANY_ERROR, BF16, FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
+from hybridc.passes.canonicalize.sharing import share_equal
 from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
 from hybridc.passes.estimate import estimated_us
 from hybridc.passes.fuse.attention import Attention, fuse_attention
@@ -91,7 +92,7 @@ ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
 def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     """Rewrite operators to forms that later stages know. Raises ModelError as `canonicalize` does."""
     program, narrow = in_float32(c.program)
-    return replace(c, program=drop_subnormal_weights(canonicalize(program)), narrow=narrow)
+    return replace(c, program=drop_subnormal_weights(share_equal(canonicalize(program))), narrow=narrow)
 
 
 def fuse_cpu_attention(c: ImportedNetwork, _: Progress) -> ImportedNetwork:

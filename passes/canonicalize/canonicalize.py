@@ -16,7 +16,12 @@ from tvm.ir.expr import GenericConst
 from hybridc.passes.canonicalize.context import Context, Rule
 from hybridc.passes.canonicalize.cumsum_topk import select_by_rank, sum_in_blocks
 from hybridc.passes.canonicalize.hidden_rows import drop_known_choices, hide_rows_later
-from hybridc.passes.canonicalize.normalization import standardize_decomposed, standardize_groups
+from hybridc.passes.canonicalize.normalization import (
+    standardize_decomposed,
+    standardize_groups,
+    standardize_root_mean_square,
+)
+from hybridc.passes.canonicalize.rotary import rotate_in_one
 from hybridc.passes.canonicalize.transposed_conv import (
     emit_before_interleaving,
     interleave_later,
@@ -123,6 +128,31 @@ def _drop_views_and_back(expr: relax.Expr, context: Context) -> relax.Expr | Non
             return tensor
         source = context.definition(tensor)
     return None
+
+
+def _drop_neutral_numbers(expr: relax.Expr, context: Context) -> relax.Expr | None:
+    """`x + 0` of integers and `x - 0`, `x * 1`, `x / 1` are `x`. (Of floating point, -0 + 0 is 0.)"""
+    if not is_op(expr, "add", "subtract", "multiply", "divide"):
+        return None
+    tensor, number = expr.args
+    neutral = 0 if is_op(expr, "add", "subtract") else 1
+    if is_op(expr, "add") and np.issubdtype(tensor_dtype(tensor), np.floating):
+        return None
+    value = context.weight(number)
+    if value is None or value.size != 1 or value.reshape(())[()] != neutral:
+        return None
+    return tensor if isinstance(tensor, relax.Var) and tensor_shape(tensor) == _result_shape(expr) else None
+
+
+def _view_of_permutation(expr: relax.Expr, context: Context) -> relax.Expr | None:
+    """A permutation that leaves the order of all axes longer than 1 moves nothing."""
+    if not is_op(expr, "permute_dims") or expr.attrs.axes is None:
+        return None
+    (data,), shape = expr.args, tensor_shape(expr.args[0])
+    moved = [int(axis) for axis in expr.attrs.axes if shape[int(axis)] != 1]
+    if moved != sorted(moved):
+        return None
+    return context.emit(relax.op.reshape(data, tuple(shape[int(axis)] for axis in expr.attrs.axes)))
 
 
 def _fold_dequantized_vectors(expr: relax.Expr, context: Context) -> relax.Expr | None:
@@ -236,7 +266,9 @@ def _as_scalar(argument: relax.Expr, call: relax.Call, context: Context) -> rela
 
 RULES: tuple[Rule, ...] = (
     _drop_names_of_names,
+    _drop_neutral_numbers,
     _fold_weight_views,
+    _view_of_permutation,
     _drop_views_and_back,
     _fold_dequantized_vectors,
     _fold_batch_norm,
@@ -244,6 +276,8 @@ RULES: tuple[Rule, ...] = (
     interleave_later,
     standardize_decomposed,
     standardize_groups,
+    standardize_root_mean_square,
+    rotate_in_one,
     sum_in_blocks,
     select_by_rank,
     drop_known_choices,

@@ -21,9 +21,11 @@ from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 from hybridc.schedules.shapes import index_shape
 
 
-def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon: float) -> tirx.PrimFunc:
+def standardized(
+    shape: Sequence[int], axes: Sequence[int], groups: int, epsilon: float, *, is_centred: bool = True
+) -> tirx.PrimFunc:
     """`(x - mean) / sqrt(variance + epsilon)` of float32 data, both over `axes`, and if there is more than
-    one of `groups` over the indices of axis 1 in the same group.
+    one of `groups` over the indices of axis 1 in the same group. The mean counts as 0 if not `is_centred`.
 
     The variance is the mean of squared distances to the mean, so that the error relative to float64 is that
     of the mean, some roundings of the largest element, divided by the deviation.
@@ -35,7 +37,7 @@ def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon
     extents = [tirx.IntImm("int64", groups if axis in reduced else shape[axis]) for axis in kept]
     count = per_group * math.prod(shape[axis] for axis in axes)
 
-    def mean(value: te.Tensor, name: str, of: te.Tensor | None = None) -> te.Tensor:
+    def mean(name: str, of: te.Tensor | None = None, *, is_squared: bool = False) -> te.Tensor:
         def body(*outer: te.Var) -> te.Expr:
             loops = {
                 axis: te.reduce_axis(
@@ -46,19 +48,20 @@ def standardized(shape: Sequence[int], axes: Sequence[int], groups: int, epsilon
             index = dict(zip(kept, outer, strict=True))
             for axis, loop in loops.items():
                 index[axis] = index[axis] * per_group + loop if axis in kept else loop
-            element = value[tuple(index[axis] for axis in range(len(shape)))]
-            term = element if of is None else (element - of[outer]) * (element - of[outer])
-            return te.sum(term, axis=list(loops.values()))
+            element = x[tuple(index[axis] for axis in range(len(shape)))]
+            distance = element if of is None else element - of[outer]
+            return te.sum(distance * distance if is_squared else distance, axis=list(loops.values()))
 
         total = te.compute(extents, body, name=f"{name}_sum")
         return te.compute(extents, lambda *i: total[i] / tirx.const(count, "float32"), name=name)
 
-    average = mean(x, "mean")
-    variance = mean(x, "variance", average)
+    average = mean("mean") if is_centred else None
+    variance = mean("variance", average, is_squared=True)
 
     def standard(*at: te.Var) -> te.Expr:
         row = tuple(at[axis] // per_group if axis in reduced else at[axis] for axis in kept)
-        return (x[at] - average[row]) * tirx.rsqrt(variance[row] + tirx.const(epsilon, "float32"))
+        distance = x[at] if average is None else x[at] - average[row]
+        return distance * tirx.rsqrt(variance[row] + tirx.const(epsilon, "float32"))
 
     out = te.compute(x.shape, standard, name="standardized")
     function = te.create_prim_func([x, out])
@@ -83,6 +86,47 @@ def standardize_decomposed(expr: relax.Expr, context: Context) -> relax.Expr | N
     if not _is_variance(context.definition(variance), data, axes, context):
         return None
     return _emit(data, axes, 1, float(epsilon.reshape(())), context)
+
+
+def standardize_root_mean_square(expr: relax.Expr, context: Context) -> relax.Expr | None:
+    """`x / sqrt(mean(x**2) + epsilon)`, or the product with the inverse; nobody else reads the root.
+
+    Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
+    """
+    if not is_op(expr, "divide", "multiply") or tensor_dtype(expr.args[0]) != "float32":
+        return None
+    orders = [expr.args] if is_op(expr, "divide") else [expr.args, expr.args[::-1]]
+    for data, factor in orders:
+        shifted = _rooted(expr, factor, context)
+        if not is_op(shifted, "add"):
+            continue
+        mean, epsilon = context.definition(shifted.args[0]), context.weight(shifted.args[1])
+        if not is_op(mean, "mean") or epsilon is None or epsilon.size != 1:
+            continue
+        square = context.definition(mean.args[0])
+        if not _is_square(square, context) or not square.args[0].same_as(data):
+            continue
+        axes = _mean_axes(mean, mean.args[0])
+        if axes is not None and tensor_shape(data) == tensor_shape(mean.args[0]):
+            return _emit(data, axes, 1, float(epsilon.reshape(())), context, is_centred=False)
+    return None
+
+
+def _rooted(expr: relax.Call, factor: relax.Expr, context: Context) -> Any:
+    """Of what the divisor is the root, or the factor the inverse root; None if others read it."""
+    if context.uses[factor] != 1:
+        return None
+    if is_op(expr, "divide"):
+        return _operand(context.definition(factor), "sqrt", context)
+    inverse = context.definition(factor)
+    if is_op(inverse, "rsqrt"):
+        return context.definition(inverse.args[0])
+    if not is_op(inverse, "divide"):
+        return None
+    one, root = context.weight(inverse.args[0]), inverse.args[1]
+    if one is None or one.size != 1 or float(one.reshape(())) != 1.0 or context.uses[root] != 1:
+        return None
+    return _operand(context.definition(root), "sqrt", context)
 
 
 def _operand(call: Any, operator: str, context: Context) -> Any:
@@ -149,8 +193,18 @@ def _is_square(call: Any, context: Context) -> bool:
     return is_op(call, "multiply") and call.args[0].same_as(call.args[1])
 
 
-def _emit(data: relax.Expr, axes: Sequence[int], groups: int, epsilon: float, context: Context) -> relax.Expr:
+def _emit(
+    data: relax.Expr,
+    axes: Sequence[int],
+    groups: int,
+    epsilon: float,
+    context: Context,
+    *,
+    is_centred: bool = True,
+) -> relax.Expr:
     shape = tensor_shape(data)
-    key = ("standardize", shape, tuple(axes), groups, epsilon)
-    call = context.call(key, lambda: standardized(shape, axes, groups, epsilon), [data])
+    key = ("standardize" if is_centred else "root_mean_square", shape, tuple(axes), groups, epsilon)
+    call = context.call(
+        key, lambda: standardized(shape, axes, groups, epsilon, is_centred=is_centred), [data]
+    )
     return context.emit(call)

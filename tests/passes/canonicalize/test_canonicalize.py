@@ -6,6 +6,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.passes.canonicalize.canonicalize import canonicalize
+from hybridc.passes.program.program import operator_name
 from tests.support.programs import drawn, program_of, run_llvm
 
 
@@ -232,3 +233,58 @@ def test_an_output_may_be_an_input_or_named_twice():
 
     after = canonicalize(program_of(Before))
     assert [o.name for o in after.outputs] == ["y", "x", "y"]
+
+
+def test_neutral_numbers_go():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2, 3), "float32"), n: R.Tensor((2, 3), "int64")):
+            with R.dataflow():
+                a = R.multiply(x, R.const(1.0, "float32"))
+                b = R.subtract(a, R.const(0.0, "float32"))
+                c = R.add(b, R.const(0.0, "float32"))
+                d = R.divide(c, R.const(2.0, "float32"))
+                m = R.add(n, R.const(0, "int64"))
+                k = R.multiply(m, R.const(3, "int64"))
+                R.output(d, k)
+            return (d, k)
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((2, 3), "float32"), n: R.Tensor((2, 3), "int64")):
+            with R.dataflow():
+                c = R.add(x, R.const(0.0, "float32"))  # of -0 it makes 0
+                d = R.divide(c, R.const(2.0, "float32"))
+                k = R.multiply(n, R.const(3, "int64"))
+                R.output(d, k)
+            return (d, k)
+
+    before = program_of(Before)
+    after = canonicalize(before)
+    operators = [operator_name(b.value) for b in after.bindings]
+    assert operators == [operator_name(b.value) for b in program_of(Expected).bindings]
+    fed = np.array([[-0.0, 1, 2], [np.nan, -np.inf, 5]], np.float32), np.arange(6).reshape(2, 3)
+    for wanted, found in zip(run_llvm(Expected, *fed), run_llvm(after.module, *fed), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+def test_a_permutation_that_moves_nothing_is_a_view():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 5, 1, 4), "float32")):
+            with R.dataflow():
+                a = R.permute_dims(x, axes=[0, 2, 1, 3])
+                b = R.permute_dims(x, axes=[0, 2, 3, 1])
+                R.output(a, b)
+            return (a, b)
+
+    before = program_of(Before)
+    after = canonicalize(before)
+    assert [operator_name(b.value) for b in after.bindings] == ["reshape", "permute_dims"]
+    x = drawn(0, 1, 5, 1, 4)
+    for wanted, found in zip(run_llvm(Before, x), run_llvm(after.module, x), strict=True):
+        np.testing.assert_array_equal(found, wanted)

@@ -57,6 +57,24 @@ def variance(e, x, distance, axes):
     return e(op.variance(x, axes, True))
 
 
+def root_mean_square(inverse):
+    """x by the root of the mean of its squares, in the ways of exporters, times a weight."""
+
+    def build(e, x, *weights):
+        squares = e(op.power(x, relax.const(2.0, "float32"))) if inverse == "rsqrt" else e(op.multiply(x, x))
+        shifted = e(op.add(e(op.mean(squares, [-1], True)), relax.const(EPSILON, "float32")))
+        if inverse == "rsqrt":
+            result = e(op.multiply(e(op.rsqrt(shifted)), x))
+        elif inverse == "reciprocal":
+            one = relax.const(1.0, "float32")
+            result = e(op.multiply(x, e(op.divide(one, e(op.sqrt(shifted))))))
+        else:
+            result = e(op.divide(x, e(op.sqrt(shifted))))
+        return e(op.multiply(result, weights[0]))
+
+    return build
+
+
 def standard(x, axes):
     centred = x - x.mean(axes, keepdims=True)
     return centred / np.sqrt((centred**2).mean(axes, keepdims=True) + EPSILON)
@@ -104,11 +122,36 @@ def test_normalisation_is_one_kernel_and_accurate_far_from_zero(name):
     np.testing.assert_allclose(got, expected, atol=3e-3)
 
 
+@pytest.mark.parametrize("inverse", ["rsqrt", "reciprocal", "root"])
+def test_root_mean_square_is_one_kernel(inverse):
+    weight = drawn(1, 24)
+    after = fuse(canonicalize(program(root_mean_square(inverse), (2, 5, 24), [weight])))
+    assert len(after.bindings) == 1
+    x = drawn(0, 2, 5, 24) * 1000
+    (got,) = run_llvm(after.module, x, weight)
+    wide = x.astype("f8")
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + EPSILON) * weight
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_root_that_others_read_is_computed_once():
+    def build(e, x):
+        mean = e(op.mean(e(op.multiply(x, x)), [-1], True))
+        root = e(op.sqrt(e(op.add(mean, relax.const(EPSILON, "float32")))))
+        return e(op.add(e(op.divide(x, root)), root))
+
+    assert not canonicalize(program(build, (2, 5, 24))).functions
+
+
 @pytest.mark.parametrize("target", ["avx2", "cuda:sm_75+avx2"])
-@pytest.mark.parametrize("name", ["group norm", "instance norm"])
+@pytest.mark.parametrize("name", ["group norm", "instance norm", "root mean square"])
 def test_standardization_has_a_schedule_of_its_own(name, target):
-    build, shape, weight, _ = CASES[name]
-    after = fuse(canonicalize(program(build, shape, [drawn(i, *weight) for i in (1, 2)])))
+    if name == "root mean square":
+        before = program(root_mean_square("root"), (2, 5, 64), [drawn(1, 64)])
+    else:
+        build, shape, weight, _ = CASES[name]
+        before = program(build, shape, [drawn(i, *weight) for i in (1, 2)])
+    after = fuse(canonicalize(before))
     (function,) = after.functions.values()
     device = Device.GPU if target.startswith("cuda") else Device.CPU
     scheduled = schedule(Request(function, frozenset(), parse_target(target)), device)

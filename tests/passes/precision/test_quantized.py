@@ -175,7 +175,7 @@ def test_quantized_norm_behind_a_convolution_is_no_kernel_of_its_own(tmp_path):
     gamma = g.node("DequantizeLinear", [g.constant(np.asarray(value)) for value in vector])
     mean, variance = g.random.normal(0, 0.1, 24).astype("f4"), g.random.uniform(0.5, 2, 24).astype("f4")
     y = g.node("BatchNormalization", [y, gamma, g.bias(24), g.constant(mean), g.constant(variance)])
-    number = [np.int8(50), np.float32(0.02), np.int8(0)]
+    number = [np.int8(60), np.float32(0.02), np.int8(0)]
     factor = g.node("DequantizeLinear", [g.constant(np.asarray(value)) for value in number])
     y = g.quantized(g.node("Mul", [g.node("Relu", [y]), factor]), 0.05)
     model = g.model((1, 16, 9, 9), y, (1, 24, 9, 9))
