@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from hybridc.passes.planner.bounds.linear import minimise
@@ -52,6 +53,20 @@ def time_bound(
     one that is faster for so many kernels.
     Deterministic; the effort is limited by `iterations` of the solver and by `nodes`.
     """
+    return _time_bound(problem, recompute, frozenset(again), shared, method, iterations, nodes)
+
+
+# searches of rising effort ask about the same budgets
+@lru_cache(maxsize=64)
+def _time_bound(
+    problem: Problem,
+    recompute: bool,
+    again: frozenset[int],
+    shared: bool,
+    method: str | None,
+    iterations: int | None,
+    nodes: int,
+) -> Relaxation:
     if not can_be_planned(problem):
         return Relaxation(math.inf, (), ())
     # also the unit of time below: the programme's numbers are near one then
