@@ -25,6 +25,7 @@ def compiled(source: Path, bundle: Path, made: Path, *, compiler: tuple[str, ...
     return made
 
 
+@pytest.mark.slow
 def test_two_threads_and_three_sessions_agree_over_a_thousand_runs(cpu_bundle: Path, tmp_path: Path) -> None:
     program = compiled(SOURCE, cpu_bundle, tmp_path / "sessions")
     done = subprocess.run([str(program), str(cpu_bundle), "1000"], env={}, capture_output=True, text=True)

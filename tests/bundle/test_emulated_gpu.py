@@ -54,6 +54,7 @@ def test_gpu_parts_give_the_bytes_of_the_session(
     assert names[:4] == [("x", 2), ("k0", 0), ("a", 3), ("k1", 1)] and len(names) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.isa("avx2")
 def test_caches_on_the_gpu_are_fed_and_returned(tmp_path: Path) -> None:
     artifact = tmp_path / "decoder.hyb"

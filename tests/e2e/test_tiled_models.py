@@ -80,6 +80,7 @@ def assert_runs_right(model: onnx.ModelProto, path: Path, budget_bytes: int) -> 
     assert emulator.statistics().peak_bytes <= budget_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.isa("avx2")
 def test_a_u_net_runs_on_a_gpu_that_its_largest_kernel_does_not_fit(tmp_path: Path) -> None:
     model = build("unet", size=32, width=4, levels=1)

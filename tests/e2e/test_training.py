@@ -229,6 +229,7 @@ def arena_bytes(path: Path) -> int:
     return open_artifact(path).plan.arena_bytes(Device.GPU)
 
 
+@pytest.mark.slow
 @pytest.mark.isa("avx2")
 @pytest.mark.usefixtures("emulated_gpu")
 def test_dominating_layer_trains_in_parts_that_nobody_sees(tmp_path: Path) -> None:

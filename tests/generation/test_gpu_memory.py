@@ -181,6 +181,7 @@ def test_an_ordinary_run_is_fed_and_returns_the_caches(
         assert (present[:, :, 7] != past[:, :, 7]).any()
 
 
+@pytest.mark.slow
 def test_caches_of_16_bits_stay_in_place_too(tmp_path: Path) -> None:
     model = convert_float_to_float16(llama(int4=False), disable_shape_infer=True)
     made = hybridc.compile(

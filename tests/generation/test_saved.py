@@ -45,6 +45,7 @@ def test_sequences_of_different_lengths(artifacts: dict[str, Path], tmp_path: Pa
         np.testing.assert_array_equal(session.append([[7], [8]]), wanted)
 
 
+@pytest.mark.slow
 def test_another_target_goes_on(artifacts: dict[str, Path], tmp_path: Path) -> None:
     """A GPU's memory holds the cache that is written, and takes what is read."""
     sizes: dict[str, Any] = {

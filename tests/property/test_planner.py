@@ -173,7 +173,9 @@ def test_no_baseline_is_faster_between_them(graph: Graph, machine: Machine, frac
     assert_as_fast_as_every_baseline(graph, machine, budget_of(graph, machine, fraction))
 
 
-@pytest.mark.parametrize(("network", "share"), [("unet", 0.5), ("bert", 0.1)])
+@pytest.mark.parametrize(
+    ("network", "share"), [("unet", 0.5), pytest.param("bert", 0.1, marks=pytest.mark.slow)]
+)
 def test_no_baseline_is_faster_on_networks(network: str, share: float) -> None:
     graph = NETWORKS[network]()
     assert_as_fast_as_every_baseline(graph, machine(), int(share * all_gpu_peak_bytes(graph, machine())))
