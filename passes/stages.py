@@ -24,8 +24,9 @@ from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.canonicalize.sharing import share_equal
 from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
 from hybridc.passes.estimate import estimated_us
-from hybridc.passes.fuse.attention import Attention, fuse_attention
+from hybridc.passes.fuse.attention import Attention, attention_operands, fuse_attention
 from hybridc.passes.fuse.fuse import fuse
+from hybridc.passes.fuse.heads import join_heads
 from hybridc.passes.fuse.separable import fuse_separable
 from hybridc.passes.guards import with_guards
 from hybridc.passes.layout.layout import choose_layout
@@ -123,7 +124,9 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
         whole = multiply_integers(whole, target.isa)
     if target.has_gpu:
         is_narrow = bool(c.narrow) or c.job.options.precision == FP16
-        whole = fuse_attention(whole, partial(_has_attention_kernel, is_narrow=is_narrow))
+        suits = partial(_has_attention_kernel, is_narrow=is_narrow)
+        whole = join_heads(whole, attention_operands(whole, suits), c.library.weights)
+        whole = fuse_attention(whole, suits)
     program = fuse(whole, c.library.table)
     return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)
 

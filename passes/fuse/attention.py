@@ -49,6 +49,8 @@ class TransposedOperand:
     repeats: tuple[int, ...] = ()
     factor: float = 1.0
     """By which its numbers are multiplied."""
+    part: tuple[int, int, int] | None = None
+    """An axis of the tensor of which the factor has the positions from one to another alone."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,7 +59,8 @@ class TransposedOperand:
 
     def extent(self, axis: int) -> int:
         """Of an axis of the factor."""
-        return self.shape[self.axes[axis]] * (self.repeats[axis] if self.repeats else 1)
+        own, (cut, begin, end) = self.axes[axis], self.part or (-1, 0, 0)
+        return (end - begin if own == cut else self.shape[own]) * (self.repeats[axis] if self.repeats else 1)
 
     def permuted(self, permutation: Sequence[int]) -> TransposedOperand:
         """The same factor as the transposition of what its tensor is made of by `permutation`."""
@@ -74,6 +77,8 @@ class TransposedOperand:
         repeats = self.repeats or (1 for _ in self.axes)
         own = [i // n if n > 1 else i for i, n in zip(at, repeats, strict=True)]
         placed = dict(zip(self.axes, own, strict=True))
+        if self.part is not None and self.part[1]:
+            placed[self.part[0]] += self.part[1]
         return tuple(placed[axis] for axis in range(len(at)))
 
 
@@ -92,6 +97,10 @@ class Attention:
     members: tuple[relax.Var, ...]
     hides_nan: bool = False
     """Whether weights that are not a number count as zero: those of a query that sees no key."""
+
+    @property
+    def operands(self) -> tuple[TransposedOperand, TransposedOperand, TransposedOperand]:
+        return self.query, self.key, self.value
 
     @property
     def rows(self) -> int:
@@ -145,6 +154,12 @@ def fuse_attention(program: Program, suits: Callable[[Attention], bool] = lambda
             new[binding.var] = builder.emit(renamed(binding.value), origins, binding.var.name)
     made = dict(functions.values())
     return builder.finish([renamed(o) for o in program.outputs], {**program.functions, **made})
+
+
+def attention_operands(program: Program, suits: Callable[[Attention], bool]) -> list[tuple[relax.Var, ...]]:
+    """Of every attention that `suits`, the tensors that its queries, keys and values are made of."""
+    found = [match for match in _find(program) if suits(match)]
+    return [tuple(operand.tensor for operand in match.operands) for match in found]
 
 
 # ------------------------------------------------------------------------------------------ matching
@@ -262,7 +277,20 @@ def _operand(
             break
         members[:0] = made
         var = source
+    if uses[var] == 1 and (part := _heads(values.get(var), values)) is not None:
+        members.insert(0, var)
+        return replace(found, tensor=values[var].args[0], part=part)
     return replace(found, tensor=var)
+
+
+def _heads(value: Any, values: dict[relax.Var, Any]) -> tuple[int, int, int] | None:
+    """The part that a slice is of heads that one product makes, of several operands (`join_heads`)."""
+    if not is_op(value, "strided_slice") or not is_op(values.get(value.args[0]), "reshape"):
+        return None
+    axes, begin, end, *strides = ([int(i) for i in argument.fields] for argument in value.args[1:])
+    extent = tensor_shape(value.args[0])[axes[0]]
+    is_part = len(axes) == 1 and axes[0] >= 0 and 0 <= begin[0] < end[0] <= extent
+    return (axes[0], begin[0], end[0]) if is_part and strides in ([], [[1]]) else None
 
 
 def _is_number(expr: relax.Expr) -> bool:
@@ -326,7 +354,7 @@ def _call(
     as_numbers: Callable[[relax.Expr], relax.Expr],
 ) -> relax.Call:
     masks = [a for step in match.steps for a in step.args if _is_mask(a, match)]
-    operands = [renamed(t) for t in (match.query.tensor, match.key.tensor, match.value.tensor)]
+    operands = [renamed(tensor) for tensor in dict.fromkeys(o.tensor for o in match.operands)]
     operands += [as_numbers(mask) if tensor_dtype(mask) == "bool" else renamed(mask) for mask in masks]
     function = attention_function(match)
     key = function.script()
@@ -349,7 +377,9 @@ def _is_mask(operand: relax.Expr, match: Attention) -> bool:
 
 def attention_function(match: Attention) -> tirx.PrimFunc:
     """Blocks scores, logits, peak, weights, total, context and result over query, key, value and masks."""
-    query, key, value = (_placeholder(o.shape) for o in (match.query, match.key, match.value))
+    # heads of one tensor are one parameter
+    tensors = {operand.tensor: _placeholder(operand.shape) for operand in match.operands}
+    query, key, value = (tensors[operand.tensor] for operand in match.operands)
     *batch, rows, depth = (match.query.extent(axis) for axis in range(len(match.query.axes)))
     columns, width = match.key.extent(-1), match.value.extent(-1)
     d, t = sum_over(depth, "d"), sum_over(columns, "t")
@@ -384,7 +414,7 @@ def attention_function(match: Attention) -> tirx.PrimFunc:
         return tirx.Select(total[at[:-1]] > zero, quotient, zero) if match.hides_nan else quotient
 
     result = te.compute(extents(*shape), normalised, name="result")
-    function = te.create_prim_func([query, key, value, *masks, result])
+    function = te.create_prim_func([*tensors.values(), *masks, result])
     return function.with_attr("op_pattern", int(Pattern.OPAQUE)).with_attr("tirx.noalias", True)
 
 

@@ -70,6 +70,26 @@ def test_attention_equals_float64(harness, batch, rows, columns, heads, depth, m
     assert np.abs(result - expected.transpose(0, 2, 1, 3)).max() <= 2e-6 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("rows", [45, 3])
+def test_heads_of_one_tensor(harness, rows):
+    """Queries, keys and values are neighbouring heads."""
+    heads, depth = 2, 48
+    tensor = relax.Var("heads", relax.TensorType((2, rows, 3 * heads, depth), "float32"))
+    scores = relax.Var("scores", relax.TensorType((2, heads, rows, rows), "float32"))
+    query, key, value = (
+        TransposedOperand(tensor, axes, part=(2, first, first + heads))
+        for axes, first in (((0, 2, 1, 3), 0), ((0, 2, 3, 1), heads), ((0, 2, 1, 3), 2 * heads))
+    )
+    made = attention_function(Attention(query, key, value, (), scores, (0, 2, 1, 3), (scores,)))
+    assert len(made.params) == 2
+    data = np.random.default_rng(rows).standard_normal((2, rows, 3 * heads, depth)).astype(np.float32)
+    (result,) = harness.run(made, harness.schedule(made), [data])
+    q, k, v = np.split(data.astype(np.float64).transpose(0, 2, 1, 3), 3, axis=1)
+    weights = np.exp(q @ k.transpose(0, 1, 3, 2))
+    expected = (weights / weights.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+    assert np.abs(result - expected).max() <= 4e-6 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("rows", [40, 5])
 @pytest.mark.parametrize("mask", ["far", "all"])
 def test_rows_whose_first_keys_are_masked(harness, mask, rows):

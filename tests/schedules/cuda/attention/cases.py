@@ -85,6 +85,47 @@ def drawn(
     )
 
 
+def drawn_of_one_tensor(
+    generator: np.random.Generator,
+    sizes: tuple[int, int, int],
+    depth: int,
+    rule: str | None,
+    dtype: str = "float32",
+    *,
+    shared: int = 1,
+) -> Case:
+    """Attention whose queries, keys and values are neighbouring heads of one tensor, `sizes` being batch,
+    positions and heads of queries, each `shared` of which have a head of keys."""
+    batch, rows, heads = sizes
+    parts = np.cumsum([0, heads, heads // shared, heads // shared])
+    tensor = relax.Var("heads", relax.TensorType((batch, rows, int(parts[-1]), depth), "float32"))
+    scores = relax.Var("scores", relax.TensorType((batch, heads, rows, rows), "float32"))
+    query, key, value = (
+        TransposedOperand(tensor, axes, part=(2, int(first), int(last)))
+        for axes, first, last in zip(
+            ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)), parts[:-1], parts[1:], strict=True
+        )
+    )
+    match = Attention(
+        query=query,
+        key=key.repeated(1, shared),
+        value=value.repeated(1, shared),
+        steps=(relax.op.divide(scores, relax.const(8.0, "float32")),),
+        scores=scores,
+        result_axes=(0, 2, 1, 3),
+        members=(scores,),
+    )
+    function = attention_function(match)
+    data = generator.standard_normal((batch, rows, int(parts[-1]), depth)).astype(_numpy(dtype))
+    expected, terms = _reference(np.split(data, parts[1:-1], axis=2), np.zeros((1, 1, 1, 1)))
+    rounded = ROUNDING.get(dtype, 0.0)
+    error = rounded * (terms + np.abs(expected)) + 4e-6 * max(1.0, float(np.abs(expected).max()))
+    dtypes = {} if dtype == "float32" else dict.fromkeys((0, 1), dtype)
+    return Case(
+        stored(function, dtypes) if dtypes else function, [data], expected, rule, absolute_error=error
+    )
+
+
 def _numpy(dtype: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 

@@ -13,7 +13,7 @@ from hybridc.schedules.cuda.attention.attention import attention
 from hybridc.schedules.cuda.attention.few_queries import MOST_ROWS, few_query_attention
 from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
 from hybridc.schedules.rule import Request
-from tests.schedules.cuda.attention.cases import MASKS, drawn
+from tests.schedules.cuda.attention.cases import MASKS, drawn, drawn_of_one_tensor
 from tests.schedules.cuda.harness import TARGET, Case, check, scheduled_for_gpu
 
 TILES, FEW = attention.__name__, few_query_attention.__name__
@@ -36,6 +36,18 @@ def test_attention_of_drawn_sizes() -> None:
     # types that tensor cores do not multiply together
     cases["mixed"] = drawn(generator, (1, 18, 19, 2), 32, 40, "keys", TILES, {1: "float16", 3: "float16"})
     check(cases)
+
+
+def test_heads_of_one_tensor() -> None:
+    generator = np.random.default_rng(11)
+    check(
+        {
+            "tiles": drawn_of_one_tensor(generator, (2, 21, 3), 20, TILES),
+            "narrow": drawn_of_one_tensor(generator, (1, 19, 4), 17, TILES, shared=2),
+            "few": drawn_of_one_tensor(generator, (2, 5, 2), 40, FEW),
+            "few_float16": drawn_of_one_tensor(generator, (1, 3, 4), 64, FEW, "float16", shared=2),
+        }
+    )
 
 
 def test_rows_of_a_thread_grow_with_the_number_of_blocks() -> None:

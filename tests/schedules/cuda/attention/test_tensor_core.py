@@ -27,7 +27,7 @@ from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
-from tests.schedules.cuda.attention.cases import MASKS, drawn
+from tests.schedules.cuda.attention.cases import MASKS, drawn, drawn_of_one_tensor
 from tests.schedules.cuda.harness import TARGET, Case, check, library_of, scheduled_for_gpu, wrong_cases
 
 RULE = "tensor_core_attention"
@@ -68,6 +68,9 @@ def cases() -> dict[str, Case]:
     found["stored_mask"] = drawn(
         generator, (1, 30, 64, 2), 32, 32, "causal", RULE, dict.fromkeys(range(5), "float16")
     )
+    for rows in (30, 41, 27):
+        dtype = ("float16", "bfloat16")[rows % 2]
+        found[f"one_tensor_{rows}"] = drawn_of_one_tensor(generator, (2, rows, 4), 40, RULE, dtype, shared=2)
     return found
 
 
