@@ -138,7 +138,7 @@ def rows_of(*axes: int) -> tirx.PrimFunc:
     first, second, width = axes
 
     @T.prim_func(s_tir=True)
-    def function(x: T.Buffer((first, second, width), "float32"), y: T.Buffer((first, second, width), "float32")):  # type: ignore
+    def function(x: T.Buffer(axes, "float32"), y: T.Buffer(axes, "float32")):  # type: ignore
         for i in range(first * second):
             for k in T.vectorized(width):
                 y[i // second, i % second, k] = x[i // second, i % second, k] + T.float32(1)
