@@ -7,6 +7,7 @@ plan of what runs where, and the weights.
 from __future__ import annotations
 
 import argparse
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,7 @@ def _compile(arguments: argparse.Namespace, options: CompileOptions) -> int:
     from hybridc.cli.support.summary import compiled_summary, compiled_to_json
     from hybridc.compiler import compile_model
 
+    gc.freeze()  # modules stay to the end: to look at them again and again takes a fifth of an import
     with terminal_progress(quiet=arguments.quiet) as progress:
         compiled = compile_model(arguments.model, arguments.output, options, progress)
     if compiled.path is None:

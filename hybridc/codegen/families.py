@@ -22,6 +22,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi.serialization import from_json_graph_str
 
+from hybridc.codegen.flat import flattened
+
 _Node = dict[str, Any]
 """Of TVM's JSON: most numbers in its `data` are positions of other nodes, which come before it."""
 _Links = tuple[tuple[Any, int], ...]
@@ -95,6 +97,7 @@ _KNOWN = frozenset(
         "tirx.BufferRegionType",
         "tirx.BufferStore",
         "tirx.BufferType",
+        "tirx.DeclBuffer",
         "tirx.Evaluate",
         "tirx.For",
         "tirx.IfThenElse",
@@ -129,7 +132,7 @@ _SHAPING = {
     "tirx.PrimFunc": {"attrs", "ret_type"},
 }
 """Fields below which numbers shape code."""
-_INTEGERS = frozenset({"int32", "int64"})
+_INTEGERS = frozenset({"int32", "int64", "uint64"})
 _TRUNCATING = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
 _DIVISIONS = frozenset({*_TRUNCATING, *_TRUNCATING.values()})
 _UNKNOWN = frozenset({"ir.TensorLoad", "ir.Call", "prim.Sub"})
@@ -157,7 +160,7 @@ def families(functions: Mapping[str, tirx.PrimFunc]) -> tuple[Family, ...]:
     the order of the functions.
     """
     alike: dict[str, dict[str, _Form]] = defaultdict(dict)
-    for name, function in functions.items():
+    for name, function in flattened(functions).items():
         form = _form(function)
         alike[form.skeleton or name][name] = form
     return tuple(_family(functions, forms) for forms in alike.values())
@@ -279,6 +282,7 @@ def _form(function: tirx.PrimFunc) -> _Form:
 def _uses(nodes: Sequence[_Node], links: Sequence[_Links], root: int) -> list[dict[int, list[int]]]:
     """Of each node the ways in which it is used, and in which way each of its links is used then."""
     arrays = set(nodes[nodes[root]["data"]["params"]]["data"])
+    arrays.update(node["data"]["buffer"] for node in nodes if node["type"] == "tirx.DeclBuffer")
     by_task = _computed_by_task(nodes, links)
     uses: list[dict[int, list[int]]] = [{} for _ in nodes]
     uses[root][_FREE] = []

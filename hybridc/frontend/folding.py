@@ -20,7 +20,7 @@ from hybridc.frontend.expand.builder import ORIGIN, Builder, Expansion, NotYet, 
 from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, Inlining, check_choice
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
-from hybridc.frontend.inference import inferred
+from hybridc.frontend.inference import computed, inferred, note_computed
 
 _WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
 """By the pass, which forgets how a cast saturates; in forms that older opsets do not have; and it squeezes
@@ -84,7 +84,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
             return self._expanded(
                 node, EXPANSIONS[("", node.op_type)] if sequence is None else self._listing(sequence)
             )
-        replacement = super().process_node(node, is_function)
+        replacement = self._folded(node, is_function)
         if replacement is None:
             self._check_choice(node)
         if node.op_type in _SHAPED_AS_INPUT and node.inputs[0] is not None and node.outputs[0].shape is None:
@@ -106,6 +106,26 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if replacement is not None or expansion is None or node in self._refused:
             return replacement
         return self._expanded(node, expansion)
+
+    def _folded(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
+        """What the pass does, which computes each number anew; it still does so where that is not its only
+        result."""
+        version, graph = self._opset_imports.get(node.domain, 0), node.graph
+        known = computed(node, version) if isinstance(graph, ir.Graph) else None
+        if known is not None and isinstance(graph, ir.Graph):
+            name = node.outputs[0].name
+            tensor = ir.Tensor(known, name=name)
+            value = ir.Value(
+                name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+            )
+            graph.register_initializer(value)
+            return folding.Replacement([value], [])
+        replacement = super().process_node(node, is_function)
+        if replacement is not None and not replacement.new_nodes:
+            [*results] = replacement.new_outputs
+            if len(results) == 1 and results[0].const_value is not None:
+                note_computed(node, version, results[0].const_value.numpy())
+        return replacement
 
     def _do_inference(self, node: ir.Node) -> None:
         """What the pass does, which asks onnx anew for each node; it still does so where that may fail."""

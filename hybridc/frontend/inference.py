@@ -1,4 +1,4 @@
-"""Types and shapes of the results of a node, as onnx infers them: each question asked once.
+"""Types and shapes of the results of a node, as onnx infers them, and few numbers: each question asked once.
 
 The layers of a network mostly ask the same, and so does the network folded at another size of an open
 dimension, of all nodes that the size does not reach. To write a node as protobuf, and to read what is found,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 MOST_READ = 20
 """Elements of a constant that decide a shape, such as the operands of Reshape and Slice."""
+_MOST_QUESTIONS = 16384
 _SIMPLE = frozenset(
     (
         ir.AttributeType.FLOAT,
@@ -31,8 +32,10 @@ _SIMPLE = frozenset(
 Dims = tuple[int | str | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+# tuples, as one is made for each operand of each node and hashed
+
+
+class Constant(NamedTuple):
     """An operand that is known."""
 
     dtype: ir.DataType
@@ -44,8 +47,7 @@ class Constant:
         return ir.serde.serialize_tensor(ir.Tensor(array, dtype=self.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """What is known of an operand."""
 
     dtype: ir.DataType
@@ -53,8 +55,7 @@ class Operand:
     constant: Constant | None
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """A node, but for the names of its values."""
 
     operator: tuple[str, str, int]
@@ -73,6 +74,33 @@ def inferred(node: ir.Node, version: int) -> Answer | None:
     inference fails, or is asked of other values than tensors, or of attributes that are tensors or graphs."""
     question = _question(node, version)
     return None if question is None else _answer(question)
+
+
+_results = dict[Question, np.ndarray]()
+
+
+def computed(node: ir.Node, version: int) -> np.ndarray | None:
+    """What `note_computed` was told of the only result of a node that computes the same from few numbers."""
+    question = _question(node, version) if _is_of_few_numbers(node) else None
+    return None if question is None else _results.get(question)
+
+
+def note_computed(node: ir.Node, version: int, result: np.ndarray) -> None:
+    """Remember what a node computes, if that is few numbers from few numbers: mostly shapes."""
+    if result.size > MOST_READ or not _is_of_few_numbers(node):
+        return
+    question = _question(node, version)
+    if question is not None:
+        if len(_results) == _MOST_QUESTIONS:
+            _results.clear()
+        _results[question] = result
+
+
+def _is_of_few_numbers(node: ir.Node) -> bool:
+    return len(node.outputs) == 1 and all(
+        value is None or (value.const_value is not None and value.const_value.size <= MOST_READ)
+        for value in node.inputs
+    )
 
 
 def _question(node: ir.Node, version: int) -> Question | None:
@@ -110,7 +138,7 @@ def _dims(shape: ir.Shape) -> Dims:
     return tuple(dim if isinstance(dim, int) else dim.value for dim in shape)
 
 
-@functools.lru_cache(maxsize=16384)
+@functools.lru_cache(maxsize=_MOST_QUESTIONS)
 def _answer(question: Question) -> Answer | None:
     domain, operator, version = question.operator
     names = [None if operand is None else f"i{i}" for i, operand in enumerate(question.operands)]

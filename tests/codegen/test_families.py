@@ -115,9 +115,9 @@ def divided(count: int, divisor: int) -> tirx.PrimFunc:
     """Whose tasks are numbered by rows of `divisor`."""
 
     @T.prim_func(s_tir=True)
-    def function(x: T.Buffer((count * divisor,), "float32"), y: T.Buffer((count, divisor), "float32")):  # type: ignore
+    def function(x: T.Buffer((count * divisor,), "float32"), y: T.Buffer((divisor, count), "float32")):  # type: ignore
         for i in T.parallel(count * divisor):
-            y[i // divisor, i % divisor] = x[i] * T.float32(2)
+            y[i % divisor, i // divisor] = x[i] * T.float32(2)
 
     return function
 
@@ -126,9 +126,33 @@ def divided_inside(count: int, divisor: int) -> tirx.PrimFunc:
     """Which divides for each element."""
 
     @T.prim_func(s_tir=True)
-    def function(x: T.Buffer((count * divisor,), "float32"), y: T.Buffer((count, divisor), "float32")):  # type: ignore
+    def function(x: T.Buffer((count * divisor,), "float32"), y: T.Buffer((divisor, count), "float32")):  # type: ignore
         for i in range(count * divisor):
-            y[i // divisor, i % divisor] = x[i] * T.float32(2)
+            y[i % divisor, i // divisor] = x[i] * T.float32(2)
+
+    return function
+
+
+def rows_of(*axes: int) -> tirx.PrimFunc:
+    """Which numbers its rows across all axes but the last."""
+    first, second, width = axes
+
+    @T.prim_func(s_tir=True)
+    def function(x: T.Buffer(axes, "float32"), y: T.Buffer(axes, "float32")):  # type: ignore
+        for i in range(first * second):
+            for k in T.vectorized(width):
+                y[i // second, i % second, k] = x[i // second, i % second, k] + T.float32(1)
+
+    return function
+
+
+def limited(count: int, most: int) -> tirx.PrimFunc:
+    """Which compares with a number without a sign."""
+
+    @T.prim_func(s_tir=True)
+    def function(x: T.Buffer((count,), "int64"), y: T.Buffer((count,), "int64")):  # type: ignore
+        for i in range(count):
+            y[i] = T.Cast("int64", T.min(T.Cast("uint64", x[i] - T.int64(1)), T.uint64(most)))
 
     return function
 
@@ -136,7 +160,7 @@ def divided_inside(count: int, divisor: int) -> tirx.PrimFunc:
 def test_equal_numbers_are_one_parameter() -> None:
     functions = named({"a": rows(3), "b": rows(5)})
     [family] = families(functions)
-    assert family.members == {"a": (3,), "b": (5,)}
+    assert family.members == {"a": (3, 24), "b": (5, 40)}  # rows and elements, each used several times
     for name, member in functions.items():
         assert_same(family, name, member, 0)
 
@@ -146,6 +170,20 @@ def test_numbers_of_tasks_may_be_divided_by_a_parameter() -> None:
     [family] = families(functions)
     for name, member in functions.items():
         assert_same(family, name, member, 1)
+
+
+@pytest.mark.parametrize(
+    "alike",
+    [
+        (rows_of(2, 3, 4), rows_of(1, 5, 4)),  # rows that lie behind each other
+        (limited(3, 0), limited(5, 7)),
+    ],
+)
+def test_what_differs_in_numbers_is_alike(alike: tuple[tirx.PrimFunc, tirx.PrimFunc]) -> None:
+    functions = named(dict(zip("ab", alike, strict=True)))
+    [family] = families(functions)
+    for name, member in functions.items():
+        assert_same(family, name, member, 2)
 
 
 @pytest.mark.parametrize(

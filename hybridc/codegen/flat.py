@@ -1,0 +1,41 @@
+"""Scheduled functions of the CPU with one index for each access, as TVM compiles them.
+
+Rows that lie behind each other are read by one product of the row's number, whatever axes they are divided
+into: without this a function of [8, 16, 32] divides a row by 16, which one of [1, 32, 32] does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import s_tir, tirx
+
+from hybridc.checks import CHECKS
+
+_PASSES = (
+    s_tir.transform.CanonicalizeLoop,
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.CompactBufferAllocation,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.StmtSimplify,
+    s_tir.transform.LowerOpaqueBlock,
+    tirx.transform.FlattenBuffer,
+    s_tir.transform.StmtSimplify,
+)
+"""The first ones of TVM's pipeline for a CPU, which does nothing more in these when it runs them again."""
+
+
+def flattened(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
+    """The functions, in the same order, without blocks, their buffers of one dimension but for parameters.
+
+    What the runtime checks, which no code depends on, is left out of their attributes.
+    """
+    bare = {
+        name: function.without_attr(CHECKS) if CHECKS in function.attrs else function
+        for name, function in functions.items()
+    }
+    made = tvm.ir.transform.Sequential([each() for each in _PASSES])(tvm.IRModule(bare))
+    return {name: made[name] for name in functions}
