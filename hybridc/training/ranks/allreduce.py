@@ -17,6 +17,7 @@ import numpy as np
 
 from hybridc.errors import UsageError
 from hybridc.training.ranks.exchange import Ranks
+from hybridc.training.ranks.network import Network
 
 WIRES = ("fp32", "bf16")
 
@@ -31,6 +32,8 @@ class AllReduce:
 
     ranks: Ranks
     wire: str = "fp32"
+    network: Network = field(default_factory=Network)
+    """What buckets are chosen for."""
     _residuals: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

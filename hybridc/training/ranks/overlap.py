@@ -14,7 +14,6 @@ from hybridc.ir.bind import symbol
 from hybridc.passes.training.spec import NEW
 from hybridc.training.ranks.allreduce import AllReduce
 from hybridc.training.ranks.collectives import choose_buckets, parameters_of, with_collectives
-from hybridc.training.ranks.network import Network
 
 
 @dataclass
@@ -27,7 +26,6 @@ class Overlap:
     all_reduce: AllReduce
     summed: Collection[str]
     """States whose new values are summed over the ranks."""
-    network: Network = field(default_factory=Network)
     is_last_part: bool = False
     """Sums over the parts of this rank alone are no use to others: before the last part nothing is sent."""
     _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -36,14 +34,14 @@ class Overlap:
     def added_to(self, artifact: Artifact) -> Artifact:
         """Rank 0 chooses the buckets: with other GPU memory a plan may have gradients in another order."""
         ranks = self.all_reduce.ranks
-        graph, plan = artifact.graph, artifact.plan
+        network, graph, plan = self.all_reduce.network, artifact.graph, artifact.plan
         ports = zip(artifact.interface.outputs, graph.outputs, strict=False)
         tensors = {p.name: tensor for p, tensor in ports if p.name.removesuffix(NEW) in self.summed}
         names = {tensor: name for name, tensor in tensors.items()}
-        chosen = choose_buckets(graph, plan, list(names), ranks.count, self.network)
+        chosen = choose_buckets(graph, plan, list(names), ranks.count, network)
         told = ranks.from_first([[names[tensor] for tensor in bucket] for bucket in chosen])
         buckets = tuple(tuple(tensors[name] for name in bucket) for bucket in told)
-        more_graph, more_plan = with_collectives(graph, plan, buckets, ranks.count, self.network)
+        more_graph, more_plan = with_collectives(graph, plan, buckets, ranks.count, network)
         functions = [
             StoredFunction(f"all_reduce_{i}", Device.CPU, parameters_of(graph, bucket, ranks.count))
             for i, bucket in enumerate(buckets)
