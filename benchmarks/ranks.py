@@ -32,7 +32,7 @@ from hybridc.artifact import open_artifact
 from hybridc.models import build
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.training.ranks.allreduce import AllReduce
-from hybridc.training.ranks.collectives import choose_buckets, with_collectives
+from hybridc.training.ranks.collectives import Summing, choose_buckets, with_collectives
 from hybridc.training.ranks.exchange import Ranks
 from hybridc.training.ranks.network import Network
 from hybridc.training.session import TrainingSession
@@ -69,8 +69,8 @@ def projected_efficiency(artifact: Path, part_seconds: float, step_seconds: floa
     us = [factor * each for each in plan.step_us]
     scaled = replace(plan, step_us=tuple(us), makespan_us=timeline(plan.steps, us)[0], time_bound_us=0.0)
     sums = list(graph.outputs[1:])
-    buckets = choose_buckets(graph, scaled, sums, ranks, NETWORK)
-    _, made = with_collectives(graph, scaled, buckets, ranks, NETWORK)
+    summing = Summing(ranks, NETWORK)
+    _, made = with_collectives(graph, scaled, choose_buckets(graph, scaled, sums, summing), summing)
     return step_seconds / (step_seconds + (made.makespan_us - scaled.makespan_us) * 1e-6)
 
 

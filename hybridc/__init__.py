@@ -276,13 +276,15 @@ def load_training(
     comm: Comm | None = None,
     net_timeout: float | None = None,
     wire: str = "fp32",
+    shard_states: bool = False,
 ) -> TrainingSession:
     """Load a compiled training step; `seed` is what dropout draws from, the rest as for `load`.
 
     With a communicator of mpi4py, such as `MPI.COMM_WORLD`, all its ranks train together: each passes `step`
     the `share` of the batch that is its own. A rank that does not answer within `net_timeout` seconds, or
     300, is named by DeviceError HC434; run scripts by `python -m mpi4py`, which ends all ranks if one raises.
-    With `wire="bf16"` gradients are sent in half the bytes. Raises HybridcError.
+    With `wire="bf16"` gradients are sent in half the bytes. With `shard_states` each rank has the optimizer's
+    states of some parameters alone. Raises HybridcError.
     """
     from hybridc.options import DEFAULT_NET_TIMEOUT_SECONDS, parse_bytes
 
@@ -300,6 +302,7 @@ def load_training(
         all_reduce=None
         if comm is None
         else AllReduce(Ranks(comm, net_timeout or DEFAULT_NET_TIMEOUT_SECONDS), wire),
+        shard_states=shard_states,
     )
 
 

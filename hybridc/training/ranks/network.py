@@ -20,3 +20,10 @@ class Network:
         """
         messages = 2 * (ranks - 1)
         return messages * (self.latency_us + size_bytes / ranks / self.bytes_per_us)
+
+    def reduce_us(self, most_bytes: int, ranks: int) -> float:
+        """Of one bucket whose sums each only one rank needs: it gets N - 1 messages, one after the other.
+
+        `most_bytes` are those that the rank adds up which has most to add up.
+        """
+        return (ranks - 1) * (self.latency_us + most_bytes / self.bytes_per_us)

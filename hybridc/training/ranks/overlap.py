@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from hybridc.ir import Device
 from hybridc.ir.bind import symbol
 from hybridc.passes.training.spec import NEW
 from hybridc.training.ranks.allreduce import AllReduce
-from hybridc.training.ranks.collectives import choose_buckets, parameters_of, with_collectives
+from hybridc.training.ranks.collectives import Summing, choose_buckets, parameters_of, with_collectives
 
 
 @dataclass
@@ -26,29 +26,34 @@ class Overlap:
     all_reduce: AllReduce
     summed: Collection[str]
     """States whose new values are summed over the ranks."""
+    owner: Mapping[str, int] = field(default_factory=dict)
+    """Of each of them the rank that alone gets the sum; empty: all do."""
     is_last_part: bool = False
     """Sums over the parts of this rank alone are no use to others: before the last part nothing is sent."""
-    _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _buckets: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+    """By function: names of states, and where the parts of the ranks end."""
     _failure: BaseException | None = None
 
     def added_to(self, artifact: Artifact) -> Artifact:
         """Rank 0 chooses the buckets: with other GPU memory a plan may have gradients in another order."""
         ranks = self.all_reduce.ranks
-        network, graph, plan = self.all_reduce.network, artifact.graph, artifact.plan
+        graph, plan = artifact.graph, artifact.plan
         ports = zip(artifact.interface.outputs, graph.outputs, strict=False)
         tensors = {p.name: tensor for p, tensor in ports if p.name.removesuffix(NEW) in self.summed}
         names = {tensor: name for name, tensor in tensors.items()}
-        chosen = choose_buckets(graph, plan, list(names), ranks.count, network)
+        owner = {tensor: self.owner[name.removesuffix(NEW)] for tensor, name in names.items() if self.owner}
+        summing = Summing(ranks.count, self.all_reduce.network, owner)
+        chosen = choose_buckets(graph, plan, list(names), summing)
         told = ranks.from_first([[names[tensor] for tensor in bucket] for bucket in chosen])
         buckets = tuple(tuple(tensors[name] for name in bucket) for bucket in told)
-        more_graph, more_plan = with_collectives(graph, plan, buckets, ranks.count, network)
+        more_graph, more_plan = with_collectives(graph, plan, buckets, summing)
         functions = [
-            StoredFunction(f"all_reduce_{i}", Device.CPU, parameters_of(graph, bucket, ranks.count))
+            StoredFunction(f"all_reduce_{i}", Device.CPU, parameters_of(graph, bucket, summing))
             for i, bucket in enumerate(buckets)
         ]
-        self._names = {
-            symbol(function.name, Device.CPU): tuple(bucket)
-            for function, bucket in zip(functions, told, strict=True)
+        self._buckets = {
+            symbol(function.name, Device.CPU): (tuple(states), summing.ends(graph, bucket))
+            for function, states, bucket in zip(functions, told, buckets, strict=True)
         }
         number = artifact.number
         return replace(
@@ -62,10 +67,11 @@ class Overlap:
         """Sums in place. Raises DeviceError HC434 as `Ranks.exchange`."""
         if not self.is_last_part:
             return
-        names = self._names[function]
+        names, ends = self._buckets[function]
         packed, room = arrays[-2:]
         try:
-            self.all_reduce.sum_into(arrays[len(names) : -2], names, packed, room)
+            sums = arrays[len(names) : -2]
+            self.all_reduce.sum_into(sums, names, packed, room, ends, gather=not self.owner)
         except BaseException as error:
             self._failure = error
             raise

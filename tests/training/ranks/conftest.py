@@ -57,6 +57,16 @@ def parts_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sixths_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a batch in six parts, with two states of the optimizer for each parameter."""
+    path = tmp_path_factory.mktemp("ranks") / "sixths.hyb"
+    hybridc.compile_training(
+        network(dropout=0.1), path, loss=LOSS, optimizer="adam", batch=18, accumulate=6, target="avx2"
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
 def clipping_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a norm that some of the gradients exceed."""
     path = tmp_path_factory.mktemp("ranks") / "clipping.hyb"

@@ -22,7 +22,8 @@ def sums(all_reduce: AllReduce, own: dict[str, np.ndarray]) -> dict[str, np.ndar
     for names in BUCKETS:
         size = sum(made[name].size for name in names)
         packed, room = np.empty(size, np.float32), np.empty((count, -(-size // count)), np.float32)
-        all_reduce.sum_into([made[name] for name in names], names, packed, room)
+        ends = [size * (rank + 1) // count for rank in range(count)]
+        all_reduce.sum_into([made[name] for name in names], names, packed, room, ends)
     return made
 
 
