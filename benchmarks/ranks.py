@@ -29,12 +29,12 @@ from common import write_result
 
 import hybridc
 from hybridc.artifact import open_artifact
+from hybridc.machine import Network
 from hybridc.models import build
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.training.ranks.allreduce import AllReduce
 from hybridc.training.ranks.collectives import Summing, choose_buckets, with_collectives
 from hybridc.training.ranks.exchange import Ranks
-from hybridc.training.ranks.network import Network
 from hybridc.training.session import TrainingSession
 
 PART, PARTS_OF_RANK, STEPS = 50, 2, 12
@@ -97,7 +97,7 @@ def slow_worker(artifact: Path) -> None:
     sent = ranks.sent_bytes / (3 * STEPS)
     link = SLOW_SHARE * BACKWARD_SHARE * fast
     ranks.bytes_per_second = sent / link
-    slow = step_seconds(Network(bytes_per_us=ranks.bytes_per_second / 1e6))
+    slow = step_seconds(Network(gb_s=ranks.bytes_per_second / 1e9))
     if MPI.COMM_WORLD.rank == 0:
         hidden = 1 - max(0.0, slow - fast) / link
         print(json.dumps({"hidden": hidden, "link_seconds": link, "seconds": fast, "slow_seconds": slow}))
@@ -190,7 +190,7 @@ def main() -> int:
         )
     formulas = (projected_efficiency, Network.all_reduce_us)
     print(
-        f"SIMULATED with {NETWORK.latency_us:g} us a message and {NETWORK.bytes_per_us / 1e3:g} GB/s."
+        f"SIMULATED with {NETWORK.latency_us:g} us a message and {NETWORK.gb_s:g} GB/s."
         f" {' '.join(' '.join((formula.__doc__ or '').split()) for formula in formulas)}"
     )
     write_result("ranks", made)

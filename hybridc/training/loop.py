@@ -231,6 +231,7 @@ class _Loop:
             "accumulate": spec.accumulate,
             "clip norm": spec.clip_norm,
             "ema": spec.ema,
+            "sync batchnorm": spec.sync_batchnorm,
             "examples": self.data.size,
             "data": self.data.digest(),
             "seed": self.settings.seed,

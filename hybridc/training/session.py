@@ -40,7 +40,12 @@ from hybridc.training.artifact import (
     open_training,
 )
 from hybridc.training.interrupts import uninterrupted
-from hybridc.training.ranks.agreement import check_agreement, parts_of_rank, threads_of_rank
+from hybridc.training.ranks.agreement import (
+    check_agreement,
+    check_whole_batch,
+    parts_of_rank,
+    threads_of_rank,
+)
 from hybridc.training.ranks.allreduce import AllReduce
 from hybridc.training.ranks.exchange import Ranks
 from hybridc.training.ranks.overlap import Overlap
@@ -97,6 +102,7 @@ class TrainingSession:
             self._own_parts = parts_of_rank(ranks, self.spec.accumulate)
             threads = threads or threads_of_rank(ranks)
             self._shards = Shards.of(ranks, self._artifact.manifest) if shard_states else None
+        check_whole_batch(self.spec, self.ranks)
         self._overlap = self._overlapped()
         collectives = self._collectives()
         self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes, collectives)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hybridc.errors import UsageError
+from hybridc.machine import Network
 from hybridc.training.ranks.exchange import Ranks
-from hybridc.training.ranks.network import Network
 
 WIRES = ("fp32", "bf16")
 
@@ -32,8 +32,8 @@ class AllReduce:
 
     ranks: Ranks
     wire: str = "fp32"
-    network: Network = field(default_factory=Network)
-    """What buckets are chosen for."""
+    network: Network | None = None
+    """What buckets are chosen for, if not that of the machine which the step was compiled for."""
     _residuals: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +61,17 @@ class AllReduce:
         for place, array in zip(places, arrays, strict=True):
             place[...] = array.reshape(-1)
         self._sum(packed, names, room, (0, *ends), gather=gather)
+        for place, array in zip(places, arrays, strict=True):
+            array[...] = place.reshape(array.shape)
+
+    def mean_into(self, arrays: Sequence[np.ndarray], sources: Sequence[np.ndarray]) -> None:
+        """Means over the ranks of few numbers, added up in float64. Raises as `Ranks.exchange`."""
+        own = np.concatenate([source.reshape(-1) for source in sources])
+        room = [np.empty_like(own) for _ in range(self.ranks.count)]
+        self.ranks.exchange([own] * self.ranks.count, room)
+        room[self.ranks.rank] = own
+        mean = np.mean(room, axis=0, dtype=np.float64)
+        places = np.split(mean, np.cumsum([array.size for array in arrays])[:-1])
         for place, array in zip(places, arrays, strict=True):
             array[...] = place.reshape(array.shape)
 

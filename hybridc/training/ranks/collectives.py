@@ -16,8 +16,8 @@ from hybridc.ir import Buffer, BufferKind, Device, Graph, Kernel, Lane, Plan, Ro
 from hybridc.ir.bind import Parameter
 from hybridc.ir.graph import COLLECTIVE_FAMILY
 from hybridc.ir.plan import align
+from hybridc.machine import Network
 from hybridc.passes.planner.emit.timeline import timeline
-from hybridc.training.ranks.network import Network
 
 SUM = "#ranks"
 """Behind the name of a tensor: that of its sum over all ranks."""
@@ -202,6 +202,42 @@ def _summed(graph: Graph, kernels: Sequence[Kernel], summed: Mapping[str, int]) 
         tensors=(*own, *sums),
         outputs=tuple(name + SUM if name in summed else name for name in graph.outputs),
     )
+
+
+def with_means(graph: Graph, plan: Plan, ranks: int, network: Network) -> tuple[Graph, Plan]:
+    """The same run, in which means over the ranks are made by the network's lane.
+
+    Each waits for the step before it on the CPU's lane, and lets the next one wait: so whatever was ordered
+    stays so. Requires: a verified plan, whose means run on the CPU, once each.
+    """
+    means = {kernel.name for kernel in graph.kernels if kernel.is_mean_of_ranks}
+    steps: list[Step] = []
+    us: list[float] = []
+    before: set[int] = set()
+    for position, (step, step_us) in enumerate(zip(plan.steps, plan.step_us, strict=True)):
+        if isinstance(step, Run) and step.kernel in means:
+            step = replace(step, waits=tuple(sorted({*step.waits, *before})), is_collective=True)
+            size_bytes = sum(graph.tensor[name].size_bytes for name in graph.kernel[step.kernel].inputs)
+            step_us = (ranks - 1) * network.message_us(size_bytes)
+            before = {position}
+        elif step.lane is Lane.CPU:
+            step = replace(step, waits=tuple(sorted({*step.waits, *before})))
+            before = {position}
+        others = tuple(wait for wait in step.waits if steps[wait].lane is not step.lane)
+        steps.append(replace(step, waits=others))
+        us.append(step_us)
+    kernels = tuple(
+        replace(kernel, family=COLLECTIVE_FAMILY) if kernel.name in means else kernel
+        for kernel in graph.kernels
+    )
+    makespan_us = timeline(steps, us)[0]
+    made = replace(plan, steps=tuple(steps), step_us=tuple(us), makespan_us=makespan_us)
+    return replace(graph, kernels=kernels), made
+
+
+def collectives_of(plan: Plan) -> list[str]:
+    """Names of kernels that all ranks run together, in the order in which they do."""
+    return [step.kernel for step in plan.steps if isinstance(step, Run) and step.is_collective]
 
 
 def hidden_share(plan: Plan) -> float:

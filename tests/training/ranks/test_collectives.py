@@ -11,6 +11,7 @@ from hybridc.ir import Device, Graph, Lane, Plan, Run
 from hybridc.ir.plan import plan_from_json, plan_to_json
 from hybridc.ir.verify import verify
 from hybridc.keywords import PlanKeywords, options_of
+from hybridc.machine import Network
 from hybridc.models import build
 from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from hybridc.report.lanes import lane_rows
@@ -18,7 +19,6 @@ from hybridc.report.trace import trace_to_json
 from hybridc.training.artifact import ACCUMULATE
 from hybridc.training.compile import plan_training
 from hybridc.training.ranks.collectives import Summing, choose_buckets, hidden_share, with_collectives
-from hybridc.training.ranks.network import Network
 
 RANKS, BATCH = 4, 64
 NETWORK = Network()
@@ -111,7 +111,7 @@ def test_slow_link_is_hidden_behind_the_backward_pass(planned: tuple[Graph, Plan
     """Of a link on which the sums take 60 % of the backward pass, which is two thirds of the run or so."""
     size = sum(planned[0].tensor[name].size_bytes for name in sums_of(planned[0]))
     bytes_per_us = 2 * (RANKS - 1) / RANKS * size / (0.6 * 2 / 3 * planned[1].makespan_us)
-    slow = Network(0.1, bytes_per_us)
+    slow = Network(0.1, bytes_per_us / 1e3)
     _, plan = extended(planned, slow)
     buckets = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, slow))
     whole = with_collectives(*planned, (tuple(n for b in buckets for n in b),), Summing(RANKS, slow))[1]
@@ -123,7 +123,7 @@ def test_slow_link_is_hidden_behind_the_backward_pass(planned: tuple[Graph, Plan
 
 def test_high_latency_makes_buckets_large(planned: tuple[Graph, Plan]) -> None:
     few = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, Network(1e5)))
-    many = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, Network(1e-3, 10.0)))
+    many = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, Network(1e-3, 0.01)))
     assert len(few) == 1 < len(many)
 
 
