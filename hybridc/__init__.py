@@ -210,6 +210,7 @@ def compile_training(
     freeze: Sequence[str] = (),
     clip_norm: float | None = None,
     ema: float | None = None,
+    sync_batchnorm: bool = False,
     progress: Callback | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompiledTraining:
@@ -221,14 +222,15 @@ def compile_training(
     batch go through the network one after the other. `freeze` has patterns of the names of parameters that
     stay as they are. `clip_norm` is the largest norm that the gradient of a batch may have, of all parameters
     together; `ema`, such as 0.999, the decay of a moving average of each parameter, which evaluation and
-    export use. `progress` and the other options are those of `compile`. Raises HybridcError.
+    export use. With `sync_batchnorm` BatchNorm takes the statistics of all parts of a batch, each of which is
+    then on a rank of its own. `progress` and the other options are those of `compile`. Raises HybridcError.
     """
     from hybridc.keywords import options_of
     from hybridc.passes.training.spec import read_spec
     from hybridc.progress import listener
     from hybridc.training.compile import compile_training as compile_step
 
-    spec = read_spec(loss, optimizer, batch, accumulate, freeze, clip_norm, ema)
+    spec = read_spec(loss, optimizer, batch, accumulate, freeze, clip_norm, ema, sync_batchnorm)
     return compile_step(model, output, options_of(options), spec, listener(progress))
 
 
@@ -243,6 +245,7 @@ def plan_training(
     freeze: Sequence[str] = (),
     clip_norm: float | None = None,
     ema: float | None = None,
+    sync_batchnorm: bool = False,
     bound_seconds: float | None = None,
     progress: Callback | None = None,
     **options: Unpack[PlanKeywords],
@@ -259,7 +262,7 @@ def plan_training(
     from hybridc.training.compile import plan_training as plan_step
 
     given = {**options, "target": options.get("target") or "cuda+avx2"}
-    spec = read_spec(loss, optimizer, batch, accumulate, freeze, clip_norm, ema)
+    spec = read_spec(loss, optimizer, batch, accumulate, freeze, clip_norm, ema, sync_batchnorm)
     known = options_of(given, PlanKeywords)
     return plan_step(model, known, spec, listener(progress), bound_seconds=bound_seconds)
 
@@ -276,13 +279,15 @@ def load_training(
     comm: Comm | None = None,
     net_timeout: float | None = None,
     wire: str = "fp32",
+    shard_states: bool = False,
 ) -> TrainingSession:
     """Load a compiled training step; `seed` is what dropout draws from, the rest as for `load`.
 
     With a communicator of mpi4py, such as `MPI.COMM_WORLD`, all its ranks train together: each passes `step`
     the `share` of the batch that is its own. A rank that does not answer within `net_timeout` seconds, or
     300, is named by DeviceError HC434; run scripts by `python -m mpi4py`, which ends all ranks if one raises.
-    With `wire="bf16"` gradients are sent in half the bytes. Raises HybridcError.
+    With `wire="bf16"` gradients are sent in half the bytes. With `shard_states` each rank has the optimizer's
+    states of some parameters alone. Raises HybridcError.
     """
     from hybridc.options import DEFAULT_NET_TIMEOUT_SECONDS, parse_bytes
 
@@ -300,6 +305,7 @@ def load_training(
         all_reduce=None
         if comm is None
         else AllReduce(Ranks(comm, net_timeout or DEFAULT_NET_TIMEOUT_SECONDS), wire),
+        shard_states=shard_states,
     )
 
 

@@ -115,6 +115,32 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """What messages between the ranks of a training job cost, as every rank sees them (Hockney's model)."""
+
+    latency_us: float = 1.5
+    gb_s: float = 12.5
+    """1e9 bytes a second. The defaults are what vendors state of networks of 100 Gb/s."""
+
+    def message_us(self, size_bytes: float) -> float:
+        return self.latency_us + size_bytes / (1e3 * self.gb_s)
+
+    def all_reduce_us(self, size_bytes: int, ranks: int) -> float:
+        """Of one bucket: two phases of N - 1 messages, each with an N-th of the bytes.
+
+        The latencies of a phase's messages follow one another at worst.
+        """
+        return 2 * (ranks - 1) * self.message_us(size_bytes / ranks)
+
+    def reduce_us(self, most_bytes: int, ranks: int) -> float:
+        """Of one bucket whose sums each only one rank needs: it gets N - 1 messages, one after the other.
+
+        `most_bytes` are those that the rank adds up which has most to add up.
+        """
+        return (ranks - 1) * self.message_us(most_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """One GPU, one CPU, one link."""
 
@@ -124,6 +150,8 @@ class Machine:
     link: Link
     source: str = ""
     """Where the figures come from."""
+    network: Network | None = None
+    """To other machines like it. None: not known."""
     measured_us: Mapping[tuple[str, Device], float] = field(default_factory=dict, hash=False)
     """Times of single functions of the graph at hand, by name and device, which count instead of what the
     speeds predict. No part of a profile."""
@@ -185,13 +213,14 @@ def _plain(name: str) -> str:
 
 def machine_from_json(data: Any, where: str = "") -> Machine:
     """Check every value of a profile and build it. Raises UsageError HC541 naming the first wrong one."""
-    _check_keys(data, ("name", "gpu", "cpu", "link"), ("source",), where)
+    _check_keys(data, ("name", "gpu", "cpu", "link"), ("source", "network"), where)
     return Machine(
         name=_text(data["name"], f"{where}: name"),
         gpu=_processor(data["gpu"], f"{where}: gpu"),
         cpu=_processor(data["cpu"], f"{where}: cpu"),
         link=_link(data["link"], f"{where}: link"),
         source=_text(data.get("source", ""), f"{where}: source"),
+        network=_network(data["network"], f"{where}: network") if "network" in data else None,
     )
 
 
@@ -199,6 +228,8 @@ def machine_to_json(machine: Machine) -> dict[str, Any]:
     """The profile as plain JSON values; `machine_from_json` is its inverse."""
     data = asdict(machine)
     del data["measured_us"], data["estimated_us"]
+    if machine.network is None:
+        del data["network"]
     for processor in (data["gpu"], data["cpu"]):
         for optional in ("chip", "shared_gb_s"):
             if processor[optional] is None:
@@ -266,6 +297,12 @@ def _link(data: Any, where: str) -> Link:
             f"{share!r} is not a fraction of the bandwidth between 0 and 1", f"{where}.both_directions"
         )
     return Link(h2d, d2h, latency, share)
+
+
+def _network(data: Any, where: str) -> Network:
+    names = ("latency_us", "gb_s")
+    _check_keys(data, names, (), where)
+    return Network(*(_number(data, name, where) for name in names))
 
 
 def _check_keys(data: Any, required: tuple[str, ...], optional: tuple[str, ...], where: str) -> None:

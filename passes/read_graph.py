@@ -16,6 +16,7 @@ from hybridc.ir import Check, CheckKind, Device, Graph, Kernel, Role, Tensor
 from hybridc.ir.graph import OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
 from hybridc.passes.program.choices import choice_of
+from hybridc.passes.program.means import has_means_of_ranks
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Scheduled
 
@@ -137,6 +138,7 @@ def _kernel(
         precision_note=facts.precision_note,
         choice=tuple(inputs[int(position)] for position in facts.choice),
         appends=facts.appends,
+        is_mean_of_ranks=facts.is_mean_of_ranks,
         checks=tuple(
             replace(
                 check,
@@ -181,6 +183,7 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         precision_note=str(attributes.get(PRECISION_NOTE, "")),
         choice=tuple(map(str, choice_of(function))),
         appends=is_appended_rows(function),
+        is_mean_of_ranks=has_means_of_ranks(function),
         checks=tuple(
             # node and tensor by their positions among a kernel's origins and inputs
             Check(

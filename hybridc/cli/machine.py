@@ -1,7 +1,8 @@
 """Show a machine profile, which the planner uses, and this computer, or measure this computer.
 
 Other commands take a measured profile as --machine FILE.json. Run nothing else while measuring. GPU and
-link are measured if there is an NVIDIA GPU, otherwise taken from another profile.
+link are measured if there is an NVIDIA GPU, otherwise taken from another profile. The network between
+computers is measured under mpiexec, with --ranks mpi.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from hybridc.cli.support.files import print_json, written_whole
 from hybridc.cli.support.hardware import Computer, this_computer
 from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.errors import UsageError
-from hybridc.options import format_bytes
+from hybridc.options import DEFAULT_NET_TIMEOUT_SECONDS, format_bytes
 from hybridc.progress import terminal_progress
 from hybridc.targets import parse_target
 
 if TYPE_CHECKING:
-    from hybridc.machine import Machine, Processor
+    from hybridc.machine import Machine, Network, Processor
 
 HELP = "show a machine profile, or measure this computer"
 EXAMPLE = """\
   hybridc machine show laptop-4gb
-  hybridc machine calibrate -o mine.json"""
+  hybridc machine calibrate -o mine.json
+  mpiexec -n 2 hybridc machine calibrate -o mine.json --ranks mpi"""
 _UNNAMED = "this-computer"
 _WIDTH = 90
 """Of a paragraph where the terminal is no narrower: longer lines are hard to read."""
@@ -60,12 +62,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE.json",
         help="measure only the CPU, and take GPU and link from this profile",
     )
+    calibrate.add_argument(
+        "--ranks",
+        choices=["mpi"],
+        help="also measure the network between all ranks of mpiexec (needs hybridc[mpi])",
+    )
     add_quiet(calibrate)
     add_json(calibrate)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    return _calibrate(arguments) if arguments.action == "calibrate" else _show(arguments)
+    if arguments.action != "calibrate":
+        return _show(arguments)
+    if arguments.ranks is None:
+        return _calibrate(arguments, None)
+    from hybridc.cli.support.mpi import started_ranks
+    from hybridc.training.ranks.measure import measure_network
+
+    with started_ranks(DEFAULT_NET_TIMEOUT_SECONDS) as ranks:
+        if ranks.count == 1:
+            what = "there is no network to measure between less than two ranks"
+            raise UsageError("HC500", what, remedy="start at least two: mpiexec -n 2, on two computers")
+        network = measure_network(ranks)
+        return ranks.together(lambda: _calibrate(arguments, network) if ranks.rank == 0 else 0)
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -96,7 +115,7 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _calibrate(arguments: argparse.Namespace) -> int:
+def _calibrate(arguments: argparse.Namespace, network: Network | None) -> int:
     from hybridc.machine import load_machine, machine_to_json
 
     output: Path | None = arguments.output
@@ -115,6 +134,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     name = output.stem if output is not None else _UNNAMED
     with terminal_progress(quiet=arguments.quiet) as progress:
         machine = calibrate(name, target, threads, cpu, computer.memory_bytes, gpu_from, progress)
+    machine = dataclasses.replace(machine, network=network)
     if output is not None:
         with written_whole(output) as whole:
             whole.write_text(json.dumps(machine_to_json(machine), indent=2) + "\n")
@@ -152,6 +172,8 @@ def _profile_lines(machine: Machine) -> list[str]:
         f"  CPU   {_processor_text(machine.cpu)}",
         f"  link  {speeds}",
     ]
+    if machine.network is not None:
+        lines.append(f"  net   {machine.network.gb_s:g} GB/s, {machine.network.latency_us:g} us a message")
     return lines + textwrap.wrap(
         machine.source, _width(), initial_indent="  from  ", subsequent_indent=" " * 8
     )

@@ -112,6 +112,12 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
         help="with --ranks: how gradients are sent; bf16 halves the bytes and adds what rounding loses to the"
         " next step (default: fp32)",
     )
+    parser.add_argument(
+        "--shard-states",
+        action="store_true",
+        default=None,
+        help="with --ranks: each rank has, and updates, the optimizer's states of some parameters alone",
+    )
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
@@ -162,7 +168,7 @@ def _seconds(text: str) -> float:
 
 def execute(arguments: argparse.Namespace) -> int:
     if arguments.ranks is None:
-        for option in ("net_timeout", "wire"):
+        for option in ("net_timeout", "wire", "shard_states"):
             if getattr(arguments, option) is not None:
                 name = option.replace("_", "-")
                 raise UsageError("HC500", f"--{name} requires --ranks", remedy="add --ranks mpi")
@@ -196,6 +202,7 @@ def _loaded(arguments: argparse.Namespace, comm: Comm | None = None) -> Training
         comm=comm,
         net_timeout=arguments.net_timeout or DEFAULT_NET_TIMEOUT_SECONDS,
         wire=arguments.wire or "fp32",
+        shard_states=bool(arguments.shard_states),
     )
 
 

@@ -31,7 +31,8 @@ class Role(StrEnum):
 
 OTHER_FAMILY = "other"
 COLLECTIVE_FAMILY = "collective"
-"""Of kernels that replace each input by its sum over all ranks: all ranks run them together, in one order."""
+"""Of kernels that replace each input by its sum or mean over all ranks: all ranks run them together, in one
+order."""
 FAMILIES = (
     "conv2d",
     "winograd",
@@ -171,6 +172,9 @@ class Kernel:
     appends: bool = False
     """Its only output is its first input with some rows replaced: where it may have that one's bytes it
     writes these rows, and nothing else. So a decoder's keys and values are kept."""
+    is_mean_of_ranks: bool = False
+    """Where several ranks train together its outputs are the means over all ranks of its inputs, in their
+    order; on one rank, their copies."""
     guards: tuple[Guard, ...] = ()
     """It runs only if all of them hold, looked at in order: where one does not, later conditions need not
     have been computed."""
@@ -261,6 +265,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
                 **({"checks": [_check_to_json(check) for check in k.checks]} if k.checks else {}),
                 **({"choice": list(k.choice)} if k.choice else {}),
                 **({"appends": True} if k.appends else {}),
+                **({"mean_of_ranks": True} if k.is_mean_of_ranks else {}),
                 **({"guards": [asdict(guard) for guard in k.guards]} if k.guards else {}),
             }
             for k in graph.kernels
@@ -317,6 +322,7 @@ def _kernel(data: Any) -> Kernel:
         checks=member(data, "checks", each(_check), ()),
         choice=member(data, "choice", each(text), ()),
         appends=member(data, "appends", flag, False),
+        is_mean_of_ranks=member(data, "mean_of_ranks", flag, False),
         guards=member(data, "guards", each(_guard), ()),
     )
 

@@ -102,7 +102,7 @@ def compile_training(
 
     Raises HybridcError.
     """
-    options = _checked(options)
+    options = _checked(options, spec)
     progress, destination = progress or NullProgress(), Path(output)
     if not is_training_artifact(destination) or destination.is_symlink():
         check_destination(destination)
@@ -136,7 +136,7 @@ def plan_training(
     By their names, in this order; there are an accumulation and an update only where batches are gone through
     in parts. Raises HybridcError.
     """
-    options = _checked(options)
+    options = _checked(options, spec)
     model = read_training_model(source, options, spec)
     made = training_programs(model, spec, split_layers=options.target.has_gpu)
     programs = {
@@ -152,7 +152,7 @@ def plan_training(
     }
 
 
-def _checked(options: CompileOptions) -> CompileOptions:
+def _checked(options: CompileOptions, spec: TrainingSpec) -> CompileOptions:
     """The options of its programs: no kernel is measured for what rounding does to it.
 
     What a step computes is an estimate anyway, from one batch, and its parameters keep all bits of an update.
@@ -167,6 +167,9 @@ def _checked(options: CompileOptions) -> CompileOptions:
     if options.precision == BF16 and options.target.has_gpu:
         what = "--precision bf16 is not supported for training on a GPU"
         raise UsageError("HC525", what, remedy="use --target avx512_bf16 or amx, or remove --precision")
+    if spec.synchronized_parts > 1 and options.target.has_gpu:
+        what = "--sync-batchnorm is not supported on a GPU"
+        raise UsageError("HC525", what, remedy="use a target of a CPU alone, such as avx2, or remove it")
     if options.rounding_error != ROUNDING_ERROR:
         what = "--rounding-error is not supported for training"
         remedy = "remove it: all that has a bf16 kernel is rounded, and sums and updates stay in fp32"

@@ -199,10 +199,13 @@ class _Loop:
         return every is not None and len(self.losses) % every == 0
 
     def _save(self) -> None:
-        ranks = self.session.ranks
-        if self.settings.checkpoint is None or (ranks is not None and ranks.rank > 0):
+        ranks, session = self.session.ranks, self.session
+        is_first = ranks is None or ranks.rank == 0
+        if self.settings.checkpoint is None or not (is_first or session.are_states_shared):
             return
-        states = self.session.state_dict(), self.session.optimizer_state_dict()
+        states = session.state_dict(), session.optimizer_state_dict()
+        if not is_first:
+            return
         checkpoint = Checkpoint(*states, self._now(), self._identity)
         try:
             write_checkpoint(self.settings.checkpoint, checkpoint)
@@ -228,6 +231,7 @@ class _Loop:
             "accumulate": spec.accumulate,
             "clip norm": spec.clip_norm,
             "ema": spec.ema,
+            "sync batchnorm": spec.sync_batchnorm,
             "examples": self.data.size,
             "data": self.data.digest(),
             "seed": self.settings.seed,
@@ -240,6 +244,7 @@ class _Loop:
         validation = self.validation
         return {
             "number of epochs": self.settings.epochs,
+            "time of checkpoints": (self.settings.checkpoint is not None, self.settings.checkpoint_every),
             "validation data": None if validation is None else (validation.size, validation.digest()),
         }
 

@@ -5,7 +5,8 @@ old ones were. With a GPU, those that the plan keeps there stay in its memory as
 they are fetched when somebody asks for them, or another program needs the memory. All others are on the host.
 
 On several ranks each goes through some parts of a batch; then the sums of gradients are added up over the
-ranks, and every rank makes the same new states.
+ranks, and every rank makes the same new states. Or each makes those of its own parameters, whose optimizer
+states no other has, and gets the new parameters of the others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hybridc.labels import check_labels
 from hybridc.passes.training.spec import AVERAGE, NEW, TrainingSpec
 from hybridc.passes.training.splits import cut, joined
 from hybridc.runtime import Session
+from hybridc.runtime.collectives import Collectives
 from hybridc.training.artifact import (
     ACCUMULATE,
     EVALUATE,
@@ -38,10 +40,16 @@ from hybridc.training.artifact import (
     open_training,
 )
 from hybridc.training.interrupts import uninterrupted
-from hybridc.training.ranks.agreement import check_agreement, parts_of_rank, threads_of_rank
+from hybridc.training.ranks.agreement import (
+    check_agreement,
+    check_whole_batch,
+    parts_of_rank,
+    threads_of_rank,
+)
 from hybridc.training.ranks.allreduce import AllReduce
 from hybridc.training.ranks.exchange import Ranks
 from hybridc.training.ranks.overlap import Overlap
+from hybridc.training.ranks.shards import OwnUpdate, Shards
 from hybridc.version import __version__
 
 Arrays = np.ndarray | Mapping[str, np.ndarray]
@@ -73,12 +81,16 @@ class TrainingSession:
         host_memory_bytes: int | None = None,
         seed: int = 0,
         all_reduce: AllReduce | None = None,
+        shard_states: bool = False,
     ) -> None:
         """`seed` is what dropout draws from, with the number of the step; the rest is as in `load`.
 
         With `all_reduce` the session is one of those of its ranks, and `step` is called on all of them.
-        Raises UsageError HC589 if their artifacts or seeds differ, HC587 if they cannot share a batch.
+        With `shard_states` each has the optimizer's states of some parameters alone.
+        Raises UsageError HC589 if their artifacts or seeds differ, HC587 if they cannot share a batch, or
+        the states.
         """
+        self._shards: Shards | None = None
         self._all_reduce = None if all_reduce is None or all_reduce.ranks.count == 1 else all_reduce
         if self._all_reduce is None:
             self._artifact = open_training(path)
@@ -86,20 +98,26 @@ class TrainingSession:
         else:
             ranks = self._all_reduce.ranks
             self._artifact = ranks.together(lambda: open_training(path))
-            _check_ranks(self._all_reduce, self._artifact, seed)
+            _check_ranks(self._all_reduce, self._artifact, seed, is_sharded=shard_states)
             self._own_parts = parts_of_rank(ranks, self.spec.accumulate)
             threads = threads or threads_of_rank(ranks)
-        self._overlap = None if self._all_reduce is None else Overlap(self._all_reduce, self._sums)
-        self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes, self._overlap)
+            self._shards = Shards.of(ranks, self._artifact.manifest) if shard_states else None
+        check_whole_batch(self.spec, self.ranks)
+        self._overlap = self._overlapped()
+        collectives = self._collectives()
+        self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes, collectives)
         self._seed = seed
-        ports = self._inner[STEP].artifact.manifest.inputs
-        self._states = self._artifact.initial_values()  # of shapes that the step's have been found to be
+        programs = [self._inner[kind].artifact.manifest for kind in self._stepping()]
+        ports = programs[0].inputs
+        states = self._artifact.initial_values()  # of shapes that the programs' have been found to be
+        self._states = states if self._shards is None else self._shards.kept(states)
         self._step_count = 0
         manifest = self._artifact.manifest
-        outputs = {port.name for port in self._inner[STEP].artifact.manifest.outputs}
+        outputs = {port.name for program in programs for port in program.outputs}
         self._renewed = {s.name: s.name + NEW for s in manifest.states if s.name + NEW in outputs}
         self._placed = self._places()
-        self._resident = self._inner[STEP].residents(self._renewed)
+        is_alone = self._all_reduce is None
+        self._resident = self._inner[STEP].residents(self._renewed) if is_alone else frozenset()
         self._are_on_gpu = self._are_lost = False
         self._put(dict(self._states))
         self._inputs, self._targets = named(ports, manifest.inputs), named(ports, manifest.targets)
@@ -143,6 +161,17 @@ class TrainingSession:
         return slice(parts.start * size, parts.stop * size)
 
     @property
+    def are_states_shared(self) -> bool:
+        """Whether the optimizer's states are divided among the ranks."""
+        return self._shards is not None
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """Of the optimizer's states that this rank has."""
+        states = self._artifact.manifest.states
+        return sum(s.size_bytes for s in states if s.kind == "moment" and s.name in self._states)
+
+    @property
     def dropout_seed(self) -> int | None:
         """None where nothing is drawn."""
         return None if self._artifact.manifest.seed is None else self._seed
@@ -182,7 +211,7 @@ class TrainingSession:
             losses, made = _reduced(self._all_reduce.ranks, losses, made, self._sums)
         with uninterrupted():
             if self._all_reduce is not None:
-                results = made | self._results(UPDATE, {**self._states, **made, **scalars})
+                results = made | self._updated({**self._states, **made, **scalars})
                 results = {name: value for name, value in results.items() if name not in self._sums}
             else:
                 draw = self._draw(self._own_parts[-1])
@@ -241,8 +270,15 @@ class TrainingSession:
 
     @exhaustion_told()
     def optimizer_state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of the optimizer's states, such as `conv1.weight#momentum`, and the number of steps made."""
-        return {**self._copies(is_of_model=False), STEP_COUNT: np.array(self._step_count, np.int64)}
+        """Copies of the optimizer's states, such as `conv1.weight#momentum`, and the number of steps made.
+
+        Ranks that share them all call it: rank 0 gets all of them, the others that number alone.
+        """
+        if self._shards is None:
+            states = self._copies(is_of_model=False)
+        else:
+            states = joined(self._shards.moments(self._states), self._artifact.manifest.splits)
+        return {**states, STEP_COUNT: np.array(self._step_count, np.int64)}
 
     @exhaustion_told()
     def load_optimizer_state_dict(self, values: Mapping[str, np.ndarray]) -> None:
@@ -250,8 +286,8 @@ class TrainingSession:
         count = values.get(STEP_COUNT)
         if count is None or count.shape != () or count.dtype.kind not in "iu" or count < 0:
             raise _refusal(f"the optimizer's states have no count {STEP_COUNT!r}")
-        moments = {name: value for name, value in values.items() if name != STEP_COUNT}
-        self._put(self._checked(moments, is_of_model=False))
+        moments = self._checked({n: v for n, v in values.items() if n != STEP_COUNT}, is_of_model=False)
+        self._put(moments if self._shards is None else self._shards.kept(moments))
         self._step_count = int(count)
 
     @exhaustion_told()
@@ -283,6 +319,30 @@ class TrainingSession:
         self.close()
 
     # ------------------------------------------------------------------------------------- the rest
+
+    def _overlapped(self) -> Overlap | None:
+        if self._all_reduce is None:
+            return None
+        # the norm of the gradient, by which it is clipped, is of all sums
+        is_divided = self._shards is not None and self.spec.clip_norm is None
+        owner = self._shards.owner_of_sums if self._shards is not None and is_divided else {}
+        return Overlap(self._all_reduce, self._sums, owner)
+
+    def _collectives(self) -> dict[str, Collectives]:
+        """By program."""
+        found: dict[str, Collectives] = {} if self._overlap is None else {ACCUMULATE: self._overlap}
+        return found if self._shards is None else found | {UPDATE: OwnUpdate(self._shards.own)}
+
+    def _stepping(self) -> list[str]:
+        """The programs of a step on this rank; one that has no parameters of its own updates none."""
+        if self._all_reduce is None:
+            return [STEP]
+        return [ACCUMULATE] if self._shards is not None and not self._shards.own else [ACCUMULATE, UPDATE]
+
+    def _updated(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """New states of parameters, of the sums of their gradients over all ranks."""
+        made = self._results(UPDATE, values) if UPDATE in self._stepping() else {}
+        return made if self._shards is None else made | self._shards.parameters({**values, **made})
 
     def _step(
         self, values: Mapping[str, np.ndarray | np.generic], made: Mapping[str, np.ndarray], draw: int
@@ -350,7 +410,9 @@ class TrainingSession:
 
     def _places(self) -> dict[str, np.ndarray]:
         """States that a step replaces where they are. With a GPU none: only one session may hold its memory,
-        and the step's is closed at times."""
+        and the step's is closed at times. Nor on several ranks, which have no such step."""
+        if self._all_reduce is not None:
+            return {}
         session = self._inner[STEP]
         return {} if session.artifact.needs_gpu else session.places(self._renewed)
 
@@ -427,12 +489,13 @@ class TrainingSession:
         return {name: np.array(value) for name, value in cut(values, manifest.splits).items()}
 
 
-def _check_ranks(all_reduce: AllReduce, artifact: TrainingArtifact, seed: int) -> None:
+def _check_ranks(all_reduce: AllReduce, artifact: TrainingArtifact, seed: int, *, is_sharded: bool) -> None:
     """The manifest has the hashes of everything in the artifact, the initial states among it."""
     found = {
         "compiled step": hash_of(artifact.path / MANIFEST),
         "seed": seed,
         "wire": all_reduce.wire,
+        "--shard-states": is_sharded,
         "hybridc version": __version__,
     }
     check_agreement(all_reduce.ranks, found)
@@ -465,10 +528,10 @@ class _Inner:
         threads: int | None,
         gpu_memory_bytes: int | None,
         host_memory_bytes: int | None,
-        overlap: Overlap | None,
+        collectives: Mapping[str, Collectives],
     ) -> None:
         self._artifact = artifact
-        self._overlap = overlap
+        self._collectives = collectives
         self._threads = threads
         self._gpu_memory_bytes = gpu_memory_bytes
         self._host_memory_bytes = host_memory_bytes
@@ -486,7 +549,7 @@ class _Inner:
                 threads=self._threads,
                 gpu_memory_bytes=self._gpu_memory_bytes,
                 host_memory_bytes=self._host_memory_bytes,
-                collectives=self._overlap if kind == ACCUMULATE else None,
+                collectives=self._collectives.get(kind),
             )
             check_program(self._artifact, kind, session.artifact)
             self._open[kind] = session

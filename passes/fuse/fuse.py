@@ -16,6 +16,7 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.errors import ModelError
 from hybridc.passes.program.choices import conditions_of_choices, is_choice
+from hybridc.passes.program.means import is_mean_of_ranks
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.prim_funcs import FunctionTable, OperatorFacts, Pattern, origins_of
 from hybridc.passes.program.program import (
@@ -149,9 +150,11 @@ def form_groups(program: Program, facts_of: FactsOf) -> list[Group]:
 
 
 def _facts(binding: relax.VarBinding, program: Program, facts_of: FactsOf) -> OperatorFacts:
-    # a choice stays a kernel of its own: of which of its operands it needs
+    # a choice stays a kernel of its own: of which of its operands it needs; so does what ranks make together
     value = binding.value
-    if not isinstance(value, relax.Call) or has_fact(value, Fact.VIEW) or is_choice(value):
+    if not isinstance(value, relax.Call) or has_fact(value, Fact.VIEW):
+        return OperatorFacts(Pattern.OPAQUE)
+    if is_choice(value) or is_mean_of_ranks(value):
         return OperatorFacts(Pattern.OPAQUE)
     return facts_of(binding, program)
 

@@ -16,6 +16,7 @@ from hybridc.checks import markers, numbered
 from hybridc.errors import ModelError
 from hybridc.passes.program.choices import CHOICE, is_choice
 from hybridc.passes.program.legalize import LEGALIZATIONS, Legalize, is_checked
+from hybridc.passes.program.means import MEAN_OF_RANKS, is_mean_of_ranks
 from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, is_op, operator_name, tensor_dtype, tensor_shape
@@ -86,6 +87,8 @@ class FunctionTable:
                 # a condition may be one of the operands, too
                 named = [arguments.index(argument) for argument in members[-1].value.args[1].fields]
                 function = function.with_attr(CHOICE, [order.index(position) for position in named])
+            if is_mean_of_ranks(members[-1].value):
+                function = function.with_attr(MEAN_OF_RANKS, True)
             self.by_key[key] = variable, order
             self.functions[variable] = function.with_attr("global_symbol", name)
         variable, order = self.by_key[key]

@@ -58,24 +58,30 @@ class Differentiated:
 
 
 def differentiate(
-    program: Program, parameters: Sequence[str], *, loss: int = 0, update: Update | None = None
+    program: Program,
+    parameters: Sequence[str],
+    *,
+    loss: int = 0,
+    update: Update | None = None,
+    norm_parts: int = 1,
 ) -> Differentiated:
     """The gradient of the output at position `loss`, a scalar, with respect to inputs, by name.
 
     `update` is called when a parameter's gradient is complete, right after the last kernel that reads the
     old parameter; what it returns are the parameter's results. By default that is the gradient itself.
+    BatchNorm takes the statistics of `norm_parts` parts of a batch together, each of which a rank has.
 
     Requires: `main` normalised, straight-line, static shapes.
     Raises: ModelError HC160 where an operator between a parameter and the loss has no gradient, HC161 where
     the loss depends on no parameter, HC162 where it is not a scalar.
     """
-    return _Differentiator(program, parameters).run(
+    return _Differentiator(program, parameters, norm_parts).run(
         loss, update or (lambda emitter, parameter, gradient: [gradient])
     )
 
 
 class _Differentiator:
-    def __init__(self, program: Program, parameters: Sequence[str]) -> None:
+    def __init__(self, program: Program, parameters: Sequence[str], norm_parts: int) -> None:
         self.old = program
         inputs = {v.name: v for v in program.inputs}
         self.parameters = [inputs[name] for name in parameters]
@@ -84,7 +90,7 @@ class _Differentiator:
         )
         seed = relax.Var(SEED, relax.TensorType((), "int64")) if self.has_seed else None
         builder = ProgramBuilder([*inputs.values(), *([] if seed is None else [seed])])
-        self.reverse = Reverse(builder, seed=seed, active=set(self.parameters))
+        self.reverse = Reverse(builder, seed=seed, active=set(self.parameters), norm_parts=norm_parts)
         self.reverse.library = {g.name_hint: function for g, function in program.functions.items()}
         self.new = builder.take_parameters(program)
         self.adjoints: dict[relax.Var, relax.Expr] = {}

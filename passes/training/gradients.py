@@ -175,6 +175,8 @@ class Reverse(Emitter):
     """Input that random numbers are drawn from."""
     draws: int = 0
     """Random tensors emitted so far."""
+    norm_parts: int = 1
+    """Parts of a batch, each on a rank of its own, whose statistics BatchNorm takes together."""
 
     def emit(self, expr: relax.Expr, hint: str = "") -> relax.Var:
         """As `Emitter.emit`; in the forward pass, what depends on a parameter is recorded."""

@@ -85,6 +85,8 @@ class TrainingSpec:
     """Largest 2-norm of the gradient of all parameters of a batch; None: any."""
     ema: float | None = None
     """Decay of the exponential moving average that is kept of each parameter; None: of none."""
+    sync_batchnorm: bool = False
+    """BatchNorm by the statistics of all parts of a batch, each of which is then on a rank of its own."""
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
@@ -94,6 +96,11 @@ class TrainingSpec:
         if self.accumulate < 1 or (self.batch is not None and self.batch % self.accumulate):
             what = f"a batch of {self.batch} cannot be split into {self.accumulate} equal micro-batches"
             raise UsageError("HC573", what, remedy="--accumulate must divide --batch")
+
+    @property
+    def synchronized_parts(self) -> int:
+        """Over how many parts BatchNorm takes its statistics together."""
+        return self.accumulate if self.sync_batchnorm else 1
 
     @property
     def micro_batch(self) -> int | None:
@@ -118,10 +125,13 @@ def read_spec(
     freeze: Sequence[str],
     clip_norm: float | None,
     ema: float | None,
+    sync_batchnorm: bool,
 ) -> TrainingSpec:
     """What the Python API is told of a step. Raises UsageError HC570 or HC573."""
     terms = () if loss is None else parse_loss(loss)
-    return TrainingSpec(terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze), clip_norm, ema)
+    return TrainingSpec(
+        terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze), clip_norm, ema, sync_batchnorm
+    )
 
 
 def parse_clip_norm(text: str) -> float:
@@ -274,6 +284,7 @@ def spec_from_json(data: Any) -> TrainingSpec:
         freeze=member(data, "freeze", each(text)),
         clip_norm=member(data, "clip_norm", optional(_above_zero)),
         ema=member(data, "ema", optional(_decay)),
+        sync_batchnorm=member(data, "sync_batchnorm", flag, False),
     )
 
 

@@ -303,7 +303,13 @@ class _Network:
         copy.run(lambda c, call: with_statistics(c, call, statistics))
         loss = self._emit_loss(copy, copy.outputs())
         program = copy.emitter.builder.finish([loss, *statistics.values()], copy.functions())
-        made = differentiate(program, [v.variable for v in self.parameters], loss=0, update=update)
+        made = differentiate(
+            program,
+            [v.variable for v in self.parameters],
+            loss=0,
+            update=update,
+            norm_parts=self.spec.synchronized_parts,
+        )
         names = {v.variable: v.name for v in self.model.inputs}
         changed = [names[variable] for variable in statistics]
         for parameter in self.parameters:

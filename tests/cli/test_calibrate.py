@@ -63,6 +63,12 @@ def test_wrong_use_is_refused_before_anything_is_measured(
     assert outcome.code == 2 and text in outcome.err and calls == []
 
 
+def test_network_is_not_measured_by_one_rank(cli: Any, calls: Any) -> None:
+    pytest.importorskip("mpi4py")
+    outcome = cli("machine", "calibrate", "--ranks", "mpi")
+    assert outcome.code == 2 and "less than two ranks" in outcome.err and calls == []
+
+
 def test_nothing_is_written_where_measuring_fails(
     cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

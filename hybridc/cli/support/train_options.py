@@ -16,7 +16,7 @@ from hybridc.passes.training.spec import (
 
 PROGRAMS = ("step", "evaluate", "accumulate", "update")
 """Of a training step, by the names of their folders in its artifact."""
-_OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze", "clip_norm", "ema")
+_OPTIONS = ("loss", "optimizer", "batch", "accumulate", "freeze", "clip_norm", "ema", "sync_batchnorm")
 
 
 def add_training(parser: argparse.ArgumentParser, program: str | None = None) -> None:
@@ -70,6 +70,13 @@ def add_training(parser: argparse.ArgumentParser, program: str | None = None) ->
         help="keep an exponential moving average of each parameter, such as of decay 0.999: held-out examples"
         " are evaluated and models exported with it",
     )
+    group.add_argument(
+        "--sync-batchnorm",
+        action="store_true",
+        default=None,
+        help="BatchNorm by the statistics of the whole batch, each of whose --accumulate parts is then on a"
+        " rank of its own",
+    )
     if program is not None:
         group.add_argument(
             "--program",
@@ -95,4 +102,5 @@ def training_spec(arguments: argparse.Namespace) -> TrainingSpec:
         freeze=tuple(arguments.freeze or ()),
         clip_norm=arguments.clip_norm,
         ema=arguments.ema,
+        sync_batchnorm=bool(arguments.sync_batchnorm),
     )

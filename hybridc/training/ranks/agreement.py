@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 
 from hybridc.errors import UsageError
+from hybridc.passes.training.spec import TrainingSpec
 from hybridc.training.ranks.exchange import Ranks, shared
 
 
@@ -29,6 +30,15 @@ def parts_of_rank(ranks: Ranks, parts: int) -> range:
         raise shared(UsageError("HC587", what, remedy=remedy))
     share = parts // ranks.count
     return range(ranks.rank * share, (ranks.rank + 1) * share)
+
+
+def check_whole_batch(spec: TrainingSpec, ranks: Ranks | None) -> None:
+    """Raises UsageError HC587, on all ranks, if BatchNorm's statistics are of parts that no rank has now."""
+    if spec.synchronized_parts > 1 and (ranks is None or ranks.count != spec.accumulate):
+        parts, found = spec.accumulate, 1 if ranks is None else ranks.count
+        what = f"--sync-batchnorm needs a rank for each of the {parts} parts of a batch, not {found}"
+        remedy = f"train on as many ranks, mpiexec -n {parts}, or compile for another --accumulate"
+        raise shared(UsageError("HC587", what, remedy=remedy))
 
 
 def threads_of_rank(ranks: Ranks) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hybridc.errors import UsageError
+from hybridc.machine import Network
 from hybridc.training.ranks.exchange import Ranks
 
 WIRES = ("fp32", "bf16")
@@ -31,6 +32,8 @@ class AllReduce:
 
     ranks: Ranks
     wire: str = "fp32"
+    network: Network | None = None
+    """What buckets are chosen for, if not that of the machine which the step was compiled for."""
     _residuals: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -39,24 +42,44 @@ class AllReduce:
             raise UsageError("HC500", f"unknown format of gradients on the wire {self.wire!r}", remedy=remedy)
 
     def sum_into(
-        self, arrays: Sequence[np.ndarray], names: tuple[str, ...], packed: np.ndarray, room: np.ndarray
+        self,
+        arrays: Sequence[np.ndarray],
+        names: tuple[str, ...],
+        packed: np.ndarray,
+        room: np.ndarray,
+        ends: Sequence[int],
+        *,
+        gather: bool = True,
     ) -> None:
         """One bucket of arrays of one type, which all ranks have alike, in place. Raises as `Ranks.exchange`.
 
-        Works in `packed`, of all elements, and `room`, which has a row of a share of them for each rank.
-        `names` tell what bf16 lost of which bucket.
+        Each rank adds up the elements of `packed`, which has all of them, up to its one of `ends`, in `room`,
+        which has a row of so many for each rank. Without `gather` the sums stay there, and nothing else is
+        changed. `names` tell what bf16 lost of which bucket.
         """
-        ends = np.cumsum([array.size for array in arrays])[:-1]
-        for part, array in zip(np.split(packed, ends), arrays, strict=True):
-            part[...] = array.reshape(-1)
-        self._sum(packed, names, room)
-        for part, array in zip(np.split(packed, ends), arrays, strict=True):
-            array[...] = part.reshape(array.shape)
+        places = np.split(packed, np.cumsum([array.size for array in arrays])[:-1])
+        for place, array in zip(places, arrays, strict=True):
+            place[...] = array.reshape(-1)
+        self._sum(packed, names, room, (0, *ends), gather=gather)
+        for place, array in zip(places, arrays, strict=True):
+            array[...] = place.reshape(array.shape)
 
-    def _sum(self, flat: np.ndarray, names: tuple[str, ...], room: np.ndarray) -> None:
+    def mean_into(self, arrays: Sequence[np.ndarray], sources: Sequence[np.ndarray]) -> None:
+        """Means over the ranks of few numbers, added up in float64. Raises as `Ranks.exchange`."""
+        own = np.concatenate([source.reshape(-1) for source in sources])
+        room = [np.empty_like(own) for _ in range(self.ranks.count)]
+        self.ranks.exchange([own] * self.ranks.count, room)
+        room[self.ranks.rank] = own
+        mean = np.mean(room, axis=0, dtype=np.float64)
+        places = np.split(mean, np.cumsum([array.size for array in arrays])[:-1])
+        for place, array in zip(places, arrays, strict=True):
+            array[...] = place.reshape(array.shape)
+
+    def _sum(
+        self, flat: np.ndarray, names: tuple[str, ...], room: np.ndarray, ends: Sequence[int], *, gather: bool
+    ) -> None:
         """In place."""
         count, rank = self.ranks.count, self.ranks.rank
-        ends = [flat.size * i // count for i in range(count + 1)]
         parts = [flat[begin:end] for begin, end in itertools.pairwise(ends)]
         if self.wire == "fp32" or flat.dtype != np.float32:
             came = [row[: parts[rank].size] for row in room]
@@ -65,7 +88,8 @@ class AllReduce:
             parts[rank][...] = came[0]
             for part in came[1:]:
                 parts[rank] += part
-            self.ranks.exchange([parts[rank]] * count, parts)
+            if gather:
+                self.ranks.exchange([parts[rank]] * count, parts)
             return
         residual = self._residuals.setdefault(names, np.zeros_like(flat))
         kept = [residual[begin:end] for begin, end in itertools.pairwise(ends)]
@@ -75,6 +99,8 @@ class AllReduce:
         parts[rank][...] = _in_order(
             [parts[rank].copy() if i == rank else from_bf16(halves[i]) for i in range(count)]
         )
+        if not gather:
+            return
         total = _rounded(parts[rank], kept[rank])
         sums = [np.empty(part.size, np.uint16) for part in parts]
         sums[rank] = total

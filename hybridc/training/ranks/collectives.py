@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from hybridc.ir import Buffer, BufferKind, Device, Graph, Kernel, Lane, Plan, Role, Run, Step
 from hybridc.ir.bind import Parameter
 from hybridc.ir.graph import COLLECTIVE_FAMILY
 from hybridc.ir.plan import align
+from hybridc.machine import Network
 from hybridc.passes.planner.emit.timeline import timeline
-from hybridc.training.ranks.network import Network
 
 SUM = "#ranks"
 """Behind the name of a tensor: that of its sum over all ranks."""
@@ -28,7 +28,41 @@ Buckets = tuple[tuple[str, ...], ...]
 """Tensors that are summed together, in the order in which they are."""
 
 
-def choose_buckets(graph: Graph, plan: Plan, tensors: Sequence[str], ranks: int, network: Network) -> Buckets:
+@dataclass(frozen=True, slots=True)
+class Summing:
+    """Who adds up what, and how long that takes."""
+
+    ranks: int
+    network: Network
+    owner: Mapping[str, int] = field(default_factory=dict)
+    """Of each tensor the rank that alone needs its sum, and adds it up. Empty: all ranks need all sums."""
+
+    def ordered(self, bucket: Sequence[str]) -> tuple[str, ...]:
+        """What each rank adds up lies together, in the order of the ranks."""
+        return tuple(sorted(bucket, key=lambda name: self.owner.get(name, 0)))
+
+    def ends(self, graph: Graph, bucket: Sequence[str]) -> tuple[int, ...]:
+        """Where in a packed bucket the elements end that each rank adds up."""
+        sizes = {name: math.prod(graph.tensor[name].shape) for name in bucket}
+        if not self.owner:
+            count = sum(sizes.values())
+            return tuple(count * (rank + 1) // self.ranks for rank in range(self.ranks))
+        own = (sum(sizes[name] for name in bucket if self.owner[name] == rank) for rank in range(self.ranks))
+        return tuple(itertools.accumulate(own))
+
+    def us(self, graph: Graph, bucket: Sequence[str]) -> float:
+        """Predicted."""
+        size_bytes = sum(graph.tensor[name].size_bytes for name in bucket)
+        if not self.owner:
+            return self.network.all_reduce_us(size_bytes, self.ranks)
+        own = (
+            sum(graph.tensor[name].size_bytes for name in bucket if self.owner[name] == rank)
+            for rank in range(self.ranks)
+        )
+        return self.network.reduce_us(max(own), self.ranks)
+
+
+def choose_buckets(graph: Graph, plan: Plan, tensors: Sequence[str], summing: Summing) -> Buckets:
     """Those with which the run is predicted to end first; of several the fewest.
 
     Gradients come in the order in which the backward pass has them: the last layer's first. Requires: all
@@ -36,10 +70,10 @@ def choose_buckets(graph: Graph, plan: Plan, tensors: Sequence[str], ranks: int,
     """
     written = {name: _written(plan, name) for name in tensors}
     in_order = sorted(tensors, key=lambda name: written[name])
-    ways = dict.fromkeys(_filled(graph, in_order, size) for size in BUCKET_BYTES)
+    ways = dict.fromkeys(tuple(map(summing.ordered, _filled(graph, in_order, size))) for size in BUCKET_BYTES)
 
     def end_us(buckets: Buckets) -> float:
-        return with_collectives(graph, plan, buckets, ranks, network)[1].makespan_us
+        return with_collectives(graph, plan, buckets, summing)[1].makespan_us
 
     return min(ways, key=lambda buckets: (end_us(buckets), len(buckets)))
 
@@ -70,23 +104,28 @@ def _place(plan: Plan, tensor: str) -> Buffer:
     )
 
 
-def parameters_of(graph: Graph, bucket: Sequence[str], ranks: int) -> tuple[Parameter, ...]:
-    """What a collective works on: summands, sums, the packed bucket, and what comes from each rank."""
+def parameters_of(graph: Graph, bucket: Sequence[str], summing: Summing) -> tuple[Parameter, ...]:
+    """What a collective works on: summands, sums, the packed bucket, and what comes from each rank.
+
+    On all ranks there is room for the part of the one that adds up most.
+    """
     tensors = [graph.tensor[name] for name in bucket]
     own = tuple(Parameter(tensor.shape, tensor.dtype) for tensor in tensors)
     count = sum(math.prod(tensor.shape) for tensor in tensors)
     dtype = tensors[0].dtype
-    return (*own, *own, Parameter((count,), dtype), Parameter((ranks, -(-count // ranks)), dtype))
+    ends = (0, *summing.ends(graph, bucket))
+    most = max(end - begin for begin, end in itertools.pairwise(ends))
+    return (*own, *own, Parameter((count,), dtype), Parameter((summing.ranks, most), dtype))
 
 
-def with_collectives(
-    graph: Graph, plan: Plan, buckets: Buckets, ranks: int, network: Network
-) -> tuple[Graph, Plan]:
+def with_collectives(graph: Graph, plan: Plan, buckets: Buckets, summing: Summing) -> tuple[Graph, Plan]:
     """The same run, in which the tensors are replaced by their sums over all ranks.
+
+    Where tensors have owners, the other ranks find their own summands there.
 
     Requires: a verified plan. Ensures: one that the verifier accepts, with the same GPU memory.
     """
-    kernels = tuple(_kernel(graph, number, bucket, ranks) for number, bucket in enumerate(buckets))
+    kernels = tuple(_kernel(graph, number, bucket, summing) for number, bucket in enumerate(buckets))
     behind = list(itertools.accumulate((max(_written(plan, n) for n in b) for b in buckets), max))
     steps: list[Step] = []
     us: list[float] = []
@@ -99,8 +138,7 @@ def with_collectives(
         while len(made) < len(buckets) and behind[len(made)] == position:
             bucket = buckets[len(made)]
             waits = sorted({moved[_written(plan, name)] for name in bucket})
-            size_bytes = sum(graph.tensor[name].size_bytes for name in bucket)
-            us.append(network.all_reduce_us(size_bytes, ranks))
+            us.append(summing.us(graph, bucket))
             steps.append(Run(kernels[len(made)].name, Device.CPU, tuple(waits), is_collective=True))
             made.append(len(steps) - 1)
     moved[len(plan.steps)] = len(steps)
@@ -133,8 +171,9 @@ def with_collectives(
     return _summed(graph, kernels, position_of), made_plan
 
 
-def _kernel(graph: Graph, number: int, bucket: Sequence[str], ranks: int) -> Kernel:
-    packed, room = parameters_of(graph, bucket, ranks)[-2:]
+def _kernel(graph: Graph, number: int, bucket: Sequence[str], summing: Summing) -> Kernel:
+    packed, room = parameters_of(graph, bucket, summing)[-2:]
+    phases, ranks = 1 if summing.owner else 2, summing.ranks
     item = graph.tensor[bucket[0]].size_bytes // max(math.prod(graph.tensor[bucket[0]].shape), 1)
     name = f"all_reduce_{number}"
     sums = tuple(tensor + SUM for tensor in bucket)
@@ -144,7 +183,7 @@ def _kernel(graph: Graph, number: int, bucket: Sequence[str], ranks: int) -> Ker
         inputs=tuple(bucket),
         outputs=sums,
         may_overwrite=tuple(zip(sums, bucket, strict=True)),
-        bytes_moved=2 * (ranks - 1) * sum(graph.tensor[tensor].size_bytes for tensor in bucket) // ranks,
+        bytes_moved=phases * (ranks - 1) * sum(graph.tensor[tensor].size_bytes for tensor in bucket) // ranks,
         cpu_workspace_bytes=align(packed.shape[0] * item) + math.prod(room.shape) * item,
         devices=(Device.CPU,),
         family=COLLECTIVE_FAMILY,
@@ -163,6 +202,42 @@ def _summed(graph: Graph, kernels: Sequence[Kernel], summed: Mapping[str, int]) 
         tensors=(*own, *sums),
         outputs=tuple(name + SUM if name in summed else name for name in graph.outputs),
     )
+
+
+def with_means(graph: Graph, plan: Plan, ranks: int, network: Network) -> tuple[Graph, Plan]:
+    """The same run, in which means over the ranks are made by the network's lane.
+
+    Each waits for the step before it on the CPU's lane, and lets the next one wait: so whatever was ordered
+    stays so. Requires: a verified plan, whose means run on the CPU, once each.
+    """
+    means = {kernel.name for kernel in graph.kernels if kernel.is_mean_of_ranks}
+    steps: list[Step] = []
+    us: list[float] = []
+    before: set[int] = set()
+    for position, (step, step_us) in enumerate(zip(plan.steps, plan.step_us, strict=True)):
+        if isinstance(step, Run) and step.kernel in means:
+            step = replace(step, waits=tuple(sorted({*step.waits, *before})), is_collective=True)
+            size_bytes = sum(graph.tensor[name].size_bytes for name in graph.kernel[step.kernel].inputs)
+            step_us = (ranks - 1) * network.message_us(size_bytes)
+            before = {position}
+        elif step.lane is Lane.CPU:
+            step = replace(step, waits=tuple(sorted({*step.waits, *before})))
+            before = {position}
+        others = tuple(wait for wait in step.waits if steps[wait].lane is not step.lane)
+        steps.append(replace(step, waits=others))
+        us.append(step_us)
+    kernels = tuple(
+        replace(kernel, family=COLLECTIVE_FAMILY) if kernel.name in means else kernel
+        for kernel in graph.kernels
+    )
+    makespan_us = timeline(steps, us)[0]
+    made = replace(plan, steps=tuple(steps), step_us=tuple(us), makespan_us=makespan_us)
+    return replace(graph, kernels=kernels), made
+
+
+def collectives_of(plan: Plan) -> list[str]:
+    """Names of kernels that all ranks run together, in the order in which they do."""
+    return [step.kernel for step in plan.steps if isinstance(step, Run) and step.is_collective]
 
 
 def hidden_share(plan: Plan) -> float:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _TAG = 17001
 """Of all messages: those of one rank to another arrive in the order of their sending."""
-_SPIN_SECONDS, _PAUSE_SECONDS = 0.002, 0.0002
-"""Polling yields the core at first, and sleeps once the other rank is clearly computing."""
+_SPIN_SECONDS, _PAUSE_SHARE, _PAUSE_SECONDS = 50e-6, 1 / 8, 0.001
+"""Polling yields the core while a message may be on its way, and then sleeps for a share of the time waited,
+at most so long: kernels of this rank need the core."""
 
 
 @dataclass
@@ -135,7 +136,7 @@ class Ranks:
             if waited < _SPIN_SECONDS:
                 os.sched_yield()
             else:
-                time.sleep(_PAUSE_SECONDS)
+                time.sleep(min(_PAUSE_SHARE * waited, _PAUSE_SECONDS))
 
 
 E = TypeVar("E", bound=HybridcError)

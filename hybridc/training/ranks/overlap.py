@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,10 +11,18 @@ from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import StoredFunction
 from hybridc.ir import Device
 from hybridc.ir.bind import symbol
+from hybridc.machine import Network
 from hybridc.passes.training.spec import NEW
+from hybridc.training.ranks.agreement import check_agreement
 from hybridc.training.ranks.allreduce import AllReduce
-from hybridc.training.ranks.collectives import choose_buckets, parameters_of, with_collectives
-from hybridc.training.ranks.network import Network
+from hybridc.training.ranks.collectives import (
+    Summing,
+    choose_buckets,
+    collectives_of,
+    parameters_of,
+    with_collectives,
+    with_means,
+)
 
 
 @dataclass
@@ -27,30 +35,36 @@ class Overlap:
     all_reduce: AllReduce
     summed: Collection[str]
     """States whose new values are summed over the ranks."""
-    network: Network = field(default_factory=Network)
+    owner: Mapping[str, int] = field(default_factory=dict)
+    """Of each of them the rank that alone gets the sum; empty: all do."""
     is_last_part: bool = False
     """Sums over the parts of this rank alone are no use to others: before the last part nothing is sent."""
-    _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _buckets: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+    """By function: names of states, and where the parts of the ranks end."""
     _failure: BaseException | None = None
 
     def added_to(self, artifact: Artifact) -> Artifact:
         """Rank 0 chooses the buckets: with other GPU memory a plan may have gradients in another order."""
         ranks = self.all_reduce.ranks
-        graph, plan = artifact.graph, artifact.plan
+        network = self.all_reduce.network or artifact.manifest.machine.network or Network()
+        graph, plan = with_means(artifact.graph, artifact.plan, ranks.count, network)
         ports = zip(artifact.interface.outputs, graph.outputs, strict=False)
         tensors = {p.name: tensor for p, tensor in ports if p.name.removesuffix(NEW) in self.summed}
         names = {tensor: name for name, tensor in tensors.items()}
-        chosen = choose_buckets(graph, plan, list(names), ranks.count, self.network)
+        owner = {tensor: self.owner[name.removesuffix(NEW)] for tensor, name in names.items() if self.owner}
+        summing = Summing(ranks.count, network, owner)
+        chosen = choose_buckets(graph, plan, list(names), summing)
         told = ranks.from_first([[names[tensor] for tensor in bucket] for bucket in chosen])
         buckets = tuple(tuple(tensors[name] for name in bucket) for bucket in told)
-        more_graph, more_plan = with_collectives(graph, plan, buckets, ranks.count, self.network)
+        more_graph, more_plan = with_collectives(graph, plan, buckets, summing)
+        check_agreement(ranks, {"order of sums and means": collectives_of(more_plan)})
         functions = [
-            StoredFunction(f"all_reduce_{i}", Device.CPU, parameters_of(graph, bucket, ranks.count))
+            StoredFunction(f"all_reduce_{i}", Device.CPU, parameters_of(graph, bucket, summing))
             for i, bucket in enumerate(buckets)
         ]
-        self._names = {
-            symbol(function.name, Device.CPU): tuple(bucket)
-            for function, bucket in zip(functions, told, strict=True)
+        self._buckets = {
+            symbol(function.name, Device.CPU): (tuple(states), summing.ends(graph, bucket))
+            for function, states, bucket in zip(functions, told, buckets, strict=True)
         }
         number = artifact.number
         return replace(
@@ -61,13 +75,16 @@ class Overlap:
         )
 
     def make(self, function: str, arrays: Sequence[np.ndarray]) -> None:
-        """Sums in place. Raises DeviceError HC434 as `Ranks.exchange`."""
-        if not self.is_last_part:
-            return
-        names = self._names[function]
-        packed, room = arrays[-2:]
+        """Sums in place, or means of BatchNorm. Raises DeviceError HC434 as `Ranks.exchange`."""
         try:
-            self.all_reduce.sum_into(arrays[len(names) : -2], names, packed, room)
+            if function not in self._buckets:
+                count = len(arrays) // 2
+                self.all_reduce.mean_into(arrays[count:], arrays[:count])
+            elif self.is_last_part:
+                names, ends = self._buckets[function]
+                packed, room = arrays[-2:]
+                sums = arrays[len(names) : -2]
+                self.all_reduce.sum_into(sums, names, packed, room, ends, gather=not self.owner)
         except BaseException as error:
             self._failure = error
             raise

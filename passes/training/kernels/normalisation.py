@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm import te, tirx
+from tvm import relax, te, tirx
 
-from hybridc.passes.training.gradients import extents
+from hybridc.passes.training.gradients import extents, placeholder
 
 Index = Sequence[tirx.Expr]
 
@@ -125,15 +125,66 @@ def batch_statistics(norm: Normalisation, momentum: float) -> tirx.PrimFunc:
     x = norm.input("data", norm.shape)
     old_mean, old_variance = (norm.input(name, norm.rows) for name in ("running_mean", "running_variance"))
     mean, variance = norm.means(x)
-    new, old = norm.number(momentum), norm.number(1 - momentum)
-    unbiased = norm.number(momentum * norm.count / max(norm.count - 1, 1))
-    results = [
-        te.compute(mean.shape, lambda *i: old * old_mean[i] + new * mean[i], name="new_mean"),
+    results = _running(norm, momentum, norm.count, mean, variance, old_mean, old_variance)
+    return te.create_prim_func([x, old_mean, old_variance, mean, norm.rstd(variance), *results])
+
+
+def mean(norm: Normalisation) -> tirx.PrimFunc:
+    """Data to their mean, of shape `rows`."""
+    x, count = norm.input("data", norm.shape), norm.number(norm.count)
+    sums = norm.total("sums", norm.row_axes, lambda at: x[at])
+    return te.create_prim_func([x, te.compute(sums.shape, lambda *i: sums[i] / count, name="mean")])
+
+
+def distance_from(norm: Normalisation) -> tirx.PrimFunc:
+    """Data and a mean to the mean squared distance from it, of shape `rows`."""
+    x, centre = norm.input("data", norm.shape), norm.input("mean", norm.rows)
+    count = norm.number(norm.count)
+
+    def square(at: Index) -> tirx.Expr:
+        distance = x[at] - centre[norm.row(at)]
+        return distance * distance
+
+    squares = norm.total("squares", norm.row_axes, square)
+    result = te.compute(squares.shape, lambda *i: squares[i] / count, name="variance")
+    return te.create_prim_func([x, centre, result])
+
+
+def running_statistics(norm: Normalisation, momentum: float, parts: int) -> tirx.PrimFunc:
+    """Mean, variance, and the running ones, to 1 / sqrt(variance + epsilon) and new running ones.
+
+    Of `parts` times as many elements as the data have.
+    """
+    names = ("mean", "variance", "running_mean", "running_variance")
+    mean, variance, old_mean, old_variance = (norm.input(name, norm.rows) for name in names)
+    running = _running(norm, momentum, parts * norm.count, mean, variance, old_mean, old_variance)
+    return te.create_prim_func([mean, variance, old_mean, old_variance, norm.rstd(variance), *running])
+
+
+def _running(
+    norm: Normalisation, momentum: float, count: int, mean: te.Tensor, variance: te.Tensor, *old: te.Tensor
+) -> list[te.Tensor]:
+    """New running mean and variance, of the old ones: they take `momentum` of those of `count` elements."""
+    old_mean, old_variance = old
+    new, kept = norm.number(momentum), norm.number(1 - momentum)
+    unbiased = norm.number(momentum * count / max(count - 1, 1))
+    return [
+        te.compute(mean.shape, lambda *i: kept * old_mean[i] + new * mean[i], name="new_mean"),
         te.compute(
-            mean.shape, lambda *i: old * old_variance[i] + unbiased * variance[i], name="new_variance"
+            mean.shape, lambda *i: kept * old_variance[i] + unbiased * variance[i], name="new_variance"
         ),
     ]
-    return te.create_prim_func([x, old_mean, old_variance, mean, norm.rstd(variance), *results])
+
+
+def copies(values: Sequence[relax.Expr]) -> tirx.PrimFunc:
+    """Values to themselves."""
+    inputs = [placeholder(value, f"x{i}") for i, value in enumerate(values)]
+    outputs = [te.compute(x.shape, _element(x), name=f"y{i}") for i, x in enumerate(inputs)]
+    return te.create_prim_func([*inputs, *outputs])
+
+
+def _element(x: te.Tensor) -> Callable[..., tirx.Expr]:
+    return lambda *at: x[at]
 
 
 def normalised(norm: Normalisation) -> tirx.PrimFunc:

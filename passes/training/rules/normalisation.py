@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
+from hybridc.passes.program.means import MEAN_OF_RANKS
 from hybridc.passes.program.program import tensor_dtype, tensor_shape
 from hybridc.passes.training.gradients import (
     Gradient,
@@ -32,13 +33,23 @@ def _batch_norm(reverse: Reverse, call: relax.Call) -> relax.Expr | None:
     norm = _per_channel(call)
     momentum = float(call.attrs.momentum)
     row = relax.TensorType(norm.rows, norm.dtype)
-    made = reverse.call(
-        ("batch_norm_statistics", norm, momentum),
-        lambda: kernels.batch_statistics(norm, momentum),
-        [data, running_mean, running_variance],
-        [row] * 4,
-    )
-    mean, rstd, new_mean, new_variance = (reverse.item(made, i) for i in range(4))
+    if reverse.norm_parts > 1:
+        mean, variance = _synchronized(reverse, norm, data)
+        made = reverse.call(
+            ("batch_norm_running", norm, momentum, reverse.norm_parts),
+            lambda: kernels.running_statistics(norm, momentum, reverse.norm_parts),
+            [mean, variance, running_mean, running_variance],
+            [row] * 3,
+        )
+        rstd, new_mean, new_variance = (reverse.item(made, i) for i in range(3))
+    else:
+        made = reverse.call(
+            ("batch_norm_statistics", norm, momentum),
+            lambda: kernels.batch_statistics(norm, momentum),
+            [data, running_mean, running_variance],
+            [row] * 4,
+        )
+        mean, rstd, new_mean, new_variance = (reverse.item(made, i) for i in range(4))
     scale = scale if call.attrs.scale else _filled(1, norm)
     shift = shift if call.attrs.center else _filled(0, norm)
     result = reverse.call(
@@ -48,6 +59,36 @@ def _batch_norm(reverse: Reverse, call: relax.Call) -> relax.Expr | None:
         relax.TensorType(norm.shape, norm.dtype),
     )
     return relax.Tuple([result, new_mean, new_variance])
+
+
+def _synchronized(reverse: Reverse, norm: Normalisation, data: relax.Expr) -> tuple[relax.Expr, relax.Expr]:
+    """Mean and variance over all ranks, whose parts are of one size.
+
+    The mean comes first, so that the variance keeps its digits.
+    """
+    row = relax.TensorType(norm.rows, norm.dtype)
+    own = reverse.call(("batch_norm_mean", norm), lambda: kernels.mean(norm), [data], row)
+    (mean,) = _means_of_ranks(reverse, [own])
+    distance = reverse.call(
+        ("batch_norm_variance", norm), lambda: kernels.distance_from(norm), [data, mean], row
+    )
+    (variance,) = _means_of_ranks(reverse, [distance])
+    return mean, variance
+
+
+def _means_of_ranks(reverse: Reverse, values: list[relax.Expr]) -> list[relax.Expr]:
+    """Each by a rank's own and all others'."""
+    types = [relax.TensorType(tensor_shape(value), tensor_dtype(value)) for value in values]
+    made = reverse.call(
+        (MEAN_OF_RANKS,), lambda: kernels.copies(values), values, types if len(types) > 1 else types[0]
+    )
+    return [reverse.item(made, i) for i in range(len(types))] if len(types) > 1 else [made]
+
+
+@gradient(MEAN_OF_RANKS, "batch_norm_mean", "batch_norm_variance", "batch_norm_running")
+def _part_of_statistics(reverse: Reverse, call: relax.Call, y: relax.Var, dy: object) -> list[Gradient]:
+    """As of `batch_norm_statistics`."""
+    return [None] * len(operands(call))
 
 
 def _per_channel(call: relax.Call) -> Normalisation:
@@ -73,10 +114,13 @@ def _batch_norm_gradient(reverse: Reverse, call: relax.Call, y: relax.Var, dy: r
     dscale, dshift = _parameter_gradients(reverse, norm, [data, dy, mean, rstd])
     dx = None
     if reverse.wanted(data):
+        sums: list[relax.Expr] = [dscale, dshift]
+        if reverse.norm_parts > 1:  # all examples have moved mean and variance, those of other ranks, too
+            sums = _means_of_ranks(reverse, sums)
         dx = reverse.call(
             ("batch_norm_data_gradient", norm),
             lambda: kernels.batch_data_gradient(norm),
-            [data, dy, mean, rstd, scale, dscale, dshift],
+            [data, dy, mean, rstd, scale, *sums],
             relax.TensorType(norm.shape, norm.dtype),
         )
     return [dx, None, None, dscale, dshift]

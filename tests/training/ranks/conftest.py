@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hybridc
+from tests.support.machines import EAGER_GPU
 from tests.support.process import PATIENCE_SECONDS
 from tests.training.conftest import BATCH, LOSS, OPTIMIZER, examples, network
 
@@ -57,6 +58,16 @@ def parts_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sixths_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a batch in six parts, with two states of the optimizer for each parameter."""
+    path = tmp_path_factory.mktemp("ranks") / "sixths.hyb"
+    hybridc.compile_training(
+        network(dropout=0.1), path, loss=LOSS, optimizer="adam", batch=18, accumulate=6, target="avx2"
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
 def clipping_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a norm that some of the gradients exceed."""
     path = tmp_path_factory.mktemp("ranks") / "clipping.hyb"
@@ -70,4 +81,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images, labels = examples(10 * BATCH)
     path = tmp_path_factory.mktemp("examples") / "train.npz"
     np.savez(path, x=images, y=labels)
+    return path
+
+
+@pytest.fixture(scope="session")
+def gpu_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For half of the GPU memory that all of it would need."""
+    path = tmp_path_factory.mktemp("ranks") / "gpu.hyb"
+    options = {"loss": LOSS, "optimizer": OPTIMIZER, "batch": BATCH, "accumulate": PARTS, "plan_seconds": 0.5}
+    hybridc.compile_training(
+        network(dropout=0.1),
+        path,
+        target="cuda:sm_75+avx2",
+        gpu_memory="50%",
+        machine=EAGER_GPU,
+        **options,  # type: ignore[arg-type]
+    )
     return path

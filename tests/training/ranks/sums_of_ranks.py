@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpi4py import MPI
 
 from hybridc.training.ranks.allreduce import AllReduce
 from hybridc.training.ranks.exchange import Ranks
+from hybridc.training.ranks.measure import measure_network
 
 SHAPES = {"a": (3, 5), "b": (), "c": (1001,), "d": (64, 9)}
 BUCKETS = (("d", "c"), ("b", "a"))
@@ -22,7 +24,8 @@ def sums(all_reduce: AllReduce, own: dict[str, np.ndarray]) -> dict[str, np.ndar
     for names in BUCKETS:
         size = sum(made[name].size for name in names)
         packed, room = np.empty(size, np.float32), np.empty((count, -(-size // count)), np.float32)
-        all_reduce.sum_into([made[name] for name in names], names, packed, room)
+        ends = [size * (rank + 1) // count for rank in range(count)]
+        all_reduce.sum_into([made[name] for name in names], names, packed, room, ends)
     return made
 
 
@@ -64,6 +67,7 @@ def main(output: Path) -> None:
         name: np.asarray(np.mean([each[name].astype(np.float64) for each in made], axis=0)) for name in SHAPES
     }
     report["error_of_mean_of_bf16"] = largest_error(mean, exact)
+    report["network"] = asdict(measure_network(ranks))
     if comm.rank == 0:
         output.write_text(json.dumps(report))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hybridc.machine import Network, load_machine, machine_from_json, machine_to_json
 from hybridc.training.ranks.allreduce import from_bf16, to_bf16
 from tests.training.ranks.conftest import finish, start
 
@@ -40,6 +42,12 @@ def test_what_bf16_loses_of_a_sum_is_added_to_the_next(report: Any) -> None:
     assert report["bf16_equal_on_ranks"]
     assert 1e-3 < report["error_of_bf16"] < 0.1
     assert report["error_of_mean_of_bf16"] < report["error_of_bf16"] / 10
+
+
+def test_measured_network_is_one_of_a_profile(report: Any) -> None:
+    machine = replace(load_machine(), network=Network(**report["network"]))
+    assert machine_from_json(machine_to_json(machine)) == machine
+    assert "network" not in machine_to_json(load_machine())
 
 
 def test_bf16_is_rounded_as_pytorch_does() -> None:

@@ -11,14 +11,14 @@ from hybridc.ir import Device, Graph, Lane, Plan, Run
 from hybridc.ir.plan import plan_from_json, plan_to_json
 from hybridc.ir.verify import verify
 from hybridc.keywords import PlanKeywords, options_of
+from hybridc.machine import Network
 from hybridc.models import build
 from hybridc.passes.training.spec import TrainingSpec, parse_loss, parse_optimizer
 from hybridc.report.lanes import lane_rows
 from hybridc.report.trace import trace_to_json
 from hybridc.training.artifact import ACCUMULATE
 from hybridc.training.compile import plan_training
-from hybridc.training.ranks.collectives import choose_buckets, hidden_share, with_collectives
-from hybridc.training.ranks.network import Network
+from hybridc.training.ranks.collectives import Summing, choose_buckets, hidden_share, with_collectives
 
 RANKS, BATCH = 4, 64
 NETWORK = Network()
@@ -43,8 +43,8 @@ def sums_of(graph: Graph) -> list[str]:
 
 
 def extended(planned: tuple[Graph, Plan], network: Network = NETWORK) -> tuple[Graph, Plan]:
-    buckets = choose_buckets(*planned, sums_of(planned[0]), RANKS, network)
-    return with_collectives(*planned, buckets, RANKS, network)
+    buckets = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, network))
+    return with_collectives(*planned, buckets, Summing(RANKS, network))
 
 
 def collectives(plan: Plan) -> list[int]:
@@ -87,10 +87,10 @@ def test_collective_on_another_lane_is_refused(planned: tuple[Graph, Plan]) -> N
 
 def test_collectives_in_another_order_are_refused(planned: tuple[Graph, Plan]) -> None:
     buckets = [(name,) for name in sums_of(planned[0])]
-    written = choose_buckets(*planned, sums_of(planned[0]), RANKS, NETWORK)
+    written = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, NETWORK))
     in_order = tuple((name,) for bucket in written for name in bucket)
     assert len(in_order) == len(buckets) > 1
-    graph, plan = with_collectives(*planned, in_order, RANKS, NETWORK)
+    graph, plan = with_collectives(*planned, in_order, Summing(RANKS, NETWORK))
     verify(graph, plan)
     first, last = graph.kernels[-2:]
     swapped = replace(graph, kernels=(*graph.kernels[:-2], last, first))
@@ -111,10 +111,10 @@ def test_slow_link_is_hidden_behind_the_backward_pass(planned: tuple[Graph, Plan
     """Of a link on which the sums take 60 % of the backward pass, which is two thirds of the run or so."""
     size = sum(planned[0].tensor[name].size_bytes for name in sums_of(planned[0]))
     bytes_per_us = 2 * (RANKS - 1) / RANKS * size / (0.6 * 2 / 3 * planned[1].makespan_us)
-    slow = Network(0.1, bytes_per_us)
+    slow = Network(0.1, bytes_per_us / 1e3)
     _, plan = extended(planned, slow)
-    buckets = choose_buckets(*planned, sums_of(planned[0]), RANKS, slow)
-    whole = with_collectives(*planned, (tuple(n for b in buckets for n in b),), RANKS, slow)[1]
+    buckets = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, slow))
+    whole = with_collectives(*planned, (tuple(n for b in buckets for n in b),), Summing(RANKS, slow))[1]
     assert len(buckets) > 1
     assert plan.makespan_us < whole.makespan_us
     assert hidden_share(whole) < 0.1
@@ -122,8 +122,8 @@ def test_slow_link_is_hidden_behind_the_backward_pass(planned: tuple[Graph, Plan
 
 
 def test_high_latency_makes_buckets_large(planned: tuple[Graph, Plan]) -> None:
-    few = choose_buckets(*planned, sums_of(planned[0]), RANKS, Network(1e5))
-    many = choose_buckets(*planned, sums_of(planned[0]), RANKS, Network(1e-3, 10.0))
+    few = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, Network(1e5)))
+    many = choose_buckets(*planned, sums_of(planned[0]), Summing(RANKS, Network(1e-3, 0.01)))
     assert len(few) == 1 < len(many)
 
 

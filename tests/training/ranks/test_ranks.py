@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hybridc
+from hybridc.artifact.load import open_artifact, promised_bytes
 from hybridc.cli import main
+from hybridc.ir import Device
+from hybridc.training.artifact import ACCUMULATE, EVALUATE, UPDATE
 from hybridc.training.checkpoint import FILE, read_checkpoint
 from tests.support.process import becomes_true
+from tests.training.conftest import BATCH, LOSS, OPTIMIZER, network
 from tests.training.ranks.conftest import finish, start
 
 CLI = ("-c", "import sys; from hybridc.cli import main; sys.exit(main())", "train")
@@ -69,6 +74,36 @@ def test_ranks_clip_the_gradient_of_the_whole_batch(
     of_one = checkpoint.progress.losses
     assert of_one != of_one_rank[: len(of_one)]
     np.testing.assert_allclose(losses(2, clipping_artifact, data), of_one, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_ranks_on_gpus_keep_to_the_budget(
+    gpu_artifact: Path, data: Path, tmp_path: Path, of_one_rank: Any
+) -> None:
+    """Each on an emulated GPU of as many bytes as the plans promise to keep to, and of no more."""
+    kinds = (ACCUMULATE, UPDATE, EVALUATE)
+    plans = {kind: open_artifact(gpu_artifact / kind).plan for kind in kinds}
+    limit = max(promised_bytes(plan) for plan in plans.values())
+    assert 0 < plans[ACCUMULATE].arena_bytes(Device.GPU) <= limit
+    more = ("--emulate-gpu", f"{limit}B", "--val", data, "--shard-states", "--checkpoint", tmp_path)
+    found = losses(2, gpu_artifact, data, "--epochs", 1, *more)
+    np.testing.assert_allclose(found, of_one_rank[: len(found)], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_averages_of_weights_are_those_of_one_rank(data: Path, tmp_path: Path) -> None:
+    artifact = tmp_path / "step.hyb"
+    options: Any = {"loss": LOSS, "optimizer": OPTIMIZER, "batch": BATCH, "accumulate": 2, "ema": 0.8}
+    hybridc.compile_training(network(), artifact, target="avx2", **options)
+    words = ["train", artifact, "--data", data, "--checkpoint", tmp_path / "one"]
+    assert main([str(word) for word in words]) == 0
+    losses(2, artifact, data, "--checkpoint", tmp_path / "two")
+    one, two = (read_checkpoint(tmp_path / name) for name in ("one", "two"))
+    assert one is not None and two is not None and one.optimizer.keys() == two.optimizer.keys()
+    averages = [name for name in one.optimizer if name.endswith("#average")]
+    for name in averages:
+        np.testing.assert_allclose(two.optimizer[name], one.optimizer[name], rtol=1e-4, atol=1e-6)
+    assert any(not np.array_equal(one.optimizer[n], one.model[n.removesuffix("#average")]) for n in averages)
 
 
 def rank_process(rank: int, folder: Path) -> int | None:
