@@ -38,8 +38,11 @@ def rotate_in_one(expr: relax.Expr, context: Context) -> relax.Expr | None:
 
     def halved(value: relax.Expr) -> relax.Var:
         *outer, last = tensor_shape(value)
-        outer = [1] * (rank - 1 - len(outer)) + outer
-        return context.emit(relax.op.reshape(value, (*outer, last // half, half)))
+        shape = (*(1 for _ in range(rank - 1 - len(outer))), *outer, last // half, half)
+        known = context.weight(value)
+        if known is not None:
+            return context.builder.weight(known.reshape(shape), context.name)
+        return context.emit(relax.op.reshape(value, shape))
 
     operands = [halved(value) for value in (data, cosines, sines)]
     shapes = [tensor_shape(value) for value in operands]

@@ -11,7 +11,7 @@ from tvm import relax
 from hybridc.ir import Device
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.program.program import Program, ProgramBuilder
+from hybridc.passes.program.program import Program, ProgramBuilder, is_op, variables
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
@@ -95,6 +95,23 @@ def test_rotation_is_one_kernel(name: str) -> None:
     after = fuse(canonicalize(before))
     assert len(after.functions) == 1
     agrees(before, after, table)
+
+
+def test_known_tables_stay_weights() -> None:
+    """No view of a weight is left: later passes take none."""
+    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    builder = ProgramBuilder([x])
+    tables = [builder.weight(drawn(i, 5, 8), name) for i, name in enumerate(("cos", "sin"), start=1)]
+    made = of_whole(lambda expr: builder.emit(expr, ("node",), "t"), x, *tables)
+    before = builder.finish([builder.emit(made, ("node",), "t")])
+    after = canonicalize(before)
+    assert len(after.functions) == 1
+    viewed = {v.name for b in after.bindings if is_op(b.value, "reshape") for v in variables(b.value)}
+    assert not viewed & set(after.weights)
+    (wanted,), (found,) = (
+        run_llvm(each.module, drawn(0, *SHAPE), *each.weights.values()) for each in (before, after)
+    )
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize(
