@@ -58,7 +58,7 @@ def read_graph(
             inputs = tuple(names[argument][0] for argument in value.args[1].fields)
             origins = program.origins[binding.var.name]
             kernel = _kernel(binding.var.name, inputs, results, origins, facts[value.args[0].name_hint])
-            kernels.append(_states_first(kernel, tensors))
+            kernels.append(_states_first(_each_once(kernel, tensors), tensors))
     graph = Graph(
         kernels=tuple(kernels),
         tensors=tuple(tensors.values()),
@@ -148,6 +148,13 @@ def _kernel(
             for check in facts.checks
         ),
     )
+
+
+def _each_once(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Kernel:
+    """The kernel with the bytes of an input that it has several times, by views, counted once."""
+    again = sum(tensors[name].size_bytes for i, name in enumerate(kernel.inputs) if name in kernel.inputs[:i])
+    written = sum(tensors[name].size_bytes for name in kernel.outputs)
+    return replace(kernel, bytes_moved=max(kernel.bytes_moved - again, written)) if again else kernel
 
 
 def _states_first(kernel: Kernel, tensors: Mapping[str, Tensor]) -> Kernel:

@@ -354,7 +354,7 @@ def _call(
     as_numbers: Callable[[relax.Expr], relax.Expr],
 ) -> relax.Call:
     masks = [a for step in match.steps for a in step.args if _is_mask(a, match)]
-    operands = [renamed(tensor) for tensor in dict.fromkeys(o.tensor for o in match.operands)]
+    operands = [renamed(operand.tensor) for operand in match.operands]
     operands += [as_numbers(mask) if tensor_dtype(mask) == "bool" else renamed(mask) for mask in masks]
     function = attention_function(match)
     key = function.script()
@@ -377,9 +377,7 @@ def _is_mask(operand: relax.Expr, match: Attention) -> bool:
 
 def attention_function(match: Attention) -> tirx.PrimFunc:
     """Blocks scores, logits, peak, weights, total, context and result over query, key, value and masks."""
-    # heads of one tensor are one parameter
-    tensors = {operand.tensor: _placeholder(operand.shape) for operand in match.operands}
-    query, key, value = (tensors[operand.tensor] for operand in match.operands)
+    query, key, value = (_placeholder(operand.shape) for operand in match.operands)
     *batch, rows, depth = (match.query.extent(axis) for axis in range(len(match.query.axes)))
     columns, width = match.key.extent(-1), match.value.extent(-1)
     d, t = sum_over(depth, "d"), sum_over(columns, "t")
@@ -414,7 +412,7 @@ def attention_function(match: Attention) -> tirx.PrimFunc:
         return tirx.Select(total[at[:-1]] > zero, quotient, zero) if match.hides_nan else quotient
 
     result = te.compute(extents(*shape), normalised, name="result")
-    function = te.create_prim_func([*tensors.values(), *masks, result])
+    function = te.create_prim_func([query, key, value, *masks, result])
     return function.with_attr("op_pattern", int(Pattern.OPAQUE)).with_attr("tirx.noalias", True)
 
 

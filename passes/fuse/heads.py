@@ -63,7 +63,8 @@ def join_heads(
 
     Requires: `main` canonical.
     Ensures: no joined product touches more bytes than the largest product of the program does, so that a
-    network that was cut up to a limit stays below it. Of its heads each reader has a `strided_slice`.
+    network that was cut up to a limit stays below it. Of its heads each reader has a view, and a
+    `strided_slice` of that.
     Raises: nothing of its own.
     """
     groups = list(_groups(program, together))
@@ -83,7 +84,7 @@ def join_heads(
         if binding.var in group_at:
             group = group_at[binding.var]
             joined = _emit_joined(group, program, builder, renamed(group[0].source), known)
-            part_of |= _parts(group, joined)
+            part_of |= _emit_parts(group, program, builder, joined)
         if binding.var in part_of:
             new[binding.var] = builder.emit(part_of[binding.var], origins, binding.var.name)
         elif binding.var not in dropped:
@@ -170,16 +171,22 @@ def _emit_joined(
     biases = [heads.bias for heads in group if heads.bias is not None]
     if biases:
         result = emit(relax.op.add(result, weight(biases)), [heads.members[1] for heads in group], "joined")
+    return result
+
+
+def _emit_parts(
+    group: Sequence[_Heads], program: Program, builder: ProgramBuilder, joined: relax.Var
+) -> dict[relax.Var, relax.Expr]:
+    """The expression of each member that others read. Each is of a view of its own, so that a kernel has a
+    parameter for each: nvcc splits loads by way of one pointer that differ in width."""
+    found, begin = {}, 0
     *front, _, depth = group[0].shape
-    shape = (*front, sum(heads.shape[-2] for heads in group), depth)
-    return emit(relax.op.reshape(result, shape), [heads.members[-1] for heads in group], "joined_heads")
-
-
-def _parts(group: Sequence[_Heads], joined: relax.Var) -> dict[relax.Var, relax.Expr]:
-    """The expression of each member that others read."""
-    found, begin, axis = {}, 0, len(tensor_shape(joined)) - 2
+    shape, axis = (*front, sum(heads.shape[-2] for heads in group), depth), len(front)
     for heads in group:
-        end = begin + heads.shape[-2]
-        found[heads.members[-1]] = relax.op.strided_slice(joined, [axis], [begin], [end])
+        made, end = heads.members[-1], begin + heads.shape[-2]
+        view = builder.emit(
+            relax.op.reshape(joined, shape), program.origins.get(made.name, ()), "joined_heads"
+        )
+        found[made] = relax.op.strided_slice(view, [axis], [begin], [end])
         begin = end
     return found

@@ -202,3 +202,21 @@ def test_a_rule_without_a_family_is_an_error(monkeypatch):
         schedule(Request(function, frozenset(), parse_target("avx2")), Device.CPU)
     with pytest.raises(ValueError, match="unknown family 'convolutions'"):
         schedule_rule(family="convolutions")
+
+
+@I.ir_module
+class Views:
+    @R.function
+    def main(x: R.Tensor((4, 8), "float32"), w: R.Tensor((8, 8), "float32")):
+        with R.dataflow():
+            a = R.matmul(x, w)
+            b = R.reshape(a, (8, 4))
+            c = R.matmul(b, a)
+            R.output(c)
+        return (c,)
+
+
+def test_bytes_that_a_kernel_reads_by_a_view_as_well_count_once():
+    first, kernel = graph_of(Views, {"w": drawn(0, 8, 8)}).kernels
+    assert kernel.inputs == 2 * first.outputs
+    assert kernel.bytes_moved == 4 * (4 * 8 + 8 * 8)
