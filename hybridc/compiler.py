@@ -22,7 +22,14 @@ from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
-from hybridc.passes.buckets import after, joined, weights_of, with_budgets, with_shared_effort
+from hybridc.passes.buckets import (
+    after,
+    joined,
+    weights_of,
+    with_agreeing_residents,
+    with_budgets,
+    with_shared_effort,
+)
 from hybridc.passes.fuse.fuse import refused_operators
 from hybridc.passes.import_model import import_model, open_dimensions_of
 from hybridc.passes.instruction_sets import beside, together
@@ -87,6 +94,7 @@ def _compile(
                 return Compiled.of(made, None, watch.seconds, tuner.chosen if tuner else {})
             models.insert(0, model)
             networks.insert(0, made)
+        networks = with_agreeing_residents(networks)
         sets.append(networks)
     assert path is not None
     every = together(sets)
@@ -180,6 +188,7 @@ def plan_model(
                 progress.stage("bound")
                 made = tighten_bounds(made, bound_seconds / len(buckets))
             networks.insert(0, made)
+    networks = with_agreeing_residents(networks)
     planned = Planned.of(networks[-1])
     return replace(planned, buckets=BucketPlans.of_all(dimensions, buckets, networks))
 

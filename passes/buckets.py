@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 
+from hybridc.ir import Buffer, Device, Plan
+from hybridc.ir.plan import align
+from hybridc.ir.residents import held_bytes, is_resident_weight, moved, side_by_side
+from hybridc.ir.verify import verify
 from hybridc.options import Budget, CompileOptions
 from hybridc.passes.lower.lower import lower
 from hybridc.passes.phases import ImportedNetwork, LoweredNetwork, PlannedNetwork, TiledNetwork
 from hybridc.targets import Target
+
+Planned = TypeVar("Planned", bound=PlannedNetwork)
 
 
 def after(network: ImportedNetwork, larger: Sequence[PlannedNetwork]) -> ImportedNetwork:
@@ -62,6 +70,81 @@ def with_budgets(options: CompileOptions, planned: Sequence[TiledNetwork]) -> Co
         return options
     budgets = tuple(Budget(size_bytes=size) for size in planned[0].budgets)
     return replace(options, dump_ir=None, gpu_memory=budgets if options.gpu_memory else ())
+
+
+def with_agreeing_residents(networks: Sequence[Planned]) -> list[Planned]:
+    """The networks of all buckets, in whose plans for a budget resident weights lie at the same places.
+
+    A weight that is resident in some plans has a *home*, bytes at the bottom of all arenas, where each of the
+    others has room for it: there it stays while other plans run. The other ones lie behind, those first that
+    more plans have. Requires: verified plans. Ensures: plans are verified, and no arena is larger than the
+    largest was. A single network is left as it is.
+    """
+    if len(networks) == 1:
+        return list(networks)
+    columns = [_agreeing(plans) for plans in zip(*(each.plans for each in networks), strict=True)]
+    made = [
+        replace(network, plans=plans)
+        for network, plans in zip(networks, zip(*columns, strict=True), strict=True)
+    ]
+    for network in made:
+        for graph, plan in zip(network.graphs, network.plans, strict=True):
+            verify(graph, plan)
+    return made
+
+
+_Weight = tuple[str, int]
+"""Name and bytes."""
+
+
+def _agreeing(plans: Sequence[Plan]) -> tuple[Plan, ...]:
+    found = [
+        {(each.tensor, each.size_bytes): each for each in filter(is_resident_weight, plan.buffers)}
+        for plan in plans
+    ]
+    count = Counter(weight for residents in found for weight in residents)
+    order = sorted(count, key=lambda weight: (-count[weight], -weight[1], weight[0]))
+    homes = _homes(plans, found, order)
+    return tuple(
+        _at_home(plan, residents, order, homes) if plan.arena_bytes(Device.GPU) else plan
+        for plan, residents in zip(plans, found, strict=True)
+    )
+
+
+def _homes(
+    plans: Sequence[Plan], found: Sequence[Mapping[_Weight, Buffer]], order: Sequence[_Weight]
+) -> dict[_Weight, int]:
+    """Offsets of the weights that every plan has, or has room for."""
+    arenas = [plan.arena_bytes(Device.GPU) for plan in plans]
+    room = [max(arenas) - each for each in arenas]
+    homes: dict[_Weight, int] = {}
+    end_bytes = 0
+    for weight in order:
+        size_bytes = align(weight[1])
+        without = [i for i, residents in enumerate(found) if weight not in residents and arenas[i]]
+        if all(room[i] >= size_bytes for i in without):
+            for i in without:
+                room[i] -= size_bytes
+            homes[weight] = end_bytes
+            end_bytes += size_bytes
+    return homes
+
+
+def _at_home(
+    plan: Plan, residents: Mapping[_Weight, Buffer], order: Sequence[_Weight], homes: Mapping[_Weight, int]
+) -> Plan:
+    home_bytes = sum(align(size_bytes) for _, size_bytes in homes)
+    others = [residents[weight] for weight in order if weight in residents and weight not in homes]
+    offsets = side_by_side(others, home_bytes) | {
+        name: offset for (name, size), offset in homes.items() if (name, size) in residents
+    }
+    more_bytes = sum(align(weight[1]) for weight in homes if weight not in residents)
+    arenas = (
+        replace(each, size_bytes=each.size_bytes + more_bytes) if each.device is Device.GPU else each
+        for each in plan.arenas
+    )
+    buffers = moved(plan, offsets, home_bytes + held_bytes(others))
+    return replace(plan, buffers=buffers, arenas=tuple(arenas))
 
 
 def joined(networks: Sequence[PlannedNetwork], target: Target) -> LoweredNetwork:

@@ -113,11 +113,14 @@ class FoldAndExpand(folding.FoldConstantsPass):
         version, graph = self._opset_imports.get(node.domain, 0), node.graph
         known = computed(node, version) if isinstance(graph, ir.Graph) else None
         if known is not None and isinstance(graph, ir.Graph):
-            name = node.outputs[0].name
-            tensor = ir.Tensor(known, name=name)
-            value = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-            )
+            [output] = node.outputs
+            tensor = ir.Tensor(known, name=output.name)
+            kind = ir.TensorType(tensor.dtype)
+            value = ir.Value(name=output.name, type=kind, shape=tensor.shape, const_value=tensor)
+            output.type, output.shape = (
+                kind,
+                value.shape,
+            )  # which the pass prefers to those of what replaces it
             graph.register_initializer(value)
             return folding.Replacement([value], [])
         replacement = super().process_node(node, is_function)

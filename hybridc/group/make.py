@@ -12,13 +12,13 @@ from hybridc.group.choose import Option, choose, needed_bytes
 from hybridc.group.place import (
     Region,
     Turn,
-    held_bytes,
     place,
     resident_weights,
     upload_us,
     with_copies,
 )
 from hybridc.ir import Buffer, Device, Graph, Plan
+from hybridc.ir.residents import held_bytes
 from hybridc.machine import Link
 from hybridc.options import format_budget
 

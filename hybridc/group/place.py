@@ -1,21 +1,17 @@
 """A member's plan, moved to where a group has room for it, and with copies of the weights that it lost.
 
 The arena of a group has a region of its own for each member, with weights that always stay, and behind those
-one region that all share. A resident weight is in its plan's arena during the whole run, so no other buffer
-ever has its bytes: without it what lies above can move down by its size. So a plan is moved without being
-packed again: its resident weights to one of the two regions, and what is left, without the gaps, to the
-shared one.
+one region that all share. A plan is moved without being packed again (`ir/residents.py`): its resident
+weights to one of the two regions, and what is left, without the gaps, to the shared one.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Lane, Plan, Run, Step
-from hybridc.ir.plan import align
+from hybridc.ir.residents import held_bytes, is_resident_weight, moved, side_by_side
 from hybridc.machine import Link
 
 
@@ -41,11 +37,7 @@ class Region:
 
 def resident_weights(graph: Graph, plan: Plan) -> tuple[Buffer, ...]:
     """The buffers of resident weights, in the order in which GPU kernels first read them."""
-    found = [
-        buffer
-        for buffer in plan.buffers
-        if buffer.device is Device.GPU and buffer.kind is BufferKind.WEIGHT and buffer.first_step < 0
-    ]
+    found = list(filter(is_resident_weight, plan.buffers))
     first = first_uses(graph, plan.steps, {buffer.tensor for buffer in found})
     return tuple(sorted(found, key=lambda b: (first.get(b.tensor, len(plan.steps)), b.offset_bytes)))
 
@@ -59,11 +51,6 @@ def first_uses(graph: Graph, steps: Sequence[Step], names: Collection[str]) -> d
                 if name in names:
                     found.setdefault(name, position)
     return found
-
-
-def held_bytes(buffers: Sequence[Buffer]) -> int:
-    """What buffers need side by side."""
-    return sum(align(buffer.size_bytes) for buffer in buffers)
 
 
 def upload_us(size_bytes: int, link: Link) -> float:
@@ -88,19 +75,8 @@ def place(
     residents = resident_weights(graph, plan)
     stay = [buffer for buffer in residents if buffer.tensor in kept]
     restored = [buffer for buffer in residents if buffer.tensor not in kept]
-    offsets = _side_by_side(stay, kept_offset_bytes) | _side_by_side(restored, region.offset_bytes)
+    offsets = side_by_side(stay, kept_offset_bytes) | side_by_side(restored, region.offset_bytes)
     rest_offset_bytes = region.offset_bytes + held_bytes(restored)
-    by_offset = sorted(residents, key=lambda b: b.offset_bytes)
-    starts = [buffer.offset_bytes for buffer in by_offset]
-    removed = list(accumulate((align(buffer.size_bytes) for buffer in by_offset), initial=0))
-
-    def moved(buffer: Buffer) -> Buffer:
-        if buffer.device is not Device.GPU:
-            return buffer
-        if buffer.kind is BufferKind.WEIGHT and buffer.first_step < 0:
-            return replace(buffer, offset_bytes=offsets[buffer.tensor])
-        below = removed[bisect_left(starts, buffer.offset_bytes)]
-        return replace(buffer, offset_bytes=rest_offset_bytes + buffer.offset_bytes - below)
 
     def sized(arena: Arena) -> Arena:
         return (
@@ -111,16 +87,11 @@ def place(
 
     again = replace(
         plan,
-        buffers=tuple(map(moved, plan.buffers)),
+        buffers=moved(plan, offsets, rest_offset_bytes),
         arenas=tuple(map(sized, plan.arenas)),
         budget_bytes=region.budget_bytes,
     )
     return Turn(with_copies(graph, again, [buffer.tensor for buffer in restored], link), again)
-
-
-def _side_by_side(buffers: Sequence[Buffer], offset_bytes: int) -> dict[str, int]:
-    sizes = (align(buffer.size_bytes) for buffer in buffers)
-    return dict(zip((b.tensor for b in buffers), accumulate(sizes, initial=offset_bytes), strict=False))
 
 
 def with_copies(graph: Graph, plan: Plan, names: Sequence[str], link: Link) -> Plan:
@@ -162,7 +133,7 @@ def _with_copies(
         step_us.append(plan.step_us[position])
     now.append(len(steps))
 
-    def moved(buffer: Buffer) -> Buffer:
+    def later(buffer: Buffer) -> Buffer:
         is_weight = buffer.kind is BufferKind.WEIGHT
         if is_weight and buffer.first_step < 0 and buffer.tensor in copied:
             first = copied[buffer.tensor]
@@ -176,7 +147,7 @@ def _with_copies(
         plan,
         steps=tuple(steps),
         step_us=tuple(step_us),
-        buffers=tuple(map(moved, plan.buffers)),
+        buffers=tuple(map(later, plan.buffers)),
         makespan_us=makespan_us(steps, step_us),
     )
 

@@ -20,7 +20,7 @@ from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import StoredWeight
 from hybridc.errors import ArtifactError, DeviceError, drop_locals
 from hybridc.files import OpenFile
-from hybridc.ir import Device
+from hybridc.ir import Device, Plan
 from hybridc.ir.plan import DRIVER_PAGE_BYTES, align
 from hybridc.runtime.code import Library, missing_kernel
 from hybridc.runtime.emulation import emulated_gpu
@@ -39,6 +39,10 @@ class Allocated:
     host_bytes: int
     staging_bytes: int
     mapped_weight_bytes: int
+
+
+_Resident = tuple[int, int | None, int]
+"""A weight's place in the file and in the GPU's arena, and its bytes."""
 
 
 class Memory:
@@ -70,7 +74,8 @@ class Memory:
         host_bytes = max(each.plan.arena_bytes(Device.CPU) for each in plans)
         self.staging = choose_staging(sizes, host_bytes, host_memory_bytes, available_host_bytes())
         check_room(host_bytes + self.staging.size_bytes, host_room_bytes())
-        self._resident: frozenset[tuple[int, int | None, int]] = frozenset()
+        self._resident: frozenset[_Resident] = frozenset()
+        self._free: dict[tuple[int, _Resident], bool] = {}
         self.gpu_arena: Any = gpu_arena
         try:
             if self.needs_gpu and gpu_arena is None:
@@ -101,21 +106,35 @@ class Memory:
     def hold(self, artifact: Artifact) -> None:
         """Have the resident weights of a plan in the GPU's arena: those that are not there yet are copied.
 
-        Of the plan that was held before only those are left that lie at the same places.
+        Of those that are there only those are left that lie where the plan has them, or where it has nothing.
         """
         weights = artifact.stored_plan.gpu_weights
         wanted = frozenset((w.offset_bytes, w.arena_offset_bytes, w.size_bytes) for w in weights)
-        held = self._resident = self._resident & wanted  # also if a copy fails, as others may be overwritten
+        left = frozenset(each for each in self._resident - wanted if self._is_free(artifact.plan, each))
+        held = self._resident = self._resident & wanted | left  # also if a copy fails: others are overwritten
         for weight in weights:
             assert weight.arena_offset_bytes is not None
             if (weight.offset_bytes, weight.arena_offset_bytes, weight.size_bytes) not in held:
                 target = self.view(self.gpu_arena, weight, weight.arena_offset_bytes)
                 with device_errors(f"weight {weight.tensor!r}, which is copied to the GPU once"):
                     self.helper("upload")(self.mapped(weight), target)
-        self._resident = wanted
+        self._resident = wanted | left
         gpu = emulated_gpu()
         if gpu is not None and self.gpu_arena is not None:
             gpu.guard_plan(artifact.graph, artifact.plan, self.gpu_arena.data_ptr())
+
+    def _is_free(self, plan: Plan, weight: _Resident) -> bool:
+        """Whether a plan has nothing in the bytes of a weight that another one has there."""
+        key = id(plan), weight
+        if key not in self._free:
+            _, start, size_bytes = weight
+            self._free[key] = start is not None and not any(
+                each.device is Device.GPU
+                and each.offset_bytes < start + size_bytes
+                and start < each.end_bytes
+                for each in plan.buffers
+            )
+        return self._free[key]
 
     @property
     def host_bytes(self) -> np.ndarray:

@@ -187,7 +187,9 @@ def test_five_thousand_runs_take_no_more_memory(target: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_all_sizes_take_no_more_host_memory_beside_a_gpu_than_the_largest(tmp_path: Path) -> None:
-    _, path = compiled(CASES["recogniser"], GPU, tmp_path)
-    largest, drawn_ones = (peak_bytes(path, runs, emulate_gpu=GPU_MEMORY) for runs in (1, 5000))
+@pytest.mark.parametrize("target", TARGETS)
+def test_all_sizes_take_no_more_host_memory_than_the_largest(target: str, tmp_path: Path) -> None:
+    _, path = compiled(CASES["recogniser"], target, tmp_path)
+    emulate = None if target == CPU else GPU_MEMORY
+    largest, drawn_ones = (peak_bytes(path, runs, emulate_gpu=emulate) for runs in (1, 5000))
     assert 0 < drawn_ones <= MOST_PEAK * largest

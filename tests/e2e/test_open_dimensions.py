@@ -174,6 +174,49 @@ def test_memory_is_that_of_the_largest_bucket(case: tuple[Session, onnx.ModelPro
     assert memory[Device.CPU].allocated_bytes == max(b.cpu_bytes for b in buckets)
 
 
+@pytest.mark.parametrize("case", [("convolutions", GPU)], indirect=True)
+def test_a_run_of_another_bucket_copies_but_the_weights_that_were_overwritten(
+    case: tuple[Session, onnx.ModelProto, dict[str, int]],
+) -> None:
+    session, _, limits = case
+    plans = session.artifact.in_buckets()
+    feeds = [
+        drawn(session, {name: high for name, (_, high) in bucket.sizes.items()}, limits, 0)
+        for bucket in session.buckets()
+    ]
+
+    def copied_bytes(bucket: int) -> int:
+        before = emulator.statistics().h2d_bytes
+        session.run(None, feeds[bucket])
+        return emulator.statistics().h2d_bytes - before
+
+    def overwritten_bytes(bucket: int, between: int) -> int:
+        there = {(w.offset_bytes, w.arena_offset_bytes) for w in plans[between].stored_plan.gpu_weights}
+        used = [b for b in plans[between].plan.buffers if b.device is Device.GPU]
+        lost = [
+            w.size_bytes
+            for w in plans[bucket].stored_plan.gpu_weights
+            if (w.offset_bytes, w.arena_offset_bytes) not in there
+            and any(
+                b.offset_bytes < w.arena_offset_bytes + w.size_bytes and w.arena_offset_bytes < b.end_bytes
+                for b in used
+            )
+        ]
+        return sum(lost)
+
+    places = [{(w.tensor, w.arena_offset_bytes) for w in each.stored_plan.gpu_weights} for each in plans]
+    assert set.intersection(*places)
+    for bucket in range(len(plans)):
+        copied_bytes(bucket)
+        own = copied_bytes(bucket)
+        for between in range(len(plans)):
+            copied_bytes(between)
+            assert copied_bytes(bucket) - own == overwritten_bytes(bucket, between)
+            assert overwritten_bytes(bucket, between) < sum(
+                w.size_bytes for w in plans[bucket].stored_plan.gpu_weights
+            )
+
+
 @pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
 @pytest.mark.parametrize("shape", [(6, 3, 12, 12), (0, 3, 12, 12), (2, 3, 12), (2, 3, 11, 12)])
 def test_other_shapes_are_refused_with_the_range(

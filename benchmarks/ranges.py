@@ -1,0 +1,157 @@
+"""An artifact for a range of sizes against one for exactly the sizes at the end of each of its buckets.
+
+    python benchmarks/ranges.py MODEL.onnx --dim batch=1..8 --dim sequence=1..512 [--limit input_ids=30522]
+    python benchmarks/ranges.py resnet50 --dim batch=1..32 [--target avx512] [--threads 2] [--seconds 1]
+
+MODEL is a file, or one of ours with an open batch. Of each bucket: how much longer a run of its largest sizes
+takes than one of an artifact for these sizes alone, and of sizes inside, drawn, how long they take against
+the largest ones. Runs that are compared take turns; figures are medians, and ratios those of pairs. Results
+go to benchmarks/results/ranges.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from common import write_result
+
+import hybridc
+from hybridc import models
+from hybridc.runtime import Session
+
+Feeds = dict[str, np.ndarray]
+FEWEST_PAIRS = 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--dim", action="append", required=True, metavar="NAME=LOW..HIGH")
+    parser.add_argument("--limit", action="append", default=[], metavar="INPUT=N", help="of integers; else 2")
+    parser.add_argument("--target", default="avx2")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--inside", type=int, default=2, help="sizes that are drawn in each bucket")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each comparison")
+    given = parser.parse_args()
+    dims = dict(text.split("=") for text in given.dim)
+    limits = {name: int(most) for name, most in (text.split("=") for text in given.limit)}
+    model = _model(given.model)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="hybridc-ranges-") as folder:
+
+        def compiled(name: str, sizes: Mapping[str, Any]) -> Session:
+            path = Path(folder) / name
+            hybridc.compile(model, path, target=given.target, dims=sizes, threads=given.threads)
+            return hybridc.load(path)
+
+        with compiled("range.hyb", dims) as ranged:
+            for number, bucket in enumerate(ranged.buckets()):
+                highs = {name: high for name, (_, high) in bucket.sizes.items()}
+                feeds = _feeds(ranged, highs, limits, seed=0)
+                with compiled(f"exact{number}.hyb", highs) as exact:
+                    row = _bound(ranged, exact, feeds, given.seconds)
+                inside = [
+                    _inside(ranged, sizes, feeds, limits, given.seconds)
+                    for sizes in _drawn(bucket.sizes, given.inside)
+                ]
+                rows.append(
+                    {"model": Path(given.model).stem, "target": given.target, **row, "inside": inside}
+                )
+                print(rows[-1] | {"sizes": highs}, flush=True)
+                rows[-1]["sizes"] = highs
+    worst = max(row["over_exact"] for row in rows)
+    above = max((each["of_bound"] for row in rows for each in row["inside"]), default=1.0)
+    print(
+        f"at bounds at most {worst:.2f} of an exact artifact; inside at most {above:.2f} of the bound's time"
+    )
+    print("written to", write_result("ranges", rows))
+    return 0
+
+
+def _model(name: str) -> onnx.ModelProto | str:
+    """A file, or a network whose batch has the name `batch`."""
+    if Path(name).exists():
+        return name
+    model = models.build(name, dynamic_batch=True)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return model
+
+
+def _bound(ranged: Session, exact: Session, feeds: Feeds, seconds: float) -> dict[str, Any]:
+    own = {each.name for each in exact.get_inputs()}
+    fed = {name: array for name, array in feeds.items() if name in own}
+    range_us, exact_us = _pairs(lambda: ranged.run(None, feeds), lambda: exact.run(None, fed), seconds)
+    ratio = statistics.median(a / b for a, b in zip(range_us, exact_us, strict=True))
+    return {
+        "range_us": round(statistics.median(range_us), 1),
+        "exact_us": round(statistics.median(exact_us), 1),
+        "over_exact": round(ratio, 3),
+        "pairs": len(range_us),
+    }
+
+
+def _inside(
+    ranged: Session, sizes: Mapping[str, int], bound: Feeds, limits: Mapping[str, int], seconds: float
+) -> dict[str, Any]:
+    feeds = _feeds(ranged, sizes, limits, seed=1)
+    inside_us, bound_us = _pairs(lambda: ranged.run(None, feeds), lambda: ranged.run(None, bound), seconds)
+    ratio = statistics.median(a / b for a, b in zip(inside_us, bound_us, strict=True))
+    return {"sizes": dict(sizes), "us": round(statistics.median(inside_us), 1), "of_bound": round(ratio, 3)}
+
+
+def _pairs(
+    one: Callable[[], object], other: Callable[[], object], seconds: float
+) -> tuple[list[float], list[float]]:
+    """Microseconds of both, which take turns in going first, after two runs of each to warm up."""
+    for _ in range(2):
+        one(), other()
+    times: tuple[list[float], list[float]] = [], []
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds or len(times[0]) < FEWEST_PAIRS:
+        order = ((0, one), (1, other)) if len(times[0]) % 2 else ((1, other), (0, one))
+        for place, run in order:
+            begin = time.perf_counter()
+            run()
+            times[place].append((time.perf_counter() - begin) * 1e6)
+    return times
+
+
+def _drawn(intervals: Mapping[str, tuple[int, int]], count: int) -> list[dict[str, int]]:
+    """Sizes inside of a bucket, each another one; none where it has only one."""
+    random = np.random.default_rng(0)
+    found: list[dict[str, int]] = []
+    for _ in range(count):
+        sizes = {name: int(random.integers(low, high + 1)) for name, (low, high) in intervals.items()}
+        is_largest = all(size == intervals[name][1] for name, size in sizes.items())
+        if not is_largest and sizes not in found:
+            found.append(sizes)
+    return found
+
+
+def _feeds(session: Session, sizes: Mapping[str, int], limits: Mapping[str, int], seed: int) -> Feeds:
+    random, feeds = np.random.default_rng(seed), {}
+    for given in session.get_inputs():
+        shape = [sizes[given.open[i]] if i in given.open else n for i, n in enumerate(given.shape)]
+        if "mask" in given.name:
+            feeds[given.name] = np.ones(shape, np.int64)
+        elif "int" in given.type:
+            feeds[given.name] = random.integers(0, limits.get(given.name, 2), shape)
+        else:
+            feeds[given.name] = random.standard_normal(shape).astype(np.float32)
+    return feeds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
