@@ -10,19 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from hybridc.cli.support.guardian import guarded
 from hybridc.errors import DeviceError, HybridcError, UsageError, out_of_memory
 from hybridc.training.ranks.exchange import Ranks
 
+_COUNTS_OF_RANKS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
+"""In the environment, by MPICH, Open MPI and Slurm."""
 _FORWARDING_SECONDS = 0.5
 """For mpiexec to read what a rank has written: told of MPI_Abort, it drops what is still in its pipes."""
 
 
 @contextmanager
 def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
-    """The ranks of `mpiexec`. An error that only this rank has is told with its number, and ends all of them.
+    """The ranks of `mpiexec`. An error that only this rank has is told with its number, and ends all of them;
+    so does a signal that kills it.
 
     Raises UsageError HC588 if mpi4py or an MPI library is missing.
     """
+    # before MPI, which knows the process that initializes it
+    is_guarded = _has_others() and "mpi4py.MPI" not in sys.modules
+    tell = guarded(_FORWARDING_SECONDS) if is_guarded else None
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -30,6 +37,8 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         remedy = "pip install 'hybridc[mpi]', or mpi4py beside the MPI of your cluster"
         raise UsageError("HC588", what, remedy=remedy) from None
     ranks = Ranks(MPI.COMM_WORLD, timeout_seconds)
+    if tell is not None:
+        tell(f"rank {ranks.rank}")
     _tell_processes(ranks)
     try:
         yield ranks
@@ -43,8 +52,13 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         _end_all(ranks, error)
 
 
+def _has_others() -> bool:
+    """Whether a launcher says that it has started several ranks."""
+    return any(os.environ.get(name, "1") != "1" for name in _COUNTS_OF_RANKS)
+
+
 def _tell_processes(ranks: Ranks) -> None:
-    """Which process each rank is: mpiexec names a process that was killed by that alone."""
+    """Which process each rank is."""
     found = ranks.gather((os.getpid(), socket.gethostname()))
     if ranks.rank == 0:
         listed = ", ".join(f"{rank} is {pid} on {host}" for rank, (pid, host) in enumerate(found))
