@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from hybridc.cli.support.guardian import guarded
+from hybridc.cli.support.guardian import go_on_in_a_child
 from hybridc.errors import DeviceError, HybridcError, UsageError, out_of_memory
 from hybridc.training.ranks.exchange import Ranks
 
-_COUNTS_OF_RANKS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
-"""In the environment, by MPICH, Open MPI and Slurm."""
+_VARIABLES = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""In the environment the rank of a process, and how many there are: by MPICH, Open MPI and Slurm."""
 _FORWARDING_SECONDS = 0.5
 """For mpiexec to read what a rank has written: told of MPI_Abort, it drops what is still in its pipes."""
 
@@ -27,9 +31,9 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
 
     Raises UsageError HC588 if mpi4py or an MPI library is missing.
     """
-    # before MPI, which knows the process that initializes it
-    is_guarded = _has_others() and "mpi4py.MPI" not in sys.modules
-    tell = guarded(_FORWARDING_SECONDS) if is_guarded else None
+    started = _started_rank()
+    if started is not None and "mpi4py.MPI" not in sys.modules:  # MPI knows the process that initializes it
+        go_on_in_a_child(f"rank {started}", _FORWARDING_SECONDS)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -37,8 +41,6 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         remedy = "pip install 'hybridc[mpi]', or mpi4py beside the MPI of your cluster"
         raise UsageError("HC588", what, remedy=remedy) from None
     ranks = Ranks(MPI.COMM_WORLD, timeout_seconds)
-    if tell is not None:
-        tell(f"rank {ranks.rank}")
     _tell_processes(ranks)
     try:
         yield ranks
@@ -52,9 +54,11 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         _end_all(ranks, error)
 
 
-def _has_others() -> bool:
-    """Whether a launcher says that it has started several ranks."""
-    return any(os.environ.get(name, "1") != "1" for name in _COUNTS_OF_RANKS)
+def _started_rank() -> str | None:
+    """The rank that a launcher says this process is, if it has started several."""
+    given = os.environ
+    found = (given.get(rank) for rank, count in _VARIABLES if given.get(count, "1") != "1")
+    return next((rank for rank in found if rank is not None), None)
 
 
 def _tell_processes(ranks: Ranks) -> None:
