@@ -86,7 +86,7 @@ runtime-wheel: $(VENV)/.installed
 # about five hours on two cores, three of which are `plans`, `drawn_plans`, `regret` and `published`: choose some with
 # PARTS="memory cpu-avx2".
 BENCHMARKS := accuracy memory offsets plans drawn_plans regret published resnet50 compile_time cpu-avx512 cpu-avx2 \
-    sessions conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision decode training serve
+    sessions conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision decode training ranks serve
 PARTS ?= $(BENCHMARKS)
 
 # Parts that are not a file of their name, or ISA behind it.
@@ -101,7 +101,7 @@ endef
 bench: $(VENV)/.installed
 	@echo 'Runs $(PARTS).'
 	@echo 'All benchmarks take about five hours on two cores; choose some with PARTS="memory cpu-avx2".'
-	$(BIN)/pip install --quiet --editable ".[bench,oracle,serve]"
+	$(BIN)/pip install --quiet --editable ".[bench,oracle,serve,mpi]"
 	$(foreach part,$(PARTS),$(call run_part,$(part)))
 	$(BIN)/python benchmarks/readme.py
 

@@ -23,6 +23,8 @@ _TENSOR_TYPES = ("float16", "bfloat16", "tf32", "int8")
 _GRAPH_LAUNCH_US = 0.6
 """Of each of a chain of kernels in a CUDA graph. Kernels that do nothing take 0.58 us each on an RTX 5070 Ti
 Laptop (github.com/ahrefs/ocannl/issues/488), where launches one by one take 6.4."""
+BF16_SPEEDUP = 1.75
+"""Of packed lanes of bf16 on vectors (`vdpbf16ps`) over multiply-adds of floats, as measured on Zen 4."""
 _PROCESSOR_NUMBERS = ("peak_gflops", "bandwidth_gb_s", "launch_us")
 
 
@@ -88,6 +90,10 @@ class Processor:
     shared_gb_s: float | None = None
     """What kernels and copies that run at once reach of its memory together, 1e9 bytes a second. None: its
     bandwidth, of a data sheet the share of it that `machines/typical.py` says."""
+
+    bf16_speedup: float | None = None
+    """Of packed lanes of bf16 over multiply-adds of floats, both on vectors of a CPU: what the peaks of such
+    instructions are to one another. None: not known."""
 
     @property
     def next_launch_us(self) -> float:
@@ -231,7 +237,7 @@ def machine_to_json(machine: Machine) -> dict[str, Any]:
     if machine.network is None:
         del data["network"]
     for processor in (data["gpu"], data["cpu"]):
-        for optional in ("chip", "shared_gb_s"):
+        for optional in ("chip", "shared_gb_s", "bf16_speedup"):
             if processor[optional] is None:
                 del processor[optional]
     return data
@@ -245,14 +251,16 @@ def _wrong(
 
 def _processor(data: Any, where: str) -> Processor:
     required = ("name", *_PROCESSOR_NUMBERS, "memory_bytes")
-    _check_keys(data, required, ("efficiencies", "chip", "shared_gb_s"), where)
+    _check_keys(data, required, ("efficiencies", "chip", "shared_gb_s", "bf16_speedup"), where)
     memory = _whole(data, "memory_bytes", where)
     name = _text(data["name"], f"{where}.name")
     peak, bandwidth, launch = (_number(data, key, where) for key in _PROCESSOR_NUMBERS)
     efficiencies = _efficiencies(data.get("efficiencies", {}), f"{where}.efficiencies")
     chip = _chip(data["chip"], f"{where}.chip") if "chip" in data else None
-    together = _number(data, "shared_gb_s", where) if "shared_gb_s" in data else None
-    return Processor(name, peak, bandwidth, launch, memory, efficiencies, chip, together)
+    together, speedup = (
+        _number(data, name, where) if name in data else None for name in ("shared_gb_s", "bf16_speedup")
+    )
+    return Processor(name, peak, bandwidth, launch, memory, efficiencies, chip, together, speedup)
 
 
 def _chip(data: Any, where: str) -> Chip:

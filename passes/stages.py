@@ -16,7 +16,7 @@ from hybridc.errors import PlanError
 from hybridc.ir import Graph, Plan
 from hybridc.ir.plan import plan_to_json
 from hybridc.ir.verify import verify
-from hybridc.machine import Machine
+from hybridc.machine import BF16_SPEEDUP, Machine
 from hybridc.machines.verify_times import verify_times
 from hybridc.native import can_build
 from hybridc.options import ANY_ERROR, BF16, FP16, FP32, INT8, TF32
@@ -154,7 +154,11 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
         program = mark_integers(program)
     elif options.precision == BF16 and options.rounding_error == ANY_ERROR:
         program, rounded = reduce_step_precision(
-            program, options.target, winograd=options.fast_algorithms, threads=options.cpu_threads
+            program,
+            options.target,
+            winograd=options.fast_algorithms,
+            threads=options.cpu_threads,
+            speedup=options.machine.cpu.bf16_speedup or BF16_SPEEDUP,
         )
     elif options.precision != FP32:
         if c.job.rounding is None:
@@ -178,6 +182,7 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
                 c.job.rounding,
                 winograd=options.fast_algorithms,
                 threads=options.cpu_threads,
+                speedup=options.machine.cpu.bf16_speedup or BF16_SPEEDUP,
             )
     return replace(c, program=store_narrow(program, c.narrow, options.target, halved, rounded))
 

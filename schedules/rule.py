@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from hybridc.checks import CHECKS
 from hybridc.ir.graph import FAMILIES, OTHER_FAMILY
-from hybridc.machine import Processor
+from hybridc.machine import BF16_SPEEDUP, Processor
 from hybridc.schedules.packing import Packing
 from hybridc.targets import DEFAULT_THREADS, Target
 
@@ -44,6 +44,8 @@ class Request:
     know: the GPU of the default profile."""
     shared_constants: frozenset[int] = frozenset()
     """Those of `constants` that other functions read, too: a GPU has one layout of each weight."""
+    bf16_speedup: float = BF16_SPEEDUP
+    """Of packed lanes of bf16 over multiply-adds of floats on a CPU's vectors."""
     many_sizes: bool = False
     """Whether kernels for other sizes of the data read the constants, too: a rule then packs them in a way
     that does not depend on the data's size, so that they are stored once."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from hybridc.calibrate.fit import efficiencies, sample
 from hybridc.calibrate.link import LARGE_BYTES, measure_link, opened
+from hybridc.calibrate.peaks import bf16_speedup
 from hybridc.calibrate.samples import Subject, subjects
 from hybridc.calibrate.sharing import Copies, LinkCopies, ThreadCopies, shared_gb_s
 from hybridc.calibrate.timers import CpuTimer, Timer, elementwise_copy, gpu_identity, gpu_timer
@@ -45,6 +46,8 @@ def calibrate(
     samples = subjects(target, threads)
     progress.stage("measure CPU")
     cpu = measure_processor(cpu_timer, target, samples, cpu_name, memory_bytes, progress.kernels)
+    if target.isa.has_bf16:
+        cpu = replace(cpu, bf16_speedup=_rounded(bf16_speedup(target.isa)))
     source = f"Measured by hybridc {__version__} on {datetime.date.today()}, {threads} CPU threads."
     if timer is None:
         other = gpu_from or load_machine()

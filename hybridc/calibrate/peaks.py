@@ -14,7 +14,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from hybridc.options import BF16
 from hybridc.passes.lower.lower import llvm_target
+from hybridc.schedules.cpu.core.dot_products import dot_of
 from hybridc.schedules.cpu.core.micro_kernel import grid, integer, loop, unrolled, vectorized
 from hybridc.targets import Isa, native_isa
 from hybridc.tuning.measure import CACHE_BYTES, LEAST_SET_BYTES
@@ -34,6 +36,23 @@ def peak_gflops(isa: Isa, threads: int) -> float:
     run(values, result)
     seconds = statistics.median(_timed(lambda: run(values, result)) for _ in range(_RUNS))
     return 2 * _STEPS * threads * accumulators * isa.lanes() / seconds / 1e9
+
+
+def bf16_speedup(isa: Isa) -> float:
+    """Operations a second of packed lanes of bf16 in registers, over those of multiply-adds of floats.
+
+    On one thread, in turns; medians. Requires: an instruction set with bf16.
+    """
+    accumulators = isa.vector_registers * 3 // 4
+    values = tvm.runtime.tensor(np.array([0.5, 1.0], "float32"))
+    words = tvm.runtime.tensor(np.zeros(isa.lanes(), "int32"))
+    result = tvm.runtime.tensor(np.zeros((1, accumulators, isa.lanes()), "float32"))
+    floats, pairs = _multiply_adds(isa, 1, accumulators), _dot_products(isa, accumulators)
+    times = [
+        (_timed(lambda: floats(values, result)), _timed(lambda: pairs(words, result))) for _ in range(_RUNS)
+    ]
+    of_floats, of_pairs = map(statistics.median, zip(*times, strict=True))
+    return 2 * of_floats / of_pairs
 
 
 def copy_gb_s(size_bytes: int, threads: int) -> float:
@@ -117,6 +136,35 @@ def _multiply_adds(isa: Isa, threads: int, accumulators: int) -> Callable[..., N
 
     body = grid((threads,), lambda point: task(point[0]), parallel=True)
     return _compiled([values, result], body, [sums], isa)
+
+
+@cache
+def _dot_products(isa: Isa, accumulators: int) -> Callable[..., None]:
+    """As many dot products of pairs, each added to an accumulator, on one thread."""
+    dot = dot_of(BF16, isa)
+    assert dot is not None
+    words = tirx.decl_buffer((isa.lanes(),), "int32", "words")
+    result = tirx.decl_buffer((1, accumulators, isa.lanes()), "float32", "result")
+    sums = tirx.decl_buffer((accumulators, isa.lanes()), "float32", "sums", scope="local")
+    lane = tirx.Ramp(integer(0), integer(1), isa.lanes())
+
+    def add(i: ir.Expr) -> tirx.Stmt:
+        word = tirx.BufferLoad(words, [lane])
+        total = dot.multiply_add_vector(tirx.BufferLoad(sums, [i, lane]), word, word)
+        return tirx.BufferStore(sums, total, [i, lane])
+
+    zero = tirx.Broadcast(tirx.FloatImm("float32", 0.0), isa.lanes())
+    body = tirx.SeqStmt(
+        [
+            unrolled(accumulators, lambda i: tirx.BufferStore(sums, zero, [i, lane])),
+            loop(_STEPS, lambda _: unrolled(accumulators, add)),
+            unrolled(
+                accumulators,
+                lambda i: tirx.BufferStore(result, tirx.BufferLoad(sums, [i, lane]), [integer(0), i, lane]),
+            ),
+        ]
+    )
+    return _compiled([words, result], dot.within(body), [sums], isa)
 
 
 @cache

@@ -241,10 +241,12 @@ class _Loop:
     @property
     def _course(self) -> dict[str, object]:
         """What all ranks must have alike besides, to do the same at the same time."""
-        validation = self.validation
+        validation, settings = self.validation, self.settings
+        # else rank 0 alone need know of checkpoints
+        checkpoints = (settings.checkpoint is not None, settings.checkpoint_every)
         return {
-            "number of epochs": self.settings.epochs,
-            "time of checkpoints": (self.settings.checkpoint is not None, self.settings.checkpoint_every),
+            "number of epochs": settings.epochs,
+            "time of checkpoints": checkpoints if self.session.are_states_shared else None,
             "validation data": None if validation is None else (validation.size, validation.digest()),
         }
 

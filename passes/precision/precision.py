@@ -20,7 +20,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_equal
 
-from hybridc.machine import Processor
+from hybridc.machine import BF16_SPEEDUP, Processor
 from hybridc.options import BF16, FP16, INT8, TF32
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.program.program import Program, is_op
@@ -57,6 +57,10 @@ Errors = Callable[[Program, Mapping[str, Collection[int]]], Mapping[str, float]]
 the change over that of the result, of the worst call. Results come behind arguments."""
 
 
+_LEAST_SPEEDUP = 1.05
+"""Of multiplications in bf16, below which rounding and packing for them takes what they gain."""
+
+
 def reduce_precision(
     program: Program,
     target: Target,
@@ -65,8 +69,9 @@ def reduce_precision(
     *,
     winograd: bool = True,
     threads: int = DEFAULT_THREADS,
+    speedup: float = BF16_SPEEDUP,
 ) -> Program:
-    """Mark functions for bf16.
+    """Mark functions for bf16. `speedup` is of packed lanes on vectors over multiply-adds of floats.
 
     Requires: `program` fused, a target that multiplies bf16 numbers.
     Ensures: functions that sum products have the attribute PRECISION if they may round their operands, else
@@ -74,7 +79,7 @@ def reduce_precision(
     bf16.
     Raises: what `errors` raises.
     """
-    read = _bf16_reader(program, target, winograd, threads)
+    read = _bf16_reader(program, target, winograd, threads, speedup)
     factors, notes = _rounded_factors(program, read, rounding_error, errors)
     marked = _marked(program, BF16, factors, notes)
     if target.has_gpu:
@@ -83,16 +88,26 @@ def reduce_precision(
 
 
 def reduce_step_precision(
-    program: Program, target: Target, *, winograd: bool = True, threads: int = DEFAULT_THREADS
+    program: Program,
+    target: Target,
+    *,
+    winograd: bool = True,
+    threads: int = DEFAULT_THREADS,
+    speedup: float = BF16_SPEEDUP,
 ) -> tuple[Program, frozenset[relax.Var]]:
     """Mark functions of a training step for bf16; and the variables that these multiply.
 
     Requires, Ensures: as `reduce_precision`, but nothing is measured, and no tensor is bf16 yet. Whatever is
     multiplied so loses nothing for these products where it is stored as bf16 (`store_narrow`): activations
-    and their gradients are; gradients of weights, which nothing multiplies, are not.
+    and their gradients are; gradients of weights, which nothing multiplies, are not. On vectors that multiply
+    bf16 no faster than floats nothing is marked: nothing would pay for packing factors in each step.
     Raises: nothing of its own.
     """
-    factors, notes = _readable(program, _bf16_reader(program, target, winograd, threads))
+    factors, notes = _readable(program, _bf16_reader(program, target, winograd, threads, speedup))
+    unit = target.isa.dot_product_unit
+    if unit is not None and not unit.is_amx and speedup < _LEAST_SPEEDUP:
+        notes |= dict.fromkeys(factors, "this processor multiplies bf16 no faster than fp32")
+        factors = {}
     calls = [b.value for b in program.bindings if is_op(b.value, "call_tir")]
     multiplied = frozenset(
         call.args[1].fields[position]
@@ -104,13 +119,14 @@ def reduce_step_precision(
 
 
 def _bf16_reader(
-    program: Program, target: Target, winograd: bool, threads: int
+    program: Program, target: Target, winograd: bool, threads: int, speedup: float
 ) -> Callable[[str], Factors | str]:
     constants = constant_arguments(program)
 
     def read(name: str) -> Factors | str:
         function = program.module[name].with_attr(PRECISION, BF16)
-        return _factors(Request(function, constants[name], target, winograd=winograd, threads=threads))
+        request = Request(function, constants[name], target, winograd=winograd, threads=threads)
+        return _factors(replace(request, bf16_speedup=speedup))
 
     return read
 

@@ -10,13 +10,19 @@ from hybridc import emulator
 from hybridc.calibrate import timers
 from hybridc.calibrate.gpu_peak import multiply_adds
 from hybridc.calibrate.link import measure_link
+from hybridc.calibrate.peaks import bf16_speedup
 from hybridc.calibrate.timers import CpuTimer, GpuTimer, elementwise_copy, gpu_timer
 from hybridc.errors import DeviceError
 from hybridc.ir import Device
-from hybridc.targets import parse_target
+from hybridc.targets import ISAS, parse_target
 from tests.support.emulated import compile_for_emulator
 
 TARGET = parse_target("cuda:sm_75+avx2")
+
+
+@pytest.mark.isa("avx512")
+def test_products_of_bf16_are_timed_against_those_of_floats() -> None:
+    assert bf16_speedup(ISAS["avx512_bf16_emulated"]) > 0
 
 
 @pytest.mark.isa("avx2")

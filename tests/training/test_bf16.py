@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import hybridc
 from hybridc.cli import main
+from hybridc.machine import load_machine, machine_to_json
 from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
 from hybridc.training.session import TrainingSession
 from tests.support.amx import executing, tiles_here
@@ -131,3 +133,23 @@ def test_products_that_stay_in_float32_are_named(tmp_path: Path, target: str, ca
     notes = {kernel["note"] for kernel in kept}
     assert "no bf16 kernel computes this" in notes  # the weight gradient of the stride
     assert notes <= {"no bf16 kernel computes this", "fp32 is predicted to be faster"}
+
+
+@pytest.mark.parametrize(
+    ("target", "speedup", "is_rounded"),
+    [("avx512_bf16_emulated", 0.5, False), ("avx512_bf16_emulated", 2.0, True), ("amx_emulated", 0.5, True)],
+)
+def test_vectors_that_multiply_bf16_no_faster_multiply_floats(
+    target: str, speedup: float, is_rounded: bool, tmp_path: Path
+) -> None:
+    """By the profile of the machine; of tiles it says nothing."""
+    machine = load_machine()
+    profile = replace(machine, cpu=replace(machine.cpu, bf16_speedup=speedup))
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(machine_to_json(profile)))
+    assert load_machine(path) == profile
+    options: dict[str, Any] = {"loss": LOSS, "target": target, "precision": "bf16", "machine": str(path)}
+    graph = hybridc.plan_training(network(), **options)["step"].graphs[-1]
+    assert any(kernel.precision == "bf16" for kernel in graph.kernels) == is_rounded
+    notes = {kernel.precision_note for kernel in graph.kernels}
+    assert is_rounded or "this processor multiplies bf16 no faster than fp32" in notes

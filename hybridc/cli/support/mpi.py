@@ -10,19 +10,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from hybridc.cli.support.guardian import go_on_in_a_child
 from hybridc.errors import DeviceError, HybridcError, UsageError, out_of_memory
 from hybridc.training.ranks.exchange import Ranks
 
+_VARIABLES = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""In the environment the rank of a process, and how many there are: by MPICH, Open MPI and Slurm."""
 _FORWARDING_SECONDS = 0.5
 """For mpiexec to read what a rank has written: told of MPI_Abort, it drops what is still in its pipes."""
 
 
 @contextmanager
 def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
-    """The ranks of `mpiexec`. An error that only this rank has is told with its number, and ends all of them.
+    """The ranks of `mpiexec`. An error that only this rank has is told with its number, and ends all of them;
+    so does a signal that kills it.
 
     Raises UsageError HC588 if mpi4py or an MPI library is missing.
     """
+    started = _started_rank()
+    if started is not None and "mpi4py.MPI" not in sys.modules:  # MPI knows the process that initializes it
+        go_on_in_a_child(f"rank {started}", _FORWARDING_SECONDS)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -43,8 +54,15 @@ def started_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         _end_all(ranks, error)
 
 
+def _started_rank() -> str | None:
+    """The rank that a launcher says this process is, if it has started several."""
+    given = os.environ
+    found = (given.get(rank) for rank, count in _VARIABLES if given.get(count, "1") != "1")
+    return next((rank for rank in found if rank is not None), None)
+
+
 def _tell_processes(ranks: Ranks) -> None:
-    """Which process each rank is: mpiexec names a process that was killed by that alone."""
+    """Which process each rank is."""
     found = ranks.gather((os.getpid(), socket.gethostname()))
     if ranks.rank == 0:
         listed = ", ".join(f"{rank} is {pid} on {host}" for rank, (pid, host) in enumerate(found))

@@ -65,11 +65,8 @@ MOST_BLOCKS = 16
 _SUMS = 24
 """Vectors of sums that leave registers for what is multiplied."""
 _MOST_ROWS, _MOST_VECTORS = 8, 4
-_SPEEDUP = 1.75
-"""Of packed lanes on vectors over direct sums in fp32, as measured on Zen 4."""
 _LEAST_PRODUCTS = 20
-"""Multiply-adds for each packed lane of the copy that pay for making it on vectors, as measured there,
-too."""
+"""Multiply-adds for each packed lane of the copy that pay for making it on vectors, as measured on Zen 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +208,7 @@ def filtering_is_faster(request: Request, conv: Convolution) -> bool:
     if not request.winograd or request.many_sizes or Lines(conv, isa, threads).with_tiles:
         return False
     cost = least_cost(conv, isa, threads)
-    return cost is not None and cost < direct_cost(conv, isa, threads) / _SPEEDUP
+    return cost is not None and cost < direct_cost(conv, isa, threads) / request.bf16_speedup
 
 
 def fourier_is_faster(request: Request, conv: Convolution) -> bool:
@@ -220,7 +217,7 @@ def fourier_is_faster(request: Request, conv: Convolution) -> bool:
     if source is None or Lines(conv, isa, threads).with_tiles:
         return False
     plans = [source.plan(t) for t in TRANSFORMS if t.points >= conv.width.taps]
-    return any(plan.cost < direct_cost(conv, isa, threads) / _SPEEDUP for plan in plans)
+    return any(plan.cost < direct_cost(conv, isa, threads) / request.bf16_speedup for plan in plans)
 
 
 def line_packing(lines: Lines) -> Packing:

@@ -61,8 +61,6 @@ from hybridc.targets import Isa
 
 _COLUMNS = 768
 """Positions of a block at most: its copies stay in the second-level cache, and partly in the first."""
-_SPEEDUP = 1.75
-"""Of packed lanes on vectors over direct sums in fp32, as in `bf16_conv1d.py`."""
 LEAST_FILLED = 1 / 8
 """Of the sums of a tile, where it does twice as many multiply-adds as vectors of floats in its time."""
 _LEAST_PRODUCTS = 20
@@ -233,7 +231,7 @@ def floats_are_faster(request: Request, wgrad: WeightGradient) -> bool:
     cost = direct_cost(wgrad, isa, threads)
     lanes = wgrad.inputs / (plan.input_blocks * SIDE)
     transformed = [p.cost for p in read_plans(request)] if request.winograd else []
-    return min([cost, *transformed]) < cost / (_SPEEDUP * lanes)
+    return min([cost, *transformed]) < cost / (request.bf16_speedup * lanes)
 
 
 @dataclass(frozen=True, slots=True)
