@@ -196,7 +196,8 @@ def test_a_run_of_another_bucket_copies_but_the_weights_that_were_overwritten(
         lost = [
             w.size_bytes
             for w in plans[bucket].stored_plan.gpu_weights
-            if (w.offset_bytes, w.arena_offset_bytes) not in there
+            if w.arena_offset_bytes is not None
+            and (w.offset_bytes, w.arena_offset_bytes) not in there
             and any(
                 b.offset_bytes < w.arena_offset_bytes + w.size_bytes and w.arena_offset_bytes < b.end_bytes
                 for b in used
