@@ -17,7 +17,17 @@ from hybridc.options import Budget, CompileOptions
 
 SHOWN_ONLY = {"help", "json", "all", "html", "trace", "measured", "quiet", "program"}
 """Options of what is shown of a result, and how."""
-TRAINING = {"train", "loss", "optimizer", "batch", "accumulate", "freeze", "clip_norm", "ema"}
+TRAINING = {
+    "train",
+    "loss",
+    "optimizer",
+    "batch",
+    "accumulate",
+    "freeze",
+    "clip_norm",
+    "ema",
+    "sync_batchnorm",
+}
 
 
 def stored(command: str) -> set[str]:

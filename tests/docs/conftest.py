@@ -28,7 +28,10 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for built in cache_path(name).glob("[!.]*"):
             if not built.name.startswith("kernels-"):
                 with suppress(FileNotFoundError):  # trimmed meanwhile by another process
-                    shutil.copy2(built, own)
+                    if built.is_dir():  # a device that has a folder of libraries
+                        shutil.copytree(built, own / built.name)
+                    else:
+                        shutil.copy2(built, own)
     return folder
 
 
