@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import hybridc
 from hybridc import emulator
 from hybridc.artifact import open_artifact
 from hybridc.bundle import write_bundle
+from hybridc.ir import Device
 from tests.support.exact_reference import exact_session
 from tests.support.machines import EAGER_GPU
 
@@ -98,6 +100,71 @@ def test_half_the_memory_of_a_gpu_is_enough(scripted: onnx.ModelProto, tmp_path:
             assert held.used_bytes <= (open_artifact(path).plan.budget_bytes or 0)
     finally:
         emulator.reset()
+
+
+ROWS, WIDTH = 64, 64
+RESULT_BYTES = 4 * ROWS * WIDTH
+BRANCHES = {"taken": 128, "other": 256}
+"""Of an If, how wide each is inside."""
+
+
+def _branches(names: Sequence[str]) -> onnx.ModelProto:
+    """y of x: three layers, those of the first branch where x has a positive sum; or of one branch alone."""
+    random, weights, parts = np.random.default_rng(0), [], []
+    for name, wide in BRANCHES.items():
+        shapes = ((WIDTH, wide), (wide, wide), (wide, WIDTH))
+        for i, shape in enumerate(shapes if name in names else ()):
+            values = random.standard_normal(shape).astype(np.float32) / np.float32(np.sqrt(shape[0]))
+            weights.append(onnx.numpy_helper.from_array(values, f"{name}{i}"))
+        layers = " ".join(
+            f"{name}m{i} = MatMul({f'{name}y{i - 1}' if i else 'x'}, {name}{i}) {name}y{i} = Tanh({name}m{i})"
+            for i in range(3)
+        )
+        if name in names:
+            parts.append((name, layers))
+    shape = f"float[{ROWS}, {WIDTH}]"
+    if len(parts) == 1:
+        [(name, layers)] = parts
+        text = f"{layers} z = Identity({name}y2)"
+    else:
+        (one, first), (other, second) = parts
+        text = f"""s = ReduceSum<keepdims = 0>(x) none = Constant<value = float {{0}}>() c = Greater(s, none)
+        z = If(c) <then_branch = t () => ({shape} {one}y2) {{ {first} }},
+                   else_branch = e () => ({shape} {other}y2) {{ {second} }}>"""
+    graph = onnx.parser.parse_graph(f"g ({shape} x) => ({shape} y) {{ {text} y = Add(z, x) }}")
+    graph.initializer.extend(weights)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize(
+    "names", [("taken", "other"), pytest.param(("other", "taken"), marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("target", ["avx2", pytest.param("cuda:sm_75+avx2", marks=pytest.mark.slow)])
+def test_two_branches_need_the_memory_of_the_larger(
+    target: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    """And that of the first one's result, which a choice reads behind the second."""
+    device, options = Device.CPU, dict[str, Any](target=target, threads=2)
+    if target != "avx2":
+        device = Device.GPU
+        options |= {"machine": EAGER_GPU, "plan_seconds": 0.2}
+    largest = 0
+    for name in names:
+        hybridc.compile(_branches([name]), tmp_path / name, **options)
+        largest = max(largest, open_artifact(tmp_path / name).plan.arena_bytes(device))
+    most = largest + RESULT_BYTES + 1024
+    model, path = _branches(names), tmp_path / "both.hyb"
+    if device is Device.GPU:
+        options["gpu_memory"] = f"{most // 1024}KiB"
+    hybridc.compile(model, path, **options)
+    assert open_artifact(path).plan.arena_bytes(device) <= most
+    reference = exact_session(model)
+    with hybridc.load(path, emulate_gpu=None if device is Device.CPU else "64MiB") as session:
+        for sign in (1, -1):
+            x = (np.random.default_rng(1).standard_normal((ROWS, WIDTH)) + sign).astype(np.float32)
+            [found], [wanted] = session.run(None, {"x": x}), reference.run(None, {"x": x})
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        assert session.memory()[device].allocated_bytes <= most
 
 
 @pytest.mark.slow
