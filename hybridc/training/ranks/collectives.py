@@ -231,7 +231,10 @@ def with_means(graph: Graph, plan: Plan, ranks: int, network: Network) -> tuple[
         for kernel in graph.kernels
     )
     makespan_us = timeline(steps, us)[0]
-    made = replace(plan, steps=tuple(steps), step_us=tuple(us), makespan_us=makespan_us)
+    bound_us = min(plan.time_bound_us, makespan_us)  # a mean may take less than the copy did
+    made = replace(
+        plan, steps=tuple(steps), step_us=tuple(us), makespan_us=makespan_us, time_bound_us=bound_us
+    )
     return replace(graph, kernels=kernels), made
 
 

@@ -73,6 +73,7 @@ def test_ranks_have_losses_and_statistics_of_the_whole_batch(
 
 def test_means_of_ranks_are_ordered_with_the_kernels_around_them(synchronized: Path) -> None:
     artifact = open_artifact(synchronized / ACCUMULATE)
+    verify(*with_means(artifact.graph, artifact.plan, PARTS, Network(0.0, 1e6)))
     graph, plan = with_means(artifact.graph, artifact.plan, PARTS, Network())
     verify(graph, plan)
     assert (
