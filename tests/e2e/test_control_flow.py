@@ -122,16 +122,16 @@ def _branches(names: Sequence[str]) -> onnx.ModelProto:
         )
         if name in names:
             parts.append((name, layers))
-    shape = f"float[{ROWS}, {WIDTH}]"
+    kind = f"float[{ROWS}, {WIDTH}]"
     if len(parts) == 1:
         [(name, layers)] = parts
         text = f"{layers} z = Identity({name}y2)"
     else:
         (one, first), (other, second) = parts
         text = f"""s = ReduceSum<keepdims = 0>(x) none = Constant<value = float {{0}}>() c = Greater(s, none)
-        z = If(c) <then_branch = t () => ({shape} {one}y2) {{ {first} }},
-                   else_branch = e () => ({shape} {other}y2) {{ {second} }}>"""
-    graph = onnx.parser.parse_graph(f"g ({shape} x) => ({shape} y) {{ {text} y = Add(z, x) }}")
+        z = If(c) <then_branch = t () => ({kind} {one}y2) {{ {first} }},
+                   else_branch = e () => ({kind} {other}y2) {{ {second} }}>"""
+    graph = onnx.parser.parse_graph(f"g ({kind} x) => ({kind} y) {{ {text} y = Add(z, x) }}")
     graph.initializer.extend(weights)
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
 
