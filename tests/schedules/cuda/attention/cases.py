@@ -120,9 +120,9 @@ def drawn_of_one_tensor(
     expected, terms = _reference(np.split(data, parts[1:-1], axis=2), np.zeros((1, 1, 1, 1)))
     rounded = ROUNDING.get(dtype, 0.0)
     error = rounded * (terms + np.abs(expected)) + 4e-6 * max(1.0, float(np.abs(expected).max()))
-    dtypes = {} if dtype == "float32" else dict.fromkeys((0, 1), dtype)
+    dtypes = {} if dtype == "float32" else dict.fromkeys(range(4), dtype)
     return Case(
-        stored(function, dtypes) if dtypes else function, [data], expected, rule, absolute_error=error
+        stored(function, dtypes) if dtypes else function, [data] * 3, expected, rule, absolute_error=error
     )
 
 
