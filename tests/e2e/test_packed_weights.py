@@ -23,11 +23,12 @@ from tests.support.machines import EAGER_GPU
 GPU_BYTES = 64 << 20
 
 
-def product(seed: int, rows: int, dtype: str = "float32") -> onnx.ModelProto:
-    """Of drawn extents, relu(x @ w + b); `rows` of them."""
+def product(seed: int, rows: int, dtype: str = "float32", depth: int | None = None) -> onnx.ModelProto:
+    """Of drawn extents, or of this depth, relu(x @ w + b); `rows` of them."""
     random = np.random.default_rng(seed)
     block = int(random.choice([16, 32, 128]))
-    depth, columns = block * int(random.integers(1, 5)), 64 * int(random.integers(1, 4))
+    drawn, columns = block * int(random.integers(1, 5)), 64 * int(random.integers(1, 4))
+    depth = depth or drawn
     blocks = depth // block
     codes = random.integers(0, 256, (columns, blocks, block // 2)).astype("u1")
     weights = {"w": codes, "s": random.uniform(0.01, 0.02, (columns, blocks)).astype(dtype)}
@@ -95,6 +96,15 @@ def test_a_gpu_reads_packed_weights(seed: int, rows: int, tmp_path: Path) -> Non
     assert weight_bytes(path) <= 0.45 * dense_bytes(model)
     assert_agrees(model, path)
     emulator.reset()
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("depth", [512, 1024, 1536, 1664, 4096])
+def test_sums_wait_from_part_to_part_of_a_deep_product(depth: int, tmp_path: Path) -> None:
+    """Parts that divide the depth evenly, and such that do not."""
+    model = product(depth, 40, depth=depth)
+    hybridc.compile(model, tmp_path / "model.hyb", target="avx2")
+    assert_agrees(model, tmp_path / "model.hyb")
 
 
 @pytest.mark.isa("avx2")

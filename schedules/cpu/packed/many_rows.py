@@ -79,7 +79,7 @@ def many_rows(packed: Packed, request: Request) -> tuple[list[tirx.Stmt], list[i
 
 def _task(product: _Product, panel: ir.Expr, group: ir.Expr, sums: list[ir.Var]) -> tirx.Stmt:
     packed, depth = product.packed, product.depth
-    whole, rest = packed.depth // depth, packed.depth % depth
+    before = ceil_div(packed.depth, depth) - 1
 
     def part(start: ir.Expr, extent: int) -> tirx.Stmt:
         return sequence(
@@ -89,8 +89,10 @@ def _task(product: _Product, panel: ir.Expr, group: ir.Expr, sums: list[ir.Var])
             ]
         )
 
-    parts = [loop(whole, lambda i: part(i * integer(depth), depth))]
-    return sequence([*parts, part(integer(whole * depth), rest)] if rest else parts)
+    # TVM allocates a buffer in the innermost loop that has all of its accesses, and sums wait from part to
+    # part: so the last one stands behind the loop of the others
+    last = part(integer(before * depth), packed.depth - before * depth)
+    return sequence([loop(before, lambda i: part(i * integer(depth), depth)), last] if before else [last])
 
 
 def _dequantized(product: _Product, panel: ir.Expr, start: ir.Expr, extent: int) -> tirx.Stmt:
