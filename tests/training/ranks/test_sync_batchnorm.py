@@ -60,10 +60,11 @@ def of_whole_batch(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path
     return folder / "run"
 
 
+@pytest.mark.parametrize("more", [(), ("--shard-states",)], ids=["alone", "sharing_states"])
 def test_ranks_have_losses_and_statistics_of_the_whole_batch(
-    synchronized: Path, of_whole_batch: Path, data: Path, tmp_path: Path
+    more: tuple[str, ...], synchronized: Path, of_whole_batch: Path, data: Path, tmp_path: Path
 ) -> None:
-    found = losses(PARTS, synchronized, data, "--epochs", 5, "--checkpoint", tmp_path)
+    found = losses(PARTS, synchronized, data, "--epochs", 5, "--checkpoint", tmp_path, *more)
     whole, parts = read_checkpoint(of_whole_batch), read_checkpoint(tmp_path)
     assert whole is not None and parts is not None and len(found) == 50
     np.testing.assert_allclose(found, whole.progress.losses, rtol=1e-6)
@@ -76,9 +77,8 @@ def test_means_of_ranks_are_ordered_with_the_kernels_around_them(synchronized: P
     verify(*with_means(artifact.graph, artifact.plan, PARTS, Network(0.0, 1e6)))
     graph, plan = with_means(artifact.graph, artifact.plan, PARTS, Network())
     verify(graph, plan)
-    assert (
-        len(collectives_of(plan)) == 2 * 3
-    )  # of each norm mean, variance, and the sums of the backward pass
+    # of each norm mean, variance, and the sums of the backward pass
+    assert len(collectives_of(plan)) == 2 * 3
     assert plan.arenas == artifact.plan.arenas
     position = next(i for i, s in enumerate(plan.steps) if s.lane is Lane.CPU and s.waits)
     loose = replace(plan.steps[position], waits=())
