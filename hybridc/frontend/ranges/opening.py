@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,27 +43,22 @@ class Opening:
 
     def samples(self) -> tuple[Bucket, ...]:
         """Sizes at which the network is compared with itself at the largest: the smallest ones first, then
-        each dimension alone at its smallest, then all together at others: every one of few, else the middle,
-        what powers of two divide and one less than the largest. The largest themselves are the last ones."""
+        each dimension alone at every size of few, else at its smallest, at its middle and at what powers of
+        two divide, and all of them one less than they can be. The largest themselves are the last ones."""
         lows = tuple(each.low for each in self.bucket)
         highs = tuple(each.high for each in self.bucket)
-        alone = [(*highs[:i], low, *highs[i + 1 :]) for i, low in enumerate(lows)]
-        between = [_between(each) or (each.high,) for each in self.bucket]
-        # each begins at another place, so that no two dimensions have the same sizes, or those of a sum
-        together = [
-            tuple(sizes[(k + i) % len(sizes)] for i, sizes in enumerate(between))
-            for k in range(max(map(len, between)))
+        alone = [
+            (*highs[:i], size, *highs[i + 1 :]) for i, each in enumerate(self.bucket) for size in _alone(each)
         ]
-        found = [sizes for sizes in dict.fromkeys((lows, *alone, *together)) if sizes != highs]
+        less = tuple(max(each.low, each.high - 1) for each in self.bucket)
+        found = [sizes for sizes in dict.fromkeys((lows, *alone, less)) if sizes != highs]
         return tuple(tuple(Interval(n, n) for n in sizes) for sizes in (*found, highs))
 
 
-def _between(interval: Interval) -> Sequence[int]:
-    """Sizes that are neither the smallest nor the largest."""
-    low, high = interval.low, interval.high
-    if high - low < FEW_SIZES:
-        return range(low + 1, high)
-    return (low + high) // 2, _roundest(interval), high - 1
+def _alone(interval: Interval) -> Iterable[int]:
+    if interval.high - interval.low < FEW_SIZES:
+        return range(interval.low, interval.high)
+    return interval.low, (interval.low + interval.high) // 2, _roundest(interval)
 
 
 def _roundest(interval: Interval) -> int:
