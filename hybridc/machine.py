@@ -129,6 +129,7 @@ class Network:
     """1e9 bytes a second. The defaults are what vendors state of networks of 100 Gb/s."""
 
     def message_us(self, size_bytes: float) -> float:
+        """Of one message between two ranks."""
         return self.latency_us + size_bytes / (1e3 * self.gb_s)
 
     def all_reduce_us(self, size_bytes: int, ranks: int) -> float:

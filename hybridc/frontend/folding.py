@@ -117,10 +117,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
             tensor = ir.Tensor(known, name=output.name)
             kind = ir.TensorType(tensor.dtype)
             value = ir.Value(name=output.name, type=kind, shape=tensor.shape, const_value=tensor)
-            output.type, output.shape = (
-                kind,
-                value.shape,
-            )  # which the pass prefers to those of what replaces it
+            # which the pass prefers to those of what replaces it
+            output.type, output.shape = kind, value.shape
             graph.register_initializer(value)
             return folding.Replacement([value], [])
         replacement = super().process_node(node, is_function)

@@ -100,6 +100,7 @@ class Attention:
 
     @property
     def operands(self) -> tuple[TransposedOperand, TransposedOperand, TransposedOperand]:
+        """Query, key and value."""
         return self.query, self.key, self.value
 
     @property

@@ -12,9 +12,11 @@ order."""
 
 
 def is_mean_of_ranks(expr: relax.Expr) -> bool:
+    """Whether an expression calls such a function, as an operator."""
     # TVM numbers functions of one name
     return is_op(expr, "call_tir") and operator_name(expr).rstrip("0123456789_") == MEAN_OF_RANKS
 
 
 def has_means_of_ranks(function: tirx.PrimFunc) -> bool:
+    """Whether a composed function is such means."""
     return MEAN_OF_RANKS in (function.attrs or {})

@@ -100,8 +100,8 @@ def test_a_gpu_reads_packed_weights(seed: int, rows: int, tmp_path: Path) -> Non
 
 @pytest.mark.isa("avx2")
 @pytest.mark.parametrize("depth", [512, 1024, 1536, 1664, 4096])
-def test_sums_wait_from_part_to_part_of_a_deep_product(depth: int, tmp_path: Path) -> None:
-    """Parts that divide the depth evenly, and such that do not."""
+def test_deep_products_of_many_rows(depth: int, tmp_path: Path) -> None:
+    """On a CPU sums wait from part to part: of parts that divide the depth evenly, and such that do not."""
     model = product(depth, 40, depth=depth)
     hybridc.compile(model, tmp_path / "model.hyb", target="avx2")
     assert_agrees(model, tmp_path / "model.hyb")
