@@ -23,6 +23,11 @@ SUM = "#ranks"
 """Behind the name of a tensor: that of its sum over all ranks."""
 BUCKET_BYTES = tuple(1 << power for power in range(14, 27))
 """What is tried as the size of buckets."""
+_HARDLY_LATER = 1.005
+"""A bucket takes some 0.4 ms of a core that kernels may need, which the prediction does not know."""
+_SLOWER = (1, 2, 4)
+"""Kernels may take so many times what is predicted: of a machine's cores a rank often has few. The network
+is then less of a bottleneck, and it counts more how small the last bucket is."""
 
 Buckets = tuple[tuple[str, ...], ...]
 """Tensors that are summed together, in the order in which they are."""
@@ -63,7 +68,7 @@ class Summing:
 
 
 def choose_buckets(graph: Graph, plan: Plan, tensors: Sequence[str], summing: Summing) -> Buckets:
-    """Those with which the run is predicted to end first; of several the fewest.
+    """The fewest with which the run is predicted to end hardly later than with any, with slower kernels, too.
 
     Gradients come in the order in which the backward pass has them: the last layer's first. Requires: all
     tensors end up on the host.
@@ -72,10 +77,23 @@ def choose_buckets(graph: Graph, plan: Plan, tensors: Sequence[str], summing: Su
     in_order = sorted(tensors, key=lambda name: written[name])
     ways = dict.fromkeys(tuple(map(summing.ordered, _filled(graph, in_order, size))) for size in BUCKET_BYTES)
 
-    def end_us(buckets: Buckets) -> float:
-        return with_collectives(graph, plan, buckets, summing)[1].makespan_us
+    def ends_us(slower: Plan) -> list[float]:
+        return [with_collectives(graph, slower, buckets, summing)[1].makespan_us for buckets in ways]
 
-    return min(ways, key=lambda buckets: (end_us(buckets), len(buckets)))
+    found = [ends_us(scaled(plan, factor)) for factor in _SLOWER]
+    late = [
+        max(us / min(each) for us, each in zip(column, found, strict=True))
+        for column in zip(*found, strict=True)
+    ]
+    return min(
+        zip(ways, late, strict=True), key=lambda way: (max(way[1], _HARDLY_LATER), len(way[0]), way[1])
+    )[0]
+
+
+def scaled(plan: Plan, factor: float) -> Plan:
+    """The same run on a machine on which each step takes `factor` times as long."""
+    us = tuple(factor * each for each in plan.step_us)
+    return replace(plan, step_us=us, makespan_us=timeline(plan.steps, us)[0], time_bound_us=0.0)
 
 
 def _filled(graph: Graph, names: Sequence[str], bucket_bytes: int) -> Buckets:
