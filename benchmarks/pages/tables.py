@@ -223,10 +223,62 @@ def training_tables() -> list[str]:
         "## Training",
         f"Training steps on the CPU for `{speed['rows'][-1]['target']}` compared with PyTorch ({where}):",
         "\n".join(times),
+        *_bf16_steps(),
+        *_ranks(),
         "GPU memory of planned training steps, and predicted time on the profile of a K40 "
         f"({memory['date']}; Caffe-like: data and gradient of every blob, ReLU in place):",
         "\n".join(bytes_),
         f"Predicted steps with momentum where the GPU's memory has no limit ({states['date']}): parameters "
         "and moments are kept on the GPU between steps, or all are on the host:",
         "\n".join(kept),
+    ]
+
+
+def _bf16_steps() -> list[str]:
+    """Steps of bf16 products against float32 ones and against PyTorch's; losses after the same steps."""
+    result = read("training_bf16")
+    lines = [
+        "| training step | target | fp32, ms | bf16, ms | PyTorch bf16, ms | kernels in bf16 "
+        "| loss changed by |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        step = f"| {row['model']} | {row['target']} "
+        if "ms" in row:
+            times = " | ".join(f"{row['ms'][e]:.0f}" for e in ("hybridc", "hybridc_bf16", "torch_bf16"))
+            lines.append(f"{step}| {times} | {row['bf16_kernels']} | {row['loss_error']:.1e} |")
+        else:
+            lines.append(f"{step}| | | | | {row['loss_error']:.1e} |")
+    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    return [f"Training steps with `--precision bf16` ({where}):", "\n".join(lines)]
+
+
+def _ranks() -> list[str]:
+    """What is hidden of a slow link, and the simulated efficiency of many ranks."""
+    result = read("ranks")
+    hidden, scaling = (
+        next(row[name] for row in result["rows"] if name in row) for name in ("hidden", "weak_scaling")
+    )
+    key = "SIMULATED_weak_scaling"
+    shares: dict[str, dict[int, float]] = {}
+    for row in result["rows"]:
+        if key in row:
+            shares.setdefault(row["model"], {})[row["ranks"]] = row[key]
+    counts = sorted({count for row in shares.values() for count in row})
+    lines = [
+        f"| training step | {' | '.join(f'{count} ranks' for count in counts)} |",
+        "|---" * (len(counts) + 1) + "|",
+        *(
+            f"| {name} | {' | '.join(f'{row[count]:.3f}' for count in counts)} |"
+            for name, row in shares.items()
+        ),
+    ]
+    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
+    return [
+        f"Ranks of an MPI job ({where}, `python benchmarks/ranks.py`): two ranks, each with the work of one, "
+        f"are at {scaling:.0%} of the speed of two (cifar_quick); {hidden:.0%} of the time of a link on "
+        "which sums of gradients take 60 % of the backward pass is hidden behind it. "
+        "Speed of many ranks over that of as many single ones, SIMULATED by replaying the plan with a "
+        "network of 100 Gb/s:",
+        "\n".join(lines),
     ]
