@@ -127,6 +127,16 @@ def test_high_latency_makes_buckets_large(planned: tuple[Graph, Plan]) -> None:
     assert len(few) == 1 < len(many)
 
 
+def test_more_buckets_are_made_only_where_the_run_ends_earlier(planned: tuple[Graph, Plan]) -> None:
+    graph, plan = planned
+    fast, slow = (Summing(RANKS, Network(1.5, gb_s)) for gb_s in (100.0, 0.05))
+    few = choose_buckets(graph, plan, sums_of(graph), fast)
+    many = choose_buckets(graph, plan, sums_of(graph), slow)
+    assert len(few) < len(many) if len(plan.arenas) == 1 else len(few) <= len(many)
+    late = [with_collectives(graph, plan, buckets, fast)[1].makespan_us for buckets in (few, many)]
+    assert late[0] <= 1.006 * late[1]
+
+
 def test_reports_show_the_lane_of_the_network(planned: tuple[Graph, Plan]) -> None:
     graph, plan = extended(planned)
     assert Lane.NET in [row.lane for row in lane_rows(graph, plan)]
