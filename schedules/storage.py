@@ -11,6 +11,7 @@ memory.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -285,9 +286,17 @@ def _converts(body: tirx.Stmt) -> bool:
 
 
 def _read(body: tirx.Stmt) -> Collection[ir.Var]:
-    found: set[ir.Var] = set()
-    tvm_ffi.structural_walk(body, (ir.TensorLoad, lambda load: found.add(load.source)))
-    return found
+    """What is loaded, and not only prefetched: where an address is taken TVM has a load, too."""
+    loads, addresses = Counter[ir.Var](), Counter[ir.Var]()
+
+    def address(call: ir.Call) -> None:
+        if call.op.name == "tirx.address_of":
+            addresses[call.args[0].source] += 1
+
+    tvm_ffi.structural_walk(
+        body, [(ir.TensorLoad, lambda load: loads.update([load.source])), (ir.Call, address)]
+    )
+    return set(loads - addresses)
 
 
 def _written(function: tirx.PrimFunc) -> Collection[ir.Var]:

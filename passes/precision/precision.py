@@ -37,6 +37,7 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 )
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
+from hybridc.schedules.cpu.wgrad.fourier import is_by_transforms
 from hybridc.schedules.cuda.tensor_core.tensor_core import read_tf32_product, tf32_is_faster
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
 from hybridc.targets import DEFAULT_THREADS, Target
@@ -48,8 +49,10 @@ class Factors:
 
     left: int
     right: int
-    stored: bool = True
-    """Whether the left one may lie in memory as bf16."""
+    is_gradient: bool = False
+    """Whether the result is a gradient of weights."""
+    in_floats: str = ""
+    """Why they are multiplied in fp32 all the same, by a kernel that gains from bf16 in memory."""
 
 
 Errors = Callable[[Program, Mapping[str, Collection[int]]], Mapping[str, float]]
@@ -84,7 +87,9 @@ def reduce_precision(
     marked = _marked(program, BF16, factors, notes)
     if target.has_gpu:
         return marked  # either device may run a kernel, and the GPU's read floats
-    return keep_in_bf16(marked, {name: found.left for name, found in factors.items() if found.stored})
+    return keep_in_bf16(
+        marked, {name: found.left for name, found in factors.items() if not found.is_gradient}
+    )
 
 
 def reduce_step_precision(
@@ -95,27 +100,31 @@ def reduce_step_precision(
     threads: int = DEFAULT_THREADS,
     speedup: float = BF16_SPEEDUP,
 ) -> tuple[Program, frozenset[relax.Var]]:
-    """Mark functions of a training step for bf16; and the variables that these multiply.
+    """Mark functions of a training step for bf16; and the variables that may be stored as bf16 for them.
 
     Requires, Ensures: as `reduce_precision`, but nothing is measured, and no tensor is bf16 yet. Whatever is
     multiplied so loses nothing for these products where it is stored as bf16 (`store_narrow`): activations
-    and their gradients are; gradients of weights, which nothing multiplies, are not. On vectors that multiply
-    bf16 no faster than floats nothing is marked: nothing would pay for packing factors in each step.
+    and their gradients are; gradients of weights, which nothing multiplies, are not. What Fourier transforms
+    in fp32 read and write is among them: half as many bytes pass between them and memory. On vectors that
+    multiply bf16 no faster than floats nothing is marked: nothing would pay for packing factors in each step.
     Raises: nothing of its own.
     """
-    factors, notes = _readable(program, _bf16_reader(program, target, winograd, threads, speedup))
+    found = _found(program, _bf16_reader(program, target, winograd, threads, speedup))
+    factors, notes = _rounded_and_not(found)
+    in_floats = {name: f for name, f in found.items() if isinstance(f, Factors) and f.in_floats}
     unit = target.isa.dot_product_unit
     if unit is not None and not unit.is_amx and speedup < _LEAST_SPEEDUP:
         notes |= dict.fromkeys(factors, "this processor multiplies bf16 no faster than fp32")
         factors = {}
-    calls = [b.value for b in program.bindings if is_op(b.value, "call_tir")]
-    multiplied = frozenset(
-        call.args[1].fields[position]
-        for call in calls
-        if (found := factors.get(call.args[0].name_hint)) is not None
-        for position in (found.left, found.right)
-    )
-    return _marked(program, BF16, factors, notes), multiplied
+    rounded = set[relax.Var]()
+    for binding in program.bindings:
+        read = (factors | in_floats).get(_called(binding))
+        if read is not None:
+            arguments = binding.value.args[1].fields
+            rounded |= {arguments[read.left], arguments[read.right]}
+        if read is not None and read.in_floats and not read.is_gradient:
+            rounded.add(binding.var)
+    return _marked(program, BF16, factors, notes), frozenset(rounded)
 
 
 def _bf16_reader(
@@ -157,7 +166,7 @@ def _rounded_factors(
     program: Program, read: Callable[[str], Factors | str], rounding_error: float, errors: Errors
 ) -> tuple[Mapping[str, Factors], Mapping[str, str]]:
     """The factors of the products that may be rounded, and why those of others may not, by function."""
-    factors, notes = _readable(program, read)
+    factors, notes = _rounded_and_not(_found(program, read))
     positions = {name: (value.left, value.right) for name, value in factors.items()}
     for name, error in errors(program, positions).items():
         if not error <= rounding_error:
@@ -166,14 +175,25 @@ def _rounded_factors(
     return factors, notes
 
 
-def _readable(
-    program: Program, read: Callable[[str], Factors | str]
-) -> tuple[dict[str, Factors], dict[str, str]]:
+def _found(program: Program, read: Callable[[str], Factors | str]) -> dict[str, Factors | str]:
+    """The factors of all products, or why they have none, by function."""
+    called = dict.fromkeys(filter(None, map(_called, program.bindings)))
+    return {name: read(name) for name in called if adds_up_products(program.module[name])}
+
+
+def _called(binding: relax.VarBinding) -> str:
+    """The name of the function; empty if none is called."""
+    return str(binding.value.args[0].name_hint) if is_op(binding.value, "call_tir") else ""
+
+
+def _rounded_and_not(found: Mapping[str, Factors | str]) -> tuple[dict[str, Factors], dict[str, str]]:
     """The factors of the products that have a kernel, and why others have none, by function."""
-    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
-    found = {name: read(name) for name in called if adds_up_products(program.module[name])}
-    factors = {name: value for name, value in found.items() if isinstance(value, Factors)}
-    notes = {name: value for name, value in found.items() if isinstance(value, str)}
+    factors, notes = dict[str, Factors](), dict[str, str]()
+    for name, value in found.items():
+        if isinstance(value, Factors) and not value.in_floats:
+            factors[name] = value
+        else:
+            notes[name] = value if isinstance(value, str) else value.in_floats
     return factors, notes
 
 
@@ -232,26 +252,39 @@ def _factors(request: Request) -> Factors | str:
         return _positions(nest, conv.data, nest.function.params[conv.weight])
     line = read_bf16_line(request)
     if line is not None:
+        data = line_data(line)
+        assert data is not None
+        factors = _positions(line.contraction.nest, data[0], line.weight.source)
         if fourier_is_faster(request, line):
-            return "Fourier transforms in fp32 are predicted to be faster"
+            return _with(factors, in_floats="Fourier transforms in fp32 are predicted to be faster")
         if filtering_is_faster(request, line):
             return "Winograd's algorithm in fp32 is predicted to be faster"
         if floats_are_faster(line, request.target.isa, request.threads):
             return "fp32 is predicted to be faster"
-        data = line_data(line)
-        assert data is not None
-        return _positions(line.contraction.nest, data[0], line.weight.source)
+        return factors
     for kind in (bf16_wgrad1d, bf16_wgrad2d):
         wgrad = kind.read_wgrad(request)
         if wgrad is not None:
+            factors = _positions(wgrad.contraction.nest, wgrad.gradient, wgrad.data)
             if kind.floats_are_faster(request, wgrad):
-                return "fp32 is predicted to be faster"
-            found = _positions(wgrad.contraction.nest, wgrad.gradient, wgrad.data)
-            return replace(found, stored=False) if isinstance(found, Factors) else found
+                reason = "fp32 is predicted to be faster"
+                return (
+                    _with(factors, is_gradient=True, in_floats=reason)
+                    if is_by_transforms(request)
+                    else reason
+                )
+            return _with(factors, is_gradient=True)
     product = read_bf16_product(request)
     if product is None:
         return "no bf16 kernel computes this"
     return _positions(product.contraction.nest, product.left.source, product.right.source)
+
+
+def _with(factors: Factors | str, *, is_gradient: bool = False, in_floats: str = "") -> Factors | str:
+    """The same factors, if there are any, of such a kernel."""
+    if isinstance(factors, str):
+        return in_floats or factors
+    return replace(factors, is_gradient=is_gradient, in_floats=in_floats)
 
 
 def _tf32_factors(request: Request) -> Factors | str:

@@ -50,15 +50,25 @@ def fft_conv1d_wgrad(request: Request) -> Scheduled | None:
     Spectra have a segment in each lane. Before products the lanes of one operand are transposed to channels,
     so that sums are over segments and none over lanes is left. Errors are about 1e-6 of the result's scale.
     """
-    plans = [] if request.choice == DIRECT or not request.winograd else read_plans(request)
-    if not plans:
-        return None
-    direct = direct_cost(plans[0].wgrad, request.target.isa, request.threads)
-    better = sorted((p for p in plans if p.cost < direct), key=lambda p: p.cost)[:_MOST_CHOICES]
+    better = sorted(_better_plans(request), key=lambda p: p.cost)[:_MOST_CHOICES]
     if not better:
         return None
     ranked = {plan.label: plan for plan in better}
     return schedule_plan(request, pick(request, ranked), (*ranked, DIRECT))
+
+
+def is_by_transforms(request: Request) -> bool:
+    """Whether the rule accepts a function."""
+    return bool(_better_plans(request))
+
+
+def _better_plans(request: Request) -> list[FftWgradPlan]:
+    """Those that are predicted to take less time than direct sums."""
+    plans = [] if request.choice == DIRECT or not request.winograd else read_plans(request)
+    if not plans:
+        return []
+    direct = direct_cost(plans[0].wgrad, request.target.isa, request.threads)
+    return [plan for plan in plans if plan.cost < direct]
 
 
 def schedule_plan(request: Request, plan: FftWgradPlan, choices: tuple[str, ...] = ()) -> Scheduled:

@@ -12,6 +12,7 @@ import pytest
 from tvm import relax
 from tvm_ffi import structural_equal
 
+from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import fft_conv1d
 from hybridc.schedules.cpu.matmul.matmul import matmul as matmul_rule
 from hybridc.schedules.storage import stored, widened
 from tests.support.narrow import assembly
@@ -139,3 +140,16 @@ def test_weights_whose_elements_are_broadcast_are_widened_when_they_are_packed(a
     assert scheduled.rule == "conv2d" and position == 1 and packing.dtype == "float32"
     assert packing.apply(np.ones((16, 8, 3, 3), "f2")).dtype == np.float32
     assert str(scheduled.function.params[1].dtype) == "float32"
+
+
+def test_results_that_are_prefetched_are_rounded_where_they_are_written(avx2: Any) -> None:
+    """Fourier transforms prefetch what they read and write: neither passes through memory in fp32."""
+
+    def line(emit: Emit, x: relax.Var, w: relax.Var) -> relax.Var:
+        return emit(op.nn.conv1d(x, w, padding=[200, 200], dilation=[8]))
+
+    function = avx2.function(line, [(1, 15, 6000), (15, 15, 51)])
+    half = stored(function, {0: "bfloat16", 2: "bfloat16"})
+    scheduled = avx2.schedule(half, [1])
+    assert scheduled.rule == fft_conv1d.__name__ and sum(scheduled.workspace_bytes) < 4 * 15 * 6000
+    assert [str(p.dtype) for p in scheduled.function.params[:3]] == ["bfloat16", "float32", "bfloat16"]
