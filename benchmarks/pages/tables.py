@@ -6,11 +6,13 @@ from typing import Any
 
 from common import RESULTS
 
+from pages.decode import decode_tables
 from pages.drawn import drawn_tables
 from pages.drawn_plans import drawn_plan_tables
 from pages.gpu_model import gpu_model_tables
 from pages.plans import plan_tables
 from pages.published import published_tables
+from pages.ranks import rank_tables
 from pages.regret import regret_tables
 from pages.results import read
 from pages.serve import serve_tables
@@ -59,6 +61,7 @@ def tables() -> str:
             *(part for result in conv1d for part in conv1d_table(result)),
             *(part for result in precision for part in precision_table(result)),
             *training_tables(),
+            *decode_tables(),
             *serve_tables(),
             *gpu_model_tables(),
         ]
@@ -224,7 +227,7 @@ def training_tables() -> list[str]:
         f"Training steps on the CPU for `{speed['rows'][-1]['target']}` compared with PyTorch ({where}):",
         "\n".join(times),
         *_bf16_steps(),
-        *_ranks(),
+        *rank_tables(),
         "GPU memory of planned training steps, and predicted time on the profile of a K40 "
         f"({memory['date']}; Caffe-like: data and gradient of every blob, ReLU in place):",
         "\n".join(bytes_),
@@ -251,34 +254,3 @@ def _bf16_steps() -> list[str]:
             lines.append(f"{step}| | | | | {row['loss_error']:.1e} |")
     where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
     return [f"Training steps with `--precision bf16` ({where}):", "\n".join(lines)]
-
-
-def _ranks() -> list[str]:
-    """What is hidden of a slow link, and the simulated efficiency of many ranks."""
-    result = read("ranks")
-    hidden, scaling = (
-        next(row[name] for row in result["rows"] if name in row) for name in ("hidden", "weak_scaling")
-    )
-    key = "SIMULATED_weak_scaling"
-    shares: dict[str, dict[int, float]] = {}
-    for row in result["rows"]:
-        if key in row:
-            shares.setdefault(row["model"], {})[row["ranks"]] = row[key]
-    counts = sorted({count for row in shares.values() for count in row})
-    lines = [
-        f"| training step | {' | '.join(f'{count} ranks' for count in counts)} |",
-        "|---" * (len(counts) + 1) + "|",
-        *(
-            f"| {name} | {' | '.join(f'{row[count]:.3f}' for count in counts)} |"
-            for name, row in shares.items()
-        ),
-    ]
-    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
-    return [
-        f"Ranks of an MPI job ({where}, `python benchmarks/ranks.py`): two ranks, each with the work of one, "
-        f"are at {scaling:.0%} of the speed of two (cifar_quick); {hidden:.0%} of the time of a link on "
-        "which sums of gradients take 60 % of the backward pass is hidden behind it. "
-        "Speed of many ranks over that of as many single ones, SIMULATED by replaying the plan with a "
-        "network of 100 Gb/s:",
-        "\n".join(lines),
-    ]
