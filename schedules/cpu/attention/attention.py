@@ -10,9 +10,11 @@ from functools import partial
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.attention.plan import AttentionPlan, plan_of
+from hybridc.schedules.cpu.attention.seen import SeenKeys, seen_keys
 from hybridc.schedules.cpu.core.attention import AttentionBlocks, read_attention
 from hybridc.schedules.cpu.core.micro_kernel import (
     CACHE_LINE_FLOATS,
+    INDEX,
     PARALLEL_WORK,
     Point,
     Tile,
@@ -43,10 +45,11 @@ def attention(request: Request) -> Scheduled | None:
     """Accepts `softmax(steps(query @ key)) @ value` over any batch axes, all of them float32.
 
     Tiling: keys and values are copied into panels once. A task is a block of query rows, and goes over the
-    keys in chunks: its scores for a chunk stay in L1, where they become weights; the second product reads
-    them as its scalars and the values as its vectors. Weights are relative to the greatest score so far;
-    where a chunk has a greater one, sums so far are scaled down (Milakov and Gimelshein, "Online normalizer
-    calculation for softmax", 2018). The sum of the weights divides the result, not each weight.
+    keys that some of them see in chunks: its scores for a chunk stay in L1, where they become weights; the
+    second product reads them as its scalars and the values as its vectors. Weights are relative to the
+    greatest score so far; where a chunk has a greater one, sums so far are scaled down (Milakov and
+    Gimelshein, "Online normalizer calculation for softmax", 2018). The sum of the weights divides the result,
+    not each weight.
 
     Error: that of the two products and exp, at most 2e-6 of the result's scale, tested up to 700 keys.
     """
@@ -54,8 +57,10 @@ def attention(request: Request) -> Scheduled | None:
     if found is None:
         return None
     plan = plan_of(request, found)
-    kernel = _Kernel(found, plan, _Buffers.of(found, plan))
-    stages = [kernel.pack_keys(), *([kernel.pack_values()] if plan.packs_values else []), kernel.rows()]
+    seen = seen_keys(found, plan.scores.lanes, plan.rows)
+    kernel = _Kernel(found, plan, _Buffers.of(found, plan), seen)
+    packed = [kernel.pack_keys(), *([kernel.pack_values()] if plan.packs_values else [])]
+    stages = [*([] if seen is None else seen.find()), *packed, kernel.rows()]
     function = function_of(request.function, list(request.function.params), stages, kernel.allocated)
     return finish(function, attention.__name__)
 
@@ -105,8 +110,10 @@ class _Buffers:
 class _Kernel:
     """The statements of an attention."""
 
-    def __init__(self, found: AttentionBlocks, plan: AttentionPlan, buffers: _Buffers) -> None:
-        self.found, self.plan, self.buffers = found, plan, buffers
+    def __init__(
+        self, found: AttentionBlocks, plan: AttentionPlan, buffers: _Buffers, seen: SeenKeys | None
+    ) -> None:
+        self.found, self.plan, self.buffers, self.seen = found, plan, buffers, seen
         self.sums: list[ir.Var] = []
 
     @property
@@ -115,7 +122,14 @@ class _Kernel:
         own = self.buffers
         values = [own.values] if self.plan.packs_values else []
         tasks = [own.scores, own.contexts, own.totals, own.peaks, own.tops, own.changes, own.lane_sums]
-        return [own.keys, *values, *tasks, *self.sums]
+        seen = [] if self.seen is None else self.seen.buffers
+        return [own.keys, *values, *tasks, *seen, *self.sums]
+
+    def _if_seen(self, batch: list[ir.Expr], panel: ir.Expr, body: tirx.Stmt) -> tirx.Stmt:
+        """For a panel of keys that some query of the batch sees."""
+        if self.seen is None:
+            return body
+        return tirx.IfThenElse(panel < self.seen.groups(batch, self.plan.scores.width), body, None)
 
     def pack_keys(self) -> tirx.Stmt:
         """Panels of columns, each with the whole depth; columns that do not exist repeat the last one.
@@ -153,7 +167,8 @@ class _Kernel:
 
                 return loop(lanes, element)
 
-            return loop(depth // COLUMNS, through_registers) if contiguous else loop(depth, one_by_one)
+            packed = loop(depth // COLUMNS, through_registers) if contiguous else loop(depth, one_by_one)
+            return self._if_seen(batch, panel, packed)
 
         work = batches * panels * depth * columns
         return grid((batches, panels, columns // lanes), vector, parallel=work >= PARALLEL_WORK)
@@ -163,7 +178,7 @@ class _Kernel:
 
         Rows of one head are far apart: many of them would share few sets of a cache.
         """
-        found, values = self.found, self.buffers.values
+        found, values, width = self.found, self.buffers.values, self.plan.scores.columns
         batches, panels, keys, columns = (int(e) for e in values.shape)
 
         def row(point: Point) -> tirx.Stmt:
@@ -180,7 +195,8 @@ class _Kernel:
                     value = tirx.Select(place < integer(found.width), value, tirx.FloatImm("float32", 0.0))
                 return tirx.BufferStore(values, value, [b, panel, key, column])
 
-            return loop(panels, lambda panel: vectorized(columns, partial(element, panel)))
+            packed = loop(panels, lambda panel: vectorized(columns, partial(element, panel)))
+            return self._if_seen(found.batch_at(b), tirx.floordiv(key, integer(width)), packed)
 
         return grid((batches, keys), row, parallel=batches * panels * keys * columns >= PARALLEL_WORK)
 
@@ -231,6 +247,14 @@ class _Task:
         if found.rows % plan.rows:
             rows = tirx.min(rows, left)
 
+        seen, named = self.kernel.seen, list[tirx.Stmt]()
+        end, chunks = integer(plan.panels), ceil_div(plan.panels, plan.chunk)
+        if seen is not None:
+            # read once, so that it stays within the bounds that it has
+            end = tirx.Var("end", INDEX)
+            named.append(tirx.Bind(end, seen.groups(self.batch, plan.scores.width, self.point[1])))
+            chunks = tirx.floordiv(end + integer(plan.chunk - 1), integer(plan.chunk))
+
         def tiles(tile: Tile) -> int | ir.Expr:
             if found.rows % plan.rows == 0:
                 return plan.rows // tile.rows
@@ -255,8 +279,8 @@ class _Task:
         def chunk(number: ir.Expr) -> tirx.Stmt:
             first = number * integer(plan.chunk)
             panels: int | ir.Expr = plan.chunk
-            if plan.panels % plan.chunk:
-                panels = tirx.min(integer(plan.chunk), integer(plan.panels) - first)
+            if named or plan.panels % plan.chunk:
+                panels = tirx.min(integer(plan.chunk), end - first)
             return sequence(
                 [
                     loop(panels, lambda p: loop(tiles(plan.scores), lambda i: self.scores(i, first + p, p))),
@@ -266,8 +290,7 @@ class _Task:
                 ]
             )  # fmt: skip
 
-        chunks = ceil_div(plan.panels, plan.chunk)
-        return sequence([loop(plan.rows, begin), loop(chunks, chunk), loop(rows, self.result)])
+        return sequence([*named, loop(plan.rows, begin), loop(chunks, chunk), loop(rows, self.result)])
 
     def query(self, k: ir.Expr, m: ir.Expr) -> ir.Expr:
         return self.found.factor("scores", 0, (*self.batch, self.existing(m), integer(0)), k)

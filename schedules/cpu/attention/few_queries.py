@@ -78,11 +78,11 @@ def few_queries(request: Request) -> Scheduled | None:
     vectors = found.width // isa.lanes()
     most = max((isa.vector_registers - SPARE_REGISTERS) // found.rows, 1)
     at_once = max(n for n in range(1, min(most, vectors) + 1) if vectors % n == 0)
-    seen = seen_keys(found, isa.lanes())
+    seen = seen_keys(found, isa.lanes(), found.rows)
     kernel = _Kernel(found, isa.lanes(), at_once, seen, scores, *rows)
     work = math.prod(found.batch) * found.rows * found.columns * (found.depth + found.width)
     body = grid((math.prod(found.batch),), kernel.task, parallel=work >= PARALLEL_WORK)
-    stages, buffers = ([body], []) if seen is None else ([seen.find(), body], seen.buffers)
+    stages, buffers = ([body], []) if seen is None else ([*seen.find(), body], seen.buffers)
     function = function_of(request.function, list(request.function.params), stages, [scores, *rows, *buffers])
     return finish(function, few_queries.__name__)
 

@@ -9,7 +9,9 @@ from hybridc.schedules.cpu.attention.attention import attention
 from hybridc.schedules.cpu.attention.few_queries import MOST_QUERIES, few_queries
 
 
-def function(batch: int, rows: int, columns: int, heads: int, depth: int, *, masked: bool) -> tirx.PrimFunc:
+def function(
+    batch: int, rows: int, columns: int, heads: int, depth: int, *, masked: bool, mask_rows: int = 1
+) -> tirx.PrimFunc:
     """Attention of `[batch, position, heads, depth]` tensors with scores / 8, and a mask over the keys."""
 
     def tensor(name: str, *shape: int) -> relax.Var:
@@ -19,7 +21,7 @@ def function(batch: int, rows: int, columns: int, heads: int, depth: int, *, mas
     scaled = tensor("scaled", batch, heads, rows, columns)
     steps = [relax.op.divide(scores, relax.const(8.0, "float32"))]
     if masked:
-        steps.append(relax.op.add(scaled, tensor("mask", batch, 1, 1, columns)))
+        steps.append(relax.op.add(scaled, tensor("mask", batch, 1, mask_rows, columns)))
     match = Attention(
         query=TransposedOperand(tensor("q", batch, rows, heads, depth), (0, 2, 1, 3)),
         key=TransposedOperand(tensor("k", batch, columns, heads, depth), (0, 2, 3, 1)),
@@ -151,6 +153,36 @@ def test_keys_behind_the_last_one_that_is_seen_are_not_read(harness, rows, colum
             weights = np.exp(logits - logits.max(-1, keepdims=True))
             expected = (weights / weights.sum(-1, keepdims=True) @ wide[2]).transpose(1, 0, 2)
             assert np.abs(result[batch] - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(40, 300), (130, 130), (61, 1000)])
+@pytest.mark.parametrize("hidden", [LEAST, -np.inf])
+def test_keys_behind_those_of_a_block_of_queries_are_left_out(harness, rows, columns, hidden):
+    """Each query sees a key more than the one before; of two batches the first one has a longer past. Queries
+    whose block and last panel end in front of the first NaN do not see it."""
+    made = function(2, rows, columns, 2, 32, masked=True, mask_rows=rows)
+    scheduled = harness.schedule(made)
+    assert scheduled.rule == attention.__name__
+    rng = np.random.default_rng([rows, columns])
+    q, k, v = (rng.standard_normal((2, n, 2, 32)).astype(np.float32) for n in (rows, columns, columns))
+    pasts = np.array([columns - rows, (columns - rows) // 2])
+    counts = pasts[:, None] + 1 + np.arange(rows)
+    mask = np.where(np.arange(columns) < counts[..., None], 0, hidden).astype(np.float32)
+    first_nan = pasts[1] + rows * 3 // 4
+    k[1, first_nan:], v[1, first_nan:] = np.nan, np.nan
+    (result,) = harness.run(made, scheduled, [q, k, v, mask[:, None]])
+    # 24 queries at most are a block, and six vectors of keys a panel
+    reach = 24 + 6 * harness.isa.lanes()
+    for batch, whole in enumerate((rows, max(first_nan - reach - pasts[1], 0))):
+        wide = [x[batch].astype(np.float64).transpose(1, 0, 2) for x in (q, k, v)]
+        expected = np.empty((whole, 2, 32))
+        for row, seen in enumerate(counts[batch, :whole]):
+            logits = np.einsum("hd,hnd->hn", wide[0][:, row], wide[1][:, :seen]) / 8
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            expected[row] = np.einsum("hn,hnd->hd", weights, wide[2][:, :seen])
+        errors = np.abs(result[batch, :whole] - expected)
+        assert errors.max(initial=0) <= 3e-6 * np.abs(expected).max(initial=0)
 
 
 def test_a_query_that_sees_no_key_weighs_all_the_same(harness):
