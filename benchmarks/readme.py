@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from common import ROOT
+from pages.decode import decode_points
 from pages.plans import paired, speed
 from pages.results import read
 from pages.tables import tables
@@ -132,6 +133,14 @@ def summary() -> str:
     lines.append(
         f"| {len(speeds)} training steps on the CPU | {min(speeds):.1f} to {max(speeds):.0f} times faster "
         f"| PyTorch | {training['date']} |"
+    )
+    decode = read("decode")
+    points = decode_points(decode["rows"])
+    gains = [min(peers) / ours for ours, *peers in (point.tokens for point in points)]
+    lines.append(
+        f"| tokens of an int4 decoder on the CPU, {len(gains)} points "
+        f"| {min(gains):.1f} to {max(gains):.1f} times faster | {peer_names(list(points[0].engines[1:]))} "
+        f"| {decode['date']} |"
     )
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from common import RESULTS
@@ -11,34 +12,56 @@ from pages.results import read
 OURS = "hybridc"
 
 
+@dataclass(frozen=True)
+class Point:
+    """Milliseconds of each engine, ours first."""
+
+    arithmetic: str
+    context: int
+    threads: int
+    engines: tuple[str, ...]
+    tokens: tuple[float, ...]
+    prompts: tuple[float, ...]
+
+
+def decode_points(rows: list[dict[str, Any]]) -> list[Point]:
+    """What was measured, in its order, without engines that did not take the file."""
+    found: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if "decode_ms" in row:
+            point = row["arithmetic"], row["context"], row["threads"]
+            found.setdefault(point, {})[row["engine"]] = row
+    points = []
+    for point, of_engine in found.items():
+        engines = (OURS, *(e for e in of_engine if e != OURS))
+        ms = [tuple(of_engine[e][name] for e in engines) for name in ("decode_ms", "prefill_ms")]
+        points.append(Point(*point, engines, *ms))
+    return points
+
+
 def decode_tables() -> list[str]:
     """Tokens of a decoder with int4 weights beside the peers, if they were measured."""
     if not (RESULTS / "decode.json").exists():
         return []
     result = read("decode")
-    rows = [row for row in result["rows"] if "decode_ms" in row]
-    engines = [OURS, *(e for e in dict.fromkeys(row["engine"] for row in rows) if e != OURS)]
-    tokens, prompts = (" | ".join(f"{e}, {what}, ms" for e in engines) for what in ("a token", "prompt"))
+    points = decode_points(result["rows"])
+    engines = points[0].engines
+    token, prompt = (" | ".join(f"{e}, {what}, ms" for e in engines) for what in ("a token", "prompt"))
     lines = [
-        f"| arithmetic | context | threads | {tokens} | fastest peer over hybridc | {prompts} |",
+        f"| arithmetic | context | threads | {token} | fastest peer over hybridc | {prompt} |",
         "|---" * (4 + 2 * len(engines)) + "|",
     ]
-    for point in dict.fromkeys((row["arithmetic"], row["context"], row["threads"]) for row in rows):
-        found = {row["engine"]: row for row in rows if _point(row) == point}
-        token, prompt = ([found[e][name] for e in engines] for name in ("decode_ms", "prefill_ms"))
+    for point in points:
+        tokens, prompts = (" | ".join(f"{ms:.1f}" for ms in each) for each in (point.tokens, point.prompts))
+        ratio = min(point.tokens[1:]) / point.tokens[0]
         lines.append(
-            f"| {' | '.join(map(str, point))} | {' | '.join(f'{ms:.1f}' for ms in token)} "
-            f"| {min(token[1:]) / token[0]:.2f} | {' | '.join(f'{ms:.0f}' for ms in prompt)} |"
+            f"| {point.arithmetic} | {point.context} | {point.threads} | {tokens} | {ratio:.2f} | {prompts} |"
         )
     where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
     return [
         "## Language models",
-        f"A Llama of 246 million parameters with int4 weights for `{rows[0]['target']}` ({where}, "
+        f"A Llama of 246 million parameters with int4 weights for `{result['rows'][0]['target']}` ({where}, "
         "`python benchmarks/decode.py`): a token behind so many others, and a prompt of 128. `int8` rounds "
         "activations to 8 bits, as `accuracy_level` 4 allows; OpenVINO multiplies in bf16 with either.",
         "\n".join(lines),
     ]
-
-
-def _point(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["arithmetic"], row["context"], row["threads"]
