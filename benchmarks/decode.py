@@ -4,31 +4,38 @@
 
 All engines get one file, in which keys and values have their places in a cache. Each runs in a process of
 its own, and they take turns in several rounds, of which the best median counts. A step reads one token
-behind CONTEXT others; prefill is the time of a prompt of 128. onnxruntime has past and present bound to the
+behind CONTEXT others, prefill is the time of a prompt of 128. onnxruntime has past and present bound to the
 same memory. `int8` has accuracy_level 4, `exact` 1. `difference` is that of the prompt's last logits from
-onnxruntime's `exact` ones, as a share of them (root mean squares). An engine that does not take the file has
-its error instead. Results go to benchmarks/results/decode.json.
+onnxruntime's `exact` ones, as a share of them (root mean squares). `memory` is no engine, but what as many
+threads read by OpenBLAS's dot products of an array of 256 MiB; `read_share` is what a step has to read (all
+weights but the embedding, and keys and values of the tokens before it) over its time, as a share of that. An
+engine that does not take the file has its error instead. Results go to benchmarks/results/decode.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from common import write_result
 
 from hybridc import models
 
 ROUNDS = 3
+MEMORY, MEMORY_BYTES = "memory", 256 << 20
 PROMPT = 128
 ROOM = 32
 """Positions of the cache behind the context; engines attend to what is filled, or to all of it."""
@@ -56,7 +63,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.worker:
         engine, path, context, threads = arguments.worker
-        print(json.dumps(_measured(engine, Path(path), int(context), int(threads), arguments.seconds)))
+        if engine == MEMORY:
+            found = {"read_gb_s": _read_gb_s(int(threads), arguments.seconds)}
+        else:
+            found = _measured(engine, Path(path), int(context), int(threads), arguments.seconds)
+        print(json.dumps(found))
         return 0
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -90,19 +101,16 @@ def _rows(
     files: dict[tuple[str, str], Path], context: int, threads: int, arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in files}
+    read: list[float] = []
     for _ in range(arguments.rounds):
         for (engine, arithmetic), path in files.items():
-            words = [sys.executable, __file__, "--seconds", str(arguments.seconds), "--worker"]
-            done = subprocess.run(
-                [*words, engine, str(path), str(context), str(threads)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            error = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            measured = json.loads(done.stdout) if done.returncode == 0 else {"error": error}
-            found[engine, arithmetic].append(measured)
-    rows = []
+            found[engine, arithmetic].append(_worker(engine, path, context, threads, arguments.seconds))
+        read.append(_worker(MEMORY, "", context, threads, arguments.seconds)["read_gb_s"])
+    print({"threads": threads, "read_gb_s": max(read)}, flush=True)
+    rows: list[dict[str, Any]] = [
+        {"engine": MEMORY, "context": context, "threads": threads, "read_gb_s": max(read)}
+    ]
+    step_bytes = _step_bytes(files["onnxruntime", "exact"], context)
     reference = np.array(found["onnxruntime", "exact"][0].get("logits", [np.nan]))
     for (engine, arithmetic), rounds in found.items():
         row: dict[str, Any] = {
@@ -120,12 +128,50 @@ def _rows(
             off = np.array(rounds[0]["logits"]) - reference
             row |= {
                 "difference": float(np.sqrt(np.mean(off**2) / np.mean(reference**2))),
+                "read_share": step_bytes / row["decode_ms"] / 1e6 / max(read),
                 "decode_tokens_per_s": 1e3 / row["decode_ms"],
                 "prefill_tokens_per_s": PROMPT * 1e3 / row["prefill_ms"],
             }
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
+
+
+def _worker(engine: str, path: str | Path, context: int, threads: int, seconds: float) -> dict[str, Any]:
+    """What a process prints that measures one engine, or its error."""
+    words = [sys.executable, __file__, "--seconds", str(seconds), "--worker", engine, str(path)]
+    environment = os.environ | ({"OPENBLAS_NUM_THREADS": "1"} if engine == MEMORY else {})
+    done = subprocess.run(
+        [*words, str(context), str(threads)], capture_output=True, text=True, check=False, env=environment
+    )
+    error = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return json.loads(done.stdout) if done.returncode == 0 else {"error": error}
+
+
+def _step_bytes(model: Path, context: int) -> int:
+    """Of weights but the embedding, and of keys and values of the tokens before."""
+    graph = onnx.load(model, load_external_data=False).graph
+    embeddings = {node.input[0] for node in graph.node if node.op_type in ("Gather", "GatherBlockQuantized")}
+    items = {weight.name: _nbytes(weight) for weight in graph.initializer}
+    pasts = (i.type.tensor_type.shape.dim for i in graph.input if i.name.startswith("past"))
+    cached = sum(4 * dim[1].dim_value * dim[3].dim_value * context for dim in pasts)
+    return sum(count for name, count in items.items() if name not in embeddings) + cached
+
+
+def _nbytes(weight: onnx.TensorProto) -> int:
+    return math.prod(weight.dims) * onnx.helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize
+
+
+def _read_gb_s(threads: int, seconds: float) -> float:
+    """The best of several reads of one array by as many threads."""
+    parts = np.array_split(np.ones(MEMORY_BYTES // 4, np.float32), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        ms, end = float("inf"), time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            list(pool.map(lambda part: np.dot(part, part), parts))
+            ms = min(ms, (time.perf_counter() - start) * 1e3)
+    return MEMORY_BYTES / ms / 1e6
 
 
 def _measured(engine: str, path: Path, context: int, threads: int, seconds: float) -> dict[str, Any]:
