@@ -118,6 +118,8 @@ def _step(node: ir.Node, query: ir.Value, build: Builder) -> Step:
     total = int(constant_of(operand(node, 6), "a total_sequence_length").reshape(()))
     past, lengths = given(node, 3), operand(node, 5)
     (kept,) = bounded(max(total, 0 if past is None else shape_of(past)[2]))
+    if length > total:
+        raise Unsupported(f"with {length} new positions of {total} in all is not supported")
     if length == total:  # of the first run: what the past holds does not count
         return Step(length, build.constant(np.zeros((batch, 1, 1, 1)), dtype_of(lengths)), 0, total, kept)
     before = build.op("Sub", lengths, build.constant(length - 1, dtype_of(lengths)))

@@ -142,3 +142,8 @@ def test_lengths_beyond_the_cache_are_found_as_they_are_fed(tmp_path: Path) -> N
 def test_lengths_beyond_the_cache_that_are_constant_are_refused() -> None:
     with pytest.raises(ModelError, match="from 0 to 5"):
         expanded(parsed(_network(1, 8, 6, "{5, 6}")))
+
+
+def test_more_new_positions_than_there_are_in_all_are_refused() -> None:
+    with pytest.raises(ModelError, match="3 new positions of 2 in all"):
+        expanded(parsed(_network(3, 2, 2, "n")))
