@@ -170,7 +170,8 @@ def _compare(checkout: Path, networks: Sequence[str], gpus: Sequence[str]) -> No
         others = [r for r in result_rows("gpu_model_against") if (r["network"], r["gpu"]) != key]
         write_result("gpu_model_against", [*others, row])
     for (gpu, precision), times in mean_times_better(result_rows("gpu_model_against")).items():
-        print(f"{gpu}, {precision}: {times:.2f} times better, geometric mean")
+        one_by_one, graph = times
+        print(f"{gpu}, {precision}: {one_by_one:.2f} times better, {graph:.2f} as a graph, geometric means")
 
 
 def _judge(networks: Sequence[str]) -> list[str]:

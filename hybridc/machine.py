@@ -20,7 +20,7 @@ DEFAULT_MACHINE = "laptop-4gb"
 _PROFILES = Path(__file__).parent / "machines"
 _MAY_BE_ZERO = frozenset({"launch_us", "latency_us"})
 _TENSOR_TYPES = ("float16", "bfloat16", "tf32", "int8")
-_GRAPH_LAUNCH_US = 0.6
+GRAPH_LAUNCH_US = 0.6
 """Of each of a chain of kernels in a CUDA graph. Kernels that do nothing take 0.58 us each on an RTX 5070 Ti
 Laptop (github.com/ahrefs/ocannl/issues/488), where launches one by one take 6.4."""
 BF16_SPEEDUP = 1.75
@@ -98,7 +98,7 @@ class Processor:
     @property
     def next_launch_us(self) -> float:
         """Time between launches of one kernel, which nothing comes between: they are in one CUDA graph."""
-        return min(self.launch_us, _GRAPH_LAUNCH_US)
+        return min(self.launch_us, GRAPH_LAUNCH_US)
 
     @property
     def together_gb_s(self) -> float:
