@@ -24,13 +24,6 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     sequence,
     vectorized,
 )
-from hybridc.schedules.cpu.core.nest import substitute
-
-HIDES = -(2.0**127)
-"""A mask that adds this or less hides a key: no score makes up for it, and the exponential is zero. Exporters
-write -inf, or the least float32, which is twice as much."""
-WORTH_KEYS = 64
-"""Of fewer keys it takes longer to look than to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,7 @@ class SeenKeys:
 
     def find(self) -> list[tirx.Stmt]:
         """Write `ends`, then `furthest`."""
-        *batch, rows = _extents(self.found, self.mask)
+        *batch, rows = self.found.lines(self.mask)
         blocks = int(self.ends.shape[1])
 
         def ends(point: Sequence[ir.Expr]) -> tirx.Stmt:
@@ -113,7 +106,7 @@ class SeenKeys:
             number = vector.astype("int32") + _int32(1)
 
             def key(lane: ir.Expr) -> tirx.Stmt:
-                is_hidden = self._hides((*batch, row, vector * integer(self.lanes) + lane))
+                is_hidden = self.found.hides(self.mask, (*batch, row, vector * integer(self.lanes) + lane))
                 last = tirx.Select(is_hidden, tirx.BufferLoad(self.lasts, [lane]), number)
                 return tirx.BufferStore(self.lasts, last, [lane])
 
@@ -134,58 +127,24 @@ class SeenKeys:
             ]
         )
 
-    def _hides(self, point: Sequence[ir.Expr]) -> ir.Expr:
-        """Whether the mask hides a key; what is not a number hides nothing."""
-        places = dict(zip(self.found.blocks["logits"].spatial, point, strict=True))
-        mask = tirx.BufferLoad(self.mask.source, [substitute(i, places) for i in self.mask.indices])
-        return mask <= tirx.FloatImm("float32", HIDES)
-
     def _number(self, batch: Sequence[ir.Expr]) -> ir.Expr:
         """Of a batch, among those that the mask distinguishes."""
         number: ir.Expr = integer(0)
-        for extent, at in zip(_extents(self.found, self.mask)[:-1], batch, strict=True):
+        for extent, at in zip(self.found.lines(self.mask)[:-1], batch, strict=True):
             number = number * integer(extent) + (at if extent > 1 else integer(0))
         return number
 
 
 def seen_keys(found: AttentionBlocks, lanes: int, rows: int) -> SeenKeys | None:
-    """By blocks of so many queries; None if no mask is added to the scores that distinguishes keys, or there
-    are few of them."""
-    columns = found.blocks["logits"].spatial[-1]
-    masks = [load for load in _added(found) if load.indices[-1].same_as(columns)]
-    if not masks or found.columns < WORTH_KEYS:
+    """By blocks of so many queries; None if no mask hides keys, or there are few of them."""
+    mask = found.hiding_mask
+    if mask is None:
         return None
-    # of several the one with fewest elements, as a mask of positions is the same for all heads
-    mask = min(masks, key=lambda load: math.prod(_extents(found, load)))
-    *batch, queries = _extents(found, mask)
+    *batch, queries = found.lines(mask)
     batches = math.prod(batch)
     shapes = {"ends": (batches, ceil_div(queries, rows)), "furthest": (batches,), "lasts": (lanes,)}
     buffers = (tirx.decl_buffer(shape, "int32", name) for name, shape in shapes.items())
     return SeenKeys(found, mask, lanes, rows, *buffers)
-
-
-def _added(found: AttentionBlocks) -> list[ir.TensorLoad]:
-    """What is added to the scores last."""
-    value, masks = found.blocks["logits"].value, []
-    while isinstance(value, tirx.Add):
-        sides = (value.a, value.b), (value.b, value.a)
-        is_mask = [
-            isinstance(a, ir.TensorLoad) and found.nest.parameter(a.source) is not None for a, _ in sides
-        ]
-        if not any(is_mask):
-            break
-        mask, value = sides[is_mask.index(True)]
-        masks.append(mask)
-    return masks
-
-
-def _extents(found: AttentionBlocks, mask: ir.TensorLoad) -> tuple[int, ...]:
-    """Batches and rows that a mask distinguishes; one along an axis that its element does not depend on."""
-    logits = found.blocks["logits"]
-    return tuple(
-        logits.extents[axis] if any(index.same_as(axis) for index in mask.indices) else 1
-        for axis in logits.spatial[:-1]
-    )
 
 
 def _int32(value: int) -> ir.Expr:

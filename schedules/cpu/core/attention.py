@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,11 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.core.nest import Nest, NestBlock, loads, read_nest, replace_loads, substitute
 
+HIDES = -(2.0**127)
+"""A mask that adds this or less hides a key: no score makes up for it, and the exponential is zero. Exporters
+write -inf, or the least float32, which is twice as much."""
+WORTH_KEYS = 64
+"""Of fewer keys it takes longer to look which are hidden than to compute."""
 BLOCKS = ("scores", "logits", "peak", "weights", "total", "context", "result")
 
 
@@ -92,6 +98,42 @@ class AttentionBlocks:
             if other.same_as(score) and isinstance(number, tirx.FloatImm) and (is_product or is_left):
                 return float(number.value) if is_product else 1.0 / float(number.value)
         return None
+
+    @property
+    def hiding_mask(self) -> ir.TensorLoad | None:
+        """What is added to a score and may hide its key, at the iterators of the block `logits`: the smallest
+        tensor that distinguishes keys, as a mask of positions is the same for all heads. None if there is
+        none, or there are few keys."""
+        value, masks = self.blocks["logits"].value, list[ir.TensorLoad]()
+        while isinstance(value, tirx.Add):
+            sides = (value.a, value.b), (value.b, value.a)
+            is_mask = [
+                isinstance(a, ir.TensorLoad) and self.nest.parameter(a.source) is not None for a, _ in sides
+            ]
+            if not any(is_mask):
+                break
+            mask, value = sides[is_mask.index(True)]
+            masks.append(mask)
+        columns = self.blocks["logits"].spatial[-1]
+        masks = [mask for mask in masks if mask.indices[-1].same_as(columns)]
+        if self.columns < WORTH_KEYS:
+            return None
+        return min(masks, key=lambda mask: math.prod(self.lines(mask)), default=None)
+
+    def lines(self, mask: ir.TensorLoad) -> tuple[int, ...]:
+        """Batches and rows that a mask distinguishes; one along an axis that it does not depend on."""
+        logits = self.blocks["logits"]
+        return tuple(
+            logits.extents[axis] if any(index.same_as(axis) for index in mask.indices) else 1
+            for axis in logits.spatial[:-1]
+        )
+
+    def hides(self, mask: ir.TensorLoad, at: Sequence[ir.Expr]) -> ir.Expr:
+        """Whether a mask hides a key from a row, `at` being batch, row and key; what is not a number hides
+        nothing."""
+        places = dict(zip(self.blocks["logits"].spatial, at, strict=True))
+        value = tirx.BufferLoad(mask.source, [substitute(index, places) for index in mask.indices])
+        return value <= tirx.FloatImm("float32", HIDES)
 
     def quotient(self, value: ir.Expr, total: ir.Expr) -> ir.Expr:
         """A sum of weighted values divided by the total of the weights; zero where nothing has a weight, if

@@ -2,7 +2,8 @@
 
 A block has a head, or a part of its keys; a group of lanes some of the keys of each turn:
 
-    for each turn:
+    the turn behind the last one of which a query sees a key, as a mask says
+    for each turn up to that:
         load some keys and values, vectors of 128 bits a lane
         scores: a lane's share of each product, added up by the group
         weights, relative to the greatest score so far; sums += weights values
@@ -33,7 +34,7 @@ from hybridc.schedules.cuda.core.kernel import (
     when,
 )
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, WARP
-from hybridc.schedules.cuda.core.warps import combined_by_lanes
+from hybridc.schedules.cuda.core.warps import combined_by_block, combined_by_lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,9 @@ def _second_launch(
         zero = integer(0)
         quotient = found.quotient(joined.result[zero], joined.total[zero])
         stored = found.store((*found.batch_at(head), row, column), quotient)
-        body = sequence([*joined.added_up(parts, exponents, plan.parts, state, column), stored])
+        added_up = joined.added_up(parts, exponents, plan.parts, state, column)
+        unseen = joined.weighed_unseen(found, exponents, (*found.batch_at(head), row), column)
+        body = sequence([*added_up, *unseen, stored])
         return when(number < integer(count), body, always=count % BLOCK_THREADS == 0)
 
     return launch(ceil_div(count, BLOCK_THREADS), BLOCK_THREADS, of_thread)
@@ -147,6 +150,7 @@ class _Block:
         shared: PartialSums | None,
     ) -> None:
         self.found, self.plan, self.builder, self.thread = attention.blocks, plan, builder, thread.x
+        self.threads, self.mask = thread, self.found.hiding_mask
         self.shared, self.block = shared, thread.block
         """Where it leaves its sums if blocks share a head."""
         self.exponents = Weights.of(self.found)
@@ -174,6 +178,7 @@ class _Block:
     def body(self) -> tirx.Stmt:
         plan, zero = self.plan, tirx.FloatImm("float32", 0.0)
         start_turn = tirx.floormod(self.block, integer(plan.parts)) * integer(self.turns)
+        end = self.builder.registers((1,), "int32", "end")
 
         def start(row: ir.Expr) -> tirx.Stmt:
             return sequence(
@@ -184,7 +189,7 @@ class _Block:
             first = (start_turn + number) * integer(plan.stride) + self.warp * integer(
                 self.groups * self.turn
             )
-            return sequence(
+            body = sequence(
                 [
                     unrolled(self.turn, lambda u: self._load(plan.keys, self.loaded_keys, first, u)),
                     unrolled(self.turn, lambda u: self._load(plan.values, self.loaded_values, first, u)),
@@ -192,17 +197,43 @@ class _Block:
                     unrolled(self.rows, self._added),
                 ]
             )
+            return when(number < end[integer(0)].astype("int64"), body, always=self.mask is None)
 
         return sequence(
             [
                 self._load_queries(),
                 unrolled(self.rows, start),
                 unrolled(int(self.sums.shape[0]), lambda i: tirx.BufferStore(self.sums, zero, [i])),
+                *([] if self.mask is None else self._find_end(self.mask, start_turn, end)),
                 loop(self.turns, turn),
                 *self._joined(),
                 *self._results(),
             ]
         )
+
+    def _find_end(self, mask: ir.TensorLoad, start_turn: ir.Expr, end: ir.Var) -> list[tirx.Stmt]:
+        """Write the turn behind the last one of which some query sees a key: as many threads look as there
+        are, at a key each."""
+        stride, threads, at = self.plan.stride, self.plan.warps * WARP, [integer(0)]
+        *_, rows = self.found.lines(mask)
+        keys = self.turns * stride
+
+        def look(number: ir.Expr) -> tirx.Stmt:
+            offset = number * integer(threads) + self.thread
+            key = start_turn * integer(stride) + offset
+            turn = tirx.floordiv(offset, integer(stride)).astype("int32") + tirx.const(1, "int32")
+
+            def row(m: ir.Expr) -> tirx.Stmt:
+                is_hidden = self.found.hides(mask, (*self.batch, m, self._existing(key)))
+                latest = tirx.max(tirx.BufferLoad(end, at), turn)
+                return tirx.BufferStore(end, tirx.Select(is_hidden, tirx.BufferLoad(end, at), latest), at)
+
+            exists = tirx.all(offset < integer(keys), key < integer(self.found.columns))
+            return when(exists, unrolled(rows, row), always=self.is_whole and keys % threads == 0)
+
+        looked = loop(ceil_div(keys, threads), look)
+        found = combined_by_block(self.builder, end, tirx.max, self.threads, threads)
+        return [tirx.BufferStore(end, tirx.const(0, "int32"), at), looked, *found]
 
     def _key(self, first: ir.Expr, u: ir.Expr) -> ir.Expr:
         """The group's `u`-th key of a turn; neighbouring groups have neighbouring keys."""
@@ -397,6 +428,8 @@ class _Block:
                 return warp * integer(rows) + row
 
             added_up = joined.added_up(parts, self.exponents, plan.warps, state, column)
+            if self.shared is None:
+                added_up += joined.weighed_unseen(found, self.exponents, (*self.batch, row), column)
             body = sequence([*added_up, *self._stored(row, column, joined)])
             return when(number < integer(rows * width), body, always=rows * width % threads == 0)
 

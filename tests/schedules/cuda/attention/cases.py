@@ -13,7 +13,7 @@ from hybridc.schedules.storage import stored
 from tests.schedules.cuda.harness import Case
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-MASKS = ("none", "keys", "causal", "late", "lowest")
+MASKS = ("none", "keys", "causal", "late", "lowest", "cache", "unseen")
 """And "rows", which hides all keys of some rows."""
 
 
@@ -131,6 +131,7 @@ def _numpy(dtype: str) -> np.dtype:
 
 
 def _mask(generator: np.random.Generator, kind: str, batch: int, rows: int, columns: int) -> np.ndarray:
+    seen = np.where(np.arange(columns) < columns // 3 + np.arange(rows)[:, None], 0, np.finfo(np.float32).min)
     hidden = {
         "none": np.zeros((1, 1, 1, 1)),
         "keys": np.where(generator.random((batch, 1, 1, columns)) < 0.3, -np.inf, 0),
@@ -139,6 +140,9 @@ def _mask(generator: np.random.Generator, kind: str, batch: int, rows: int, colu
         "late": np.where(np.arange(columns) < columns - 2, -np.inf, 0).reshape(1, 1, 1, columns),
         # all keys of some rows, by the least finite number: their weights are all the same
         "lowest": np.where(np.arange(rows) % 2, np.finfo(np.float32).min, 0).reshape(1, 1, rows, 1),
+        # what a cache has room for behind what it holds; of which the first row sees nothing at all
+        "cache": seen.reshape(1, 1, rows, columns),
+        "unseen": np.where(np.arange(rows)[:, None] > 0, seen, np.finfo(np.float32).min)[None, None],
         # all keys of some rows, whose results are zero
         "rows": np.where(np.arange(rows) % 2, -np.inf, 0).reshape(1, 1, rows, 1),
     }[kind]

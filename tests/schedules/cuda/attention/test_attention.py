@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,7 @@ def few_cases() -> dict[str, Case]:
     cases["turned"] = drawn(generator, (1, 3, 40, 2), 32, 40, "keys", FEW, "float16", turned=True)
     # blocks share a head
     cases["in_parts"] = drawn(generator, (1, 2, 9000, 1), 64, 56, "late", FEW, "float16")
+    cases["in_parts_unseen"] = drawn(generator, (1, 2, 9000, 1), 64, 56, "unseen", FEW, "float16")
     cases["single"] = drawn(generator, (1, 1, 1, 1), 32, 32, "none", FEW)
     cases["mixed"] = drawn(generator, (1, 2, 40, 1), 64, 48, "none", FEW, {0: "float16", 2: "float16"})
     return cases
@@ -83,7 +86,25 @@ def test_few_queries_share_the_keys_of_a_head() -> None:
     cases = few_cases()
     check(cases, (ThreadOrder.FORWARD, ThreadOrder.WARPS))
     parts = [name for name, case in cases.items() if scheduled_for_gpu(case.function).workspace_bytes]
-    assert parts == ["in_parts"]
+    assert parts == ["in_parts", "in_parts_unseen"]
+
+
+def test_keys_behind_the_last_one_that_is_seen_are_not_read() -> None:
+    """They are NaN behind the turn of the last one, where blocks share a head, too."""
+    generator, cases = np.random.default_rng(8), {}
+    for columns, seen in ((1000, 130), (9000, 2000), (9000, 8000)):
+        case = drawn(generator, (1, 3, columns, 1), 64, 64, "none", FEW)
+        q, k, v = (np.array(x) for x in case.inputs)
+        mask = np.where(np.arange(columns) < seen, 0, -np.inf).astype(np.float32)
+        whole = drawn(generator, (1, 3, columns, 1), 64, 64, "keys", FEW)
+        logits = np.einsum("rd,nd->rn", q[0, :, 0], k[0, :seen, 0].astype("f8")) / 8
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        expected = weights / weights.sum(-1, keepdims=True) @ v[0, :seen, 0]
+        # no turn is of more keys than this
+        k[0, seen + 512 :], v[0, seen + 512 :] = np.nan, np.nan
+        inputs = [q, k, v, mask.reshape(1, 1, 1, columns)]
+        cases[f"of_{columns}_{seen}"] = replace(whole, inputs=inputs, expected=expected[None, :, None])
+    check(cases)
 
 
 def test_large_blocks_have_an_estimated_time() -> None:
