@@ -74,6 +74,8 @@ class PlanKeywords(TypedDict, total=False):
     inputs."""
     profile_kernels: bool | None
     """Whether the planner takes times of kernels measured on this machine instead of predictions."""
+    weights: bool | None
+    """False: do not read weights that are external data; their files need not be there. Not for `compile`."""
     cache: bool | None
     """False: take nothing from the user's cache of earlier compilations, and leave nothing there."""
 

@@ -409,6 +409,8 @@ class CompileOptions:
     profile_kernels: bool = False
     """Whether each function's time is measured on this computer, for the planner to take instead of the
     prediction."""
+    weights: bool = True
+    """Whether weights that are external data of the model are read; planning needs their shapes alone."""
     cache: bool = True
     """Whether what earlier compilations left in the user's cache is used, and added to."""
     stop_after: str | None = None
@@ -465,6 +467,9 @@ class CompileOptions:
             check_threads(self.threads)
         for target in self.target.of_each:
             check_precision(self.precision, self.rounding_error, target)
+        if not self.weights and self.precision in (FP16, BF16, TF32):
+            what = f"--precision {self.precision} measures errors with the values of weights"
+            raise UsageError("HC500", what, remedy="remove --no-weights")
         if self.tune_seconds is not None:
             check_seconds(self.tune_seconds)
         check_seconds(self.plan_seconds, "planning")

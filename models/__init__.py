@@ -15,7 +15,7 @@ import onnx
 from hybridc.models.alexnet import alexnet
 from hybridc.models.atacworks import atacworks
 from hybridc.models.bert import bert
-from hybridc.models.builder import require
+from hybridc.models.builder import require, without_weights
 from hybridc.models.cifar_quick import cifar_quick
 from hybridc.models.encoder import encoder
 from hybridc.models.googlenet import googlenet
@@ -50,6 +50,9 @@ MODELS: dict[str, ModelBuilder] = {
     "bert": bert,
     "encoder": encoder,
     "llama": llama,
+    "llama_7b": partial(
+        llama, context=4096, layers=32, hidden=4096, heads=32, kv_heads=32, feed_forward=11008
+    ),
     "vit": vit,
     "vit_b16": partial(vit, patch=16, width=768, depth=12),
     "atacworks": atacworks,
@@ -89,22 +92,33 @@ def build(name: str, /, **arguments: Any) -> onnx.ModelProto:
     return builder(**arguments)
 
 
-def export(name: str, path: str | Path, /, *, external_data: bool = False, **arguments: Any) -> Path:
+def export(
+    name: str, path: str | Path, /, *, external_data: bool = False, weights: bool = True, **arguments: Any
+) -> Path:
     """Build a model and write it to `path`, which is returned.
 
     With `external_data`, or when the weights are too large for a protobuf, they go to one file
-    beside it, `path` with `.data` appended. Raises UsageError HC502 like `build`, and OSError.
+    beside it, `path` with `.data` appended. Without `weights` none are drawn, and there is no such file: the
+    model can be planned, but not compiled. Raises UsageError HC502 like `build`, and OSError.
     """
     path = Path(path)
+    if not weights:
+        return _export_shapes(name, path, arguments)
     model = build(name, **arguments)
     if external_data or sum(len(t.raw_data) for t in model.graph.initializer) > _EXTERNAL_DATA_BYTES:
-        weights = path.with_name(path.name + ".data")
-        weights.unlink(missing_ok=True)  # onnx would append to it, or refuse
+        data = path.with_name(path.name + ".data")
+        data.unlink(missing_ok=True)  # onnx would append to it, or refuse
         onnx.save_model(
-            model, path, save_as_external_data=True, all_tensors_to_one_file=True, location=weights.name
+            model, path, save_as_external_data=True, all_tensors_to_one_file=True, location=data.name
         )
     else:
         onnx.save_model(model, path)
+    return path
+
+
+def _export_shapes(name: str, path: Path, arguments: dict[str, Any]) -> Path:
+    with without_weights():
+        path.write_bytes(build(name, **arguments).SerializeToString())
     return path
 
 

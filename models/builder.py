@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from hybridc.errors import UsageError
+from hybridc.placeholders import placeholder
 
 OPSET = 17
 _MICROSOFT = "com.microsoft"
@@ -29,6 +32,22 @@ RELU_GAIN = math.sqrt(2)
 LINEAR_GAIN = 1.0
 
 Dim = int | str
+
+_UNWRITTEN = "weights.not-written"
+"""Location of the external data of a model that is built without weights: there is no such file."""
+_LEAST_UNWRITTEN_BYTES = 4096
+"""Smaller tensors are written all the same: shapes, axes and numbers, which decide how to compile a model."""
+_has_weights = ContextVar("has_weights", default=True)
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Builders draw no numbers here: large tensors have shapes and types, and no data."""
+    token = _has_weights.set(False)
+    try:
+        yield
+    finally:
+        _has_weights.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,7 @@ class GraphBuilder:
         self._graph = self._model.graph
         self._graph.name = name
         self._random = np.random.default_rng(seed)
+        self._has_weights = _has_weights.get()
         self._counts: Counter[str] = Counter()
         self._values: list[Value] = []
         self._scalars: dict[float, Value] = {}
@@ -108,7 +128,11 @@ class GraphBuilder:
         tensor = self._graph.initializer.add(
             name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape
         )
-        tensor.raw_data = array.tobytes()
+        if self._has_weights or array.nbytes < _LEAST_UNWRITTEN_BYTES:
+            tensor.raw_data = array.tobytes()
+        else:
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value=_UNWRITTEN)
         return Value(name, array.shape, tensor.data_type)
 
     def scalar(self, number: float) -> Value:
@@ -120,6 +144,8 @@ class GraphBuilder:
 
     def normal(self, name: str, shape: Sequence[int], std: float, mean: float = 0.0) -> Value:
         """A float32 initializer drawn from a normal distribution."""
+        if not self._has_weights:
+            return self.constant(name, placeholder(shape, np.float32))
         draw = self._random.standard_normal(shape, np.float32)
         draw *= np.float32(std)
         draw += np.float32(mean)
@@ -127,6 +153,8 @@ class GraphBuilder:
 
     def uniform(self, low: float, high: float, size: int) -> np.ndarray:
         """A float32 vector, not yet in the graph."""
+        if not self._has_weights:
+            return np.full(size, low, np.float32)
         return self._random.uniform(low, high, size).astype(np.float32)
 
     def int4_pairs(self, shape: Sequence[int]) -> np.ndarray:
@@ -134,6 +162,8 @@ class GraphBuilder:
 
         A mean beside it would add up from layer to layer.
         """
+        if not self._has_weights:
+            return placeholder(shape, np.uint8)
         low, high = self._random.integers(1, 16, (2, *shape), np.uint8)
         return low | high << 4
 

@@ -46,6 +46,7 @@ def import_model(
             bounds=dict(options.bounds),
             dimensions=dimensions,
             bucket=bucket,
+            reads_weights=options.weights,
         )
     sizes = {each.variable: interval.high for each, interval in zip(model.sizes, bucket, strict=False)}
     job = Job(options, model.loop_carried, sizes, many_sizes, cache=cache or NoCache())

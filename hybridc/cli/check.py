@@ -8,7 +8,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hybridc.cli.support.arguments import add_json, add_model_options, add_target, compile_options
+from hybridc.cli.support.arguments import (
+    add_json,
+    add_model_options,
+    add_no_weights,
+    add_target,
+    compile_options,
+)
 from hybridc.cli.support.files import existing_model, print_json
 from hybridc.cli.support.terminal import print_text
 from hybridc.errors import ModelError
@@ -21,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model")
     add_target(parser)
     add_model_options(parser)
+    add_no_weights(parser)
     add_json(parser)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hybridc.cli.support.arguments import add_compile_options, add_gpu_memory, add_json
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_memory, add_json, add_no_weights
 from hybridc.cli.support.files import print_json
 from hybridc.cli.support.planned import plans_of
 from hybridc.cli.support.terminal import output_width, print_text
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, metavar="OUT.hyb|MODEL.onnx", help="an artifact or a model")
     parser.add_argument("node", metavar="NODE", help="name of an ONNX node, or of a kernel")
     add_compile_options(parser)
+    add_no_weights(parser)
     add_gpu_memory(parser)
     parser.add_argument(
         "--all", action="store_true", help="explain every kernel that computes a part of the node"

@@ -37,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a parameter of the model; may be repeated",
     )
+    export.add_argument(
+        "--no-weights",
+        dest="weights",
+        action="store_false",
+        help="write shapes and types of large weights alone, for `hybridc plan --no-weights`",
+    )
     add_json(export)
 
 
@@ -69,7 +75,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
     parameters = _read_parameters(arguments.param, models.parameters(arguments.name))
     with written_whole(arguments.file) as whole:
-        models.export(arguments.name, whole, **parameters)
+        models.export(arguments.name, whole, weights=arguments.weights, **parameters)
     size_bytes = arguments.file.stat().st_size
     if arguments.json:
         print_json({"path": str(arguments.file), "size_bytes": size_bytes, "parameters": parameters})

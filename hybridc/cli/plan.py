@@ -12,7 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.support.arguments import BUDGET_HELP, add_compile_options, add_gpu_budgets, add_json
+from hybridc.cli.support.arguments import (
+    BUDGET_HELP,
+    add_compile_options,
+    add_gpu_budgets,
+    add_json,
+    add_no_weights,
+)
 from hybridc.cli.support.files import existing_file, measured_to_json, print_json, read_json, write_text
 from hybridc.cli.support.planned import plans_of
 from hybridc.cli.support.terminal import output_width, print_text
@@ -34,6 +40,7 @@ EXAMPLE = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, metavar="MODEL.onnx|OUT.hyb", help="a model or an artifact")
     add_compile_options(parser)
+    add_no_weights(parser)
     add_gpu_budgets(parser, f"{BUDGET_HELP}; a list gives a plan for each (default: no limit)")
     parser.add_argument("--all", action="store_true", help="show every row of long tables")
     parser.add_argument("--html", type=Path, metavar="FILE", help="page with time, memory and placement")

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridc.cli.support.arguments import add_compile_options, add_json, compile_options
+from hybridc.cli.support.arguments import add_compile_options, add_json, add_no_weights, compile_options
 from hybridc.cli.support.files import existing_model, print_json, write_text
 from hybridc.cli.support.terminal import print_text
 from hybridc.errors import UsageError
@@ -26,6 +26,7 @@ _POINTS = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model")
     add_compile_options(parser)
+    add_no_weights(parser)
     parser.add_argument(
         "--gpu-memory",
         type=_parse_sweep,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript.optimizer import _constant_folding as folding
 
@@ -21,6 +22,8 @@ from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, Inlining, c
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
 from hybridc.frontend.inference import computed, inferred, note_computed
+from hybridc.frontend.values import static_shape
+from hybridc.placeholders import is_placeholder, placeholder
 
 _WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
 """By the pass, which forgets how a cast saturates; in forms that older opsets do not have; and it squeezes
@@ -112,6 +115,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         result."""
         version, graph = self._opset_imports.get(node.domain, 0), node.graph
         known = computed(node, version) if isinstance(graph, ir.Graph) else None
+        known = self._unread(node) if known is None else known
         if known is not None and isinstance(graph, ir.Graph):
             [output] = node.outputs
             tensor = ir.Tensor(known, name=output.name)
@@ -127,6 +131,23 @@ class FoldAndExpand(folding.FoldConstantsPass):
             if len(results) == 1 and results[0].const_value is not None:
                 note_computed(node, version, results[0].const_value.numpy())
         return replacement
+
+    def _unread(self, node: ir.Node) -> np.ndarray | None:
+        """A placeholder for what would be folded of weights that are not read."""
+        operands = [value.const_value for value in node.inputs if value is not None]
+        if len(node.outputs) != 1 or None in operands or not any(map(self._is_unread, operands)):
+            return None
+        self._do_inference(node)
+        [output] = node.outputs
+        shape = static_shape(output)
+        if shape is None or output.dtype is None or not self.should_fold(node):
+            return None
+        return placeholder(shape, output.dtype.numpy())
+
+    def _is_unread(self, tensor: ir.TensorProtocol | None) -> bool:
+        if not isinstance(tensor, ir.Tensor) or tensor.size <= self.input_size_limit:
+            return False
+        return is_placeholder(tensor.numpy())
 
     def _do_inference(self, node: ir.Node) -> None:
         """What the pass does, which asks onnx anew for each node; it still does so where that may fail."""

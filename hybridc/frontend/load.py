@@ -25,6 +25,8 @@ class Loaded:
     source: ModelFile
     folder: Path | None
     """Where external data may lie; None if the model did not come from a file."""
+    unread: frozenset[str] = frozenset()
+    """Initializers of which only shape and type count (`tensors.without_weights`)."""
 
     def copy(self) -> Loaded:
         """The same model, to be changed by itself."""

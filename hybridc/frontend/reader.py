@@ -28,7 +28,7 @@ from hybridc.frontend.opsets import check_opset, modernize
 from hybridc.frontend.parameters import Chooser, check_export, promote
 from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds
 from hybridc.frontend.simplify import folded, simplify
-from hybridc.frontend.tensors import check_tensors
+from hybridc.frontend.tensors import check_tensors, without_weights
 from hybridc.frontend.values import NARROW_TYPES, dtype_name
 from hybridc.labels import Labels
 from hybridc.options import FixedShape, Shape, Size
@@ -46,6 +46,7 @@ def read_model(
     refusals: codes.Refusals | None = None,
     dimensions: tuple[Dimension, ...] = (),
     bucket: Bucket = (),
+    reads_weights: bool = True,
 ) -> ImportedModel:
     """Read an ONNX model from an untrusted source.
 
@@ -54,13 +55,14 @@ def read_model(
     Inputs with `values` become constants, which are folded as those of the file; `bounds` are the most trips
     of loops, by name. With `parameters`, which says by name what is trained, the model is read for training:
     what it chooses are inputs instead of weights, Dropout drops, and BatchNorm uses the batch's statistics.
+    Unless it `reads_weights`, weights that are external data are placeholders (`hybridc/placeholders.py`).
     Raises ModelError with a code of `hybridc.frontend.codes` for everything that can be wrong with a model
     (the first that `refusals` note, if they are given), UsageError HC527 for values that are not of its
     inputs, and HC528 for bounds of no loop.
     """
     try:
         fixed = at_bounds(shapes, dims, dimensions, bucket)
-        loaded = load(source)
+        loaded = load(source) if reads_weights else without_weights(load(source))
         opening = None
         if dimensions:
             unchanged = loaded.copy()
@@ -107,6 +109,7 @@ def _read(
         loaded.proto,
         name,
         loaded.folder,
+        unread=loaded.unread,
         for_training=is_trained is not None,
         refusals=refusals,
         opening=opening,
@@ -155,7 +158,7 @@ def _folded(
     fix_shapes(loaded.proto, name, shapes, named, codes.Refusals())
     modernize(loaded)
     check_model(loaded)
-    return folded(loaded.proto, name, loaded.folder)
+    return folded(loaded.proto, name, loaded.folder, loaded.unread)
 
 
 def find_refusals(
@@ -167,6 +170,7 @@ def find_refusals(
     bounds: Mapping[str, int] = {},
     dimensions: tuple[Dimension, ...] = (),
     bucket: Bucket = (),
+    reads_weights: bool = True,
 ) -> tuple[ModelError, ...]:
     """Everything that `read_model` refuses in a model, not only what it refuses first; none if it is taken.
 
@@ -185,6 +189,7 @@ def find_refusals(
             refusals=refusals,
             dimensions=dimensions,
             bucket=bucket,
+            reads_weights=reads_weights,
         )
     except ModelError as error:
         refusals.found.append(error)

@@ -24,6 +24,7 @@ from hybridc.frontend.folding import FoldAndExpand, origin
 from hybridc.frontend.parameters import to_training_form
 from hybridc.frontend.ranges.follow import follow_sizes
 from hybridc.frontend.ranges.opening import Opening
+from hybridc.frontend.tensors import leave_unread
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 
 FOLD_INPUT_ELEMENTS = 8192
@@ -57,12 +58,14 @@ def simplify(
     name: str,
     folder: Path | None,
     *,
+    unread: frozenset[str] = frozenset(),
     for_training: bool = False,
     refusals: codes.Refusals | None = None,
     opening: Opening | None = None,
 ) -> ir.Model:
     """The same computation with fewer nodes, and none that calls a model-local function.
 
+    Initializers that are `unread` have placeholders for values.
     `for_training` keeps Dropout, and keeps it and BatchNorm in training form. Uses of operators that cannot
     be expanded go to `refusals` (ModelError HC114 or HC115), which raises the first unless told otherwise.
     With `opening` some axes of inputs are open, and the graph has an input for each size behind the model's.
@@ -75,17 +78,21 @@ def simplify(
     """
     with _told(name):
         refusals = refusals or codes.Refusals()
-        folding = _Folding(model, name, folder, for_training, refusals, is_open=opening is not None)
+        folding = _Folding(
+            model, name, folder, for_training, refusals, unread=unread, is_open=opening is not None
+        )
         return folding.simplified(opening)
 
 
-def folded(model: onnx.ModelProto, name: str, folder: Path | None) -> ir.Graph:
+def folded(
+    model: onnx.ModelProto, name: str, folder: Path | None, unread: frozenset[str] = frozenset()
+) -> ir.Graph:
     """The graph as `simplify` first has it if axes are open: constants folded, operators expanded.
 
     Requires and raises as `simplify`.
     """
     with _told(name):
-        return _Folding(model, name, folder, False, codes.Refusals(), is_open=True).needed()
+        return _Folding(model, name, folder, False, codes.Refusals(), unread=unread, is_open=True).needed()
 
 
 @contextmanager
@@ -122,6 +129,7 @@ class _Folding:
         for_training: bool,
         refusals: codes.Refusals,
         *,
+        unread: frozenset[str],
         is_open: bool = False,
     ) -> None:
         """`is_open` if it is compared with the same network of other sizes."""
@@ -130,6 +138,7 @@ class _Folding:
         graph = self.model.graph
         if folder is not None:
             ir.external_data.set_base_dir(graph, folder)
+        leave_unread(graph, unread)
         _drop_initializer_inputs(graph)
         common.InlinePass()(self.model)
         _make_initializers(graph, name)

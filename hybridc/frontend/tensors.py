@@ -6,6 +6,7 @@ import math
 import os
 import reprlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -15,9 +16,14 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.load import Loaded
+from hybridc.placeholders import placeholder
 
 MAX_TENSOR_BYTES = 1 << 40
 """Of one tensor: 1 TiB is more than any machine that hybridc compiles for holds."""
+
+_OF_SHAPES = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
+_MOST_DECIDING = 1024
+"""Elements up to which such a tensor may hold shapes or axes, or choose between nodes."""
 
 # Elements that one entry of a typed field holds; complex numbers and strings are refused before.
 _FIELD_OF: dict[int, str] = {
@@ -40,11 +46,43 @@ def check_tensors(loaded: Loaded) -> None:
     name = loaded.source.name
     graph = loaded.proto.graph
     for tensor in _initializers(graph, name):
-        _check_tensor(tensor, f"{name}: initializer {tensor.name!r}", loaded.folder, is_initializer=True)
+        where = f"{name}: initializer {tensor.name!r}"
+        if tensor.name in loaded.unread:
+            _size_bytes(tensor, where)
+        else:
+            _check_tensor(tensor, where, loaded.folder, is_initializer=True)
     for node in _all_nodes(loaded.proto):
         for attribute in node.attribute:
             where = f"{name}: node {node.name!r} ({node.op_type}), attribute {attribute.name!r}"
             _check_attribute(attribute, where)
+
+
+def without_weights(loaded: Loaded) -> Loaded:
+    """The model, of whose external data no weights are read: the files need not be there.
+
+    Small integers and single numbers, which decide shapes and nodes, are not weights: `check_tensors` looks
+    for them as ever.
+    """
+    external = (t for t in loaded.proto.graph.initializer if t.data_location == TensorProto.EXTERNAL)
+    return replace(loaded, unread=frozenset(t.name for t in external if not _may_decide(t)))
+
+
+def _may_decide(tensor: TensorProto) -> bool:
+    known = tensor.data_type in TensorProto.DataType.values()
+    if not known or tensor.data_type in _UNSUPPORTED or any(dim < 0 for dim in tensor.dims):
+        return True  # to be refused
+    elements = math.prod(tensor.dims)
+    return elements <= 1 or (tensor.data_type in _OF_SHAPES and elements <= _MOST_DECIDING)
+
+
+def leave_unread(graph: ir.Graph, names: frozenset[str]) -> None:
+    """Put placeholders in the place of initializers. Requires: their shapes and types are checked."""
+    for name in names:
+        value = graph.initializers.get(name)
+        if value is not None and value.const_value is not None:
+            tensor = value.const_value
+            array = placeholder(tensor.shape.numpy(), tensor.dtype.numpy())
+            value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=name)
 
 
 def _initializers(graph: GraphProto, name: str) -> Iterable[TensorProto]:
@@ -164,7 +202,11 @@ def _resolve_inside(folder: Path, location: str, where: str) -> Path:
     if not path.is_relative_to(root):
         raise _external(f"location {location!r} is a link that leads outside the model's folder", where)
     if not is_file:
-        raise _external(f"file {location!r} is missing from the model's folder", where)
+        raise _external(
+            f"file {location!r} is missing from the model's folder",
+            where,
+            "keep the model's data files in its folder; `hybridc plan --no-weights` plans without them",
+        )
     return path
 
 
@@ -174,10 +216,7 @@ def _malformed(why: str, where: str) -> ModelError:
     )
 
 
-def _external(why: str, where: str) -> ModelError:
-    return ModelError(
-        codes.EXTERNAL_DATA,
-        f"external data rejected: {why}",
-        where=where,
-        remedy="give the model's path and keep its data files in the same folder",
-    )
+def _external(
+    why: str, where: str, remedy: str = "give the model's path and keep its data files in the same folder"
+) -> ModelError:
+    return ModelError(codes.EXTERNAL_DATA, f"external data rejected: {why}", where=where, remedy=remedy)

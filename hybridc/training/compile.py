@@ -167,6 +167,9 @@ def _checked(options: CompileOptions, spec: TrainingSpec) -> CompileOptions:
     if options.precision == BF16 and options.target.has_gpu:
         what = "--precision bf16 is not supported for training on a GPU"
         raise UsageError("HC525", what, remedy="use --target avx512_bf16 or amx, or remove --precision")
+    if not options.weights:
+        what = "--no-weights is not supported for training"
+        raise UsageError("HC525", what, remedy="remove it: what is trained begins with the model's weights")
     if spec.synchronized_parts > 1 and options.target.has_gpu:
         what = "--sync-batchnorm is not supported on a GPU"
         raise UsageError("HC525", what, remedy="use a target of a CPU alone, such as avx2, or remove it")

@@ -16,6 +16,7 @@ from hybridc.passes.program.program import (
     is_op,
     substitute,
 )
+from hybridc.placeholders import is_placeholder
 
 LIMIT_BYTES = 1 << 20
 """Of a result that is kept until its last reader instead of being computed again. Masks of a prompt fit;
@@ -30,7 +31,7 @@ def share_equal(program: Program) -> Program:
 
     Requires: `main` canonical.
     Ensures: a shared binding has the origins of the first that it stands for, so that a pin on the nodes of a
-    later layer does not move what all layers read.
+    later layer does not move what all layers read. Weights that are not read count as different.
     Raises: nothing of its own.
     """
     builder = ProgramBuilder(program.inputs)
@@ -38,7 +39,7 @@ def share_equal(program: Program) -> Program:
     weights: dict[str, relax.Expr] = {}
     for parameter, weight in new.items():
         value = program.weights.get(parameter.name)
-        if value is not None and value.nbytes <= LIMIT_BYTES:
+        if value is not None and value.nbytes <= LIMIT_BYTES and not is_placeholder(value):
             new[parameter] = weights.setdefault(constant_name(value), weight)
     made: dict[int, list[tuple[relax.Expr, relax.Var]]] = {}
     for binding in program.bindings:

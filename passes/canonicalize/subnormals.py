@@ -10,6 +10,7 @@ from tvm import relax
 
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, count_uses, is_op
+from hybridc.placeholders import is_placeholder
 
 SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
 CHUNK_BYTES = 1 << 20
@@ -32,6 +33,7 @@ def drop_subnormal_weights(program: Program) -> Program:
         if count == uses[var]
         and (value := program.weights.get(var.name)) is not None
         and value.dtype == np.float32
+        and not is_placeholder(value)
         and _has_subnormals(value)
     }
     return replace(program, weights={**program.weights, **changed}) if changed else program

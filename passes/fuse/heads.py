@@ -26,6 +26,7 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
+from hybridc.placeholders import is_placeholder, placeholder
 
 MOST_BYTES = 64 << 20
 """Of a joined weight, which is a copy: a product with a larger one fills a GPU by itself."""
@@ -159,7 +160,7 @@ def _emit_joined(
         name = "+".join(part.name for part in parts)
         found = known.get(name)
         if found is None:
-            found = np.concatenate([program.weights[part.name] for part in parts], axis=-1)
+            found = _joined([program.weights[part.name] for part in parts])
         return builder.weight(found, name)
 
     def emit(expr: relax.Expr, members: Sequence[relax.Var], hint: str) -> relax.Var:
@@ -172,6 +173,13 @@ def _emit_joined(
     if biases:
         result = emit(relax.op.add(result, weight(biases)), [heads.members[1] for heads in group], "joined")
     return result
+
+
+def _joined(weights: Sequence[np.ndarray]) -> np.ndarray:
+    if all(map(is_placeholder, weights)):
+        first, *_ = weights
+        return placeholder((*first.shape[:-1], sum(each.shape[-1] for each in weights)), first.dtype)
+    return np.concatenate(weights, axis=-1)
 
 
 def _emit_parts(

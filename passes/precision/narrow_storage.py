@@ -23,6 +23,7 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
+from hybridc.placeholders import is_placeholder, placeholder
 from hybridc.schedules.cuda.attention.tensor_core import attention_factors
 from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_factors
 from hybridc.schedules.rule import PRECISION, Request
@@ -190,6 +191,8 @@ class _Writer:
         ]
         if not types:
             return ""
+        if is_placeholder(value):
+            return types[-1]
         narrow = _rounded(value, types[-1])
         fits = np.isfinite(narrow).all() if _is_large(value) else (narrow.astype(np.float32) == value).all()
         return types[-1] if fits else ""
@@ -315,6 +318,8 @@ def _retyped(var: relax.Var, dtype: str | None) -> relax.Var:
 
 
 def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
+    if is_placeholder(value):
+        return placeholder(value.shape, dtype)
     with np.errstate(over="ignore"):
         return value.astype(dtype)
 

@@ -16,6 +16,7 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, variables
+from hybridc.placeholders import is_placeholder, placeholder
 from hybridc.schedules.storage import NARROW, WIDE
 
 _OPAQUE = ("call_tir", "memory.view")
@@ -185,7 +186,9 @@ class _Widener:
 
 
 def _widened(value: np.ndarray) -> np.ndarray:
-    return value.astype(np.float32) if value.dtype.name in NARROW else value
+    if value.dtype.name not in NARROW:
+        return value
+    return placeholder(value.shape, np.float32) if is_placeholder(value) else value.astype(np.float32)
 
 
 def _with_wide_sums(call: relax.Call) -> relax.Call:

@@ -70,7 +70,7 @@ def parameter_count(model: onnx.ModelProto) -> int:
 
 
 def test_every_model_has_tiny_parameters_here() -> None:
-    assert set(TINY) == set(models.names()) - {"llama"}  # which test_llama.py has
+    assert set(TINY) == set(models.names()) - {"llama", "llama_7b"}  # which test_llama.py has
 
 
 @pytest.mark.parametrize("name", TINY)

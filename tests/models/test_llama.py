@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from hybridc import models
 from hybridc.errors import UsageError
@@ -59,6 +60,27 @@ def test_accuracy_level_is_that_asked_for() -> None:
         products = [node for node in nodes if node.op_type == "MatMulNBits"]
         levels = {a.i for node in products for a in node.attribute if a.name == "accuracy_level"}
         assert levels == {level} and len(products) == 2 * 5 + 1
+
+
+def test_without_weights_tensors_have_their_shapes_and_types(tmp_path: Path) -> None:
+    whole = models.build("llama", **SMALL)
+    bare = onnx.load(
+        models.export("llama", tmp_path / "m.onnx", weights=False, **SMALL), load_external_data=False
+    )
+    assert whole.graph.node == bare.graph.node
+    tensors = [[(t.name, t.data_type, tuple(t.dims)) for t in m.graph.initializer] for m in (whole, bare)]
+    assert tensors[0] == tensors[1]
+    kept = {t.name for t in bare.graph.initializer if t.data_location != TensorProto.EXTERNAL}
+    assert {"context", "one"} <= kept and "embedding" not in kept
+
+
+def test_llama_7b_has_the_published_number_of_parameters(tmp_path: Path) -> None:
+    path = models.export("llama_7b", tmp_path / "m.onnx", weights=False)
+    tensors = onnx.load(path, load_external_data=False).graph.initializer
+    sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in tensors}
+    two_in_a_byte = sum(n for name, n in sizes.items() if name.startswith("product") and "weight" in name)
+    others = sum(n for name, n in sizes.items() if name == "embedding" or "norm" in name)
+    assert 2 * two_in_a_byte + others == 6_738_415_616  # Touvron et al., Llama 2, 2023
 
 
 @pytest.mark.parametrize(

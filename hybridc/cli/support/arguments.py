@@ -134,6 +134,16 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     add_quiet(group)
 
 
+def add_no_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-weights",
+        dest="weights",
+        default=argparse.SUPPRESS,
+        action="store_false",
+        help="read no weights that are external data of the model: the files need not be there",
+    )
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",

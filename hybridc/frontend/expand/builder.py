@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridc.frontend.values import constant_array, static_shape
+from hybridc.placeholders import is_placeholder, placeholder
 
 WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 """Attributes of Conv."""
@@ -61,7 +62,11 @@ class Builder:
     def constant(self, values: Any, dtype: ir.DataType | str | None = None) -> ir.Value:
         """A new constant: of an ONNX type, or of the type that numpy gives `values`."""
         kind = dtype.numpy() if isinstance(dtype, ir.DataType) else dtype
-        tensor = ir.tensor(np.asarray(values, kind))
+        if isinstance(values, np.ndarray) and is_placeholder(values):
+            array = placeholder(values.shape, values.dtype if kind is None else kind)
+        else:
+            array = np.asarray(values, kind)
+        tensor = ir.tensor(array)
         return typed(self.op("Constant", value=tensor), tensor.dtype, tensor.shape.numpy())
 
     def like(self, value: ir.Value, number: float) -> ir.Value:

@@ -26,6 +26,7 @@ from hybridc.frontend.expand.quantized.packed_matrix import Codes, packed_panels
 from hybridc.frontend.expand.quantized.packed_product import has_rows, packed_gather, packed_product
 from hybridc.frontend.expand.quantized.quantization import NARROW, dequantized
 from hybridc.frontend.values import SUPPORTED_TYPES, constant_array
+from hybridc.placeholders import is_placeholder, placeholder
 
 _BITS = (2, 4, 8)
 _INT8_ACCURACY = 4
@@ -65,9 +66,7 @@ def _dequantize_linear(node: ir.Node, build: Builder) -> Sequence[ir.Value] | No
     else:
         along = [-1 if i == axis % codes.ndim else 1 for i in range(codes.ndim)]
         zeros = None if zeros is None else zeros.reshape(along if zeros.size > 1 else ())
-        dense = _difference(codes, zeros) * scales.reshape(along if scales.size > 1 else ()).astype(
-            np.float32
-        )
+        dense = _scaled(codes, zeros, scales.reshape(along if scales.size > 1 else ()))
     return [build.constant(dense, result)]
 
 
@@ -95,7 +94,7 @@ def _mat_mul_nbits(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
         product = packed_product(a, matrix, build, rounds_rows=may_round)
     else:
         weight = _dequantized(codes, scales, zeros, 1, block)
-        product = build.op("MatMul", a, build.constant(np.ascontiguousarray(weight.T), dtype_of(a)))
+        product = build.op("MatMul", a, _transposed(weight, dtype_of(a), build))
     bias = given(node, 5)
     return [product if bias is None else build.op("Add", product, bias)]
 
@@ -109,11 +108,13 @@ def _mat_mul_bnb4(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     if kind not in (0, 1) or not node.attributes.get_int("transB", 1):
         raise Unsupported(f"of type {kind}, or with a B that is not transposed, is not supported")
     packed = constant_of(operand(node, 1), "a weight").ravel()
+    if is_placeholder(packed):
+        return [build.op("MatMul", a, _transposed(placeholder((columns, depth), "f4"), dtype_of(a), build))]
     numbers = (_FP4, _NF4)[kind][np.stack([packed >> 4, packed & 15], axis=1).ravel()[: columns * depth]]
     largest = constant_of(operand(node, 2), "a scale").astype(np.float32).ravel()
     blocks = np.arange(columns * depth) // node.attributes.get_int("block_size", 0)
     weight = (numbers * largest[blocks]).reshape(columns, depth)
-    return [build.op("MatMul", a, build.constant(np.ascontiguousarray(weight.T), dtype_of(a)))]
+    return [build.op("MatMul", a, _transposed(weight, dtype_of(a), build))]
 
 
 def _gather_block_quantized(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
@@ -149,7 +150,21 @@ def _dequantized(
     def spread(parameter: np.ndarray) -> np.ndarray:
         return parameter.take(np.arange(extent) // block, axis) if parameter.ndim else parameter
 
-    return _difference(codes, None if zeros is None else spread(zeros)) * spread(scales.astype(np.float32))
+    if is_placeholder(codes):
+        return placeholder(codes.shape, np.float32)
+    return _scaled(codes, None if zeros is None else spread(zeros), spread(scales))
+
+
+def _scaled(codes: np.ndarray, zeros: np.ndarray | None, scales: np.ndarray) -> np.ndarray:
+    """float32, of parameters that broadcast."""
+    if is_placeholder(codes):
+        return placeholder(codes.shape, np.float32)
+    return _difference(codes, zeros) * scales.astype(np.float32)
+
+
+def _transposed(weight: np.ndarray, dtype: ir.DataType, build: Builder) -> ir.Value:
+    turned = weight.T if is_placeholder(weight) else np.ascontiguousarray(weight.T)
+    return build.constant(turned, dtype)
 
 
 def _difference(codes: np.ndarray, zeros: np.ndarray | None) -> np.ndarray:
@@ -160,6 +175,8 @@ def _difference(codes: np.ndarray, zeros: np.ndarray | None) -> np.ndarray:
 
 def _unpacked(packed: np.ndarray, bits: int, extent: int) -> np.ndarray:
     """The first codes of each row of bytes."""
+    if is_placeholder(packed):
+        return placeholder((*packed.shape[:-1], min(extent, packed.shape[-1] * 8 // bits)), np.uint8)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     return codes.reshape(*packed.shape[:-1], -1)[..., :extent]

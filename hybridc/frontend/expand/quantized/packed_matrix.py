@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from hybridc.packed.layout import PackedLayout
+from hybridc.placeholders import is_placeholder, placeholder
 
 _WIDTHS = (64, 32, 16)
 """Columns of a panel: of bytes a cache line if there are many columns, at least a vector of float32."""
@@ -75,6 +76,8 @@ def packed_rows(given: Codes) -> PackedMatrix | None:
     if given.bits not in (4, 8) or not given.codes.size or (given.bits == 4 and whole % 2):
         return None
     spread = np.arange(depth // whole) * whole // given.block
+    if is_placeholder(given.codes):
+        return _unread_rows(given)
     exponent, factor = _FLOATS.get(given.codes.dtype.name, (0, 1.0))
     if exponent and not _are_halves(given, exponent, factor):
         return None
@@ -87,6 +90,21 @@ def packed_rows(given: Codes) -> PackedMatrix | None:
     parameters = [each.take(spread, 1) for each in ([scales] if is_one else [scales, zeros])]
     rows = codes if given.bits == 8 else _pairs(codes, layout.span)
     return _if_small(PackedMatrix(layout, len(codes), (rows, *parameters)), given)
+
+
+def _unread_rows(given: Codes) -> PackedMatrix | None:
+    """Placeholders for what `packed_rows` makes of weights that are not read: of zeros, and of scales that
+    float16 has room for. Zero points of which there are several differ."""
+    scales, zeros = np.ones((2, given.scales.shape[1]), given.scales.dtype), given.zeros
+    if zeros is not None and zeros.size > 1:
+        zeros = np.zeros(scales.shape, zeros.dtype)
+        zeros[1] = 1
+    two_rows = packed_rows(replace(given, codes=np.array(given.codes[:2]), scales=scales, zeros=zeros))
+    if two_rows is None:
+        return None
+    rows = len(given.codes)
+    operands = tuple(placeholder((rows, *each.shape[1:]), each.dtype) for each in two_rows.operands)
+    return replace(two_rows, columns=rows, operands=operands)
 
 
 def _if_small(packed: PackedMatrix, given: Codes) -> PackedMatrix | None:
@@ -135,5 +153,7 @@ def _pairs(codes: np.ndarray, span: int) -> np.ndarray:
 def _panels(rows: np.ndarray, width: int) -> np.ndarray:
     """`[rows, N]` as `[panels, rows, width]`, padded with zeros."""
     height, columns = rows.shape
+    if is_placeholder(rows):
+        return placeholder((-(-columns // width), height, width), rows.dtype)
     padded = np.pad(rows, ((0, 0), (0, -columns % width)))
     return np.ascontiguousarray(padded.reshape(height, -1, width).transpose(1, 0, 2))
