@@ -14,7 +14,9 @@ from hybridc.passes.planner.bounds.bound import bytes_bound, simple_time_bound_u
 from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
+from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
+from hybridc.passes.planner.model.caches import cache_groups
 from hybridc.passes.planner.model.context import Effort, PlanningContext, fixed_budgets
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
@@ -153,7 +155,13 @@ def on_cpu(graph: Graph, machine: Machine) -> PlacedPlan:
 
 
 def all_gpu_peak_bytes(graph: Graph, machine: Machine) -> int:
-    """Bytes of the GPU's arena if every kernel that has GPU code runs there, and nothing is copied twice."""
+    """Bytes of the GPU's arena if every kernel that has GPU code runs there, and nothing is copied twice.
+
+    Caches are there all the time, where the GPU has code for what touches them.
+    """
+    groups = [group for group in cache_groups(graph) if Device.GPU in group.devices(graph, NO_PINS)]
+    cache_bytes = sum(group.size_bytes(graph) for group in groups)
+    graph = without_bytes(graph, {name for group in groups for name in group.names})
     problem = PlanningContext(graph, machine).problem
     everything = with_gpu_kernels(problem, [us < math.inf for us in problem.gpu_us], keep=True)
     least = _with_least_bytes(problem, everything)
@@ -161,7 +169,7 @@ def all_gpu_peak_bytes(graph: Graph, machine: Machine) -> int:
     _, _, (arena,) = reuse_buffers(
         graph, listed, (Device.GPU,), gpu_capacity_bytes=least.budget_bytes, effort=SHORT
     )
-    return arena.size_bytes
+    return arena.size_bytes + cache_bytes
 
 
 def smallest_budget_bytes(graph: Graph, machine: Machine, pins: Pins = NO_PINS) -> int:

@@ -98,6 +98,16 @@ def test_as_many_layers_as_fit_have_their_caches_on_the_gpu(units: int, on_gpu: 
     assert not copied(graph, plan) and all(stays_in_place(graph, plan))
 
 
+@pytest.mark.parametrize("devices", [(GPU, CPU), (CPU,)])
+def test_what_the_whole_network_needs_has_room_for_all_caches(devices: Sequence[Device]) -> None:
+    graph = decoder(3, devices=devices)
+    on_gpu = 6 if GPU in devices else 0
+    peak_bytes = all_gpu_peak_bytes(graph, FAST_GPU)
+    assert peak_bytes >= (3 * 2 * 6 + on_gpu * 8) * UNIT  # weights and caches
+    plan = planned(graph, peak_bytes)
+    assert len(resident_pairs(graph, plan.steps)) == on_gpu
+
+
 def test_a_slow_gpu_has_no_cache() -> None:
     graph = decoder(2)
     plan = planned(graph, None, machine(gpu_gflops=1))
