@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hybridc.ir import Device, Graph, Plan, Run
+from hybridc.machine import Machine
 from hybridc.options import format_bytes
-from hybridc.report.table import plural
+from hybridc.passes.planner.other_ways import OtherWay, other_ways
+from hybridc.report.table import format_us, plural
 
 _IDS = "input_ids"
 
@@ -27,10 +29,38 @@ class DecoderRow:
     """New tokens of each sequence in a run."""
     tokens_per_s: float | None
     """Predicted, of all sequences together."""
+    others: tuple[OtherRow, ...] = ()
+    """What others' ways would reach within the budget."""
 
 
-def decoder_row(graph: Graph, plan: Plan) -> DecoderRow | None:
-    """Of the plan for one number of new tokens."""
+@dataclass(frozen=True, slots=True)
+class OtherRow:
+    """Another way to run the decoder, by the same simulator."""
+
+    name: str
+    makespan_us: float | None
+    """None: it does not fit the budget."""
+    tokens_per_s: float | None
+    """Predicted, of all sequences together."""
+    gpu_layers: int | None
+    """Of a layer split, layers on the GPU, of `layers`."""
+    layers: int | None
+
+    @staticmethod
+    def of(way: OtherWay, new_tokens: int | None) -> OtherRow:
+        per_s = 1e6 * new_tokens / way.makespan_us if new_tokens and way.makespan_us else None
+        return OtherRow(way.name, way.makespan_us, per_s, way.gpu_layers, way.layers)
+
+    def __str__(self) -> str:
+        if self.makespan_us is None:
+            return f"{self.name} does not fit"
+        split = "" if self.layers is None else f" ({self.gpu_layers} of {self.layers} layers on the GPU)"
+        told = format_us(self.makespan_us) if self.tokens_per_s is None else f"{self.tokens_per_s:,.1f}"
+        return f"{self.name}{split} {told}"
+
+
+def decoder_row(graph: Graph, plan: Plan, machine: Machine | None = None) -> DecoderRow | None:
+    """Of the plan for one number of new tokens; with the machine and a budget, beside others' ways."""
     if not graph.caches:
         return None
     ran = {step.kernel: step.device for step in plan.steps if isinstance(step, Run)}
@@ -38,6 +68,10 @@ def decoder_row(graph: Graph, plan: Plan) -> DecoderRow | None:
     on = [device for device in Device if device in where.values()]
     ids = graph.tensor[_IDS].shape if _IDS in graph.inputs else ()
     sequences, tokens = ids if len(ids) == 2 else (None, None)
+    new_tokens = sequences * tokens if sequences and tokens else None
+    others: tuple[OtherWay, ...] = ()
+    if machine is not None and plan.budget_bytes is not None:
+        others = other_ways(graph, machine, plan.budget_bytes)
     return DecoderRow(
         caches={device: sum(each is device for each in where.values()) for device in on},
         cache_bytes={
@@ -47,7 +81,8 @@ def decoder_row(graph: Graph, plan: Plan) -> DecoderRow | None:
         positions=max(graph.tensor[old].shape[-2] for old in where),
         sequences=sequences,
         tokens=tokens,
-        tokens_per_s=1e6 * sequences * tokens / plan.makespan_us if sequences and tokens else None,
+        tokens_per_s=1e6 * new_tokens / plan.makespan_us if new_tokens else None,
+        others=tuple(OtherRow.of(way, new_tokens) for way in others),
     )
 
 
@@ -65,6 +100,11 @@ def decoder_lines(row: DecoderRow) -> list[str]:
     if row.sequences and row.tokens and row.tokens_per_s:
         of = "" if row.sequences == 1 else f" of each of {row.sequences:,} sequences"
         lines.append(
-            f"A run reads {plural(row.tokens, 'new token')}{of}: {row.tokens_per_s:,.1f} tokens a second."
+            f"A run reads {plural(row.tokens, 'new token')}{of}: {row.tokens_per_s:,.1f} tokens a second"
+            " are predicted."
         )
+    if row.others:
+        unit = " tokens a second" if row.tokens_per_s else ""
+        told = ", ".join(map(str, row.others))
+        lines.append(f"Within this budget the same simulator predicts of others' ways: {told}{unit}.")
     return lines

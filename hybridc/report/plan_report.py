@@ -130,7 +130,7 @@ def report_plan(
         smallest_budget_bytes=smallest_budget_bytes,
         smallest_bytes_bound=smallest_bytes_bound,
         bound_line="" if machine is None else bound_line(graph, plan, machine, pins),
-        decoder=decoder_row(graph, plan),
+        decoder=decoder_row(graph, plan, machine),
     )
 
 

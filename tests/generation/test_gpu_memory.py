@@ -17,6 +17,7 @@ from hybridc.emulator import launches_of_steps
 from hybridc.generation import GenerationSession
 from hybridc.ir import Copy, Device, Graph, Plan, Run
 from hybridc.ir.plan import resident_pairs
+from hybridc.machine import load_machine
 from hybridc.report.decoder import decoder_lines, decoder_row
 from hybridc.results import Compiled
 from tests.support.decoders import CONTEXT, greedy, llama, with_open_lengths
@@ -99,6 +100,16 @@ def test_reports_say_where_the_caches_are(planned: tuple[Graph, Plan]) -> None:
     text = "\n".join(decoder_lines(row))
     assert f"{expected[Device.GPU]} on the GPU" in text or not on_gpu
     assert "room for 256 tokens of 512 B each" in text and "A run reads 1 new token:" in text
+
+
+def test_others_ways_stand_beside_the_plan(planned: tuple[Graph, Plan]) -> None:
+    row = decoder_row(*planned, load_machine(EAGER_GPU))
+    assert row is not None
+    split, streaming, alone = row.others
+    assert (split.name, streaming.name, alone.name) == ("layer split", "streaming", "CPU alone")
+    assert split.layers == 2 and split.gpu_layers in (0, 1, 2)
+    assert alone.makespan_us and alone.tokens_per_s == pytest.approx(1e6 / alone.makespan_us)
+    assert f"({split.gpu_layers} of 2 layers on the GPU)" in decoder_lines(row)[-1]
 
 
 def test_tokens_are_those_of_onnxruntime_within_the_budget(
