@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from hybridc.models.builder import LINEAR_GAIN, GraphBuilder, Value, require
+from hybridc.models.builder import LINEAR_GAIN, Dim, GraphBuilder, Value, require
 
 _EPSILON = 1e-5
 _ROTARY_BASE = 10000.0
@@ -91,15 +91,18 @@ def llama(
     int4: bool = True,
     block: int = 32,
     int8_activations: bool = False,
+    dynamic_context: bool = False,
     seed: int = 0,
 ) -> onnx.ModelProto:
     """TinyLlama (Zhang et al., 2024): a Llama decoder with a cache of `context` positions.
 
     Products have 4-bit weights in blocks of `block`, as com.microsoft.MatMulNBits, or float32 ones;
-    `int8_activations` sets their accuracy_level to 4. input_ids int64 [batch, sequence], of any length;
-    attention_mask int64 [batch, context]: 1 for positions up to the last new one, then 0;
-    past_key_values.N.key and .value [batch, kv_heads, context, hidden / heads]. To logits
-    [batch, sequence, vocabulary], and present.N.key and .value of the past's shape.
+    `int8_activations` sets their accuracy_level to 4. With `dynamic_context` the past has any length up to
+    `context`, and the mask the same: past_sequence_length and total_sequence_length.
+
+    input_ids int64 [batch, sequence], of any length; attention_mask int64 [batch, context]: 1 for positions
+    up to the last new one, then 0; past_key_values.N.key and .value [batch, kv_heads, context, hidden /
+    heads]. To logits [batch, sequence, vocabulary], and present.N.key and .value of the past's shape.
     """
     require(hidden % heads == 0, f"{heads} heads do not divide a hidden width of {hidden}")
     require(heads % kv_heads == 0, f"{kv_heads} heads of keys do not divide {heads} heads")
@@ -111,10 +114,12 @@ def llama(
     g = GraphBuilder("llama", seed)
     products = _Products(int4, block, 4 if int8_activations else 1)
     ids = g.input("input_ids", (batch, "sequence"), TensorProto.INT64)
-    mask = g.input("attention_mask", (batch, context), TensorProto.INT64)
-    cache = (batch, kv_heads, context, depth)
+    past: Dim = "past_sequence_length" if dynamic_context else context
+    mask_shape = (batch, "total_sequence_length" if dynamic_context else context)
+    mask = g.input("attention_mask", mask_shape, TensorProto.INT64)
+    cache = (batch, kv_heads, past, depth)
     pasts = [tuple(g.input(f"past_key_values.{n}.{kind}", cache) for kind in _KINDS) for n in range(layers)]
-    attention = _Attention(heads, kv_heads, depth, *_lengths(g, mask, context), _rotary(g, context, depth))
+    attention = _Attention(heads, kv_heads, depth, *_lengths(g, mask), _rotary(g, context, depth))
     x, presents = g.gather(g.normal("embedding", (vocabulary, hidden), 1.0), ids), dict[str, Value]()
     for n, (key, value) in enumerate(pasts):
         packed = products.apply(g, _rms_norm(g, x), hidden + 2 * kv_heads * depth)
@@ -125,14 +130,19 @@ def llama(
     return g.model(logits=products.apply(g, _rms_norm(g, x), vocabulary), **presents)
 
 
-def _lengths(g: GraphBuilder, mask: Value, context: int) -> tuple[Value, Value]:
+def _lengths(g: GraphBuilder, mask: Value) -> tuple[Value, Value]:
     """From the mask, how many positions each sequence has, less one; and the room for them."""
     batch, one = mask.shape[:1], g.constant("one", np.array(1, np.int64))
     axes = g.constant("mask_axes", np.array([1], np.int64))
     counts = g.apply("ReduceSum", [mask, axes], batch, keepdims=0)
     before = g.apply("Sub", [counts, one], batch)
     lengths = g.apply("Cast", [before], batch, dtype=TensorProto.INT32, to=TensorProto.INT32)
-    return lengths, g.constant("context", np.array(context, np.int32))
+    context = mask.shape[-1]
+    if isinstance(context, int):
+        return lengths, g.constant("context", np.array(context, np.int32))
+    shape = g.apply("Shape", [mask], (2,), dtype=TensorProto.INT64)
+    total = g.apply("Gather", [shape, one], (), dtype=TensorProto.INT64)
+    return lengths, g.apply("Cast", [total], (), dtype=TensorProto.INT32, to=TensorProto.INT32)
 
 
 def _rotary(g: GraphBuilder, context: int, depth: int) -> tuple[Value, Value]:

@@ -1,13 +1,13 @@
-"""Show how the predicted time of a run depends on the GPU memory it may use.
+"""Show how the predicted time of a run depends on the GPU memory it may use, or on a decoder's context.
 
-Plans a model for several budgets. Needs no GPU, and generates no code.
+Plans a model for several budgets, or a decoder for several contexts. Needs no GPU, and generates no code.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hybridc.cli.support.arguments import add_compile_options, add_json, add_no_weights, compile_options
@@ -18,7 +18,9 @@ from hybridc.options import Budget, parse_budget, parse_budgets, parse_count
 from hybridc.progress import terminal_progress
 
 HELP = "show predicted time against GPU memory"
-EXAMPLE = "  hybridc sweep net.onnx --target cuda+avx2 --gpu-memory 10%..100% -o net.svg"
+EXAMPLE = """\
+  hybridc sweep net.onnx --target cuda+avx2 --gpu-memory 10%..100% -o net.svg
+  hybridc sweep lm.onnx --target cuda+avx2 --gpu-memory 3GiB --context 512,2048"""
 _SUFFIXES = (".svg", ".json")
 _POINTS = 10
 
@@ -30,16 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-memory",
         type=_parse_sweep,
-        default=_parse_range("10%..100%"),
+        default=None,
         metavar="LEAST..MOST|A,B",
         help="range of budgets, in bytes or in percent of what the whole model needs on the GPU, or a list"
-        " (default: 10%%..100%%)",
+        " (default: 10%%..100%%); with --context a list, or one",
     )
     parser.add_argument(
         "--points",
         type=parse_count,
         metavar="N",
         help=f"number of budgets in a range (default: {_POINTS})",
+    )
+    parser.add_argument(
+        "--context",
+        type=_parse_contexts,
+        metavar="512,2048",
+        help="of a decoder: compare these numbers of positions that its cache has room for, within each of a"
+        " list of budgets",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.svg|FILE.json", help="write the curve to a file"
@@ -50,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     existing_model(arguments.model)
     _check_output(arguments.output)
-    options = compile_options(arguments, gpu_memory=_budgets(arguments.gpu_memory, arguments.points))
+    if arguments.context is not None:
+        return _compare_contexts(arguments)
+    wanted = arguments.gpu_memory or _parse_range("10%..100%")
+    options = compile_options(arguments, gpu_memory=_budgets(wanted, arguments.points))
     options.check_fixed("hybridc sweep")
     from hybridc.compiler import plan_model
     from hybridc.report.curve import curve_to_json, curve_to_svg, points_of, render_curve
@@ -70,6 +82,45 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _compare_contexts(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None and arguments.output.suffix != ".json":
+        what, remedy = "contexts are written as JSON alone", "name a file that ends in .json"
+        raise UsageError("HC537", what, where=str(arguments.output), remedy=remedy)
+    if isinstance(arguments.gpu_memory, _Range) or arguments.points is not None:
+        remedy = "give a list of budgets, or one: --gpu-memory 3.5GiB"
+        raise UsageError("HC500", "--context takes no range of budgets", remedy=remedy)
+    options = compile_options(arguments, gpu_memory=arguments.gpu_memory or ())
+    if options.target.has_gpu and not options.gpu_memory:
+        remedy = "for example --gpu-memory 3.5GiB"
+        raise UsageError("HC500", "--context requires --gpu-memory where the target has a GPU", remedy=remedy)
+    from hybridc.compiler import plan_model
+    from hybridc.frontend.inputs.cache_lengths import context_sizes
+    from hybridc.report.contexts import context_row, contexts_to_json, render_contexts
+
+    sizes = context_sizes(arguments.model, dict(options.dims))
+    rows = []
+    with terminal_progress(quiet=arguments.quiet) as progress:
+        for context in arguments.context:
+            dims = {**dict(options.dims), **sizes(context)}
+            planned = plan_model(arguments.model, replace(options, dims=tuple(dims.items())), progress)
+            pairs = zip(planned.graphs, planned.plans, strict=True)
+            rows += [context_row(context, graph, plan, planned.machine) for graph, plan in pairs]
+    found = [row for row in rows if row is not None]
+    data = contexts_to_json(found)
+    if arguments.output is not None:
+        write_text(arguments.output, json.dumps(data, indent=2) + "\n")
+    if arguments.json:
+        print_json(data)
+    else:
+        title = f"{arguments.model.name} for {options.target.of_each[-1]} on {options.machine.name}"
+        print_text(render_contexts(found, title))
+    return 0
+
+
+def _parse_contexts(text: str) -> tuple[int, ...]:
+    return tuple(sorted({parse_count(part) for part in text.split(",")}))
+
+
 @dataclass(frozen=True, slots=True)
 class _Range:
     """From one budget to another, both in bytes or both in percent."""
@@ -79,14 +130,11 @@ class _Range:
 
 
 def _parse_sweep(text: str) -> _Range | tuple[Budget, ...]:
-    return parse_budgets(text) if "," in text else _parse_range(text)
+    return _parse_range(text) if ".." in text else parse_budgets(text)
 
 
 def _parse_range(text: str) -> _Range:
-    low, dots, high = text.partition("..")
-    if not dots:
-        remedy = "write 10%..100%, or a list: 25%,50%"
-        raise UsageError("HC510", f"invalid range of budgets {text!r}", remedy=remedy)
+    low, _, high = text.partition("..")
     ends = parse_budget(low), parse_budget(high)
     if any(end.is_auto for end in ends):
         what = f"{text!r}: a range cannot end at what is measured"
@@ -111,6 +159,9 @@ def _budgets(wanted: _Range | tuple[Budget, ...], points: int | None) -> tuple[B
         if points is not None:
             what = "--points requires a range of budgets, but --gpu-memory is a list"
             raise UsageError("HC500", what, remedy="remove --points, or give a range: 10%..100%")
+        if len(wanted) == 1:
+            remedy = "write 10%..100%, or a list: 25%,50%"
+            raise UsageError("HC510", f"a single budget, {wanted[0]}, makes no curve", remedy=remedy)
         return wanted
     count, first, last = points or _POINTS, _amount(wanted.low), _amount(wanted.high)
     amounts = [last - (last - first) * i / max(count - 1, 1) for i in reversed(range(count))]

@@ -190,3 +190,55 @@ def test_sweep_refuses_what_it_cannot_do(
     outcome = cli("sweep", model, "--target", "cuda+avx2", *words)
     assert outcome.code == 2 and f"error[{code}]" in outcome.err
     assert fakes.options == []
+
+
+@pytest.fixture
+def decoder(cli: Any, tmp_path: Path) -> Path:
+    """One layer of two heads of 32 numbers, without weights."""
+    path = tmp_path / "decoder.onnx"
+    sizes = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "feed_forward": 96, "vocabulary": 100}
+    words = [f"--param={name}={size}" for name, size in sizes.items()]
+    words += ["--param=dynamic_context=True", "--no-weights"]
+    assert cli("models", "export", "llama", path, *words).code == 0
+    return path
+
+
+@pytest.mark.isa("avx2")
+def test_sweep_of_contexts_counts_weights_and_caches(cli: Any, decoder: Path, tmp_path: Path) -> None:
+    words = ["--target", "cuda+avx2", "--gpu-memory", "8KiB,1MiB", "--context", "128,64", "--no-weights"]
+    words += ["--plan-seconds", "0.02", "-o", str(tmp_path / "contexts.json")]
+    outcome = cli("sweep", decoder, *words)
+    assert outcome.code == 0 and "tokens/s" in outcome.out and "predicted" in outcome.out
+    rows = json.loads((tmp_path / "contexts.json").read_text())["contexts"]
+    assert [row["context"] for row in rows] == [64, 64, 128, 128]
+    for row in rows:
+        caches = row["decoder"]["cache_bytes"]
+        assert sum(caches.values()) == 2 * 4 * 2 * row["context"] * 32  # float32
+        assert row["gpu_weight_bytes"] <= row["gpu_memory_bytes"]
+        assert row["decoder"]["tokens_per_s"] == pytest.approx(1e6 / row["predicted_us"])
+        assert [other["name"] for other in row["decoder"]["others"]] == [
+            "layer split",
+            "streaming",
+            "CPU alone",
+        ]
+    table, products = 100 * 64, (3 * 64 + 64 + 3 * 96 + 100) * 64  # of four bits, with a scale for each 32
+    in_all = {row["gpu_weight_bytes"] + row["host_weight_bytes"] for row in rows[:2]}
+    assert len(in_all) == 1 and min(in_all) >= 4 * table + products // 2 + products // 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--context", "64"], "HC500"),
+        (["--context", "64", "--gpu-memory", "10%..50%"], "HC500"),
+        (["--context", "64", "--gpu-memory", "50%", "--points", "2"], "HC500"),
+        (["--context", "64", "--gpu-memory", "50%,"], "HC510"),
+        (["--context", "64", "--gpu-memory", "50%", "-o", "curve.svg"], "HC537"),
+        (["--context", "0", "--gpu-memory", "50%"], "HC513"),
+    ],
+)
+def test_sweep_of_contexts_refuses_what_it_cannot_do(
+    cli: Any, fakes: Any, model: Path, words: list[str], code: str
+) -> None:
+    outcome = cli("sweep", model, "--target", "cuda+avx2", *words)
+    assert outcome.code == 2 and f"error[{code}]" in outcome.err

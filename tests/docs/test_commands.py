@@ -29,6 +29,9 @@ SMALLER = {
     "--epochs": {"10": "1"},
 }
 """Values of options that are made smaller."""
+FEWER_LAYERS = ["--param", "layers=1", "--param", "hidden=64", "--param", "heads=2", "--param", "kv_heads=2"]
+SMALLER_MODELS = {"llama_7b": [*FEWER_LAYERS, "--param", "feed_forward=96", "--param", "vocabulary=100"]}
+"""Parameters that make a model smaller."""
 LESS_EFFORT = {command: ["--plan-seconds", "0.05"] for command in ("compile", "plan", "sweep", "compare")}
 RUNS_ELSEWHERE = re.compile(
     r"make |\. \.venv|machine calibrate|pip install|hybridc sign|hybridc serve|--trust|completion"
@@ -85,6 +88,8 @@ def small(words: list[str]) -> list[str]:
     ]
     if made[1] in LESS_EFFORT and not made[2].endswith(".hyb") and "--plan-seconds" not in made:
         made += LESS_EFFORT[made[1]]
+    if made[1:3] == ["models", "export"]:
+        made += SMALLER_MODELS.get(made[3], [])
     if made[1] in ("run", "bench"):
         made += ["--emulate-gpu", "4MiB"]
     return made[1:]

@@ -7,14 +7,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from hybridc import models
 
 CONTEXT, VOCABULARY = 256, 211
 
 
-def llama(*, batch: int = 1, int4: bool = True, int8: bool = False, seed: int = 0) -> onnx.ModelProto:
+def llama(
+    *,
+    batch: int = 1,
+    int4: bool = True,
+    int8: bool = False,
+    dynamic_context: bool = False,
+    seed: int = 0,
+) -> onnx.ModelProto:
     """New tokens take their places in a cache of CONTEXT positions."""
     return models.build(
         "llama",
@@ -28,31 +35,14 @@ def llama(*, batch: int = 1, int4: bool = True, int8: bool = False, seed: int = 
         vocabulary=VOCABULARY,
         int4=int4,
         int8_activations=int8,
+        dynamic_context=dynamic_context,
         seed=seed,
     )
 
 
 def with_open_lengths() -> onnx.ModelProto:
     """`llama` as onnxruntime-genai writes it: the past may be of any length, the total is the mask's."""
-    model = llama(int4=False)
-    graph = model.graph
-    kept = [each for each in graph.initializer if each.name != "context"]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    made = [
-        helper.make_node("Shape", ["attention_mask"], ["mask_shape"], name="mask_shape"),
-        helper.make_node("Gather", ["mask_shape", "one"], ["total"], name="total"),
-        helper.make_node("Cast", ["total"], ["context"], name="context", to=onnx.TensorProto.INT32),
-    ]
-    nodes = [*made, *graph.node]
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(nodes)
-    for value in (*graph.input, *graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_value == CONTEXT:
-                is_past = value.name.startswith("past")
-                dim.dim_param = "past_sequence_length" if is_past else "total_sequence_length"
-    return model
+    return llama(int4=False, dynamic_context=True)
 
 
 def appending() -> onnx.ModelProto:
