@@ -49,6 +49,7 @@ from hybridc.passes.planner.model.caches import leaves_caches_whole
 from hybridc.passes.planner.model.context import UNWATCHED, Effort
 from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
+from hybridc.passes.planner.other_ways import layer_split
 from hybridc.passes.planner.robust import make_robust_plans
 from hybridc.passes.planner.search.partition import (
     MOST_GRID_KERNELS,
@@ -372,6 +373,9 @@ def _first_plans(job: Job, tiling: Tiling, machine: Machine, budgets: Sequence[i
     context = tiling.context(machine, Effort(), job.host_arena_bytes)
     with suppress(PlanError):  # it does not fit, but another may
         for placed in _search(job.cache, first_plans, context, tuple(budgets)):
+            watch.found(context, placed)
+    if tiling.graph.caches and not tiling.pins:  # those above have all caches on the host
+        for placed in filter(None, (layer_split(context, b) for b in budgets)):
             watch.found(context, placed)
 
 

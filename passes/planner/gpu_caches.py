@@ -19,7 +19,8 @@ from hybridc.passes.planner.emit.materialize import PlacedPlan, repacked, withou
 from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.model.caches import CacheGroup, cache_groups
 from hybridc.passes.planner.model.context import PlanningContext, Unheard
-from hybridc.passes.planner.model.pins import Pins
+from hybridc.passes.planner.model.pins import NO_PINS, Pins
+from hybridc.passes.planner.other_ways import layer_split
 from hybridc.passes.planner.search.partition import partition, rough_time_us, time_bound_us
 
 # Each costs a short search. Layers are alike, so the time changes little from one number to the next.
@@ -41,8 +42,14 @@ def with_gpu_caches(
     """The faster one of a plan with all caches on the host, and one with some of them on the GPU.
 
     `pins` are the user's alone. Ensures: no cache is copied in a run, unless pins have it on the GPU, and
-    there is no room for it.
+    there is no room for it. Without pins it is no slower than a split in whole layers.
     """
+    found = _searched(context, pins, placed, budget_bytes)
+    split = None if pins else layer_split(replace(context, pins=NO_PINS), budget_bytes)
+    return found if split is None or split.makespan_us >= found.makespan_us else split
+
+
+def _searched(context: PlanningContext, pins: Pins, placed: PlacedPlan, budget_bytes: int) -> PlacedPlan:
     groups = _gpu_groups(context, pins)
     if not groups:
         return placed

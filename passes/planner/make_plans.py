@@ -84,7 +84,7 @@ def make_plans(
         candidate = _with_states(_Candidate(whole, context, placed), UNLIMITED_BYTES)
         return ((whole, _plan_of(whole.graph, machine, None, candidate.placed)),)
     bounds = _Bounds(tuple((t, t.context(machine, effort or Effort(), host_bytes)) for t in tilings))
-    if watch is not None:
+    if watch is not None and not whole.graph.caches:  # what is searched for has caches on the host
         for b in budgets:
             watch.bounded(b, min(bounds.time_us(number, b) for number in range(len(tilings))))
     best: dict[int, _Candidate] = {}
@@ -264,7 +264,11 @@ def plans_so_far(watch: Watch, machine: Machine) -> tuple[tuple[Tiling, Plan], .
         context, placed = watch.best[b]
         tiling = Tiling(context.graph, context.pins, order=context.order)
         # what it has is the simple bound of a short search
-        candidate = _bounded(_Candidate(tiling, context, replace(placed, bound_us=0.0)), b)
+        if context.graph.caches:  # which may lie anywhere, unlike those of the search
+            bound_us = min(cache_bound_us(context, NO_PINS, b), placed.makespan_us)
+        else:
+            bound_us = 0.0
+        candidate = _bounded(_Candidate(tiling, context, replace(placed, bound_us=bound_us)), b)
         budget_bytes = None if b == UNLIMITED_BYTES else b
         found.append((tiling, _plan_of(context.graph, machine, budget_bytes, candidate.placed)))
     return tuple(found)

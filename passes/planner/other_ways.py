@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine
-from hybridc.passes.planner.emit.materialize import materialize
+from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize, repacked, without_copies
 from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.model.caches import CacheGroup, cache_groups
 from hybridc.passes.planner.model.context import PlanningContext
@@ -26,6 +25,9 @@ from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.search.policies import offload_everything, with_gpu_kernels
 
 LAYER_SPLIT, STREAMING, CPU_ALONE = "layer split", "streaming", "CPU alone"
+# The fastest may leave holes in the arena.
+_PACKINGS = 4
+"""Splits of which one that fits is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,12 @@ class _Setting:
     context: PlanningContext
     problem: Problem
     """With the budget that is left beside them."""
+    names: frozenset[str]
+    """Of the caches on the GPU."""
+    gpu_layers: int
+
+
+_Tried = tuple[_Setting, Decisions]
 
 
 def other_ways(graph: Graph, machine: Machine, budget_bytes: int) -> tuple[OtherWay, ...]:
@@ -56,65 +64,87 @@ def other_ways(graph: Graph, machine: Machine, budget_bytes: int) -> tuple[Other
     A layer has its cache on its device. Where streaming leaves caches on the host, what touches them runs on
     the CPU.
     """
-    order = best_order(graph)
-    groups = cache_groups(graph)
-    if not groups or any(Device.GPU not in g.devices(graph, NO_PINS) for g in groups):
+    settings = _settings(PlanningContext(graph, machine), budget_bytes)
+    if not settings:
         return ()
-    spans = _spans(order, groups)
-    if any(max(before) >= min(after) for before, after in pairwise(spans)):
-        return ()
-    layers = len(groups)
-    starts = _layer_starts(graph, order, spans)
-    settings = [
-        _setting(graph, machine, order, groups, range(layers - count, layers), budget_bytes)
-        for count in range(layers + 1)
-    ]
-    splits = (
-        (n, setting, decisions)
-        for n, setting in enumerate(settings)
-        for decisions in _splits(setting.problem, starts, layers - n)
+    streamed = (
+        (each, offload_everything(each.problem, lambda _: 0.0))
+        for each in settings
+        if each.problem.budget_bytes >= 0
     )
-    streamed = ((n, s, offload_everything(s.problem, lambda _: 0.0)) for n, s in enumerate(settings))
-    nothing = settings[0]
-    alone = [(0, nothing, _on_cpu(nothing.problem, range(nothing.problem.kernel_count)))]
-    ways = ((LAYER_SPLIT, splits), (STREAMING, streamed), (CPU_ALONE, alone))
-    return tuple(_best(name, tried, layers) for name, tried in ways)
+    nothing, layers = settings[0], len(settings) - 1
+    alone = [(nothing, _on_cpu(nothing.problem, range(nothing.problem.kernel_count)))]
+    best = next(_fastest(_all_splits(settings)), None)
+    split = _way(LAYER_SPLIT, best)
+    return (
+        split if best is None else replace(split, gpu_layers=best[0].gpu_layers, layers=layers),
+        _way(STREAMING, next(_fastest(streamed), None)),
+        _way(CPU_ALONE, next(_fastest(alone), None)),
+    )
 
 
-def _best(name: str, tried: Iterable[tuple[int, _Setting, Decisions]], layers: int) -> OtherWay:
-    """The fastest of what is tried, as a plan with all its copies."""
-    best: tuple[float, int, _Setting, Decisions] | None = None
-    for count, setting, decisions in tried:
-        us = Core(setting.problem).makespan_us(decisions) if setting.problem.budget_bytes >= 0 else math.inf
-        if us < (math.inf if best is None else best[0]):
-            best = us, count, setting, decisions
+def layer_split(context: PlanningContext, budget_bytes: int) -> PlacedPlan | None:
+    """The fastest plan that splits a decoder in whole layers and fits a budget; None if there is none.
+
+    Requires: nothing is pinned by the user.
+    """
+    for setting, decisions in islice(_fastest(_all_splits(_settings(context, budget_bytes))), _PACKINGS):
+        found = materialize(setting.context, setting.problem, decisions)
+        kept = without_copies(context, found, setting.names, budget_bytes)
+        if kept.fits(budget_bytes, context.host_bytes):
+            return repacked(context, kept, context.effort.packing)
+    return None
+
+
+def _way(name: str, best: _Tried | None) -> OtherWay:
+    """As a plan with all its copies."""
     if best is None:
         return OtherWay(name, None)
-    _, count, setting, decisions = best
-    try:
-        us = materialize(setting.context, setting.problem, decisions).makespan_us
-    except PlanError:
-        return OtherWay(name, None)
-    return OtherWay(name, us, count, layers) if name == LAYER_SPLIT else OtherWay(name, us)
+    setting, decisions = best
+    return OtherWay(name, materialize(setting.context, setting.problem, decisions).makespan_us)
 
 
-def _setting(
-    graph: Graph,
-    machine: Machine,
-    order: tuple[int, ...],
-    groups: Sequence[CacheGroup],
-    on_gpu: range,
-    budget_bytes: int,
-) -> _Setting:
-    pins = {
-        name: device
-        for number, group in enumerate(groups)
-        for name, device in group.pins(graph, Device.GPU if number in on_gpu else Device.CPU).items()
-    }
-    names = {name for number in on_gpu for name in groups[number].names}
-    left_bytes = budget_bytes - sum(groups[number].size_bytes(graph) for number in on_gpu)
-    context = PlanningContext(without_bytes(graph, names), machine, pins, order)
-    return _Setting(context, replace(context.problem, budget_bytes=left_bytes))
+def _fastest(tried: Iterable[_Tried]) -> Iterator[_Tried]:
+    """Those that fit, the fastest first."""
+    timed = [(Core(setting.problem).makespan_us(each), setting, each) for setting, each in tried]
+    for us, setting, decisions in sorted(timed, key=lambda each: (each[0], each[1].gpu_layers)):
+        if us < math.inf:
+            yield setting, decisions
+
+
+def _settings(context: PlanningContext, budget_bytes: int) -> list[_Setting]:
+    """With the caches of the last 0, 1, ... layers on the GPU; none if it is no decoder
+    whose layers follow one another."""
+    graph = context.graph
+    order = best_order(graph) if context.order is None else context.order
+    groups = cache_groups(graph)
+    if not groups or any(Device.GPU not in group.devices(graph, NO_PINS) for group in groups):
+        return []
+    spans = _spans(order, groups)
+    if any(max(before) >= min(after) for before, after in pairwise(spans)):
+        return []
+    found = []
+    for count in range(len(groups) + 1):
+        on_gpu = groups[len(groups) - count :]
+        pins = {k: d for group in groups for k, d in group.pins(graph, Device.CPU).items()}
+        pins |= {k: d for group in on_gpu for k, d in group.pins(graph, Device.GPU).items()}
+        names = frozenset(name for group in on_gpu for name in group.names)
+        left_bytes = budget_bytes - sum(group.size_bytes(graph) for group in on_gpu)
+        beside = replace(context, graph=without_bytes(graph, names), pins=pins, order=tuple(order))
+        found.append(_Setting(beside, replace(beside.problem, budget_bytes=left_bytes), names, count))
+    return found
+
+
+def _all_splits(settings: Sequence[_Setting]) -> Iterator[_Tried]:
+    if not settings:
+        return
+    context = settings[0].context
+    assert context.order is not None
+    starts = _layer_starts(context.graph, context.order, _spans(context.order, cache_groups(context.graph)))
+    for setting in settings:
+        if setting.problem.budget_bytes >= 0:
+            first = len(settings) - 1 - setting.gpu_layers
+            yield from ((setting, each) for each in _splits(setting.problem, starts, first))
 
 
 def _splits(problem: Problem, starts: Sequence[int], first: int) -> Iterator[Decisions]:

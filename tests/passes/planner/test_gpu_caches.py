@@ -16,13 +16,15 @@ from hybridc.ir.plan import ALIGNMENT_BYTES, resident_pairs
 from hybridc.ir.verify import verify
 from hybridc.machine import Machine
 from hybridc.passes.planner.choose_tilings import Tiling
-from hybridc.passes.planner.make_plans import make_plan, make_plans
+from hybridc.passes.planner.make_plans import assemble, make_plan, make_plans, plans_so_far
 from hybridc.passes.planner.model.caches import cache_groups, leaves_caches_whole
-from hybridc.passes.planner.model.context import Effort
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.pins import Pins
+from hybridc.passes.planner.other_ways import layer_split, other_ways
 from hybridc.passes.planner.robust import make_robust_plans
-from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, smallest_budget_bytes
+from hybridc.passes.planner.search.partition import all_gpu_peak_bytes, first_plans, smallest_budget_bytes
 from hybridc.passes.planner.tighten_bound import with_tight_bound
+from hybridc.passes.planner.watch import Watch
 from tests.support.graphs import GraphBuilder, machine, machines
 from tests.support.random_examples import random_examples
 from tests.support.simulator import run_adversarially
@@ -106,6 +108,42 @@ def test_what_the_whole_network_needs_has_room_for_all_caches(devices: Sequence[
     assert peak_bytes >= (3 * 2 * 6 + on_gpu * 8) * UNIT  # weights and caches
     plan = planned(graph, peak_bytes)
     assert len(resident_pairs(graph, plan.steps)) == on_gpu
+
+
+@pytest.mark.parametrize(
+    ("layers", "cache", "weight", "share"),
+    [(3, 8, 6, 0.5), (5, 30, 40, 0.7), (10, 40, 6, 0.35), (10, 30, 40, 0.35)],
+)
+def test_no_plan_is_slower_than_a_split_in_layers(layers: int, cache: int, weight: int, share: float) -> None:
+    graph, slow_link = decoder(layers, cache=cache, weight=weight), machine(link_gb_s=1)
+    budget_bytes = int(share * all_gpu_peak_bytes(graph, slow_link))
+    split, *_ = other_ways(graph, slow_link, budget_bytes)
+    plan = planned(graph, budget_bytes, slow_link)
+    assert split.makespan_us is not None and plan.makespan_us <= split.makespan_us * (1 + 1e-9)
+    assert not copied(graph, plan) and all(stays_in_place(graph, plan))
+
+
+def test_a_split_in_layers_is_a_plan_that_fits() -> None:
+    graph = decoder(4)
+    placed = layer_split(PlanningContext(graph, FAST_GPU), 70 * UNIT)
+    assert placed is not None and placed.gpu_bytes <= 70 * UNIT
+    plan = assemble(graph, FAST_GPU, 70 * UNIT, placed.steps, placed.buffers, placed.arenas)
+    verify(graph, plan)
+    run_adversarially(graph, plan, random_orders=4)
+    assert resident_pairs(graph, plan.steps).keys() == {"key2", "value2", "key3", "value3"}
+
+
+def test_a_search_that_is_stopped_claims_no_more_than_one_that_ends() -> None:
+    """Its first plans have all caches on the host; the bound is that of any place."""
+    graph, budget_bytes = decoder(4, cache=40), 400 * UNIT
+    watch = Watch()
+    watch.begin((budget_bytes,), None)
+    context = Tiling(graph).context(FAST_GPU, BRIEF, None)
+    [placed] = first_plans(context, (budget_bytes,))
+    watch.found(context, placed)
+    [(_, stopped)] = plans_so_far(watch, FAST_GPU)
+    ended = planned(graph, budget_bytes)
+    assert stopped.time_bound_us <= ended.makespan_us * (1 + 1e-9) < stopped.makespan_us
 
 
 def test_a_slow_gpu_has_no_cache() -> None:
