@@ -41,15 +41,20 @@ class Interval:
         return str(self.high) if self.is_exact else f"{self.low}..{self.high}"
 
 
-def union_text(intervals: Iterable[Interval]) -> str:
-    """What sizes there are, such as `1..32` or `64 or 128`."""
+def union(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """The sizes in any of them, as the fewest intervals. Requires: any two are equal or apart."""
     merged: list[Interval] = []
     for each in sorted(set(intervals), key=lambda each: each.low):
         if merged and each.low == merged[-1].high + 1:
             merged[-1] = Interval(merged[-1].low, each.high)
         else:
             merged.append(each)
-    return " or ".join(map(str, merged))
+    return tuple(merged)
+
+
+def union_text(intervals: Iterable[Interval]) -> str:
+    """What sizes there are, such as `1..32` or `64 or 128`."""
+    return " or ".join(map(str, union(intervals)))
 
 
 Bucket = tuple[Interval, ...]

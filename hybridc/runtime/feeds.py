@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from hybridc.artifact.manifest import Manifest, Port
 from hybridc.errors import UsageError
-from hybridc.sizes import union_text
+from hybridc.sizes import Interval, union, union_text
 
 
 class Shapes:
@@ -19,49 +20,48 @@ class Shapes:
         self._interfaces = manifest.interfaces
         self._buckets = [each.sizes for each in manifest.interfaces]
         self._axes = {axis: i for i, each in enumerate(manifest.dimensions) for axis in each.axes}
+        self._open = {
+            port.name: tuple((axis, i) for (name, axis), i in self._axes.items() if name == port.name)
+            for port in manifest.inputs
+        }
+        """By input, its open axes and the number of each one's dimension."""
+        self._sizes = [union(bucket[i] for bucket in self._buckets) for i in range(len(manifest.dimensions))]
 
     def sizes(self, arrays: Mapping[str, np.ndarray], ports: Mapping[str, Port]) -> tuple[int, ...]:
         """The size of each open dimension. Raises UsageError HC554 for another shape, or if sizes differ."""
         found: dict[int, tuple[int, str]] = {}
         for name, array in arrays.items():
-            shape, port = array.shape, ports[name]
-            is_fixed = len(shape) == len(port.shape) and all(
-                extent == known or (name, axis) in self._axes
-                for axis, (extent, known) in enumerate(zip(shape, port.shape, strict=True))
-            )
-            if not is_fixed:
+            shape, port, axes = array.shape, ports[name], self._open[name]
+            if not _fits(shape, port.shape, axes):
                 raise _wrong_shape(name, shape, self.type_of(port))
-            for axis, extent in enumerate(shape):
-                if (name, axis) not in self._axes:
+            for axis, number in axes:
+                extent = shape[axis]
+                size, other = found.get(number, (None, name))
+                if size == extent:
                     continue
-                number = self._axes[name, axis]
-                if not any(extent in bucket[number] for bucket in self._buckets):
+                if not any(extent in interval for interval in self._sizes[number]):
                     raise _wrong_shape(name, shape, self.type_of(port))
-                size, other = found.setdefault(number, (extent, name))
-                if size != extent:
+                if size is not None:
                     dimension = self._dimensions[number].name
                     what = f"{dimension} is {extent} in input {name!r}, but {size} in input {other!r}"
                     raise UsageError("HC554", what, remedy=f"feed {self.type_of(port)}")
+                found[number] = extent, name
         return tuple(found[i][0] for i in range(len(self._dimensions)))
 
     def checked(self, port: Port, feed: np.ndarray) -> np.ndarray:
         """The feed as an array of the port's type, in the machine's byte order. Raises UsageError HC553."""
-        remedy = f"feed {self.type_of(port)}"
         try:
             array = np.asarray(feed)
         except ValueError:
-            raise UsageError("HC553", f"input {port.name!r} is not an array", remedy=remedy) from None
-        if array.dtype.name != port.dtype:
-            what = f"input {port.name!r} has dtype {array.dtype.name}"
-            raise UsageError("HC553", what, remedy=remedy)
+            raise self._wrong_feed(port, "is not an array") from None
+        if _dtype_name(array.dtype) != port.dtype:
+            raise self._wrong_feed(port, f"has dtype {array.dtype.name}")
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
     def bucket(self, sizes: Sequence[int]) -> int:
         """The number of the smallest bucket that has these sizes."""
         return next(
-            number
-            for number, bucket in enumerate(self._buckets)
-            if all(size in interval for size, interval in zip(sizes, bucket, strict=True))
+            i for i, bucket in enumerate(self._buckets) if all(map(Interval.__contains__, bucket, sizes))
         )
 
     def open_axes(self, port: Port) -> dict[int, str]:
@@ -93,8 +93,28 @@ class Shapes:
         number = self._axes.get((port.name, axis))
         if number is None:
             return str(port.shape[axis])
-        sizes = union_text(bucket[number] for bucket in self._buckets)
-        return f"{self._dimensions[number].name}={sizes}"
+        return f"{self._dimensions[number].name}={union_text(self._sizes[number])}"
+
+    def _wrong_feed(self, port: Port, what: str) -> UsageError:
+        return UsageError("HC553", f"input {port.name!r} {what}", remedy=f"feed {self.type_of(port)}")
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype_name(dtype: np.dtype) -> str:
+    """Which numpy puts together each time it is asked."""
+    return dtype.name
+
+
+def _fits(shape: tuple[int, ...], known: tuple[int, ...], axes: Iterable[tuple[int, int]]) -> bool:
+    """Whether a shape is the known one but for open axes."""
+    if shape == known:
+        return True
+    if len(shape) != len(known):
+        return False
+    fixed = list(known)
+    for axis, _ in axes:
+        fixed[axis] = shape[axis]
+    return tuple(fixed) == shape
 
 
 def _wrong_shape(name: str, shape: Sequence[int], type_: str) -> UsageError:

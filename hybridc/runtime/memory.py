@@ -64,6 +64,8 @@ class Memory:
         self.library = library
         self.needs_gpu = any(each.needs_gpu for each in plans)
         self.host_arena: Any = None
+        self.host_bytes: Any = None
+        """The host's arena as uint8: where inputs are put and outputs are found."""
         self.weights: Any = None
         self.pinned: Any = None
         if self.needs_gpu:
@@ -136,11 +138,6 @@ class Memory:
             )
         return self._free[key]
 
-    @property
-    def host_bytes(self) -> np.ndarray:
-        """The host's arena as uint8: where inputs are put and outputs are found."""
-        return np.from_dlpack(self.host_arena)
-
     def weight_bytes(self, weight: StoredWeight) -> np.ndarray:
         """The mapped bytes of a weight, as uint8."""
         return np.from_dlpack(self.weights)[weight.offset_bytes : weight.offset_bytes + weight.size_bytes]
@@ -172,7 +169,7 @@ class Memory:
 
     def close(self) -> None:
         """Free the arenas."""
-        self.gpu_arena = self.host_arena = self.pinned = self.weights = None
+        self.gpu_arena = self.host_arena = self.host_bytes = self.pinned = self.weights = None
 
     def _allocate_on_gpu(self, plans: Sequence[Artifact]) -> Any:
         needed_bytes = max(each.plan.arena_bytes(Device.GPU) for each in plans)
@@ -193,6 +190,7 @@ class Memory:
             artifact.check_weights()
             with device_errors(f"the arena on the host, of {arena_bytes:,} pinned bytes"):
                 self.host_arena = self.helper("host_arena")(arena_bytes, self.needs_gpu)
+            self.host_bytes = np.from_dlpack(self.host_arena)
             self.weights = _map_weights(artifact.weights)
             with device_errors(f"the staging of streamed weights, of {staging_bytes:,} pinned bytes"):
                 self.pinned = self.helper("host_arena")(staging_bytes, True) if streamed else None

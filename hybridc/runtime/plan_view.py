@@ -34,6 +34,12 @@ class PlanView:
         self._input_checks = _input_checks(artifact)
         self._places = places(artifact, Device.CPU)
         self._gpu_places = places(artifact, Device.GPU)
+        sizes = [Port("", (1,), "int64") for _ in self._sizes]
+        fed = zip((*self._interface.inputs, *sizes), (*self._inputs.values(), *self._sizes), strict=True)
+        self._fed = tuple(
+            (t, port, self._places.get((t, True)), self._gpu_places.get((t, True))) for port, t in fed
+        )
+        """What may be fed: a tensor, how users know it, and where on the host or the GPU a run reads it."""
 
     def checked(self, fed: Mapping[str, np.ndarray], sizes: Sequence[int]) -> dict[str, np.ndarray]:
         """By tensor what is fed, and the sizes. Raises UsageError HC560 or HC581 for values that are not
@@ -50,14 +56,13 @@ class PlanView:
     def put(self, memory: Memory, arrays: Mapping[str, np.ndarray]) -> None:
         """Write what is fed to where the plan reads it, with zeros behind it up to the largest sizes."""
         host = memory.host_bytes
-        sizes = [Port("", (1,), "int64") for _ in self._sizes]
-        tensors = (*self._inputs.values(), *self._sizes)
-        for port, tensor in zip((*self._interface.inputs, *sizes), tensors, strict=True):
-            place = self._places.get((tensor, True))
-            if place is not None and tensor in arrays:
+        for tensor, port, place, gpu_place in self._fed:
+            if tensor not in arrays:
+                continue
+            if place is not None:
                 _fill(as_port(host[place], port), arrays[tensor])
-            elif (tensor, True) in self._gpu_places and tensor in arrays:
-                memory.put_on_gpu(self._gpu_places[tensor, True].start, _padded(arrays[tensor], port))
+            elif gpu_place is not None:
+                memory.put_on_gpu(gpu_place.start, _padded(arrays[tensor], port))
 
     def output(self, position: int, memory: Memory, fed: Mapping[str, np.ndarray]) -> np.ndarray:
         """The elements that there are, where sizes or data determine how many: valid until another run."""

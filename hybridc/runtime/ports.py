@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,6 +31,7 @@ def as_port(data: np.ndarray, port: Port) -> np.ndarray:
     return data.view(port_dtype(port.dtype)).reshape(port.shape)
 
 
+@functools.cache
 def port_dtype(name: str) -> np.dtype:
     """The type of a port's elements, of the package ml_dtypes where numpy has none."""
     if name == "bfloat16" or stored_dtype(name) != name:

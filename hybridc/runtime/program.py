@@ -155,8 +155,13 @@ class LoadedProgram:
         """
         self._artifact.check_weights()
         try:
-            with device_errors(self._failed_place), step_errors(self._artifact):
+            try:
                 fault = self._run_lanes(self._lanes)
+            except (
+                Exception
+            ):  # what tells the errors is only made for one: it takes as long as a small network
+                with device_errors(self._failed_place), step_errors(self._artifact):
+                    raise
             if self._faults is not None and fault >= 0:
                 raise self._faults.error(fault)
         except BaseException:

@@ -128,7 +128,9 @@ class Session:
         self._runs = _one_thread()
         self._shapes = Shapes(artifact.manifest)
         self._ports = {port.name: port for port in artifact.manifest.inputs}
+        self._positions = {port.name: i for i, port in enumerate(artifact.manifest.outputs)}
         self._plans = tuple(PlanView(each) for each in plans)
+        self._needs_gpu = any(each.needs_gpu for each in plans)
         self._reserve: Callable[[], Memory] | None = reserve
         self._threads = threads
         self._programs: tuple[LoadedProgram, ...] = ()
@@ -416,7 +418,7 @@ class Session:
     def _open_memory(self) -> Memory:
         if self._reserve is None:
             raise self._closed()
-        if any(each.artifact.needs_gpu for each in self._plans):
+        if self._needs_gpu:
             claim_gpu()
         if self._memory is None:
             self._load(self._reserve)
@@ -431,7 +433,7 @@ class Session:
 
     def _requested(self, names: Sequence[str] | None) -> list[int]:
         """Positions of outputs."""
-        positions = {port.name: i for i, port in enumerate(self._artifact.manifest.outputs)}
+        positions = self._positions
         if names is None:
             return list(range(len(self._artifact.manifest.outputs)))
         if not isinstance(names, Collection) or isinstance(names, str | bytes):
