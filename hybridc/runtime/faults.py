@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,13 @@ def illegal_value(check: Check, value: int) -> UsageError:
     return UsageError("HC560", what, remedy="feed values that the node allows")
 
 
-def check_fed(array: np.ndarray, checks: Iterable[Check]) -> None:
+def check_fed(array: np.ndarray, checks: Sequence[Check]) -> None:
     """Make the checks of an input before a run. Raises UsageError HC560 for an index that is outside."""
-    for check in checks if array.size else ():
-        for value in int(array.min()), int(array.max()):
+    if not checks or not array.size:
+        return
+    ends = int(array.min()), int(array.max())
+    for check in checks:
+        for value in ends:
             if not check.lower <= value <= check.upper:
                 raise illegal_value(check, value)
 

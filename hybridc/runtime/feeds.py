@@ -25,16 +25,21 @@ class Shapes:
             for port in manifest.inputs
         }
         """By input, its open axes and the number of each one's dimension."""
+        self._fixed = {
+            port.name: tuple((i, n) for i, n in enumerate(port.shape) if (port.name, i) not in self._axes)
+            for port in manifest.inputs
+        }
+        """By input, its other axes and their extents."""
         self._sizes = [union(bucket[i] for bucket in self._buckets) for i in range(len(manifest.dimensions))]
 
     def sizes(self, arrays: Mapping[str, np.ndarray], ports: Mapping[str, Port]) -> tuple[int, ...]:
         """The size of each open dimension. Raises UsageError HC554 for another shape, or if sizes differ."""
         found: dict[int, tuple[int, str]] = {}
         for name, array in arrays.items():
-            shape, port, axes = array.shape, ports[name], self._open[name]
-            if not _fits(shape, port.shape, axes):
+            shape, port = array.shape, ports[name]
+            if len(shape) != len(port.shape) or not _has_extents(shape, self._fixed[name]):
                 raise _wrong_shape(name, shape, self.type_of(port))
-            for axis, number in axes:
+            for axis, number in self._open[name]:
                 extent = shape[axis]
                 size, other = found.get(number, (None, name))
                 if size == extent:
@@ -105,16 +110,12 @@ def _dtype_name(dtype: np.dtype) -> str:
     return dtype.name
 
 
-def _fits(shape: tuple[int, ...], known: tuple[int, ...], axes: Iterable[tuple[int, int]]) -> bool:
-    """Whether a shape is the known one but for open axes."""
-    if shape == known:
-        return True
-    if len(shape) != len(known):
-        return False
-    fixed = list(known)
-    for axis, _ in axes:
-        fixed[axis] = shape[axis]
-    return tuple(fixed) == shape
+def _has_extents(shape: Sequence[int], extents: Iterable[tuple[int, int]]) -> bool:
+    """By axis."""
+    for axis, extent in extents:  # noqa: SIM110 - a generator takes longer than a loop of few turns
+        if shape[axis] != extent:
+            return False
+    return True
 
 
 def _wrong_shape(name: str, shape: Sequence[int], type_: str) -> UsageError:

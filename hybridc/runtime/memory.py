@@ -41,6 +41,8 @@ class Allocated:
     mapped_weight_bytes: int
 
 
+HostPlace = tuple[int, int, np.dtype, tuple[int, ...]]
+"""Begin and end in the host's arena, type and shape."""
 _Resident = tuple[int, int | None, int]
 """A weight's place in the file and in the GPU's arena, and its bytes."""
 
@@ -66,6 +68,7 @@ class Memory:
         self.host_arena: Any = None
         self.host_bytes: Any = None
         """The host's arena as uint8: where inputs are put and outputs are found."""
+        self._arrays: dict[HostPlace, np.ndarray] = {}
         self.weights: Any = None
         self.pinned: Any = None
         if self.needs_gpu:
@@ -142,6 +145,14 @@ class Memory:
         """The mapped bytes of a weight, as uint8."""
         return np.from_dlpack(self.weights)[weight.offset_bytes : weight.offset_bytes + weight.size_bytes]
 
+    def array(self, place: HostPlace) -> np.ndarray:
+        """Bytes of the host's arena as an array, which is made once."""
+        found = self._arrays.get(place)
+        if found is None:
+            begin, end, dtype, shape = place
+            found = self._arrays[place] = self.host_bytes[begin:end].view(dtype).reshape(shape)
+        return found
+
     def put_on_gpu(self, offset_bytes: int, data: np.ndarray) -> None:
         """Write bytes into the GPU's arena. Raises DeviceError HC407 if the GPU fails."""
         source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -169,6 +180,7 @@ class Memory:
 
     def close(self) -> None:
         """Free the arenas."""
+        self._arrays.clear()
         self.gpu_arena = self.host_arena = self.host_bytes = self.pinned = self.weights = None
 
     def _allocate_on_gpu(self, plans: Sequence[Artifact]) -> Any:

@@ -14,9 +14,9 @@ from hybridc.ir import Check, Device
 from hybridc.ir.bind import Binding, BindingError, bind
 from hybridc.labels import check_labels
 from hybridc.runtime.faults import check_fed
-from hybridc.runtime.memory import Memory
+from hybridc.runtime.memory import HostPlace, Memory
 from hybridc.runtime.places import fed_tensors, places, result_tensors
-from hybridc.runtime.ports import as_port
+from hybridc.runtime.ports import as_port, port_dtype
 
 
 class PlanView:
@@ -37,8 +37,10 @@ class PlanView:
         sizes = [Port("", (1,), "int64") for _ in self._sizes]
         fed = zip((*self._interface.inputs, *sizes), (*self._inputs.values(), *self._sizes), strict=True)
         self._fed = tuple(
-            (t, port, self._places.get((t, True)), self._gpu_places.get((t, True))) for port, t in fed
+            (t, p, self._host_place(t, p, True), self._gpu_places.get((t, True))) for p, t in fed
         )
+        ports = self._interface.outputs + self._interface.counts
+        self._result_places = {p.name: self._host_place(self._results[p.name], p, False) for p in ports}
         """What may be fed: a tensor, how users know it, and where on the host or the GPU a run reads it."""
 
     def checked(self, fed: Mapping[str, np.ndarray], sizes: Sequence[int]) -> dict[str, np.ndarray]:
@@ -51,16 +53,16 @@ class PlanView:
                 check_labels(port.name, array, port.labels)
                 check_fed(array, self._input_checks.get(tensor, ()))
                 arrays[tensor] = array
-        return arrays | {t: np.array([n], np.int64) for t, n in zip(self._sizes, sizes, strict=True)}
+        numbers = np.array(sizes, np.int64)
+        return arrays | {t: numbers[i : i + 1] for i, t in enumerate(self._sizes)}
 
     def put(self, memory: Memory, arrays: Mapping[str, np.ndarray]) -> None:
         """Write what is fed to where the plan reads it, with zeros behind it up to the largest sizes."""
-        host = memory.host_bytes
         for tensor, port, place, gpu_place in self._fed:
             if tensor not in arrays:
                 continue
             if place is not None:
-                _fill(as_port(host[place], port), arrays[tensor])
+                _fill(memory.array(place), arrays[tensor])
             elif gpu_place is not None:
                 memory.put_on_gpu(gpu_place.start, _padded(arrays[tensor], port))
 
@@ -70,8 +72,9 @@ class PlanView:
         array = self._output(port, memory, fed)
         for cut in port.cuts:
             count = int(self._output(counts[cut.count], memory, fed).item())
-            # a damaged artifact may compute anything
-            array = array[(slice(None),) * cut.axis + (slice(max(count, 0)),)]
+            if count < array.shape[cut.axis]:
+                # a damaged artifact may compute anything
+                array = array[(slice(None),) * cut.axis + (slice(max(count, 0)),)]
         return array
 
     def _output(self, port: Port, memory: Memory, fed: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -80,9 +83,9 @@ class PlanView:
         if tensor in fed:
             source = next((p for p in self._interface.inputs if self._inputs[p.name] == tensor), port)
             return _padded(fed[tensor], source).reshape(port.shape)
-        place = self._places.get((tensor, False))
+        place = self._result_places[port.name]
         if place is not None:
-            return as_port(memory.host_bytes[place], port)
+            return memory.array(place)
         if (tensor, False) in self._gpu_places:
             return self._from_gpu(memory, tensor, port, is_before=False)
         stored = self.artifact.stored_plan.host_weights
@@ -119,6 +122,11 @@ class PlanView:
     def resident(self, memory: Memory, port: Port) -> np.ndarray:
         """A copy of what is on the GPU of an input."""
         return self._from_gpu(memory, self._inputs[port.name], port, is_before=True)
+
+    def _host_place(self, tensor: str, port: Port, is_before: bool) -> HostPlace | None:
+        """Where a tensor is on the host before or after a run, if it is there, as users know it."""
+        place = self._places.get((tensor, is_before))
+        return None if place is None else (place.start, place.stop, port_dtype(port.dtype), port.shape)
 
     def _from_gpu(self, memory: Memory, tensor: str, port: Port, *, is_before: bool) -> np.ndarray:
         place = self._gpu_places[tensor, is_before]
