@@ -91,13 +91,17 @@ class LoadedProgram:
         binding: Binding,
         threads: int,
         collectives: Collectives | None = None,
+        beside: LoadedProgram | None = None,
     ) -> None:
+        """With as many threads for the CPU's kernels, those of the plan `beside` it if there is one."""
         self._memory, self._artifact, self._collectives = memory, artifact, collectives
         self._faults: Faults | None = None
         with device_errors("the streams of a plan's lanes"):
             self._lanes = memory.helper("open_lanes")(artifact.needs_gpu, GPU_INDEX, threads)
         self._close_lanes = weakref.finalize(self, memory.helper("close_lanes"), self._lanes)
         try:
+            if beside is not None:
+                memory.helper("share_workers")(self._lanes, beside._lanes)
             with device_errors(), step_errors(artifact):
                 self._prepare(binding)
         except BaseException:

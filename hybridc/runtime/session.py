@@ -406,7 +406,8 @@ class Session:
             raise
 
     def _load_program(self, memory: Memory, view: PlanView) -> LoadedProgram:
-        return LoadedProgram(memory, view.artifact, view.binding, self._threads, self._collectives)
+        beside = self._programs[0] if self._programs else None
+        return LoadedProgram(memory, view.artifact, view.binding, self._threads, self._collectives, beside)
 
     def _hold(self, memory: Memory, view: PlanView) -> None:
         if self._held is not view:

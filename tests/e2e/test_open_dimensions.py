@@ -20,6 +20,7 @@ from hybridc.errors import ArtifactError, UsageError
 from hybridc.ir import Device
 from hybridc.json_values import sealed
 from hybridc.runtime import Session
+from tests.support.process import becomes_true, running_threads
 from tests.support.ranges import with_drawn_weights
 
 GPU_MEMORY = "16MiB"
@@ -165,6 +166,17 @@ def test_runs_of_any_size_agree_and_take_no_more_memory(
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     assert session.memory() == memory
     assert not has_gpu or emulator.statistics().peak_bytes == peak
+
+
+def test_plans_of_all_buckets_run_on_the_same_threads(tmp_path: Path) -> None:
+    text, dims, _ = CASES["convolutions"]
+    hybridc.compile(with_drawn_weights(text), tmp_path / "model.hyb", target=CPU, dims=dims, threads=3)
+    before = running_threads()
+    with hybridc.load(tmp_path / "model.hyb") as session:
+        assert len(session.buckets()) > 1
+        session.warm_up(runs=1)
+        assert len(running_threads() - before) == session.threads - 1 == 2
+    assert becomes_true(lambda: running_threads() <= before)
 
 
 def test_memory_is_that_of_the_largest_bucket(case: tuple[Session, onnx.ModelProto, dict[str, int]]) -> None:

@@ -29,6 +29,8 @@ void CloseLanes(int64_t handle) {
   if (!AsLanes(handle)->IsForked()) delete AsLanes(handle);
 }
 
+void ShareWorkers(int64_t handle, int64_t others) { AsLanes(handle)->ShareWorkers(*AsLanes(others)); }
+
 void AddCall(int64_t handle, int64_t lane, ffi::Shape waits, ffi::Function function,
              ffi::Array<ffi::Tensor> arrays, int64_t event) {
   AsLanes(handle)->AddCall(lane, waits, function, arrays, event);
@@ -150,6 +152,7 @@ void Upload(ffi::Tensor source, ffi::Tensor target) {
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_open_lanes, hybridc::OpenLanes);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_close_lanes, hybridc::CloseLanes);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_share_workers, hybridc::ShareWorkers);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_call, hybridc::AddCall);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_copy, hybridc::AddCopy);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_add_stream, hybridc::AddStream);

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -40,9 +41,13 @@ constexpr LaneNumber kStreamLanes[] = {kGpu, kHostToDevice, kDeviceToHost};
 // the lanes of the CPU and the network, whose steps have ended when they are recorded.
 class Lanes {
  public:
-  Lanes(bool cuda, int device, int thread_count) : cuda_(cuda), device_(device), workers_(thread_count) {
+  Lanes(bool cuda, int device, int thread_count)
+      : cuda_(cuda), device_(device), workers_(std::make_shared<Workers>(thread_count)) {
     Check(0 < thread_count, "a run needs a thread");
   }
+
+  // Run kernels on the workers of other lanes instead of more threads: no two of these lanes may run at once.
+  void ShareWorkers(const Lanes& others) { workers_ = others.workers_; }
 
   // Whether this is a process that was forked since, in which there are neither threads nor a GPU.
   bool IsForked() const { return (cuda_ || !threads_.empty()) && process_ != getpid(); }
@@ -352,7 +357,7 @@ class Lanes {
   void RunSteps() {
     Check(!IsForked(), "lanes on a GPU do not outlive a fork");
     failed_lane_ = failed_step_ = -1;
-    const Workers::Use use(&workers_);
+    const Workers::Use use(workers_.get());
     if (is_traced_) BeginTrace();
     if (threads_.empty()) return IssueAll(kCpu);
     for (Event& event : events_) event.state = kPending;
@@ -420,7 +425,7 @@ class Lanes {
   const bool cuda_;
   const int device_;
   const pid_t process_ = getpid();
-  Workers workers_;
+  std::shared_ptr<Workers> workers_;
   CudaStream streams_[kLaneCount] = {};  // the lanes of the CPU and the network have none
   std::deque<Event> events_;  // which never moves them
   std::array<std::vector<Step>, kLaneCount> steps_;
