@@ -8,12 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import helper, numpy_helper
-from tvm import relax
 
 from hybridc.frontend import ImportedModel, read_model
-from tests.support.programs import unchecked
+from tests.support.programs import run_llvm
 
 MakeModel = Callable[..., onnx.ModelProto]
 AssertMatches = Callable[..., ImportedModel]
@@ -56,11 +54,8 @@ def make_model() -> MakeModel:
 
 def run_imported(imported: ImportedModel, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Run the imported function by TVM's default pipeline on the CPU."""
-    executable = tvm.compile(unchecked(imported.module), tvm.target.Target("llvm"))
-    machine = relax.VirtualMachine(executable, tvm.cpu())
     arrays = [feeds[value.name] for value in imported.inputs] + list(imported.weights.values())
-    results = machine["main"](*(tvm.runtime.tensor(np.asarray(array, order="C")) for array in arrays))
-    return [result.numpy() for result in results]
+    return run_llvm(imported.module, *arrays)
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from tvm import relax
 
 from hybridc.frontend import read_model
 from hybridc.labels import Labels
+from tests.support.programs import run_llvm
 
 
 def model(operator: str, rank: int, *, weighted: bool, **attributes: Any) -> onnx.ModelProto:
@@ -35,10 +34,9 @@ def model(operator: str, rank: int, *, weighted: bool, **attributes: Any) -> onn
 def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
     """The model's only output, by TVM without schedules."""
     imported = read_model(proto)
-    machine = relax.VirtualMachine(tvm.compile(imported.module, "llvm"), tvm.cpu())
     arrays = [*(feeds[value.name] for value in imported.inputs), *imported.weights.values()]
-    (found,) = machine["main"](*(tvm.runtime.tensor(np.array(array)) for array in arrays))
-    return found.numpy()
+    (found,) = run_llvm(imported.module, *arrays)
+    return found
 
 
 @pytest.mark.parametrize("operator", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])

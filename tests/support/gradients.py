@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from hybridc.passes.program.program import Program, ProgramBuilder
 from hybridc.passes.training.differentiate import differentiate
 from hybridc.passes.training.gradients import Emitter
-from tests.support.programs import unchecked
+from tests.support import programs
 
 Build = Callable[..., relax.Expr]
 """(emitter, a variable for each value) -> a tensor."""
-_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-"""Programs run a few times: compiling is what takes time."""
 Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
 
@@ -35,13 +32,12 @@ def program_of(build: Build, values: Mapping[str, np.ndarray]) -> Program:
 
 def compiled(program: Program) -> Run:
     """Run a program on the CPU as TVM compiles it, without schedules; weights are known."""
-    machine = relax.VirtualMachine(tvm.compile(unchecked(program.module), target=_TARGET), tvm.cpu())
+    main = programs.compiled(program.module)
     names = [v.name for v in program.main.params]
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         known = {**program.weights, **values}
-        result = machine["main"](*(tvm.runtime.tensor(np.asarray(known[n], order="C")) for n in names))
-        return [item.numpy() for item in result]
+        return main(*(known[n] for n in names))
 
     return run
 

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 from hybridc.passes.program.operators import OPERATORS, Fact, has_fact, name_has_fact, names_with
 from hybridc.passes.program.prim_funcs import FunctionTable, Pattern
 from hybridc.passes.program.program import Program
+from tests.support.programs import run_llvm
 
 ELEMENTWISE = [name for name, facts in OPERATORS.items() if facts & Fact.ELEMENTWISE]
 SHAPE = (2, 3)
@@ -93,11 +94,9 @@ def test_results_of_finite_numbers_are_finite_where_the_table_says_so() -> None:
             if n != "multiply"  # 1e30 * 1e30; padding is multiplied by weights only
         ]
         builder.emit_func_output(relax.Tuple(results))
-    executable = tvm.compile(builder.get(), target="llvm")
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    operands = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in np.meshgrid(values, values)]
-    for name, result in zip([n for n in names if n != "multiply"], machine["main"](*operands), strict=True):
-        assert np.isfinite(result.numpy()).all(), name
+    found = run_llvm(builder.get(), *np.meshgrid(values, values))
+    for name, result in zip([n for n in names if n != "multiply"], found, strict=True):
+        assert np.isfinite(result).all(), name
 
 
 def test_facts_are_those_of_the_called_operator_alone() -> None:
