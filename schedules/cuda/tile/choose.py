@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hybridc.gpu_model.architecture import architecture
-from hybridc.gpu_model.chip import chip_of
+from hybridc.gpu_model.chip import MEMORY_CYCLES, bandwidth_us, chip_of
+from hybridc.gpu_model.fast import estimate_fast
 from hybridc.machine import Processor
 from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, WARP
-from hybridc.schedules.cuda.tile.cost import estimated_us, fragment_cycles
+from hybridc.schedules.cuda.tile.cost import estimated_us, fragment_cycles, memory_bytes, sum_work
 from hybridc.schedules.cuda.tile.group import STEPS, Slices, slices_of
 from hybridc.schedules.cuda.tile.plan import Plan, plan_of, tiles_of, with_tile
 from hybridc.schedules.cuda.tile.read import Product
@@ -64,21 +65,37 @@ def choose(product: Product, processor: Processor) -> Plan:
     """The plan with the least estimated time on a GPU."""
     depths = tuple(dict.fromkeys(slices_of(product.depth, steps) for steps in STEPS))
     firsts = [plan_of(product, TILES[0], slices) for slices in depths]
+    clock_ghz = chip_of(processor).clock_ghz
+    of_parts = {parts: _times_of_parts(product, parts, processor) for parts in PARTS}
     chosen, least = firsts[0], math.inf
-    for bound, number, tile in _candidates(product, depths, processor):
+    for bound, number, turns, tile, groups, parts in _candidates(product, depths, processor):
         if bound >= least:
             break
-        plan = with_tile(firsts[number], tile)
+        # in the same operations as the estimate, which rounding then keeps from being less
+        memory_us, added_us = of_parts[parts]
+        latency_us = (1.0 + turns) * MEMORY_CYCLES / clock_ghz / 1e3
+        if max(memory_us, latency_us) + added_us >= least:
+            continue
+        plan = with_tile(firsts[number], replace(tile, groups=groups, parts=parts))
         if plan.shared_bytes <= MAX_SHARED_BYTES and (us := estimated_us(plan, processor)) < least:
             chosen, least = plan, us
     return chosen
 
 
+def _times_of_parts(product: Product, parts: int, processor: Processor) -> tuple[float, float]:
+    """Microseconds that memory takes, and those of adding the parts up."""
+    added_us = 0.0
+    if parts > 1:
+        added_us = processor.next_launch_us + estimate_fast(sum_work(product.results, parts), processor).us
+    return bandwidth_us(memory_bytes(product, parts), processor), added_us
+
+
 def _candidates(
     product: Product, depths: Sequence[Slices], processor: Processor
-) -> list[tuple[float, int, Tile]]:
+) -> list[tuple[float, int, int, Tile, int, int]]:
     """Microseconds that the multiply-adds and fragments of a tile take at least by `estimated_us`, the least
-    first; which of the `depths` is the tile's; and the tile."""
+    first; which of the `depths` is the tile's, and how many slices a group has; the tile, its groups and its
+    parts."""
     chip = chip_of(processor)
     pipes = architecture(chip.architecture).fp32_pipes
     cycle_us = 1e-3 / chip.clock_ghz
@@ -86,19 +103,20 @@ def _candidates(
     for number, slices in enumerate(depths):
         for tile in TILES:
             staged = slices.steps * (tile.rows + tile.columns)
-            unrolled = tile.accumulators * slices.steps
-            if number and (unrolled > MOST_UNROLLED or staged > MOST_STAGED * tile.threads):
+            unrolled, threads = tile.accumulators * slices.steps, tile.threads
+            if number and (unrolled > MOST_UNROLLED or staged > MOST_STAGED * threads):
                 continue
             down, across = tiles_of(product, tile)
-            step = (tile.accumulators / (2 * pipes) + fragment_cycles(tile)) * tile.threads / WARP
+            tiles = product.batch.size * down * across
+            step = (tile.accumulators / (2 * pipes) + fragment_cycles(tile)) * threads / WARP
             for groups in GROUPS:
+                if groups * threads > THREADS[1]:
+                    break
                 for parts in PARTS:
                     turns = -(-slices.count // (parts * groups))
-                    shares = groups * parts > 1
-                    if shares and (groups * tile.threads > THREADS[1] or turns < LEAST_SLICES):
-                        continue
-                    blocks = product.batch.size * parts * down * across
-                    cycles = -(-blocks // chip.multiprocessors) * turns * groups * slices.steps * step
+                    if groups * parts > 1 and turns < LEAST_SLICES:
+                        break  # more parts have fewer
+                    cycles = -(-tiles * parts // chip.multiprocessors) * turns * groups * slices.steps * step
                     us = cycles * cycle_us + (processor.next_launch_us if parts > 1 else 0.0)
-                    found.append((us, number, replace(tile, groups=groups, parts=parts)))
+                    found.append((us, number, turns, tile, groups, parts))
     return sorted(found, key=lambda candidate: candidate[0])

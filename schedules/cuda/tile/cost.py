@@ -16,6 +16,7 @@ from hybridc.machine import Processor
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, WARP
 from hybridc.schedules.cuda.tile.access import WIDTH
 from hybridc.schedules.cuda.tile.plan import Plan
+from hybridc.schedules.cuda.tile.read import Product
 from hybridc.schedules.cuda.tile.shape import Tile
 from hybridc.schedules.cuda.tile.stage import Stage
 
@@ -102,7 +103,7 @@ def _main_work(plan: Plan) -> Work:
         lsu_cycles=turns * slice_accesses.lsu_cycles + (results + exchanges) * WIDTH,
         l2_sectors=turns * slice_accesses.sectors + results * WARP * WIDTH * 4 / _SECTOR,
         rounds=1.0 + plan.turns,
-        memory_bytes=_memory_bytes(plan),
+        memory_bytes=memory_bytes(plan.product, plan.tile.parts),
     )
 
 
@@ -127,8 +128,8 @@ def sum_work(results: int, parts: int) -> Work:
     )
 
 
-def _memory_bytes(plan: Plan) -> float:
-    product, parts = plan.product, plan.tile.parts
+def memory_bytes(product: Product, parts: int) -> float:
+    """Of the main launch, between L2 and memory."""
     rows, columns, depth = product.rows.size, product.columns.size, product.depth.size
     # a window reads each element as often as it has taps, which counts once
     window = math.prod(product.depth.extents[1:]) if len(product.depth.axes) > 1 else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from tvm import ir, tirx
 
@@ -18,14 +19,15 @@ STEPS = (8, 16)
 as many, where too few threads are resident to cover the loads of the next slice."""
 
 
-@dataclass(frozen=True, slots=True)
+# without slots, which would leave no room for what is computed once: thousands of tiles ask for it
+@dataclass(frozen=True)
 class Group:
     """Iterators that are counted through as one, the last one fastest."""
 
     axes: tuple[ir.Var, ...]
     extents: tuple[int, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.extents)
 
@@ -38,7 +40,7 @@ class Group:
         return point
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Slices:
     """Depth in slices: each has all of the innermost axes and `chunk` steps of the one in front of them.
 
@@ -51,22 +53,22 @@ class Slices:
     """How many of the innermost axes."""
     chunk: int
 
-    @property
+    @cached_property
     def _inner(self) -> Group:
         start = len(self.depth.axes) - self.whole
         return Group(self.depth.axes[start:], self.depth.extents[start:])
 
-    @property
+    @cached_property
     def _outer(self) -> Group:
         end = len(self.depth.axes) - self.whole
         return Group(self.depth.axes[:end], self.depth.extents[:end])
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Of a slice."""
         return self.chunk * self._inner.size
 
-    @property
+    @cached_property
     def count(self) -> int:
         *front, last = self._outer.extents or (1,)
         return math.prod(front) * -(-last // self.chunk)
