@@ -97,12 +97,13 @@ def scaled(plan: Plan, factor: float) -> Plan:
 
 
 def _filled(graph: Graph, names: Sequence[str], bucket_bytes: int) -> Buckets:
-    """In groups of one type and at most so many bytes, but of at least one tensor."""
+    """In groups of one type, each complete as soon as it has so many bytes: a layer's bias goes along
+    with the weights of the one before it."""
     found: list[list[str]] = []
-    filled, dtype = 0, ""
+    filled, dtype = bucket_bytes, ""
     for name in names:
         tensor = graph.tensor[name]
-        if not found or filled + tensor.size_bytes > bucket_bytes or tensor.dtype != dtype:
+        if filled >= bucket_bytes or tensor.dtype != dtype:
             found.append([])
             filled, dtype = 0, tensor.dtype
         found[-1].append(name)
