@@ -66,6 +66,13 @@ def write_result(name: str, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def rows_with_origin(name: str) -> list[dict[str, Any]]:
+    """The same, each with the date and the processor of its measurement."""
+    path = RESULTS / f"{name}.json"
+    record = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    return [{k: record[k] for k in ("date", "processor")} | row for row in record["rows"]]
+
+
 def result_rows(name: str) -> list[dict[str, Any]]:
     """The rows of `benchmarks/results/NAME.json`, if there is one."""
     path = RESULTS / f"{name}.json"

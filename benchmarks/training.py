@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common import result_rows, write_result
+from common import rows_with_origin, write_result
 from training import bf16, limits, memory, pinning, runs, states
 from training.steps import NETWORKS
 
@@ -96,15 +96,15 @@ def run_part(name: str, arguments: argparse.Namespace) -> bool:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if arguments.merge:
-        rows = merged(rows, result_rows(f"training_{name}"))
+        rows = merged(rows, rows_with_origin(f"training_{name}"))
     print("written to", write_result(f"training_{name}", rows))
     return part.passed(rows)
 
 
 def merged(rows: Rows, known: Rows) -> list[dict[str, Any]]:
-    """The rows, in the place of those of the same models, or of none, among the known ones."""
-    models = {row.get("model") for row in rows}
-    return [*(row for row in known if row.get("model") not in models), *rows]
+    """The rows, in the place of those of the same models and targets, or of none, among the known ones."""
+    measured = {(row.get("model"), row.get("target")) for row in rows}
+    return [*(row for row in known if (row.get("model"), row.get("target")) not in measured), *rows]
 
 
 if __name__ == "__main__":

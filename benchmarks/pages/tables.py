@@ -241,16 +241,16 @@ def _bf16_steps() -> list[str]:
     """Steps of bf16 products against float32 ones and against PyTorch's; losses after the same steps."""
     result = read("training_bf16")
     lines = [
-        "| training step | target | fp32, ms | bf16, ms | PyTorch bf16, ms | kernels in bf16 "
+        "| training step | target | processor | fp32, ms | bf16, ms | PyTorch bf16, ms | kernels in bf16 "
         "| loss changed by |",
-        "|---|---|---|---|---|---|---|",
+        "|---" * 8 + "|",
     ]
     for row in result["rows"]:
-        step = f"| {row['model']} | {row['target']} "
+        where = row.get("processor", result["processor"]), row.get("date", result["date"])
+        step = f"| {row['model']} | {row['target']} | {where[0]}, {where[1]} "
         if "ms" in row:
             times = " | ".join(f"{row['ms'][e]:.0f}" for e in ("hybridc", "hybridc_bf16", "torch_bf16"))
             lines.append(f"{step}| {times} | {row['bf16_kernels']} | {row['loss_error']:.1e} |")
         else:
             lines.append(f"{step}| | | | | {row['loss_error']:.1e} |")
-    where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
-    return [f"Training steps with `--precision bf16` ({where}):", "\n".join(lines)]
+    return [f"Training steps with `--precision bf16`, {result['cores']} threads:", "\n".join(lines)]
