@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
     from hybridc.generation import GenerationSession
-    from hybridc.keywords import CompileKeywords, PlanKeywords
+    from hybridc.keywords import CompileKeywords, PlanOnlyKeywords
     from hybridc.options import Amount, EmulatedGpu
     from hybridc.progress import Callback
     from hybridc.results import Compiled, Planned
@@ -82,20 +82,22 @@ def plan(
     *,
     bound_seconds: float | None = None,
     progress: Callback | None = None,
-    **options: Unpack[PlanKeywords],
+    **options: Unpack[PlanOnlyKeywords],
 ) -> Planned:
     """Plan a model without compiling it, which needs no GPU.
 
     `bound_seconds` is effort that tightens the bound on the time of each plan, `Plan.time_bound_us`.
-    `hybridc.keywords.PlanKeywords` lists the options, which are those of `hybridc plan`; the default of
+    `hybridc.keywords.PlanOnlyKeywords` lists the options, which are those of `hybridc plan`; the default of
     `target` is `cuda+avx2`. `progress` is as for `compile`. Raises HybridcError.
     """
     from hybridc.compiler import plan_model
-    from hybridc.keywords import PlanKeywords, options_of
+    from hybridc.keywords import PlanOnlyKeywords, options_of
     from hybridc.progress import listener
 
     given = {**options, "target": options.get("target") or "cuda+avx2"}
-    return plan_model(model, options_of(given, PlanKeywords), listener(progress), bound_seconds=bound_seconds)
+    return plan_model(
+        model, options_of(given, PlanOnlyKeywords), listener(progress), bound_seconds=bound_seconds
+    )
 
 
 @exhaustion_told()
@@ -248,7 +250,7 @@ def plan_training(
     sync_batchnorm: bool = False,
     bound_seconds: float | None = None,
     progress: Callback | None = None,
-    **options: Unpack[PlanKeywords],
+    **options: Unpack[PlanOnlyKeywords],
 ) -> dict[str, Planned]:
     """Plan a training step of an ONNX model without compiling it, which needs no GPU.
 
@@ -256,14 +258,14 @@ def plan_training(
     `accumulate`. What to train is told as for `compile_training`, everything else as for `plan`. Raises
     HybridcError.
     """
-    from hybridc.keywords import PlanKeywords, options_of
+    from hybridc.keywords import PlanOnlyKeywords, options_of
     from hybridc.passes.training.spec import read_spec
     from hybridc.progress import listener
     from hybridc.training.compile import plan_training as plan_step
 
     given = {**options, "target": options.get("target") or "cuda+avx2"}
     spec = read_spec(loss, optimizer, batch, accumulate, freeze, clip_norm, ema, sync_batchnorm)
-    known = options_of(given, PlanKeywords)
+    known = options_of(given, PlanOnlyKeywords)
     return plan_step(model, known, spec, listener(progress), bound_seconds=bound_seconds)
 
 

@@ -19,7 +19,7 @@ from hybridc.calibrate.measurements import with_measurements
 from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_gpu, check_tools, generate_code
 from hybridc.compile_cache import Cache, compile_cache
-from hybridc.errors import ModelError, UsageError
+from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals
 from hybridc.options import CompileOptions, check_bound_seconds, missing_output
 from hybridc.passes.buckets import (
@@ -211,9 +211,6 @@ def _artifact_path(output: str | Path | None, options: CompileOptions) -> Path |
     """Where the artifact goes, once it is checked; None if the compiler stops before there is one."""
     if options.stop_after is not None:
         return None
-    if not options.weights:
-        what = "an artifact holds the values of the weights"
-        raise UsageError("HC500", what, remedy="compile without weights=False, or plan the model")
     if output is None:
         raise missing_output("give `output`, the folder to write, or `stop_after`, the last stage to run")
     check_destination(Path(output))

@@ -1,6 +1,6 @@
 """Options of a compilation as keyword arguments of the Python API.
 
-Every option is named once, here. `hybridc.compile`, `plan` and `compile_training` take them as `**options`;
+Every option is named once, here. `hybridc.compile`, `plan` and the like take them as `**options`;
 the command line stores its own under the same names. An option that is not given has the default of
 `CompileOptions`.
 """
@@ -74,10 +74,15 @@ class PlanKeywords(TypedDict, total=False):
     inputs."""
     profile_kernels: bool | None
     """Whether the planner takes times of kernels measured on this machine instead of predictions."""
-    weights: bool | None
-    """False: do not read weights that are external data; their files need not be there. Not for `compile`."""
     cache: bool | None
     """False: take nothing from the user's cache of earlier compilations, and leave nothing there."""
+
+
+class PlanOnlyKeywords(PlanKeywords, total=False):
+    """What a plan can do without, but code cannot."""
+
+    weights: bool | None
+    """False: do not read weights that are external data; their files need not be there."""
 
 
 class CompileKeywords(PlanKeywords, total=False):

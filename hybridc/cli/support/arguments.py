@@ -335,12 +335,13 @@ def compile_options(arguments: argparse.Namespace, **more: Any) -> CompileOption
 
 def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of a compilation that the command line gives, under the names of `hybridc.keywords`."""
-    from hybridc.keywords import CompileKeywords
+    from hybridc.keywords import CompileKeywords, PlanOnlyKeywords
 
+    known = CompileKeywords.__annotations__.keys() | PlanOnlyKeywords.__annotations__.keys()
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(arguments).items()
-        if name in CompileKeywords.__annotations__
+        if name in known
     }
 
 
