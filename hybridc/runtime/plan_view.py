@@ -39,9 +39,10 @@ class PlanView:
         self._fed = tuple(
             (t, p, self._host_place(t, p, True), self._gpu_places.get((t, True))) for p, t in fed
         )
+        """What may be fed: a tensor, how users know it, and where on the host or the GPU a run reads it."""
         ports = self._interface.outputs + self._interface.counts
         self._result_places = {p.name: self._host_place(self._results[p.name], p, False) for p in ports}
-        """What may be fed: a tensor, how users know it, and where on the host or the GPU a run reads it."""
+        """Where results and counts are on the host, by name; None: they are elsewhere."""
 
     def checked(self, fed: Mapping[str, np.ndarray], sizes: Sequence[int]) -> dict[str, np.ndarray]:
         """By tensor what is fed, and the sizes. Raises UsageError HC560 or HC581 for values that are not

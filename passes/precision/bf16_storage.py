@@ -13,7 +13,7 @@ from hybridc.passes.program.prim_funcs import FunctionTable, origins_of
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
-    is_op,
+    called_function,
     substitute,
     tensor_dtype,
     tensor_shape,
@@ -68,7 +68,7 @@ def _kept(program: Program, data: Mapping[str, int]) -> set[relax.Var]:
     found, others = set[relax.Var](), {v for output in program.outputs for v in variables(output)}
     read = set[relax.Var]()
     for binding in program.bindings:
-        name, operands = _called(binding), variables(binding.value)
+        name, operands = called_function(binding), variables(binding.value)
         if name in reads_once:
             operands = list(binding.value.args[1].fields)
             read.add(operands.pop(data[name]))
@@ -76,10 +76,6 @@ def _kept(program: Program, data: Mapping[str, int]) -> set[relax.Var]:
         if name in writes and tensor_dtype(binding.var) == "float32":
             found.add(binding.var)
     return (found & read) - others
-
-
-def _called(binding: relax.VarBinding) -> str:
-    return str(binding.value.args[0].name_hint) if is_op(binding.value, "call_tir") else ""
 
 
 def _loads(function: tirx.PrimFunc, position: int) -> int:
@@ -119,7 +115,7 @@ def _group(
     conversions: _Conversions,
 ) -> list[relax.VarBinding]:
     """A call, preceded by the widening of its data and followed by the rounding of its result."""
-    name, members = _called(binding), []
+    name, members = called_function(binding), []
     operand = binding.value.args[1].fields[data[name]] if name in data else None
     if operand is not None and operand in stored:
         floats = relax.Var("floats", operand.ty)

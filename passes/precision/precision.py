@@ -23,7 +23,7 @@ from tvm_ffi import structural_equal
 from hybridc.machine import BF16_SPEEDUP, Processor
 from hybridc.options import BF16, FP16, INT8, TF32
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
-from hybridc.passes.program.program import Program, is_op
+from hybridc.passes.program.program import Program, called_function
 from hybridc.passes.schedule import constant_arguments, schedule_requests
 from hybridc.schedules.cpu.core.attention import read_attention
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
@@ -118,7 +118,7 @@ def reduce_step_precision(
         factors = {}
     rounded = set[relax.Var]()
     for binding in program.bindings:
-        read = (factors | in_floats).get(_called(binding))
+        read = (factors | in_floats).get(called_function(binding))
         if read is not None:
             arguments = binding.value.args[1].fields
             rounded |= {arguments[read.left], arguments[read.right]}
@@ -177,13 +177,8 @@ def _rounded_factors(
 
 def _found(program: Program, read: Callable[[str], Factors | str]) -> dict[str, Factors | str]:
     """The factors of all products, or why they have none, by function."""
-    called = dict.fromkeys(filter(None, map(_called, program.bindings)))
+    called = dict.fromkeys(filter(None, map(called_function, program.bindings)))
     return {name: read(name) for name in called if adds_up_products(program.module[name])}
-
-
-def _called(binding: relax.VarBinding) -> str:
-    """The name of the function; empty if none is called."""
-    return str(binding.value.args[0].name_hint) if is_op(binding.value, "call_tir") else ""
 
 
 def _rounded_and_not(found: Mapping[str, Factors | str]) -> tuple[dict[str, Factors], dict[str, str]]:
@@ -205,7 +200,7 @@ def choose_halves(program: Program, rounding_error: float, errors: Errors) -> tu
     PRECISION_NOTE, which says why not. Masks of attention stay float32 (`attention_masks`).
     Raises: what `errors` raises.
     """
-    called = dict.fromkeys(b.value.args[0].name_hint for b in program.bindings if is_op(b.value, "call_tir"))
+    called = dict.fromkeys(filter(None, map(called_function, program.bindings)))
     floats = {
         name: [i for i, p in enumerate(program.module[name].params) if str(p.dtype) == "float32"]
         for name in called

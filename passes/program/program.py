@@ -70,6 +70,11 @@ def is_op(expr: relax.Expr, *names: str) -> bool:
     )
 
 
+def called_function(binding: relax.VarBinding) -> str:
+    """The name of the function that a binding calls; empty if it calls none."""
+    return str(binding.value.args[0].name_hint) if is_op(binding.value, "call_tir") else ""
+
+
 def operator_name(call: relax.Call) -> str:
     """The operator that a call applies, without namespace; the function's, unnumbered, where it calls one."""
     if is_op(call, "call_tir"):
