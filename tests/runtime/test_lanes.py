@@ -16,7 +16,7 @@ from hybridc.errors import DeviceError
 from hybridc.ir import Device
 from hybridc.runtime import load
 from tests.support.artifacts import CPU, SHAPE, Scheduled, hybrid_model, weight_array
-from tests.support.process import becomes_true, running_threads
+from tests.support.process import becomes_true, running_threads, slice_nanoseconds
 
 W = weight_array((8, 8))
 
@@ -70,6 +70,19 @@ def test_sessions_in_several_threads_do_not_block_one_another(hybrid_artifact: P
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(run_often, range(6)))
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_threads_that_issue_work_get_a_core_as_soon_as_they_wake(hybrid_artifact: Path) -> None:
+    usual = slice_nanoseconds(0)
+    if not usual:
+        pytest.skip("the system has no slices of single threads")
+    before = running_threads()
+    with load(hybrid_artifact, threads=1) as opened:
+        opened.run(None, {"the/x": np.zeros(SHAPE, np.float32)})
+        short = [t for t in running_threads() - before if slice_nanoseconds(t) == 100_000]
+    assert len(short) == 3  # of the GPU and of copies both ways
+    assert slice_nanoseconds(0) == usual
 
 
 @pytest.mark.usefixtures("emulated_gpu")

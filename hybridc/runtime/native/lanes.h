@@ -28,6 +28,7 @@
 #include "arrays.h"
 #include "cuda_runtime.h"
 #include "graphs.h"
+#include "threads.h"
 #include "trace.h"
 #include "workers.h"
 
@@ -336,6 +337,7 @@ class Lanes {
 
   void Serve(int64_t lane) {
     LeaveSignals();
+    AskForShortSlice();
     for (uint32_t run = 0;; ++run) {
       run_.wait(run);
       if (is_closing_) return;

@@ -2,19 +2,19 @@
 // where TVM's own pool belongs to whichever thread runs a kernel: that one is kept when the thread has ended, and
 // a forked process, which has none of its threads, waits for them for ever, even at its exit.
 #pragma once
-#include <pthread.h>
 #include <sched.h>
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/error.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "threads.h"
 
 namespace hybridc {
 
@@ -32,14 +32,6 @@ using ParallelLaunch = int (*)(ParallelTask task, void* data, int count);
 extern "C" __attribute__((weak, visibility("default"))) hybridc::ParallelLaunch __TVMBackendParallelLaunch;
 
 namespace hybridc {
-
-// Signals are for the program's own threads, but for faults.
-inline void LeaveSignals() {
-  sigset_t every;
-  sigfillset(&every);
-  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&every, fault);
-  pthread_sigmask(SIG_SETMASK, &every, nullptr);
-}
 
 class Workers {
  public:
